@@ -48,6 +48,7 @@ IMPORTS = {
     "codegen": {"ir", "flow", "resources", "verify"},
     "profile": {"ir", "diagnostics", "errors", "source", "escapes"},
     "predict": {"cost", "errors", "ir", "flow", "lower", "profile", "verify", "garbage"},
+    "orders": {"cost", "flow", "ir", "predict"},
     "measure": {"profile", "output"},
     "trace": {"predict", "profile", "cost", "flow", "ir", "picture", "verify", "diagnostics", "source", "escapes"},
     "recorded_page": {
@@ -60,7 +61,7 @@ IMPORTS = {
     "comparison": {"diagnostics", "elaborate", "errors", "ir", "library", "lower", "request", "source", "syntax"},
     "compilation": {
         *("comparison", "source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify"),
-        *("cost", "picture", "predict", "codegen", "errors", "library", "notebook", "made_once"),
+        *("cost", "picture", "predict", "codegen", "errors", "library", "notebook", "made_once", "orders"),
         *("output", "page", "request", "garbage", "torch_text", "trace"),
     },
     "options": {
@@ -104,19 +105,8 @@ TOOL_ROOMS = ("open", "command", "fail", "record", "loop", "watch", "check", "ru
 
 FILES = {".py", ".j2", ".lark"}
 TOP = (
-    *(
-        ".ci",
-        ".github",
-        "benchmarks",
-        "chimera_ir",
-        "chimera_runtime",
-        "docs",
-        "editors",
-        "examples",
-        "grammar",
-        "templates",
-    ),
-    "tests",
+    *(".ci", ".github", "benchmarks", "chimera_ir", "chimera_runtime", "docs", "editors", "examples", "grammar"),
+    *("templates", "tests"),
 )
 TEXTS = {*FILES, ".md", ".toml", ".txt", ".chim", ".sir", ".err", ".svg", ".json", ""}
 SCHEME_NAMES = {*library.names(), "pipedream", "2bw", "dualpipe", "interleaved", "zb_h1"} - {"chimera"}

@@ -12,12 +12,13 @@ In full, a forward on such a stage keeps its input alone, and recompute is an op
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TypeVar, cast
 
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import FORWARD_OF_INPUT, INPUT, KEPT, RECOMPUTATION
 from chimera_ir.ir.levels import Header, Plan, Planned
-from chimera_ir.ir.ops import Compute, Instruction, Pair
+from chimera_ir.ir.ops import Compute, Instruction, Operation, Pair
 
 Line = TypeVar("Line", bound=Instruction)
 
@@ -29,22 +30,30 @@ def in_full(header: Header, lanes: Iterable[Sequence[Line]]) -> tuple[tuple[Line
     """
     if not header.recomputing:
         return tuple(map(tuple, lanes))
-    return tuple(tuple(cast("Iterator[Line]", _in_full(header, lane))) for lane in lanes)
+    return tuple(tuple(cast("Iterator[Line]", chain.from_iterable(_blocks(header, lane)))) for lane in lanes)
 
 
-def _in_full(header: Header, lane: Sequence[Instruction]) -> Iterator[Instruction]:
+def in_blocks(header: Header, operations: Sequence[Operation]) -> Sequence[tuple[Operation, ...]]:
+    """Each operation as the last of a block: those before it are recomputations that come right before it."""
+    if not header.recomputing:
+        return [(operation,) for operation in operations]
+    return cast("list[tuple[Operation, ...]]", list(_blocks(header, operations)))
+
+
+def _blocks(header: Header, lane: Sequence[Instruction]) -> Iterator[tuple[Instruction, ...]]:
     whole, done = _listed(header, lane), set[tuple[Micro, Stage]]()
     for instruction in lane:
+        first: list[Compute] = []
         for part in _parts(instruction):
             micros = tuple([micro for micro in part.micros if (micro, part.stage) not in done])
             needs = KEPT in part.kind.reads and header.recomputes(part.micros[0], part.stage)
             if needs and _place(header, part) not in whole:
                 done.update((micro, part.stage) for micro in micros)
-                yield from [Compute(RECOMPUTATION, micros, part.stage, part.origin, part.version)] if micros else []
+                first += [Compute(RECOMPUTATION, micros, part.stage, part.origin, part.version)] if micros else []
         if isinstance(instruction, Pair):
-            yield replace(instruction, forward=_kept(header, instruction.forward))
+            yield *first, replace(instruction, forward=_kept(header, instruction.forward))
         else:
-            yield _kept(header, instruction) if isinstance(instruction, Compute) else instruction
+            yield *first, _kept(header, instruction) if isinstance(instruction, Compute) else instruction
 
 
 def forwards_of_clocked(plan: Plan) -> Iterator[Planned]:

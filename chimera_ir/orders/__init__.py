@@ -1,0 +1,1 @@
+"""Orders of operations: the problem that a list schedule or a search solves, and solutions of it."""

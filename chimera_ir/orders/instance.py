@@ -1,0 +1,296 @@
+"""The problem of ordering operations: durations, waits with the delays of messages, and what operations keep.
+
+An instance is made of a plan or of a schedule, and of costs. Its operations are numbered. Times are in whole ticks;
+amounts of memory are in parts of micro-batches, of which a micro-batch has `Header.parts`.
+
+F m0 s0     machine 0   1 tick    waits for -                               keeps +1 from its start
+F m0 s1     machine 1   1 tick    waits for F m0 s0, 3 ticks after its end  keeps +1 from its start
+B m0 s1     machine 1   2 ticks   waits for F m0 s1                         keeps -1 from its end
+B m0 s0     machine 0   2 ticks   waits for F m0 s0, B m0 s1 (3 ticks)      keeps -1 from its end
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import chain
+from math import ceil, lcm
+from typing import NamedTuple
+
+from chimera_ir.cost.durations import Durations, duration_key
+from chimera_ir.flow.engine import play
+from chimera_ir.flow.flow import ABSENT, Flow
+from chimera_ir.flow.live import changes, is_at_end
+from chimera_ir.ir.ids import Worker
+from chimera_ir.ir.kinds import Counted, Resource
+from chimera_ir.ir.levels import Header, Plan, Quantity, Schedule
+from chimera_ir.ir.ops import Message, Operation
+from chimera_ir.ir.recomputation import in_blocks, in_full
+from chimera_ir.predict.charges import Charges
+from chimera_ir.predict.measured import Measured
+
+UNITS = {
+    Quantity.ACTIVATIONS: (Counted.ACTIVATIONS, Counted.OPERANDS),
+    Quantity.HOST: (Counted.HOST,),
+}
+"""The units that count against a bound, for the bounds that the order of operations decides and a schedule shows."""
+
+_FINEST = 10**9
+"""Ticks per second, or a multiple of it, where messages take time: delays are rounded up to a tick."""
+
+
+class Machine(NamedTuple):
+    """A resource of a worker, which runs one operation at a time."""
+
+    worker: Worker
+    resource: Resource
+
+
+class Store(NamedTuple):
+    """A declared bound of a worker: the most parts of micro-batches that it keeps of a quantity."""
+
+    worker: Worker
+    quantity: Quantity
+    limit: int
+
+
+class KeepsChange(NamedTuple):
+    """The change by an operation to what a store keeps: an amount from its start on, and one from its end on."""
+
+    store: int
+    at_start: int
+    at_end: int
+
+
+class Costing(NamedTuple):
+    """The costs under which operations are ordered; messages of ``charges`` take time, without it they are free."""
+
+    durations: Durations
+    charges: Charges | None = None
+
+    @staticmethod
+    def of(durations: Durations, header: Header) -> "Costing":
+        """The costs of a profile with the messages of its cluster, or costs of operations alone."""
+        return Costing(durations, Charges(header, durations.setting) if isinstance(durations, Measured) else None)
+
+
+@dataclass(frozen=True, repr=False)
+class OrderInstance:
+    """The operations of a schedule, and what any order of them must respect.
+
+    ``machines[n]`` is the number in ``places`` of the machine that runs operation n, which takes ``durations[n]`` ticks
+    of length ``tick``. It starts once each operation in ``waits[n]`` is over for as long as ``delays[n]`` says at the
+    same place. ``changes[n]`` are its changes to the ``stores``. ``lanes[w]`` has the operations of worker w that have
+    clocks, in the order of these. ``blocks`` has each operation of a plan with the recomputations that the
+    plan leaves out, which come right before it; a search may move these.
+    """
+
+    header: Header
+    operations: tuple[Operation, ...]
+    blocks: Sequence[tuple[int, ...]]
+    places: tuple[Machine, ...]
+    machines: Sequence[int]
+    tick: Fraction
+    durations: Sequence[int]
+    waits: Sequence[tuple[int, ...]]
+    delays: Sequence[tuple[int, ...]]
+    stores: tuple[Store, ...]
+    changes: Sequence[tuple[KeepsChange, ...]]
+    lanes: tuple[tuple[int, ...], ...]
+
+    def schedule(self, lanes: Sequence[Sequence[int]]) -> Schedule:
+        """The schedule in which worker w runs the operations ``lanes[w]``, by number; it is yet to be verified."""
+        ordered = [[self.operations[number] for number in lane] for lane in lanes]
+        return Schedule(self.header, in_full(self.header, ordered))
+
+    def by_start(self, starts: Sequence[int]) -> list[list[int]]:
+        """The operations of each worker in the order of their starts; of equal starts, that which is over first."""
+        lanes: list[list[int]] = [[] for _ in range(self.header.workers)]
+        for number in sorted(range(len(starts)), key=lambda n: (starts[n], self.durations[n])):
+            lanes[self.places[self.machines[number]].worker].append(number)
+        return lanes
+
+    def starts(self, lanes: Sequence[Sequence[int]]) -> list[int] | None:
+        """The earliest start of each operation, in ticks, with these lanes; None if they close a cycle.
+
+        An operation follows the one before it in its lane that occupies the lane, and the one before it on its machine.
+        """
+        waits = list(self.waits)
+        after = [list(delays) for delays in self.delays]
+        for number, others in self._queued(lanes):
+            waits[number] = (*waits[number], *others)
+            after[number] += [0] * len(others)
+        played = play(lanes, self.waits)
+        if len(played.order) < len(self.operations):
+            return None
+        starts = [0] * len(self.operations)
+        ends = [0] * len(self.operations)
+        for number in played.order:
+            begun = [ends[other] + delay for other, delay in zip(waits[number], after[number], strict=True)]
+            starts[number] = max(begun, default=0)
+            ends[number] = starts[number] + self.durations[number]
+        return starts
+
+    def makespan(self, starts: Sequence[int]) -> int:
+        """The end of the last operation, in ticks."""
+        return max(map(sum, zip(starts, self.durations, strict=True)), default=0)
+
+    def _queued(self, lanes: Sequence[Sequence[int]]) -> Iterator[tuple[int, tuple[int, ...]]]:
+        for lane in lanes:
+            last: dict[Resource, int] = {}
+            for number in lane:
+                resource = self.places[self.machines[number]].resource
+                needed = dict.fromkeys((Resource.LANE, resource))
+                yield number, tuple(last[before] for before in needed if before in last)
+                last[resource] = number
+
+
+def instance_of(level: Plan | Schedule, costing: Costing) -> OrderInstance:
+    """The instance of a complete level; operations keep the order of the plan, or of the lanes.
+
+    Raises `KeyError` if an operation is missing that another one needs: the level was not verified.
+    """
+    if isinstance(level, Schedule):
+        blocks = in_blocks(level.header, list(chain.from_iterable(level.lanes)))
+        workers = [Worker(w) for w, lane in enumerate(level.lanes) for _ in lane]
+        return _instance(level.header, blocks, workers, range(len(blocks)), costing)
+    blocks = in_blocks(level.header, [planned.operation for planned in level.operations])
+    by_clock = sorted(range(len(blocks)), key=lambda place: level.operations[place].clock)
+    return _instance(level.header, blocks, [planned.worker for planned in level.operations], by_clock, costing)
+
+
+def _instance(
+    header: Header,
+    blocks: Sequence[tuple[Operation, ...]],
+    workers_of_blocks: Sequence[Worker],
+    by_clock: Iterable[int],
+    costing: Costing,
+) -> OrderInstance:
+    """The instance of operations in ``blocks``; ``by_clock`` are the blocks with clocks, in the order of these."""
+    operations = tuple(chain.from_iterable(blocks))
+    workers = [worker for worker, block in zip(workers_of_blocks, blocks, strict=True) for _ in block]
+    numbers = iter(range(len(operations)))
+    numbered = [tuple(next(numbers) for _ in block) for block in blocks]
+    lanes: list[list[int]] = [[] for _ in range(header.workers)]
+    for place in by_clock:
+        lanes[workers_of_blocks[place]] += numbered[place]
+    waits = list(map(Flow(header, enumerate(operations)).needs, operations))
+    if ABSENT in chain.from_iterable(waits):
+        raise KeyError("an operation is missing; only a complete level can be ordered")
+    places = {Machine(Worker(w), Resource.LANE): w for w in range(header.workers)}
+    machines = [
+        places.setdefault(Machine(worker, operation.kind.occupies), len(places))
+        for worker, operation in zip(workers, operations, strict=True)
+    ]
+    tick, durations = _ticks(header, operations, costing)
+    stores = tuple(
+        Store(Worker(worker), bound.quantity, limit * header.parts)
+        for bound in header.bounds
+        if bound.quantity in UNITS
+        for worker, limit in enumerate(bound.limits)
+    )
+    return OrderInstance(
+        header=header,
+        operations=operations,
+        blocks=numbered,
+        places=tuple(places),
+        machines=machines,
+        tick=tick,
+        durations=durations,
+        waits=waits,
+        delays=_delays(header, operations, workers, waits, costing, tick),
+        stores=stores,
+        changes=_changes(header, operations, workers, stores),
+        lanes=tuple(map(tuple, lanes)),
+    )
+
+
+def _ticks(header: Header, operations: Iterable[Operation], costing: Costing) -> tuple[Fraction, Sequence[int]]:
+    """The tick, of which every duration is a multiple, and the duration of every operation in ticks."""
+    tick = costing.durations.tick(header)
+    if costing.charges is not None:
+        tick = Fraction(1, lcm(tick.denominator, _FINEST))
+    lengths: dict[object, int] = {}
+
+    def length(operation: Operation) -> int:
+        key = duration_key(operation, header.slices)
+        if key not in lengths:
+            lengths[key] = int(costing.durations.duration(operation, header) / tick)
+        return lengths[key]
+
+    return tick, list(map(length, operations))
+
+
+def _delays(
+    header: Header,
+    operations: Sequence[Operation],
+    workers: Sequence[Worker],
+    waits: Sequence[tuple[int, ...]],
+    costing: Costing,
+    tick: Fraction,
+) -> Sequence[tuple[int, ...]]:
+    """The delay of each wait in ticks: the time of the longest message between the two, rounded up."""
+    charges = costing.charges
+    if charges is None:
+        none = [(0,) * count for count in range(1 + max(map(len, waits), default=0))]
+        return [none[len(others)] for others in waits]
+    message_time = _message_time(header, charges)
+    ticks: dict[object, int] = {}
+
+    def delay(other: int, number: int) -> int:
+        source, target = workers[other], workers[number]
+        if source == target:
+            return 0
+        before, after = operations[other], operations[number]
+        slices = header.slices
+        key = source, target, duration_key(before, slices), duration_key(after, slices)
+        if key not in ticks:
+            ticks[key] = ceil(message_time(before, after, source, target) / tick)
+        return ticks[key]
+
+    return [tuple(delay(other, number) for other in others) for number, others in enumerate(waits)]
+
+
+def _message_time(header: Header, charges: Charges) -> Callable[[Operation, Operation, Worker, Worker], Fraction]:
+    """The function that gives the time of the longest message from an operation to one of another worker."""
+
+    def between(before: Operation, after: Operation, source: Worker, target: Worker) -> Fraction:
+        link = charges.link(source, target)
+        times = [
+            Fraction(link.message(charges.size(Message(part.micros, part.stage, reader, value))))
+            for part in before.parts
+            for value in part.kind.hands_on
+            for reader in header.readers(value, part.stage)
+            if any(reader == other.stage and value in other.kind.reads for other in after.parts)
+        ]
+        return max(times, default=Fraction(0))
+
+    return between
+
+
+def _changes(
+    header: Header,
+    operations: Sequence[Operation],
+    workers: Sequence[Worker],
+    stores: Sequence[Store],
+) -> Sequence[tuple[KeepsChange, ...]]:
+    """The changes by each operation to the stores of its worker."""
+    quantities = tuple(dict.fromkeys(store.quantity for store in stores))
+    if not quantities:
+        return [()] * len(operations)
+    store_of = {(store.worker, store.quantity): number for number, store in enumerate(stores)}
+    effects: dict[object, tuple[KeepsChange, ...]] = {}
+
+    def of_worker(operation: Operation, worker: Worker) -> tuple[KeepsChange, ...]:
+        kinds = tuple((part.kind, len(part.micros), part.micros[0] % header.slices) for part in operation.parts)
+        key = worker, kinds
+        if key not in effects:
+            amounts = {quantity: [0, 0] for quantity in quantities}
+            for quantity, pair in amounts.items():
+                for _, unit, amount in changes(header, operation.parts, UNITS[quantity]):
+                    pair[is_at_end(unit, amount)] += amount
+            effects[key] = tuple(
+                KeepsChange(store_of[worker, quantity], *pair) for quantity, pair in amounts.items() if any(pair)
+            )
+        return effects[key]
+
+    return list(map(of_worker, operations, workers))
