@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from chimera_ir.compilation import Compilation
     from chimera_ir.errors import CompileError
+    from chimera_ir.ir.levels import Schedule
     from chimera_ir.options import Options, compile
     from chimera_ir.source import Source
     from chimera_ir.sweeps.sweep import sweep
 
-__all__ = ["Compilation", "CompileError", "Options", "Source", "__version__", "compile", "sweep"]
+__all__ = ["Compilation", "CompileError", "Options", "Schedule", "Source", "__version__", "compile", "sweep"]
 
 __version__ = "0.1.0"
 
@@ -26,6 +27,7 @@ _HOMES = {
     "compile": "options",
     "CompileError": "errors",
     "Options": "options",
+    "Schedule": "ir.levels",
     "Source": "source",
     "sweep": "sweeps.sweep",
 }

@@ -108,8 +108,10 @@ def produce(compilation: Compilation, wanted: Level | None, details: bool = Fals
 
     ``details`` adds the tables of all figures to the text of a whole compilation.
 
-    Raises `CompileError` if a level cannot be made.
+    Raises `CompileError` if a level cannot be made, or if the program must fit and does not.
     """
+    if compilation.request.require_fit:
+        _ = compilation.verified
     if wanted is not None:
         return _text(compilation, wanted), None
     shown, header = _screen(compilation, details), compilation.schedule.header

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from chimera_ir.diagnostics.catalogue.program import NothingTrained
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
@@ -26,6 +26,7 @@ from chimera_ir.ir.streams import PlanStream, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.printer import kinds_line
 from chimera_ir.made_once import level as _level
 from chimera_ir.request import Request, groups, parsed
+from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 
 if TYPE_CHECKING:
@@ -38,6 +39,13 @@ if TYPE_CHECKING:
     from chimera_ir.predict.replay import Replay
     from chimera_ir.predict.summary import Summary
     from chimera_ir.verify.verify import Checked, ProvenScripts, Verified
+
+
+class Requesting(Protocol):
+    """Options that make the request to compile a source, as `Options` do."""
+
+    def request(self, source: Source, settings: Mapping[str, int]) -> Request:
+        """The request to compile ``source`` with these ``settings`` of parameters."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -61,6 +69,25 @@ class Compilation:
     request: Request
     warn: Callable[[Diagnostic], None] = lambda _: None
     tell: Callable[[str], None] = lambda _: None
+
+    @classmethod
+    def of(cls, level: Text, options: Requesting | None = None) -> "Compilation":
+        """The compilation of a level that another program has made, such as one of `Schedule.from_lanes`.
+
+        It is that of the level's text, which diagnostics quote; ``options`` are `Options`. The level is proven like any
+        other text.
+
+        Examples
+        --------
+        >>> from chimera_ir import Schedule
+        >>> c = Compilation.of(Schedule.from_lanes([["F m0 s0", "B m0 s0"], ["F m0 s1", "B m0 s1"]]))
+        >>> c, c.timeline.makespan
+        (<Compilation of by_hand.sir>, Fraction(6, 1))
+        """
+        from chimera_ir.ir.text.printer import show
+
+        source = Source(f"{level.header.scheme}.sir", show(level))
+        return cls(options.request(source, {}) if options else Request(source))
 
     @property
     def scheme(self) -> Scheme:
@@ -89,8 +116,15 @@ class Compilation:
         """Everything that each worker does: compute, messages, gradient sums, updates; `verified` has the proofs."""
         return self.verified.level
 
-    @_level
+    @property
     def verified(self) -> "Verified":
+        """The program with the proof of every rule; one that must fit is refused if a worker lacks the memory."""
+        if self.request.require_fit and self.prediction:
+            self.prediction.require_fit(self.request.source.name)
+        return self._proven
+
+    @_level
+    def _proven(self) -> "Verified":
         """The program with the proof of every rule."""
         from chimera_ir.cost.simulate import ticks
         from chimera_ir.lower.lower import lower
@@ -190,7 +224,7 @@ class Compilation:
         """The time and the memory that the program takes on the cluster; None where no profile is given."""
         if (forecast := self.forecast) is None:
             return None
-        program = self.verified.program
+        program = self._proven.program
         self.tell("predicting time and memory")
         return forecast.of(program)
 

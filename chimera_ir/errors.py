@@ -92,6 +92,18 @@ class NoSuchLevel(CompileError):
         return f"{self.text} enters below the level {self.level}; ask for a later one"
 
 
+class DoesNotFit(CompileError):
+    """A worker needs more memory than the cluster file says it has, and `Options.require_fit` asks for a fit."""
+
+    def __init__(self, text: str, worker: int, needed: int, available: int) -> None:
+        self.text, self.worker, self.needed, self.available = text, worker, needed, available
+        super().__init__(text, worker, needed, available)
+
+    def __str__(self) -> str:
+        needs = f"worker {self.worker} needs {self.needed:,} bytes, and the cluster file has {self.available:,} for it"
+        return f"{self.text} does not fit: {needs}"
+
+
 class TooLarge(CompileError):
     """An IR text, or the baseline of the report, is larger than a limit."""
 

@@ -33,7 +33,7 @@ Spell = Callable[[str], str]
 
 _LAYOUTS = ("pipeline", "replica")
 _COMMUNICATORS = tuple(choice.value for choice in Communicators)
-_PREDICTING = ("profile", "cluster", "copies", "micro_batch_size", "layout", "split", "shard_optimizer")
+_PREDICTING = ("profile", "cluster", "copies", "micro_batch_size", "layout", "split", "shard_optimizer", "require_fit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,9 @@ class Options:
         Whether the replicas of a stage share the optimizer's state, as with ``--shard-optimizer`` of train.py.
     split
         The first layer of each stage, for a profile of layers; by default the slowest stage is as fast as possible.
+    require_fit
+        Whether the program, and every level that is made of it, is refused with `DoesNotFit` if a worker needs more
+        memory than the cluster file says it has.
     against
         What the report compares with, in place of the library's baseline: a scheme's name, the path of a .chim, .sir or
         .csv file, or a `Source`. It is compiled for as many workers and micro-batches.
@@ -92,6 +95,7 @@ class Options:
     layout: Literal["pipeline", "replica"] | None = None
     shard_optimizer: bool = False
     split: Sequence[int] | None = None
+    require_fit: bool = False
     against: str | PathLike[str] | Source | None = None
     max_operations: int = MAX_OPERATIONS
     library: Sequence[str | PathLike[str]] = ()
@@ -113,6 +117,7 @@ class Options:
         _require(self.layout in (None, *_LAYOUTS), "layout", self.layout, f"it is one of {', '.join(_LAYOUTS)}")
         sharded = self.shard_optimizer
         _require(isinstance(sharded, bool), "shard_optimizer", sharded, "it is True or False")
+        _require(isinstance(self.require_fit, bool), "require_fit", self.require_fit, "it is True or False")
         listed = isinstance(self.split, Sequence) and not isinstance(self.split, str)
         listed = listed and all(type(layer) is int for layer in self.split or ())
         _require(self.split is None or listed, "split", self.split, "it is a list of layers, as in [0, 9, 17, 25]")
@@ -179,6 +184,7 @@ class Options:
             self.ties(),
             self._against(spell),
             Communicators(self.communicators or Communicators.DIRECTED),
+            self.require_fit,
         )
 
     def _against(self, spell: Spell) -> Source | None:

@@ -35,7 +35,8 @@ class Request:
     must finish with the ``communicators``.
 
     With a ``forecast`` the durations come from its profile instead of ``costs``, and the report has a prediction.
-    ``against`` is what the report compares with, if not with the library's baseline.
+    ``against`` is what the report compares with, if not with the library's baseline. With ``require_fit`` a program
+    whose workers lack the memory is refused.
     """
 
     source: Source
@@ -47,6 +48,7 @@ class Request:
     ties: tuple[Tie, ...] = ()
     against: Source | None = None
     communicators: Communicators = Communicators.DIRECTED
+    require_fit: bool = False
 
     @property
     def cost_model(self) -> "Forecast | Costs":

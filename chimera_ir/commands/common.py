@@ -16,7 +16,7 @@ import click
 
 from chimera_ir.commands.sections import colored
 from chimera_ir.diagnostics.suggest import closest
-from chimera_ir.errors import CompileError, TextError
+from chimera_ir.errors import CompileError, DoesNotFit, TextError
 from chimera_ir.escapes import visible_lines
 
 WRONG_TEXT = 1
@@ -173,6 +173,9 @@ def _status(command: click.Command, name: str) -> Any:
         if sys.stderr.isatty():
             click.echo(f"\nmore on this message: chimera explain {error.diagnostics[0].code}", err=True)
         return WRONG_TEXT
+    except DoesNotFit as error:
+        _show(click.ClickException(str(error)))
+        return DOES_NOT_FIT
     except CompileError as error:
         _show(WrongCommand(str(error)))
         return WRONG_COMMAND

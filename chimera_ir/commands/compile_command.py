@@ -112,7 +112,8 @@ compiling = all_of(
     sections={
         "Common options": "--set --out --emit --against --list",
         "The schedule": "--cost --recompute --sync --tied --communicators",
-        "A prediction in seconds": "--profile --cluster --micro-batch-size --copies --split --layout --shard-optimizer",
+        "A prediction in seconds": "--profile --cluster --micro-batch-size --copies --split --layout --shard-optimizer "
+        "--require-fit",
         "Output": "--html --details --json --table --quiet",
     },
 )
@@ -153,6 +154,7 @@ compiling = all_of(
     metavar="0,L,..",
     help="First layer of each stage, for a profile of layers [default: the slowest stage is the fastest].",
 )
+@click.option("--require-fit", is_flag=True, help="Print and write nothing if a worker lacks memory: exit status 3.")
 @click.option(
     "--against",
     metavar="SCHEME",
@@ -185,9 +187,9 @@ def compile_command(
     SCHEME is a .chim file, an IR text (.sir), a schedule of torch.distributed.pipelining (.csv), or the name of
     a library scheme (--list); - reads such a text from standard input.
 
-    Exit status: 0 compiled and verified; 1 something is wrong in the text, 2 on the command line; 3 compiled and
-    written, but a worker needs more memory than the cluster has; 70 something is wrong in the compiler; 130
-    interrupted.
+    Exit status: 0 compiled and verified; 1 something is wrong in the text, 2 on the command line; 3 a worker needs
+    more memory than the cluster has (written all the same, unless --require-fit is given); 70 something is wrong in
+    the compiler; 130 interrupted.
     """
     if listing:
         further = library.further(options["library"], as_written("library"))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Clock, Micro, Stage, Version, WeightGroup, Worker
@@ -13,6 +13,9 @@ from chimera_ir.ir.kinds import Kind, Readers, Resource, Value, all_kinds, value
 from chimera_ir.ir.lane_parts import LaneParts, parts_of
 from chimera_ir.ir.one_line import OneLine
 from chimera_ir.source import Span
+
+if TYPE_CHECKING:
+    from chimera_ir.ir.given_lanes import Given
 
 MAX_WORKERS = MAX_STAGES = 1 << 16
 MAX_MICRO_BATCHES = 1 << 20
@@ -337,6 +340,31 @@ class Schedule(OneLine):
 
     header: Header
     lanes: tuple[tuple[ops.Operation, ...], ...]
+
+    @staticmethod
+    def from_lanes(
+        lanes: "Iterable[Iterable[Given]]", like: Header | None = None, *, name: str = "by_hand"
+    ) -> "Schedule":
+        """The schedule in which worker w runs the operations ``lanes[w]`` in their order.
+
+        An operation is one of another schedule, or its line in IR text, ``"F m0 s1"``. The header is ``like``. Without
+        it, it follows from the lanes, is called ``name`` and has as many pipes as there are ways in which stages are
+        placed on workers; its micro-batches are whole, and it declares no bounds. Nothing is verified:
+        `Compilation.of` does that.
+
+        Raises `OptionError` if no header follows from the lanes, and `TextError` with the mistakes of their texts.
+
+        Examples
+        --------
+        >>> schedule = Schedule.from_lanes([["F m0 s0", "B m0 s0"], ["F m0 s1", "B m0 s1"]])
+        >>> schedule
+        <Schedule of by_hand(D=2, N=1): 2 workers, 2 stages, 1 micro-batch>
+        >>> Schedule.from_lanes(schedule.lanes, schedule.header) == schedule
+        True
+        """
+        from chimera_ir.ir.given_lanes import schedule_of
+
+        return schedule_of(lanes, like, name)
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from chimera_ir.cost.curves import WorkerBytes
 from chimera_ir.cost.number_text import number, rounded, seconds
 from chimera_ir.cost.report import group_entries
-from chimera_ir.errors import WrongOption
+from chimera_ir.errors import DoesNotFit, WrongOption
 from chimera_ir.ir.levels import Header, Program, Quantity, Schedule
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, view_of
 from chimera_ir.lower.lower import lower
@@ -59,6 +59,12 @@ class Prediction:
     def available(self) -> int:
         """Bytes that a worker has for the model."""
         return self.setting.cluster.memory - self.setting.cluster.reserved
+
+    def require_fit(self, text: str) -> None:
+        """Raises `DoesNotFit`, which calls the program ``text``, if a worker needs more memory than it has."""
+        needs = [need.total for need in self.memory]
+        if (most := max(needs)) > self.available:
+            raise DoesNotFit(text, needs.index(most), most, self.available)
 
     def bytes_of(self, worker: int) -> WorkerBytes:
         """Bytes of a worker: all that it needs but activations, and the sizes of what operations keep and free."""
