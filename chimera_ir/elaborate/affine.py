@@ -22,7 +22,7 @@ from math import gcd, lcm
 from typing import assert_never, cast
 
 from chimera_ir.diagnostics.catalogue import endless as say
-from chimera_ir.diagnostics.catalogue.values import BadDivisor, BadShare, Called, Overflow, Values
+from chimera_ir.diagnostics.catalogue.values import BadDivisor, BadShare, Called, NoSuchEntry, Overflow, Values
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.elaborate.builtins import BUILTINS, COMPARE, LOGIC, shareable
 from chimera_ir.elaborate.evaluate import LIMIT, Fault, Scope
@@ -173,6 +173,12 @@ class _Laws:
         fold, period = self.of_growing[name], self._period(node, arguments)
         return reduce(lambda extreme, argument: fold(extreme, argument, period), arguments)
 
+    def lookup(self, node: ast.Lookup, position: Law) -> Law:
+        table = node.table.text
+        if position.increment:
+            raise self._fault(say.GrowingPosition, node, table=table)
+        return self._pointwise(node, partial(self._entry, node, self.scope.tables[table]), [position])
+
     def call(self, node: ast.Call, arguments: Sequence[Law]) -> Law:
         function = self.scope.functions[node.function.text]
         key = tuple(arguments), self.most, bool(self.of_growing)
@@ -232,6 +238,11 @@ class _Laws:
             total, parts, part = arguments
             raise self._fault(BadShare, node, total=total, parts=parts, part=part)
         return BUILTINS[name].apply(*arguments)
+
+    def _entry(self, node: ast.Lookup, entries: Sequence[int], position: int) -> int:
+        if not 0 <= position < len(entries):
+            raise self._fault(NoSuchEntry, node, table=node.table.text, position=position, entries=len(entries))
+        return entries[position]
 
     def _pointwise(self, node: ast.Expression, apply: Callable[..., int], laws: Sequence[Law]) -> Law:
         """The law of ``apply`` on the values of ``laws``, all of which repeat."""

@@ -10,11 +10,19 @@ Values stay within 64 bits, or a ``Fault`` is raised.
 
 from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, assert_never, cast
 
-from chimera_ir.diagnostics.catalogue.values import BadDivisor, BadShare, Called, Instance, Overflow, Values
+from chimera_ir.diagnostics.catalogue.values import (
+    BadDivisor,
+    BadShare,
+    Called,
+    Instance,
+    NoSuchEntry,
+    Overflow,
+    Values,
+)
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.builtins import ARITHMETIC, BUILTINS, COMPARE, DIVISIONS, shareable
 from chimera_ir.elaborate.formulas import Part, walk
@@ -73,35 +81,44 @@ class CompiledFunction:
 class Scope:
     """The meaning of the names in a formula: fixed values, variables by their slot in the frame, functions.
 
-    ``formulas`` are names for formulas over the variables and other names.
+    ``formulas`` are names for formulas over the variables and other names; ``tables`` have the entries of tables.
     """
 
     values: Mapping[str, int]
     functions: Mapping[str, CompiledFunction]
     slots: Mapping[str, int]
     formulas: Mapping[str, ast.Expression] = field(default_factory=dict)
+    tables: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def with_value(self, name: str, value: int) -> "Scope":
         """This scope with a further fixed value; no mapping is copied, as a scheme may have thousands of values."""
         return replace(self, values=ChainMap({name: value}, cast("dict[str, int]", self.values)))
 
-    def with_formula(self, name: str, formula: ast.Expression) -> "Scope":
-        """This scope with a name for a formula."""
-        return replace(self, formulas={**self.formulas, name: formula})
+    def with_names(self, formulas: Mapping[str, ast.Expression], tables: dict[str, tuple[int, ...]]) -> "Scope":
+        """This scope with names for formulas, and with further tables."""
+        return replace(
+            self, formulas=formulas, tables=ChainMap(tables, cast("dict[str, tuple[int, ...]]", self.tables))
+        )
 
     def with_variables(self, *names: str) -> "Scope":
         """This scope with variables, whose values a frame has in the same order."""
         return replace(self, slots={name: slot for slot, name in enumerate(names)})
 
     def values_in(self, expression: ast.Expression, frame: Frame) -> Values:
-        """The names in an expression with their values; the values of variables are in ``frame``."""
-        names = dict.fromkeys(node.text for node in ast.walk(expression) if isinstance(node, ast.Name))
-        return tuple((name, self._value(name, frame)) for name in names)
+        """The names in an expression with their values; the values of variables are in ``frame``.
 
-    def _value(self, name: str, frame: Frame) -> int:
+        A name whose formula has no value there is left out.
+        """
+        names = dict.fromkeys(node.text for node in ast.walk(expression) if isinstance(node, ast.Name))
+        values = ((name, self._value(name, frame)) for name in names)
+        return tuple((name, value) for name, value in values if value is not None)
+
+    def _value(self, name: str, frame: Frame) -> int | None:
         if name in self.slots:
             return frame[self.slots[name]]
-        return compiled(self.formulas[name], self)(frame) if name in self.formulas else self.values[name]
+        with suppress(Fault):
+            return compiled(self.formulas[name], self)(frame) if name in self.formulas else self.values[name]
+        return None
 
 
 def evaluate(expression: ast.Expression, scope: Scope, instance: Instance) -> int:
@@ -205,6 +222,17 @@ class _Closures:
 
         formula = share if name == "share" else lambda frame: apply(*[formula(frame) for formula in formulas])
         return self._folded(formula, *arguments)
+
+    def lookup(self, node: ast.Lookup, position: _Closure) -> _Closure:
+        entries, place = self.scope.tables[node.table.text], position.formula
+
+        def entry(frame: Frame) -> int:
+            number = place(frame)
+            if 0 <= number < len(entries):
+                return entries[number]
+            raise self._fault(NoSuchEntry, node, frame, node.table.text, number, len(entries))
+
+        return self._folded(entry, position)
 
     def call(self, node: ast.Call, arguments: Sequence[_Closure]) -> _Closure:
         name, formulas = node.function.text, [argument.formula for argument in arguments]

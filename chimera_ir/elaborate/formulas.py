@@ -54,6 +54,9 @@ class Domain(Protocol[Part]):
     def builtin(self, node: ast.Call, arguments: Sequence[Part]) -> Part:
         """A call of a builtin function."""
 
+    def lookup(self, node: ast.Lookup, position: Part) -> Part:
+        """The entry of a table at a position."""
+
     def call(self, node: ast.Call, arguments: Sequence[Part]) -> Part:
         """A call of a function of the scheme; a fault in the function names the call."""
 
@@ -80,6 +83,8 @@ def walk(node: ast.Expression, domain: Domain[Part]) -> Part:
         case ast.Call():
             arguments = [walk(argument, domain) for argument in node.arguments]
             return (domain.builtin if node.function.text in BUILTINS else domain.call)(node, arguments)
+        case ast.Lookup():
+            return domain.lookup(node, walk(node.position, domain))
         case _:
             assert_never(node)
 

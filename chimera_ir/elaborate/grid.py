@@ -91,6 +91,12 @@ class _Columns:
             raise UndefinedOnGrid
         return self._applied(BUILTINS[name].apply, *arguments)
 
+    def lookup(self, node: ast.Lookup, position: _Column) -> _Column:
+        entries = self.scope.tables[node.table.text]
+        if not 0 <= min(position.values, default=0) <= max(position.values, default=0) < len(entries):
+            raise UndefinedOnGrid
+        return self._applied(entries.__getitem__, position)
+
     def call(self, node: ast.Call, arguments: Sequence[_Column]) -> _Column:
         function = self.scope.functions[node.function.text]
         return walk(function.definition.body, replace(self, names=function.bound(arguments)))

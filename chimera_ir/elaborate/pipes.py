@@ -121,6 +121,7 @@ def _shape(pipe: ast.PipeBlock, name: str, scope: Scope) -> Shape:
     """The shape of a pipe; raises ``Rejected`` for its first range without a value."""
     clauses, instance = pipe.clauses, Instance(name)
     stages = next(clause for clause in clauses if isinstance(clause, ast.Stages))
+    scope = _named(clauses, stages, scope, instance)
     micros = next(clause for clause in clauses if isinstance(clause, ast.Micros))
     stage_range = _range(stages.range, scope, instance, MAX_STAGES, "stage")
     step = 1 if micros.step is None else evaluate(micros.step, scope, instance)
@@ -136,13 +137,27 @@ def _shape(pipe: ast.PipeBlock, name: str, scope: Scope) -> Shape:
         recompute=next((clause for clause in clauses if isinstance(clause, ast.Recompute)), None),
         syncs=tuple(clause for clause in clauses if isinstance(clause, ast.Sync)),
         reads=next((clause for clause in clauses if isinstance(clause, ast.Reads)), None),
-        scope=scope if stages.worker is None else scope.with_formula(stages.worker.text, stages.place),
+        scope=scope,
         stage_range=stage_range,
         micro_range=micro_range,
         steps=micro_range[::step],
         cut=cut,
         slices=1 if cut is None else _slice_count(cut, scope, instance),
     )
+
+
+def _named(clauses: Iterable[ast.Clause], stages: ast.Stages, scope: Scope, instance: Instance) -> Scope:
+    """The scope with the names that lines of a pipe define; raises ``Rejected`` for a table without values."""
+    worker = stages.worker
+    formulas = {} if worker is None else {worker.text: stages.place}
+    tables: dict[str, tuple[int, ...]] = {}
+    named = scope.with_names(formulas, tables)
+    for let in (clause for clause in clauses if isinstance(clause, ast.Let)):
+        if isinstance(let.value, ast.NumberTable):
+            tables[let.name.text] = tuple(evaluate(entry, named, instance) for entry in let.formulas)
+        else:
+            formulas[let.name.text] = let.value
+    return named
 
 
 def _slice_count(cut: ast.Slices, scope: Scope, instance: Instance) -> int:

@@ -84,14 +84,15 @@ def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals
 class _GlobalsEvaluator:
     """Evaluates the lines from top to bottom.
 
-    ``scope`` refers to ``values`` and ``functions``, which grow, and to units, which the checker leaves to bounds in
-    bytes. A parameter has the value in ``settings``, or else its default.
+    ``scope`` refers to ``values``, ``tables`` and ``functions``, which grow, and to units, which the checker leaves to
+    bounds in bytes. A parameter has the value in ``settings``, or else its default.
     """
 
     def __init__(self, scheme: ast.Scheme, settings: Mapping[str, int]) -> None:
         self.values: dict[str, int] = {}
         self.functions: dict[str, CompiledFunction] = {}
-        self.scope = Scope(ChainMap(self.values, UNITS), self.functions, {})
+        self.tables: dict[str, tuple[int, ...]] = {}
+        self.scope = Scope(ChainMap(self.values, UNITS), self.functions, {}, tables=self.tables)
         self.workers: int | None = None
         self.workers_span = scheme.name.span
         self.limits: list[ast.Memory] = []
@@ -107,8 +108,11 @@ class _GlobalsEvaluator:
     def read(self, item: ast.Item) -> None:
         match item:
             case ast.Let(name, value):
-                self.values[name.text] = self._value(value)
-                self._parameters_of[name.text] = self._depends(value)
+                if isinstance(value, ast.NumberTable):
+                    self.tables[name.text] = tuple(map(self._value, value.entries))
+                else:
+                    self.values[name.text] = self._value(value)
+                self._parameters_of[name.text] = reduce(or_, map(self._depends, item.formulas))
             case ast.Function(name, parameters, body):
                 inner = self.scope.with_variables(*(word.text for word in parameters))
                 self.functions[name.text] = CompiledFunction(item, compiled(body, inner))
@@ -144,8 +148,7 @@ class _GlobalsEvaluator:
 
     def _depends(self, expression: ast.Expression) -> int:
         """The parameters that an expression depends on, directly or through the names in it, as a set of bits."""
-        names = (node.text for node in ast.walk(expression) if isinstance(node, ast.Name))
-        return reduce(or_, (self._parameters_of.get(name, 0) for name in names), 0)
+        return reduce(or_, (self._parameters_of.get(name, 0) for name in ast.names_in(expression)), 0)
 
     def _value(self, expression: ast.Expression) -> int:
         """The value of an expression; if it has none, raises the diagnostics so far or, if there are none, why."""

@@ -73,6 +73,13 @@ class Call(SyntaxNode):
     arguments: tuple["Expression", ...]
 
 
+class Lookup(SyntaxNode):
+    """An entry of a table in a formula, ``table[position]``, counted from 0."""
+
+    table: Word
+    position: "Expression"
+
+
 class Minus(SyntaxNode):
     """The negative of an operand, as in ``-m``."""
 
@@ -116,7 +123,25 @@ class Choice(SyntaxNode):
     otherwise: "Expression"
 
 
-Expression = Integer | Name | Call | Minus | Binary | Comparison | Not | Logical | Choice
+Expression = Integer | Name | Call | Lookup | Minus | Binary | Comparison | Not | Logical | Choice
+
+
+class NumberTable(SyntaxNode):
+    """``[a, b, ..]``, the numbers of a table."""
+
+    entries: tuple[Expression, ...]
+
+
+class Let(SyntaxNode):
+    """The line ``let name = value``, of the scheme or of a pipe: a value, a formula or a table with a name."""
+
+    name: Word
+    value: Expression | NumberTable
+
+    @property
+    def formulas(self) -> tuple[Expression, ...]:
+        """The formulas that make the value: of a table, one for each entry."""
+        return self.value.entries if isinstance(self.value, NumberTable) else (self.value,)
 
 
 class Range(SyntaxNode):
@@ -214,7 +239,7 @@ class Sync(SyntaxNode):
     guard: Expression | None
 
 
-Clause = Stages | Micros | Slices | Operation | Reads | Recompute | Sync
+Clause = Stages | Micros | Slices | Let | Operation | Reads | Recompute | Sync
 
 
 class Parameter(SyntaxNode):
@@ -228,13 +253,6 @@ class Workers(SyntaxNode):
     """The line ``workers count``: the number of workers."""
 
     count: Expression
-
-
-class Let(SyntaxNode):
-    """The line ``let name = value``: a value with a name."""
-
-    name: Word
-    value: Expression
 
 
 class Function(SyntaxNode):
@@ -312,6 +330,8 @@ def operands(expression: Expression) -> tuple[Expression, ...]:
             return ()
         case Call():
             return expression.arguments
+        case Lookup():
+            return (expression.position,)
         case Minus() | Not():
             return (expression.operand,)
         case Binary() | Logical():
@@ -322,6 +342,16 @@ def operands(expression: Expression) -> tuple[Expression, ...]:
             return (expression.condition, expression.then, expression.otherwise)
         case _:
             assert_never(expression)
+
+
+def names_in(expression: Expression) -> Iterator[str]:
+    """Yields the names of values, functions and tables in an expression, as often as they occur."""
+    for node in walk(expression):
+        match node:
+            case Name(text) | Call(function=Word(text)) | Lookup(table=Word(text)):
+                yield text
+            case _:
+                pass
 
 
 def walk(expression: Expression) -> Iterator[Expression]:

@@ -74,6 +74,9 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
     def let(self, c: _Children) -> ast.Let:
         return ast.Let(_word(c[1]), c[3], span=_around(c))
 
+    def table(self, c: _Children) -> ast.NumberTable:
+        return ast.NumberTable(_nodes(c), span=_around(c))
+
     def function(self, c: _Children) -> ast.Function:
         names = tuple(_word(child) for child in c[3:-2] if child.type == "NAME")
         return ast.Function(_word(c[1]), names, c[-1], span=_around(c))
@@ -156,6 +159,9 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
 
     def call(self, c: _Children) -> ast.Call:
         return ast.Call(_word(c[0]), _nodes(c), span=_around(c))
+
+    def lookup(self, c: _Children) -> ast.Lookup:
+        return ast.Lookup(_word(c[0]), c[2], span=_around(c))
 
     def group(self, c: _Children) -> Any:
         return replace(c[1], span=_around(c))

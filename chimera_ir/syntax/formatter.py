@@ -49,8 +49,8 @@ def _item(item: ast.Item) -> str:
     match item:
         case ast.Workers(count):
             return f"workers {show_expression(count)}"
-        case ast.Let(name, value):
-            return f"let {name.text} = {show_expression(value)}"
+        case ast.Let():
+            return _let(item)
         case ast.Function(name, parameters, body):
             return f"fn {name.text}({', '.join(word.text for word in parameters)}) = {show_expression(body)}"
         case ast.Require(condition, message):
@@ -68,6 +68,11 @@ def _item(item: ast.Item) -> str:
             assert_never(item)
 
 
+def _let(let: ast.Let) -> str:
+    formulas = ", ".join(map(show_expression, let.formulas))
+    return f"let {let.name.text} = " + (f"[{formulas}]" if isinstance(let.value, ast.NumberTable) else formulas)
+
+
 def _clause(clause: ast.Clause) -> str:
     match clause:
         case ast.Stages(variable, stages, worker, place):
@@ -80,6 +85,8 @@ def _clause(clause: ast.Clause) -> str:
             return f"micros {variable.text} in {_range(micros)}{counted}{stepped}{numbered}"
         case ast.Slices(variable, slices):
             return f"slices {variable.text} in {_range(slices)}"
+        case ast.Let():
+            return _let(clause)
         case ast.Operation():
             head = " & ".join(map(_subject, clause.subjects))
             return f"{head} @ {show_expression(clause.clock)}{_guard(clause.guard)}"
@@ -137,6 +144,8 @@ def _parts(expression: ast.Expression) -> tuple[int, str]:
             return _ATOM, text
         case ast.Call(function, arguments):
             return _ATOM, f"{function.text}({', '.join(map(show_expression, arguments))})"
+        case ast.Lookup(table, position):
+            return _ATOM, f"{table.text}[{show_expression(position)}]"
         case ast.Minus(operand):
             return _MINUS, f"-{_show(operand, _MINUS)}"
         case ast.Binary(operator, left, right) | ast.Logical(operator, left, right):

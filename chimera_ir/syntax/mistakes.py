@@ -75,6 +75,7 @@ def syntactic(stop: Stop) -> Diagnostic:
         _choice,
         _bound,
         _message,
+        _table,
         _missing_value,
         _name,
         _header,
@@ -97,25 +98,16 @@ def _wrong_line(stop: Stop) -> Diagnostic | None:
         return None
     if token == "scheme":
         return _unclosed(stop, opened[-1]) if opened else say.SecondScheme(stop.span)
-    if opened and token in SCHEME_LINES and "RBRACE" in stop.accepted:
-        return _unclosed(stop, opened[-1]) if token == "pipe" else _inside_pipe(stop, token, span_of(opened[-1]))
+    if opened and token in SCHEME_LINES - PIPE_LINES and "RBRACE" in stop.accepted:
+        inside = say.FunctionInsidePipe if token == "fn" else say.InsidePipe
+        unclosed = token == "pipe"
+        return _unclosed(stop, opened[-1]) if unclosed else inside(stop.span, f"`{token}`", span_of(opened[-1]))
     if not opened and "PIPE" in stop.accepted and (token in PIPE_LINES or _is_operation(stop)):
         closed = stop.tokens[: stop.position]
         last = next((span_of(before) for before in reversed(closed) if before == "}"), None)
         line = f"`{token}`" if token in PIPE_LINES else f"the operation `{token}`"
         return say.OutsidePipe(stop.span, line, last)
     return None
-
-
-def _inside_pipe(stop: Stop, token: Token, opened: Span) -> Diagnostic:
-    """Reports the line of ``token`` in the pipe whose bracket is at ``opened``; a ``let`` can become a function."""
-    tokens, at = stop.tokens, stop.position
-    line = [token for place, token in enumerate(tokens[at + 1 :], at + 1) if tokens[place].line == tokens[at].line]
-    variables = [tokens[place + 1] for place in range(at) if tokens[place] in ("stages", "micros", "slices", "[")]
-    used = ", ".join(dict.fromkeys(variable for variable in reversed(variables) if variable in line[1:]))
-    if token != "let" or not used:
-        return say.InsidePipe(stop.span, f"`{token}`", opened)
-    return say.FormulaInsidePipe(stop.span, f"`{token}`", opened, str(line[0]), used)
 
 
 def _is_operation(stop: Stop) -> bool:
@@ -250,6 +242,11 @@ def _bound(stop: Stop) -> Diagnostic | None:
 def _message(stop: Stop) -> Diagnostic | None:
     unfinished = stop.tokens[stop.line_start()] == "require" and "COMMA" in stop.accepted and stop.on_next_line
     return say.MissingMessage(stop.gap) if unfinished or stop.accepted == {"STRING"} else None
+
+
+def _table(stop: Stop) -> Diagnostic | None:
+    """Finds a table where a formula belongs."""
+    return say.UnnamedTable(stop.span) if stop.token == "[" and stop.wants_value else None
 
 
 def _missing_value(stop: Stop) -> Diagnostic | None:

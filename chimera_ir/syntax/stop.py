@@ -17,7 +17,7 @@ CLOSERS = {closer: opener for opener, closer in OPENERS.items()}
 SCHEME_LINES = frozenset({"workers", "let", "fn", "require", "update", "memory", "pipe"})
 """The words that begin a line outside of a pipe."""
 
-PIPE_LINES = frozenset({"stages", "micros", "slices", "reads", "recompute", "sync"})
+PIPE_LINES = frozenset({"stages", "micros", "slices", "let", "reads", "recompute", "sync"})
 """The words that begin a line in a pipe; the other lines are operations."""
 
 LETTERS = tuple(letter for letter in KINDS if letter not in PIPE_LINES)

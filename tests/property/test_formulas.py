@@ -110,6 +110,25 @@ PLACES = {
         lambda value: [int(once(value))] * 6,
         condition=True,
     ),
+    "let of a pipe": Place(scheme(lines="let x = FORMULA F(m, s) @ x"), MS, clocks, on_all),
+    "let of a pipe by another": Place(
+        scheme(stages="0..3 on w = s", lines="F(m, s) @ y let x = FORMULA let y = if m > 0 then x else w"),
+        MS,
+        clocks,
+        lambda value: [value({"D": D, **pair}) if pair["m"] else pair["s"] for pair in PAIRS],
+    ),
+    "entry": Place(
+        scheme(header="let t = [FORMULA, D]", lines="F(m, s) @ t[m]"),
+        ALONE,
+        clocks,
+        lambda value: [[once(value), D][pair["m"]] for pair in PAIRS],
+    ),
+    "position": Place(
+        scheme(lines="let t = [5, D] F(m, s) @ t[FORMULA]"),
+        MS,
+        clocks,
+        lambda value: [_entry([5, D], position) for position in on_all(value)],
+    ),
     "parameter": Place(_PARAMETER, ALONE, lambda plan: plan.header.parameters[1][1], once),
     "require": Place(
         scheme(header='require FORMULA, "so it is"'),
@@ -239,6 +258,12 @@ STREAMS = {
         first,
         lambda value: [2 * s + 0 * value({"D": D, "m": 0, "s": s}) for s in STAGES],
     ),
+    "let of a stream": Place(
+        _stream(clock="x let x = t[m % 2] - 7 let t = [FORMULA, 7]"),
+        ALONE,
+        first,
+        lambda value: [_checked(2 * s + once(value) - 7) for s in STAGES],
+    ),
     "start of a stream": Place(
         _stream(start="FORMULA"), ALONE, first, lambda value: [2 * s + 0 * once(value) for s in STAGES]
     ),
@@ -257,6 +282,10 @@ def _checked(value: int) -> int:
     if abs(value) >= 2**63:
         raise Undefined
     return value
+
+
+def _entry(entries: list[int], position: int) -> int:
+    return entries[position] if 0 <= position < len(entries) else _empty()
 
 
 def _met(condition: int) -> bool:

@@ -37,6 +37,7 @@ def _extended(inner: st.SearchStrategy[ast.Expression]) -> st.SearchStrategy[ast
     )
     return st.one_of(
         st.builds(ast.Call, words, st.lists(inner, max_size=3).map(tuple), span=here),
+        st.builds(ast.Lookup, words, inner, span=here),
         st.builds(ast.Minus, inner, span=here),
         st.builds(ast.Binary, st.sampled_from(ast.Arithmetic), inner, inner, span=here),
         comparisons,
@@ -54,6 +55,9 @@ expressions: st.SearchStrategy[ast.Expression] = st.recursive(
 guards = st.none() | expressions
 ranges = st.builds(ast.Range, expressions, expressions, span=here)
 pipes = st.none() | st.builds(ast.PipeName, words, guards, span=here)
+
+tables = st.builds(ast.NumberTable, st.lists(expressions, min_size=1, max_size=3).map(tuple), span=here)
+lets = st.builds(ast.Let, words, expressions | tables, span=here)
 
 
 def subjects(of: st.SearchStrategy[ast.PipeName | None] = st.none()) -> st.SearchStrategy[ast.Subject]:  # noqa: B008
@@ -78,6 +82,7 @@ clauses: st.SearchStrategy[ast.Clause] = st.one_of(
         guards,
         span=here,
     ),
+    lets,
     st.builds(ast.Reads, expressions, span=here),
     st.builds(ast.Recompute, guards, span=here),
     st.builds(ast.Sync, st.sampled_from(ast.SyncMode), guards, span=here),
@@ -86,7 +91,7 @@ indices = st.none() | st.builds(ast.Index, words, ranges, span=here)
 messages = st.text(st.characters(blacklist_characters='"\ufffd', blacklist_categories=("Cc", "Cs")))
 items: st.SearchStrategy[ast.Item] = st.one_of(
     st.builds(ast.Workers, expressions, span=here),
-    st.builds(ast.Let, words, expressions, span=here),
+    lets,
     st.builds(ast.Function, words, st.lists(words, max_size=3).map(tuple), expressions, span=here),
     st.builds(ast.Require, expressions, messages, span=here),
     st.builds(ast.Update, expressions, span=here),

@@ -20,6 +20,7 @@ memory bytes <= 16*(GiB)
 memory host on w <= D-w
 require D % (2*1) == 0, "D stages must split evenly"
 let u = D / (2*1)
+let warm = [D, 2 *1, u,]
 fn t(m)      = 2*(m % u) + 2*D*(m / u)
 fn fwd(m, s) = t(m)
              + s
@@ -33,6 +34,8 @@ pipe down[i in 0..f] {
   recompute
   recompute when s < 2
   sync eager_opt when s == 0
+  let late = 2*m + warm[(s) % 3]
+  let own=[i, D]
 }
 pipe up {
   stages s in 0..D on D-1-s
@@ -52,6 +55,7 @@ memory bytes <= 16*GiB
 memory host on w <= D - w
 require D % (2*1) == 0, "D stages must split evenly"
 let u = D/(2*1)
+let warm = [D, 2*1, u]
 fn t(m) = 2*(m % u) + 2*D*(m/u)
 fn fwd(m, s) = t(m) + s
 
@@ -66,6 +70,8 @@ pipe down[i in 0..f] {
   recompute
   recompute when s < 2
   sync eager_opt when s == 0
+  let late = 2*m + warm[s % 3]
+  let own = [i, D]
 }
 
 pipe up {
@@ -79,6 +85,7 @@ pipe up {
 def expression(text: str) -> ast.Expression:
     item = parse(Source("", f"scheme a let x = {text}")).items[0]
     assert isinstance(item, ast.Let)
+    assert not isinstance(item.value, ast.NumberTable)
     return item.value
 
 

@@ -100,6 +100,15 @@ GrowingExtreme = GrowingArgument.worded(
 )
 
 
+class GrowingPosition(InFormula, code="CH279"):
+    """An entry of a table at a position that grows without end."""
+
+    title = "the position in the table `{table}` grows without end"
+    label = "not quasi-affine"
+    help = "look up a position that repeats, as in `{table}[m % 4]`"
+    table: str
+
+
 class BranchesDrift(InFormula, code="CH264"):
     """An ``if`` whose two values grow at different rates per micro-batch."""
 

@@ -118,6 +118,48 @@ class FunctionAsValue(Diagnostic, code="CH209"):
     signature: str
 
 
+class NotATable(Diagnostic, code="CH219"):
+    """An entry of something that is not a table."""
+
+    title = "`{name}` is a number, not a table"
+    label = "has no entries"
+    help = "define it as a table, as in `let {name} = [4, 3, 2, 1]`"
+    name: str
+
+
+FunctionIndexed = NotATable.worded(
+    "FunctionIndexed",
+    title="`{name}` is a function, not a table",
+    help="the arguments of a function stand in round brackets: `{name}(..)`",
+)
+
+
+class TableAsValue(Diagnostic, code="CH220"):
+    """A table without the position of an entry."""
+
+    title = "`{name}` is a table, and a formula takes one of its numbers"
+    label = "which entry is missing"
+    help = "write the position in square brackets, as in `{name}[s]`; the first entry is `{name}[0]`"
+    name: str
+
+
+TableCalled = TableAsValue.worded(
+    "TableCalled", title="`{name}` is a table, not a function", label="called like a function"
+)
+
+
+class VariableLacking(Diagnostic, code="CH221"):
+    """A name whose formula depends on a variable that is not known where the name is used."""
+
+    title = "`{name}` depends on `{variable}`, which has no value here"
+    label = "needs `{variable}`"
+    help = "write a formula without `{variable}` here"
+    related = ("defined", "`{name}` is defined here")
+    name: str
+    variable: str
+    defined: Span
+
+
 class WrongType(Diagnostic, code="CH210"):
     """A condition where a number belongs, or a number where a condition belongs."""
 

@@ -81,12 +81,17 @@ class InsidePipe(Diagnostic, code="CH122"):
     opened: Span
 
 
-class FormulaInsidePipe(InsidePipe):
-    """A definition within a pipe whose value depends on variables of the pipe: a function can stand above the pipe."""
+FunctionInsidePipe = InsidePipe.worded(
+    "FunctionInsidePipe", help="put it above the pipe; in a pipe, `let` gives a formula of its variables a name"
+)
 
-    help = "write it as a function above the pipe, `fn {name}({variables}) = ..`, and `{name}({variables})` in the pipe"
-    name: str
-    variables: str
+
+class UnnamedTable(Diagnostic, code="CH144"):
+    """A table in the middle of a formula, or as something else than the value of a name."""
+
+    title = "a table stands behind `let NAME =` alone"
+    label = "a formula takes a number"
+    help = "name the table, as in `let warm = [4, 3, 2, 1]`, and write `warm[s]` here for its entry number s"
 
 
 class MissingEquals(Diagnostic, code="CH123"):

@@ -106,6 +106,17 @@ class BadShare(InFormula, code="CH232"):
     part: int
 
 
+class NoSuchEntry(InFormula, code="CH278"):
+    """A position beyond the entries of a table."""
+
+    title = "the table `{table}` has no entry {position}: it has {entries:entry}, counted from 0"
+    label = "entry {position}"
+    help = "give `{table}` an entry for every position that is looked up, or `require` that the parameters fit it"
+    table: str
+    position: int
+    entries: int
+
+
 class RequirementFails(Diagnostic, code="CH233"):
     """A condition of the scheme that its parameters do not meet."""
 
