@@ -116,5 +116,19 @@ def items_influence_each_other(stage: int, micro: int, update: int, others: int)
     )
 
 
+def saved_tensor_was_written(stage: int, shape: Sequence[int]) -> BadModel:
+    return BadModel(
+        f"stage {stage} saved a tensor of shape {tuple(shape)} for its backward that was written since, so that "
+        "gradients would be wrong; write into a copy, as .clone() makes it"
+    )
+
+
+def saved_tensor_is_on_the_host(stage: int) -> BadModel:
+    return BadModel(
+        f"stage {stage} goes back into the graph of a forward whose tensors are on the host until its backward; detach "
+        "what the module keeps from one forward to the next"
+    )
+
+
 def norm_is_negative(max_norm: float) -> Misuse:
     return Misuse(f"max_norm={max_norm}: a norm is 0 or more")

@@ -1,7 +1,9 @@
-"""The accelerator: the CUDA streams, events, copies and pinned memory of a GPU that staging uses.
+"""The accelerator: the CUDA streams, events, copies and pinned memory of a GPU that staging and off-loading use.
 
 A stream runs its operations in order; two streams wait for each other by events alone.
 """
+
+from typing import Any
 
 import torch
 
@@ -54,3 +56,50 @@ class Accelerator:
     def synchronise(self, event: torch.cuda.Event) -> None:
         """Returns when an event is over; the calling thread sleeps until then."""
         event.synchronize()
+
+
+class CpuAccelerator(Accelerator):
+    """A CPU in the place of an accelerator: it does everything at once, so that every event is over."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+
+    def enter(self) -> None:
+        """Does nothing: threads have no device to select."""
+
+    @property
+    def computing(self) -> Any:
+        """Stands for the order of the calls."""
+        return None
+
+    def stream(self) -> Any:
+        """Stands for the order of the calls."""
+        return None
+
+    def record(self, stream: Any) -> Any:
+        """Stands for an event that is over."""
+        return None
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """Does nothing: the event is over."""
+
+    def copy(self, stream: Any, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies, without autograd."""
+        with torch.no_grad():
+            target.copy_(source)
+
+    def pinned(self, size: int) -> torch.Tensor:
+        """Allocates ``size`` bytes."""
+        return torch.empty(size, dtype=torch.uint8)
+
+    def is_over(self, event: Any) -> bool:
+        """Every event is over."""
+        return True
+
+    def synchronise(self, event: Any) -> None:
+        """Does nothing: the event is over."""
+
+
+def accelerator_of(device: torch.device) -> Accelerator:
+    """Makes the accelerator of a device."""
+    return Accelerator(device) if device.type == "cuda" else CpuAccelerator()

@@ -52,19 +52,24 @@ class Room:
 
 
 class Rooms:
-    """Pool of pinned memory. Sizes are powers of two, to which torch rounds pinned memory as well."""
+    """Pool of pinned memory, of ``size`` bytes. Each piece has a power of two, to which torch rounds as well."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self._free: dict[int, list[Room]] = defaultdict(list)
+        self.size = 0
 
     def take(self, like: torch.Tensor) -> Room:
         """Takes room for a tensor from the pool, or allocates it if all is in use."""
         size = max(_SMALLEST, 1 << (like.nbytes - 1).bit_length())
         free = self._free[size]
         place = next((i for i, room in enumerate(free) if self._is_free(room)), None)
-        memory = self._accelerator.pinned(size) if place is None else free.pop(place).memory
+        memory = self._pinned(size) if place is None else free.pop(place).memory
         return Room(memory, memory[: like.nbytes].view(like.dtype).view(like.shape))
+
+    def _pinned(self, size: int) -> torch.Tensor:
+        self.size += size
+        return self._accelerator.pinned(size)
 
     def _is_free(self, room: Room) -> bool:
         return room.after is None or self._accelerator.is_over(room.after)

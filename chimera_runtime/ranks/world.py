@@ -3,7 +3,7 @@
 import ctypes
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from operator import itemgetter
@@ -17,11 +17,12 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.errors import ranks as mistakes
 from chimera_runtime.program.job import Job, Place
-from chimera_runtime.ranks.accelerator import Accelerator
+from chimera_runtime.ranks.accelerator import Accelerator, CpuAccelerator, accelerator_of
 from chimera_runtime.ranks.communicators import channels, chosen
 from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.device_to_host import Reader, Readout, from_host
 from chimera_runtime.ranks.devices import device_of, known_device, require_own_gpu
+from chimera_runtime.ranks.host_link import HostLink
 from chimera_runtime.ranks.messages import Names, Peer
 from chimera_runtime.ranks.monitor import Monitor, end_process, limited
 from chimera_runtime.ranks.process_groups import A_DAY, ProcessGroups, Sums, sums_of, wait_for_gloo_at_exit
@@ -37,7 +38,7 @@ class World:
     with the pipelines in the other rows of a mesh. ``backend`` is that of messages and sums: ``sums`` has the
     communicator of the gradient sums of each weight group, ``channels`` that of messages by sender and receiver. There
     are no channels for gloo, whose messages take the control group. ``staging`` carries messages and sums of a GPU by
-    gloo; ``read`` reads losses from the device.
+    gloo; ``read`` reads losses from the device, and ``host_link`` moves memory between it and its host.
     """
 
     job: Job
@@ -49,6 +50,7 @@ class World:
     channels: dict[tuple[int, int], dist.ProcessGroup]
     staging: Staging | None = None
     read: Reader = from_host
+    host_link: HostLink = field(default_factory=lambda: HostLink(CpuAccelerator()))
 
     @property
     def place(self) -> Place:
@@ -193,6 +195,7 @@ def join_group(
         channels=by_link,
         staging=staging_of(used, backend),
         read=reader_of(used),
+        host_link=HostLink(accelerator_of(used)),
     )
     if backend != "gloo":
         _warm_up(world)

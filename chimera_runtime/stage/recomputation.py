@@ -67,6 +67,11 @@ class SavedGraph(NamedTuple):
     auxiliary: Tensors
     carries: CarryGraph
 
+    @property
+    def all_roots(self) -> Tensors:
+        """The roots, auxiliary losses and what is left for the next slice."""
+        return (*self.roots, *self.auxiliary, *self.carries.roots.values())
+
 
 class SavedInput(NamedTuple):
     """Arguments of a second run, which a recomputed forward keeps for each micro-batch in place of a graph.

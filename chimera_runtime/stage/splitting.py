@@ -15,13 +15,13 @@ used several times along the way get each of their gradients once.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from chimera_runtime.stage.graph_nodes import reachable, saved_tensors_of
 from chimera_runtime.values.tensors import Tensors
 
 _RUN_AGAIN = "torch.utils.checkpoint"
@@ -172,7 +172,7 @@ def _joint(parts: Iterable[tuple[EdgeGradients, LateFork | None]]) -> list[Joint
     for early, late in parts:
         late_edges = [_edge(late.node, i) for i in late.edges] if late else []
         first = {edge.node for edge in [*(edge for edge, _ in early), *late_edges]}
-        nodes = [node for node in _closure(first) if node.next_functions]  # all but the weights
+        nodes = [node for node in reachable(first) if node.next_functions]  # all but the weights
         joined: JointRun = ([*early], [late] if late else [])
         for group in {id(group_of[node]): group_of[node] for node in nodes if node in group_of}.values():
             joined[0].extend(group[0])
@@ -182,18 +182,6 @@ def _joint(parts: Iterable[tuple[EdgeGradients, LateFork | None]]) -> list[Joint
         group_of.update(dict.fromkeys(nodes, joined))
         groups.append(joined)
     return groups
-
-
-def _closure(nodes: Iterable[Node]) -> set[Node]:
-    """All nodes that can be reached from ``nodes``, including these."""
-    reached: set[Node] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node not in reached:
-            reached.add(node)
-            stack += [other for other, _ in node.next_functions if other is not None]
-    return reached
 
 
 def _called_again(forks: Sequence[LateFork]) -> EdgeGradients:
@@ -300,10 +288,10 @@ def obstacle(roots: Sequence[torch.Tensor], leaves: Tensors) -> str:
     way = _way(starts, [get_gradient_edge(leaf).node for leaf in leaves if leaf.requires_grad])
     if not way:
         return ""
-    for node in _closure(starts):
+    for node in reachable(starts):
         if (origin := _WHOLE.get(type(node).__name__)) is not None:
             return origin
-        if any(_unpacks_by_running(node, name) for name in _saved(type(node))):
+        if any(_unpacks_by_running(saved) for saved, _ in saved_tensors_of(node)):
             return _RUN_AGAIN
     forks = [node for node in way if _edges_off(node, way)]
     if forks and all(isinstance(node, BackwardCFunction) for node in forks):
@@ -311,12 +299,5 @@ def obstacle(roots: Sequence[torch.Tensor], leaves: Tensors) -> str:
     return ""
 
 
-@cache
-def _saved(kind: type) -> tuple[str, ...]:
-    return tuple(name for name in dir(kind) if name.startswith("_raw_saved"))
-
-
-def _unpacks_by_running(node: Node, name: str) -> bool:
-    saved = getattr(node, name)
-    tensors = saved if isinstance(saved, tuple | list) else (saved,)
-    return any(getattr(getattr(tensor, "unpack_hook", None), "__module__", None) == _RUN_AGAIN for tensor in tensors)
+def _unpacks_by_running(saved: Any) -> bool:
+    return getattr(getattr(saved, "unpack_hook", None), "__module__", None) == _RUN_AGAIN

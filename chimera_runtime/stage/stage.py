@@ -13,9 +13,11 @@ from chimera_runtime.errors.values import memory_was_written
 from chimera_runtime.program.numbering import Micros, Numbering
 from chimera_runtime.program.stage_graph import VALUES
 from chimera_runtime.ranks.device_to_host import Reader, from_host
+from chimera_runtime.ranks.host_link import HostLink
 from chimera_runtime.stage.auxiliary_losses import Auxiliary, AuxiliaryLosses, roots_of
 from chimera_runtime.stage.carries import Carries
 from chimera_runtime.stage.gradient_sums import GradientSum
+from chimera_runtime.stage.host_transfers import HostTransfers
 from chimera_runtime.stage.module_runs import LoadKeywords, ModuleRuns
 from chimera_runtime.stage.paired_operations import run_pair
 from chimera_runtime.stage.recomputation import (
@@ -35,7 +37,7 @@ from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.nested import fresh, joined, leaves
 from chimera_runtime.values.shared_memory import Slots, lend, versions
-from chimera_runtime.values.tensors import Tensors, join, part, plain
+from chimera_runtime.values.tensors import Tensors, join, part, payload
 
 
 class Stage(WeightGroup):
@@ -61,6 +63,8 @@ class Stage(WeightGroup):
         Reads auxiliary losses and the results of comparisons from the device.
     is_compared
         Whether the two runs of a recomputed forward are compared, by the number of updates since the run began.
+    host_link
+        The link of this rank to host memory, by default one of the CPU.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Stage(WeightGroup):
         load_keywords: LoadKeywords | None = None,
         read: Reader = from_host,
         is_compared: IsCompared = in_some,
+        host_link: HostLink | None = None,
     ) -> None:
         super().__init__((number,), weights, gradient_sum, numbering)
         self.ties = ties
@@ -99,6 +104,7 @@ class Stage(WeightGroup):
         self._saved: dict[int, SavedGraph | SavedInput] = {}
         self._half_backwards: dict[int, HalfBackward] = {}
         self._made: dict[tuple[str, Micros], tuple[Tensors, list[int]]] = {}
+        self._transfers = HostTransfers(number, self._saved, host_link)
 
     def reserve(self, rooms: Mapping[str, Sequence[int]], device: torch.device) -> None:
         """Allocates the receive buffers; ``rooms`` gives, for each value, the micro-batches that fit in each slot."""
@@ -192,7 +198,7 @@ class Stage(WeightGroup):
             self._auxiliary.add(micro, self._numbering.place(micro)[0], result.auxiliary)
             self._carries.keep(micro, arguments.carry, inputs, result.carry)
             self._saved[micro] = self._saved_graph(result, roots)
-            outputs = _payload(results)
+            outputs = payload(results)
         # An error if these outputs overwrite those of a micro-batch that still waits for its backward.
         lend(self.number, micro, outputs, self._saved, lambda: (inputs, self.runs.keywords_of(micro)))
         return outputs
@@ -239,7 +245,7 @@ class Stage(WeightGroup):
         for micro, values, target, numbers, digest in zip(micros, arguments, targets, before, digests, strict=True):
             self._saved[micro] = SavedInput(values, target, numbers, state, count, digest)
         self._auxiliary.add(micros[0], update, auxiliary)
-        return _payload(results)
+        return payload(results)
 
     def _compared_values(self, result: ForwardResult, roots: Tensors, count: int) -> list[Any]:
         """The values in which the two runs of a forward over ``count`` micro-batches must agree."""
@@ -271,13 +277,8 @@ class Stage(WeightGroup):
     def backward(self, micros: Micros, gradients: Tensors = ()) -> None:
         """Runs a backward, which adds to the gradients of the weights; see `recompute` for a recomputed forward.
 
-        Parameters
-        ----------
-        micros
-            A micro-batch, or a tuple of several.
-        gradients
-            The gradients of the tensors that the forward sent, with the micro-batches along dimension 0; none on the
-            last stage.
+        ``gradients`` are those of the tensors that the forward sent, with the micro-batches along dimension 0; none on
+        the last stage.
         """
         self._backwards("B", self._backward, micros, gradients)
 
@@ -371,13 +372,20 @@ class Stage(WeightGroup):
     def _during(self, kind: str, micros: Micros) -> AbstractContextManager[None]:
         return during(partial(self._numbering.operation, kind, micros, self.number))
 
-    # ---- update
+    # ---- transfers
 
-    @property
-    def disturbed(self) -> str | None:
-        """The name of a parameter whose collected gradient was replaced or cleared during an update, or None."""
-        disturbed = {group.gradient_sum.disturbed for group in self.groups}
-        return next((name for name, parameter in self.module.named_parameters() if parameter in disturbed), None)
+    def _transfer(self, run: str, micros: Micros) -> None:
+        """Launches a transfer of what autograd saved for a backward, or waits for its end, see `HostTransfers`."""
+        with self._during(run.replace("_", " "), micros), self._in_backward:
+            for micro in micros if isinstance(micros, tuple) else (micros,):
+                getattr(self._transfers, run)(micro)
+
+    offload = partialmethod(_transfer, "offload")
+    wait_offload = partialmethod(_transfer, "wait_offload")
+    reload = partialmethod(_transfer, "reload")
+    wait_reload = partialmethod(_transfer, "wait_reload")
+
+    # ---- update
 
     def scale_loss(self, scale: float) -> None:
         """Makes later backwards multiply the gradients of this stage's losses by ``scale``."""
@@ -390,8 +398,3 @@ class Stage(WeightGroup):
         """
         self._reruns.check(update)
         return self._output.take_loss(update) + self._auxiliary.take(update)
-
-
-def _payload(results: Tensors) -> Tensors:
-    """Returns results in the form of a message: without a graph, contiguous."""
-    return tuple([plain(t.detach()) for t in results])

@@ -9,7 +9,7 @@ import torch
 from chimera_runtime.errors.stage import tensor_was_unused_at_first
 from chimera_runtime.values.boundary import Boundary
 from chimera_runtime.values.nested import fresh, mapped
-from chimera_runtime.values.shared_memory import unshared
+from chimera_runtime.values.shared_memory import note_input, unshared
 from chimera_runtime.values.tensors import Tensors, plain
 
 
@@ -27,7 +27,9 @@ class StageInput:
     def argument(self, inputs: Any) -> tuple[Tensors, Any]:
         """Returns the leaves of a new graph, and the argument of the module: the leaves in new containers."""
         if self.before is None:
-            return (), mapped(inputs, torch.clone) if self.copies else fresh(inputs)
+            argument = mapped(inputs, torch.clone) if self.copies else fresh(inputs)
+            note_input(argument)
+            return (), argument
         leaves = tuple(t.detach().requires_grad_(r) for t, r in zip(inputs, self.before.recorded, strict=True))
         return leaves, self.before.form.filled(leaves)
 

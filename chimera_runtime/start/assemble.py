@@ -192,6 +192,7 @@ def assemble(
             ties=[tie for group, tie in ties.items() if number in group],
             load_keywords=load_keywords,
             read=world.read,
+            host_link=world.host_link,
         )
         stages[number].reserve(facts.slots, world.device)
     return stages

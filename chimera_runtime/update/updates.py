@@ -163,8 +163,8 @@ class StreamedUpdates(Updates):
         if scaler is not None:
             raise mistakes.scaler_without_flush(self.job.name)
         for number, stage in self.stages.items():
-            if stage.disturbed is not None:
-                raise mistakes.gradient_was_taken_away(number, stage.disturbed)
+            if (disturbed := _disturbed(stage)) is not None:
+                raise mistakes.gradient_was_taken_away(number, disturbed)
 
     def run_update(self) -> Outcome | None:
         """Starts one more update; returns the outcome of the update that this call completes, if there is one."""
@@ -238,3 +238,9 @@ def updates_of(
         device=world.device,
         sums_wider=sum_dtype is not None,
     )
+
+
+def _disturbed(stage: Stage) -> str | None:
+    """The name of a parameter whose collected gradient was replaced or cleared during an update, or None."""
+    disturbed = {group.gradient_sum.disturbed for group in stage.groups}
+    return next((name for name, parameter in stage.module.named_parameters() if parameter in disturbed), None)

@@ -28,9 +28,9 @@ def _holders(tensor: torch.Tensor) -> int:
 _ALONE = 0 if _COUNT is None else _holders(torch.empty(1))
 
 
-def is_shared(tensor: torch.Tensor) -> bool:
-    """Whether another tensor or an autograd graph may hold the memory of this tensor."""
-    return _COUNT is None or _holders(tensor) > _ALONE
+def is_shared(tensor: torch.Tensor, tensors: int = 1) -> bool:
+    """Whether more than so many tensors, of which this is one, or an autograd graph may hold its memory."""
+    return _COUNT is None or _holders(tensor) >= _ALONE + tensors
 
 
 def unshared(tensor: torch.Tensor) -> torch.Tensor:
@@ -69,6 +69,18 @@ def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], inpu
             inputs = {tensor.untyped_storage()._cdata for tensor in taken_apart(inputs_of())[0]}
             if storage._cdata not in inputs:
                 raise mistakes.memory_was_returned_twice(stage, earlier[1], micro)
+
+
+def note_input(inputs: Any) -> None:
+    """Notes which memory a stage has from the dataset, for `is_handed_on`."""
+    for tensor in taken_apart(inputs)[0]:
+        if tensor.layout == torch.strided:
+            setattr(tensor.untyped_storage(), _NOTE, (None, None, tensor.data_ptr()))
+
+
+def is_handed_on(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a tensor has been handed on by a stage, or comes from the dataset."""
+    return hasattr(tensor.untyped_storage(), _NOTE)
 
 
 class ReleasedTensors:

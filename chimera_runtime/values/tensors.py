@@ -96,6 +96,11 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg().contiguous()
 
 
+def payload(results: Iterable[torch.Tensor]) -> Tensors:
+    """Returns results in the form of a message: without a graph, contiguous."""
+    return tuple([plain(t.detach()) for t in results])
+
+
 def digest(tensors: Iterable[torch.Tensor | None]) -> str:
     """Returns a hash of the bits of tensors."""
     bits = sha256()

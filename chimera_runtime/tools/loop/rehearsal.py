@@ -9,16 +9,32 @@ import torch
 
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros
-from chimera_runtime.program.operations import MAKES, OPERATIONS, PAIRED
+from chimera_runtime.program.operations import MAKES, OPERATIONS, PAIRED, TRANSFERS
 from chimera_runtime.program.stage_graph import VALUES
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.values.tensors import Tensors, join
 
 
-class RehearsedStage(Stage):
-    """Stage that sleeps instead of computing; its messages and sums have the sizes of the real stage."""
+class RehearsedLink:
+    """Link to the host, which runs one transfer after the other; it is free at ``free_at`` of `time.perf_counter`."""
 
-    def __init__(self, *, seconds: Mapping[str, float], **arguments: Any) -> None:
+    def __init__(self) -> None:
+        self.free_at = 0.0
+
+    def launch(self, seconds: float) -> float:
+        """Launches a transfer; returns the time of its end."""
+        self.free_at = max(self.free_at, time.perf_counter()) + seconds
+        return self.free_at
+
+
+class RehearsedStage(Stage):
+    """Stage that sleeps instead of computing; its messages and sums have the sizes of the real stage.
+
+    Nothing moves to the host either, but waits for transfers last as long as over ``rehearsed_link``, which all stages
+    of a rank share.
+    """
+
+    def __init__(self, *, seconds: Mapping[str, float], rehearsed_link: RehearsedLink, **arguments: Any) -> None:
         super().__init__(**arguments)
         for group in self.groups:
             group.rehearse()
@@ -26,6 +42,11 @@ class RehearsedStage(Stage):
         self._fake: dict[str, Tensors] = {}
         for letter, method in OPERATIONS.items():
             setattr(self, method, partial(self._sleep, letter))
+        self._link = rehearsed_link
+        self._ends: dict[tuple[str, Micros], float] = {}
+        for letter, method in TRANSFERS.items():
+            setattr(self, method, partial(self._launch, letter))
+            setattr(self, f"wait_{method}", partial(self._wait, letter))
 
     def reserve(self, rooms: Mapping[str, Sequence[int]], device: torch.device) -> None:
         """Allocates the receive buffers, and tensors that are sent instead of results."""
@@ -47,6 +68,15 @@ class RehearsedStage(Stage):
             time.sleep(self._seconds.get(letter, 0.0))
         self._hand_on_fakes(letter, micros)
 
+    def _launch(self, letter: str, micros: Micros) -> None:
+        """Launches a transfer that takes its time for each micro-batch."""
+        count = len(micros) if isinstance(micros, tuple) else 1
+        self._ends[letter, micros] = self._link.launch(count * self._seconds.get(letter, 0.0))
+
+    def _wait(self, letter: str, micros: Micros) -> None:
+        """Sleeps until a transfer ends."""
+        time.sleep(max(0.0, self._ends.pop((letter, micros)) - time.perf_counter()))
+
     def _hand_on_fakes(self, letter: str, micros: Micros) -> None:
         for value in MAKES.get(letter, ()):
             self._hand_on(value, micros, repeated(micros, self._fake[value]))
@@ -60,9 +90,8 @@ def repeated(micros: Micros, fake: Tensors) -> Tensors:
 def rehearsed(seconds: Mapping[str, float], job: Job) -> Callable[..., Stage]:
     """Returns a function that makes stages which sleep; ``seconds`` has the time of each kind of operation."""
     slack = overshoot()
-    return partial(
-        RehearsedStage, seconds={kind: max(0.0, value / job.parts - slack) for kind, value in seconds.items()}
-    )
+    of_part = {kind: max(0.0, value / job.parts - slack) for kind, value in seconds.items()}
+    return partial(RehearsedStage, seconds=of_part, rehearsed_link=RehearsedLink())
 
 
 def overshoot() -> float:

@@ -112,6 +112,27 @@ def test_ties_and_versions_are_named_as_in_the_program() -> None:
     assert tie.sums == 1
 
 
+def test_transfers_are_named_with_their_waits_and_without_a_version() -> None:
+    class Moving:
+        """A stage whose transfers count."""
+
+        calls = 0
+
+        def _called(self, _micros: Any) -> None:
+            self.calls += 1
+
+        offload = wait_offload = reload = wait_reload = _called
+
+        def at(self, _version: int) -> None:
+            """Has one version."""
+
+    moving = Moving()
+    stage = watched(stages={1: moving}).stages[1].at(3)
+    lines = named(lambda: (stage.offload(2), stage.wait_offload(2), stage.reload((2, 3)), stage.wait_reload((2, 3))))
+    assert lines == ["offload m2 s1", "wait offload m2 s1", "reload m2,m3 s1", "wait reload m2,m3 s1"]
+    assert moving.calls == 4
+
+
 def turn(lane: Lane, m: int) -> None:
     """Ranges of a stream on one worker: an update for each micro-batch, on the newest weights."""
     first, last = lane.stage(0), lane.stage(1)

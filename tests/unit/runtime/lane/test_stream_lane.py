@@ -64,11 +64,21 @@ def test_passes_of_the_run_go_to_the_stage_on_their_version(noting: Noting, micr
     assert streamed.input_gradients(micros) == "input_gradients"
 
 
+@pytest.mark.parametrize("micros", INSIDE)
+def test_transfers_of_the_run_go_to_the_stage_whatever_its_version(noting: Noting, micros: Any) -> None:
+    calls = ["offload", "wait_offload", "reload", "wait_reload"]
+    for call in calls:
+        getattr(stage(noting).at(2), call)(micros)
+    assert noting.calls == [(call, micros) for call in calls]
+
+
 @pytest.mark.parametrize("micros", OUTSIDE)
 def test_calls_about_other_micro_batches_do_nothing(noting: Noting, micros: Any) -> None:
     streamed = stage(noting)
     streamed.at(1).forward(micros, ())
     streamed.at(1).backward(micros)
+    streamed.offload(micros)
+    streamed.wait_offload(micros)
     assert streamed.outputs(micros) == streamed.input_gradients(micros) == ()
     outgoing, incoming = StreamLink(noting, run().has), StreamLink(noting, run().has)
     outgoing.isend(micros, ())

@@ -10,6 +10,7 @@ from torch import nn
 from chimera_runtime.errors import BadModel
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.messages import Names
+from chimera_runtime.stage import host_transfers
 from chimera_runtime.stage.gradient_sums import GradientSum
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
@@ -84,9 +85,15 @@ def run(of: Stage, kind: str) -> tuple[torch.Tensor, torch.Tensor, list[torch.Te
     for n in ALL:
         of.forward(n, inputs[n])
         (outputs[n],) = of.outputs(n)
+        if kind == "moved":
+            of.offload(n)
+            of.wait_offload(n)
     for n in backwards():
         if kind == "recompute":
             of.recompute(n)
+        if kind == "moved":
+            of.reload(n)
+            of.wait_reload(n)
         (of.backward_input if kind == "halves" else of.backward)(n, handed_back[n])
         (gradients[n],) = of.input_gradients(n)
     for n in ALL if kind == "halves" else ():
@@ -96,8 +103,11 @@ def run(of: Stage, kind: str) -> tuple[torch.Tensor, torch.Tensor, list[torch.Te
 
 
 @pytest.mark.parametrize("kind", CARRYING)
-@pytest.mark.parametrize("how", ["plain", "halves", "halves of a whole backward", "recomputed", "recompute"])
-def test_slices_give_the_outputs_and_gradients_of_whole_sequences(kind: Callable[[], nn.Module], how: str) -> None:
+@pytest.mark.parametrize("how", ["plain", "halves", "halves of a whole backward", "recomputed", "recompute", "moved"])
+def test_slices_give_the_outputs_and_gradients_of_whole_sequences(
+    monkeypatch: pytest.MonkeyPatch, kind: Callable[[], nn.Module], how: str
+) -> None:
+    monkeypatch.setattr(host_transfers, "SMALLEST", 1)
     whole = "a reason" if how == "halves of a whole backward" else ""
     of = stage(made(kind), recomputed=how.startswith("recompute"), whole=whole)
     mine, theirs = run(of, how.split()[0]), by_hand(made(kind))

@@ -80,6 +80,24 @@ def test_a_pair_sleeps_as_long_as_it_takes_and_hands_on_both_ways(alone: World, 
     assert clock.sleeps == [0.625] * 3
 
 
+def test_transfers_run_one_after_the_other_beside_the_passes_and_a_wait_sleeps_for_the_rest(
+    alone: World, clock: Clock
+) -> None:
+    """Stages of a rank share the link."""
+    with worlds(alone, alone_job(stages=3)) as (world,):
+        first, middle, _ = stages(world, {"F": 0.25, "offload": 0.5, "reload": 0.125}).values()
+        clock.sleeps.clear()
+        first.offload((0, 1))
+        middle.offload(0)
+        first.forward(2, None)
+        first.wait_offload((0, 1))
+        first.reload((0, 1))
+        middle.wait_offload(0)
+        middle.forward(1, None)
+        first.wait_reload((0, 1))
+    assert clock.sleeps == [0.25, 0.75, 0.5, 0.25, 0.0]
+
+
 def test_a_sleep_is_shorter_by_what_sleeps_last_too_long(alone: World, clock: Clock) -> None:
     clock.late, clock.busy = 0.01, 0.02
     assert overshoot() == pytest.approx(0.01)

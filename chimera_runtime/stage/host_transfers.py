@@ -1,0 +1,194 @@
+"""Transfers of what autograd saved of a micro-batch: to the host and, before its backward, back to the device.
+
+    offload         takes all saved tensors out of the graph, which gets a `SavedView` in place of each. A storage moves
+                    once, however many tensors lie in it: its copy to the host is launched
+    wait offload    the storages on the device are released
+    reload          takes new memory on the device, and launches the copies into it
+    wait reload     the memory on the host is released
+    backward        autograd asks the views for their tensors, which lie in the new memory
+
+A storage moves if nothing but the graph holds it. So weights, carries and inputs stay where they are, and so does what
+a module keeps, what micro-batches share, and what is still being sent. What a stage hands on to another, and what comes
+from the dataset, stays in any case; so do small storages, whose transfer takes longer than it is worth.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from chimera_runtime.errors import stage as mistakes
+from chimera_runtime.ranks.accelerator import CpuAccelerator
+from chimera_runtime.ranks.host_link import HostLink
+from chimera_runtime.ranks.staging import Room
+from chimera_runtime.stage.graph_nodes import reachable, saved_tensors_of
+from chimera_runtime.stage.recomputation import SavedGraph, SavedInput
+from chimera_runtime.values.shared_memory import is_handed_on, is_shared
+from chimera_runtime.values.tensors import Tensors
+
+SMALLEST = 1024
+"""Smallest storage that moves, in bytes."""
+
+
+class Geometry(NamedTuple):
+    """Place of a tensor in its storage."""
+
+    dtype: torch.dtype
+    offset: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class SavedStorage:
+    """A storage of ``size`` bytes in which a graph has saved tensors.
+
+    ``memory`` are its bytes on the device, None while they are on the host alone; ``views`` are its tensors, until it
+    has moving.
+    """
+
+    stage: int
+    device: torch.device
+    size: int
+    memory: torch.Tensor | None = None
+    views: list["SavedView"] = field(default_factory=list)
+
+    def pack(self, tensor: torch.Tensor) -> "SavedView":
+        """Returns what the graph keeps in place of a tensor (a hook of autograd)."""
+        geometry = Geometry(tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
+        view = SavedView(self, geometry, tensor._version, tensor.detach())
+        self.views.append(view)
+        return view
+
+    def can_move(self) -> bool:
+        """Whether nothing but the views holds the storage. Call it once, when all its tensors are packed."""
+        tensor = self.views[0].tensor
+        assert tensor is not None
+        if is_shared(tensor, len(self.views)):
+            self.views = []
+            return False
+        self.memory = torch.empty(0, dtype=torch.uint8, device=self.device).set_(tensor.untyped_storage())
+        return True
+
+    def release(self) -> None:
+        """Releases the memory on the device. Raises `BadModel` if it was written since the graph saved it."""
+        for view in self.views:
+            view.release()
+        self.views, self.memory = [], None
+
+    def allocate(self) -> torch.Tensor:
+        """Takes and returns new memory on the device."""
+        self.memory = torch.empty(self.size, dtype=torch.uint8, device=self.device)
+        return self.memory
+
+
+@dataclass(eq=False)
+class SavedView:
+    """A saved tensor of a `SavedStorage`: autograd keeps it in place of ``tensor``, None once it has moved.
+
+    ``version`` counts the writes of the tensor up to the time when it was saved.
+    """
+
+    storage: SavedStorage
+    geometry: Geometry
+    version: int
+    tensor: torch.Tensor | None
+
+    def unpacked(self) -> torch.Tensor:
+        """Returns the tensor (a hook of autograd). Raises `BadModel` if it is on the host, or errors as `written`."""
+        if self.tensor is not None:
+            return self.unwritten(self.tensor)
+        memory, (dtype, offset, shape, stride) = self.storage.memory, self.geometry
+        if memory is None:
+            raise mistakes.saved_tensor_is_on_the_host(self.storage.stage)
+        return torch.empty(0, dtype=dtype, device=memory.device).set_(memory.untyped_storage(), offset, shape, stride)
+
+    def unwritten(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the tensor. Raises `BadModel` if it was written since it was saved: autograd no longer checks."""
+        if tensor._version != self.version:
+            raise mistakes.saved_tensor_was_written(self.storage.stage, tuple(self.geometry.shape))
+        return tensor
+
+    def release(self) -> None:
+        """Releases the tensor; errors as in `unwritten`."""
+        if self.tensor is not None:
+            self.unwritten(self.tensor)
+        self.tensor = None
+
+
+def saved_storages(stage: int, roots: Tensors) -> list[SavedStorage]:
+    """Takes the tensors that the graph from ``roots`` on has saved out of it; returns the storages that can move.
+
+    Raises torch's error if a tensor was written since it was saved.
+    """
+    storages: dict[int, SavedStorage] = {}
+    for node in reachable(get_gradient_edge(root).node for root in roots):
+        for saved, unpack in saved_tensors_of(node):
+            if getattr(saved, "unpack_hook", None) is not None:
+                continue  # the user's code saves it in a way of its own, as torch.utils.checkpoint does
+            tensor = unpack()
+            if tensor is not None and _is_ordinary(tensor, roots[0].device):
+                memory = tensor.untyped_storage()
+                storage = storages.setdefault(memory._cdata, SavedStorage(stage, tensor.device, memory.nbytes()))
+                saved.register_hooks(storage.pack, SavedView.unpacked)
+                del memory
+            del tensor
+    return [storage for storage in storages.values() if storage.can_move()]
+
+
+def _is_ordinary(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Whether a tensor is an ordinary one on the device, in a storage that is large enough and not handed on."""
+    if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.device != device:
+        return False
+    is_large = tensor.untyped_storage().nbytes() >= SMALLEST
+    return is_large and not (tensor.is_conj() or tensor.is_neg() or is_handed_on(tensor))
+
+
+@dataclass
+class MovingStorages:
+    """Storages of a micro-batch that move, the memory of each on the host, and the event of the last copy's end."""
+
+    storages: Sequence[SavedStorage]
+    rooms: Sequence[Room]
+    copied: Any
+
+
+class HostTransfers:
+    """The transfers of a stage, by micro-batch, over the ``link`` of its rank.
+
+    ``saved`` is what the forwards of the stage have saved; of a forward that runs again, nothing moves.
+    """
+
+    def __init__(self, stage: int, saved: Mapping[int, SavedGraph | SavedInput], link: HostLink | None) -> None:
+        self._stage = stage
+        self._saved = saved
+        self._link = HostLink(CpuAccelerator()) if link is None else link
+        self._under_way: dict[int, MovingStorages] = {}
+
+    def offload(self, micro: int) -> None:
+        """Launches the copies to the host; raises torch's error if a saved tensor was written."""
+        saved = self._saved[micro]
+        storages = saved_storages(self._stage, saved.all_roots if isinstance(saved, SavedGraph) else ())
+        self._under_way[micro] = MovingStorages(
+            storages, *self._link.to_host([s.memory for s in storages if s.memory is not None])
+        )
+
+    def wait_offload(self, micro: int) -> None:
+        """Releases the memory on the device; errors as in `SavedStorage.release`."""
+        moving = self._under_way[micro]
+        self._link.wait(moving.copied)
+        for storage in moving.storages:
+            storage.release()
+
+    def reload(self, micro: int) -> None:
+        """Takes memory on the device, and launches the copies into it."""
+        moving = self._under_way[micro]
+        moving.copied = self._link.to_device([storage.allocate() for storage in moving.storages], moving.rooms)
+
+    def wait_reload(self, micro: int) -> None:
+        """Makes later operations of the device wait for the copies, and gives the memory of the host back."""
+        moving = self._under_way.pop(micro)
+        self._link.wait(moving.copied)
+        self._link.free(moving.rooms)
