@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from chimera_ir.measure import machine
+from chimera_ir.measure.moves import round_trips
 from chimera_ir.measure.network import Host, LinkTimes
 from chimera_ir.measure.samples import FEWEST, Samples, ShowProgress
 from chimera_ir.plural import counted
@@ -68,7 +69,9 @@ class _MessageNames(Names):
 
 
 def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: ShowProgress) -> LinkTimes | None:
-    """Measures messages and sums between ``size`` ranks. Returns their times on rank 0, and None on other ranks.
+    """Measures messages and sums between ``size`` ranks, and transfers between their devices and their hosts.
+
+    Returns the times on rank 0, and None on other ranks.
 
     To be called on every rank; pairs of ranks measure one after another.
 
@@ -85,9 +88,9 @@ def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: 
     names = _MessageNames(rank, rank, len(groups), request.timeout)
     world = replace(world, control_group=replace(world.control_group, names=names))
     fan_outs = chosen_fan_outs(pairs, [node.place for node in nodes])
-    steps = (len(pairs) + len(groups)) * len(request.sizes) + len(fan_outs)
+    steps = (len(pairs) + len(groups) + 1) * len(request.sizes) + len(fan_outs) + 1
     bench = _Bench(world, request, progress, steps)
-    # Messages of every pair, then sums of every group, then two streams at once from one rank.
+    # Messages of every pair, sums of every group, two streams at once from one rank, transfers of one rank and of all.
     messages: dict[tuple[bool, int], list[float]] = {}
     streams: dict[tuple[bool, int], list[float]] = {}
     posts: dict[tuple[bool, int], list[float]] = {}
@@ -105,6 +108,8 @@ def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: 
             launches += posted if count == min(request.sizes) else []
             sums.setdefault((len(group), count), []).extend(seconds)
     at_once = {within: bench.fan_out(hub, ends, max(request.sizes)) for within, (hub, ends) in fan_outs.items()}
+    moves = {count: bench.moves((0,), count) for count in request.sizes}
+    moves_at_once = bench.moves(tuple(range(size)), max(request.sizes))
     world.control_group.barrier("for everybody to finish")
     dist.destroy_process_group()
     if rank != 0:
@@ -117,6 +122,8 @@ def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: 
         sums=_samples(sums),
         posts=_samples(posts),
         launches=Samples(tuple(launches)),
+        moves=_samples(moves),
+        moves_at_once=Samples(tuple(moves_at_once)),
     )
 
 
@@ -235,6 +242,17 @@ class _Bench:
         published = [self._times_of(end) for end in ends]
         self._end(f"streams of {size} B from rank {hub} to ranks {ends[0]} and {ends[1]}")
         return [gap for _, _, gaps in published for gap in gaps]
+
+    def moves(self, ranks: Sequence[int], size: int) -> list[float]:
+        """Seconds of a transfer of ``size`` bytes to the host or back, while all of ``ranks`` make such transfers."""
+        if self._world.place.rank in ranks:
+            measure = round_trips(self._world.device, size)
+            measure(WARM_UP)
+            rounds = self._agreed(ranks[0], 2 * median(measure(WARM_UP)))
+            self._publish(measure(rounds), [], [])
+        published = [self._times_of(rank) for rank in ranks]
+        self._end(f"transfers of {size} B to the hosts of {counted(len(ranks), 'rank')}")
+        return [seconds for times, _, _ in published for seconds in times]
 
     def group(self, number: int, members: Sequence[int], size: int) -> tuple[list[float], list[float]]:
         """Measures sums of ``size`` bytes over ``members``, the ranks of group ``number``.

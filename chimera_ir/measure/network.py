@@ -8,7 +8,7 @@ from chimera_ir.measure import fit
 from chimera_ir.measure.fit import OFF, Point
 from chimera_ir.measure.samples import Samples, percent, rounded, too_noisy
 from chimera_ir.plural import counted
-from chimera_ir.profile.cluster import Cluster, Link
+from chimera_ir.profile.cluster import Cluster, HostLink, Link
 from chimera_ir.profile.quantity import show_size, show_time
 
 _TICK = 1e-9
@@ -44,6 +44,8 @@ class LinkTimes:
     the next one, which the sender sends right after it; ``fan_outs`` the same for the largest size, while the sender
     sends as many messages to another rank, which is missing if no rank has two neighbours to send to. A sum lasts from
     the start of its last launch to its end; ``posts`` are of messages, ``launches`` of sums of the smallest size.
+    ``moves`` are transfers between a rank and its host by bytes, ``moves_at_once`` those of the largest size while all
+    ranks make them.
     """
 
     nodes: tuple[Host, ...]
@@ -53,6 +55,8 @@ class LinkTimes:
     sums: Mapping[tuple[int, int], Samples]
     posts: Mapping[tuple[bool, int], Samples]
     launches: Samples
+    moves: Mapping[int, Samples]
+    moves_at_once: Samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +94,13 @@ def described(name: str, measured: LinkTimes) -> Described:
     )
     series = [_messages(measured, within, link) for within, link in links.items()]
     series += [_sums(measured, ranks, sums) for ranks in sorted({ranks for ranks, _ in measured.sums})]
+    per_node = sorted(Counter(node.place for node in measured.nodes).values())
+    host = _host_link(measured, per_node[-1])
+    series.append(_Series("transfers to the host", measured.moves, {}, host.link.message))
     between = links[False] if False in links else links[True]
     inside = links[True] if True in links else links[False]
-    per_node = sorted(Counter(node.place for node in measured.nodes).values())
-    cluster = Cluster(name, len(measured.nodes), per_node[-1], _memory(measured.nodes), 0, between, inside, sums)
+    memory = _memory(measured.nodes)
+    cluster = Cluster(name, len(measured.nodes), per_node[-1], memory, 0, between, inside, sums, host=host)
     remarks = [remark for kind in series for remark in _remarks(kind)]
     if per_node[0] != per_node[-1]:
         remarks.append(
@@ -106,6 +113,7 @@ def described(name: str, measured: LinkTimes) -> Described:
         table.append("Every rank had a node of its own: [links.within] is what was measured between them.")
     table += [line for kind in series for line in _table(kind)]
     table += [_at_once(measured, within) for within in links]
+    table.append(f"Transfers of all ranks at once take {_crowded(measured):.2f} times as long as those of one.")
     return Described(cluster, tuple(table), tuple(remarks))
 
 
@@ -115,6 +123,17 @@ def _message_link(measured: LinkTimes, within: bool) -> Link:
     post = measured.posts[within, sizes[0]].median
     line = fit.messages([_point(size, 2, measured.messages[within, size], post) for size in sizes])
     return replace(_rounded(line, post), shared=_slowdown(measured, within) > _SHARED)
+
+
+def _host_link(measured: LinkTimes, per_node: int) -> HostLink:
+    """The link to the host that fits transfers; so many workers of a node share it as slow each other down."""
+    line = fit.messages([_point(size, 1, samples, 0.0) for size, samples in measured.moves.items()])
+    return HostLink(_rounded(line, 0.0), min(per_node, max(1, round(_crowded(measured)))))
+
+
+def _crowded(measured: LinkTimes) -> float:
+    """Factor by which a transfer to the host takes longer if all ranks make transfers."""
+    return measured.moves_at_once.median / measured.moves[max(measured.moves)].median
 
 
 def _slowdown(measured: LinkTimes, within: bool) -> float:

@@ -65,7 +65,9 @@ def test_the_links_between_ranks_are_a_cluster_file(tmp_path: Path, ranks: int) 
     assert (cluster.name, cluster.workers, cluster.per_node, cluster.reserved) == ("desk", ranks, ranks, 0)
     assert 0 < cluster.memory < 2**50
     assert cluster.between == cluster.within
-    for link in (cluster.within, cluster.between, cluster.sums):
+    assert cluster.host is not None
+    assert 1 <= cluster.host.workers <= ranks
+    for link in (cluster.within, cluster.between, cluster.sums, cluster.host.link):
         assert link.alpha >= 0
         assert link.beta > 0
         assert link.message(16 << 20) > link.message(64)
@@ -86,7 +88,8 @@ def test_sums_are_measured_over_as_many_ranks_as_are_asked_for(tmp_path: Path) -
     assert [line for line in text.splitlines() if "# sums over" in line] == [
         line for line in text.splitlines() if line.startswith("# sums over 2 ranks,")
     ]
-    sums, messages = text[text.index("# sums") :], text[: text.index("# sums")]
+    messages, sums, moves = re.split("# sums over|# transfers to", text)
+    assert re.findall(SIZE, moves) == ["64 B", "256 B", "1 KiB"]
     assert re.findall(SIZE, sums) == ["64 B", "256 B", "1 KiB"]
     assert re.findall(SIZE, messages) == ["64 B", "256 B", "1 KiB"]
     done = launched(MAIN, 3, *asked, "--sum-ranks", "4")

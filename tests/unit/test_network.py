@@ -8,6 +8,7 @@ from chimera_ir.measure.samples import Samples
 from chimera_ir.profile.cluster import Link
 
 SIZES = [4**power for power in range(3, 13)]
+HOST = Link(1e-5, 5e-11)
 
 
 def test_pairs_are_neighbours_within_nodes_and_first_ranks_between_them() -> None:
@@ -26,10 +27,13 @@ def test_a_fork_is_a_rank_between_two_others_of_the_same_kind() -> None:
     assert fan_outs("aaabbcc") == {True: (1, (0, 2)), False: (3, (0, 5))}
 
 
-def network(places: str, slow: float = 1.0, at_once: dict[bool, float] | None = None) -> Described:
+def network(
+    places: str, slow: float = 1.0, at_once: dict[bool, float] | None = None, crowded: float = 1.0
+) -> Described:
     """Exact times on a network of two levels: 20 us and 1 GB/s between nodes, 2 us and 10 GB/s within them.
 
     Posting takes 4 us, 1 us, and of a sum 5 us. Messages to two ranks at once take ``at_once`` as long, by (within).
+    Transfers to the host take 10 us and 20 GB/s, and ``crowded`` as long if all ranks make them.
     """
     links = {False: Link(2e-5, 1e-9, 4e-6), True: Link(2e-6, 1e-10, 1e-6)}
     sums = Link(3e-5, 2e-9, 5e-6)
@@ -45,7 +49,10 @@ def network(places: str, slow: float = 1.0, at_once: dict[bool, float] | None = 
     nodes = tuple(Host(place, 0, 6 << 20, shared=True) for place in places)
     fan_outs = {kind: exactly(longer * messages[kind, SIZES[-1]].median) for kind, longer in (at_once or {}).items()}
     launches = exactly(sums.overhead)
-    return described("here", LinkTimes(nodes, messages, messages, fan_outs, taken, posts, launches))
+    moves = {size: exactly(HOST.message(size)) for size in SIZES}
+    together = exactly(crowded * HOST.message(SIZES[-1]))
+    times = LinkTimes(nodes, messages, messages, fan_outs, taken, posts, launches, moves, together)
+    return described("here", times)
 
 
 def test_links_are_shared_where_two_messages_at_once_take_longer() -> None:
@@ -58,7 +65,15 @@ def test_links_are_shared_where_two_messages_at_once_take_longer() -> None:
     assert "Messages between nodes to two ranks at once take 1.96 times as long as to one." in found.table
     cluster = network("aabb").cluster
     assert not cluster.between.shared
-    assert "not measured" in network("aabb").table[-1]
+    assert "not measured" in network("aabb").table[-2]
+
+
+@pytest.mark.parametrize(("crowded", "workers"), [(1.02, 1), (1.9, 2), (4.1, 4)])
+def test_as_many_workers_have_one_link_to_the_host_as_slow_each_other_down(crowded: float, workers: int) -> None:
+    host = network("aaaa", crowded=crowded).cluster.host
+    assert host is not None
+    assert (host.link.alpha, host.link.beta) == pytest.approx((HOST.alpha, HOST.beta), rel=1e-3)
+    assert host.workers == workers
 
 
 def test_a_network_of_two_levels_is_described_as_it_is() -> None:
@@ -70,7 +85,7 @@ def test_a_network_of_two_levels_is_described_as_it_is() -> None:
     assert (cluster.sums.alpha, cluster.sums.beta) == pytest.approx((3e-5, 2e-9), rel=1e-3)
     assert (cluster.between.overhead, cluster.within.overhead, cluster.sums.overhead) == (4e-6, 1e-6, 5e-6)
     assert found.remarks == ()
-    assert len(found.table) == 4 * (1 + len(SIZES)) + 2
+    assert len(found.table) == 5 * (1 + len(SIZES)) + 3
 
 
 @pytest.mark.parametrize(("places", "alpha"), [("aaaa", 2e-6), ("abcd", 2e-5)])
