@@ -247,7 +247,8 @@ def _too_many(shapes: Sequence[Shape], pipes: Sequence[ast.PipeBlock], values: G
     if micros == 0:
         return [say.NoMicros(text.span, *where)]
     if micros > MAX_MICRO_BATCHES:
-        return [say.TooMany(text.span, *where, "micro-batch", micros, MAX_MICRO_BATCHES)]
+        noun = "slice" if shapes[0].slices > 1 else "micro-batch"
+        return [say.TooMany(text.span, *where, noun, micros, MAX_MICRO_BATCHES)]
     # An endless pipe has one step so far: its operations are counted when its turn is known.
     stages = len(shapes[0].stage_range)
     by_stage = stages * sum(1 + len(shape.syncs) for shape in shapes)
@@ -255,4 +256,4 @@ def _too_many(shapes: Sequence[Shape], pipes: Sequence[ast.PipeBlock], values: G
     count = max(by_stage, operations, micros) if values.per_update is None else by_stage
     if count <= limit:
         return []
-    return [say.TooManyOperations(text.span, *where, count, limit, micros, stages)]
+    return [say.TooManyOperations(text.span, *where, count, limit, micros // shapes[0].slices, stages)]

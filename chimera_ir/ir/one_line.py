@@ -16,6 +16,10 @@ class OneLine:
 
     def __repr__(self) -> str:
         header = self.header
-        numbers = (header.workers, "worker"), (header.stages, "stage"), (header.micro_batches, "micro-batch")
+        numbers = (
+            (header.workers, "worker"),
+            (header.stages, "stage"),
+            (header.micro_batches // header.parts, "micro-batch"),
+        )
         sizes = ", ".join(counted(number, noun) for number, noun in numbers)
         return f"<{type(self).__name__} of {header.title}: {sizes}>"

@@ -12,6 +12,7 @@ from chimera_ir.page.operation_tables import OperationRow
 from chimera_ir.page.tables import ChangeTable, MemoryTable
 from chimera_ir.predict.memory_need import MemoryNeed, worker_bytes
 from chimera_ir.predict.setting import Setting
+from chimera_ir.verify.holdings import KEPT_UNITS
 
 
 class _ChangeOfRow(NamedTuple):
@@ -25,8 +26,6 @@ class _ChangeOfRow(NamedTuple):
 
 
 _Size = Callable[[_ChangeOfRow], float]
-
-_UNITS = (Counted.ACTIVATIONS, Counted.INPUT, Counted.OPERANDS, Counted.CARRIES, Counted.CARRY_GRADIENTS)
 
 
 class MemoryInBytes(NamedTuple):
@@ -87,7 +86,7 @@ def _changes(header: Header, rows: Sequence[OperationRow]) -> Iterator[_ChangeOf
     Operands alone take the place of the activations that are freed.
     """
     for number, row in enumerate(rows):
-        for _, unit, amount in live.changes(header, (row.operation,), _UNITS):
+        for _, unit, amount in live.changes(header, (row.operation,), KEPT_UNITS):
             yield _ChangeOfRow(row, number, live.is_at_end(unit, amount), unit, amount)
 
 

@@ -75,7 +75,7 @@ def most(variant: Variant, setting: Setting) -> list[int] | None:
 
 
 def _passing(header: Header) -> list[Counter[int]]:
-    """Counts, for each worker, the micro-batches that pass each of its stages."""
+    """Counts, for each worker, the micro-batches, or parts of them, that pass each of its stages."""
     counts: list[Counter[int]] = [Counter() for _ in range(header.workers)]
     for pipe in header.pipes:
         for stage, worker in enumerate(pipe.workers):
@@ -84,21 +84,32 @@ def _passing(header: Header) -> list[Counter[int]]:
 
 
 def _under_way(compiled: CompiledScheme, header: Header, timings: Sequence[Timing], stage: int, passing: int) -> int:
-    """Upper bound on the bytes of a stage's messages at any time, if ``passing`` micro-batches pass it on the worker.
+    """Upper bound on the bytes of a stage's messages at any time, if ``passing`` parts of micro-batches pass it.
 
-    With a flush: the messages of all those micro-batches. In a stream in order, activations have arrived when their
+    With a flush: the messages of all those parts. In a stream in order, activations have arrived when their
     gradients come back, and stay in their buffer until the backward; gradients have arrived when the first activations
     come that were sent after the use of these gradients, and leave their buffer at once. `_EARLY` covers receives
     posted early.
     """
-    this, before = timings[stage], [(maker, timings[maker]) for maker in header.feeding[stage]]
+    this, before = (
+        _messages(header, timings[stage]),
+        [(s, _messages(header, timings[s])) for s in header.feeding[stage]],
+    )
     if header.asynchronous:
         begun = compiled.begun
-        onward = begun[stage] * this.output + _EARLY * this.gradient
-        back = [(begun[stage] + _EARLY) * t.output + (begun[maker] + _EARLY) * t.gradient for maker, t in before]
+        onward = begun[stage] * this[0] + _EARLY * this[1]
+        back = [
+            (begun[stage] + _EARLY) * output + (begun[maker] + _EARLY) * gradient
+            for maker, (output, gradient) in before
+        ]
     else:
-        onward, *back = (passing * (timing.output + timing.gradient) for timing in (this, *dict(before).values()))
+        onward, *back = (passing * sum(messages) for messages in (this, *dict(before).values()))
     return onward * len(header.fed[stage]) + sum(back)
+
+
+def _messages(header: Header, timing: Timing) -> tuple[int, int]:
+    """Bytes of an output and of a gradient, for the part of a micro-batch that a message is about."""
+    return -(-timing.output // header.parts), -(-timing.gradient // header.parts)
 
 
 def _least_kept(header: Header, timing: Timing, stage: int, splits: bool) -> int:
@@ -111,6 +122,7 @@ def _most_kept(header: Header, timings: Sequence[Timing], stage: int, splits: bo
     """The most bytes that a stage keeps of a micro-batch, without its receive buffer.
 
     If backwards are split, a stage that recomputes keeps activations from the first half of a backward to the second.
+    The bytes are rounded up to a multiple of the parts of a micro-batch, as each stage rounds up those of a part.
     """
     again = all(stage in pipe.recompute for pipe in header.pipes) and not splits
     in_buffer = sum(
@@ -119,4 +131,5 @@ def _most_kept(header: Header, timings: Sequence[Timing], stage: int, splits: bo
         if all(pipe.workers[stage] != pipe.workers[maker] for pipe in header.pipes)
     )
     sizes = timings[stage].kept.without_received(in_buffer, 0)
-    return sizes.input if again else max(sizes.input, sizes.activations, sizes.halfway * splits)
+    size = sizes.input if again else max(sizes.input, sizes.activations, sizes.halfway * splits)
+    return -(-size // header.parts) * header.parts

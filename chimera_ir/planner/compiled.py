@@ -14,7 +14,7 @@ from chimera_ir.cost.launches import LaunchPlaces
 from chimera_ir.diagnostics.model import raise_errors
 from chimera_ir.elaborate.elaborate import Outline, outline
 from chimera_ir.flow.live import highest_by_key, waiting
-from chimera_ir.ir.ids import Micro, Stage
+from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.kinds import KINDS, RECOMPUTATION
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import Compute, Operation, singles
@@ -211,16 +211,18 @@ class Variant:
         same values between them, and launches its sums by the same strategies.
         """
         # Micro-batches are numbered in the order of their first operations, so that their own numbers do not count.
-        header, numbers = self.header, dict[Micro, int]()
+        header, numbers = self.header, dict[int, int]()
         if header.asynchronous:
             return None
 
         def described(part: Compute) -> tuple[object, ...]:
-            micros = [numbers.setdefault(micro, len(numbers)) for micro in part.micros]
-            return part.kind.letter, part.stage, micros
+            whole = (divmod(micro, header.slices) for micro in part.micros)
+            return part.kind.letter, part.stage, [(numbers.setdefault(micro, len(numbers)), q) for micro, q in whole]
 
         lanes = [[list(map(described, operation.parts)) for operation in lane] for lane in self.compiled.lanes]
-        return sha256(repr((header.parts, header.strategies, header.stages_of, lanes)).encode()).hexdigest()
+        return sha256(
+            repr((header.halves, header.slices, header.strategies, header.stages_of, lanes)).encode()
+        ).hexdigest()
 
     def check(self) -> None:
         """Verifies the schedule, unless its text is trusted; raises `Rejected` with its errors."""

@@ -73,7 +73,8 @@ class Configuration:
     """A scheme with its parameters, D stages, the workers of a copy, W copies, N micro-batches of B items.
 
     ``change`` is applied to the scheme, for example recomputation of every stage. ``split`` is the first layer of each
-    stage; None if the profile has no layers, or until the configuration has been judged.
+    stage; None if the profile has no layers, or until the configuration has been judged. A micro-batch is cut into
+    ``slices``.
     """
 
     source: Source
@@ -85,6 +86,7 @@ class Configuration:
     micro_batch_size: int
     change: Change
     split: tuple[int, ...] | None = None
+    slices: int = 1
 
     @property
     def mini_batch(self) -> int:
@@ -94,7 +96,7 @@ class Configuration:
     @property
     def operations(self) -> int:
         """An estimate of the compute operations."""
-        return 2 * self.stages * max(self.micro_batches, self.stages)
+        return 2 * self.stages * max(self.micro_batches * self.slices, self.stages)
 
     def recomputing(self, again: bool) -> "Configuration":
         """The configuration, with recomputation of every stage if ``again``."""
@@ -296,7 +298,8 @@ class _Search:
         syncs = (None,) if outlined.steps_inside else self._question.syncs
         for sync in syncs:
             change = Change(self._question.recomputation is Recomputation.ALWAYS, _CHANGED[sync])
-            yield Configuration(self._source, given, outlined.stages, outlined.workers, copies, count, size, change)
+            sizes = outlined.stages, outlined.workers, copies, count, size
+            yield Configuration(self._source, given, *sizes, change, slices=outlined.slices)
 
     def _out(self, settings: dict[str, int], size: int | None, reason: Reason, detail: str) -> LeftOut:
         return LeftOut(self._source, tuple(settings.items()), size, reason, detail)

@@ -70,7 +70,7 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
         counts[operation.origin] += 1
     for origin, (worker, operation) in other.items():
         yield say.KindNotThere(origin, line(operation, header), worker, kinds_line(header), counts[origin])
-    last = (header.stages - 1, header.micro_batches - 1, header.workers - 1)
+    last = (header.stages - 1, header.micro_batches // header.slices - 1, header.workers - 1)
     for origin, (worker, operation, (message, *facts)) in unknown.items():
         yield message(origin, line(operation, header), worker, *last, counts[origin], *facts)
     for origin, (worker, operation) in needless.items():
@@ -97,7 +97,7 @@ def _unknown(header: Header, worker: Worker, operation: Compute) -> _Unknown | N
         return (say.MicroNamedTwice,)
     for micro in micros:
         if not 0 <= micro < header.micro_batches:
-            return say.NumberNotThere, "micro-batch", micro
+            return say.NumberNotThere, "micro-batch", micro // header.slices
     return _unknown_version(header, operation.version)
 
 

@@ -32,12 +32,14 @@ def repeats(schedule: Schedule) -> Iterator[Diagnostic]:
 def _lane(header: Header, worker: Worker, lane: Sequence[Operation]) -> Iterator[Diagnostic]:
     turn = turn_in(header, singles(lane))
     if turn is None:
-        yield NoTurn(lane[0].origin if lane else NOWHERE, worker, header.period)
+        yield NoTurn(lane[0].origin if lane else NOWHERE, worker, header.period // header.parts)
         return
     for instruction, wanted in zip_longest(lane, unroll(header, turn, header.updates)):
         if instruction != wanted:
             origin = (instruction or lane[-1]).origin
-            yield BreaksTurn(origin, worker, header.period, _shown(header, instruction), _shown(header, wanted))
+            yield BreaksTurn(
+                origin, worker, header.period // header.parts, _shown(header, instruction), _shown(header, wanted)
+            )
             return
 
 

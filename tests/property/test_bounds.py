@@ -18,10 +18,11 @@ LIMIT = 20_000
 
 @st.composite
 def texts(draw: st.DrawFn, asynchronous: bool) -> str:
-    """One or two pipes over as many workers as stages or fewer; operations over several micro-batches, or halves."""
+    """One or two pipes over as many workers as stages or fewer; operations over micro-batches, parts or several."""
     stages, count, group = draw(st.integers(1, 5)), draw(st.integers(1, 2)), draw(st.sampled_from([1, 1, 2, 3]))
     workers = draw(st.sampled_from([stages, stages, max(1, stages - 1), max(1, stages // 2)]))
     halves = group == 2 and not asynchronous and draw(st.booleans())
+    slices = draw(st.sampled_from([1, 1, 2, 3])) if group == 1 and not asynchronous else 1
     updates = count * group * draw(st.integers(1, 3))
     last = "" if asynchronous else str(group * draw(st.integers(1, 8)))
     lag, whole = draw(st.integers(0, 4)), draw(st.booleans())
@@ -29,20 +30,27 @@ def texts(draw: st.DrawFn, asynchronous: bool) -> str:
     for number in range(count):
         place = draw(st.sampled_from([f"s*{workers}/{stages}", f"{workers - 1} - s*{workers}/{stages}"]))
         stride, late = draw(st.integers(1, 4)), draw(st.integers(0, 6))
+        late += stride * (slices - 1)
         name = f"({count}*m + {number})"
-        begin, end = f"{stride}*(m/{group}) + s", f"{stride}*(m/{group}) + {late + 2 * stages - 1} - s"
-        parts = [f"m..m+{group}"] if whole or group == 1 else [f"m+{part}" for part in range(group)]
+        index, back, cut = f"(m/{group})", f"(m/{group})", ""
+        if slices > 1:
+            index, back, cut = f"({slices}*m + q)", f"({slices}*m + {slices - 1} - q)", ", q"
+        begin, end = f"{stride}*{index} + s", f"{stride}*{back} + {late + 2 * stages - 1} - s"
+        parts = ["m"] if group == 1 else [f"m..m+{group}"] if whole else [f"m+{part}" for part in range(group)]
         lines += [f"pipe p{number} {{", f"stages s in 0..{stages} on {place}"]
         lines += [f"micros m in 0..{last} {'halves ' if halves else ''}by {group} as {name}"]
+        lines += [f"slices q in 0..{slices}"] if slices > 1 else []
         lines += [f"reads version max(0, {name}/{updates} - {lag})"] if asynchronous else []
         lines += draw(st.sampled_from([[], [], ["recompute"], ["recompute when s % 2 == 0"]]))
-        lines += [f"F(m..m+{group}, s) @ 2048*({begin}) + {512 * number} + s"]
+        lines += [f"F({f'm..m+{group}' if group > 1 else 'm'}, s{cut}) @ 2048*({begin}) + {512 * number} + s"]
         wait = draw(st.none() | st.integers(0, 3))
         kind = "B" if wait is None else "I"
-        lines += [f"{kind}({m}, s) @ 2048*({end}) + {512 * number + 128 + 32 * i} + s" for i, m in enumerate(parts)]
+        lines += [
+            f"{kind}({m}, s{cut}) @ 2048*({end}) + {512 * number + 128 + 32 * i} + s" for i, m in enumerate(parts)
+        ]
         if wait is not None:
             late_end = f"2048*({end} + {wait}) + {512 * number + 256} + s"
-            lines += [f"W({m}, s) @ {late_end} + {32 * i}" for i, m in enumerate(parts)]
+            lines += [f"W({m}, s{cut}) @ {late_end} + {32 * i}" for i, m in enumerate(parts)]
         lines += ["}"]
     return "\n".join(lines)
 
@@ -79,7 +87,7 @@ def assert_bounds_hold(text: str, costs: tuple[StageCosts, ...], recompute: bool
         one.check()
     except Rejected:
         assume(False)
-    event("bounded" if bounded(one, costs) else "weighed")
+    event(f"{'bounded' if bounded(one, costs) else 'weighed'}{' in slices' * (one.header.slices > 1)}")
 
 
 @examples(150)

@@ -6,7 +6,10 @@ import chimera_ir
 from chimera_ir.errors import TextError
 from chimera_ir.ir.text.printer import show
 from chimera_ir.ir.text.reader import parse
+from chimera_ir.planner.compiled import CompiledScheme, Variant
 from chimera_ir.source import Source
+from chimera_ir.syntax import parser
+from chimera_ir.syntax.change import Change
 from tests.executor import verdicts
 
 PIPE = """pipe down {{
@@ -79,3 +82,15 @@ def test_all_slices_of_a_micro_batch_read_one_version() -> None:
     for turn in level.turns:
         reads = {(operation.micros[0] // 3, operation.version) for operation in turn.instructions}
         assert len({micro for micro, _ in reads}) == len(reads)
+
+
+def test_slices_of_other_micro_batches_are_another_schedule() -> None:
+    def digest(forward: str, backward: str) -> str | None:
+        lines = "scheme a", "pipe p {", "stages s in 0..1 on s", "micros m in 0..2", "slices q in 0..2"
+        text = "\n".join((*lines, f"F(m, s, q) @ {forward}", f"B(m, s, q) @ 8 + {backward}", "}"))
+        compiled = CompiledScheme(parser.parse(Source("a.chim", text)), (), Change(), 100, trusted=False)
+        return Variant(compiled, Change()).digest
+
+    by_micro_batch = digest("2*m + q", "2*(1 - m) + 1 - q")
+    assert by_micro_batch == digest("2*(1 - m) + q", "2*m + 1 - q")
+    assert by_micro_batch != digest("m + 2*q", "2*(1 - q) + 1 - m")

@@ -40,10 +40,11 @@ class MicroMissing(Diagnostic, code="CH511"):
 
     title = "micro-batch {micro} belongs to no pipe{others:(and more)}"
     label = "given to a pipe: {placed} of {micro_batches:micro-batch}"
-    help = "add {micro} to the runs after `micros` of one pipe, as in `{micro}..{after}`"
+    help = "add {start} to the runs after `micros` of one pipe, as in `{start}..{after}`"
     micro: int
     placed: int
     micro_batches: int
+    start: int
     after: int
     others: int
 

@@ -201,25 +201,26 @@ class PairInStream(Diagnostic, code="CH527"):
 
 
 class LineWithoutSlice(Diagnostic, code="CH530"):
-    """A line of IR text that names no slice though micro-batches have slices, names one though they have none."""
+    """A line of IR text that names no slice though micro-batches have slices."""
 
     title = "this line does not say which slice it is about"
     label = "expected a slice"
-    help = "write the slice after the micro-batch, as in `m0 q1`: the header cuts micro-batches into {slices}"
+    help = "write the slice after the micro-batch, as in `m0 q1`: the header cuts a micro-batch into {slices:slice}"
     slices: int
 
 
-class LineWithSlice(LineWithoutSlice):
-    """A line that names a slice though micro-batches have none."""
+LineWithSlice = LineWithoutSlice.worded(
+    "LineWithSlice",
+    title="this line names a slice, and the micro-batches have none",
+    label="a slice",
+    help="write `m0` without a slice, or `micro_batches COUNT slices K` in the header, where COUNT counts slices",
+)
+"""A line that names a slice though micro-batches have none."""
 
-    title = "this line names a slice, and the micro-batches have none"
-    label = "a slice"
-    help = "write `m0` without a slice, or `micro_batches COUNT slices K` in the header, where COUNT counts slices"
-
-
-class GroupOfSlices(LineWithoutSlice):
-    """A line over several micro-batches though these are cut into slices."""
-
-    title = "a line about slices names one micro-batch, and this one names several"
-    label = "several micro-batches"
-    help = "give each micro-batch a line of its own"
+GroupOfSlices = LineWithoutSlice.worded(
+    "GroupOfSlices",
+    title="a line about slices names one micro-batch, and this one names several",
+    label="several micro-batches",
+    help="give each micro-batch a line of its own",
+)
+"""A line over several micro-batches though these are cut into slices."""

@@ -20,7 +20,7 @@ class SlicesDiffer(InInstance, code="CH285"):
 
 
 class SlicesNotFromZero(InInstance, code="CH286"):
-    """Slices that are not numbered from 0, or none at all."""
+    """Slices that are not numbered from 0."""
 
     title = "slices are numbered from 0, and these begin with {start}"
     label = "from {start}"
@@ -28,16 +28,17 @@ class SlicesNotFromZero(InInstance, code="CH286"):
     start: int
 
 
-class NoSlices(SlicesNotFromZero):
-    """An empty range of slices."""
-
-    title = "a micro-batch has at least one slice"
-    label = "an empty range"
-    help = "make the range longer, or leave the line out"
+NoSlices = SlicesNotFromZero.worded(
+    "NoSlices",
+    title="a micro-batch has at least one slice",
+    label="an empty range",
+    help="make the range longer, or leave the line out",
+)
+"""An empty range of slices."""
 
 
 class SliceNotNamed(Diagnostic, code="CH287"):
-    """An operation that names no slice in a pipe with slices, or one in a pipe without slices."""
+    """An operation that names no slice in a pipe with slices."""
 
     title = "this operation does not say which slice it is about"
     label = "of which slice?"

@@ -186,7 +186,7 @@ class _HeaderReader:
             raise Rejected([say.WrongUpdates(span(token), level)])
         if not periods:
             if updates < 1 or micro_batches % updates:
-                raise Rejected([say.UnevenTurn(span(token), micro_batches, updates)])
+                raise Rejected([say.UnevenTurn(span(token), micro_batches // self._slices, updates)])
             return updates, micro_batches
         period = periods[0]
         if updates < 1 or micro_batches % updates:
@@ -235,9 +235,10 @@ class _HeaderReader:
         micro_batches = self._counts["MICRO_BATCHES"]
         if len(earlier) < micro_batches:
             first = next(micro for micro in range(micro_batches) if micro not in earlier)
-            others = micro_batches - len(earlier) - 1
+            others = (micro_batches - len(earlier)) // self._slices - 1
+            placed, whole, after = len(earlier) // self._slices, micro_batches // self._slices, first + self._slices
             pipes_span = span(self._lines["PIPE"][0])
-            raise Rejected([say.MicroMissing(pipes_span, first, len(earlier), micro_batches, first + 1, others)])
+            raise Rejected([say.MicroMissing(pipes_span, first // self._slices, placed, whole, first, after, others)])
         return tuple(pipes.values())
 
     def _read_pipe(self, token: Token, earlier: set[int]) -> Pipe:
@@ -276,7 +277,7 @@ class _HeaderReader:
         last = self._counts["MICRO_BATCHES"] - 1
         for micro in _run(token, ends, last):
             if micro in earlier:
-                raise Rejected([say.MicroTwice(span(token), micro, last)])
+                raise Rejected([say.MicroTwice(span(token), micro // self._slices, last // self._slices)])
             earlier.add(micro)
             yield micro
 

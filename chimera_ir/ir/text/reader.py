@@ -273,7 +273,7 @@ class _BodyReader:
             raise Rejected([message(span(token), wrong[1], self._level)])
         text = _VERSION.sub("", token)
         slices = self._header.slices
-        if slices > 1 or _SLICE.search(text):
+        if slices > 1 or ("q" in text and _SLICE.search(text)):
             return integers(token, self._counting_slices(token, text))
         return integers(token, _MICRO.sub(lambda micro: (micro[1] or "0").lstrip("+"), text))
 
