@@ -47,17 +47,19 @@ def drawn(number: int, seed: int) -> Kill:
 
 
 def losses(
-    folder: Path, directory: Path, kill: Kill | None, after: int | None = None
+    folder: Path, directory: Path, kill: Kill | None, after: int | None = None, sliced: bool = False
 ) -> tuple[dict[int, set[float]], bool]:
     """The losses of each update, of all times that it was made, and whether a rank died.
 
-    With ``after`` it dies when the checkpoint of that update is there, for which it waits.
+    With ``after`` it dies when the checkpoint of that update is there, for which it waits. The model is ``sliced`` if
+    the program has slices.
     """
     folder.mkdir()
     log, marker, saved = folder / "log.jsonl", folder / "marker", folder / "saved"
     options = f"--model {MODELS / 'killed.py'} --steps {STEPS} --micro-batch-size 2 --timeout 30 --log-file {log}"
     saving = f"--save {saved} --resume {saved} --save-every {EVERY} --keep 2"
     variables = {"MARKER": str(marker)} | ({} if kill is None else {"KILL": str(kill)})
+    variables |= {"SLICED": "1"} if sliced else {}
     variables |= {} if after is None else {"SAVED": str(saved / f"update-{after:08d}")}
     done = launched(directory, RANKS, ("--max-restarts=3",), f"{options} {saving}".split(), variables)
     assert done.returncode == 0, f"{kill}: {done.stderr}"

@@ -16,7 +16,7 @@ KNOW_HALVES = {
     "its cost, set or measured": {
         *("chimera_ir/cost/durations.py", "chimera_ir/predict/equation.py", "chimera_ir/predict/setting.py"),
         *(f"chimera_ir/profile/{name}.py" for name in ("costs", "layers", "read")),
-        *("chimera_ir/measure/stages.py", "chimera_ir/measure/stations.py"),
+        *("chimera_ir/measure/rounds.py", "chimera_ir/measure/stations.py"),
     },
 }
 """The modules that name it, by what they have of it; docs/explanation/code.md lists the same for a kind that is new."""

@@ -62,7 +62,7 @@ def profile_command() -> None:
 
 
 _MODEL_SECTIONS = {
-    "Common options": "--stages --micro-batch-size --out --split --count",
+    "Common options": "--stages --micro-batch-size --out --split --slices --count",
     "A model of transformers": "--hf --length",
     "Measurement": "--every --device --threads --rounds --seed",
     "Output": "--force --json --quiet",
@@ -86,6 +86,12 @@ _of_a_model = all_of(
         callback=_numbers,
         metavar="B",
         help="Items per micro-batch; several as in 1,2,4,8.",
+    ),
+    click.option(
+        "--slices",
+        type=click.IntRange(2),
+        metavar="K",
+        help="Also measure each micro-batch in K slices of its sequence.",
     ),
     _out,
     click.option("--count", is_flag=True, help="Count work on shapes instead of measuring time."),
@@ -146,6 +152,7 @@ def _measure(
     hf: str | None,
     length: int | None,
     sizes: tuple[int, ...],
+    slices: int | None,
     out: Path,
     count: bool,
     device: str,
@@ -170,7 +177,7 @@ def _measure(
     # The file is refused before the measurement, which may take long, and written after it.
     with as_misuse(OutputRefused, measure.BadFile):
         refuse_file(out, MARK, force)
-        request = StageRequest(depths, sizes, rounds, seed, split, once)
+        request = StageRequest(depths, sizes, rounds, seed, split, once, slices or 1)
         noise: tuple[str, ...] = ()
         with _bar() as progress:
             if count and model is not None:

@@ -34,7 +34,7 @@ class _Compared:
 
 def passes(station: Station) -> object:
     """Key that is equal for two stations (stages, ready to run) only if passes through them take equally long."""
-    recorded = station.size, station.before, station.after, station.traits, station.footprint
+    recorded = station.shape, station.before, station.after, station.traits, station.footprints
     return "passes", recorded, _Signature().layers(station)
 
 

@@ -1,17 +1,25 @@
 """Costs of a model's stages, timed on this machine or counted from shapes alone."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count, pairwise
+from itertools import chain, count
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from chimera_ir.measure import equal
+from chimera_ir.measure.rounds import (
+    PassCosts,
+    Stopwatch,
+    by_slice,
+    costs_of_round,
+    cpu_clock,
+    cuda_clock,
+    halves_by_slice,
+)
 from chimera_ir.measure.samples import Samples, ShowProgress, in_rounds, noise, rounded
 from chimera_ir.measure.stations import MeasuredTurn, ModelCut, Station, message_bytes, running, stations
 from chimera_ir.profile.costs import ENTRIES, NO_OVERHEAD, ModelProfile, StageCosts, Times, Timing
@@ -32,7 +40,7 @@ class StageRequest:
     """Depths D and micro-batch sizes B to measure, in at most ``rounds`` rounds; without depths, layers are measured.
 
     ``split`` is the first layer of each stage of a model of layers; by default stages have equal numbers of layers.
-    With ``once``, only one of equal layers is measured.
+    With ``once``, only one of equal layers is measured. Each micro-batch is also measured in ``slices``, if several.
     """
 
     depths: tuple[int, ...]
@@ -41,6 +49,7 @@ class StageRequest:
     seed: int
     split: tuple[int, ...] | None = None
     once: bool = False
+    slices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +60,13 @@ class TimedProfile:
     noise: tuple[str, ...]
 
 
-class _Passes(NamedTuple):
-    """Costs of the passes of a micro-batch through a station; the last two are the halves of a split backward."""
-
-    forward: float
-    backward: float
-    recomputing: float
-    input_gradient: float
-    weight_gradient: float
+_Measured = tuple[PassCosts, float | None]
+"""Costs of the passes of a slice, and the largest scatter of their times; None where nothing was timed."""
 
 
 _Figures = TypeVar("_Figures")
 
-_NAMES = tuple(name.replace("_", " ") for name in _Passes._fields)
+_NAMES = tuple(name.replace("_", " ") for name in PassCosts._fields)
 
 
 def timed(model: ModelFile, request: StageRequest, device: torch.device, progress: ShowProgress) -> TimedProfile:
@@ -78,7 +81,7 @@ def timed(model: ModelFile, request: StageRequest, device: torch.device, progres
     Raises `Misuse` if the model file is not as its interface wants it, or a micro-batch does not fit into memory.
     Raises `ModelError` if the model file's code raises an error.
     """
-    times = _StageClock(request.rounds, _cuda_clock if device.type == "cuda" else _clock)
+    times = _StageClock(request.rounds, cuda_clock if device.type == "cuda" else cpu_clock)
     once = _Once(times)
     note = f"times on {_described(device)}"
     profile = _profile(model, request, device, once if request.once else times, note, progress)
@@ -90,20 +93,25 @@ def timed(model: ModelFile, request: StageRequest, device: torch.device, progres
 class _StageClock:
     """Measures in seconds of ``clock``, in at most ``rounds`` rounds; ``figures`` has the samples of every figure."""
 
-    def __init__(self, rounds: int, clock: "_Clock") -> None:
+    def __init__(self, rounds: int, clock: Stopwatch) -> None:
         self.figures: list[tuple[str, Samples]] = []
         self._rounds = rounds
         self._clock = clock
 
-    def passes(self, cut: ModelCut, number: int, station: Station) -> tuple[_Passes, float | None]:
-        """Medians of the times of passes through stage ``number``, and the largest of their scatters."""
-        return self._measured(f"{cut.part(number)}, micro-batch size {station.size}", station, self._rounds)
+    def passes(self, cut: ModelCut, number: int, station: Station) -> list[_Measured]:
+        """Medians of the times of passes through stage ``number``, and the largest of their scatters, by slice."""
+        return self._measured(f"{cut.part(number)}, micro-batch size {station.shape.size}", station, self._rounds)
 
-    def _measured(self, where: str, station: Station, most: int) -> tuple[_Passes, float]:
-        turns = count()
-        samples = in_rounds(lambda: _round(station, next(turns), self._clock), WARM_UP, most)
-        self.figures += [(f"{name} of {where}", figure) for name, figure in zip(_NAMES, samples, strict=True)]
-        return _Passes(*(rounded(figure.median) for figure in samples)), _noise(*samples)
+    def _measured(self, where: str, station: Station, most: int) -> list[_Measured]:
+        turns, slices = count(), station.shape.slices
+        samples = in_rounds(lambda: tuple(chain(*costs_of_round(station, next(turns), self._clock))), WARM_UP, most)
+        measured: list[_Measured] = []
+        for place in range(slices):
+            of_slice = samples[place * len(_NAMES) : (place + 1) * len(_NAMES)]
+            part = f"slice {place} of {slices} of {where}" if slices > 1 else where
+            self.figures += [(f"{name} of {part}", figure) for name, figure in zip(_NAMES, of_slice, strict=True)]
+            measured.append((PassCosts(*(rounded(figure.median) for figure in of_slice)), _noise(*of_slice)))
+        return measured
 
     def step(self, cut: ModelCut, number: int, station: Station) -> tuple[float, float | None]:
         """Median and scatter of the step of stage ``number``; every round starts from the initial weights."""
@@ -129,9 +137,10 @@ class _StageClock:
         """Medians of the times of a stage that computes nothing; they are short, so SHORT times as many rounds run."""
         # A stage without work: all its time is overhead.
         nothing = _empty_model()
-        small = replace(cut, model=nothing, dataset=nothing.items(), stages=3, sizes=(1,))
+        small = replace(cut, model=nothing, dataset=nothing.items(), stages=3, sizes=(1,), slices=1)
         (station,) = dict(stations(small, lambda _doing: None))[1]
-        return _times(self._measured("an operation", station, SHORT * self._rounds)[0])
+        ((passes, _),) = self._measured("an operation", station, SHORT * self._rounds)
+        return _times(passes)
 
 
 class _Identity(torch.nn.Module):
@@ -164,7 +173,7 @@ class _Once:
         self._known: list[tuple[object, int, Any]] = []
         self._equal: dict[int, set[int]] = {}
 
-    def passes(self, cut: ModelCut, number: int, station: Station) -> tuple[_Passes, float | None]:
+    def passes(self, cut: ModelCut, number: int, station: Station) -> list[_Measured]:
         return self._once(equal.passes(station), number, lambda: self._measure.passes(cut, number, station))
 
     def step(self, cut: ModelCut, number: int, station: Station) -> tuple[float, float | None]:
@@ -217,20 +226,21 @@ def counted(model: ModelFile, request: StageRequest, progress: ShowProgress) -> 
 class _Work:
     """Counts FLOP with torch's flop counter. An optimizer's step counts as 0, as that counter sees no FLOP there."""
 
-    def passes(self, cut: ModelCut, _number: int, station: Station) -> tuple[_Passes, float | None]:
-        turn, totals = MeasuredTurn.of(0), [0]
+    def passes(self, cut: ModelCut, _number: int, station: Station) -> list[_Measured]:
+        turn = MeasuredTurn.of(0)
         with cut.here(), FlopCounterMode(display=False) as flops:
-            for run, micro in (
-                (station.forward, turn.ordinary),
-                (station.backward, turn.ordinary),
-                (station.forward, turn.halved),
-                (station.backward_input, turn.halved),
-                (station.stage.backward_weights, turn.halved),
-            ):
-                run(micro)
-                totals.append(flops.get_total_flops())
-        forward, backward, _, *halves = (float(end - start) for start, end in pairwise(totals))
-        return _Passes(forward, backward, forward + backward, *halves), None
+
+            def clock(run: Callable[[], None]) -> float:
+                before = flops.get_total_flops()
+                run()
+                return float(flops.get_total_flops() - before)
+
+            forward = by_slice(station, clock, station.forward, turn.ordinary)
+            backward = by_slice(station, clock, station.backward, turn.ordinary, reverse=True)
+            by_slice(station, clock, station.forward, turn.halved)
+            halves = halves_by_slice(station, clock, turn.halved)
+        recomputing = map(sum, zip(forward, backward, strict=True))
+        return [(PassCosts(*costs), None) for costs in zip(forward, backward, recomputing, *halves, strict=True)]
 
     def step(self, _cut: ModelCut, _number: int, _station: Station) -> tuple[float, float | None]:
         return 0.0, None
@@ -248,7 +258,8 @@ def _profile(
     model: ModelFile, request: StageRequest, device: torch.device, measure: _Measure, note: str, progress: ShowProgress
 ) -> ModelProfile:
     depths_cut = request.depths or (len(_layers(model)),)
-    done, steps = count(1), sum(depths_cut) * (2 + len(request.sizes))
+    several = len(request.sizes) * (2 if request.slices > 1 else 1)
+    done, steps = count(1), sum(depths_cut) * (2 + several)
 
     def tell(doing: str) -> None:
         progress(doing, next(done), steps)
@@ -258,19 +269,21 @@ def _profile(
     depths: dict[int, tuple[StageCosts, ...]] = {}
     kinds: set[str] = set()
     for depth in depths_cut:
-        cut = ModelCut(
-            model, dataset, depth, request.sizes, device, request.seed, "stage" if request.depths else "layer"
-        )
+        kind = "stage" if request.depths else "layer"
+        cut = ModelCut(model, dataset, depth, request.sizes, device, request.seed, kind, request.slices)
         stage_costs: list[StageCosts] = []
         for number, stage_stations in stations(cut, tell):
             at: dict[int, Timing] = {}
+            # Whole micro-batches first, then slices of each.
             for station in stage_stations:
-                with running(cut, number, station.size):
-                    at[station.size] = _timing(station, *measure.passes(cut, number, station))
-                tell(f"{cut.part(number)}, micro-batch size {station.size}")
+                size, slices = station.shape
+                with running(cut, number, size):
+                    timings = tuple(_timings(station, measure.passes(cut, number, station)))
+                at[size] = timings[0] if slices == 1 else replace(at[size], slices=timings)
+                tell(f"{cut.part(number)}, micro-batch size {size}{f', {slices} slices' if slices > 1 else ''}")
             # The step does not depend on the micro-batch size: the smallest one needs least memory.
-            smallest = min(stage_stations, key=lambda station: station.size)
-            with running(cut, number, smallest.size):
+            smallest = min(stage_stations, key=lambda station: station.shape)
+            with running(cut, number, smallest.shape.size):
                 stage_costs.append(_costs(model, smallest, at, measure.step(cut, number, smallest)))
             tell(f"{cut.part(number)}, optimizer")
             kinds |= {str(p.dtype).removeprefix("torch.") for p in smallest.module.parameters()}
@@ -305,61 +318,27 @@ def _costs(model: ModelFile, station: Station, at: dict[int, Timing], step: tupl
     )
 
 
-def _timing(station: Station, costs: _Passes, noise: float | None) -> Timing:
-    sizes = station.kept
-    return Timing(
-        _times(costs),
-        activations=sizes.activations,
-        input=sizes.input,
-        output=message_bytes(station.after),
-        gradient=station.gradient_bytes,
-        noise=noise,
-        released=sizes.released,
-        operands=sizes.operands,
-        resident=sizes.resident,
-    )
+def _timings(station: Station, measured: Sequence[_Measured]) -> Iterator[Timing]:
+    """Yields the costs of each slice of a station's micro-batches."""
+    for (passes, scatter), sizes in zip(measured, station.kept, strict=True):
+        yield Timing(
+            _times(passes),
+            activations=sizes.activations,
+            input=sizes.input,
+            output=message_bytes(station.after),
+            gradient=station.gradient_bytes,
+            noise=scatter,
+            released=sizes.released,
+            operands=sizes.operands,
+            resident=sizes.resident,
+            carry=sizes.carry,
+            carry_gradient=sizes.carry_gradients,
+        )
 
 
-def _times(costs: _Passes) -> Times:
+def _times(costs: PassCosts) -> Times:
     passes = costs._asdict()
     return {key: passes[entry] for key, entry in ENTRIES.items() if entry in passes}
-
-
-def _round(station: Station, number: int, clock: "_Clock") -> _Passes:
-    turn = MeasuredTurn.of(number)
-    station.refill()
-    forward = clock(lambda: station.forward(turn.ordinary))
-    backward = clock(lambda: station.backward(turn.ordinary))
-    station.refill()
-    station.forward(turn.recomputed)
-    recomputing = clock(lambda: station.backward(turn.recomputed))
-    station.refill()
-    station.forward(turn.halved)
-    input_gradient = clock(lambda: station.backward_input(turn.halved))
-    weight_gradient = clock(lambda: station.stage.backward_weights(turn.halved))
-    station.forget_losses(turn)
-    return _Passes(forward, backward, recomputing, input_gradient, weight_gradient)
-
-
-_Clock = Callable[[Callable[[], None]], float]
-"""Calls a function and returns the seconds that it takes."""
-
-
-def _clock(run: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def _cuda_clock(run: Callable[[], None]) -> float:
-    """Seconds of a call on the device's own clock, from an idle device to the end of the last kernel."""
-    torch.cuda.synchronize()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1000
 
 
 def _described(device: torch.device) -> str:

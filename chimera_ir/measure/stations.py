@@ -1,4 +1,4 @@
-"""The stages of a model, one at a time, each ready to run a micro-batch as a rank of a generated program runs it."""
+"""The stages of a model, one at a time, each ready to run micro-batches as a rank of a generated program runs them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,7 +23,8 @@ from chimera_runtime.stage.weight_versions import Weights
 from chimera_runtime.start import stage_probe
 from chimera_runtime.start.stage_probe import ProbedForward, StageCall
 from chimera_runtime.tools.watch.memory import bytes_of, input_bytes
-from chimera_runtime.values.boundary import Boundary, Traits
+from chimera_runtime.values.boundary import Boundary, Traits, traits_of_slices
+from chimera_runtime.values.carries import NO_CARRY
 from chimera_runtime.values.keywords import Keywords, accepted
 from chimera_runtime.values.nested import to_device
 from chimera_runtime.values.tensors import Tensors, draw_seed
@@ -47,11 +48,19 @@ class MeasuredTurn(NamedTuple):
 _FIRST = MeasuredTurn(0, 1, 2)
 
 
+class MeasuredShape(NamedTuple):
+    """The items of a micro-batch, and the slices that it is cut into; 1 for a whole one."""
+
+    size: int
+    slices: int
+
+
 @dataclass(frozen=True)
 class ModelCut:
     """A model cut into ``stages`` stages, the sizes of its micro-batches, and the device that it runs on.
 
-    ``kind`` is the noun for a stage in messages: ``"layer"`` where each stage has one layer.
+    ``kind`` is the noun for a stage in messages: ``"layer"`` where each stage has one layer. Micro-batches of each size
+    run whole, and in ``slices`` if these are several.
     """
 
     model: ModelFile
@@ -61,15 +70,22 @@ class ModelCut:
     device: torch.device
     seed: int
     kind: str = "stage"
+    slices: int = 1
+
+    @property
+    def shapes(self) -> tuple[MeasuredShape, ...]:
+        """All shapes of micro-batches, whole ones first."""
+        counts = (1, self.slices) if self.slices > 1 else (1,)
+        return tuple(MeasuredShape(size, count) for count in counts for size in self.sizes)
 
     def part(self, number: int) -> str:
         """Words for stage ``number``, such as ``stage 0 of 2``."""
         return f"{self.kind} {number} of {self.stages}"
 
-    def batches(self, size: int) -> Batches:
-        """Micro-batches of ``size`` items, one for each update; raises `Misuse` if there are too few items."""
-        sampler = self.model.order(self.dataset)
-        batches = Batches(self.dataset, size, 1, 1, 1, 0, self.seed, self.model.collate, sampler)
+    def batches(self, shape: MeasuredShape) -> Batches:
+        """Micro-batches of a shape, one for each update; raises `Misuse` if there are too few items."""
+        sampler, (size, slices) = self.model.order(self.dataset), shape
+        batches = Batches(self.dataset, size, 1, slices, 1, 0, self.seed, self.model.collate, sampler, slices)
         batches.check()
         return batches
 
@@ -85,42 +101,51 @@ class ModelCut:
 
 @dataclass(frozen=True)
 class _FirstPass:
-    """Results of the first pass through a stage: tensors handed to it, what it receives and sends, and its trace."""
+    """Results of the first pass through a stage: what it receives and sends, and by slice what was handed to it.
 
-    handed: Any
+    ``traces`` are those of the slices.
+    """
+
+    handed: Sequence[Any]
     before: Boundary | None
     after: Boundary | None
-    trace: ProbedForward
+    traces: Sequence[ProbedForward]
 
 
 @dataclass(frozen=True)
 class Station:
-    """A stage that is ready to run micro-batches of ``size`` items, in any number of rounds (`MeasuredTurn`).
+    """A stage that is ready to run micro-batches of a shape, in any number of rounds (`MeasuredTurn`).
 
-    ``handed`` is the output of the stage before, None for the first stage. ``before`` and ``after`` describe what the
-    stage receives and sends, ``footprint`` what one forward leaves in memory, ``traits`` how it runs.
+    Methods take the number of a slice; a whole micro-batch has one. ``handed`` are the outputs of the stage before,
+    None for the first stage. ``before`` and ``after`` describe what the stage receives and sends for a slice,
+    ``footprints`` what the forward of each slice leaves in memory, ``traits`` how it runs.
     """
 
-    size: int
+    shape: MeasuredShape
     module: torch.nn.Module
     stage: Stage
     before: Boundary | None
     after: Boundary | None
-    footprint: Footprint
+    footprints: Sequence[Footprint]
     traits: Traits
     optimizer: Any
-    handed: Tensors | None
+    handed: Sequence[Tensors] | None
     load_input: Callable[[int], Any]
     load_target: Callable[[int], Any]
 
     def refill(self) -> None:
         """Fills the receive buffers again, because a stage may have changed its input in place."""
-        for slot, tensor in zip(self.stage.inputs[0] if self.handed else (), self.handed or (), strict=True):
-            slot.copy_(tensor)
+        for place, handed in enumerate(self.handed or ()):
+            for slot, tensor in zip(self.stage.inputs[place] if handed else (), handed, strict=True):
+                slot.copy_(tensor)
+
+    def slices_of(self, micro_batch: int) -> range:
+        """The numbers of the slices of a micro-batch."""
+        return range(micro_batch * self.shape.slices, (micro_batch + 1) * self.shape.slices)
 
     def forward(self, micro: int) -> None:
         """Runs a forward; the first stage loads the input, and the last stage also computes the loss."""
-        loaded = self.load_input(micro) if self.handed is None else self.stage.inputs[0]
+        loaded = self.load_input(micro) if self.handed is None else self.stage.inputs[micro % self.shape.slices]
         self.stage.forward(micro, loaded, self.load_target(micro) if self.after is None else None)
         if self.after is not None:
             self.stage.outputs(micro)
@@ -149,24 +174,27 @@ class Station:
         return _trained(self.module)
 
     @property
-    def kept(self) -> MicroBatchBytes:
-        """The bytes that the stage keeps of a micro-batch, all received inputs and gradients included."""
-        return MicroBatchBytes(
-            activations=self.footprint.activations_with_inputs(self.before is not None),
-            input=input_bytes(self.module, self.traits, self.footprint),
-            released=self.footprint.released,
-            operands=self.footprint.operands + self.gradient_bytes - self.footprint.received_operands,
-            resident=self.footprint.resident(self.before is not None),
-        )
+    def kept(self) -> Iterator[MicroBatchBytes]:
+        """Yields the bytes that the stage keeps of each slice, all received inputs and gradients included."""
+        for footprint in self.footprints:
+            yield MicroBatchBytes(
+                activations=footprint.activations_with_inputs(self.before is not None),
+                input=input_bytes(self.module, self.traits, footprint),
+                released=footprint.released,
+                operands=footprint.operands + self.gradient_bytes - footprint.received_operands,
+                resident=footprint.resident(self.before is not None),
+                carry=footprint.carry,
+                carry_gradients=footprint.carry_gradients,
+            )
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of the gradients that come back for a micro-batch's output."""
+        """Bytes of the gradients that come back for the output of a slice."""
         return message_bytes(self.after, None if self.after is None else self.after.differentiable)
 
 
 def stations(cut: ModelCut, progress: Callable[[str], None]) -> Iterator[tuple[int, tuple[Station, ...]]]:
-    """Yields each stage's number and its stations, one for each size, from the last stage to the first.
+    """Yields each stage's number and its stations, one for each shape, from the last stage to the first.
 
     At most one stage is in memory. A pass from the first stage to the last finds what each hands on, and calls
     ``progress`` with a few words after it; the pass back finds for which of these tensors gradients come back.
@@ -176,29 +204,31 @@ def stations(cut: ModelCut, progress: Callable[[str], None]) -> Iterator[tuple[i
     """
     # Way down: the output of every stage. Only descriptions and the tensors handed on are kept, no stage.
     first_pass = _way_down(cut, progress)
-    follow: dict[int, tuple[bool, ...] | None] = dict.fromkeys(cut.sizes)
+    follow: dict[MeasuredShape, tuple[bool, ...] | None] = dict.fromkeys(cut.shapes)
     # Way back: each stage is made again, and its backward shows for which inputs gradients come back.
     for stage in reversed(range(cut.stages)):
         module = cut.module(stage)
         ready: list[Station] = []
-        for size in cut.sizes:
-            first_look = first_pass.pop((stage, size))
-            after = _marked(first_look.after, follow[size])
-            with running(cut, stage, size):
-                call = _call(cut, stage, size, module, first_look.before, first_look.handed)
-                trace = stage_probe.with_obstacle(_trace(cut, stage, module, call, measures=False))
-                whole = bool(trace.traits.whole)
-                with cut.here():
-                    halves = stage_probe.measure_halves(
-                        cut.model, stage, module, call, differentiable=follow[size], is_whole=whole
-                    )
-                    follow[size] = tuple(stage_probe.probe_backward(stage, module, trace, follow[size]))
-            footprint = replace(first_look.trace.footprint, **halves)
-            bare = replace(first_look.trace, traits=trace.traits, footprint=footprint)
-            before = _marked(first_look.before, follow[size])
-            ready.append(
-                _station(cut, stage, size, module, replace(first_look, before=before, after=after, trace=bare))
-            )
+        for shape in cut.shapes:
+            first_look = first_pass.pop((stage, shape))
+            after, wanted = _marked(first_look.after, follow[shape]), follow[shape]
+            bare: list[ProbedForward] = []
+            with_gradient: list[list[bool]] = []
+            with running(cut, stage, shape.size):
+                forwards = _forwards(cut, stage, shape, module, first_look.before, first_look.handed, measures=False)
+                for first, (call, trace) in zip(first_look.traces, forwards, strict=True):
+                    probed = stage_probe.with_obstacle(trace)
+                    whole = bool(probed.traits.whole)
+                    with cut.here():
+                        halves = stage_probe.measure_halves(
+                            cut.model, stage, module, call, differentiable=wanted, is_whole=whole
+                        )
+                        with_gradient.append(stage_probe.probe_backward(stage, module, probed, wanted))
+                    footprint = replace(first.footprint, **halves)
+                    bare.append(replace(first, traits=probed.traits, footprint=footprint))
+            follow[shape] = tuple(any(has) for has in zip(*with_gradient, strict=True))
+            before = _marked(first_look.before, follow[shape])
+            ready.append(_station(cut, stage, shape, module, _FirstPass(first_look.handed, before, after, bare)))
         yield stage, tuple(ready)
 
 
@@ -207,28 +237,26 @@ def _marked(boundary: Boundary | None, differentiable: tuple[bool, ...] | None) 
     return None if boundary is None else replace(boundary, differentiable=differentiable or ())
 
 
-def _way_down(cut: ModelCut, progress: Callable[[str], None]) -> dict[tuple[int, int], _FirstPass]:
-    first_pass: dict[tuple[int, int], _FirstPass] = {}
-    boundaries: dict[int, Boundary | None] = dict.fromkeys(cut.sizes)
-    handed: dict[int, Any] = dict.fromkeys(cut.sizes)
+def _way_down(cut: ModelCut, progress: Callable[[str], None]) -> dict[tuple[int, MeasuredShape], _FirstPass]:
+    first_pass: dict[tuple[int, MeasuredShape], _FirstPass] = {}
+    boundaries: dict[MeasuredShape, Boundary | None] = dict.fromkeys(cut.shapes)
+    handed: dict[MeasuredShape, list[Any]] = {shape: [None] * shape.slices for shape in cut.shapes}
     for stage in range(cut.stages):
         module = cut.module(stage)
-        for size in cut.sizes:
-            before = boundaries[size]
-            with running(cut, stage, size):
-                call = _call(cut, stage, size, module, before, handed[size])
-                trace = _trace(cut, stage, module, call, measures=True)
-            if trace.traits.in_place:
+        for shape in cut.shapes:
+            before = boundaries[shape]
+            with running(cut, stage, shape.size):
+                forwards = _forwards(cut, stage, shape, module, before, handed[shape], measures=True)
+            traces = [trace for _, trace in forwards]
+            if traces[0].traits.in_place:
                 raise Misuse(
                     f"{cut.kind} {stage} changes its input in place, so that it could not run again on it; "
                     "let it work on a copy"
                 )
-            after = _boundary(trace) if fed(cut.stages)[stage] else None
-            bare = replace(trace, inputs=(), outputs=())
-            first_pass[stage, size] = _FirstPass(handed[size], before, after, bare)
-            boundaries[size], handed[size] = after, tuple(t.detach().cpu() for t in trace.outputs if not t.is_meta)
-            if cut.device.type == "meta":
-                handed[size] = tuple(t.detach() for t in trace.outputs)
+            after = _boundary(traces[0]) if fed(cut.stages)[stage] else None
+            bare = [replace(trace, inputs=(), outputs=(), carry_leaves=(), carry=None) for trace in traces]
+            first_pass[stage, shape] = _FirstPass(handed[shape], before, after, bare)
+            boundaries[shape], handed[shape] = after, [_handed_on(cut, trace) for trace in traces]
         progress(f"looked at {cut.part(stage)}")
     return first_pass
 
@@ -244,16 +272,33 @@ def running(cut: ModelCut, stage: int, size: int) -> Iterator[None]:
         raise Misuse(f"{cut.part(stage)} does not fit into memory, with a micro-batch of {size}") from error
 
 
-def _call(
-    cut: ModelCut, stage: int, size: int, module: torch.nn.Module, before: Boundary | None, handed: Any
-) -> StageCall:
+def _handed_on(cut: ModelCut, trace: ProbedForward) -> Tensors:
+    return tuple(t.detach() if cut.device.type == "meta" else t.detach().cpu() for t in trace.outputs)
+
+
+def _forwards(
+    cut: ModelCut,
+    stage: int,
+    shape: MeasuredShape,
+    module: torch.nn.Module,
+    before: Boundary | None,
+    handed: Sequence[Any],
+    measures: bool,
+) -> list[tuple[StageCall, ProbedForward]]:
+    """Runs the forward of a stage on each slice of the first micro-batch, each with the carry of the slice before."""
     opens, last = not feeding(cut.stages)[stage], not fed(cut.stages)[stage]
-    batches = cut.batches(size)
-    argument = to_device(batches.input(0, 0) if opens else handed, cut.device)
-    target = to_device(batches.target(0, 0), cut.device) if last else None
-    loaded = batches.keywords(0, 0)
-    keywords = to_device({name: loaded[name] for name in accepted(module, loaded)}, cut.device)
-    return StageCall(before, argument, target, last, keywords)
+    batches, carry = cut.batches(shape), NO_CARRY
+    forwards: list[tuple[StageCall, ProbedForward]] = []
+    for place in range(shape.slices):
+        argument = to_device(batches.input(0, place) if opens else handed[place], cut.device)
+        target = to_device(batches.target(0, place), cut.device) if last else None
+        loaded = batches.keywords(0, place)
+        keywords = to_device({name: loaded[name] for name in accepted(module, loaded)}, cut.device)
+        call = StageCall(before, argument, target, last, keywords, carry, leaves_carry=place + 1 < shape.slices)
+        trace = _trace(cut, stage, module, call, measures)
+        forwards.append((call, trace))
+        carry = trace.next_carry(call)
+    return forwards
 
 
 def _trace(cut: ModelCut, stage: int, module: torch.nn.Module, call: StageCall, measures: bool) -> ProbedForward:
@@ -268,12 +313,15 @@ def _boundary(trace: ProbedForward) -> Boundary:
     return Boundary(trace.form, shapes, tuple(t.dtype for t in trace.outputs), recorded, recorded)
 
 
-def _station(cut: ModelCut, stage: int, size: int, module: torch.nn.Module, first_pass: _FirstPass) -> Station:
+def _station(
+    cut: ModelCut, stage: int, shape: MeasuredShape, module: torch.nn.Module, first_pass: _FirstPass
+) -> Station:
     # The stage as a rank would have it, with one micro-batch at a time and without other ranks.
-    batches, device = cut.batches(size), cut.device
+    batches, device, slices = cut.batches(shape), cut.device, shape.slices
     names = Names(0, 0, cut.stages, _TIMEOUT)
-    numbering = Numbering(cut.seed, copy=0, passes=1, cycle=len(_FIRST))
-    ending: StageOutput = LossOutput(cut.model.judge, 1.0, numbering, first_pass.trace.count is not None)
+    numbering = Numbering(cut.seed, copy=0, passes=slices, cycle=len(_FIRST) * slices, slices=slices)
+    traits = traits_of_slices([trace.traits for trace in first_pass.traces])
+    ending: StageOutput = LossOutput(cut.model.judge, 1.0, numbering, first_pass.traces[0].count is not None)
     if first_pass.after:
         ending = SendOutput(stage, first_pass.after)
     # A step makes the optimizer's state; tensors on the meta device have none, and no step.
@@ -285,46 +333,46 @@ def _station(cut: ModelCut, stage: int, size: int, module: torch.nn.Module, firs
         first_pass.before,
         ending,
         GradientSum(f"s{stage}", _trained(module), None, (0,), names, waiter(_TIMEOUT)),
-        first_pass.trace.traits,
+        traits,
         numbering,
-        recomputed={_FIRST.recomputed},
-        load_keywords=_keywords(batches, device, first_pass.trace.traits.keywords),
+        recomputed={_FIRST.recomputed * slices + place for place in range(slices)},
+        load_keywords=_keywords(batches, device, traits.keywords),
         is_compared=lambda _update: False,  # the second run may get other inputs than the first
     )
     # Receive buffers, with random gradients in place of received ones.
-    runnable.reserve({"y": (1,), "dx": (1,)}, device)
+    runnable.reserve({"y": (1,) * slices, "dx": (1,)}, device)
     for gradient in runnable.gradients[0] if runnable.gradients.rooms else ():
         with cut.here():
             gradient.copy_(torch.randn_like(gradient))
     return Station(
-        size=size,
+        shape=shape,
         module=module,
         stage=runnable,
         before=first_pass.before,
         after=first_pass.after,
-        footprint=first_pass.trace.footprint,
-        traits=first_pass.trace.traits,
+        footprints=tuple(trace.footprint for trace in first_pass.traces),
+        traits=traits,
         optimizer=optimizer,
         handed=None if first_pass.before is None else first_pass.handed,
-        load_input=_loader(batches.input, device, wanted=first_pass.before is None),
-        load_target=_loader(batches.target, device, wanted=first_pass.after is None),
+        load_input=_loader(batches.input, slices, device, wanted=first_pass.before is None),
+        load_target=_loader(batches.target, slices, device, wanted=first_pass.after is None),
     )
 
 
-def _loader(load: Callable[[int, int], Any], device: torch.device, wanted: bool) -> Callable[[int], Any]:
-    """Returns a function that calls ``load`` for a micro-batch and moves the result to ``device``.
+def _loader(load: Callable[[int, int], Any], slices: int, device: torch.device, wanted: bool) -> Callable[[int], Any]:
+    """Returns a function that calls ``load`` for a slice and moves the result to ``device``.
 
-    On the meta device it always returns the first micro-batch, loaded here, or None if it is not ``wanted``.
+    On the meta device it always returns slices of the first micro-batch, loaded here, or None if not ``wanted``.
     """
     if device.type != "meta":
-        return lambda micro: to_device(load(micro, 0), device)
-    first = to_device(load(0, 0), device) if wanted else None
-    return lambda _: first
+        return lambda micro: to_device(load(*divmod(micro, slices)), device)
+    first = [to_device(load(0, place), device) if wanted else None for place in range(slices)]
+    return lambda micro: first[micro % slices]
 
 
 def _keywords(batches: Batches, device: torch.device, names: Sequence[str]) -> Callable[[int, int], Keywords]:
     """Returns a function that loads the keyword arguments of a micro-batch; the stage takes those with ``names``."""
-    load = _loader(batches.keywords, device, wanted=bool(names))
+    load = _loader(batches.keywords, batches.slices, device, wanted=bool(names))
     return lambda _, micro: load(micro)
 
 

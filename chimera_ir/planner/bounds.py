@@ -37,7 +37,7 @@ def standing(variant: Variant, setting: Setting) -> list[int]:
 def least(variant: Variant, setting: Setting) -> list[int]:
     """Lower bound on the bytes that each worker needs: messages count only while they wait for a backward."""
     header, splits = variant.header, variant.compiled.splits
-    kept = [_least_kept(header, setting.timing(stage), stage, splits) for stage in range(header.stages)]
+    kept = [_least_kept(header, setting.as_cut(stage, header), stage, splits) for stage in range(header.stages)]
     return _peaks(variant, setting, kept)
 
 
@@ -63,7 +63,7 @@ def most(variant: Variant, setting: Setting) -> list[int] | None:
     compiled, header = variant.compiled, variant.header
     if header.asynchronous and (compiled.splits or not compiled.streams_in_order):
         return None
-    timings = [setting.timing(stage) for stage in range(header.stages)]
+    timings = [setting.as_cut(stage, header) for stage in range(header.stages)]
     kept = [_most_kept(header, timings, stage, compiled.splits) for stage in range(header.stages)]
     return [
         peak
@@ -132,4 +132,5 @@ def _most_kept(header: Header, timings: Sequence[Timing], stage: int, splits: bo
     )
     sizes = timings[stage].kept.without_received(in_buffer, 0)
     size = sizes.input if again else max(sizes.input, sizes.activations, sizes.halfway * splits)
+    size += sizes.carry + sizes.carry_gradients
     return -(-size // header.parts) * header.parts

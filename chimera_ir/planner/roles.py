@@ -1,8 +1,9 @@
 """Roles of a scheme's parameters in the planner, derived from the headers that the scheme compiles to.
 
 Each parameter in turn gets another value, while the others keep their defaults. If the number of stages or workers
-changes, the parameter is a *size*; if the parameter equals the number of micro-batches, it is N; for any other one the
-planner tries the divisors of the sizes. A ``library.toml`` next to the scheme overrides this.
+changes, the parameter is a *size*; if the parameter equals the number of micro-batches, it is N. If it is the number of
+slices, the planner tries `SLICES`; for any other one it tries the divisors of the sizes. A ``library.toml`` next to the
+scheme overrides this.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,9 @@ from chimera_ir.syntax.ast import Scheme
 
 SIZE, MICRO_BATCHES, DIVISOR, DEFAULT = "size", "micro_batches", "divisor", "default"
 """Roles that a ``library.toml`` may give to a parameter; it may also list values to try."""
+
+SLICES = (2, 4, 8)
+"""The numbers of slices that the planner tries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ def _stated(source: Source, scheme: Scheme) -> dict[str, str | tuple[int, ...]]:
     return stated
 
 
-def _derived(scheme: Scheme, max_operations: int) -> Mapping[str, str]:
+def _derived(scheme: Scheme, max_operations: int) -> Mapping[str, str | tuple[int, ...]]:
     """The roles that follow from headers; empty if the scheme refuses its defaults."""
     header = _header(scheme, {}, max_operations)
     if header is None:
@@ -86,7 +90,9 @@ def _derived(scheme: Scheme, max_operations: int) -> Mapping[str, str]:
     return {name: _role(name, defaults, header, scheme, max_operations) for name in defaults}
 
 
-def _role(name: str, defaults: Mapping[str, int], header: Header, scheme: Scheme, max_operations: int) -> str:
+def _role(
+    name: str, defaults: Mapping[str, int], header: Header, scheme: Scheme, max_operations: int
+) -> str | tuple[int, ...]:
     """The role of a parameter, from the headers at its default and at the first other value that the scheme accepts."""
     for settings in _variations(name, defaults):
         other = _header(scheme, settings, max_operations)
@@ -94,6 +100,8 @@ def _role(name: str, defaults: Mapping[str, int], header: Header, scheme: Scheme
             continue
         if (header.stages, header.workers) != (other.stages, other.workers):
             return SIZE
+        if header.slices != other.slices == settings[name]:
+            return SLICES
         counted = header.whole_micro_batches, other.whole_micro_batches
         return MICRO_BATCHES if counted == (defaults[name], settings[name]) else DIVISOR
     return DIVISOR

@@ -37,7 +37,7 @@ MOST = 10_000
 """The most combinations of the parameters of a scheme that are tried, without the number of micro-batches."""
 
 _STALE = "its gradients are of older weights; --asynchronous considers it"
-_SLICED = "it cuts micro-batches into slices, for which the model must hand on a carry; --scheme considers it"
+_SLICED = "the model must hand on a carry of its slices; --scheme, or a profile with slices, considers it"
 
 _Setting = tuple[str, int]
 
@@ -210,7 +210,7 @@ class _Search:
         elif self._has(outlined.stages):
             if outlined.asynchronous and not self._question.asynchronous:
                 yield self._out(settings, None, Reason.STALE, _STALE)
-            elif outlined.slices > 1 and not self._question.sliced:
+            elif outlined.slices > 1 and not (self._question.sliced or self._profile.has_slices):
                 yield self._out(settings, None, Reason.SLICED, _SLICED)
             else:
                 yield from self._split(settings, outlined)

@@ -198,6 +198,8 @@ def _timings(schedule: Schedule, setting: Setting, *, opening: bool) -> list[tup
     lane = next((lane for lane in schedule.lanes if lane), ())
     sizes = Counter(operation.size for operation in singles(lane) if operation.kind.opens is opening)
     usual = max(sizes, key=lambda size: (sizes[size], size), default=header.parts)
+    if header.slices > 1 and setting.slices_known:
+        return [(setting.as_cut(stage, header), 1.0) for stage in range(header.stages)]
     timings = [setting.over(stage, usual, header.parts) for stage in range(header.stages)]
     return [
         (

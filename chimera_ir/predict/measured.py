@@ -48,7 +48,8 @@ class Measured:
     def tick(self, header: Header) -> Fraction:
         """A unit of time of which the durations of operations of every size are multiples."""
         stages = self.setting.stages
-        timings = [timing for stage in stages for timing in stage.at.values()]
+        whole = [timing for stage in stages for timing in stage.at.values()]
+        timings = [*whole, *(part for timing in whole for part in timing.slices)]
         times = [timing.seconds(kind) for timing in timings for kind in KINDS]
         times += [time_of(stage.overhead, kind) for stage in stages for kind in KINDS]
         times += [timing.times[PAIR.letter] for timing in timings if PAIR.letter in timing.times]
@@ -96,12 +97,22 @@ class Measured:
         )
 
     def remarks(self, schedule: Schedule) -> tuple[str, ...]:
-        """A remark if the schedule has operations whose times the profile lacks."""
+        """Remarks on split backwards and slices, if the schedule has them and the profile lacks their costs."""
+        remarks = []
         splits = any(operation.kind.splits for lane in schedule.lanes for operation in singles(lane))
-        if not splits or self.setting.halves_known:
-            return ()
-        entries = "input_gradient and weight_gradient"
-        return (f"the profile has no times of split backwards ({entries}): each half counts as half a backward",)
+        if splits and not self.setting.halves_known:
+            entries = "input_gradient and weight_gradient"
+            remarks.append(
+                f"the profile has no times of split backwards ({entries}): each half counts as half a backward"
+            )
+        slices = schedule.header.slices
+        if slices > 1 and not self.setting.slices_known:
+            measure = f"chimera profile stages --slices {slices} measures them"
+            remarks.append(
+                f"the profile has no costs of slices: each takes a {slices}th of a micro-batch's time, "
+                f"and carries are not counted in memory; {measure}"
+            )
+        return tuple(remarks)
 
     @property
     def unit(self) -> Unit:

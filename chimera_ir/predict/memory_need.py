@@ -112,7 +112,7 @@ class _Worker:
         """The bytes of a micro-batch on a stage, without those in receive buffers."""
         if stage not in self._sizes:
             received = (self._received(value, Stage(stage)) for value in (ACTIVATIONS, GRADIENTS))
-            self._sizes[stage] = self._setting.timing(stage).kept.without_received(*received)
+            self._sizes[stage] = self._setting.as_cut(stage, self._header).kept.without_received(*received)
         return self._sizes[stage]
 
     def _received(self, value: Value, stage: Stage) -> int:

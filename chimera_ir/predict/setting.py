@@ -9,6 +9,7 @@ from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Crossing, Pair
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing, time_of
+from chimera_ir.profile.slice_costs import extent_of, slice_terms, sliced
 
 _WHOLE = Fraction(1)
 
@@ -39,9 +40,24 @@ class Setting:
         """Whether the profile has the times of split backwards."""
         return all({"I", "W"} <= timing.times.keys() for stage in self.stages for timing in stage.at.values())
 
+    @property
+    def slices_known(self) -> bool:
+        """Whether the profile has the costs of slices of every micro-batch of this size."""
+        return all(self.timing(stage).slices for stage in range(len(self.stages)))
+
     def timing(self, stage: int) -> Timing:
         """Costs of a micro-batch on a stage."""
         return self.stages[stage].at[self.micro_batch_size]
+
+    def as_cut(self, stage: int, header: Header) -> Timing:
+        """Costs of a micro-batch on a stage in the slices that a schedule cuts it into, all of them together.
+
+        Those of the whole micro-batch if there are no slices, or the profile has no costs of them.
+        """
+        timing = self.timing(stage)
+        if header.slices == 1 or not timing.slices:
+            return timing
+        return sliced(timing, self.stages[stage].overhead, header.slices)
 
     def message(self, edge: Crossing) -> int:
         """Bytes of a micro-batch's message: a stage's output to a stage that it feeds, or the gradient of it back.
@@ -69,8 +85,13 @@ class Setting:
         """Time of an operation outside a pair, as a sum of terms, each F_t or B_t in seconds and a factor on it.
 
         An operation over a part of a micro-batch takes that part of the time, but all of the overhead that an operation
-        of any size has: a second term adds what the first one lacks.
+        of any size has: a second term adds what the first one lacks. A slice takes the time that the profile has for
+        it, or for the parts of slices that it is made of.
         """
+        measured = self.timing(stage)
+        if header.slices > 1 and measured.slices:
+            extent = extent_of(operation.micros[0] % header.slices, header.slices)
+            return slice_terms(measured, self.stages[stage].overhead, operation.kind.letter, extent)
         timing, times = self.over(stage, len(operation.micros), header.parts)
         seconds = timing.seconds(operation.kind.letter), times
         overhead = time_of(self.stages[stage].overhead, operation.kind.letter)

@@ -53,6 +53,10 @@ class Timing:
     backward frees ``released`` bytes of the activations; the second half needs the rest and ``operands``: bytes of
     gradients that are kept between the halves, received ones included. ``resident`` bytes of the activations, such as
     the stage's input and output, stay on the worker when the rest is off-loaded.
+
+    ``slices`` has the costs of each slice, if the micro-batch was also measured in slices of equal length. A slice
+    leaves a ``carry`` for the next ones, in bytes beyond those of earlier slices; ``carry_gradient`` has the bytes of
+    the gradients of all that it leaves.
     """
 
     times: Times
@@ -64,6 +68,9 @@ class Timing:
     released: int = 0
     operands: int = 0
     resident: int = 0
+    carry: int = 0
+    carry_gradient: int = 0
+    slices: tuple["Timing", ...] = ()
 
     @property
     def moved(self) -> int:
@@ -73,13 +80,16 @@ class Timing:
     @property
     def kept(self) -> MicroBatchBytes:
         """The bytes that the stage keeps, received inputs and gradients included."""
-        return MicroBatchBytes(self.activations, self.input, self.released, self.operands, resident=self.resident)
+        carries = self.carry, self.carry_gradient
+        return MicroBatchBytes(self.activations, self.input, self.released, self.operands, *carries, self.resident)
 
     def plus(self, overhead: Times, times: float) -> "Timing":
         """The costs with the overhead of ``times`` further operations added to the time of each operation."""
-        return replace(
-            self, times={key: seconds + times * time_of(overhead, key) for key, seconds in self.times.items()}
-        )
+        return self.with_times(lambda key, seconds: seconds + times * time_of(overhead, key))
+
+    def with_times(self, change: Callable[[str, float], float]) -> "Timing":
+        """The costs with ``change`` applied to each time, and its key."""
+        return replace(self, times={key: change(key, seconds) for key, seconds in self.times.items()})
 
     def seconds(self, kind: str) -> float:
         """The time of an operation (`time_of`); at least `LEAST` for half a backward without work."""
@@ -151,6 +161,12 @@ class ModelProfile:
     def overhead(self) -> Times:
         """The overhead of an operation, which is the same on every stage."""
         return next((part.overhead for parts in (self.layers, *self.depths.values()) for part in parts), NO_OVERHEAD)
+
+    @property
+    def has_slices(self) -> bool:
+        """Whether the slices of any micro-batch were measured."""
+        parts = (part for parts in (self.layers, *self.depths.values()) for part in parts)
+        return any(timing.slices for part in parts for timing in part.at.values())
 
     @property
     def sizes(self) -> frozenset[int]:

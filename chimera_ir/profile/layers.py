@@ -21,7 +21,8 @@ def stages_of(layers: Sequence[StageCosts], split: Sequence[int]) -> tuple[Stage
 
 def _lasting(stage: StageCosts) -> StageCosts:
     def lasting(timing: Timing) -> Timing:
-        return replace(timing, times={**timing.times, **{key: max(timing.times[key], LEAST) for key in whole}})
+        longer = timing.with_times(lambda key, seconds: max(seconds, LEAST) if key in whole else seconds)
+        return replace(longer, slices=tuple(map(lasting, timing.slices)))
 
     whole = ("F", "B", RECOMPUTING)
     return replace(stage, at={size: lasting(timing) for size, timing in stage.at.items()})
@@ -83,6 +84,9 @@ def _merged(timings: Sequence[Timing], overhead: Times, opens: bool) -> Timing:
         released=0 if opens else _released(timings),
         operands=min(operands, last.gradient) if opens else operands,
         resident=min(first.resident, first.input) + max(0, last.resident - last.input),
+        carry=sum(timing.carry for timing in timings),
+        carry_gradient=sum(timing.carry_gradient for timing in timings),
+        slices=tuple(_merged(of_slice, overhead, opens) for of_slice in zip(*(t.slices for t in timings), strict=True)),
     )
 
 

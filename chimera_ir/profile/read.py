@@ -1,6 +1,6 @@
 """The reader of profiles and cluster files: text to values, or all errors in it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
@@ -141,12 +141,20 @@ def _parts(tables: list[Table], kind: str, sizes: str, costs: _CostEntries) -> t
     """The stages of a depth, or the layers (``kind``); ``sizes`` heads their tables of one micro-batch size each."""
     parts: list[StageCosts] = []
     for number, entry in enumerate(tables):
-        sent = {size: timing.output for size, timing in parts[-1].at.items()} if parts else {}
+        sent = parts[-1].at if parts else {}
+        first = parts[0].at if parts else {}
         parts.append(_part(entry, f"{kind} {number}", sizes, number == len(tables) - 1, sent, costs))
+        for size in sorted(first.keys() & parts[-1].at.keys()):
+            counts = len(parts[-1].at[size].slices), len(first[size].slices)
+            if counts[0] != counts[1]:
+                say_which = f"{kind} {number}", counts[0], size, f"{kind} 0", counts[1]
+                entry.report(say.SlicesOfSomeParts(entry.heading(), *say_which))
     return tuple(parts)
 
 
-def _part(table: Table, part: str, sizes: str, last: bool, received: dict[int, int], costs: _CostEntries) -> StageCosts:
+def _part(
+    table: Table, part: str, sizes: str, last: bool, before: Mapping[int, Timing], costs: _CostEntries
+) -> StageCosts:
     weights = _size(table, "weights")
     gradients = _size(table, "gradients", weights)
     optimizer = _size(table, "optimizer", 0)
@@ -157,17 +165,20 @@ def _part(table: Table, part: str, sizes: str, last: bool, received: dict[int, i
         size = entry.integer("micro_batch_size", None, "micro_batch_size = 8")
         if entry.has("micro_batch_size"):
             _once(entry, "micro_batch_size", size, first)
-        at[size] = _timing(entry, part, last, received.get(size, 0), costs)
+        at[size] = _with_slices(
+            entry, _timing(entry, part, last, before.get(size), costs), part, last, before.get(size), costs
+        )
         entry.close()
     table.close()
     return StageCosts(weights, gradients, optimizer, at, step, noise)
 
 
-def _timing(table: Table, part: str, last: bool, received: int, costs: _CostEntries) -> Timing:
+def _timing(table: Table, part: str, last: bool, before: Timing | None, costs: _CostEntries) -> Timing:
+    """The costs of a micro-batch, or of a slice of it; ``before`` are those on the stage before."""
     times = _times(table, costs.read, BACKWARD)
     # A stage receives the output of the stage before, and gradients are as large as outputs.
     activations = _size(table, "activations")
-    kept = _size(table, "input", received)
+    kept = _size(table, "input", before.output if before else 0)
     output = _size(table, "output", 0 if last else None)
     gradient = _size(table, "gradient_output", output)
     released, operands = _size(table, "released", 0), _size(table, "operands", 0)
@@ -192,6 +203,20 @@ def _timing(table: Table, part: str, last: bool, received: int, costs: _CostEntr
         operands=operands,
         resident=resident,
     )
+
+
+def _with_slices(
+    table: Table, timing: Timing, part: str, last: bool, before: Timing | None, costs: _CostEntries
+) -> Timing:
+    """The costs of a micro-batch with those of its slices, if the file has any."""
+    slices: list[Timing] = []
+    for number, entry in enumerate(table.tables("slice", "", "slice {}") if table.has("slice") else ()):
+        slice_before = before.slices[number] if before and number < len(before.slices) else None
+        of_slice = _timing(entry, part, last, slice_before, costs)
+        carry, gradient = _size(entry, "carry", 0), _size(entry, "carry_gradient", 0)
+        slices.append(replace(of_slice, carry=carry, carry_gradient=gradient))
+        entry.close()
+    return replace(timing, slices=tuple(slices))
 
 
 def _times(table: Table, read: Callable[[Table, str, Fraction | None], Fraction], factor: int) -> Times:

@@ -36,8 +36,12 @@ class WorkProfile:
         overhead = {**dict.fromkeys(KINDS, device.operation), RECOMPUTING: 2 * device.operation}
 
         def timed(size: int, counted: Timing) -> Timing:
-            rate = device.rate(size * self.counts.length)
-            return replace(counted, times={key: flop / rate for key, flop in counted.times.items()}).plus(overhead, 1)
+            slices = tuple(at(size * self.counts.length // len(counted.slices), part) for part in counted.slices)
+            return replace(at(size * self.counts.length, counted), slices=slices)
+
+        def at(positions: int, counted: Timing) -> Timing:
+            rate = device.rate(positions)
+            return counted.with_times(lambda _, flop: flop / rate).plus(overhead, 1)
 
         def on(stage: StageCosts) -> StageCosts:
             return replace(stage, at={size: timed(size, at) for size, at in stage.at.items()}, overhead=overhead)

@@ -61,12 +61,16 @@ def _part(table: str, part: StageCosts, last: bool, cost: Callable[[float], str]
     for size, timing in part.at.items():
         lines = _table(f"[[{table}.at]]", {"micro_batch_size": size, **_timing(timing, last, cost)})
         yield from (f"  {line}" for line in lines)
+        for part_of_it in timing.slices:
+            lines = _table(f"[[{table}.at.slice]]", _timing(part_of_it, last, cost))
+            yield from (f"    {line}" for line in lines)
 
 
 def _timing(timing: Timing, last: bool, cost: Callable[[float], str]) -> dict[str, str | None]:
     sizes = {"activations": timing.activations, "input": timing.input}
     sizes |= {} if last else {"output": timing.output, "gradient_output": timing.gradient}
     further = {"released": timing.released, "operands": timing.operands, "resident": timing.resident}
+    further |= {"carry": timing.carry, "carry_gradient": timing.carry_gradient}
     sizes |= {name: size for name, size in further.items() if size}
     written = {name: show_size(size) for name, size in sizes.items()}
     return {**_times(timing.times, cost), **written, "noise": _noise(timing.noise)}

@@ -61,10 +61,16 @@ def test_ranks_that_are_killed_are_started_again_and_train_as_if_nothing_had_bee
 ) -> None:
     """A sample of `python -m tests.kills`: at any moment, and inside of a save."""
     expected, _ = losses(tmp_path / "undisturbed", two_stages, None)
-    for number, kill in enumerate([Kill(1, "forward", 50), Kill(0, "before rename", 2)]):
-        assert losses(tmp_path / str(number), two_stages, kill) == (expected, True)
+    assert losses(tmp_path / "in-a-save", two_stages, Kill(0, "before rename", 2)) == (expected, True)
     during_update_5 = Kill(1, "forward", 39)
     assert losses(tmp_path / "saved", two_stages, during_update_5, after=4) == (expected, True)
+
+
+def test_a_rank_that_is_killed_between_slices_is_started_again_without_their_carries(tmp_path: Path) -> None:
+    """Between the slices of a micro-batch in update 6; a checkpoint has no carry, because a boundary has none."""
+    slices = compiled(tmp_path, "seq1f1b", D=2, N=2, k=2)
+    expected, _ = losses(tmp_path / "undisturbed", slices, None, sliced=True)
+    assert losses(tmp_path / "killed", slices, Kill(1, "forward", 51), sliced=True) == (expected, True)
 
 
 def test_a_sigterm_saves_and_the_training_goes_on_from_there_on_more_ranks(two_stages: Path, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from tests.sizes import on_workers
 pytestmark = pytest.mark.e2e
 
 STRICT = ("--check-only", "--micro-batch-size", "2", "--backend", "strict", "--backend-module", str(HERE / "strict.py"))
-SAMPLE = ("chimera", "chimera_halving", "interleaved", "pipedream_2bw", "zb_v")
+SAMPLE = ("chimera", "chimera_halving", "interleaved", "pipedream_2bw", "seq1f1b_zb", "zb_v")
+SLICED = ("seq1f1b_zb",)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     for number, scheme in enumerate(SAMPLE):
         late = {"STRICT_LATE": "1"} if number % 2 else {}
         program = compiled(folder, scheme, **on_workers(scheme, 4, 6))
-        jobs.append(Job(scheme, program, STRICT, environment=environment | late))
+        model = "carried.py" if scheme in SLICED else "zoo.py"
+        jobs.append(Job(scheme, program, STRICT, model, environment | late))
     return run_all(folder, 4, jobs)
 
 

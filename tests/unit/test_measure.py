@@ -176,6 +176,38 @@ def test_attention_counts_its_two_products_and_keeps_the_matrix_of_scores(tmp_pa
     assert stage.at[2].activations == 2 * (4 * item + scores)
 
 
+LOOKING_BACK = ATTENTION.replace("forward(self, x)", "forward(self, x, carry=None)").replace("16", "-1")
+JOINED = "k, v = (k, v) if carry is None else (torch.cat(both, dim=2) for both in zip(carry, (k, v)))"
+LOOKING_BACK = LOOKING_BACK.replace("        return", f"        {JOINED}\n        return")
+LOOKING_BACK = LOOKING_BACK.replace("len(x), -1, 32)", "len(x), -1, 32), (k, v)")
+
+
+def test_slices_of_attention_cost_more_from_one_to_the_next_and_leave_their_keys_and_values(tmp_path: Path) -> None:
+    """A quarter of the projections, and as many products as positions so far; the last slice leaves no carry."""
+    text = LINEAR.replace("def build_stage", f"{LOOKING_BACK}\ndef build_stage", 1)
+    text = text.replace(
+        f"nn.Sequential(*(nn.Linear({WIDTH}, {WIDTH}, bias=False) for _ in range({LAYERS})))", "Attention()"
+    )
+    text = text.replace(f"({WIDTH},)", "(16, 32)").replace(f"torch.zeros({WIDTH})", "torch.zeros(16, 32)")
+    (tmp_path / "attention.py").write_text(text)
+    request = StageRequest((2,), (2,), 5, 0, slices=4)
+    stage, last = counted(tmp_path / "attention.py", request, quiet).counts.depths[2]
+    item = 16 * 32 * FLOAT
+    for place, costs in enumerate(stage.at[2].slices):
+        projections, products = 3 * 2 * (2 * 4) * 32 * 32, 2 * 2 * (2 * 4) * 4 * 4 * (place + 1) * 8
+        assert costs.times["F"] == projections + products
+        assert costs.times["B"] == projections + 2 * products
+        assert costs.times["I"] + costs.times["W"] == costs.times["B"]
+        carried = 2 * 2 * (place + 1) * item // 4 if place < 3 else 0
+        assert (costs.carry, costs.carry_gradient) == (carried, carried)
+        assert (costs.output, costs.gradient) == (item // 2, item // 2)
+    assert len(last.at[2].slices) == 4
+    timed = stages.timed(load(tmp_path / "attention.py"), request, torch.device("cpu"), quiet).profile.depths[2]
+    for part, exact in zip(timed[0].at[2].slices, stage.at[2].slices, strict=True):
+        assert min(part.times.values()) > 0
+        assert (part.carry, part.carry_gradient, part.output) == (exact.carry, exact.carry_gradient, exact.output)
+
+
 def test_a_model_that_asks_for_values_where_there_are_none_is_told_so_by_its_line(tmp_path: Path) -> None:
     text = LINEAR.replace(
         "return nn.functional.mse_loss(output, target)", "return output.mean() if output.sum() > 0 else 0"

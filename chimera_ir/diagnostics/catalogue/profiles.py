@@ -289,6 +289,19 @@ class SizeOfSomeLayers(Diagnostic, code="CH723"):
     there: int
 
 
+class SlicesOfSomeParts(Diagnostic, code="CH730"):
+    """One stage or layer was measured in another number of slices than another."""
+
+    title = "{part} has {count:slice} of a micro-batch of {size:item}, and {other} has {there}"
+    label = "{count:slice}"
+    help = "give all of them a table `slice` for each slice, in the order of the sequence, or none of them"
+    part: str
+    count: int
+    size: int
+    other: str
+    there: int
+
+
 class TooFewLayers(Diagnostic, code="CH724"):
     """The schedule has more stages than the profile has layers."""
 

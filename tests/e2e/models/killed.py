@@ -3,6 +3,7 @@
 KILL    RANK:POINT:COUNT, at the COUNT-th time that this rank comes to the point
 MARKER  a file that is there afterwards: a rank that has been started again lives
 SAVED   a checkpoint, until which a rank that is to die waits
+SLICED  if it is there, items are sequences, and layers look back over their slices
 """
 
 import os
@@ -18,11 +19,12 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-WIDTH = 4
+WIDTH, LENGTH = 4, 4
+SLICED = "SLICED" in os.environ
 
 
 def layers() -> list[Callable[[], nn.Module]]:
-    return [partial(Layer, layer) for layer in range(4)]
+    return [partial(LookingBack if SLICED else Layer, layer) for layer in range(4)]
 
 
 class Layer(nn.Module):
@@ -36,13 +38,21 @@ class Layer(nn.Module):
         return x + self.drop(torch.tanh(self.norm(self.inner(x))))
 
 
+class LookingBack(Layer):
+    """A layer on the sums of all positions so far; its carry is the last one."""
+
+    def forward(self, x: torch.Tensor, carry: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        sums = x.cumsum(1) if carry is None else carry + x.cumsum(1)
+        return super().forward(sums.flatten(0, 1)).unflatten(0, x.shape[:2]), sums[:, -1:]
+
+
 def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output - target).square().mean()
 
 
 def dataset() -> torch.utils.data.Dataset:
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(2, 40, WIDTH, generator=generator)
+    x, y = torch.randn(2, 40, *([LENGTH] if SLICED else []), WIDTH, generator=generator)
     return torch.utils.data.TensorDataset(x, y)
 
 
