@@ -380,14 +380,16 @@ class Compilation:
     @_level
     def _checked(self) -> "Checked":
         """The schedule, with the findings of its rules; none is an error."""
-        from chimera_ir.lower.order import order
+        from chimera_ir.orders.instance import Costing
+        from chimera_ir.orders.ordering import scheduled
         from chimera_ir.verify.verify import schedule_in, verify_schedule
 
         # Costs are checked before operations are made of the text, which may take long.
-        self.request.cost_model.durations(self._header)
+        durations = self.request.cost_model.durations(self._header)
         level = self._top
         plan = level.shown if isinstance(level, PlanStream) else level if isinstance(level, Plan) else None
-        schedule = order(level) if isinstance(level, Plan | PlanStream) else schedule_in(level)
+        costing = Costing.of(durations, self._header)
+        schedule = scheduled(level, costing) if isinstance(level, Plan | PlanStream) else schedule_in(level)
         checked = verify_schedule(schedule, plan, self._needs if self.request.forecast else None)
         for warning in raise_errors(checked.findings.diagnostics):
             self.warn(warning)

@@ -48,7 +48,7 @@ IMPORTS = {
     "codegen": {"ir", "flow", "resources", "verify"},
     "profile": {"ir", "diagnostics", "errors", "source", "escapes"},
     "predict": {"cost", "errors", "ir", "flow", "lower", "profile", "verify", "garbage"},
-    "orders": {"cost", "flow", "ir", "predict"},
+    "orders": {"cost", "diagnostics", "flow", "ir", "lower", "predict", "verify"},
     "measure": {"profile", "output"},
     "trace": {"predict", "profile", "cost", "flow", "ir", "picture", "verify", "diagnostics", "source", "escapes"},
     "recorded_page": {
@@ -75,7 +75,7 @@ IMPORTS = {
     },
     "planner": {
         *("library", "source", "diagnostics", "syntax", "elaborate", "ir", "flow", "lower", "verify", "cost"),
-        *("profile", "errors", "predict", "request", "garbage", "escapes"),
+        *("profile", "errors", "predict", "request", "garbage", "escapes", "orders"),
     },
     "answer": {"compilation", "console", "library", "syntax", "ir", "cost", "picture", "predict", "torch_text"},
     "cache": {"answer", "resources", "source"},

@@ -260,7 +260,10 @@ class _Checker:
                 self._formulas.formula(subject.slice, Type.INTEGER, "a slice number", inside)
             if subject.pipe is not None and subject.pipe.index is not None:
                 self._formulas.formula(subject.pipe.index, Type.INTEGER, "the index of a pipe", inside)
-        self._formulas.formula(operation.clock, Type.INTEGER, "a clock", inside)
+        if operation.clock is not None:
+            self._formulas.formula(operation.clock, Type.INTEGER, "a clock", inside)
+        if operation.preference is not None:
+            self._formulas.formula(operation.preference, Type.INTEGER, "`prefer`", inside)
         self._guard(operation.guard, inside)
 
     def _guard(self, guard: ast.Expression | None, scope: NameScope) -> None:

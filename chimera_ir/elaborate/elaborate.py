@@ -7,13 +7,13 @@ from itertools import chain
 
 from chimera_ir.diagnostics.model import Diagnostic, made_of, reject
 from chimera_ir.elaborate.checker import check
-from chimera_ir.elaborate.operations import operations
+from chimera_ir.elaborate.operations import Listed, operations
 from chimera_ir.elaborate.pipes import Shape, shapes
 from chimera_ir.elaborate.places import place, strategies
 from chimera_ir.elaborate.read_versions import Readings, readings, torn
 from chimera_ir.elaborate.settings import Globals, evaluate_globals, parameter_names, require_settable
 from chimera_ir.elaborate.unrolling import EndlessPipes, endless
-from chimera_ir.ir.levels import Header, Pipe, Plan, Planned
+from chimera_ir.ir.levels import Header, Pipe, Plan
 from chimera_ir.ir.streams import PlanStream, header_of
 from chimera_ir.syntax import ast
 
@@ -69,9 +69,9 @@ class Outline:
         # The turn that begins with micro-batch 0, whose versions are those of the steady state.
         header = header_of(self.header, self.endless.turn.updates)
         reads = readings(self.shapes, header.pipes, self.endless.rhythms)
-        operations = _planned(self.shapes, header.pipes, reads)
+        operations = Plan(header, _planned(self.shapes, header.pipes, reads)).clocked
         reject(torn(operations, reads, header, self.endless.turns))
-        return PlanStream(header, operations, self.endless.turn.clocks, self.endless.turns)
+        return PlanStream(header, tuple(operations), self.endless.turn.clocks, self.endless.turns)
 
 
 def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) -> Outline:
@@ -124,7 +124,7 @@ def _warnings(tree: _Tree) -> tuple[Diagnostic, ...]:
     return check(tree.scheme)
 
 
-def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], reads: Readings) -> tuple[Planned, ...]:
+def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], reads: Readings) -> tuple[Listed, ...]:
     """The operations of all pipes; raises ``Rejected`` with the first failure of every line that fails."""
     by_name = {shape.name: (shape, pipe) for shape, pipe in zip(shapes, pipes, strict=True)}
     lines = [(line, shape, pipe) for shape, pipe in by_name.values() for line in shape.operations]

@@ -12,7 +12,7 @@ from chimera_ir.elaborate.grid import Grid, UndefinedOnGrid
 from chimera_ir.elaborate.pipes import Shape
 from chimera_ir.elaborate.read_versions import Readings
 from chimera_ir.ir.ids import Clock, Micro, Stage, Worker
-from chimera_ir.ir.levels import Pipe, Planned
+from chimera_ir.ir.levels import Pipe, Planned, Unclocked
 from chimera_ir.ir.ops import Compute, Operation, Pair
 from chimera_ir.ir.text.printer import absolute, micros_name, numbered_line
 from chimera_ir.syntax import ast
@@ -47,12 +47,16 @@ class _Single(NamedTuple):
         ]
 
 
-def operations(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings, pipes: Pipes) -> list[Planned]:
+Listed = Planned | Unclocked
+"""An operation of a plan."""
+
+
+def operations(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings, pipes: Pipes) -> list[Listed]:
     """The operations of a line of a pipe; raises ``Rejected`` for the first that fails."""
     return [planned for sliced in shape.by_slice() for planned in _operations(line, sliced, pipe, reads, pipes)]
 
 
-def _operations(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings, pipes: Pipes) -> list[Planned]:
+def _operations(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings, pipes: Pipes) -> list[Listed]:
     singles = [_single(subject, shape, pipe, pipes) for subject in line.subjects]
     try:
         return _all_at_once(line, singles, shape, reads)
@@ -72,7 +76,7 @@ def _single(subject: ast.Subject, shape: Shape, pipe: Pipe, pipes: Pipes) -> _Si
     return _Single(subject, *pipes[name])
 
 
-def _all_at_once(line: ast.Operation, singles: Sequence[_Single], shape: Shape, reads: Readings) -> list[Planned]:
+def _all_at_once(line: ast.Operation, singles: Sequence[_Single], shape: Shape, reads: Readings) -> list[Listed]:
     """The operations of ``line``, whose one or two subjects are ``singles``, for all micro-batches and stages at once.
 
     Raises `UndefinedOnGrid` or ``Rejected`` if one of the operations fails, or may fail.
@@ -81,14 +85,20 @@ def _all_at_once(line: ast.Operation, singles: Sequence[_Single], shape: Shape, 
     # Whether the guard holds, for each micro-batch and stage; then workers and operations, and clocks, where it does.
     holds = None if line.guard is None else grid.values(line.guard)
     columns = [_column(line, single, grid, holds, reads) for single in singles]
-    clocks = cast("list[Clock]", grid.values(line.clock))
-    clocks = clocks if holds is None else list(compress(clocks, holds))
-    if len(columns) == 1:
-        ((workers, computes),) = columns
-        return list(map(Planned, clocks, workers, computes))
-    # The operations of two columns are joined to pairs.
-    pairs = zip(*(zip(*column, strict=True) for column in columns), strict=True)
-    return [Planned(clock, both[0][0], _joined(line, both, shape)) for clock, both in zip(clocks, pairs, strict=True)]
+    workers, computes = columns[0]
+    joint: Sequence[Operation] = computes
+    if len(columns) > 1:
+        # The operations of two columns are joined to pairs.
+        pairs = zip(*(zip(*column, strict=True) for column in columns), strict=True)
+        joint = [_joined(line, both, shape) for both in pairs]
+    order = line.clock or line.preference
+    if order is None:
+        return [Unclocked(None, worker, operation) for worker, operation in zip(workers, joint, strict=True)]
+    values = grid.values(order)
+    values = values if holds is None else list(compress(values, holds))
+    if line.clock is None:
+        return list(map(Unclocked, values, workers, joint))
+    return list(map(Planned, cast("list[Clock]", values), workers, joint))
 
 
 _Placed = tuple[Worker, Compute]
@@ -114,11 +124,12 @@ def _column(
     return [workers[stage] for stage in stages], single.computes(complete, stages, line, reads)
 
 
-def _one_by_one(line: ast.Operation, singles: Sequence[_Single], shape: Shape, reads: Readings) -> Iterator[Planned]:
+def _one_by_one(line: ast.Operation, singles: Sequence[_Single], shape: Shape, reads: Readings) -> Iterator[Listed]:
     """Yields the operations of `_all_at_once`; raises ``Rejected`` for the first that fails."""
     scope = shape.scope.with_variables(*shape.names)
     guard = None if line.guard is None else compiled(line.guard, scope)
-    clock = compiled(line.clock, scope)
+    clock = None if line.clock is None else compiled(line.clock, scope)
+    preference = None if line.preference is None else compiled(line.preference, scope)
     formulas = [
         (single, compiled(single.subject.stage, scope), _batches(single.subject, scope, single)) for single in singles
     ]
@@ -134,7 +145,11 @@ def _one_by_one(line: ast.Operation, singles: Sequence[_Single], shape: Shape, r
                     raise Rejected([_no_such(single, shape, frame)])
                 (operation,) = single.computes([batch], [Stage(stage)], line, reads)
                 placed.append((single.pipe.workers[stage], operation))
-            yield Planned(Clock(clock(frame)), placed[0][0], _joined(line, placed, shape, *values))
+            worker, joint = placed[0][0], _joined(line, placed, shape, *values)
+            if clock is not None:
+                yield Planned(Clock(clock(frame)), worker, joint)
+            else:
+                yield Unclocked(preference and preference(frame), worker, joint)
 
 
 def _joined(line: ast.Operation, placed: Sequence[_Placed], shape: Shape, *values: tuple[str, int]) -> Operation:

@@ -19,15 +19,16 @@ from chimera_ir.elaborate.affine import ALWAYS, Law, eventual_law, law, limited
 from chimera_ir.elaborate.evaluate import LIMIT, Fault
 from chimera_ir.elaborate.pipes import Shape
 from chimera_ir.ir.levels import MAX_AGE
+from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.formatter import show_expression
 
 
 @dataclass(frozen=True, slots=True)
 class _Beat:
-    """An operation line on one stage: the laws of its clock and guard, and a common period of all its formulas."""
+    """A line on one stage: the laws of its clock and guard, the clock's span, and a common period of its formulas."""
 
-    line: ast.Operation
+    span: Span
     stage: int
     clock: Law
     guard: Law
@@ -86,8 +87,9 @@ def _beats(line: ast.Operation, shape: Shape, stages: Sequence[int], most: int) 
             guard = ALWAYS if line.guard is None else laws(line.guard)
             if any(guard.values):
                 (subject,) = line.subjects  # a stream has no pairs: see `clauses`
+                assert line.clock is not None, "lines of a stream have clocks, see `clauses`"
                 places, clock = _places(subject, shape, guard, laws, most), laws(line.clock)
-                yield _Beat(line, stage, clock, guard, lcm(places, clock.period, guard.period))
+                yield _Beat(line.clock.span, stage, clock, guard, lcm(places, clock.period, guard.period))
 
 
 def _places(subject: ast.Subject, shape: Shape, guard: Law, laws: Callable[[ast.Expression], Law], most: int) -> int:
@@ -134,11 +136,11 @@ def _drifts(beats: Sequence[_Beat], shape: Shape) -> Iterator[Diagnostic]:
     """Yields a mistake for the first clock that does not grow, or for each beat at another rate than the first one."""
     variable = shape.stages.variable.text
     for beat in beats:
-        span, rate = beat.line.clock.span, beat.clock.rate
+        span, rate = beat.span, beat.clock.rate
         instance = shape.instance((variable, beat.stage))
         if rate <= 0:
             yield say.ClockStands(span, (), instance, str(rate))
             return
         if rate != beats[0].clock.rate:
-            first = beats[0].stage, str(beats[0].clock.rate), beats[0].line.clock.span
+            first = beats[0].stage, str(beats[0].clock.rate), beats[0].span
             yield say.LanesDrift(span, (), instance, beat.stage, str(rate), *first)

@@ -326,12 +326,30 @@ class Planned(NamedTuple):
     operation: ops.Operation
 
 
+class Unclocked(NamedTuple):
+    """An operation without a clock, with its worker and the value of its ``prefer``, if its line has one."""
+
+    preference: int | None
+    worker: Worker
+    operation: ops.Operation
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Plan(OneLine):
     """An evaluated scheme: every operation once, in the order of the text."""
 
     header: Header
-    operations: tuple[Planned, ...]
+    operations: tuple[Planned | Unclocked, ...]
+
+    @property
+    def clocked(self) -> list[Planned]:
+        """The operations that have clocks, in the order of the text."""
+        return [planned for planned in self.operations if isinstance(planned, Planned)]
+
+    @property
+    def unclocked(self) -> list[Unclocked]:
+        """The other operations, in the same order."""
+        return [planned for planned in self.operations if isinstance(planned, Unclocked)]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -57,9 +57,9 @@ def _blocks(header: Header, lane: Sequence[Instruction]) -> Iterator[tuple[Instr
 
 
 def forwards_of_clocked(plan: Plan) -> Iterator[Planned]:
-    """The operations of a plan, in which forwards keep their input alone where a recomputation has a clock."""
+    """The operations of a plan that have clocks; forwards keep their input alone where a recomputation has a line."""
     listed = _listed(plan.header, (planned.operation for planned in plan.operations))
-    for planned in plan.operations:
+    for planned in plan.clocked:
         operation = planned.operation
         for part in operation.parts if listed else ():
             if part.kind.opens and _place(plan.header, part) in listed:

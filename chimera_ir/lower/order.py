@@ -35,22 +35,27 @@ def order(plan: Plan | PlanStream) -> Schedule | ScheduleStream:
     """The schedule in which every worker runs its operations by ascending clock; all workers are within range.
 
     Only the clocks of the same worker are compared. Two operations of a worker on one clock, an error by the rule
-    "conflict-free", keep the order of the text. A recomputation without a clock comes right before the operation that
+    "conflict-free", keep the order of the text. Operations without a clock come last: `orders.ordering` gives them a
+    better place. A recomputation without a clock comes right before the operation that
     needs what it makes.
 
     A worker's turn in a stream begins with the first of its operations on the micro-batches of the first turn. An
     operation that comes after the end of this turn is there as the one of an earlier turn.
     """
     lanes: list[list[Planned]] = [[] for _ in range(plan.header.workers)]
-    for planned in plan.operations:
+    for planned in plan.operations if isinstance(plan, PlanStream) else plan.clocked:
         lanes[planned.worker].append(planned)
+    unclocked = [] if isinstance(plan, PlanStream) else plan.unclocked
     if isinstance(plan, PlanStream):
         return ScheduleStream(
             plan.header, tuple(map(Turn, in_full(plan.header, [tuple(_turn(plan, lane)) for lane in lanes])))
         )
     for lane in lanes:
         lane.sort(key=attrgetter("clock"))
-    return Schedule(plan.header, in_full(plan.header, [[planned.operation for planned in lane] for lane in lanes]))
+    operations = [[planned.operation for planned in lane] for lane in lanes]
+    for planned_last in unclocked:
+        operations[planned_last.worker].append(planned_last.operation)
+    return Schedule(plan.header, in_full(plan.header, operations))
 
 
 def _turn(plan: PlanStream, lane: Sequence[Planned]) -> Iterator[Compute]:

@@ -10,7 +10,7 @@ B m0 s0     machine 0   2 ticks   waits for F m0 s0, B m0 s1 (3 ticks)      keep
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
 from math import ceil, lcm
@@ -22,7 +22,7 @@ from chimera_ir.flow.flow import ABSENT, Flow
 from chimera_ir.flow.live import changes, is_at_end
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.kinds import Counted, Resource
-from chimera_ir.ir.levels import Header, Plan, Quantity, Schedule
+from chimera_ir.ir.levels import Header, Plan, Planned, Quantity, Schedule, Unclocked
 from chimera_ir.ir.ops import Message, Operation
 from chimera_ir.ir.recomputation import in_blocks, in_full
 from chimera_ir.predict.charges import Charges
@@ -81,7 +81,7 @@ class OrderInstance:
     of length ``tick``. It starts once each operation in ``waits[n]`` is over for as long as ``delays[n]`` says at the
     same place. ``changes[n]`` are its changes to the ``stores``. ``lanes[w]`` has the operations of worker w that have
     clocks, in the order of these. ``blocks`` has each operation of a plan with the recomputations that the
-    plan leaves out, which come right before it; a search may move these.
+    plan leaves out, which come right before it; a search may move these. ``preferences`` are those of the plan.
     """
 
     header: Header
@@ -96,6 +96,7 @@ class OrderInstance:
     stores: tuple[Store, ...]
     changes: Sequence[tuple[KeepsChange, ...]]
     lanes: tuple[tuple[int, ...], ...]
+    preferences: Sequence[int | None]
 
     def schedule(self, lanes: Sequence[Sequence[int]]) -> Schedule:
         """The schedule in which worker w runs the operations ``lanes[w]``, by number; it is yet to be verified."""
@@ -154,8 +155,15 @@ def instance_of(level: Plan | Schedule, costing: Costing) -> OrderInstance:
         workers = [Worker(w) for w, lane in enumerate(level.lanes) for _ in lane]
         return _instance(level.header, blocks, workers, range(len(blocks)), costing)
     blocks = in_blocks(level.header, [planned.operation for planned in level.operations])
-    by_clock = sorted(range(len(blocks)), key=lambda place: level.operations[place].clock)
-    return _instance(level.header, blocks, [planned.worker for planned in level.operations], by_clock, costing)
+    clocks = [(planned.clock, n) for n, planned in enumerate(level.operations) if isinstance(planned, Planned)]
+    workers = [planned.worker for planned in level.operations]
+    instance = _instance(level.header, blocks, workers, [place for _, place in sorted(clocks)], costing)
+    preferences = [
+        planned.preference if isinstance(planned, Unclocked) else None
+        for planned, block in zip(level.operations, blocks, strict=True)
+        for _ in block
+    ]
+    return replace(instance, preferences=preferences)
 
 
 def _instance(
@@ -201,6 +209,7 @@ def _instance(
         stores=stores,
         changes=_changes(header, operations, workers, stores),
         lanes=tuple(map(tuple, lanes)),
+        preferences=[None] * len(operations),
     )
 
 

@@ -9,7 +9,7 @@ from math import gcd, lcm
 from typing import TYPE_CHECKING
 
 from chimera_ir.cost.critical import Structure, structure_of
-from chimera_ir.cost.durations import DurationKey, duration_key
+from chimera_ir.cost.durations import Costs, DurationKey, Durations, duration_key
 from chimera_ir.cost.launches import LaunchPlaces
 from chimera_ir.diagnostics.model import raise_errors
 from chimera_ir.elaborate.elaborate import Outline, outline
@@ -20,8 +20,9 @@ from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import Compute, Operation, singles
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, header_of, view_of
 from chimera_ir.lower.lower import lower
-from chimera_ir.lower.order import order
 from chimera_ir.lower.sync import launches
+from chimera_ir.orders.instance import Costing
+from chimera_ir.orders.ordering import scheduled
 from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.setting import Setting
 from chimera_ir.predict.splits import StageLoad
@@ -32,6 +33,9 @@ from chimera_ir.verify.holdings import Holdings, holdings
 
 if TYPE_CHECKING:
     from chimera_ir.verify.verify import Checked, Verified
+
+UNIT_COSTS = Costs()
+"""The costs without a profile."""
 
 Pattern = tuple[int, ...]
 """Relative durations, one for each `DurationKey`; launches of gradient sums depend on nothing else.
@@ -45,7 +49,8 @@ class CompiledScheme:
 
     All changes have the same plan, and lanes that differ in recomputation alone; ``change`` is the one that gives them.
     A ``trusted`` text (the library's) is not verified again, unless it has no flush and ``ties`` say that stages share
-    parameters. Any other text must pass `Variant.check` before its lanes are used.
+    parameters. Any other text must pass `Variant.check` before its lanes are used. Operations without clocks are
+    ordered under ``durations``.
 
     Every method and property, also of `Variant`, raises `Rejected` if the scheme has errors, and `NoSuchTie` if the
     scheme lacks a stage of a tie.
@@ -59,10 +64,11 @@ class CompiledScheme:
         max_operations: int,
         trusted: bool,
         ties: tuple[Tie, ...] = (),
+        durations: Durations = UNIT_COSTS,
     ) -> None:
         self.trusted = trusted
         self._scheme, self._settings, self._change = scheme, dict(settings), change
-        self._max_operations, self._ties = max_operations, ties
+        self._max_operations, self._ties, self._durations = max_operations, ties, durations
         self._outlines: dict[Change, Outline] = {}
         self._others: dict[bool, CompiledScheme] = {}
 
@@ -81,7 +87,7 @@ class CompiledScheme:
         if change.recompute not in self._others:
             settings = tuple(self._settings.items())
             self._others[change.recompute] = CompiledScheme(
-                self._scheme, settings, change, self._max_operations, self.trusted, self._ties
+                self._scheme, settings, change, self._max_operations, self.trusted, self._ties, self._durations
             )
         return self._others[change.recompute]
 
@@ -97,7 +103,7 @@ class CompiledScheme:
     @cached_property
     def level(self) -> Schedule | ScheduleStream:
         """The schedule or, without a flush, its stream."""
-        return order(self._outline.level())
+        return scheduled(self._outline.level(), Costing.of(self._durations, self._outline.header))
 
     @cached_property
     def lanes(self) -> tuple[tuple[Operation, ...], ...]:

@@ -14,11 +14,12 @@ from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.errors import NoSuchTie
 from chimera_ir.ir.levels import Header, Quantity
 from chimera_ir.planner.bounds import least, most, standing
-from chimera_ir.planner.compiled import CompiledScheme, Variant
+from chimera_ir.planner.compiled import UNIT_COSTS, CompiledScheme, Variant
 from chimera_ir.planner.space import Configuration, LeftOut, Reason, Recomputation, refusal
 from chimera_ir.planner.time_parts import TimeParts, time_parts
 from chimera_ir.plural import counted
 from chimera_ir.predict.equation import seconds_of
+from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.memory_need import MemoryNeed, memory_of
 from chimera_ir.predict.prediction_table import size
 from chimera_ir.predict.replay import replay
@@ -29,7 +30,7 @@ from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.profile.layers import stages_of
 from chimera_ir.request import Tie
 from chimera_ir.source import Source
-from chimera_ir.syntax.ast import Scheme
+from chimera_ir.syntax.ast import Scheme, is_clocked
 from chimera_ir.syntax.change import Change
 
 MODES = {Recomputation.WHERE_NEEDED: (False, True), Recomputation.ALWAYS: (True,), Recomputation.NEVER: (False,)}
@@ -260,7 +261,7 @@ class _Compiler:
         first = self._replayed(judged)
         if not layers or first.replayed is None:
             return first
-        even = replace(choice, split=tuple(stage * layers // choice.stages for stage in range(choice.stages)))
+        even = self._evenly_split(choice)
         verdict = first if even == choice else self._verdict(even)
         if isinstance(verdict, LeftOut) or verdict is first:
             return first
@@ -280,15 +281,25 @@ class _Compiler:
 
     def variant(self, choice: Configuration) -> Variant:
         # Configurations come sorted by scheme and parameters: the last compiled scheme is the only one worth keeping.
-        judge, key, change = self._judge, (choice.source, choice.settings), choice.change
+        judge, change = self._judge, choice.change
+        scheme, trusted = judge.schemes[choice.source], choice.source in judge.trusted
+        # Where operations have no clocks, their order depends on what else is chosen, but not on a split of layers.
+        durations = None if is_clocked(scheme) else Measured.of(judge.setting(self._evenly_split(choice)))
+        where = () if durations is None else (choice.stages, choice.copies, choice.micro_batch_size)
+        key = choice.source, choice.settings, where
         if self._last is None or self._last[0] != key:
-            scheme, trusted = judge.schemes[choice.source], choice.source in judge.trusted
-            limit, ties = judge.max_operations, judge.ties
-            self._last = key, CompiledScheme(scheme, choice.settings, change, limit, trusted, ties)
+            more = judge.max_operations, trusted, judge.ties, durations or UNIT_COSTS
+            self._last = key, CompiledScheme(scheme, choice.settings, change, *more)
             self._variants = {}
         if change not in self._variants:
             self._variants[change] = Variant(self._last[1], change)
         return self._variants[change]
+
+    def _evenly_split(self, choice: Configuration) -> Configuration:
+        layers = len(self._judge.profile.layers)
+        if not layers:
+            return choice
+        return replace(choice, split=tuple(stage * layers // choice.stages for stage in range(choice.stages)))
 
     def _over(self, choice: Configuration, needed: Sequence[int], room: Sequence[int], prefix: str) -> LeftOut:
         """The refusal of a configuration that does not fit; ``needed`` and ``room`` have the bytes of each worker.

@@ -205,10 +205,14 @@ class Subject(SyntaxNode):
 
 
 class Operation(SyntaxNode):
-    """The line ``subject [& subject] @ clock [when guard]``; with two subjects the operation is a pair."""
+    """The line ``subject [& subject] [@ clock | prefer preference] [when guard]``; a pair has two subjects.
+
+    The compiler orders operations without a clock: of those that are ready, the one with the smallest preference first.
+    """
 
     subjects: tuple[Subject, ...]
-    clock: Expression
+    clock: Expression | None
+    preference: Expression | None
     guard: Expression | None
 
 
@@ -321,6 +325,13 @@ class Scheme(SyntaxNode):
 
     def __repr__(self) -> str:
         return f"<Scheme {self.name.text}({', '.join(parameter.name.text for parameter in self.parameters)})>"
+
+
+def is_clocked(scheme: Scheme) -> bool:
+    """Whether every operation of a scheme has a clock, so that its order does not depend on costs."""
+    pipes = (item for item in scheme.items if isinstance(item, PipeBlock))
+    lines = (clause for pipe in pipes for clause in pipe.clauses)
+    return all(line.clock is not None for line in lines if isinstance(line, Operation))
 
 
 def operands(expression: Expression) -> tuple[Expression, ...]:

@@ -114,8 +114,9 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
         pipe = next((child for child in c if isinstance(child, ast.PipeName)), None)
         if pipe is not None:
             subjects[-1] = replace(subjects[-1], pipe=pipe, span=_around([subjects[-1], pipe]))
-        clock = c[c.index("@") + 1]
-        return ast.Operation(tuple(subjects), clock, _argument(c, "when"), span=_around(c))
+        clock = c[c.index("@") + 1] if "@" in c else None
+        preference, guard = _argument(c, "prefer"), _argument(c, "when")
+        return ast.Operation(tuple(subjects), clock, preference, guard, span=_around(c))
 
     def subject(self, c: _Children) -> ast.Subject:
         if c[0] in UNSAYABLE:

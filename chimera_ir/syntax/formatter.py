@@ -89,7 +89,9 @@ def _clause(clause: ast.Clause) -> str:
             return _let(clause)
         case ast.Operation():
             head = " & ".join(map(_subject, clause.subjects))
-            return f"{head} @ {show_expression(clause.clock)}{_guard(clause.guard)}"
+            clock = f" @ {show_expression(clause.clock)}" if clause.clock else ""
+            preference = f" prefer {show_expression(clause.preference)}" if clause.preference else ""
+            return f"{head}{clock}{preference}{_guard(clause.guard)}"
         case ast.Reads(version):
             return f"reads version {show_expression(version)}"
         case ast.Recompute(guard):

@@ -170,10 +170,17 @@ def _unclosed(stop: Stop, opener: Token) -> Diagnostic:
 def _clock(stop: Stop) -> Diagnostic | None:
     start = stop.line_start()
     head = stop.tokens[start : stop.position]
-    if "AT" in stop.accepted and stop.accepted <= {"AT", "JOIN", "OF"}:
-        operation = stop.text_between(start, stop.position)
-        message = say.ClockBehindEquals if stop.token == "=" else say.MissingClock
-        return message(stop.gap if stop.on_next_line else stop.span, operation)
+    # After a name, which the parser takes for the letter of the next operation, the clock that lacks its sign began.
+    at = stop.position if "AT" in stop.accepted else _glued(stop)
+    operation = stop.tokens[start:at]
+    subject = operation[1:2] == ["("] and operation[-1] == ")" and not {"@", "when", "prefer"} & {*operation}
+    if at is not None and subject:
+        for token in [] if first_on_line(stop.tokens, at) else stop.tokens[at : at + 1]:
+            if token.type in ("NAME", "INTEGER") or token in ("(", "-", "=", "if"):
+                message = say.ClockBehindEquals if token == "=" else say.MissingClock
+                return message(span_of(token), stop.text_between(start, at))
+    if stop.token in ("@", "prefer") and {"@", "prefer"} & {*head}:
+        return say.ClockAndPreference(stop.span)
     if stop.token == "@" and head and first_on_line(stop.tokens, start):
         call = max((i for i in range(start, stop.position) if first_on_line(stop.tokens, i)), default=start)
         if call > 0 and stop.tokens[call - 1] in _INFIX | _BEFORE_VALUE:

@@ -5,7 +5,7 @@ from chimera_ir.syntax.stop import PIPE_LINES, SCHEME_LINES
 
 _KEYWORDS = """
 scheme workers let fn require update every memory pipe in stages micros slices on by as halves reads version recompute
-sync of when if then else and or not
+sync of prefer when if then else and or not
 """
 KEYWORDS = frozenset(_KEYWORDS.split())
 """The words that cannot be names."""

@@ -4,7 +4,7 @@ If it does, no operations wait for each other's data in a cycle. If it does not,
 warns. Waits for updates are checked on the DAG alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from chimera_ir.diagnostics.catalogue.schedule import ClockNotIncreasing
 from chimera_ir.diagnostics.model import Diagnostic
@@ -21,7 +21,7 @@ def clocks(plan: Plan) -> Iterator[Diagnostic]:
 
     The warning shows the first of these dependencies and their number. A missing operation gives no warning.
     """
-    operations: Sequence[Planned] = plan.operations
+    operations = plan.clocked
     if plan.header.only or RECOMPUTATION in {planned.operation.kind for planned in operations}:
         # An operation that the header does not allow is a mistake by the rule "placed".
         allowed = (
@@ -29,7 +29,7 @@ def clocks(plan: Plan) -> Iterator[Diagnostic]:
             for planned in forwards_of_clocked(plan)
             if all(part.kind in plan.header.kinds for part in planned.operation.parts)
         )
-        operations = tuple(allowed)
+        operations = list(allowed)
     data_flow = Flow(plan.header, enumerate(planned.operation for planned in operations))
     falling: dict[tuple[Span, Span], list[tuple[Planned, Planned]]] = {}
     for after in operations:

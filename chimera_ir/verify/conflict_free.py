@@ -33,12 +33,12 @@ def conflict_free(plan: Plan) -> Iterator[Diagnostic]:
     """Yields a diagnostic for every pair of source lines with conflicts, with the first conflict and their number."""
     first: dict[tuple[int, int, Resource], Planned] = {}
     conflicts: dict[tuple[Span, Span], list[tuple[Planned, Planned]]] = {}
-    for planned in plan.operations:
+    for planned in plan.clocked:
         place = planned.worker, planned.clock, planned.operation.kind.occupies
         other = first.setdefault(place, planned)
         if other is not planned:
             conflicts.setdefault((other.operation.origin, planned.operation.origin), []).append((other, planned))
-    places = _occupied(plan.operations) if conflicts else {}
+    places = _occupied(plan.clocked) if conflicts else {}
     for (before, after), group in conflicts.items():
         earlier, later = group[0]
         yield Conflict(
@@ -54,7 +54,7 @@ def conflict_free(plan: Plan) -> Iterator[Diagnostic]:
 
 
 def _occupied(operations: Iterable[Planned]) -> _Occupied:
-    """The operations of a plan by worker and clock."""
+    """The operations with clocks by worker and clock."""
     by_place: dict[tuple[Worker, Clock], list[Planned]] = {}
     for planned in operations:
         by_place.setdefault((planned.worker, planned.clock), []).append(planned)

@@ -27,7 +27,7 @@ class _Story:
         self._dag = dag
         self._header = header
         self._clocks = (
-            {line(planned.operation, self._header): planned.clock for planned in plan.operations} if plan else {}
+            {line(planned.operation, self._header): planned.clock for planned in plan.clocked} if plan else {}
         )
         self._nodes = self._bends(nodes)
 

@@ -163,15 +163,20 @@ def _clocks(plan: Plan | None) -> Findings:
     return apply(Rule.CONFLICT_FREE, conflict_free(plan)) + check("clocks", clocks(plan))
 
 
-def _schedule_findings(schedule: Schedule, plan: Plan | None) -> tuple[Findings, Net | None]:
-    """The findings of the rules on a schedule, without the rule "repeats", and its net if placed and complete."""
+def verify_operations(schedule: Schedule) -> Findings:
+    """The findings of the rules that hold of a schedule in whatever order its workers run their operations."""
     if len(schedule.lanes) != schedule.header.workers:
-        return Findings(diagnostics=(LaneCount(NOWHERE, len(schedule.lanes), schedule.header.workers),)), None
-    # The other rules need a micro-batch to meet every stage once, on the worker that holds the stage.
+        return Findings(diagnostics=(LaneCount(NOWHERE, len(schedule.lanes), schedule.header.workers),))
     operations = [
         (Worker(number), operation) for number, lane in enumerate(schedule.lanes) for operation in singles(lane)
     ]
-    findings = _operations(schedule.header, operations) + check("complete", paired(schedule))
+    return _operations(schedule.header, operations) + check("complete", paired(schedule))
+
+
+def _schedule_findings(schedule: Schedule, plan: Plan | None) -> tuple[Findings, Net | None]:
+    """The findings of the rules on a schedule, without the rule "repeats", and its net if placed and complete."""
+    # The other rules need a micro-batch to meet every stage once, on the worker that holds the stage.
+    findings = verify_operations(schedule)
     if findings.errors:
         return findings, None
     net = net_of(schedule)

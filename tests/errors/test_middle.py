@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from chimera_ir.cost.durations import Costs
 from chimera_ir.diagnostics.catalogue import irheader, irtext, lanes, program, schedule
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.elaborate import elaborate
@@ -16,7 +17,8 @@ from chimera_ir.ir.levels import Plan, Program, Quantity
 from chimera_ir.ir.streams import Level, ProgramStream
 from chimera_ir.ir.text.reader import parse as parse_ir
 from chimera_ir.lower.lower import lower
-from chimera_ir.lower.order import order
+from chimera_ir.orders.instance import Costing
+from chimera_ir.orders.ordering import scheduled
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
 from chimera_ir.verify.verify import verify_lowered, verify_program, verify_schedule
@@ -50,7 +52,7 @@ OF_SCRIPTS = {"ScriptDiffers"}
 """The code generator would have to be wrong: see test_scripts."""
 OF_A_REPORT = {"NothingTrained"}
 """Said where a report is asked for: see test_forwards."""
-OF_THE_HOST = {"HostExceeds"}
+OF_THE_HOST = {"HostExceeds", "NoOrderFitsHost"}
 """No kind of operation keeps anything in the memory of the host: see test_verify."""
 TOO_LONG_FOR_A_FILE = {"MoreMistakes", "MoreErrors", "MoreWarnings"}
 
@@ -72,7 +74,7 @@ def _compile(source: Source) -> tuple[Diagnostic, ...]:
     if isinstance(level, Program | ProgramStream):
         verify_program(level)
         return ()
-    schedule, plan = (order(level), level) if isinstance(level, Plan) else (level, None)
+    schedule, plan = (scheduled(level, Costing(Costs())), level) if isinstance(level, Plan) else (level, None)
     checked = verify_schedule(schedule, plan, needs)
     if not checked.findings.diagnostics:
         verify_lowered(lower(checked.level), checked)

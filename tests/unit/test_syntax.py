@@ -140,7 +140,7 @@ def test_a_node_knows_its_place() -> None:
 
 
 def test_several_mistakes_are_reported_together() -> None:
-    pipe = "pipe p {\n  stages s 0..D on s\n  micros m in 0..4\n  F(m s) @ 1.5\n  B(m, s)\n}"
+    pipe = "pipe p {\n  stages s 0..D on s\n  micros m in 0..4\n  F(m s) @ 1.5\n  B(m, s) m\n}"
     text = f"scheme a(D = 4)\nlet x 3\nlet y = 2 $ 3\n{pipe}"
     with pytest.raises(Rejected) as rejected:
         parse(Source("", text))

@@ -255,6 +255,18 @@ HostBytesExceed = BytesExceed.worded(
 )
 
 
+NoOrderFits = BoundExceeded.worded(
+    "NoOrderFits",
+    title="no order was found in which worker {worker} keeps the activations of {limit:micro-batch} (M_a)",
+    label="where micro-batches run one after another, it keeps {peak:micro-batch}",
+    help="raise the bound to {peak}, or place fewer stages on worker {worker}",
+)
+NoOrderFitsHost = NoOrderFits.worded(
+    "NoOrderFitsHost",
+    title="no order was found in which worker {worker} keeps {limit:micro-batch} (M_a) in host memory",
+)
+
+
 class BoundUnchecked(Diagnostic, code="CH423"):
     """A bound in bytes where the sizes of the stages are not known."""
 

@@ -20,15 +20,23 @@ KeywordAsValue = KeywordAsName.worded("KeywordAsValue", label="expected a name o
 
 
 class MissingClock(Diagnostic, code="CH113"):
-    """An operation without ``@`` and a clock."""
+    """A formula behind an operation, without ``@``."""
 
-    title = "the operation `{operation}` has no clock"
-    label = "expected `@` and a formula"
-    help = "write `{operation} @ formula`: worker by worker, operations run in the order of this formula"
+    title = "a formula behind the operation `{operation}` needs a word before it"
+    label = "expected `@` or `prefer`"
+    help = "write `{operation} @ formula` for a clock; without one the compiler orders the operation"
     operation: str
 
 
 ClockBehindEquals = MissingClock.worded("ClockBehindEquals", label="did you mean `@`?")
+
+
+class ClockAndPreference(Diagnostic, code="CH164"):
+    """A clock and a preference, or two of one of them, on one line."""
+
+    title = "an operation has a clock or a preference, not both"
+    label = "the line has one already"
+    help = "keep one of the two: `@` for a place in the order, `prefer` if the compiler orders the operation"
 
 
 class SingleEquals(Diagnostic, code="CH114"):

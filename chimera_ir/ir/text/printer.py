@@ -23,7 +23,7 @@ from typing import NamedTuple, assert_never
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Micro, Version, WeightGroup
 from chimera_ir.ir.kinds import implied
-from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule, Strategy
+from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Program, Schedule, Strategy, Unclocked
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.ir.turns import Turn, shelf
 from chimera_ir.plural import listed
@@ -35,7 +35,7 @@ def show(level: Level) -> str:
         case Plan():
             lines = [*_header("plan", level.header), ""]
             lines += [
-                f"  {line(planned.operation, level.header)} @ {planned.clock} on w{planned.worker}"
+                f"  {line(planned.operation, level.header)}{_order(planned)} on w{planned.worker}"
                 for planned in level.operations
             ]
         case Schedule():
@@ -49,6 +49,13 @@ def show(level: Level) -> str:
         case _:
             assert_never(level)
     return "\n".join(lines) + "\n"
+
+
+def _order(planned: Planned | Unclocked) -> str:
+    """The clock of an operation, or its preference if it has any."""
+    if isinstance(planned, Planned):
+        return f" @ {planned.clock}"
+    return "" if planned.preference is None else f" prefer {planned.preference}"
 
 
 class Numbers(NamedTuple):

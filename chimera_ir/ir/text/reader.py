@@ -16,7 +16,7 @@ from chimera_ir.diagnostics.model import Attempts, Diagnostic, Rejected
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Clock, Micro, Slot, Stage, Version, Worker
 from chimera_ir.ir.kinds import KINDS, NOTHING, Value
-from chimera_ir.ir.levels import MAX_AGE, MAX_MICRO_BATCHES, Header, Plan, Planned, Program, Schedule
+from chimera_ir.ir.levels import MAX_AGE, MAX_MICRO_BATCHES, Header, Plan, Planned, Program, Schedule, Unclocked
 from chimera_ir.ir.recomputation import in_full
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.header import integers, read_header, span
@@ -89,7 +89,7 @@ class _BodyReader:
             turns.append(Turn(instructions, tuple((shelf, count) for shelf, (count, _) in self._rings.items())))
         return ProgramStream(self._header, tuple(turns))
 
-    def _plan(self, body: list[Token | Tree[Token]]) -> list[Planned]:
+    def _plan(self, body: list[Token | Tree[Token]]) -> list[Planned | Unclocked]:
         lines: list[Token] = []
         for item in body:
             if isinstance(item, Tree):
@@ -98,13 +98,16 @@ class _BodyReader:
             lines.append(item)
         return self.attempts.each(lines, self._planned)
 
-    def _planned(self, token: Token) -> Planned:
+    def _planned(self, token: Token) -> Planned | Unclocked:
         if token.type not in ("PLANNED", "PLANNED_PAIR"):
             raise self._wrong_level(token)
-        *numbers, clock, worker = self._numbers(token)
+        *numbers, worker = self._numbers(token)
+        order = numbers.pop() if "@" in token or "prefer" in token else None
         operation = self._operation(token, numbers)
         self._require(token, "worker", worker, self._last[2])
-        return Planned(Clock(clock), Worker(worker), operation)
+        if order is None or "@" not in token:
+            return Unclocked(order, Worker(worker), operation)
+        return Planned(Clock(order), Worker(worker), operation)
 
     def _lanes(self, body: list[Token | Tree[Token]], title: Span) -> list[list[Token]]:
         """The lines of every worker, by its number; missing workers are reported at ``title``."""

@@ -1,0 +1,200 @@
+"""List schedule: a free worker runs the job that is preferred among those that are ready.
+
+    F takes 1, B takes 2, of two micro-batches on two stages; what answers is preferred to what opens a micro-batch
+
+    time      0     1     2     3     4     5     6     7     8
+    worker 0  F m0  F m1              B m0  B m0        B m1  B m1
+    worker 1        F m0  B m0  B m0  F m1  B m1  B m1
+
+A job that would exceed a declared bound waits until enough is freed. Greedy choices can jam: what one micro-batch keeps
+leaves no room for another, and each waits for the other. `reserve.Admission` then keeps enough room, before each
+choice, for all that has begun.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+Keeps = tuple[int, int, int]
+"""A change to a store: its number, the amount added at the start of a job, and the amount added at its end, <= 0."""
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Jobs, by number, each of which occupies a machine for a while.
+
+    Machine w is the lane of worker w; ``owners[m]`` is the worker of machine m, whose jobs start only while the lane is
+    free. Job j may start ``delays[j]`` ticks after each of the jobs ``waits[j]`` is over, and once the job before it in
+    its chain has started. ``limits`` are the amounts that fit into the stores. Of the jobs that may start, the one with
+    the least rank does.
+    """
+
+    owners: Sequence[int]
+    workers: int
+    machines: Sequence[int]
+    durations: Sequence[int]
+    waits: Sequence[Sequence[int]]
+    delays: Sequence[Sequence[int]]
+    changes: Sequence[Sequence[Keeps]]
+    limits: Sequence[int]
+    chains: Sequence[Sequence[int]]
+    ranks: Sequence[int]
+
+
+class Capacity(Protocol):
+    """Room in the stores: decides which jobs fit, and counts what they keep."""
+
+    def queue(self, job: int) -> tuple[Hashable, int]:
+        """The queue in which a ready job stands, and its place there; if the first one does not fit, no other does."""
+
+    def admits(self, job: int) -> bool:
+        """Whether a job fits now."""
+
+    def start(self, job: int) -> Sequence[int]:
+        """Counts a job that starts; returns ready jobs that change their queue."""
+
+    def end(self, job: int) -> None:
+        """Counts a job that ends."""
+
+
+class Greedy:
+    """Room in which every job fits for which there is room when it starts."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._changes, self._ranks, self._free = jobs.changes, jobs.ranks, list(jobs.limits)
+
+    def queue(self, job: int) -> tuple[Hashable, int]:
+        """A queue for all jobs that add the same amounts, by rank."""
+        return tuple((store, amount) for store, amount, _ in self._changes[job] if amount), self._ranks[job]
+
+    def admits(self, job: int) -> bool:
+        """Whether each store has room for what the job adds at its start."""
+        return all(amount <= self._free[store] for store, amount, _ in self._changes[job] if amount)
+
+    def start(self, job: int) -> Sequence[int]:
+        """Counts a job that starts; no job changes its queue."""
+        for store, amount, _ in self._changes[job]:
+            self._free[store] -= amount
+        return ()
+
+    def end(self, job: int) -> None:
+        """Counts a job that ends."""
+        for store, _, amount in self._changes[job]:
+            self._free[store] -= amount
+
+
+class Placed(NamedTuple):
+    """Jobs in the order of their starts, and the time at which all of them are over.
+
+    ``waiting`` are ready jobs that never find room; where there are none, jobs that are missing wait for one another.
+    """
+
+    started: Sequence[int]
+    end: int
+    waiting: Sequence[int]
+
+
+_END, _ARRIVAL = 0, 1
+
+
+def place(jobs: Jobs, room: Capacity) -> Placed:
+    """Starts every job as early as its machine, the jobs it waits for and the room allow, the preferred one first.
+
+    The time is that of a few operations on heaps for each job.
+    """
+    machines, durations, changes, ranks = jobs.machines, jobs.durations, jobs.changes, jobs.ranks
+    count = len(machines)
+    # ``missing`` counts what a job still waits for; ``earliest`` is when the messages for it have arrived.
+    missing = [len(waits) for waits in jobs.waits]
+    after: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    for job, (waits, delays) in enumerate(zip(jobs.waits, jobs.delays, strict=True)):
+        for other, delay in zip(waits, delays, strict=True):
+            after[other].append((job, delay))
+    following: dict[int, int] = {}
+    for chain in jobs.chains:
+        for first, second in pairwise(chain):
+            following[first] = second
+            missing[second] += 1
+    earliest = [0] * count
+    queues: list[dict[Hashable, list[tuple[int, int]]]] = [{} for _ in jobs.owners]
+    begun, busy = bytearray(count), bytearray(len(jobs.owners))
+    further: list[list[int]] = [[] for _ in range(jobs.workers)]
+    for machine in range(jobs.workers, len(jobs.owners)):
+        further[jobs.owners[machine]].append(machine)
+    started: list[int] = []
+    events: list[tuple[int, int, int]] = []
+    free = ((),)
+
+    def enqueue(job: int) -> None:
+        kind, position = room.queue(job) if changes[job] else (free, ranks[job])
+        heap = queues[machines[job]].get(kind)
+        if heap is None:
+            heap = queues[machines[job]][kind] = []
+        heappush(heap, (position, job))
+
+    def preferred(machine: int) -> int | None:
+        """The job that the machine starts now, if there is one."""
+        firsts: list[tuple[int, int, list[tuple[int, int]]]] = []
+        for kind, heap in [*queues[machine].items()]:
+            while heap and begun[heap[0][1]]:
+                heappop(heap)
+            if heap:
+                firsts.append((ranks[heap[0][1]], heap[0][1], heap))
+            else:
+                del queues[machine][kind]
+        firsts.sort()
+        for _, job, heap in firsts:
+            if not changes[job] or room.admits(job):
+                heappop(heap)
+                return job
+        return None
+
+    for job, number in enumerate(missing):
+        if not number:
+            enqueue(job)
+    now, awake = 0, set(range(jobs.workers))
+    while True:
+        for worker in sorted(awake):
+            for machine in (*further[worker], worker):
+                while not busy[worker] and not busy[machine] and (chosen := preferred(machine)) is not None:
+                    job = chosen
+                    begun[job] = busy[machine] = 1
+                    started.append(job)
+                    if changes[job]:
+                        for moved_job in room.start(job):
+                            enqueue(moved_job)
+                    heappush(events, (now + durations[job], _END, job))
+                    if job in following:
+                        second = following[job]
+                        missing[second] -= 1
+                        if not missing[second]:
+                            heappush(events, (max(now, earliest[second]), _ARRIVAL, second))
+        if not events:
+            break
+        now, awake = events[0][0], set()
+        while events and events[0][0] == now:
+            _, event, job = heappop(events)
+            awake.add(jobs.owners[machines[job]])
+            if event == _ARRIVAL:
+                enqueue(job)
+                continue
+            busy[machines[job]] = 0
+            if changes[job]:
+                room.end(job)
+            for other, delay in after[job]:
+                arrival = now + delay
+                if arrival > earliest[other]:
+                    earliest[other] = arrival
+                missing[other] -= 1
+                if not missing[other]:
+                    if earliest[other] > now:
+                        heappush(events, (earliest[other], _ARRIVAL, other))
+                    else:
+                        enqueue(other)
+                        awake.add(jobs.owners[machines[other]])
+    waiting = sorted(
+        {job for of_machine in queues for heap in of_machine.values() for _, job in heap if not begun[job]}
+    )
+    return Placed(started, now, waiting)

@@ -1,0 +1,168 @@
+"""The pass from operations without clocks to lanes: a list schedule under costs and declared bounds.
+
+F m0 s0 on w0            worker 0:       worker 1:
+F m0 s1 on w1              F m0 s0         F m0 s1
+F m1 s0 on w0              F m1 s0         B m0 s1
+F m1 s1 on w1              B m0 s0         F m1 s1
+B m0 s0 on w0              B m1 s0         B m1 s1
+B m0 s1 on w1
+B m1 s0 on w0
+B m1 s1 on w1
+"""
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import chain
+from math import ceil
+from typing import overload
+
+from chimera_ir.diagnostics.catalogue.program import NoOrderFits, NoOrderFitsHost
+from chimera_ir.diagnostics.model import Diagnostic, raise_errors, reject
+from chimera_ir.ir.levels import Plan, Quantity, Schedule
+from chimera_ir.ir.ops import Operation
+from chimera_ir.ir.streams import PlanStream, ScheduleStream
+from chimera_ir.lower.order import order
+from chimera_ir.orders.instance import Costing, KeepsChange, OrderInstance, instance_of
+from chimera_ir.orders.list_schedule import Greedy, Jobs, Keeps, place
+from chimera_ir.orders.reserve import Admission
+from chimera_ir.verify.verify import verify_operations
+
+
+@overload
+def scheduled(level: Plan, costing: Costing) -> Schedule: ...
+
+
+@overload
+def scheduled(level: PlanStream, costing: Costing) -> ScheduleStream: ...
+
+
+@overload
+def scheduled(level: Plan | PlanStream, costing: Costing) -> Schedule | ScheduleStream: ...
+
+
+def scheduled(level: Plan | PlanStream, costing: Costing) -> Schedule | ScheduleStream:
+    """The schedule of a plan: by clocks, and where operations have none by a list schedule (`ordered`).
+
+    Raises `Rejected` if operations without clocks are not complete, or if no order of them keeps the declared bounds.
+    """
+    by_clock = order(level)
+    if isinstance(level, PlanStream) or not level.unclocked:
+        return by_clock
+    assert isinstance(by_clock, Schedule)
+    raise_errors(verify_operations(by_clock).diagnostics)
+    return ordered(level, costing)
+
+
+def ordered(plan: Plan, costing: Costing) -> Schedule:
+    """The schedule of a complete plan in which each free worker runs what is preferred among what is ready.
+
+    Operations with clocks keep their order, and are preferred to those without. Of these, the ones with a ``prefer``
+    line come first, those with the smaller value before others. Then what hands on the answer to another stage comes
+    first, and what hands nothing on last; then the smaller micro-batch; then the deeper stage.
+
+    Raises `Rejected` if a declared bound cannot be kept. Operations that wait for one another in a cycle are last
+    in their lanes, where the rule "acyclic" finds them.
+    """
+    instance = instance_of(plan, costing)
+    jobs = jobs_of(instance)
+    result = place(jobs, Greedy(jobs))
+    if result.waiting:
+        room = Admission(jobs)
+        reject(_too_tight(instance, room.least))
+        result = place(jobs, room)
+    started = set(result.started)
+    rest = [job for job in sorted(range(len(jobs.ranks)), key=jobs.ranks.__getitem__) if job not in started]
+    lanes: list[list[int]] = [[] for _ in range(plan.header.workers)]
+    for job in chain(result.started, rest):
+        lanes[jobs.owners[jobs.machines[job]]] += instance.blocks[job]
+    return instance.schedule(lanes)
+
+
+_TOO_TIGHT = {Quantity.ACTIVATIONS: NoOrderFits, Quantity.HOST: NoOrderFitsHost}
+
+
+def _too_tight(instance: OrderInstance, least: Sequence[int]) -> Iterator[Diagnostic]:
+    """Diagnostics of the bounds that no order was found to keep, each at the worker that exceeds it most."""
+    header = instance.header
+    for bound in header.bounds:
+        amounts = [
+            (amount - store.limit, store.worker, amount)
+            for store, amount in zip(instance.stores, least, strict=True)
+            if store.quantity is bound.quantity and amount > store.limit
+        ]
+        if amounts:
+            _, worker, amount = max(amounts, key=lambda excess: excess[0])
+            whole = ceil(Fraction(amount, header.parts))
+            yield _TOO_TIGHT[bound.quantity](bound.origin, worker, whole, bound.limits[worker], "")
+
+
+def jobs_of(instance: OrderInstance) -> Jobs:
+    """The jobs of an instance, one for each block."""
+    blocks = instance.blocks
+    job_of = [job for job, block in enumerate(blocks) for _ in block]
+    chains = [tuple(dict.fromkeys(job_of[number] for number in lane)) for lane in instance.lanes]
+    return Jobs(
+        owners=[machine.worker for machine in instance.places],
+        workers=instance.header.workers,
+        machines=[instance.machines[block[-1]] for block in blocks],
+        durations=[sum(instance.durations[number] for number in block) for block in blocks],
+        waits=[_outside(instance.waits, block, job_of) for block in blocks],
+        delays=[_outside_delays(instance, block) for block in blocks],
+        changes=[_changes([instance.changes[number] for number in block]) for block in blocks],
+        limits=[store.limit for store in instance.stores],
+        chains=chains,
+        ranks=_ranks(instance, chains),
+    )
+
+
+def _outside(waits: Sequence[tuple[int, ...]], block: tuple[int, ...], job_of: Sequence[int]) -> list[int]:
+    """The jobs that a block waits for."""
+    return [job_of[other] for number in block for other in waits[number] if other not in block]
+
+
+def _outside_delays(instance: OrderInstance, block: tuple[int, ...]) -> list[int]:
+    return [
+        delay
+        for number in block
+        for other, delay in zip(instance.waits[number], instance.delays[number], strict=True)
+        if other not in block
+    ]
+
+
+def _changes(several: Sequence[Sequence[KeepsChange]]) -> tuple[Keeps, ...]:
+    """The changes by operations that follow one another, with the most that they add counted from the start on."""
+    stores: dict[int, tuple[int, int]] = {}
+    for changes in several:
+        for store, at_start, at_end in changes:
+            most, level = stores.get(store, (0, 0))
+            most = max(most, level + at_start, level + at_start + at_end)
+            stores[store] = most, level + at_start + at_end
+    return tuple((store, most, level - most) for store, (most, level) in stores.items() if most or level)
+
+
+def _ranks(instance: OrderInstance, chains: Sequence[Sequence[int]]) -> list[int]:
+    """The place of each job in the order of preference (`ordered`)."""
+    blocks, operations = instance.blocks, instance.operations
+    in_chain = {job: number for chain in chains for number, job in enumerate(chain)}
+    keys: list[tuple[int, ...]] = []
+    for job, block in enumerate(blocks):
+        preference = instance.preferences[block[-1]]
+        of_kind, micro, stage = _urgency(operations[block[-1]])
+        if job in in_chain:
+            keys.append((0, in_chain[job], 0, 0, 0, job))
+        elif preference is not None:
+            keys.append((1, preference, of_kind, micro, -stage, job))
+        else:
+            keys.append((2, of_kind, micro, -stage, 0, job))
+    ranks = [0] * len(blocks)
+    for rank, job in enumerate(sorted(range(len(blocks)), key=keys.__getitem__)):
+        ranks[job] = rank
+    return ranks
+
+
+def _urgency(operation: Operation) -> tuple[int, int, int]:
+    """Urgency of an operation, the smaller the sooner: of its kind, then its first micro-batch; and its stage."""
+    kinds = [part.kind for part in operation.parts]
+    answers, opens = any(kind.hands_on and not kind.opens for kind in kinds), any(kind.opens for kind in kinds)
+    part = operation.parts[0]
+    return 0 if answers else 1 if opens else 2, min(part.micros), part.stage

@@ -1,0 +1,225 @@
+"""Room kept free for what has begun, so that a list schedule never jams (the banker's algorithm of Dijkstra, 1965).
+
+Jobs that wait for one another, such as those of a micro-batch, are a group. Each group has an order in which it can run
+to its end by itself: what frees first. Groups are counted by age, from the first job of each that keeps anything. A job
+fits if afterwards each group can still run to its end once all older ones have.
+
+    a worker with two stages and room for 2:
+      F m0 s0 keeps 1 and F m0 s3 will keep 1: F m1 s0 does not fit before m0 is over
+    the same worker with room for 3:
+      F m1 s0 fits as well: m0 can still run to its end, and then m1
+"""
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+
+from chimera_ir.orders.list_schedule import Jobs
+
+
+class _GroupUse:
+    """The part of a group in a store: ``jobs`` in the group's order, with the amounts that they add and then free.
+
+    ``most[i]`` is the most that is kept from job i on, if the jobs run in this order. ``level`` is what the group keeps
+    now. Job ``next`` is the first that has not started; jobs after it that have started add ``ahead``.
+    """
+
+    __slots__ = ("ahead", "amounts", "index", "level", "most", "next", "started")
+
+    def __init__(self) -> None:
+        self.amounts: list[tuple[int, int]] = []
+        self.most: list[int] = []
+        self.index: dict[int, int] = {}
+        self.level = self.next = self.ahead = 0
+        self.started = bytearray()
+
+    def add(self, job: int, start: int, end: int) -> None:
+        self.index[job] = len(self.amounts)
+        self.amounts.append((start, end))
+
+    def close(self) -> None:
+        """Computes ``most``, after the last job."""
+        level, peaks = 0, []
+        for start, end in self.amounts:
+            peaks.append(level + start)
+            level += start + end
+        for place in range(len(peaks) - 2, -1, -1):
+            peaks[place] = max(peaks[place], peaks[place + 1])
+        self.most, self.started = peaks, bytearray(len(peaks))
+
+    def need(self, starting: int | None = None) -> int:
+        """Upper bound of what the group adds before its end, now or after the start of a job of it."""
+        following, ahead, level = self.next, self.ahead, self.level
+        if starting is not None:
+            place = self.index[starting]
+            level += self.amounts[place][0]
+            if place == following:
+                following, ahead = self._after(place, ahead)
+            else:
+                ahead += self.amounts[place][0]
+        return max(0, self.most[following] + ahead - level) if following < len(self.most) else 0
+
+    def start(self, job: int) -> None:
+        place = self.index[job]
+        self.started[place] = 1
+        self.level += self.amounts[place][0]
+        if place == self.next:
+            self.next, self.ahead = self._after(place, self.ahead)
+        else:
+            self.ahead += self.amounts[place][0]
+
+    def end(self, job: int) -> bool:
+        """Counts a job that ends; returns whether nothing of the group is left."""
+        self.level += self.amounts[self.index[job]][1]
+        return not self.level and self.next == len(self.amounts)
+
+    def _after(self, place: int, ahead: int) -> tuple[int, int]:
+        """The first job after ``place`` that has not started, and what jobs after that one add that have."""
+        place += 1
+        while place < len(self.amounts) and self.started[place]:
+            ahead -= self.amounts[place][0]
+            place += 1
+        return place, ahead
+
+
+class Admission:
+    """Room in which a job fits if all groups that have begun can still run to their end, from the oldest on."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs, self._free = jobs, list(jobs.limits)
+        self._group, members = groups(jobs)
+        following = {first: second for chain in jobs.chains for first, second in pairwise(chain)}
+        self._position = [0] * len(jobs.machines)
+        self._shares: list[dict[int, _GroupUse]] = []
+        for of_group in members:
+            shares: dict[int, _GroupUse] = {}
+            for position, job in enumerate(frugal(jobs, of_group, following)):
+                self._position[job] = position
+                for store, start, end in jobs.changes[job]:
+                    shares.setdefault(store, _GroupUse()).add(job, start, end)
+            for share in shares.values():
+                share.close()
+            self._shares.append(shares)
+        self._begun: list[dict[int, _GroupUse]] = [{} for _ in jobs.limits]
+        self._entered = bytearray(len(members))
+        self._outside: dict[int, list[int]] = {}
+
+    @property
+    def least(self) -> list[int]:
+        """The least room in each store with which every group can run to its end by itself."""
+        most = [0] * len(self._free)
+        for shares in self._shares:
+            for store, share in shares.items():
+                most[store] = max(most[store], share.most[0])
+        return most
+
+    def queue(self, job: int) -> tuple[Hashable, int]:
+        """A queue for each group that has begun, in the order of the group; a queue for all others, by rank."""
+        adds = tuple((store, start) for store, start, _ in self._jobs.changes[job] if start)
+        group = self._group[job]
+        if not adds:
+            return (), self._jobs.ranks[job]
+        if self._entered[group]:
+            return (adds, group), self._position[job]
+        self._outside.setdefault(group, []).append(job)
+        return adds, self._jobs.ranks[job]
+
+    def admits(self, job: int) -> bool:
+        """Whether afterwards each group can still run to its end once all older ones have."""
+        group = self._group[job]
+        return all(
+            start <= self._free[store] and self._safe(group, job, store, start)
+            for store, start, _ in self._jobs.changes[job]
+            if start
+        )
+
+    def _safe(self, group: int, job: int, store: int, amount: int) -> bool:
+        room = self._free[store] - amount
+        for other, share in self._begun[store].items():
+            if other == group:
+                return share.need(job) <= room
+            if share.need() > room:
+                return False
+            room += share.level
+        return True
+
+    def start(self, job: int) -> Sequence[int]:
+        """Counts a job that starts; returns the ready jobs of its group, if this has only begun."""
+        group, shares = self._group[job], self._shares[self._group[job]]
+        others: Sequence[int] = ()
+        if not self._entered[group]:
+            self._entered[group] = 1
+            for store, share in shares.items():
+                self._begun[store][group] = share
+            others = [other for other in self._outside.pop(group, ()) if other != job]
+        for store, start, _ in self._jobs.changes[job]:
+            self._free[store] -= start
+            shares[store].start(job)
+        return others
+
+    def end(self, job: int) -> None:
+        """Counts a job that ends."""
+        group = self._group[job]
+        for store, _, end in self._jobs.changes[job]:
+            self._free[store] -= end
+            if self._shares[group][store].end(job):
+                self._begun[store].pop(group, None)
+
+
+def groups(jobs: Jobs) -> tuple[list[int], list[list[int]]]:
+    """The group of each job, by number, and the jobs of each group: they wait for one another, or are in a chain."""
+    parent = list(range(len(jobs.machines)))
+
+    def root(job: int) -> int:
+        while parent[job] != job:
+            parent[job] = parent[parent[job]]
+            job = parent[job]
+        return job
+
+    for job, waits in enumerate(jobs.waits):
+        for other in waits:
+            first, second = root(job), root(other)
+            parent[max(first, second)] = min(first, second)
+    for chain in jobs.chains:
+        for earlier, later in pairwise(chain):
+            first, second = root(earlier), root(later)
+            parent[max(first, second)] = min(first, second)
+    members: dict[int, list[int]] = {}
+    for job in range(len(parent)):
+        members.setdefault(root(job), []).append(job)
+    group_of = [0] * len(parent)
+    for number, several in enumerate(members.values()):
+        for job in several:
+            group_of[job] = number
+    return group_of, list(members.values())
+
+
+def frugal(jobs: Jobs, members: Sequence[int], following: Mapping[int, int]) -> Iterator[int]:
+    """Yields the jobs of a group in an order in which they can run one by one: of those that may, what frees first.
+
+    ``following`` has the next job of a chain.
+    """
+    missing = {job: len(jobs.waits[job]) for job in members}
+    after: dict[int, list[int]] = {}
+    for job in members:
+        for other in jobs.waits[job]:
+            after.setdefault(other, []).append(job)
+        if job in following:
+            after.setdefault(job, []).append(following[job])
+    for job in members:
+        if job in following:
+            missing[following[job]] += 1
+
+    def entry(job: int) -> tuple[int, int, int]:
+        adds = sum(start + end for _, start, end in jobs.changes[job])
+        return (adds > 0) - (adds < 0), jobs.ranks[job], job
+
+    ready = [entry(job) for job in members if not missing[job]]
+    heapify(ready)
+    while ready:
+        job = heappop(ready)[2]
+        yield job
+        for other in after.get(job, ()):
+            missing[other] -= 1
+            if not missing[other]:
+                heappush(ready, entry(other))

@@ -1,0 +1,126 @@
+"""Operations without clocks: what a list schedule makes of them, beside clocks, under costs and under bounds."""
+
+from dataclasses import replace
+from fractions import Fraction
+from random import Random
+
+import pytest
+
+from chimera_ir.cost.durations import Costs
+from chimera_ir.cost.simulate import simulate
+from chimera_ir.diagnostics.catalogue.program import NoOrderFits
+from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.elaborate.elaborate import elaborate
+from chimera_ir.flow import live
+from chimera_ir.ir.levels import Bound, Plan, Quantity, Schedule
+from chimera_ir.ir.text.printer import line, show
+from chimera_ir.ir.text.reader import parse as parse_ir
+from chimera_ir.orders.instance import Costing
+from chimera_ir.orders.ordering import scheduled
+from chimera_ir.source import Source
+from chimera_ir.syntax.parser import parse
+from chimera_ir.verify.verify import verify_schedule
+
+UNIT = Costing(Costs())
+EQUAL = Costing(Costs(F=Fraction(1), I=Fraction(1), W=Fraction(1)))
+
+
+def plan_of(lines: str, stages: str = "stages s in 0..P on s", bound: str = "", **settings: int) -> Plan:
+    """The plan of a scheme of one pipe on P workers with N micro-batches."""
+    text = f"scheme mine(P = 4, N = 8)\nworkers P\n{bound}\npipe p {{\n{stages}\nmicros m in 0..N\n{lines}\n}}"
+    plan, warnings = elaborate(parse(Source("", text)), settings, 100_000)
+    assert warnings == ()
+    return plan
+
+
+WAVES = "stages s in 0..2*P on min(s, 2*P-1 - s)"
+WHOLE = "F(m, s)\nB(m, s) prefer m"
+SPLIT = "F(m, s)\nI(m, s)\nW(m, s)"
+
+
+def verified(plan: Plan, costing: Costing = UNIT) -> Schedule:
+    schedule = scheduled(plan, costing)
+    assert verify_schedule(schedule, plan).findings.diagnostics == ()
+    return schedule
+
+
+def lane(schedule: Schedule, worker: int) -> list[str]:
+    return [line(operation, schedule.header) for operation in schedule.lanes[worker]]
+
+
+@pytest.mark.parametrize(("micros", "makespan"), [(4, 36), (8, 65), (16, 110), (32, 213)])
+def test_a_list_schedule_of_waves_takes_as_long_as_that_of_an_independent_simulator(micros: int, makespan: int) -> None:
+    schedule = verified(plan_of(WHOLE, WAVES, N=micros))
+    assert simulate(schedule, UNIT.durations).makespan == makespan
+
+
+def test_weight_gradients_fill_what_clocks_leave_free() -> None:
+    """Split backwards of 1F1B: clocks for F and I, none for W; by hand for two workers and three micro-batches."""
+    clocks = "F(m, s) @ 2*m + s\nI(m, s) @ 2*m + 2*P-1 - s\nW(m, s)"
+    schedule = verified(plan_of(clocks, P=2, N=3), EQUAL)
+    first = ["F m0", "F m1", "I m0", "F m2", "I m1", "W m0", "I m2", "W m1", "W m2"]  # W m0 while I m2 s1 runs
+    last = ["F m0", "I m0", "F m1", "I m1", "F m2", "I m2", "W m0", "W m1", "W m2"]
+    assert lane(schedule, 0) == [f"{operation} s0" for operation in first]
+    assert lane(schedule, 1) == [f"{operation} s1" for operation in last]
+
+
+def test_what_a_line_prefers_runs_first() -> None:
+    last_first = verified(plan_of("F(m, s) prefer -m\nB(m, s) prefer -100"))
+    assert lane(last_first, 0)[:4] == [f"F m{m} s0" for m in (7, 6, 5, 4)]
+    # A preference comes before none: forwards before backwards, which a list schedule would take first.
+    assert lane(verified(plan_of("F(m, s) prefer 0\nB(m, s)")), 3)[:8] == [f"F m{m} s3" for m in range(8)]
+
+
+def test_costs_decide_the_order() -> None:
+    lines = "F(m, s)\nB(m, s)"
+    slow = Costing(Costs(B=Fraction(10)))
+    assert lane(verified(plan_of(lines)), 1) != lane(verified(plan_of(lines), slow), 1)
+
+
+def random_plan(random: Random) -> Plan:
+    """A small plan without clocks, with stages on random workers and perhaps a second pipe, slices, pairs of stages."""
+    workers, stages = random.randint(1, 3), random.randint(1, 5)
+    places = [*range(workers), *(random.randrange(workers) for _ in range(stages))][: max(stages, workers)]
+    on = " + ".join(f"{worker}*(if s == {s} then 1 else 0)" for s, worker in enumerate(places))
+    lines = random.choice(["F(m, s)\nB(m, s)", SPLIT, "F(m, s)\nB(m, s)\nrecompute when s % 2 == 0"])
+    if random.random() < 0.3:
+        lines = "slices q in 0..2\n" + lines.replace("(m, s)", "(m, s, q)")
+    micros = random.randint(1, 5)
+    return plan_of(lines, f"stages s in 0..{len(places)} on {on}", P=workers, N=micros)
+
+
+def bounded(plan: Plan, limit: int) -> Plan:
+    bound = Bound(Quantity.ACTIVATIONS, (limit,) * plan.header.workers)
+    return replace(plan, header=replace(plan.header, bounds=(bound,)))
+
+
+def test_a_plan_without_clocks_has_a_text() -> None:
+    plan = plan_of("F(m, s) @ 2*m + s\nI(m, s) prefer m - 3\nW(m, s)", P=2, N=2)
+    text = show(plan)
+    assert "  F m1 s0 @ 2 on w0\n" in text
+    assert "  I m1 s0 prefer -2 on w0\n" in text
+    assert "  W m1 s0 on w0\n" in text
+    assert parse_ir(Source("", text)) == plan
+    assert scheduled(parse_ir(Source("", text)), UNIT) == scheduled(plan, UNIT)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_order_under_any_bound_verifies_or_the_least_bound_is_stated(seed: int) -> None:
+    """The least bound is that of one micro-batch after another: where it turns, a worker keeps all its stages.
+
+    Stages that recompute keep their inputs alone until then.
+    """
+    random = Random(seed)
+    plan = random_plan(random)
+    with pytest.raises(Rejected) as rejected:
+        scheduled(bounded(plan, 0), UNIT)
+    (diagnostic,) = rejected.value.diagnostics
+    assert isinstance(diagnostic, NoOrderFits)
+    held = max(map(len, plan.header.stages_of))
+    assert diagnostic.peak == held or (plan.header.recomputing and diagnostic.peak < held)
+    for limit in range(1, diagnostic.peak):
+        with pytest.raises(Rejected):
+            scheduled(bounded(plan, limit), UNIT)
+    for limit in range(diagnostic.peak, diagnostic.peak + 3):
+        schedule = verified(bounded(plan, limit))
+        assert max(live.whole(schedule.header, live.activations(schedule))) <= limit
