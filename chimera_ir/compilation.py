@@ -390,7 +390,8 @@ class Compilation:
         plan = level.shown if isinstance(level, PlanStream) else level if isinstance(level, Plan) else None
         costing = Costing.of(durations, self._header)
         schedule = scheduled(level, costing) if isinstance(level, Plan | PlanStream) else schedule_in(level)
-        checked = verify_schedule(schedule, plan, self._needs if self.request.forecast else None)
+        of_program = isinstance(level, Program | ProgramStream)
+        checked = verify_schedule(schedule, plan, self._needs if self.request.forecast else None, of_program=of_program)
         for warning in raise_errors(checked.findings.diagnostics):
             self.warn(warning)
         return checked

@@ -6,7 +6,9 @@ Operations check that what they read is what they need; steps that every gradien
 once. Gradients add up in one piece of memory per stage, and in one more per tie, which nothing may write between a
 launch and its step. Weights are told apart by the steps that made them; a forward remembers those that it read, of its
 stage and of its ties, for its backward. A micro-batch meets one version of what stages share. A slice reads the carry
-of the slice before it, and its backward the gradient of its own carry, which that of the next slice left. Where the
+of the slice before it, and its backward the gradient of its own carry, which that of the next slice left. What a
+forward kept is on the worker or on its host; a copy between the two runs at any moment after its launch, in the order
+of the launches, and what is copied is nowhere for sure until the lane has waited for it. Where the
 header restricts the kinds of operations there are forwards alone: each must have run once, and nothing is summed.
 """
 
@@ -20,53 +22,28 @@ from chimera_ir.ir.ops import (
     AllReduce,
     Compute,
     Drop,
-    Instruction,
     Pair,
     Recv,
     Send,
     Stash,
     Step,
     WaitAllReduce,
+    WaitMove,
     WaitRecv,
     WaitSend,
 )
-from tests.tokens import SPOILT, Cell, Sum, Transfer
+from tests.tokens import SPOILT, Cell, Group, Sum, Transfer, Worker
 
 TRANSPORTS = ("directed", "tagged")
 SHARED = "pair"
 """A stream for each pair of workers, in the order of posting: an operation begins when the one before it is over."""
 
-Group = tuple[int, ...]
-"""A stage by itself, or stages that share parameters."""
 Link = tuple[int, int]
 """The worker that sends and the worker that receives."""
 
 
 class Wrong(Exception):
     """The program computes, or does, something that it must not."""
-
-
-class Worker:
-    """A lane and the memory of its worker."""
-
-    def __init__(self, number: int, lane: tuple[Instruction, ...]) -> None:
-        self.number = number
-        self.lane = lane
-        self.place = 0
-        self.slots: dict[object, Cell] = {}
-        self.sends: dict[object, Transfer] = {}
-        self.recvs: dict[object, Transfer] = {}
-        self.outputs: dict[object, tuple[Cell, object]] = {}
-        self.kept: dict[object, tuple[Cell, object, tuple[int, ...]]] = {}
-        self.inputs: set[object] = set()
-        self.carried: set[tuple[str, int, int]] = set()
-        self.halves: dict[object, list[tuple[Cell, object]]] = {}
-        self.gradients: dict[Group, Counter] = {}
-        self.busy: set[Group] = set()
-        self.launched: dict[tuple[Group, int], Sum] = {}
-        self.summed: dict[tuple[Group, int], Sum] = {}
-        self.stepped: Counter = Counter()
-        self.stashed: dict[tuple[Group, int], int] = {}
 
 
 class Executor:
@@ -105,6 +82,7 @@ class Executor:
             events = [(self.step, (w,)) for w in self.workers if w.place < len(w.lane) and not self.blocked(w)]
             events += [(self.transfer, each) for each in self.transferable()]
             events += [(self.add, (group,)) for group in self.sums if self.addable(group)]
+            events += [(w.host.copy, ()) for w in self.workers if w.host.copies]
             if not events:
                 break
             action, arguments = self.random.choice(events)
@@ -130,6 +108,8 @@ class Executor:
             )
             self.demand(worker.stepped == due, "worker {} stepped {}, not {}", worker.number, worker.stepped, due)
             self.demand(not worker.stashed, "worker {} keeps {}", worker.number, worker.stashed)
+            left = worker.host.left
+            self.demand(not left, "worker {} leaves {} on its host, or on the way", worker.number, left)
             self.demand(not worker.halves, "worker {} never uses {}", worker.number, list(worker.halves))
             self.demand(not (self.trains and worker.carried), "worker {} never uses its carries", worker.number)
 
@@ -192,6 +172,9 @@ class Executor:
                 number = group, version or 1
                 self.demand(number in worker.launched, "worker {} waits for an unknown sum {}", worker.number, number)
                 return not worker.launched[number].done
+            case WaitMove() as wait:
+                self.demand(worker.host.knows(wait), "worker {} waits for an unknown copy {}", worker.number, wait)
+                return not worker.host.over(wait)
         return False
 
     def step(self, worker: Worker) -> None:
@@ -226,6 +209,8 @@ class Executor:
             case WaitRecv(message):
                 self.demand(not worker.recvs[message].waited, "{} is waited for twice", message)
                 worker.recvs[message].waited = True
+            case WaitMove() as wait:
+                worker.host.wait(wait)
             case AllReduce(group, version=version):
                 self.launch(worker, group, version or 1)
             case WaitAllReduce(group, version=version):
@@ -246,6 +231,10 @@ class Executor:
 
     def compute(self, worker: Worker, operation: Compute) -> None:
         micros, stage = operation.micros, operation.stage
+        if operation.kind.letter in ("offload", "reload"):
+            self.demand(operation.version is None, "a copy reads no weights")
+            self.demand(worker.host.launch(operation), "{} on worker {}: it is not there", operation, worker.number)
+            return
         weights = self.weights(worker, stage, operation.version)
         if operation.kind.letter == "F":
             self.forward(worker, micros, stage, weights)
@@ -283,6 +272,8 @@ class Executor:
             worker.carried |= {("c", micro, stage)} if (micro + 1) % self.slices else set()
             worker.kept[micro, stage] = (*source, weights)
             worker.inputs |= {(micro, stage)} & self.again
+            if (micro, stage) not in self.again:
+                worker.host.places[micro, stage] = "worker"
         output = ("act", micros, stage)
         if stage > 0 and self.random.random() < 0.5:  # the output is a view of the input
             worker.outputs[output] = (source[0], source[0].value)
@@ -296,6 +287,7 @@ class Executor:
             cell, value, read = worker.kept[micro, stage]
             self.demand((cell.value, read) == (value, weights), "{} on {} recomputes something else", micro, stage)
             worker.inputs.remove((micro, stage))
+            worker.host.places[micro, stage] = "worker"
             self.carry(worker, micro, stage)
 
     def carry(self, worker: Worker, micro: int, stage: int) -> None:
@@ -336,6 +328,8 @@ class Executor:
         given = [self.input(worker, "grad", micros, stage + 1, stage)] if stage < self.stages - 1 else []
         for micro in micros:
             self.demand((micro, stage) in worker.kept.keys() - worker.inputs, "backward before its forward")
+            place = worker.host.places.pop((micro, stage))
+            self.demand(place == "worker", "backward of {} on {}, which is {}", micro, stage, place)
             cell, value, read = worker.kept.pop((micro, stage))
             self.demand(cell.value == value, "the activations of {} on {} were overwritten", micro, stage)
             self.demand(read == weights, "forward of {} on {} with {}, backward with {}", micro, stage, read, weights)

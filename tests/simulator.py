@@ -13,7 +13,19 @@ from math import log2
 
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Program
-from chimera_ir.ir.ops import AllReduce, Compute, Instruction, Pair, Recv, Send, Step, WaitAllReduce, WaitRecv, WaitSend
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Compute,
+    Instruction,
+    Pair,
+    Recv,
+    Send,
+    Step,
+    WaitAllReduce,
+    WaitMove,
+    WaitRecv,
+    WaitSend,
+)
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Link
 
@@ -137,8 +149,17 @@ class Simulator:
             awaited.ask(lambda: self.go_on(worker, lane))
 
     def lane(self, worker: int) -> Iterator[Signal]:
+        moved: dict[tuple[object, ...], Signal] = {}
+        free = Signal()
+        free.give()
         for each in self.program.lanes[worker]:
             match each:
+                case Compute(kind, micros, stage) if kind.letter in ("offload", "reload"):
+                    done = moved[kind.letter, micros, stage] = Signal()
+                    free.ask(lambda operation=each, done=done: self.move(worker, operation, done))
+                    free = done
+                case WaitMove(kind, micros, stage):
+                    yield moved[kind.letter, micros, stage]
                 case Compute() | Pair():
                     start, done = self.now, Signal()
                     self.after(self.compute(each), done.give)
@@ -167,6 +188,16 @@ class Simulator:
                     start = self.now
                     yield self.busy(self.step(stage))
                     self.steps.append((worker, each, start, self.now))
+
+    def move(self, worker: int, operation: Compute, done: Signal) -> None:
+        """A copy between a worker and its host begins; one after the other, beside the lane."""
+        start = self.now
+
+        def over() -> None:
+            self.computes.append((worker, operation, start, self.now))
+            done.give()
+
+        self.after(self.compute(operation), over)
 
     def busy(self, seconds: float) -> Signal:
         """What the lane waits for while it is kept."""
@@ -232,6 +263,7 @@ class Simulator:
         first, second = (costs.get(half, backward / 2) for half in "IW")
         again = max(0.0, costs["recomputing"] - backward)
         times = {"F": forward, "B": backward, "I": first, "W": second, "recompute": again}
+        times |= {letter: costs.get(letter, backward / 2) for letter in ("offload", "reload")}
         one = times[each.kind.letter]
         return sum(one for _ in each.micros) / self.cut
 

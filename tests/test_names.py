@@ -46,7 +46,7 @@ CEILINGS = {
     "diagnostics/catalogue": 4,
     "elaborate": 6,
     "flow": 1,
-    "ir": 2,
+    "ir": 1,
     "library": 4,
     "options": 5,
     "planner": 6,

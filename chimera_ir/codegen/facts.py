@@ -40,6 +40,7 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
         "parts": header.parts,
         **({"slices": header.slices} if header.slices > 1 else {}),
         "recomputing": sorted({stage for pipe in header.pipes for stage in pipe.recompute}),
+        **({"moving": _stages(program, lambda operation: operation.kind.moves)} if header.moves else {}),
         "grouped": _stages(program, lambda operation: operation.size > 1),
         "kinds": _kinds(program),
         "split_backward": _stages(program, lambda operation: operation.kind.splits),
@@ -131,11 +132,19 @@ def _rank(verified: Verified, worker: Worker, by_worker: Sequence[RunnableTurn])
         ],
         "incoming": list(used.incoming),
         "outgoing": list(used.outgoing),
-        "kept": [[entry if header.slices > 1 else entry[:4] for entry in moment] for moment in holdings.fullest],
+        "kept": [[_kept(header, entry) for entry in moment] for moment in holdings.fullest],
+        **({"on_host": holdings.on_host} if header.moves else {}),
         "turns": turns,
         "inputs": _loaded(header, worker, header.feeding),
         "targets": _loaded(header, worker, header.fed),
     }
+
+
+def _kept(header: Header, entry: Sequence[int]) -> Sequence[int]:
+    """The stage and the numbers of an entry of a moment, without the last ones if these cannot be other than 0."""
+    if header.moves:
+        return entry
+    return entry[:-1] if header.slices > 1 else entry[:4]
 
 
 def _evaluation(evaluation: Verified, worker: Worker) -> Facts:

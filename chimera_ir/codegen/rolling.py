@@ -202,6 +202,8 @@ def _kind(header: Header, instruction: ops.Instruction) -> tuple[object, int | N
             micros, source, target, value = message
             peer = header.worker(micros[0], target if isinstance(instruction, ops.Send | ops.WaitSend) else source)
             return (type(instruction), source, target, value, _pattern(micros), peer), micros[0]
+        case ops.WaitMove(kind, micros, stage):
+            return (ops.WaitMove, kind, stage, _pattern(micros)), micros[0]
         case ops.AllReduce() | ops.WaitAllReduce() | ops.Step() | ops.Stash() | ops.Drop():
             return None, None
         case _:

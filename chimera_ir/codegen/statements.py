@@ -100,6 +100,8 @@ class Scribe:
                 return f"{self._incoming(message)}.wait({numbers.micros(message.micros)})"
             case ops.WaitSend(message=message):
                 return f"{self._outgoing(message)}.wait({numbers.micros(message.micros)})"
+            case ops.WaitMove(kind, micros, stage):
+                return f"stage{stage}.wait_{kind.method}({numbers.micros(micros)})"
             case ops.AllReduce() | ops.WaitAllReduce() | ops.Step() | ops.Stash() | ops.Drop():
                 call = _CALLS[type(instruction)]
                 return f"{weights(instruction.group)}.{call}({numbers.version(instruction.version)})"

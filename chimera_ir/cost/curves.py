@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from chimera_ir.cost.simulate import Timed, Timeline
 from chimera_ir.flow import live
+from chimera_ir.flow.host_moves import to_its_end
 from chimera_ir.ir.kinds import Counted
-from chimera_ir.ir.ops import singles
 from chimera_ir.ir.text.printer import line
 
 Row = dict[str, int | float | str | list[int]]
@@ -101,6 +101,6 @@ _TIME = itemgetter(0)
 def _changes(timeline: Timeline, timed: Timed) -> Iterator[_KeptChange]:
     """Yields the changes by an operation; operands alone take the place of the activations that are freed."""
     words = line(timed.operation, timeline.header)
-    for operation, unit, amount in live.changes(timeline.header, singles([timed.operation]), COLUMN_OF):
+    for operation, unit, amount in live.changes(timeline.header, to_its_end(timed.operation), COLUMN_OF):
         tick = timed.end if live.is_at_end(unit, amount) else timed.start
         yield _KeptChange(tick, words, unit, operation.stage, amount)

@@ -157,7 +157,8 @@ class Costs(Mapping[str, Fraction]):
 
     def _using(self, kind: str, cost: Fraction) -> "Costs":
         costs = {kind: cost}
-        if RECOMPUTATION.letter not in self.user_set and any(KEPT in part.reads for part in COSTED[kind].kinds):
+        frees = any(KEPT in part.reads and not part.moves for part in COSTED[kind].kinds)
+        if RECOMPUTATION.letter not in self.user_set and frees:
             costs[RECOMPUTATION.letter] = Fraction(0)
         return self.changed(costs, (*self.user_set, kind))
 
@@ -182,7 +183,9 @@ class Costs(Mapping[str, Fraction]):
             lengths = [self.duration(operation, header) for operation in path if operation.kind.letter == kind]
             if lengths:
                 costs[kind] = sum(lengths, Fraction(0)) * header.parts / len(lengths)
-        return tuple((kind, cost) for kind, cost in costs.items() if kind != RECOMPUTATION.letter or header.recomputing)
+        special = (kind for kind in KINDS.values() if kind.recomputes or kind.moves)
+        absent = {kind.letter for kind in special if kind not in header.kinds}
+        return tuple((kind, cost) for kind, cost in costs.items() if kind not in absent)
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:
         """The costs of some kinds in one line."""

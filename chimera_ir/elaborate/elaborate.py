@@ -1,7 +1,7 @@
 """Elaborates a tree to a plan: the operations of a scheme for given parameters, each with its worker and clock."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 
@@ -65,13 +65,15 @@ class Outline:
     def level(self) -> Plan | PlanStream:
         """The plan or, without a flush, its stream; raises what `plan` raises."""
         if self.endless is None:
-            return Plan(self.header, _planned(self.shapes, self.header.pipes, {}))
+            listed = _planned(self.shapes, self.header.pipes, {})
+            return Plan(_moving(self.header, listed), listed)
         # The turn that begins with micro-batch 0, whose versions are those of the steady state.
         header = header_of(self.header, self.endless.turn.updates)
         reads = readings(self.shapes, header.pipes, self.endless.rhythms)
         operations = Plan(header, _planned(self.shapes, header.pipes, reads)).clocked
         reject(torn(operations, reads, header, self.endless.turns))
-        return PlanStream(header, tuple(operations), self.endless.turn.clocks, self.endless.turns)
+        moving = _moving(header, operations)
+        return PlanStream(moving, tuple(operations), self.endless.turn.clocks, self.endless.turns)
 
 
 def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) -> Outline:
@@ -122,6 +124,12 @@ class _Tree:
 def _warnings(tree: _Tree) -> tuple[Diagnostic, ...]:
     """The warnings about a scheme that do not depend on its parameters, found once; raises ``Rejected`` for errors."""
     return check(tree.scheme)
+
+
+def _moving(header: Header, operations: Iterable[Listed]) -> Header:
+    """The header of a level with these operations: it says whether any of them moves memory."""
+    moves = any(operation.kind.moves for *_, operation in operations)
+    return replace(header, moves=True) if moves else header
 
 
 def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], reads: Readings) -> tuple[Listed, ...]:

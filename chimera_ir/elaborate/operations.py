@@ -38,11 +38,12 @@ class _Single(NamedTuple):
     ) -> list[Compute]:
         """One operation for each group of micro-batches in ``batches`` and the stage at its place in ``stages``.
 
-        ``line`` is the origin of all of them; ``reads`` has the versions that they read.
+        ``line`` is the origin of all of them; ``reads`` has the versions that they read. Moves read no weights.
         """
         kind, span = self.subject.kind, line.span
+        versions = {} if kind.moves else reads
         return [
-            Compute(kind, batch, stage, span, reads.get((batch[0], stage)) if reads else None)
+            Compute(kind, batch, stage, span, versions.get((batch[0], stage)) if versions else None)
             for batch, stage in zip(batches, stages, strict=True)
         ]
 

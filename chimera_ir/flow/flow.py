@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from itertools import chain
 
 from chimera_ir.ir.ids import Stage, Worker
-from chimera_ir.ir.kinds import Kind, Value, all_kinds, sources, values
+from chimera_ir.ir.kinds import Kind, Value, all_kinds, values
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Message, Operation, Pair
 
@@ -113,6 +113,41 @@ def _kinds_by_value(
     makes = {value: frozenset(kind for kind in kinds if value in kind.makes) for value in table}
     takes = {value: frozenset(kind for kind in kinds if value in kind.takes) for value in table}
     return makes, takes, sources(kinds)
+
+
+def preceding(kinds: Iterable[Kind]) -> dict[Kind, frozenset[Kind]]:
+    """The kinds of which a micro-batch has an operation on a stage before one of each kind, whatever else it has there.
+
+    Each value of the stage that an operation reads of its own slice has been made by one of its makers.
+    """
+    rows = tuple(kinds)
+    made = {value for row in rows for value in row.keeps_in_slice}
+    makers = {value: [row for row in rows if value in row.makes] for value in made}
+    before, changed = dict.fromkeys(rows, frozenset(rows)), True
+    while changed:
+        former = {**before}
+        for row in rows:
+            read = [makers[value] for value in row.reads if value in makers]
+            ways = [frozenset.intersection(*(former[maker] | {maker} for maker in several)) for several in read]
+            before[row] = frozenset[Kind]().union(*ways)
+        changed = before != former
+    return before
+
+
+def sources(kinds: Iterable[Kind]) -> dict[tuple[Kind, Value], frozenset[Kind]]:
+    """The kinds that can have made each value, for each kind that reads it: makers that may come before the reader.
+
+    A value of another slice may be made by its reader's own kind.
+    """
+    rows = tuple(kinds)
+    before = preceding(rows)
+    return {
+        (row, value): frozenset(
+            maker for maker in rows if value in maker.makes and (value.slices_on or row not in before[maker])
+        )
+        for row in rows
+        for value in row.reads
+    }
 
 
 def _readable(

@@ -15,9 +15,10 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
+from chimera_ir.flow.host_moves import MoveStep, with_waits
 from chimera_ir.ir.kinds import Counted, Kind, Value
-from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Compute, singles
+from chimera_ir.ir.levels import Header, Program, Schedule
+from chimera_ir.ir.ops import WaitMove, singles
 
 K = TypeVar("K")
 
@@ -80,25 +81,42 @@ def most_at_once(lifetimes: Iterable[tuple[K, int, int]]) -> dict[K, int]:
     return {key: most.amount for key, most in highest_by_key(ordered).items()}
 
 
-KeptChange = tuple[Compute, Counted, int]
-"""A change by an operation to what its stage keeps, in a unit: an amount of micro-batches, or parts of one."""
+KeptChange = tuple[MoveStep, Counted, int]
+"""A change to what a stage keeps, in a unit: an amount of micro-batches, or of parts of one.
+
+An operation of the stage changes it, or the wait for a move of memory.
+"""
 
 
 def changes(
-    header: Header, lane: Iterable[Compute], units: Collection[Counted] = tuple(Counted)
+    header: Header, lane: Iterable[MoveStep], units: Collection[Counted] = tuple(Counted)
 ) -> Iterator[KeptChange]:
     """Yields the changes in some units by the operations of a lane, in order.
 
     What an operation makes exists while it runs, and so does what it frees. Operands alone take the place of the
-    activations that are freed. A value that no operation frees does not count.
+    activations that are freed. A value that no operation frees does not count. What a move frees is there until the
+    lane has waited for the move.
     """
     effects = _effects(header, tuple(units))
     if not any(map(any, effects.values())):
         return
     slices = header.slices
+    if not header.lanes_only:
+        yield from _changes_with_moves(effects, lane, slices)
+        return
     for operation in lane:
         for unit, per_micro in effects[operation.kind][operation.micros[0] % slices]:
             yield operation, unit, per_micro * len(operation.micros)
+
+
+def _changes_with_moves(
+    effects: "Mapping[Kind, Sequence[_Effects]]", lane: Iterable[MoveStep], slices: int
+) -> Iterator[KeptChange]:
+    for step in lane:
+        is_wait = isinstance(step, WaitMove)
+        for unit, per_micro in effects[step.kind][step.micros[0] % slices]:
+            if not step.kind.moves or is_wait == (per_micro < 0):
+                yield step, unit, per_micro * len(step.micros)
 
 
 def is_at_end(unit: Counted, amount: int) -> bool:
@@ -150,30 +168,38 @@ class Peak(NamedTuple):
     """The most that is kept, and the operation that reaches it first; None if nothing is ever kept."""
 
     amount: int
-    at: Compute | None
+    at: MoveStep | None
 
 
-def peaks(schedule: Schedule, *units: Counted) -> tuple[Peak, ...]:
+def peaks(level: Schedule | Program, *units: Counted) -> tuple[Peak, ...]:
     """The peak of each worker in micro-batches, or parts of one, of which anything is kept in some units.
 
-    Stages are added up. A pair counts as its forward, then its backward, so both are there at once.
+    Stages are added up. A pair counts as its forward, then its backward, so both are there at once. What moves is kept
+    until the wait for its move: of a schedule, where `flow.host_moves` says that the lane waits.
     """
     by_lane: list[Peak] = []
-    for lane in map(singles, schedule.lanes):
-        counted = list(changes(schedule.header, lane, units))
+    for steps in _steps(level):
+        counted = list(changes(level.header, steps, units))
         amounts = list(accumulate(map(itemgetter(2), counted), initial=0))
         reached = amounts.index(max(amounts))
         by_lane.append(Peak(amounts[reached], counted[reached - 1][0] if reached else None))
     return tuple(by_lane)
 
 
-def activations(schedule: Schedule) -> tuple[Peak, ...]:
+def _steps(level: Schedule | Program) -> Iterator[Iterable[MoveStep]]:
+    """Yields the steps of each lane."""
+    if isinstance(level, Program):
+        return (parts.steps for parts in level.parts)
+    return map(singles if level.header.lanes_only else with_waits, level.lanes)
+
+
+def activations(level: Schedule | Program) -> tuple[Peak, ...]:
     """The `peaks` of live micro-batches.
 
     A micro-batch is live on a stage from its forward, or from its recomputation if the stage recomputes, until no later
     operation there needs anything of it.
     """
-    return peaks(schedule, Counted.ACTIVATIONS, Counted.OPERANDS)
+    return peaks(level, Counted.ACTIVATIONS, Counted.OPERANDS)
 
 
 def inputs(schedule: Schedule) -> tuple[Peak, ...]:

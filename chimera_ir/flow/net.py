@@ -12,6 +12,7 @@ from itertools import accumulate, chain, pairwise
 
 from chimera_ir.flow.engine import Time, ends, play
 from chimera_ir.flow.flow import ABSENT, Flow
+from chimera_ir.flow.host_moves import waits_of
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.kinds import Resource
 from chimera_ir.ir.levels import Header, Schedule
@@ -79,19 +80,26 @@ def queued(header: Header, lane: Iterable[Operation], numbers: range) -> Iterabl
     """The operations that each operation of a lane follows, all by their ``numbers``.
 
     An operation follows the last one before it that occupies the worker's lane and, if it occupies another resource,
-    also the last one before it that occupies that resource.
+    also the last one before it that occupies that resource; and the moves that the lane has waited for before it.
     """
     if header.lanes_only:
         return chain([()][: len(numbers)], zip(numbers[:-1], strict=True))
-    return _queued_by_resource(lane, numbers)
+    return _queued_by_resource(tuple(lane), numbers)
 
 
-def _queued_by_resource(lane: Iterable[Operation], numbers: range) -> Iterator[tuple[int, ...]]:
+def _queued_by_resource(lane: Sequence[Operation], numbers: range) -> Iterator[tuple[int, ...]]:
     last: dict[Resource, int] = {}
-    for number, operation in zip(numbers, lane, strict=True):
+    waits = waits_of(lane)
+    # The moves that the lane has waited for since the last operation that occupies it.
+    awaited: list[int] = []
+    for place, operation in enumerate(lane):
+        awaited += [numbers[move] for move in waits.get(place, ())]
         resources = dict.fromkeys((Resource.LANE, operation.kind.occupies))
-        yield tuple(last[resource] for resource in resources if resource in last)
-        last[operation.kind.occupies] = number
+        queues = [last[resource] for resource in resources if resource in last]
+        yield tuple(dict.fromkeys((*queues, *awaited)))
+        last[operation.kind.occupies] = numbers[place]
+        if not operation.kind.moves:
+            awaited = []
 
 
 def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, Iterable[int]]]:

@@ -7,6 +7,8 @@
     B          a, dx of the stages it feeds, dc      dx, dc     a, c, dc  yes    no      lane
     I          a, dx of the stages it feeds, dc      dx, dc, g  a, c, dc  no     no      lane
     W          g                                     -          g         yes    no      lane
+    offload    a                                     h          a         no     no      host link
+    reload     h                                     a          h         no     no      host link
 
     value   counted as
     y, dx   message
@@ -15,14 +17,16 @@
     g       operands
     c       carries
     dc      carry gradients
+    h       host
 
 y is the output of a stage, a is what its forward keeps for the backward, x is its input, dx is the gradient of its
-input, and g is what the gradient of its weights still needs. c and dc exist where micro-batches are cut into slices:
-the carry c is what a slice leaves for the next one on the same stage, such as keys and values. Its gradient dc is made
-by the backward of the slice that read it, so backwards take the slices in reverse.
+input, g is what the gradient of its weights still needs, and h is a in the memory of the host. c and dc exist where
+micro-batches are cut into slices: the carry c is what a slice leaves for the next one on the same stage, such as keys
+and values. Its gradient dc is made by the backward of the slice that read it, so backwards take the slices in reverse.
 
 On each stage a micro-batch, or each slice of it, has the kinds of one of the `alternatives`: F and B, or F, I and W. If
-the stage recomputes, its forward keeps the input alone, and recompute, which is the forward again, makes a. A value for
+the stage recomputes, its forward keeps the input alone, and recompute, which is the forward again, makes a. Offload and
+reload, both or neither, move a to the host and back while the worker computes (`flow.host_moves`). A value for
 another stage is gone after the operation that reads it there, any other value after the operation that frees it. A kind
 that frees a value and reads it frees what it read, as B does with the dc that the next slice made; else it frees what
 its own slice made. `Header.readers` says which stages read a value. No other module asks whether an operation *is* a
@@ -135,6 +139,7 @@ OPERANDS = Value(
     Counted.OPERANDS,
     "a weight gradient needs what its input gradient kept",
 )
+ON_HOST = Value("h", "activations on the host", Readers.OWN, Counted.HOST, "a reload needs what was offloaded")
 
 CARRY = Value("c", "carry", Readers.OWN, Counted.CARRIES, "a slice needs the carry of the slice before it", slices_on=1)
 CARRY_GRADIENT = Value(
@@ -201,6 +206,11 @@ class Kind:
         return INPUT in (*self.reads, *self.makes)
 
     @property
+    def moves(self) -> bool:
+        """Whether operations of this kind move a value between the worker and its host, without the stage's weights."""
+        return self.occupies is Resource.HOST_LINK
+
+    @property
     def method(self) -> str:
         """The method of a stage that runs an operation of this kind, in scripts."""
         return self.call or self.noun.replace(" ", "_")
@@ -257,8 +267,12 @@ INPUT_GRADIENT = Kind(
 )
 WEIGHT_GRADIENT = Kind("W", "weight gradient", (OPERANDS,), (), frees=(OPERANDS,), sums=True, call="backward_weights")
 RECOMPUTATION = Kind("recompute", "recomputation", (INPUT, CARRY), makes=(KEPT,), frees=(INPUT,), call="recompute")
+OFFLOAD = Kind("offload", "offload", (KEPT,), makes=(ON_HOST,), frees=(KEPT,), occupies=Resource.HOST_LINK)
+RELOAD = Kind("reload", "reload", (ON_HOST,), makes=(KEPT,), frees=(ON_HOST,), occupies=Resource.HOST_LINK)
 
-KINDS = {row.letter: row for row in (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, RECOMPUTATION)}
+KINDS = {
+    row.letter: row for row in (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, RECOMPUTATION, OFFLOAD, RELOAD)
+}
 """A row of each letter, by letter, in the order in which reports name them; `all_kinds` has every row."""
 
 
@@ -279,6 +293,11 @@ class Pairing:
     def occupies(self) -> Resource:
         """The resource that both operations occupy."""
         return self.kinds[0].occupies
+
+    @property
+    def moves(self) -> bool:
+        """Whether the operations move values between the worker and its host, as `Kind.moves` says of one."""
+        return any(kind.moves for kind in self.kinds)
 
     def __repr__(self) -> str:
         return self.letter
@@ -311,8 +330,10 @@ def alternatives(kinds: tuple[Kind, ...]) -> tuple[tuple[Kind, ...], ...]:
 
     Examples
     --------
-    >>> alternatives(all_kinds())
+    >>> alternatives((*all_kinds()[:-2],))
     ((F, B), (F, B, recompute), (F, I, W), (F, I, W, recompute))
+    >>> alternatives((FORWARD, BACKWARD, OFFLOAD, RELOAD))
+    ((F, B), (F, B, offload, reload))
     """
     freed = {value for row in kinds for value in row.frees}
     sums = int(any(row.sums for row in kinds))
@@ -353,38 +374,3 @@ def implied(value: Value) -> bool:
     Texts and scripts name the values of other messages.
     """
     return value is NOTHING or value is next(first for first in values() if first.readers is value.readers)
-
-
-def preceding(kinds: Iterable[Kind]) -> dict[Kind, frozenset[Kind]]:
-    """The kinds of which a micro-batch has an operation on a stage before one of each kind, whatever else it has there.
-
-    Each value of the stage that an operation reads of its own slice has been made by one of its makers.
-    """
-    rows = tuple(kinds)
-    kept = [value for row in rows for value in row.keeps_in_slice]
-    makers = {value: [row for row in rows if value in row.makes] for value in kept}
-    before, changed = dict.fromkeys(rows, frozenset(rows)), True
-    while changed:
-        former = {**before}
-        for row in rows:
-            read = [makers[value] for value in row.reads if value in makers]
-            ways = [frozenset.intersection(*(former[maker] | {maker} for maker in several)) for several in read]
-            before[row] = frozenset[Kind]().union(*ways)
-        changed = before != former
-    return before
-
-
-def sources(kinds: Iterable[Kind]) -> dict[tuple[Kind, Value], frozenset[Kind]]:
-    """The kinds that can have made each value, for each kind that reads it: makers that may come before the reader.
-
-    A value of another slice may be made by its reader's own kind.
-    """
-    rows = tuple(kinds)
-    before = preceding(rows)
-    return {
-        (row, value): frozenset(
-            maker for maker in rows if value in maker.makes and (value.slices_on or row not in before[maker])
-        )
-        for row in rows
-        for value in row.reads
-    }

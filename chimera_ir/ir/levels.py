@@ -101,7 +101,7 @@ class Header:
 
     ``only`` has the kinds of its operations, in the order of the table, if these are not all kinds: forwards alone make
     no update. Those of recomputation are not listed: they follow from the pipes. ``ties`` are the groups of stages that
-    share parameters.
+    share parameters. ``moves`` says whether any operation moves activations between a worker and its host.
     """
 
     scheme: str
@@ -118,12 +118,14 @@ class Header:
     only: tuple[Kind, ...] = ()
     ties: tuple[WeightGroup, ...] = ()
     slices: int = 1
+    moves: bool = False
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds that operations of the level may have."""
-        further = (row for row in all_kinds() if row.recomputes and self.recomputing)
-        return (*(self.only or (row for row in all_kinds() if not row.recomputes)), *further)
+        further = (row for row in all_kinds() if (row.recomputes and self.recomputing) or (row.moves and self.moves))
+        plain = (row for row in all_kinds() if not (row.recomputes or row.moves))
+        return (*(self.only or plain), *further)
 
     @cached_property
     def trains(self) -> bool:

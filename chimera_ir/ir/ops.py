@@ -130,6 +130,19 @@ class WaitRecv:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitMove:
+    """Blocks the lane until an offload or a reload is over; in a program, the line of the operation only launches it.
+
+    After that of an offload the activations are gone from the worker, after that of a reload from the host.
+    """
+
+    kind: Kind
+    micros: tuple[Micro, ...]
+    stage: Stage
+    origin: Span = field(default=NOWHERE, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class AllReduce:
     """Launches the sum of a group's gradients over all ranks that hold any of its stages; never blocks the lane."""
 
@@ -175,4 +188,6 @@ class Drop:
 
 
 Talk = Send | Recv | WaitSend | WaitRecv
-Instruction = Compute | Pair | Send | Recv | WaitSend | WaitRecv | AllReduce | WaitAllReduce | Step | Stash | Drop
+Instruction = (
+    Compute | Pair | Send | Recv | WaitSend | WaitRecv | WaitMove | AllReduce | WaitAllReduce | Step | Stash | Drop
+)

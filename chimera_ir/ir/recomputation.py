@@ -24,7 +24,7 @@ Line = TypeVar("Line", bound=Instruction)
 
 
 def in_full(header: Header, lanes: Iterable[Sequence[Line]]) -> tuple[tuple[Line, ...], ...]:
-    """Lanes in full: a recomputation comes right before the operation that needs what it makes.
+    """Lanes in full: a recomputation comes right before the operation that computes with what it makes.
 
     A lane with any recomputation of a stage of a pipe is in full for this stage already.
     """
@@ -46,7 +46,7 @@ def _blocks(header: Header, lane: Sequence[Instruction]) -> Iterator[tuple[Instr
         first: list[Compute] = []
         for part in _parts(instruction):
             micros = tuple([micro for micro in part.micros if (micro, part.stage) not in done])
-            needs = KEPT in part.kind.reads and header.recomputes(part.micros[0], part.stage)
+            needs = KEPT in part.kind.reads and not part.kind.moves and header.recomputes(part.micros[0], part.stage)
             if needs and _place(header, part) not in whole:
                 done.update((micro, part.stage) for micro in micros)
                 first += [Compute(RECOMPUTATION, micros, part.stage, part.origin, part.version)] if micros else []

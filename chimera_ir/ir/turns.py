@@ -85,7 +85,7 @@ def extent(instruction: ops.Instruction) -> Extent:
     """The micro-batches or the update of an instruction. A view that lacks any of them lacks the instruction."""
     if isinstance(instruction, _TALK):
         micros = instruction.message.micros
-    elif isinstance(instruction, ops.Compute):
+    elif isinstance(instruction, ops.Compute | ops.WaitMove):
         micros = instruction.micros
     elif isinstance(instruction, ops.Pair):
         micros = (*instruction.forward.micros, *instruction.backward.micros)
@@ -265,6 +265,8 @@ def shifted(instruction: ops.Instruction, micros: int, updates: int = 0) -> ops.
             return ops.Recv(_of_later(message, micros), source, slot, origin)
         case ops.WaitSend(message, origin) | ops.WaitRecv(message, origin):
             return type(instruction)(_of_later(message, micros), origin)
+        case ops.WaitMove(kind, numbers, stage, origin):
+            return ops.WaitMove(kind, moved(numbers, micros), stage, origin)
         case (
             ops.AllReduce(group, origin, version)
             | ops.WaitAllReduce(group, origin, version)

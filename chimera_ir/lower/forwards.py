@@ -55,7 +55,7 @@ def forwards(level: Schedule | ScheduleStream) -> Schedule:
 
 
 def _header(trained: Header) -> Header:
-    """The header without backwards, recomputation, strategies and updates."""
+    """The header without backwards, recomputation, moves, strategies and updates."""
     return replace(
         trained,
         pipes=tuple(replace(pipe, recompute=()) for pipe in trained.pipes),
@@ -63,6 +63,7 @@ def _header(trained: Header) -> Header:
         updates=1,
         period=0,
         only=tuple(kind for kind in KINDS.values() if kind.opens),
+        moves=False,
     )
 
 

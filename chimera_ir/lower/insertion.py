@@ -6,14 +6,20 @@ from collections.abc import Iterable, Sequence
 from chimera_ir.ir.ids import Slot
 from chimera_ir.ir.ops import Instruction, Operation, Recv, Send, WaitRecv, WaitSend
 from chimera_ir.lower.comm import Traffic
+from chimera_ir.lower.launched_moves import Moves
 from chimera_ir.lower.sync import Insertions
 
 
 def with_inserted(
-    lane: Sequence[Operation], traffic: Traffic, slots: Iterable[Slot], insertions: Insertions
+    lane: Sequence[Operation],
+    traffic: Traffic,
+    slots: Iterable[Slot],
+    insertions: Insertions,
+    moves: Moves,
 ) -> list[Instruction]:
     """Returns the operations of a lane, or of turn 0, with the instructions to insert right before and after each.
 
+    ``moves`` has those about memory, which come right after the instructions of the operation before.
     ``slots`` are those of the receives that are posted there. An inserted instruction has the origin of the operation
     that it serves, which of a stream may be in another turn.
     """
@@ -24,6 +30,7 @@ def with_inserted(
         posted[before].append(Recv(transfer.message, transfer.sender, slot, lane[transfer.used % length].origin))
     lines: list[Instruction] = []
     for place, operation in enumerate(lane):
+        lines += moves.get(place, ())
         lines += posted.get(place, ())
         lines += insertions.before.get(place, ())
         for transfer in traffic.received.get(place, ()):
@@ -34,4 +41,4 @@ def with_inserted(
         for transfer in traffic.sent.get(place, ()):
             lines.append(Send(transfer.message, transfer.receiver, operation.origin))
         lines += insertions.after.get(place, ())
-    return lines
+    return [*lines, *moves.get(length, ())]

@@ -11,21 +11,22 @@
                                 step s1
 
 The policies are in the modules of the passes: `comm` (messages), `buffers` (slots), `sync` (gradients), `streaming`
-(schedules without end) and `updates` (the sums, steps and weight versions of such schedules). `insertion` puts the
-lanes together.
+(schedules without end), `updates` (the sums, steps and weight versions of such schedules) and `moves` (memory to the
+host and back). `insertion` puts the lanes together.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from chimera_ir.flow.net import Net, net_of
 from chimera_ir.ir.ids import Slot
 from chimera_ir.ir.levels import Program, Schedule
 from chimera_ir.ir.ops import Instruction, Operation, WaitSend
 from chimera_ir.ir.sharing import Communicators
-from chimera_ir.ir.streams import ProgramStream, ScheduleStream
+from chimera_ir.ir.streams import ProgramStream, ScheduleStream, computes
 from chimera_ir.lower.buffers import slots
 from chimera_ir.lower.comm import AHEAD, Traffic, communicate, earliest_run
 from chimera_ir.lower.insertion import with_inserted
+from chimera_ir.lower.launched_moves import Moves, moves_between, moves_in_turn, stream_without_moves, without_moves
 from chimera_ir.lower.streaming import lower_stream
 from chimera_ir.lower.sync import Duration, Insertions, synchronise
 
@@ -58,17 +59,28 @@ def lower(
     if ahead < 0:
         raise ValueError("ahead must be at least 0")
     if isinstance(schedule, ScheduleStream):
-        return lower_stream(schedule, _of_view(schedule, net), ahead, duration, communicators)
+        moves = [*_moves_in_turns(schedule)]
+        if schedule.header.moves:
+            schedule, net = stream_without_moves(schedule), None
+        return lower_stream(schedule, _of_view(schedule, net), ahead, duration, communicators, moves)
     if schedule.header.asynchronous:
         raise ValueError("some updates of a stream are not lowered by themselves")
+    moves = [*map(moves_between, schedule.lanes)] if schedule.header.moves else [{}] * len(schedule.lanes)
+    if schedule.header.moves:
+        schedule, net = without_moves(schedule), None
     net = net or net_of(schedule)
     run = None if schedule.header.answers else earliest_run(net)
     traffics = communicate(schedule, ahead, run, communicators)
-    lanes = zip(schedule.lanes, traffics, synchronise(schedule, duration, net), strict=True)
+    lanes = zip(schedule.lanes, traffics, synchronise(schedule, duration, net), moves, strict=True)
     return Program(
         schedule.header,
-        tuple(_lane(lane, traffic, slots(traffic.postings), sums) for lane, traffic, sums in lanes),
+        tuple(_lane(lane, traffic, slots(traffic.postings), sums, between) for lane, traffic, sums, between in lanes),
     )
+
+
+def _moves_in_turns(stream: ScheduleStream) -> Iterator[Moves]:
+    for turn in stream.turns:
+        yield moves_in_turn(stream.header, tuple(computes(turn.instructions))) if stream.header.moves else {}
 
 
 def _of_view(stream: ScheduleStream, net: Net | None) -> Net:
@@ -78,11 +90,15 @@ def _of_view(stream: ScheduleStream, net: Net | None) -> Net:
 
 
 def _lane(
-    lane: tuple[Operation, ...], traffic: Traffic, recv_slots: Iterable[Slot], insertions: Insertions
+    lane: tuple[Operation, ...],
+    traffic: Traffic,
+    recv_slots: Iterable[Slot],
+    insertions: Insertions,
+    moves: Moves,
 ) -> tuple[Instruction, ...]:
     return (
         *insertions.after.get(-1, ()),
-        *with_inserted(lane, traffic, recv_slots, insertions),
+        *with_inserted(lane, traffic, recv_slots, insertions, moves),
         *(WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in traffic.unanswered),
         *insertions.at_end,
     )

@@ -13,7 +13,7 @@ B m1 s0 @ 5 on w0              B m0 s1
 """
 
 from collections.abc import Iterator, Sequence
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import overload
 
 from chimera_ir.ir.levels import Plan, Planned, Schedule
@@ -35,9 +35,9 @@ def order(plan: Plan | PlanStream) -> Schedule | ScheduleStream:
     """The schedule in which every worker runs its operations by ascending clock; all workers are within range.
 
     Only the clocks of the same worker are compared. Two operations of a worker on one clock, an error by the rule
-    "conflict-free", keep the order of the text. Operations without a clock come last: `orders.ordering` gives them a
-    better place. A recomputation without a clock comes right before the operation that
-    needs what it makes.
+    "conflict-free", keep the order of the text; a move of memory, which may have the clock of another operation, comes
+    before that. Operations without a clock come last: `orders.ordering` gives them a better place. A recomputation
+    without a clock comes right before the operation that needs what it makes.
 
     A worker's turn in a stream begins with the first of its operations on the micro-batches of the first turn. An
     operation that comes after the end of this turn is there as the one of an earlier turn.
@@ -51,16 +51,21 @@ def order(plan: Plan | PlanStream) -> Schedule | ScheduleStream:
             plan.header, tuple(map(Turn, in_full(plan.header, [tuple(_turn(plan, lane)) for lane in lanes])))
         )
     for lane in lanes:
-        lane.sort(key=attrgetter("clock"))
+        lane.sort(key=_moves_first if plan.header.moves else attrgetter("clock"))
     operations = [[planned.operation for planned in lane] for lane in lanes]
     for planned_last in unclocked:
         operations[planned_last.worker].append(planned_last.operation)
     return Schedule(plan.header, in_full(plan.header, operations))
 
 
+def _moves_first(planned: Planned) -> tuple[int, bool]:
+    """The sort key of an operation in a lane with moves: a move comes before the operation on the same clock."""
+    return planned.clock, not planned.operation.kind.moves
+
+
 def _turn(plan: PlanStream, lane: Sequence[Planned]) -> Iterator[Compute]:
     """The turn of a worker that runs the operations of ``lane`` in every turn."""
     start = min((planned.clock for planned in lane), default=0)
     places = [(*divmod(planned.clock - start, plan.clocks), planned.operation) for planned in lane]
-    places.sort(key=itemgetter(1))
+    places.sort(key=lambda place: (place[1], not place[2].kind.moves))
     return computes(later(plan.header, operation, -turns) for turns, _, operation in places)

@@ -17,7 +17,7 @@ Places of a lane are counted on from turn to turn, from the start of turn 0 of t
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
 from sys import maxsize
@@ -33,21 +33,31 @@ from chimera_ir.ir.turns import Turn, moved
 from chimera_ir.lower.buffers import rings
 from chimera_ir.lower.comm import Link, Transfer, in_order, placed
 from chimera_ir.lower.insertion import with_inserted
+from chimera_ir.lower.launched_moves import Moves
 from chimera_ir.lower.sync import Duration
 from chimera_ir.lower.updates import update
 
 
 def lower_stream(
-    stream: ScheduleStream, net: Net, ahead: int, duration: Duration, communicators: Communicators
+    stream: ScheduleStream,
+    net: Net,
+    ahead: int,
+    duration: Duration,
+    communicators: Communicators,
+    moves: Iterable[Moves],
 ) -> ProgramStream:
-    """The program without end that runs a schedule without end; arguments as in `lower.lower`."""
+    """The program without end that runs a schedule without end; arguments as in `lower.lower`.
+
+    ``moves`` are the moves of memory of each turn, which the schedule does not have.
+    """
     header, turns = stream.header, list[Turn]()
     links = _links(stream, ahead)
     traffics = in_order(placed(links, [maxsize] * header.workers, {}, ahead, communicators), -maxsize)
-    for turn, traffic, insertions in zip(stream.turns, traffics, update(stream, net, duration), strict=True):
+    by_worker = zip(stream.turns, traffics, update(stream, net, duration), moves, strict=True)
+    for turn, traffic, insertions, between in by_worker:
         lane = tuple(computes(turn.instructions))
         slots, sizes = rings(traffic.postings, len(lane), header.period)
-        turns.append(Turn(tuple(with_inserted(lane, traffic, slots, insertions)), sizes))
+        turns.append(Turn(tuple(with_inserted(lane, traffic, slots, insertions, between)), sizes))
     return ProgramStream(header, tuple(turns))
 
 

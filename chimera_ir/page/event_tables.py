@@ -35,7 +35,10 @@ VERBS: dict[type[ops.Instruction], str] = {
 _OF_MESSAGES = (ops.Send, ops.Recv, ops.WaitSend, ops.WaitRecv)
 _OF_SUMS = (ops.AllReduce, ops.WaitAllReduce, ops.Step)
 
-_VERB_NUMBERS = {instruction: number for number, instruction in enumerate(VERBS, 1)}
+MOVING: dict[type[ops.Instruction], str] = {ops.WaitMove: "wait move"}
+"""Words of instructions about moves of memory, which a document has if anything moves."""
+
+_VERB_NUMBERS = {instruction: number for number, instruction in enumerate((*VERBS, *MOVING), 1)}
 
 _SumKey = tuple[WeightGroup, Version | None]
 
@@ -82,8 +85,10 @@ class _Listed:
     @cached_property
     def of_rows(self) -> list[int]:
         """The event of each operation: the operations of a lane and their events have the same order."""
-        nodes = self.events.nodes
-        computes = [[event for event in lane if nodes[event].role is Role.COMPUTE] for lane in self.events.lanes]
+        computes: list[list[int]] = [[] for _ in self.events.lanes]
+        for event, node in enumerate(self.events.nodes):
+            if node.role in (Role.COMPUTE, Role.MOVE):
+                computes[node.workers[0]].append(event)
         return [self.number[computes[row.worker][row.place]] for row in self.rows]
 
     @cached_property
@@ -103,10 +108,11 @@ class _Listed:
         number, before = self.number, self.events.before
         waits = nested([number[other] for other in before[event]] for event in self.order)
         form = [lengths.form(node) for node in nodes]
+        verbs = VERBS | (MOVING if self.charges.header.moves else {})
         return EventTable(
             role=[node.role.value - 1 for node in nodes],
             verb=[_VERB_NUMBERS.get(type(node.instruction), 0) for node in nodes],
-            verbs=["", *VERBS.values()],
+            verbs=["", *verbs.values()],
             subject=self._subjects(nodes),
             worker=[node.workers[0] for node in nodes],
             form=form,
@@ -132,11 +138,14 @@ class _Listed:
         messages = {message: row for row, message in enumerate(self.messages)}
         sums = {key: row for row, key in enumerate(self.sums)}
         operations = {event: row for row, event in reversed([*enumerate(self.of_rows)])}
+        moves = {(row.operation.kind, row.operation.micros, row.operation.stage): n for n, row in enumerate(self.rows)}
 
         def subject(event: int, node: Node) -> int:
             line = node.instruction
             if node.role is Role.BEGIN:
                 return -1
+            if isinstance(line, ops.WaitMove):
+                return moves[line.kind, line.micros, line.stage]
             if isinstance(line, _OF_MESSAGES):
                 return messages[line.message]
             return sums[line.group, line.version] if isinstance(line, _OF_SUMS) else operations[event]

@@ -80,6 +80,9 @@ class Lengths:
                 yield SUM, seconds if self._costs is None else 1
             case Role.STEP:
                 yield STEP, seconds
+            case Role.MOVE:
+                assert isinstance(instruction, Operation)
+                yield from self._compute(instruction, seconds)
             case Role.BEGIN | Role.WAIT:
                 pass
             case _:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from chimera_ir.cost.report import Figures
 from chimera_ir.flow import live
+from chimera_ir.flow.host_moves import to_its_end
 from chimera_ir.ir.kinds import Counted
 from chimera_ir.ir.levels import Header, Quantity
 from chimera_ir.page.operation_tables import OperationRow
@@ -86,7 +87,7 @@ def _changes(header: Header, rows: Sequence[OperationRow]) -> Iterator[_ChangeOf
     Operands alone take the place of the activations that are freed.
     """
     for number, row in enumerate(rows):
-        for _, unit, amount in live.changes(header, (row.operation,), KEPT_UNITS):
+        for _, unit, amount in live.changes(header, to_its_end(row.operation), KEPT_UNITS):
             yield _ChangeOfRow(row, number, live.is_at_end(unit, amount), unit, amount)
 
 

@@ -14,7 +14,7 @@ from chimera_ir.ir.text.printer import group_name
 from chimera_ir.picture import chart
 from chimera_ir.picture.chart import PlacedOperation, Scale, families, pixels, room
 from chimera_ir.picture.looks import Looks, rows_of
-from chimera_ir.picture.patterns import BUBBLE, MESSAGE, SUM
+from chimera_ir.picture.patterns import BUBBLE, MESSAGE, SEND, SUM
 from chimera_ir.picture.shapes import Box, Family
 from chimera_ir.picture.svg import FAIR, FONT, MOST_BOXES, WIDEST, WIDTH
 from chimera_ir.picture.words import PAPER, STEP, label, plain
@@ -26,7 +26,7 @@ from chimera_ir.predict.replay import Event, Replay
 _MOST = 90
 """The largest width in pixels of the shortest operation's box; half of it if messages and sums take no time."""
 
-_PATTERNS = {Cause.BUBBLE: BUBBLE, Cause.MESSAGE: MESSAGE, Cause.SUM: SUM}
+_PATTERNS = {Cause.BUBBLE: BUBBLE, Cause.MESSAGE: MESSAGE, Cause.SUM: SUM, Cause.MOVE: SEND}
 
 
 def draw_replay(replay: Replay) -> str:
@@ -63,7 +63,11 @@ def drawing(replay: Replay) -> dict[str, object]:
         families=(*_families(replay, looks, scale, one_by_one), *_stepping(replay, scale, one_by_one)),
         ticks=scale.ticks(replay.span, *replay.unit.axis(Fraction(replay.span))),
         signs=signs,
-        patterns={f"idle-{cause.name.lower()}": pattern for cause, pattern in _PATTERNS.items()},
+        patterns={
+            f"idle-{cause.name.lower()}": pattern
+            for cause, pattern in _PATTERNS.items()
+            if cause is not Cause.MOVE or replay.header.moves
+        },
         span=replay.span,
     )
     return {
@@ -117,6 +121,7 @@ def _summary(replay: Replay) -> str:
         ("bubbles", idle_shares[Cause.BUBBLE]),
         *([("waiting for messages", idle_shares[Cause.MESSAGE])] if _timed(replay.messages) else []),
         *([("waiting for sums", idle_shares[Cause.SUM])] if _timed(replay.sums) else []),
+        *([("waiting for the host", idle_shares[Cause.MOVE])] if replay.header.moves else []),
     ]
     shares_text = ", ".join(f"{name} {percent(Fraction(share))}" for name, share in parts)
     if replay.header.asynchronous:

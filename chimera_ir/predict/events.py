@@ -12,8 +12,9 @@ A lane runs its instructions one after another; `send`, `recv` and `all_reduce` 
     flight      follows the wire until the message has arrived; takes the link's latency
     sum         runs an all-reduce; waits until its last member has launched it, and until the sum that each member
                 launched before it is over
-    wait        of a send: until the message has left; of a receive: until the message has arrived; of a sum: until the
-                sum is over
+    move        copies to the host or back; waits until its worker has launched it, and for the move before it
+    wait        of a send: until the message has left; of a receive: until the message has arrived; of a sum or a move:
+                until it is over
 
 Every event waits for a fixed set of others and begins when the last of them is over. So an event that takes longer
 never makes another event earlier, except where wires share a port (`shares`): a wire that begins later leaves more of
@@ -25,7 +26,8 @@ from enum import Enum, auto
 from typing import NamedTuple, assert_never
 
 from chimera_ir.ir import ops
-from chimera_ir.ir.ids import WeightGroup, Worker
+from chimera_ir.ir.ids import Micro, Stage, WeightGroup, Worker
+from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Program
 from chimera_ir.predict.charges import Charges
 from chimera_ir.profile.cluster import Link
@@ -43,6 +45,7 @@ class Role(Enum):
     FLIGHT = auto()
     SUM = auto()
     WAIT = auto()
+    MOVE = auto()
 
 
 class Node(NamedTuple):
@@ -129,11 +132,20 @@ class _Gathered:
         # sum are kept as well, because wires on a link and the sums of a worker run one after another.
         on_link: dict[Worker, list[int]] = {}
         last_sum: list[int] = []
+        last_move: list[int] = []
+        moves: dict[tuple[Kind, tuple[Micro, ...], Stage], int] = {}
         for instruction in instructions:
             if overhead := self._charges.overhead(worker, instruction):
                 follow(Role.POST, instruction, overhead)
             now = lane[-1:]
             match instruction:
+                case ops.Compute(kind, micros, stage) if kind.moves:
+                    move = self._add(Role.MOVE, instruction, (worker,), self._charges.compute(instruction), now)
+                    self.before[move] += last_move
+                    self.posted[move] = now
+                    moves[kind, micros, stage], last_move = move, [move]
+                case ops.WaitMove(kind, micros, stage):
+                    follow(Role.WAIT, instruction, awaited=moves[kind, micros, stage])
                 case ops.Compute() | ops.Pair():
                     follow(Role.COMPUTE, instruction, self._charges.compute(instruction))
                 case ops.Send(message, to):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from chimera_ir.ir.ops import Instruction, WaitAllReduce, WaitRecv, WaitSend
+from chimera_ir.ir.ops import Instruction, WaitAllReduce, WaitMove, WaitRecv, WaitSend
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.replay import Event, Replay
 
@@ -14,14 +14,21 @@ class Cause(Enum):
 
     ``BUBBLE``: another worker has not yet posted its end of a message, launched a sum, or finished. ``MESSAGE``: both
     ends have posted the message, and it is on its way. ``SUM``: all members have launched the sum, and it is running.
+    ``MOVE``: the worker's link to its host copies what the worker waits for, or what it has launched before that.
     """
 
     BUBBLE = "bubble"
     MESSAGE = "waiting for a message"
     SUM = "waiting for a sum"
+    MOVE = "waiting for the host"
 
 
-_CAUSES: dict[type[Instruction], Cause] = {WaitSend: Cause.MESSAGE, WaitRecv: Cause.MESSAGE, WaitAllReduce: Cause.SUM}
+_CAUSES: dict[type[Instruction], Cause] = {
+    WaitSend: Cause.MESSAGE,
+    WaitRecv: Cause.MESSAGE,
+    WaitAllReduce: Cause.SUM,
+    WaitMove: Cause.MOVE,
+}
 """The cause of the idle time in a wait once all have posted what it waits for."""
 
 

@@ -77,6 +77,7 @@ def worker_bytes(header: Header, setting: Setting, worker: int, need: MemoryNeed
             Counted.OPERANDS: of_stage.halfway,
             Counted.CARRIES: of_stage.carry,
             Counted.CARRY_GRADIENTS: of_stage.carry_gradients,
+            Counted.HOST: of_stage.resident,
         }
 
     return WorkerBytes(need.total - need.activations, by_unit)

@@ -143,7 +143,7 @@ def _limit(limit: Limit, figures: Figures, prediction: Prediction | None) -> str
             words = f"uneven work: {worker} works {share} of the time more than a worker does on average"
         case TimePart.BUBBLES | TimePart.WAITING:
             words = f"{largest.value}: {who} idles {share} of the time"
-        case TimePart.MESSAGES | TimePart.SUMS:
+        case TimePart.MESSAGES | TimePart.SUMS | TimePart.MOVES:
             words = f"{largest.value}: {who} waits for them {share} of the time"
         case TimePart.STEPS:
             words = f"{largest.value}: {who} spends {share} of the time on them"

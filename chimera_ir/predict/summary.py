@@ -137,6 +137,7 @@ class TimePart(Enum):
     BUBBLES = "bubbles"
     MESSAGES = "messages"
     SUMS = "gradient sums"
+    MOVES = "moves to the host"
     STEPS = "optimizer steps"
     WAITING = "waiting"
 
@@ -237,7 +238,12 @@ def _waits(replay: Replay, worker: int) -> dict[TimePart, Fraction]:
     return {part: Fraction(seconds) for part, seconds in times.items()}
 
 
-_PARTS = {Cause.BUBBLE: TimePart.BUBBLES, Cause.MESSAGE: TimePart.MESSAGES, Cause.SUM: TimePart.SUMS}
+_PARTS = {
+    Cause.BUBBLE: TimePart.BUBBLES,
+    Cause.MESSAGE: TimePart.MESSAGES,
+    Cause.SUM: TimePart.SUMS,
+    Cause.MOVE: TimePart.MOVES,
+}
 
 
 def exposed(replay: Replay) -> dict[WeightGroup, float]:

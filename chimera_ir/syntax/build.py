@@ -122,7 +122,8 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
         if c[0] in UNSAYABLE:
             self.mistakes.append(CannotSay(_of(c[0]), *UNSAYABLE[c[0]]))
         elif c[0] not in KINDS:
-            operations = listed(f"{letter} ({KINDS[letter].noun})" for letter in LETTERS)
+            nouns = {letter: KINDS[letter].noun for letter in LETTERS}
+            operations = listed(letter if letter == noun else f"{letter} ({noun})" for letter, noun in nouns.items())
             self.mistakes.append(UnknownLetter(_of(c[0]), str(c[0]), listed(LETTERS, "or"), operations))
         micro, stage, *place = c[2:-1:2]
         kind = KINDS.get(c[0], _PLACEHOLDER)

@@ -11,6 +11,7 @@ from fractions import Fraction
 from itertools import accumulate, chain
 
 from chimera_ir.cost.number_text import Unit
+from chimera_ir.flow.host_moves import to_its_end
 from chimera_ir.flow.live import changes, is_at_end
 from chimera_ir.ir.kinds import Counted
 from chimera_ir.ir.levels import Header
@@ -124,7 +125,7 @@ class _Drawn:
             changes_of: dict[Counted, list[tuple[int, int]]] = {unit: [] for unit in _KEPT}
             for event in lane:
                 if isinstance(event.instruction, Compute | Pair):
-                    for _, unit, amount in changes(header, event.instruction.parts, list(_KEPT)):
+                    for _, unit, amount in changes(header, to_its_end(event.instruction), list(_KEPT)):
                         time = event.end if is_at_end(unit, amount) else event.start
                         changes_of[unit].append((self._at(time), amount))
             for unit, unit_changes in changes_of.items():

@@ -19,6 +19,7 @@ class Activity(StrEnum):
     RECV = "wait for a message"
     SEND = "wait for a send"
     SUM = "wait for a sum"
+    MOVE = "wait for the host"
     STEP = "step"
     POST = "posting"
     LOAD = "loading data"
@@ -68,6 +69,8 @@ def activity(operation: ops.Instruction | Load) -> str:
             return Activity.SEND
         case ops.WaitAllReduce():
             return Activity.SUM
+        case ops.WaitMove():
+            return Activity.MOVE
         case ops.Step() | ops.Stash() | ops.Drop():
             return Activity.STEP
         case ops.Send() | ops.Recv() | ops.AllReduce():
@@ -87,6 +90,8 @@ def cause(header: Header, operation: ops.Instruction | Load) -> str:
             return f"sends to worker {_worker(header, message.micros[0], message.target)}"
         case ops.WaitAllReduce(group=group):
             return f"the sum of {group_name(group)}"
+        case ops.WaitMove(kind, stage=stage):
+            return f"the {kind.noun} of stage {stage}"
         case (
             ops.Compute()
             | ops.Pair()
@@ -130,6 +135,8 @@ def recorded(instruction: ops.Instruction) -> Iterator[str]:
     match instruction:
         case ops.Compute(kind, micros, stage):
             yield from (f"{kind.letter} m{micro} s{stage}" for micro in micros)
+        case ops.WaitMove(kind, micros, stage):
+            yield from (f"wait {kind.letter} m{micro} s{stage}" for micro in micros)
         case ops.Pair(forward, backward):
             yield " & ".join(next(recorded(single)) for single in (forward, backward))
         case ops.Send(message) | ops.Recv(message):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import combinations, islice, product
 
 from chimera_ir.diagnostics.catalogue.groups import PairOfOne, PairUneven
-from chimera_ir.diagnostics.catalogue.schedule import DoneTwice, Duplicate, Missing, Skipped
+from chimera_ir.diagnostics.catalogue.schedule import DoneTwice, Duplicate, Missing, MissingMove, Skipped
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Micro, Stage, Worker
@@ -109,12 +109,14 @@ def _missing(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -
         for lacking, places in absent.items():
             micro, stage = places[0]
             present = [operation for _, operation in cells.get(micro * header.stages + stage, ())]
-            version = present[0].version if present else None
-            added = "` and `".join(line(Compute(kind, (micro,), stage, version=version), header) for kind in lacking)
+            version = next((operation.version for operation in present if not operation.kind.moves), None)
+            lines = [Compute(kind, (micro,), stage, version=None if kind.moves else version) for kind in lacking]
+            added = "` and `".join(line(operation, header) for operation in lines)
             where = _nearest(header, pipe, cells, lacking[0], micro, stage)
             which = micros_name((micro,), header.slices)
             facts = pipe.name, pipe.workers[stage], which, stage, tuple(kind.noun for kind in lacking), added
-            yield (Missing if present else Skipped)(where, *facts, _directions(header), len(places))
+            message = MissingMove if any(kind.moves for kind in lacking) else Missing
+            yield (message if present else Skipped)(where, *facts, _directions(header), len(places))
 
 
 def _absent(

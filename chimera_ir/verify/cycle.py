@@ -7,6 +7,7 @@ from chimera_ir.diagnostics.catalogue import schedule as say
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.dag import Dag, Edge
 from chimera_ir.ir.ids import Clock
+from chimera_ir.ir.kinds import KEPT
 from chimera_ir.ir.levels import Header, Plan, Schedule
 from chimera_ir.ir.ops import Operation, Pair
 from chimera_ir.ir.text.printer import line
@@ -91,10 +92,15 @@ class _Story:
             case Edge.SYNC:
                 reason = "those gradients are summed before its own"
             case Edge.DATA:
-                reason = self._dag.value(before, after).reason
+                reason = self._need(before, after)
             case _:
                 assert_never(kind)
         return f"{reason}, but the clock falls" if self._falls(before, after) else reason
+
+    def _need(self, before: int, after: int) -> str:
+        """The reason why the operation at node ``after`` needs what that at ``before`` makes."""
+        value, reader = self._dag.value(before, after), self._dag.operations[after].kind
+        return "an offload moves what its forward kept" if value is KEPT and reader.moves else value.reason
 
     def _reads(self, before: int, after: int) -> bool:
         """Whether the operation at node ``after`` reads weights that the gradients of that at ``before`` change."""

@@ -14,12 +14,13 @@ from math import gcd
 from operator import ge, itemgetter
 from typing import NamedTuple, TypeVar
 
+from chimera_ir.flow.host_moves import MoveStep
 from chimera_ir.flow.live import changes, highest_by_key, repeated
 from chimera_ir.ir.ids import Stage, WeightGroup
 from chimera_ir.ir.kinds import Counted
 from chimera_ir.ir.lane_parts import LaneParts, parts_of
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import Compute, Crossing, Drop, Recv, Stash, singles
+from chimera_ir.ir.ops import Crossing, Drop, Recv, Stash
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.turns import Ring
 
@@ -30,7 +31,8 @@ class Kept(NamedTuple):
     ``activations`` counts micro-batches whose activations the stage keeps, ``inputs`` those of which it keeps the input
     alone, and ``begun`` those between the two halves of a split backward. During a backward that runs the forward
     again, its micro-batches count in ``activations`` and in ``inputs``. ``carries`` counts the slices whose carry is
-    kept, and ``carry_gradients`` the gradients of carries that wait for the backward of their slice.
+    kept, and ``carry_gradients`` the gradients of carries that wait for the backward of their slice. ``on_host`` counts
+    micro-batches whose activations are on the host, or on their way there or back.
     """
 
     stage: Stage
@@ -39,6 +41,7 @@ class Kept(NamedTuple):
     begun: int
     carries: int = 0
     carry_gradients: int = 0
+    on_host: int = 0
 
 
 class OnHost(NamedTuple):
@@ -51,8 +54,18 @@ class OnHost(NamedTuple):
 Moment = tuple[Kept, ...]
 """The activations alive at once: an entry for each stage that a worker holds, ascending."""
 
-KEPT_UNITS = (Counted.ACTIVATIONS, Counted.INPUT, Counted.OPERANDS, Counted.CARRIES, Counted.CARRY_GRADIENTS)
+KEPT_UNITS = (
+    Counted.ACTIVATIONS,
+    Counted.INPUT,
+    Counted.OPERANDS,
+    Counted.CARRIES,
+    Counted.CARRY_GRADIENTS,
+    Counted.HOST,
+)
 """The units of the numbers of a `Kept`, in their order."""
+
+HOST_UNITS = (Counted.HOST,)
+"""The units of the numbers of an `OnHost`, in their order."""
 
 _Counts = tuple[int, ...]
 """The numbers of a moment: those of all stages in the first unit, then in the next one, and so on."""
@@ -113,13 +126,13 @@ def holdings(level: Program | ProgramStream) -> Iterator[Holdings]:
     else:
         period, lanes = header.period, [(parts_of(turn.instructions), dict(turn.rings)) for turn in level.turns]
     for stages, groups, (parts, rings) in zip(header.stages_of, header.groups_of, lanes, strict=True):
-        computes = list(singles(parts.computes.lines))
+        steps = list(parts.steps)
         stashed = highest_by_key(repeated(_stashed(parts, header.per_turn if period else 0)))
         copies = [(group, 1 + stashed[group].amount if group in stashed else 1) for group in groups]
         under_way = highest_by_key(repeated(_under_way(parts, period)))
         yield Holdings(
-            fullest=fullest(header, stages, computes, period),
-            on_host=on_host(header, stages, computes, period),
+            fullest=fullest(header, stages, steps, period),
+            on_host=on_host(header, stages, steps, period),
             copies=tuple((group[0], count) for group, count in copies if len(group) == 1),
             tied=tuple((group, count) for group, count in copies if len(group) > 1),
             sending=tuple(Sending(edge, peak.amount) for edge, peak in under_way.items()),
@@ -127,7 +140,7 @@ def holdings(level: Program | ProgramStream) -> Iterator[Holdings]:
         )
 
 
-def fullest(header: Header, stages: Sequence[Stage], lane: Iterable[Compute], period: int = 0) -> tuple[Moment, ...]:
+def fullest(header: Header, stages: Sequence[Stage], lane: Iterable[MoveStep], period: int = 0) -> tuple[Moment, ...]:
     """The fullest moments (see `Holdings`) of a worker.
 
     Parameters
@@ -135,7 +148,7 @@ def fullest(header: Header, stages: Sequence[Stage], lane: Iterable[Compute], pe
     stages
         The stages that the worker holds.
     lane
-        Its compute operations.
+        Its compute operations, one by one, and the waits for those that move memory.
     period
         The period of a stream of which ``lane`` is a turn; 0 if the lane has all operations.
     """
@@ -143,14 +156,14 @@ def fullest(header: Header, stages: Sequence[Stage], lane: Iterable[Compute], pe
 
 
 def on_host(
-    header: Header, stages: Sequence[Stage], lane: Iterable[Compute], period: int = 0
+    header: Header, stages: Sequence[Stage], lane: Iterable[MoveStep], period: int = 0
 ) -> tuple[tuple[OnHost, ...], ...]:
     """The fullest moments in the memory of the worker's host; arguments as in `fullest`."""
-    return _not_exceeded(OnHost, stages, _moments(header, stages, lane, period, (Counted.HOST,)))
+    return _not_exceeded(OnHost, stages, _moments(header, stages, lane, period, HOST_UNITS))
 
 
 def _moments(
-    header: Header, stages: Sequence[Stage], lane: Iterable[Compute], period: int, units: Sequence[Counted]
+    header: Header, stages: Sequence[Stage], lane: Iterable[MoveStep], period: int, units: Sequence[Counted]
 ) -> Iterator[_Counts]:
     """Yields what is kept before anything is freed, if anything was added since the last moment; equal ones once."""
     places = {key: place for place, key in enumerate(product(units, stages))}

@@ -33,7 +33,7 @@ Needs = Callable[[Program], Mapping[Quantity, Sequence[int]]]
 _IN_BYTES = {Quantity.BYTES: BytesExceed, Quantity.HOST_BYTES: HostBytesExceed}
 
 
-def memory(schedule: Schedule) -> Iterator[Diagnostic]:
+def memory(schedule: Schedule | Program) -> Iterator[Diagnostic]:
     """Yields the declared bounds that do not hold, each at the worker that exceeds it most.
 
     Only the program shows bytes, and how many versions a stream keeps: `memory_of_program`.
@@ -55,8 +55,13 @@ def memory(schedule: Schedule) -> Iterator[Diagnostic]:
 
 
 def memory_of_program(program: Program, needs: Needs | None) -> Iterator[Diagnostic]:
-    """Yields the declared bounds that only a program shows, and that it exceeds: weights in all versions, and bytes."""
+    """Yields the declared bounds that only a program shows, and that it exceeds: weights in all versions, and bytes.
+
+    Where memory moves, the lines of the program say when, so the other bounds are checked by these.
+    """
     header = program.header
+    if header.moves:
+        yield from memory(program)
     in_bytes = any(bound.quantity.in_bytes for bound in header.bounds)
     needed = needs(program) if needs is not None and in_bytes else {}
     for bound in header.bounds:
@@ -74,7 +79,7 @@ def memory_unknown(header: Header) -> Iterator[Diagnostic]:
 
 
 def _micros(
-    message: type[BoundExceeded], schedule: Schedule, bound: Bound, peaks: Sequence[live.Peak]
+    message: type[BoundExceeded], schedule: Schedule | Program, bound: Bound, peaks: Sequence[live.Peak]
 ) -> Iterator[Diagnostic]:
     amounts = live.whole(schedule.header, peaks)
     # A worker that keeps nothing exceeds no limit.

@@ -98,11 +98,12 @@ def _unknown(header: Header, worker: Worker, operation: Compute) -> _Unknown | N
     for micro in micros:
         if not 0 <= micro < header.micro_batches:
             return say.NumberNotThere, "micro-batch", micro // header.slices
-    return _unknown_version(header, operation.version)
+    return _unknown_version(header, operation.version, named=not operation.kind.moves)
 
 
-def _unknown_version(header: Header, version: Version | None) -> _Unknown | None:
-    if not header.steps_inside:
+def _unknown_version(header: Header, version: Version | None, *, named: bool) -> _Unknown | None:
+    """The message about the version of an operation, which names one if it is ``named`` in schemes without a flush."""
+    if not (named and header.steps_inside):
         return None if version is None else (say.VersionOfOneUpdate,)
     if version is None:
         return (say.NoVersionNamed,)

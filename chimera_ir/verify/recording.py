@@ -233,6 +233,8 @@ class RecordedStage(RecordedWeights):
         self._values: set[Value] = set()
         # Its methods, as the table of kinds names them, which run operations or return what operations have made.
         vars(self).update({kind.method: partial(self._expect_operation, kind) for kind in KINDS.values()})
+        moves = [kind for kind in KINDS.values() if kind.moves]
+        vars(self).update({f"wait_{kind.method}": partial(self._expect_wait, kind) for kind in moves})
         vars(self).update({value.made: partial(self._handed_on, _role(value)) for value in values() if value.crosses})
 
     def at(self, version: int) -> Self:
@@ -256,6 +258,11 @@ class RecordedStage(RecordedWeights):
         if not self._does(line, kind, micros, arguments):
             raise Differs(line, _call_text(self._header, self._operation(kind, micros), *arguments))
 
+    def _expect_wait(self, kind: Kind, micros: Micros) -> None:
+        """Expects the line that waits for a move of memory."""
+        if self._run.has(micros):
+            self._expect(ops.WaitMove(kind, _micros(group_of(micros)), self._stage))
+
     def _does(self, line: ops.Instruction | None, kind: Kind, micros: Micros, arguments: tuple[object, ...]) -> bool:
         """Returns whether a call matches a line and ``arguments`` are right; if so, records the value that it makes."""
         group = group_of(micros)
@@ -264,7 +271,7 @@ class RecordedStage(RecordedWeights):
             or line.kind.letter != kind.letter
             or line.micros != group
             or line.stage != self._stage
-            or line.version != self._version
+            or line.version != self._read_by(kind)
             or arguments != self._reads(kind, group)
         ):
             return False
@@ -297,8 +304,11 @@ class RecordedStage(RecordedWeights):
         return value
 
     def _operation(self, kind: Kind, micros: Micros) -> ops.Compute:
-        version = None if self._version is None else Version(self._version)
-        return ops.Compute(kind, _micros(group_of(micros)), self._stage, version=version)
+        return ops.Compute(kind, _micros(group_of(micros)), self._stage, version=self._read_by(kind))
+
+    def _read_by(self, kind: Kind) -> Version | None:
+        """The version that an operation reads: the one that was set last; a move of memory reads none."""
+        return None if kind.moves or self._version is None else Version(self._version)
 
 
 class Held(NamedTuple):

@@ -170,6 +170,7 @@ def _foreign(module: CodeType) -> Iterator[str]:
     """Yields the names in a script that no correct script uses."""
     functions = [constant for constant in module.co_consts if isinstance(constant, CodeType)]
     of_functions = _OF_FUNCTIONS | {kind.method for kind in KINDS.values()} | {value.made for value in values()}
+    of_functions |= {f"wait_{kind.method}" for kind in KINDS.values() if kind.moves}
     yield from ({*module.co_names, *(function.co_name for function in functions)} - _OF_MODULES - {_ANNOTATIONS})
     for function in functions:
         allowed = _OF_MODULES if function.co_name == _ANNOTATIONS else of_functions

@@ -19,6 +19,7 @@ from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of
 from chimera_ir.plural import counted
 from chimera_ir.verify.acyclic import acyclic
+from chimera_ir.verify.awaited_moves import moves
 from chimera_ir.verify.channels import Certificate, channels
 from chimera_ir.verify.clocks import clocks
 from chimera_ir.verify.communicators import Communication, communications
@@ -135,19 +136,22 @@ class ProvenScripts:
         return f"<ProvenScripts: {counted(len(self.files), 'file')}>"
 
 
-def verify_schedule(level: Schedule | ScheduleStream, plan: Plan | None, needs: Needs | None = None) -> Checked:
+def verify_schedule(
+    level: Schedule | ScheduleStream, plan: Plan | None, needs: Needs | None = None, *, of_program: bool = False
+) -> Checked:
     """Applies the rules "conflict-free", "complete", "placed" and "acyclic", and parts of "memory" and "repeats".
 
     The level is any schedule; that of a plan of a stream from a text has the updates that the plan shows. Clocks of
     the ``plan`` that do not increase are warnings. Without a plan the place in the lane is the clock, so no two
     operations of a worker share a clock. ``needs`` gives the bytes of its program; None if they are not known, so that
-    bounds in bytes are not checked: a warning.
+    bounds in bytes are not checked: a warning. If the level is ``of_program`` and memory moves, its lines
+    say how much is kept, so that is compared with the bounds there.
     """
     if isinstance(level, ScheduleStream):
         schedule = level.view(level.updates_shown if plan is None else plan.header.updates)
     else:
         schedule = level
-    findings, net = _schedule_findings(schedule, plan)
+    findings, net = _schedule_findings(schedule, plan, of_program=of_program)
     findings = _clocks(plan) + findings
     if needs is None:
         findings += check("memory", memory_unknown(schedule.header))
@@ -173,14 +177,15 @@ def verify_operations(schedule: Schedule) -> Findings:
     return _operations(schedule.header, operations) + check("complete", paired(schedule))
 
 
-def _schedule_findings(schedule: Schedule, plan: Plan | None) -> tuple[Findings, Net | None]:
+def _schedule_findings(schedule: Schedule, plan: Plan | None, *, of_program: bool) -> tuple[Findings, Net | None]:
     """The findings of the rules on a schedule, without the rule "repeats", and its net if placed and complete."""
     # The other rules need a micro-batch to meet every stage once, on the worker that holds the stage.
     findings = verify_operations(schedule)
     if findings.errors:
         return findings, None
     net = net_of(schedule)
-    findings += apply(Rule.ACYCLIC, acyclic(net, plan)) + check("memory", memory(schedule))
+    bounds = () if of_program and schedule.header.moves else memory(schedule)
+    findings += apply(Rule.ACYCLIC, acyclic(net, plan)) + check("memory", bounds)
     if schedule.header.steps_inside:
         findings += check("versions", differing(schedule), ties(schedule))
     return findings, net
@@ -218,7 +223,7 @@ def verify_program(level: Program | ProgramStream, checked: Checked | None = Non
         checked=checked,
         rules=findings.rules,
         certificates=proofs,
-        live=live.whole(program.header, live.activations(checked.schedule)),
+        live=live.whole(program.header, live.activations(program if program.header.moves else checked.schedule)),
         weights=copies(program),
         seal=_SEAL,
     )
@@ -238,11 +243,11 @@ def proven(program: Program, checked: Checked | None = None) -> tuple[Checked, F
     # The schedule below the program, unless it is one that has passed its rules already.
     schedule = schedule_of(program)
     if checked is None or schedule != checked.schedule:
-        findings, net = _schedule_findings(schedule, None)
+        findings, net = _schedule_findings(schedule, None, of_program=True)
         checked = Checked(schedule, schedule, _clocks(None) + findings, net)
     raise_errors(checked.findings.diagnostics)
     # What shows lane by lane: messages, their slots, sums, steps, versions.
-    findings = checked.findings + _messages(program) + _updates(program)
+    findings = checked.findings + _messages(program) + check("memory", moves(program)) + _updates(program)
     raise_errors(findings.diagnostics)
     findings += apply(Rule.MEMORY, memory_of_program(program, checked.needs))
     raise_errors(findings.diagnostics)

@@ -70,7 +70,7 @@ def differing(schedule: Schedule) -> Iterator[Diagnostic]:
             if operation.kind.opens
             for micro in operation.micros
         }
-        for operation in lane:
+        for operation in (operation for operation in lane if not operation.kind.moves):
             read = (forwards[micro, operation.stage] for micro in operation.micros)
             other = next((forward for forward in read if forward.version != operation.version), None)
             if other is not None:

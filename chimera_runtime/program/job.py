@@ -21,7 +21,8 @@ class Job:
 
     A micro-batch is cut into ``parts``: halves, or the ``slices`` of a sequence. ``recomputing`` are the stages that
     recompute, ``grouped`` the stages with operations over several micro-batches, ``split_backward`` the stages with
-    backwards in two halves. ``kinds`` are the letters of all kinds of operations.
+    backwards in two halves, ``moving`` the stages whose saved tensors move to the host and back. ``kinds`` are the
+    letters of all kinds of operations.
 
     Without a flush the lanes repeat every ``period`` micro-batches. ``reads[s]`` gives the version of the weights that
     stage s reads for each micro-batch of a period, as an offset to the number of updates in the periods before; it is
@@ -50,6 +51,7 @@ class Job:
     split_backward: tuple[int, ...] = ()
     communicators: tuple[str, ...] = ("directed",)
     slices: int = 1
+    moving: tuple[int, ...] = ()
 
     @property
     def row_parts(self) -> int:

@@ -63,8 +63,9 @@ def kept_bytes(moment: Iterable[Sequence[int]], sizes: Callable[[int], MicroBatc
     which ``sizes`` are given.
     """
     total = halving = 0
-    for stage, activations, inputs, begun, carries, carry_gradients in starmap(KeptMicros, moment):
+    for stage, activations, inputs, begun, carries, carry_gradients, on_host in starmap(KeptMicros, moment):
         of_stage = sizes(stage)
+        total += share(on_host, of_stage.resident, parts)
         total += share(carries, of_stage.carry, parts) + share(carry_gradients, of_stage.carry_gradients, parts)
         total += share(activations, of_stage.activations, parts) + share(inputs, of_stage.input, parts)
         if begun:

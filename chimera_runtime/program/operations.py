@@ -6,6 +6,8 @@ OPERATIONS = {
     "I": "backward_input",
     "W": "backward_weights",
     "recompute": "recompute",
+    "offload": "offload",
+    "reload": "reload",
 }
 """The method that runs an operation, by the letter of its kind."""
 

@@ -92,7 +92,7 @@ class KeptMicros(NamedTuple):
     ``activations`` counts the micro-batches of which all activations are kept, ``inputs`` those of which only the input
     is, to recompute the rest, and ``begun`` the micro-batches between the two halves of their backward. A slice counts
     as a micro-batch: ``carries`` counts those whose carry is kept, ``carry_gradients`` those whose carry has a gradient
-    that waits for their backward.
+    that waits for their backward. ``on_host`` counts the micro-batches whose activations are in the memory of the host.
     """
 
     stage: int
@@ -101,6 +101,7 @@ class KeptMicros(NamedTuple):
     begun: int = 0
     carries: int = 0
     carry_gradients: int = 0
+    on_host: int = 0
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,6 @@ OF_SCRIPTS = {"ScriptDiffers"}
 """The code generator would have to be wrong: see test_scripts."""
 OF_A_REPORT = {"NothingTrained"}
 """Said where a report is asked for: see test_forwards."""
-OF_THE_HOST = {"HostExceeds", "NoOrderFitsHost"}
-"""No kind of operation keeps anything in the memory of the host: see test_verify."""
 TOO_LONG_FOR_A_FILE = {"MoreMistakes", "MoreErrors", "MoreWarnings"}
 
 
@@ -89,5 +87,5 @@ def test_a_mistake_gets_its_message(path: Path, update_goldens: bool) -> None:
 
 def test_every_message_has_a_mistake_that_shows_it() -> None:
     shown = {type(diagnostic).__name__ for path in MISTAKES for diagnostic in diagnostics(read(path))}
-    elsewhere = NOT_IN_A_FILE | UNMET | OF_SCRIPTS | OF_A_REPORT | OF_THE_HOST | TOO_LONG_FOR_A_FILE
+    elsewhere = NOT_IN_A_FILE | UNMET | OF_SCRIPTS | OF_A_REPORT | TOO_LONG_FOR_A_FILE
     assert set(classes(CATALOGUES)) - shown == elsewhere

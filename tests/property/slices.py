@@ -31,6 +31,18 @@ def seq1f1b(depth: int, micro_batches: int, slices: int) -> Plan:
     return Plan(header, tuple(planned))
 
 
+def offloading(depth: int, micro_batches: int) -> Plan:
+    """1F1B whose activations go to the host right after the forward, and come back a clock before the backward."""
+    header = _header(depth, [list(range(depth))], [list(range(micro_batches))], 1)
+    planned = []
+    for m, s in product(range(micro_batches), range(depth)):
+        forward, backward = 2 * m + s, 2 * m + 2 * depth - 1 - s
+        moves = [("offload", forward + 1), ("reload", backward - 1)] if s < depth - 1 else []
+        for letter, clock in (("F", forward), *moves, ("B", backward)):
+            planned.append(Planned(Clock(clock), Worker(s), Compute(KINDS[letter], (Micro(m),), Stage(s))))
+    return Plan(replace(header, moves=depth > 1), tuple(planned))
+
+
 def _header(workers: int, placements: list[list[int]], micros: list[list[int]], slices: int) -> Header:
     pipes = tuple(
         Pipe(
@@ -44,8 +56,11 @@ def _header(workers: int, placements: list[list[int]], micros: list[list[int]], 
     return Header("sliced", (), workers, len(placements[0]), count, pipes, slices=slices)
 
 
-def random_sliced_plan(seed: int, trouble: float) -> Plan:
-    """Random pipes and slices, backwards whole or split, in a random order that the data allow; a share moved."""
+def random_sliced_plan(seed: int, trouble: float, moving: float = 0.0) -> Plan:
+    """Random pipes and slices, backwards whole or split, in a random order that the data allow.
+
+    A share of the clocks, ``trouble``, is moved; a share of what stages keep, ``moving``, goes to the host and back.
+    """
     rng = random.Random(seed)
     workers, stages, micro_batches, slices = (rng.randint(1, most) for most in (3, 3, 3, 3))
     parts: list[list[int]] = [[] for _ in range(rng.randint(1, 2))]
@@ -58,7 +73,10 @@ def random_sliced_plan(seed: int, trouble: float) -> Plan:
     )
     header = replace(header, pipes=tuple(pipes), ties=random_ties(rng, range(stages)))
     split = {cell for cell in product(range(header.micro_batches), range(stages)) if rng.random() < 0.4}
-    waiting = {key: set(needs) for key, needs in _needs(header, split)}
+    kept = [(n, s) for n, s in product(range(header.micro_batches), range(stages)) if not header.recomputes(n, s)]
+    out = {cell for cell in kept if moving and rng.random() < moving}
+    header = replace(header, moves=bool(out))
+    waiting = {key: set(needs) for key, needs in _needs(header, split, out)}
     clock, planned = 0, []
     while waiting:
         letter, number, stage = rng.choice([key for key, needs in waiting.items() if needs.isdisjoint(waiting)])
@@ -72,8 +90,11 @@ def random_sliced_plan(seed: int, trouble: float) -> Plan:
     return Plan(header, tuple(planned))
 
 
-def _needs(header: Header, split: set[tuple[int, int]]) -> Iterator[tuple[Done, list[Done]]]:
-    """Every operation with those that it waits for; in a cell of ``split`` the backward has two halves."""
+def _needs(header: Header, split: set[tuple[int, int]], out: set[tuple[int, int]]) -> Iterator[tuple[Done, list[Done]]]:
+    """Every operation with those that it waits for.
+
+    In a cell of ``split`` the backward has two halves; what a cell of ``out`` keeps goes to the host and back.
+    """
 
     def back(number: int, stage: int) -> Done:
         return "I" if (number, stage) in split else "B", number, stage
@@ -83,10 +104,18 @@ def _needs(header: Header, split: set[tuple[int, int]]) -> Iterator[tuple[Done, 
         place = n % slices
         yield ("F", n, s), [*([("F", n, s - 1)] if s else []), *([("F", n - 1, s)] if place else [])]
         later = [*([back(n, s + 1)] if s < last else []), *([back(n + 1, s)] if place < slices - 1 else [])]
-        yield back(n, s), [("F", n, s), *later]
+        if (n, s) in out:
+            yield ("offload", n, s), [("F", n, s)]
+            yield ("reload", n, s), [("offload", n, s)]
+        yield back(n, s), [("reload" if (n, s) in out else "F", n, s), *later]
         if (n, s) in split:
             yield ("W", n, s), [("I", n, s)]
 
+
+moving_plans = st.builds(
+    random_sliced_plan, st.integers(0, 2**32), st.sampled_from([0.0, 0.0, 0.05, 0.3]), st.sampled_from([0.3, 1.0])
+)
+"""Random plans with slices whose activations go to the host and back."""
 
 sliced_plans = st.builds(random_sliced_plan, st.integers(0, 2**32), st.sampled_from([0.0, 0.0, 0.05, 0.3]))
 """Random plans with slices: many that can run, some whose clocks contradict the data."""

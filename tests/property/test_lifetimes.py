@@ -4,7 +4,7 @@ The simulator shares nothing with the table of kinds: it says itself what a forw
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from chimera_ir.flow import live
 from chimera_ir.ir.ids import Stage
-from chimera_ir.ir.kinds import FORWARD, RECOMPUTATION
+from chimera_ir.ir.kinds import FORWARD, RECOMPUTATION, Counted
 from chimera_ir.ir.levels import Header, Program, Schedule
-from chimera_ir.ir.ops import Drop, Operation, Pair, Send, Stash, WaitSend, singles
+from chimera_ir.ir.ops import Compute, Drop, Operation, Pair, Send, Stash, WaitMove, WaitSend, singles
 from chimera_ir.ir.recomputation import in_full
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
@@ -27,17 +27,20 @@ from tests.property.test_split_backward import split
 from tests.repeatable import examples
 from tests.unit.test_codegen import CASES, compiled, named
 
-KEPT = ("activations", "input", "operands", "carries", "carry gradients")
+KEPT = ("activations", "input", "operands", "carries", "carry gradients", "host")
 """The units of the numbers of a moment, in their order."""
 
 Held = set[tuple[str, int, int]]
 """Everything that a worker keeps: the name of its unit, its micro-batch and its stage."""
 
 
-def played(header: Header, lane: tuple[Operation, ...]) -> Iterator[Held]:
-    """Yields all that a worker keeps, at every moment at which it is not the same as before."""
+def played(header: Header, lane: Iterable[Compute | WaitMove]) -> Iterator[Held]:
+    """Yields all that a worker keeps, at every moment at which it is not the same as before.
+
+    A copy is at both of its ends until the lane has waited for it.
+    """
     held: Held = set()
-    for operation in singles(lane):
+    for operation in lane:
         stage, again = operation.stage, header.recomputes(operation.micros[0], operation.stage)
         first = "input" if again else "activations"
         later = {micro for micro in operation.micros if (micro + 1) % header.slices}
@@ -58,6 +61,12 @@ def played(header: Header, lane: tuple[Operation, ...]) -> Iterator[Held]:
                 held |= {("operands", micro, stage) for micro in operation.micros if letter == "I"}
             case "W":
                 held -= {("operands", micro, stage) for micro in operation.micros}
+            case "offload" | "reload" as letter:
+                start, end = ("activations", "host") if letter == "offload" else ("host", "activations")
+                if isinstance(operation, WaitMove):
+                    held -= {(start, micro, stage) for micro in operation.micros}
+                else:
+                    held |= {(end, micro, stage) for micro in operation.micros}
         yield {*held}
     assert not held
 
@@ -69,7 +78,7 @@ def most(moments: list[Held], *units: str) -> int:
 def agrees(schedule: Schedule) -> None:
     """Asserts that the peaks, and the fullest moments, are those of the simulator."""
     header = schedule.header
-    moments = [list(played(header, lane)) for lane in schedule.lanes]
+    moments = [list(played(header, singles(lane))) for lane in schedule.lanes]
     amounts = {
         live.activations: ("activations", "operands"),
         live.inputs: ("input",),
@@ -81,10 +90,10 @@ def agrees(schedule: Schedule) -> None:
         assert fullest(header, stages, singles(lane)) == front(stages, of_worker)
 
 
-def front(stages: tuple[Stage, ...], moments: list[Held]) -> tuple[Any, ...]:
+def front(stages: tuple[Stage, ...], moments: list[Held], kept: tuple[str, ...] = KEPT) -> tuple[Any, ...]:
     """The moments that no other exceeds in every number, each once, in order; none if nothing is ever kept."""
     counts = [Counter((unit, stage) for unit, _, stage in held) for held in moments]
-    numbers = {tuple((s, *(count[u, s] for u in KEPT)) for s in stages) for count in counts}
+    numbers = {tuple((s, *(count[u, s] for u in kept)) for s in stages) for count in counts}
     flat = {moment: [number for entry in moment for number in entry[1:]] for moment in numbers}
     return tuple(
         moment
@@ -94,6 +103,17 @@ def front(stages: tuple[Stage, ...], moments: list[Held]) -> tuple[Any, ...]:
             other != moment and all(a >= b for a, b in zip(flat[other], flat[moment], strict=True)) for other in numbers
         )
     )
+
+
+def moving_agrees(program: Program) -> None:
+    """As `agrees`, by the lines of a program: on the workers and on their hosts."""
+    for number, (parts, held) in enumerate(zip(program.parts, holdings(program), strict=True)):
+        stages, moments = program.header.stages_of[number], list(played(program.header, parts.steps))
+        assert held.fullest == front(stages, moments)
+        assert held.on_host == front(stages, moments, ("host",))
+        for units in (("activations", "operands"), ("host",)):
+            peak = live.peaks(program, *(unit for unit in Counted if unit.value in units))[number]
+            assert peak.amount == most(moments, *units)
 
 
 def counted(program: Program) -> None:

@@ -12,7 +12,7 @@ from chimera_ir.lower.order import order
 from tests.executor import verdicts
 from tests.property.mutations import RIGHT, judged, mutants, rules, table
 from tests.property.programs import doubled, one_direction, random_plan, two_directions, with_ties
-from tests.property.slices import random_sliced_plan, seq1f1b
+from tests.property.slices import offloading, random_sliced_plan, seq1f1b
 
 PROGRAMS = {
     "one direction": lower(order(one_direction(3, 4))),
@@ -24,6 +24,8 @@ PROGRAMS = {
     "tied twice": lower(order(with_ties(one_direction(3, 2), (0, 1), (0, 1, 2)))),
     "slices": lower(order(seq1f1b(2, 1, 3))),
     "slices at random": lower(order(random_sliced_plan(3, 0.0))),
+    "slices and moves": lower(order(random_sliced_plan(34, 0.0, 1.0))),
+    "moves in one direction": lower(order(offloading(3, 3))),
     **{f"random {seed}": lower(order(random_plan(seed, 0.0))) for seed in range(12)},
 }
 

@@ -5,7 +5,8 @@ import pytest
 from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.flow import live
-from chimera_ir.flow.flow import Flow
+from chimera_ir.flow.flow import Flow, preceding
+from chimera_ir.flow.host_moves import with_waits
 from chimera_ir.ir.ids import Clock, Micro, Stage, Worker
 from chimera_ir.ir.kinds import (
     BACKWARD,
@@ -14,46 +15,35 @@ from chimera_ir.ir.kinds import (
     INPUT_GRADIENT,
     KEPT,
     KINDS,
+    OFFLOAD,
     RECOMPUTATION,
+    RELOAD,
     WEIGHT_GRADIENT,
     Counted,
     Kind,
-    Readers,
-    Resource,
-    Value,
     all_kinds,
     alternatives,
-    preceding,
 )
 from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Program, Schedule
 from chimera_ir.ir.ops import Compute
+from chimera_ir.lower.lower import lower
 from chimera_ir.picture import svg, terminal
 from chimera_ir.predict.memory_need import memory
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.verify.conflict_free import conflict_free
-from chimera_ir.verify.holdings import KEPT_UNITS, Kept, fullest, holdings
+from chimera_ir.verify.holdings import HOST_UNITS, KEPT_UNITS, Kept, fullest, holdings
 from chimera_ir.verify.verify import verify_schedule
 
-ON_HOST = Value("h", "activations", Readers.OWN, Counted.HOST, "a reload needs what was offloaded")
-OFFLOAD = Kind("O", "offload", reads=(KEPT,), makes=(ON_HOST,), frees=(KEPT,), occupies=Resource.HOST_LINK)
-RELOAD = Kind("L", "reload", reads=(ON_HOST,), makes=(KEPT,), frees=(ON_HOST,), occupies=Resource.HOST_LINK)
 PREFETCH = Kind("P", "prefetch", reads=(KEPT,), makes=())
-
-ROWS = (*all_kinds(), OFFLOAD, RELOAD)
 
 
 def of_one_stage(*kinds: Kind, recompute: tuple[Stage, ...] = ()) -> Schedule:
     """Two micro-batches, one after the other, each with one operation of each kind."""
-    header = Header("test", (), 1, 1, 2, (Pipe("down", (Worker(0),), (Micro(0), Micro(1)), recompute),))
+    pipe = Pipe("down", (Worker(0),), (Micro(0), Micro(1)), recompute)
+    header = Header("test", (), 1, 1, 2, (pipe,), moves=True)
     return Schedule(header, (tuple(Compute(kind, (Micro(micro),), Stage(0)) for micro in range(2) for kind in kinds),))
-
-
-@pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> None:
-    for row in (OFFLOAD, RELOAD):
-        monkeypatch.setitem(KINDS, row.letter, row)
 
 
 def test_a_value_may_be_made_again_by_another_kind() -> None:
@@ -76,14 +66,13 @@ def test_a_kind_that_frees_nothing_opens_nothing() -> None:
 
 
 def test_a_kind_comes_after_those_that_make_all_that_it_can_read() -> None:
-    before = preceding(ROWS)
+    before = preceding(all_kinds())
     assert before[OFFLOAD] == before[BACKWARD] == frozenset()
     assert before[RELOAD] == {OFFLOAD}
     assert before[WEIGHT_GRADIENT] == {INPUT_GRADIENT}
     assert preceding((FORWARD, OFFLOAD, RELOAD))[RELOAD] == {FORWARD, OFFLOAD}
 
 
-@pytest.mark.usefixtures("table")
 def test_an_operation_reads_what_was_made_last_before_it() -> None:
     schedule = of_one_stage(FORWARD, OFFLOAD, RELOAD, BACKWARD)
     assert not verify_schedule(schedule, None).findings.errors
@@ -91,16 +80,14 @@ def test_an_operation_reads_what_was_made_last_before_it() -> None:
     assert [*map(Flow(schedule.header, enumerate(lane)).needs, lane)] == [(), (0,), (1,), (2,), (), (4,), (5,), (6,)]
 
 
-@pytest.mark.usefixtures("table")
 def test_a_reload_before_its_offload_closes_a_cycle() -> None:
     schedule = of_one_stage(FORWARD, RELOAD, OFFLOAD, BACKWARD)
     assert {each.code for each in verify_schedule(schedule, None).findings.diagnostics} == {"CH310"}
 
 
-@pytest.mark.usefixtures("table")
 def test_what_is_kept_elsewhere_counts_there() -> None:
     schedule = of_one_stage(FORWARD, OFFLOAD, RELOAD, BACKWARD)
-    assert [change[1:] for change in live.changes(schedule.header, schedule.lanes[0])][:6] == [
+    assert [change[1:] for change in live.changes(schedule.header, with_waits(schedule.lanes[0]))][:6] == [
         (Counted.ACTIVATIONS, 1),
         (Counted.HOST, 1),
         (Counted.ACTIVATIONS, -1),
@@ -127,7 +114,6 @@ def overlapped() -> Schedule:
     return Schedule(schedule.header, (tuple(Compute(kind, (Micro(micro),), Stage(0)) for kind, micro in OVERLAPPED),))
 
 
-@pytest.mark.usefixtures("table")
 def test_a_transfer_occupies_the_host_link_while_the_lane_computes() -> None:
     """Transfers take 1 each, one after the other, and the lane waits for the first reload alone."""
     schedule = overlapped()
@@ -139,24 +125,25 @@ def test_a_transfer_occupies_the_host_link_while_the_lane_computes() -> None:
     assert (timeline.work, timeline.spans, timeline.makespan) == ((6,), (8,), 8)
 
 
-@pytest.mark.usefixtures("table")
 def test_what_is_offloaded_takes_bytes_of_the_host() -> None:
     """Both micro-batches are there at once; on the worker the second forward ends while the first is still copied."""
     schedule = overlapped()
-    program = Program(schedule.header, schedule.lanes)
+    program = lower(schedule)
+    assert isinstance(program, Program)
     (held,) = holdings(program)
-    assert held.fullest == ((Kept(Stage(0), 2, 0, 0),),)
+    assert held.fullest == ((Kept(Stage(0), 2, 0, 0, on_host=2),),)
     assert held.on_host == (((Stage(0), 2),),)
     timing = Timing({"F": 1.0, "B": 2.0}, activations=700, input=100, output=0, gradient=0)
     cluster = Cluster("any", 10**6, 1, 10**12, 0, FREE, FREE, FREE)
     setting = Setting((StageCosts(10, 20, 30, {1: timing}),), cluster, 1, 1)
     (need,) = memory(program, setting)
     assert (need.host, need.activations, need.total) == (1400, 1400, 1460)
-    (plain,) = memory(Program(schedule.header, of_one_stage(FORWARD, BACKWARD).lanes), setting)
+    plain_program = lower(of_one_stage(FORWARD, BACKWARD))
+    assert isinstance(plain_program, Program)
+    (plain,) = memory(plain_program, setting)
     assert (plain.host, plain.total) == (0, 760)
 
 
-@pytest.mark.usefixtures("table")
 def test_pictures_have_a_row_for_a_host_link_that_is_used() -> None:
     timeline = simulate(overlapped(), Costs())
     text = terminal.picture(timeline, 80).plain.splitlines()
@@ -168,7 +155,6 @@ def test_pictures_have_a_row_for_a_host_link_that_is_used() -> None:
     assert [row.name for row in svg.picture(plain).chart.rows] == ["P0"]
 
 
-@pytest.mark.usefixtures("table")
 @pytest.mark.parametrize(("second", "conflicts"), [(OFFLOAD, 0), (BACKWARD, 1)])
 def test_operations_on_one_clock_conflict_if_they_occupy_the_same(second: Kind, conflicts: int) -> None:
     operations = [Compute(FORWARD, (Micro(0),), Stage(0)), Compute(second, (Micro(0),), Stage(0))]
@@ -179,4 +165,4 @@ def test_operations_on_one_clock_conflict_if_they_occupy_the_same(second: Kind, 
 def test_whatever_a_stage_keeps_is_counted_in_a_column_of_its_own() -> None:
     """A kind that is right in time and wrong in memory would keep a value of a unit that no column has."""
     kept = {value.counted for row in KINDS.values() for value in row.keeps}
-    assert kept <= {*KEPT_UNITS}
+    assert kept <= {*KEPT_UNITS, *HOST_UNITS}

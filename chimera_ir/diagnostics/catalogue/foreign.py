@@ -90,9 +90,10 @@ UNSAYABLE = _by_token(
             "skipped stages",
             "every pipe has all stages; a stage of the model may return its input as it is",
         ),
-        "offload reload prefetch move moves evict swap": (
+        "prefetch move moves evict swap": (
             "where activations are kept",
-            "they stay on their worker until the backward; `recompute when condition` keeps fewer of them",
+            "they stay on their worker until the backward; `offload(m, s) @ clock` and `reload(m, s) @ clock` move "
+            "them to the host and back, and `recompute when condition` keeps fewer of them",
         ),
     }
 )

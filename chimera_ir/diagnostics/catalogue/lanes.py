@@ -39,6 +39,15 @@ class MissingWaitSend(MissingLine):
     send: str
 
 
+class MissingWaitMove(MissingLine):
+    """A move of memory that its worker never waits for."""
+
+    label = "nothing waits for this {noun}, so it is never known to be over"
+    help = MissingLine.help + ", below `{launch}`"
+    noun: str
+    launch: str
+
+
 class MissingWaitRecv(MissingLine):
     """A receive that its worker never waits for."""
 
@@ -131,6 +140,22 @@ class NeverStashed(RedundantLine):
     weights: str
 
 
+class WaitForNoMove(RedundantLine):
+    """A wait for a move of memory that the worker does not launch."""
+
+    title = "`{line}` on worker {worker} is redundant: the worker has no `{launch}`"
+    launch: str
+
+
+class WaitRepeated(RedundantLine):
+    """A second wait for a move of memory."""
+
+    title = "`{line}` on worker {worker} is redundant: the lane has waited for this {noun} already"
+    related = ("first", "the wait is over here")
+    noun: str
+    first: Span
+
+
 class RepeatedLine(RedundantLine):
     """A line that repeats what an earlier line has done with weights or a sum."""
 
@@ -165,6 +190,8 @@ class LineAboutContent(LineTooEarly):
 SendBeforeOperation = LineAboutContent.worded("SendBeforeOperation", label="{content} are not there yet")
 WaitBeforeSend = LineTooEarly.worded("WaitBeforeSend", label="waits for what is not sent yet")
 WaitBeforeRecv = LineTooEarly.worded("WaitBeforeRecv", label="waits for a receive that is not posted yet")
+UseBeforeOut = LineAboutContent.worded("UseBeforeOut", label="{content} may not be out yet")
+UseBeforeBack = LineAboutContent.worded("UseBeforeBack", label="{content} may not be back yet")
 UseBeforeWait = LineAboutContent.worded("UseBeforeWait", label="{content} may not be there yet")
 SumBeforeBackward = LineTooEarly.worded("SumBeforeBackward", label="the sum would lack the gradients of this backward")
 WaitBeforeLaunch = LineTooEarly.worded("WaitBeforeLaunch", label="waits for what is not launched yet")

@@ -246,7 +246,7 @@ BytesExceed = WeightsExceed.worded(
 HostExceeds = BoundExceeded.worded(
     "HostExceeds",
     title="worker {worker} keeps {peak:micro-batch} (M_a) in host memory, more than the declared {limit}",
-    help="raise the bound to {peak}, or run backwards earlier",
+    help="raise the bound to {peak}, or offload less",
 )
 HostBytesExceed = BytesExceed.worded(
     "HostBytesExceed",

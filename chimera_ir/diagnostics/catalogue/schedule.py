@@ -320,6 +320,11 @@ class Missing(Diagnostic, code="CH302"):
         return " and no ".join(self.kinds)
 
 
+MissingMove = Missing.worded(
+    "MissingMove", help="add `{operations}` on worker {worker}: what is offloaded is reloaded before the backward"
+)
+
+
 class Skipped(Missing, code="CH329"):
     """A micro-batch has no operation at all on a stage."""
 

@@ -153,7 +153,7 @@ class _HeaderReader:
         for place, letter in enumerate(letters):
             if letter in letters[:place]:
                 raise Rejected([say.EntryTwice(span(token), letter, "kind")])
-        listed = [kind for kind in all_kinds() if not kind.recomputes]
+        listed = [kind for kind in all_kinds() if not (kind.recomputes or kind.moves)]
         kinds = tuple(kind for kind in listed if kind.letter in letters)
         for reader, value in unmade(kinds):
             raise Rejected([say.KindLacking(span(token), str(token), reader.noun, value.reason)])

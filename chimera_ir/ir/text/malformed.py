@@ -36,6 +36,7 @@ _LINES = {
     "wait send": "wait send m0 s1->s2",
     "wait recv": "wait recv m0 s1->s2",
     "wait all_reduce": "wait all_reduce s1",
+    **{f"wait {letter}": f"wait {letter} m0 s1" for letter, kind in KINDS.items() if kind.moves},
     "stash": "stash s1 v",
     "drop": "drop s1 v",
 }
@@ -44,7 +45,7 @@ FORMS = _HEADER | _LINES
 """The first word or words of every kind of line, with an example of a correct line."""
 
 FORMS_OF_TURN = FORMS | {
-    **{letter: f"{letter} m s1 v" for letter in KINDS},
+    **{letter: f"{letter} m s1" if kind.moves else f"{letter} m s1 v" for letter, kind in KINDS.items()},
     "send": "send m s1->s2 to w2",
     "recv": "recv m+1 s1->s2 from w1 into 0 of 2",
     "wait": "wait recv m s1->s2",
@@ -53,6 +54,7 @@ FORMS_OF_TURN = FORMS | {
     "wait send": "wait send m-1 s1->s2",
     "wait recv": "wait recv m s1->s2",
     "wait all_reduce": "wait all_reduce s1 v+1",
+    **{f"wait {letter}": f"wait {letter} m s1" for letter, kind in KINDS.items() if kind.moves},
 }
 """The lines of a turn, which count micro-batches and versions from the turn."""
 

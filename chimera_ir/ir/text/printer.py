@@ -111,6 +111,8 @@ def numbered_line(instruction: ops.Instruction, numbers: Numbers) -> str:
             return f"wait send {message_text(sent, numbers)}"
         case ops.WaitRecv(received):
             return f"wait recv {message_text(received, numbers)}"
+        case ops.WaitMove(kind, micros, stage):
+            return f"wait {kind.letter} {_micros(micros, numbers)} s{stage}"
         case ops.AllReduce(group, version=version):
             return f"all_reduce {group_text(group)}{of(version)}"
         case ops.WaitAllReduce(group, version=version):

@@ -6,6 +6,7 @@ here against the header; `verify` checks that the operations together make sense
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from lark import Token, Tree
 
@@ -15,7 +16,7 @@ from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Attempts, Diagnostic, Rejected
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Clock, Micro, Slot, Stage, Version, Worker
-from chimera_ir.ir.kinds import KINDS, NOTHING, Value
+from chimera_ir.ir.kinds import KINDS, NOTHING, Value, all_kinds
 from chimera_ir.ir.levels import MAX_AGE, MAX_MICRO_BATCHES, Header, Plan, Planned, Program, Schedule, Unclocked
 from chimera_ir.ir.recomputation import in_full
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
@@ -39,6 +40,7 @@ def parse(source: Source) -> Level:
     name = title.children[0]
     assert isinstance(name, Token)
     header = read_header(name, [token for token in header_lines.children if isinstance(token, Token)])
+    header = replace(header, moves=_MOVE.search(source.text) is not None)
     reader = _BodyReader(header, name.split()[0])
     level = reader.read(body, span(name))
     if mistakes := reader.attempts.failed:
@@ -156,6 +158,9 @@ class _BodyReader:
                 return ops.WaitSend(self._message(token, numbers), origin)
             case "WAIT_RECV":
                 return ops.WaitRecv(self._message(token, numbers), origin)
+            case "WAIT_MOVE":
+                move = self._compute(token, numbers[:-1], numbers[-1], token.split()[1])
+                return ops.WaitMove(move.kind, move.micros, move.stage, origin)
             case "ALL_REDUCE" | "WAIT_ALL_REDUCE" | "STEP" | "STASH" | "DROP":
                 return self._synchronisation(token, numbers)
             case _:
@@ -190,15 +195,18 @@ class _BodyReader:
         assert version is not None, "the grammar demands one"
         return (ops.Stash if token.type == "STASH" else ops.Drop)(group, version, origin)
 
-    def _version(self, token: Token) -> Version | None:
-        """The version that a line names; raises ``Rejected`` if the level demands or forbids one."""
+    def _version(self, token: Token, *, named: bool = True) -> Version | None:
+        """The version that a line names; raises ``Rejected`` if the level demands or forbids one.
+
+        Without a flush the line must name one; a line that is not ``named``, about no weights, never does.
+        """
         match, word = _VERSION.search(token), token.split()[0]
         if match is None:
-            if self._header.steps_inside:
+            if named and self._header.steps_inside:
                 unsaid = say.VersionUnsaidInTurn if self._stream else say.VersionUnsaid
                 raise Rejected([unsaid(span(token), word)])
             return None
-        if not self._header.steps_inside:
+        if not (named and self._header.steps_inside):
             needless = say.NeedlessCopy if token.type in ("STASH", "DROP") else say.NeedlessVersion
             raise Rejected([needless(span(token), word)])
         (version,) = integers(token, match[1] or "0")
@@ -220,12 +228,12 @@ class _BodyReader:
 
     def _compute(self, token: Token, micros: list[int], stage: int, letter: str = "") -> ops.Compute:
         self._require_range(token, micros, stage)
-        version = self._version(token)
-        numbers = tuple(map(Micro, micros))
+        kind, numbers = KINDS[letter or token.split()[0]], tuple(map(Micro, micros))
+        version = self._version(token, named=not kind.moves)
         age = 0 if version is None else self._header.update_of(numbers) - version
         if age > MAX_AGE:
             raise Rejected([VersionsTooOld(span(token), (), Instance(), (), age, MAX_AGE)])
-        return ops.Compute(KINDS[letter or token.split()[0]], numbers, Stage(stage), self._origin(token), version)
+        return ops.Compute(kind, numbers, Stage(stage), self._origin(token), version)
 
     def _message(self, token: Token, numbers: list[int], peer: int = 0) -> ops.Message:
         """The message of a line, from its micro-batches and its two stages; ``peer`` is the worker that it names."""
@@ -303,6 +311,7 @@ class _BodyReader:
         return Rejected([say.WrongLevel(span(token), self._level, other, form)])
 
 
+_MOVE = re.compile(rf"^[ \t]*(?:wait[ \t]+)?(?:{'|'.join(kind.letter for kind in all_kinds() if kind.moves)})\b", re.M)
 _VERSION = re.compile(r"[ \t]v([+-]?[0-9]+)?(?![^ \t\r])")
 _MICRO = re.compile(r"(?<![^ \t,])m([+-]?[0-9]+)?(?![^ \t\r,])")
 _SLICE = re.compile(r"[ \t]q[0-9]")
