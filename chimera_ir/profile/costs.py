@@ -123,11 +123,12 @@ class StageCosts:
         """The costs in a rehearsal, in which a stage sleeps instead of computing or recomputing, and has no steps.
 
         ``seconds`` are given by the letters of the kinds that the schedule has. An operation over k micro-batches
-        sleeps k times as long, whatever the profile has for that size.
+        sleeps k times as long, and a slice its share, whatever the profile has for these.
         """
         backward = seconds["B"] if "B" in seconds else seconds["I"] + seconds["W"]
         recomputing = backward + seconds.get(RECOMPUTATION.letter, 0.0)
-        timing = replace(self.at[size], times={**seconds, "B": backward, RECOMPUTING: recomputing}, noise=None)
+        times = {**seconds, "B": backward, RECOMPUTING: recomputing}
+        timing = replace(self.at[size], times=times, noise=None, slices=())
         return replace(self, at={size: timing}, step=0.0, step_noise=None, overhead=NO_OVERHEAD)
 
 

@@ -20,7 +20,7 @@ class Device:
     half_at: float
     operation: float = 0.0
 
-    def rate(self, positions: int) -> float:
+    def rate(self, positions: float) -> float:
         """FLOP/s for a micro-batch of n positions: peak * efficiency * n / (n + half_at)."""
         return self.peak * self.efficiency * positions / (positions + self.half_at)
 
@@ -36,10 +36,10 @@ class WorkProfile:
         overhead = {**dict.fromkeys(KINDS, device.operation), RECOMPUTING: 2 * device.operation}
 
         def timed(size: int, counted: Timing) -> Timing:
-            slices = tuple(at(size * self.counts.length // len(counted.slices), part) for part in counted.slices)
+            slices = tuple(at(size * self.counts.length / len(counted.slices), part) for part in counted.slices)
             return replace(at(size * self.counts.length, counted), slices=slices)
 
-        def at(positions: int, counted: Timing) -> Timing:
+        def at(positions: float, counted: Timing) -> Timing:
             rate = device.rate(positions)
             return counted.with_times(lambda _, flop: flop / rate).plus(overhead, 1)
 

@@ -16,6 +16,7 @@ from chimera_ir.predict.memory_need import memory
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.costs import NO_OVERHEAD, ModelProfile, StageCosts, Times, Timing
 from chimera_ir.profile.read import read_profile
+from chimera_ir.profile.work import Device, WorkProfile
 from chimera_ir.profile.write import write_profile
 from chimera_ir.source import Source
 from tests.timings import stage_times
@@ -99,3 +100,12 @@ def test_a_profile_with_slices_reads_back() -> None:
     )
     profile = ModelProfile("m", {2: (first, last)})
     assert read_profile(Source("m.toml", write_profile(profile))) == profile.with_overhead(OVERHEAD)
+
+
+def test_work_of_slices_takes_longer_on_a_device_that_few_positions_fill_badly() -> None:
+    """Half the peak from four positions on: eight in one run at 2/3 of it, in four slices of two at 1/3."""
+    counts = ModelProfile("m", {4: setting().stages}, length=8)
+    stage, *_ = WorkProfile(counts).on(Device(peak=1.0, efficiency=1.0, half_at=4.0, operation=0.25)).depths[4]
+    assert stage.at[1].times["F"] == pytest.approx(14 * 3 / 2 + 0.25)
+    assert [part.times["F"] for part in stage.at[1].slices] == pytest.approx([3 * time + 0.25 for time in TIMES])
+    assert stage.slept(1, {"F": 1.0, "B": 2.0}).at[1].slices == ()
