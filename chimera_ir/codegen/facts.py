@@ -98,7 +98,8 @@ def _reads(header: Header, turns: Sequence[RunnableTurn]) -> list[list[tuple[int
     An offset is a version minus the number of updates before the turn.
     """
     offsets: dict[tuple[int, int], int] = {}
-    for operation in (line for runnable in turns for line in runnable.turn.instructions if isinstance(line, Compute)):
+    lines = [line for runnable in turns for line in runnable.turn.instructions]
+    for operation in (line for line in lines if isinstance(line, Compute) and not line.kind.moves):
         for number, place in (divmod(micro, header.period) for micro in operation.micros):
             offsets[operation.stage, place] = (operation.version or 0) - number * header.per_turn
     stages = [[offsets[stage, place] for place in range(header.period)] for stage in range(header.stages)]

@@ -13,7 +13,7 @@ from torch.profiler import record_function
 from chimera_runtime.blame import micro_text
 from chimera_runtime.lane.lane import LaneComponents
 from chimera_runtime.program.numbering import Micros
-from chimera_runtime.program.operations import OPERATIONS, PAIRED, TRANSFERS
+from chimera_runtime.program.operations import MOVES, OPERATIONS, PAIRED
 from chimera_runtime.program.rank_facts import Route
 from chimera_runtime.program.weight_groups import Group, group_text
 
@@ -73,7 +73,7 @@ class WrappedStage(WrappedPart):
         def operation(letter: str) -> Callable[..., ProgramLine]:
             return lambda micros, *_values: ProgramLine(letter, _several(micros), f"s{number}", self._version)
 
-        def transfer(verb: str) -> Callable[..., ProgramLine]:
+        def move(verb: str) -> Callable[..., ProgramLine]:
             return lambda micros: ProgramLine(verb, _several(micros), f"s{number}")
 
         def pair(forward: Any, other: Any, backward: Any) -> ProgramLine:
@@ -81,8 +81,8 @@ class WrappedStage(WrappedPart):
             return ProgramLine("F", _several(forward[0]), f"s{number}", also=second)
 
         operations: Lines = {method: operation(letter) for letter, method in OPERATIONS.items()}
-        launches: Lines = {method: transfer(letter) for letter, method in TRANSFERS.items()}
-        waits: Lines = {f"wait_{method}": transfer(f"wait {letter}") for letter, method in TRANSFERS.items()}
+        launches: Lines = {method: move(letter) for letter, method in MOVES.items()}
+        waits: Lines = {f"wait_{method}": move(f"wait {letter}") for letter, method in MOVES.items()}
         lines = {**operations, **launches, **waits, PAIRED: pair, **_lines_of_weights((number,), part)}
         super().__init__(part, lines, around)
         self._version = ""

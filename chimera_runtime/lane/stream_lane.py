@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from chimera_runtime.lane.lane import Lane, LaneComponents, Load
 from chimera_runtime.program.numbering import Micros
-from chimera_runtime.program.operations import OPERATIONS, TRANSFERS
+from chimera_runtime.program.operations import MOVES, OPERATIONS
 from chimera_runtime.program.rank_facts import Turns
 from chimera_runtime.program.stage_graph import VALUES
 from chimera_runtime.program.weight_groups import Group
@@ -75,9 +75,9 @@ class StreamStage(StreamWeights):
         self._version = 0
         for method in OPERATIONS.values():
             setattr(self, method, partial(self._operate, method))
-        for method in TRANSFERS.values():
+        for method in MOVES.values():
             for call in (method, f"wait_{method}"):
-                setattr(self, call, partial(self._transfer, call))
+                setattr(self, call, partial(self._move, call))
         for value in VALUES.values():
             setattr(self, value.made, partial(self._made, value.made))
 
@@ -86,8 +86,8 @@ class StreamStage(StreamWeights):
         if self._run.has(micros):
             getattr(self._stage.at(self._version), method)(micros, *values)
 
-    def _transfer(self, method: str, micros: Micros) -> None:
-        """Launches a transfer of micro-batches of the run, or waits for its end; no weights are read."""
+    def _move(self, method: str, micros: Micros) -> None:
+        """Launches a move of micro-batches of the run, or waits for its end; no weights are read."""
         if self._run.has(micros):
             getattr(self._stage, method)(micros)
 

@@ -11,8 +11,8 @@ OPERATIONS = {
 }
 """The method that runs an operation, by the letter of its kind."""
 
-TRANSFERS = {"offload": "offload", "reload": "reload"}
-"""The method that launches a transfer between device and host, by its letter; ``wait_`` and this name is its end."""
+MOVES = {"offload": "offload", "reload": "reload"}
+"""The method that launches a move between device and host, by its letter; ``wait_`` and this name is its end."""
 
 MAKES = {"F": ("y",), "B": ("dx",), "I": ("dx",)}
 """The values that an operation makes for other stages, by the letter of its kind; others make none."""

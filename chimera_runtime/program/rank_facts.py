@@ -104,13 +104,24 @@ class KeptMicros(NamedTuple):
     on_host: int = 0
 
 
+class HostedMicros(NamedTuple):
+    """Numbers of micro-batches of which a stage has something on the host at one moment.
+
+    ``activations`` counts those whose activations are there.
+    """
+
+    stage: int
+    activations: int
+
+
 @dataclass(frozen=True)
 class RankFacts:
     """Facts for a worker, in addition to its script.
 
-    ``kept`` are the moments at which the worker keeps most, each with an entry for every stage. ``turns`` is None if
-    every update ends before the next begins. ``inputs`` and ``targets`` are the micro-batches of a cycle of the
-    schedule whose inputs and targets the worker loads, as half-open runs (start, stop).
+    ``kept`` are the moments at which the worker keeps most, each with an entry for every stage, ``on_host`` those at
+    which it has most on the host. ``turns`` is None if every update ends before the next begins. ``inputs`` and
+    ``targets`` are the micro-batches of a cycle of the schedule whose inputs and targets the worker loads, as half-open
+    runs (start, stop).
     """
 
     stages: dict[int, StageFacts]
@@ -122,6 +133,7 @@ class RankFacts:
     targets: tuple[tuple[int, int], ...]
     evaluation: EvaluationFacts
     ties: tuple[TieFacts, ...] = ()
+    on_host: tuple[tuple[HostedMicros, ...], ...] = ()
 
     @property
     def initial(self) -> dict[Group, tuple[int, int]]:
@@ -140,6 +152,7 @@ def facts_of_rank(facts: dict[str, Any]) -> RankFacts:
         incoming=_routes(facts["incoming"]),
         outgoing=_routes(facts["outgoing"]),
         kept=tuple(tuple(KeptMicros(*of_stage) for of_stage in moment) for moment in facts["kept"]),
+        on_host=tuple(tuple(HostedMicros(*of_stage) for of_stage in moment) for moment in facts.get("on_host", ())),
         turns=None if turns is None else Turns(**turns),
         inputs=facts["inputs"],
         targets=facts["targets"],

@@ -23,7 +23,7 @@ from chimera_runtime.ranks.accelerator import Accelerator
 from chimera_runtime.ranks.staging import Room, Rooms
 
 
-class HostLink:
+class LinkToHost:
     """The link of a rank, and the host memory that its copies are in.
 
     ``held`` are the bytes that are on the host now, copies under way included, ``peak`` is the most that there were.

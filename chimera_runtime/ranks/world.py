@@ -22,7 +22,7 @@ from chimera_runtime.ranks.communicators import channels, chosen
 from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.device_to_host import Reader, Readout, from_host
 from chimera_runtime.ranks.devices import device_of, known_device, require_own_gpu
-from chimera_runtime.ranks.host_link import HostLink
+from chimera_runtime.ranks.host_link import LinkToHost
 from chimera_runtime.ranks.messages import Names, Peer
 from chimera_runtime.ranks.monitor import Monitor, end_process, limited
 from chimera_runtime.ranks.process_groups import A_DAY, ProcessGroups, Sums, sums_of, wait_for_gloo_at_exit
@@ -50,7 +50,7 @@ class World:
     channels: dict[tuple[int, int], dist.ProcessGroup]
     staging: Staging | None = None
     read: Reader = from_host
-    host_link: HostLink = field(default_factory=lambda: HostLink(CpuAccelerator()))
+    host_link: LinkToHost = field(default_factory=lambda: LinkToHost(CpuAccelerator()))
 
     @property
     def place(self) -> Place:
@@ -195,7 +195,7 @@ def join_group(
         channels=by_link,
         staging=staging_of(used, backend),
         read=reader_of(used),
-        host_link=HostLink(accelerator_of(used)),
+        host_link=LinkToHost(accelerator_of(used)),
     )
     if backend != "gloo":
         _warm_up(world)

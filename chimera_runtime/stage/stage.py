@@ -13,11 +13,10 @@ from chimera_runtime.errors.values import memory_was_written
 from chimera_runtime.program.numbering import Micros, Numbering
 from chimera_runtime.program.stage_graph import VALUES
 from chimera_runtime.ranks.device_to_host import Reader, from_host
-from chimera_runtime.ranks.host_link import HostLink
+from chimera_runtime.ranks.host_link import LinkToHost
 from chimera_runtime.stage.auxiliary_losses import Auxiliary, AuxiliaryLosses, roots_of
 from chimera_runtime.stage.carries import Carries
 from chimera_runtime.stage.gradient_sums import GradientSum
-from chimera_runtime.stage.host_transfers import HostTransfers
 from chimera_runtime.stage.module_runs import LoadKeywords, ModuleRuns
 from chimera_runtime.stage.paired_operations import run_pair
 from chimera_runtime.stage.recomputation import (
@@ -32,6 +31,7 @@ from chimera_runtime.stage.rerun_comparison import ForwardDigest, IsCompared, in
 from chimera_runtime.stage.splitting import HalfBackward, SecondHalf, SplitBackward, WholeBackward
 from chimera_runtime.stage.stage_input import StageInput
 from chimera_runtime.stage.stage_output import SendOutput, StageOutput
+from chimera_runtime.stage.tensor_moves import TensorMoves
 from chimera_runtime.stage.weight_versions import WeightGroup, Weights
 from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.losses import Tally
@@ -82,7 +82,7 @@ class Stage(WeightGroup):
         load_keywords: LoadKeywords | None = None,
         read: Reader = from_host,
         is_compared: IsCompared = in_some,
-        host_link: HostLink | None = None,
+        host_link: LinkToHost | None = None,
     ) -> None:
         super().__init__((number,), weights, gradient_sum, numbering)
         self.ties = ties
@@ -104,7 +104,7 @@ class Stage(WeightGroup):
         self._saved: dict[int, SavedGraph | SavedInput] = {}
         self._half_backwards: dict[int, HalfBackward] = {}
         self._made: dict[tuple[str, Micros], tuple[Tensors, list[int]]] = {}
-        self._transfers = HostTransfers(number, self._saved, host_link)
+        self._moves = TensorMoves(number, self._saved, host_link)
 
     def reserve(self, rooms: Mapping[str, Sequence[int]], device: torch.device) -> None:
         """Allocates the receive buffers; ``rooms`` gives, for each value, the micro-batches that fit in each slot."""
@@ -372,18 +372,18 @@ class Stage(WeightGroup):
     def _during(self, kind: str, micros: Micros) -> AbstractContextManager[None]:
         return during(partial(self._numbering.operation, kind, micros, self.number))
 
-    # ---- transfers
+    # ---- moves
 
-    def _transfer(self, run: str, micros: Micros) -> None:
-        """Launches a transfer of what autograd saved for a backward, or waits for its end, see `HostTransfers`."""
+    def _move(self, run: str, micros: Micros) -> None:
+        """Launches a move of what autograd saved for a backward, or waits for its end, see `TensorMoves`."""
         with self._during(run.replace("_", " "), micros), self._in_backward:
             for micro in micros if isinstance(micros, tuple) else (micros,):
-                getattr(self._transfers, run)(micro)
+                getattr(self._moves, run)(micro)
 
-    offload = partialmethod(_transfer, "offload")
-    wait_offload = partialmethod(_transfer, "wait_offload")
-    reload = partialmethod(_transfer, "reload")
-    wait_reload = partialmethod(_transfer, "wait_reload")
+    offload = partialmethod(_move, "offload")
+    wait_offload = partialmethod(_move, "wait_offload")
+    reload = partialmethod(_move, "reload")
+    wait_reload = partialmethod(_move, "wait_reload")
 
     # ---- update
 

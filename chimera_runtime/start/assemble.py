@@ -84,6 +84,12 @@ def remarks(job: Job, backend: str, device: torch.device, probed: ProbeResult) -
     return [
         *[f"stage {s} {why}: it runs one micro-batch at a time, also where it has several" for s, why in alone if why],
         *[f"stage {s} has {why} in it: its I is a whole backward, and its W does nothing" for s, why in whole if why],
+        *[
+            f"stage {s} saves nothing that can move to the host, such as weights, inputs, outputs, and what "
+            "torch.utils.checkpoint keeps: its offload and reload do nothing"
+            for s, size in probed.moved_bytes.items()
+            if not size
+        ],
         *cuda_warnings(backend, device.type),
     ]
 

@@ -5,7 +5,7 @@ of modules are restored afterwards.
 """
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -41,7 +41,8 @@ class ProbeResult:
     ``boundaries`` describe the tensors that each stage but the last hands to the next, ``traits`` the behaviour of each
     stage. ``footprints`` have the memory that a forward of each stage keeps; they are empty unless it was measured.
     ``expected_count`` estimates the count of an update, see `losses.expected_count`; it is None if ``loss`` returns a
-    mean. ``auxiliary`` are the names of the auxiliary losses of all stages.
+    mean. ``auxiliary`` are the names of the auxiliary losses of all stages. ``moved_bytes`` has the bytes of a
+    micro-batch that go to the host, for each stage whose saved tensors move.
     """
 
     boundaries: list[Boundary]
@@ -49,6 +50,7 @@ class ProbeResult:
     footprints: list[Footprint]
     expected_count: float | None
     auxiliary: tuple[str, ...] = ()
+    moved_bytes: Mapping[int, int] = field(default_factory=dict)
 
     def before(self, stage: int, job: Job) -> Boundary | None:
         """The tensors that a stage gets of the stage that feeds it; None if it takes the input of the dataset."""
@@ -79,12 +81,16 @@ def probe_stages(
     boundaries, traits = probe.forward()
     expected = expected_count(probe.count(), world.job.passes * world.place.copies)
     # Backwards: which tensors get a gradient. Then outputs are released: memory that is not freed belongs to a stage.
-    boundaries = probe.release(probe.backward(boundaries))
+    boundaries = probe.backward(boundaries)
+    moved_bytes = probe.measure_moved(boundaries)
+    boundaries = probe.release(boundaries)
     if expected is not None:
         boundaries = [replace(boundary, counted=True) for boundary in boundaries]
         expected = largest_of_rows(world.control_group, built.values(), expected, world.device)
     names = sorted({name for of_stage in traits for name in of_stage.auxiliary})
-    return ProbeResult(boundaries, with_shared(traits), probe.footprints, expected, auxiliary=tuple(names))
+    return ProbeResult(
+        boundaries, with_shared(traits), probe.footprints, expected, auxiliary=tuple(names), moved_bytes=moved_bytes
+    )
 
 
 @dataclass
@@ -163,6 +169,21 @@ class _Probe:
         if self.measures:
             self._measure_halves(differentiated)
         return differentiated
+
+    def measure_moved(self, boundaries: list[Boundary]) -> dict[int, int]:
+        """Returns, for each stage whose saved tensors move, the bytes of a micro-batch, or of the largest slice."""
+        job, sizes_of = self.world.job, {}
+        for stage in job.moving:
+            if self._is_mine(stage):
+                differentiable = boundaries[stage].differentiable if job.fed[stage] else None
+                with all_generators_kept():
+                    sizes = [
+                        stage_probe.measure_moved(self.model, stage, self.built[stage], call, differentiable)
+                        for call in self._calls[stage]
+                    ]
+                self._publish(f"moved/{stage}", max(sizes))
+            sizes_of[stage] = self._read(f"moved/{stage}", stage)
+        return sizes_of
 
     def release(self, boundaries: list[Boundary]) -> list[Boundary]:
         """Frees all graphs and restores the modules; returns the boundaries with ``owned_by_stage``.

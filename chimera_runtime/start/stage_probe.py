@@ -15,11 +15,14 @@ from chimera_runtime.stage.module_state import state_of
 from chimera_runtime.stage.recomputation import versions_of
 from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, memory_of
 from chimera_runtime.stage.splitting import SecondHalf, SplitBackward, WholeBackward, obstacle
+from chimera_runtime.stage.stage_output import root_of
+from chimera_runtime.stage.tensor_moves import saved_storages
 from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.carries import NO_CARRY, Carry, slice_arguments, slice_length
 from chimera_runtime.values.keywords import Keywords
 from chimera_runtime.values.losses import as_pair
 from chimera_runtime.values.nested import ONE_TENSOR, Form, fresh, is_rows, taken_apart
+from chimera_runtime.values.shared_memory import note_input
 from chimera_runtime.values.tensors import Tensors, has_drawn, states_beside_torch
 
 
@@ -200,6 +203,24 @@ def measure_halves(
         "operands": sum(operands.values()),
         "received_operands": sum(received[piece] for piece in received.keys() & operands.keys()),
     }
+
+
+def measure_moved(
+    model: Model,
+    stage: int,
+    module: torch.nn.Module,
+    call: StageCall,
+    differentiable: tuple[bool, ...] | None,
+) -> int:
+    """Runs a forward; returns the bytes of what it saves that can move to the host.
+
+    ``differentiable`` is as in `probe_backward`. Data, what is handed on, and a carry stay.
+    """
+    probed = probe_forward(model, stage, module, call, measures=False)
+    note_input((call.inputs, call.target, call.keywords, probed.carry, *([] if call.is_last else [probed.outputs])))
+    roots = tuple(map(root_of, probed.roots(differentiable)))
+    del probed
+    return sum(storage.size for storage in saved_storages(stage, roots))
 
 
 def _generators_of_torch() -> list[torch.Tensor]:

@@ -120,8 +120,7 @@ class Run(Hooks):
         job, place, size = self.compiled.job, self.place, self.options.micro_batch_size
         dataset, model = self.model.items(), self.model
         sizes = size, job.micro_batches, job.parts, place.copies, place.copy
-        rest = self.options.seed, model.collate, model.order(dataset), job.slices, model.cut_slice
-        batches = Batches(dataset, *sizes, *rest)
+        batches = Batches(dataset, *sizes, self.options.seed, model.collate, model.order(dataset), job.slices)
         batches.check()
         return batches
 

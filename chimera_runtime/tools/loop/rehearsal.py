@@ -9,20 +9,20 @@ import torch
 
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros
-from chimera_runtime.program.operations import MAKES, OPERATIONS, PAIRED, TRANSFERS
+from chimera_runtime.program.operations import MAKES, MOVES, OPERATIONS, PAIRED
 from chimera_runtime.program.stage_graph import VALUES
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.values.tensors import Tensors, join
 
 
 class RehearsedLink:
-    """Link to the host, which runs one transfer after the other; it is free at ``free_at`` of `time.perf_counter`."""
+    """Link to the host, which runs one move after the other; it is free at ``free_at`` of `time.perf_counter`."""
 
     def __init__(self) -> None:
         self.free_at = 0.0
 
     def launch(self, seconds: float) -> float:
-        """Launches a transfer; returns the time of its end."""
+        """Launches a move; returns the time of its end."""
         self.free_at = max(self.free_at, time.perf_counter()) + seconds
         return self.free_at
 
@@ -30,7 +30,7 @@ class RehearsedLink:
 class RehearsedStage(Stage):
     """Stage that sleeps instead of computing; its messages and sums have the sizes of the real stage.
 
-    Nothing moves to the host either, but waits for transfers last as long as over ``rehearsed_link``, which all stages
+    Nothing moves to the host either, but waits for moves last as long as over ``rehearsed_link``, which all stages
     of a rank share.
     """
 
@@ -44,7 +44,7 @@ class RehearsedStage(Stage):
             setattr(self, method, partial(self._sleep, letter))
         self._link = rehearsed_link
         self._ends: dict[tuple[str, Micros], float] = {}
-        for letter, method in TRANSFERS.items():
+        for letter, method in MOVES.items():
             setattr(self, method, partial(self._launch, letter))
             setattr(self, f"wait_{method}", partial(self._wait, letter))
 
@@ -69,12 +69,12 @@ class RehearsedStage(Stage):
         self._hand_on_fakes(letter, micros)
 
     def _launch(self, letter: str, micros: Micros) -> None:
-        """Launches a transfer that takes its time for each micro-batch."""
+        """Launches a move that takes its time for each micro-batch."""
         count = len(micros) if isinstance(micros, tuple) else 1
         self._ends[letter, micros] = self._link.launch(count * self._seconds.get(letter, 0.0))
 
     def _wait(self, letter: str, micros: Micros) -> None:
-        """Sleeps until a transfer ends."""
+        """Sleeps until a move ends."""
         time.sleep(max(0.0, self._ends.pop((letter, micros)) - time.perf_counter()))
 
     def _hand_on_fakes(self, letter: str, micros: Micros) -> None:

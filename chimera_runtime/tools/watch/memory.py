@@ -100,6 +100,13 @@ class RankNeed:
             activations=max((self._moment(moment) for moment in self._facts.kept), default=0),
         )
 
+    def on_host(self) -> int:
+        """Returns the bytes that moves need on the host, at most."""
+        return max((sum(n * self._moved(stage) for stage, n in moment) for moment in self._facts.on_host), default=0)
+
+    def _moved(self, stage: int) -> int:
+        return self.context.probed.moved_bytes[stage]
+
     def _stepped(self) -> Iterator[list[torch.nn.Parameter]]:
         """Yields the parameters, or shards, that the optimizer of each weight group steps."""
         for group, trained in self._trained.items():
@@ -111,7 +118,8 @@ class RankNeed:
         parts = ", ".join(f"{name} {byte_text(count)}" for name, count in asdict(need).items())
         fullest = max(self._facts.kept, key=self._moment, default=())
         stages = "; ".join(map(self._stage_in_words, fullest))
-        return f"rank {place.rank} (worker {place.worker}) needs {byte_text(need.total)}: {parts} ({stages})"
+        host = f", and {byte_text(self.on_host())} of host memory" if self._facts.on_host else ""
+        return f"rank {place.rank} (worker {place.worker}) needs {byte_text(need.total)}: {parts} ({stages}){host}"
 
     def _stage_in_words(self, micros: KeptMicros) -> str:
         stage = micros.stage
@@ -182,7 +190,7 @@ class RankNeed:
             operands=footprint.operands + apart,
             carry=footprint.carry,
             carry_gradients=footprint.carry_gradients,
-            resident=footprint.resident(bool(job.feeding[stage])),
+            resident=footprint.activations_with_inputs(bool(job.feeding[stage])) - probed.moved_bytes.get(stage, 0),
         ).without_received(
             inputs=footprint.inputs if self._are_elsewhere(stage, job.feeding[stage]) else 0,
             gradients=footprint.received_operands if self._are_elsewhere(stage, job.fed[stage]) else 0,

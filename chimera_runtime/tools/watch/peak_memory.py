@@ -33,6 +33,7 @@ class PeakMemory:
         self._copies = sum(of_stage.copies for of_stage in facts.stages.values())
         self._activations = max((sum(k.activations + k.begun for k in moment) for moment in facts.kept), default=0)
         self._need = need.need().total
+        self._on_host = need.on_host()
         if self._world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._world.device)
         else:
@@ -42,25 +43,28 @@ class PeakMemory:
     def lines(self) -> list[str]:
         """Returns a table of all ranks, on rank 0: M_theta, M_a, the bytes that they need, the bytes that were used.
 
-        Every rank calls it, before any of them ends.
+        Where saved tensors move to the host, it also has the bytes needed and used there. Every rank calls it, before
+        any of them ends.
         """
-        mine = self._copies, self._activations, self._need, self._used()
+        host = (self._on_host, self._world.host_link.peak) if self._world.job.moving else ()
+        mine = self._copies, self._activations, (self._need, self._used(), *host)
         of_ranks = self._world.control_group.collect("peak", mine, "for the memory that it has used")
         if self._world.place.rank:
             return []
         slices = self._world.job.slices
-        rows = [("rank", "M_theta", "M_a", "needs", "used")]
-        for rank, (copies, activations, need, used) in enumerate(of_ranks):
-            rows.append((str(rank), str(copies), f"{activations / slices:g}", byte_text(need), byte_text(used)))
+        rows = [("rank", "M_theta", "M_a", "needs", "used", *(("needs on host", "used on host") if host else ()))]
+        for rank, (copies, activations, sizes) in enumerate(of_ranks):
+            rows.append((str(rank), str(copies), f"{activations / slices:g}", *map(byte_text, sizes)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
         measured = ON_GPU if self._world.device.type == "cuda" else ON_HOST
+        measured += "; what is on the host apart" if host else ""
         return [f"peak memory ({measured})", *(f"  {line}" for line in table)]
 
     def _used(self) -> int:
         if self._world.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._world.device)
-        return max(0, _read(_PEAK) - self._before)
+        return max(0, _read(_PEAK) - self._before - self._world.host_link.pinned)
 
 
 def resident() -> int:

@@ -112,9 +112,9 @@ def test_ties_and_versions_are_named_as_in_the_program() -> None:
     assert tie.sums == 1
 
 
-def test_transfers_are_named_with_their_waits_and_without_a_version() -> None:
+def test_moves_are_named_with_their_waits_and_without_a_version() -> None:
     class Moving:
-        """A stage whose transfers count."""
+        """A stage whose moves count."""
 
         calls = 0
 

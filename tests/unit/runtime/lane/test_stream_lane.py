@@ -65,7 +65,7 @@ def test_passes_of_the_run_go_to_the_stage_on_their_version(noting: Noting, micr
 
 
 @pytest.mark.parametrize("micros", INSIDE)
-def test_transfers_of_the_run_go_to_the_stage_whatever_its_version(noting: Noting, micros: Any) -> None:
+def test_moves_of_the_run_go_to_the_stage_whatever_its_version(noting: Noting, micros: Any) -> None:
     calls = ["offload", "wait_offload", "reload", "wait_reload"]
     for call in calls:
         getattr(stage(noting).at(2), call)(micros)

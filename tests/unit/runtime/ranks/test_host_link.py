@@ -1,4 +1,4 @@
-"""Transfers to the host and back: values are right however late or early a GPU does its work, and due to the events."""
+"""Moves to the host and back: values are right however late or early a GPU does its work, and due to the events."""
 
 from itertools import combinations
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from chimera_runtime.ranks.accelerator import CpuAccelerator
-from chimera_runtime.ranks.host_link import HostLink
+from chimera_runtime.ranks.host_link import LinkToHost
 from tests.unit.runtime.gpu_model import ModelGpu
 
 MICROS, WIDTH = 6, 700
@@ -16,12 +16,12 @@ ORDERS = [lazy for count in range(len(STREAMS) + 1) for lazy in combinations(STR
 """Each stream as late or as early as it may be; the link has the first stream that the model gives out."""
 
 
-def run(gpu: ModelGpu) -> tuple[HostLink, list[list[float]]]:
+def run(gpu: ModelGpu) -> tuple[LinkToHost, list[list[float]]]:
     """Moves the memory of each micro-batch out and back; memory that was free in between is written.
 
     Two micro-batches are on the host at a time. Returns the link and what the device has read in the end.
     """
-    link, seen = HostLink(gpu), list[list[float]]()  # type: ignore[arg-type]
+    link, seen = LinkToHost(gpu), list[list[float]]()  # type: ignore[arg-type]
     waiting: list[tuple[float, Any]] = []
 
     def write(tensor: torch.Tensor, number: float) -> None:
@@ -75,7 +75,7 @@ def test_a_gpu_that_keeps_up_uses_pinned_memory_again() -> None:
 
 
 def test_a_cpu_copies_at_once() -> None:
-    link, memory = HostLink(CpuAccelerator()), torch.arange(8, dtype=torch.uint8)
+    link, memory = LinkToHost(CpuAccelerator()), torch.arange(8, dtype=torch.uint8)
     rooms, copied = link.to_host([memory])
     memory.zero_()
     link.wait(copied)

@@ -10,7 +10,7 @@ from torch import nn
 from chimera_runtime.errors import BadModel
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.messages import Names
-from chimera_runtime.stage import host_transfers
+from chimera_runtime.stage import tensor_moves
 from chimera_runtime.stage.gradient_sums import GradientSum
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
@@ -107,7 +107,7 @@ def run(of: Stage, kind: str) -> tuple[torch.Tensor, torch.Tensor, list[torch.Te
 def test_slices_give_the_outputs_and_gradients_of_whole_sequences(
     monkeypatch: pytest.MonkeyPatch, kind: Callable[[], nn.Module], how: str
 ) -> None:
-    monkeypatch.setattr(host_transfers, "SMALLEST", 1)
+    monkeypatch.setattr(tensor_moves, "SMALLEST", 1)
     whole = "a reason" if how == "halves of a whole backward" else ""
     of = stage(made(kind), recomputed=how.startswith("recompute"), whole=whole)
     mine, theirs = run(of, how.split()[0]), by_hand(made(kind))

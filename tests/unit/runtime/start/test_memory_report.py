@@ -1,9 +1,11 @@
 """What is told of memory where there is no more of it."""
 
 import re
+from dataclasses import replace
 
 import torch
 
+from chimera_runtime.program.rank_facts import HostedMicros
 from chimera_runtime.start.memory_report import memory_report
 from tests.unit.runtime.models import facts
 
@@ -27,5 +29,7 @@ def test_what_the_schedule_keeps_is_told_in_the_units_of_the_report() -> None:
     recomputing = memory_report(CPU, facts(1, kept=(((1, 1, 3),),)))
     assert "up to 1 x M_a of activations (stage 1: 1 and 3 x inputs alone)" in recomputing
     assert "up to 0 x M_a of activations (none)" in memory_report(CPU, facts(1))
+    on_host = replace(facts(1), on_host=((HostedMicros(1, 2),), (HostedMicros(1, 3),)))
+    assert "up to 0 x M_a of activations (none), of up to 3 more on the host; --mem" in memory_report(CPU, on_host)
     sliced = memory_report(CPU, facts(1, kept=(((1, 5, 0, 0, 5, 1),),)), slices=4)
     assert "up to 1.25 x M_a of activations (stage 1: 1.25 and 5 carries)" in sliced

@@ -15,6 +15,7 @@ from chimera_runtime.blame import ModelError
 from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.errors import Misuse
 from chimera_runtime.ranks.world import World
+from chimera_runtime.stage import tensor_moves
 from chimera_runtime.start import assemble, probe
 from chimera_runtime.start.probe import ProbeResult
 from chimera_runtime.values.nested import ONE_TENSOR, form_of
@@ -93,6 +94,20 @@ def test_a_stage_that_requires_gradients_of_its_input_asks_nothing_of_a_stage_wi
     boundaries = found(alone, linear, then(torch.Tensor.detach), Requiring, linear).boundaries
     assert [b.recorded for b in boundaries] == [(True,), (False,), (True,)]
     assert [b.differentiable for b in boundaries] == [(False,), (False,), (True,)]
+
+
+def test_the_bytes_that_go_to_the_host_are_measured_of_the_stages_that_have_moves(
+    alone: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Profiles tell the same from sizes alone: what is saved, without inputs and outputs."""
+    monkeypatch.setattr(tensor_moves, "SMALLEST", 1)
+    turning, tensor = then(lambda y: y.sin().cos().tanh()), 3 * WIDTH * 8
+    result = found(alone, turning, turning, linear, moving=(0, 1), measures=True)
+    assert result.moved_bytes == {0: 2 * tensor, 1: 2 * tensor}
+    for stage, footprint in enumerate(result.footprints[:2]):
+        is_fed = stage > 0
+        assert footprint.activations_with_inputs(is_fed) - footprint.resident(is_fed) == result.moved_bytes[stage]
+    assert found(alone, turning, turning).moved_bytes == {}
 
 
 @pytest.mark.parametrize("placement", [(0, 1, 2), (0, 1, 0), (1, 1, 0)])

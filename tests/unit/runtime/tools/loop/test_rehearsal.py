@@ -80,7 +80,7 @@ def test_a_pair_sleeps_as_long_as_it_takes_and_hands_on_both_ways(alone: World, 
     assert clock.sleeps == [0.625] * 3
 
 
-def test_transfers_run_one_after_the_other_beside_the_passes_and_a_wait_sleeps_for_the_rest(
+def test_moves_run_one_after_the_other_beside_the_passes_and_a_wait_sleeps_for_the_rest(
     alone: World, clock: Clock
 ) -> None:
     """Stages of a rank share the link."""

@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 from chimera_runtime.errors import Misuse
+from chimera_runtime.program.rank_facts import HostedMicros
 from chimera_runtime.program.stage_graph import VALUES, EdgeValue
 from chimera_runtime.ranks.world import World
+from chimera_runtime.stage import tensor_moves
 from chimera_runtime.tools.watch.memory import RankBytes, RankNeed, bytes_of, refuse_beyond, state_bytes
 from chimera_runtime.values.boundary import Boundary
 from chimera_runtime.values.byte_text import byte_text
-from tests.unit.runtime.models import facts, model, setting
+from tests.unit.runtime.models import Layer, facts, model, setting
 from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
 
 BYTES = 8
@@ -105,6 +107,20 @@ def test_activations_are_those_of_the_fullest_moment(alone: World) -> None:
         text = said(world, facts(0, kept=(((0, 1, 0),), ((0, 3, 0),), ((0, 2, 0),))))
         assert need(text)["activations"] == byte_text(3 * 2 * MESSAGE)
         assert f"(stage 0: 1 x M_theta = {byte_text(FIRST)}, 3 x M_a = {byte_text(2 * MESSAGE)})" in text
+
+
+def test_memory_on_the_host_is_told_apart(alone: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fullest moment has three micro-batches there; of each, stage 0 moves a tensor that is not handed on."""
+    monkeypatch.setattr(tensor_moves, "SMALLEST", 1)
+
+    class Turning(Layer):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).cos().sin() if not self.last else super().forward(x)
+
+    known = replace(facts(0, kept=(((0, 1, 0),),)), on_host=((HostedMicros(0, 2),), (HostedMicros(0, 3),)))
+    with worlds(alone, alone_job(moving=(0,))) as (world,):
+        text = said(world, known, of_model=model(Turning))
+    assert text.endswith(f"), and {byte_text(3 * 2 * MESSAGE)} of host memory")
 
 
 def test_of_what_a_forward_keeps_a_received_input_is_among_the_messages(alone: World) -> None:

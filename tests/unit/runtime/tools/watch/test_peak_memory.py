@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from chimera_runtime.program.rank_facts import HostedMicros
 from chimera_runtime.ranks.world import World
 from chimera_runtime.tools.watch import peak_memory
 from chimera_runtime.tools.watch.memory import RankNeed
@@ -63,6 +64,21 @@ def test_rank_0_has_a_line_for_every_rank(alone: World, monkeypatch: pytest.Monk
         f"0 3 2 {byte_text(first)} 1 MiB",
         f"1 1 1 {byte_text(second)} 2 MiB",
     ]
+
+
+def test_where_tensors_move_the_host_has_columns_and_is_not_in_what_is_used(
+    alone: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peak_memory, "_read", lambda _name: 5 * MIB)
+    with worlds(alone, alone_job(moving=(0, 1))) as (world,):
+        made, built = setting(world, replace(facts(0, 1), on_host=((HostedMicros(1, 2),),)), measures=True)
+        made = replace(made, probed=replace(made.probed, moved_bytes={0: 0, 1: MIB}))
+        peak = PeakMemory(RankNeed(made, made.model.steps, built), MIB)
+        world.host_link.to_host([torch.empty(MIB + 1, dtype=torch.uint8)])
+        said = peak.lines()
+    assert said[0] == f"peak memory ({ON_HOST}; what is on the host apart)"
+    assert " ".join(said[1].split()) == "rank M_theta M_a needs used needs on host used on host"
+    assert said[2].split()[-6:] == ["2", "MiB", "2", "MiB", "1", "MiB"]
 
 
 def test_where_there_is_no_proc_the_peak_of_the_process_is_all_there_is(

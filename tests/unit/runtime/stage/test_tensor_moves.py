@@ -10,12 +10,12 @@ from torch.utils.checkpoint import checkpoint
 
 from chimera_runtime.blame import ModelError
 from chimera_runtime.ranks.accelerator import CpuAccelerator
-from chimera_runtime.ranks.host_link import HostLink
-from chimera_runtime.stage import host_transfers
+from chimera_runtime.ranks.host_link import LinkToHost
+from chimera_runtime.stage import tensor_moves
 from chimera_runtime.stage.graph_nodes import reachable, saved_tensors_of
-from chimera_runtime.stage.host_transfers import HostTransfers
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import SendOutput
+from chimera_runtime.stage.tensor_moves import TensorMoves
 from chimera_runtime.values.shared_memory import ReleasedTensors
 from tests.unit.runtime.staged import MICROS, ONE, ROWS, WIDTH, data, loss_output, rows, stage
 
@@ -24,7 +24,7 @@ BYTES = ROWS * WIDTH * 4
 
 @pytest.fixture(autouse=True)
 def _small_storages_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_transfers, "SMALLEST", 1)
+    monkeypatch.setattr(tensor_moves, "SMALLEST", 1)
 
 
 class Doubling(torch.autograd.Function):
@@ -142,17 +142,17 @@ def saved(of: Stage, micro: int) -> list[torch.Tensor]:
 
 def sizes(of: Stage, micro: int) -> list[int]:
     """The bytes of each storage that has moved."""
-    return sorted(storage.size for storage in of._transfers._under_way[micro].storages)
+    return sorted(storage.size for storage in of._moves._under_way[micro].storages)
 
 
-def linked(module: nn.Module, **options: Any) -> tuple[Stage, HostLink]:
-    link = HostLink(CpuAccelerator())
+def linked(module: nn.Module, **options: Any) -> tuple[Stage, LinkToHost]:
+    link = LinkToHost(CpuAccelerator())
     of = stage(module, **options)
-    of._transfers = HostTransfers(1, of._saved, link)
+    of._moves = TensorMoves(1, of._saved, link)
     return of, link
 
 
-def test_device_memory_is_free_between_the_transfers_and_host_memory_after_them() -> None:
+def test_device_memory_is_free_between_the_moves_and_host_memory_after_them() -> None:
     """What is handed on, weights and inputs stay; the next micro-batch uses the same memory of the host."""
     module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
     of, link = linked(module)
@@ -196,11 +196,11 @@ def test_a_storage_that_only_the_graph_holds_moves_once(kind: Callable[..., nn.M
         of.forward(micro, rows(data(1), micro))
     for micro in (0, 1):
         of.offload(micro)
-        assert sorted(storage.size for storage in of._transfers._under_way[micro].storages) == moving
+        assert sorted(storage.size for storage in of._moves._under_way[micro].storages) == moving
 
 
 def test_a_small_storage_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_transfers, "SMALLEST", BYTES + 1)
+    monkeypatch.setattr(tensor_moves, "SMALLEST", BYTES + 1)
     of, link = linked(made(Attending))
     of.forward(0, rows(data(1), 0))
     of.offload(0)
@@ -294,7 +294,7 @@ def test_memory_that_is_written_while_it_is_copied_is_an_error() -> None:
     of, _ = linked(made(Custom))
     of.forward(0, rows(data(1), 0))
     of.offload(0)
-    storage, *_ = of._transfers._under_way[0].storages
+    storage, *_ = of._moves._under_way[0].storages
     assert storage.views[0].tensor is not None
     storage.views[0].tensor.zero_()
     with pytest.raises(ModelError, match=r"wait offload m0 s1\): BadModel: stage 1 saved a tensor"):

@@ -1,4 +1,4 @@
-"""Transfers of what autograd saved of a micro-batch: to the host and, before its backward, back to the device.
+"""Moves of what autograd saved of a micro-batch, to the host and, before its backward, back to the device.
 
     offload         takes all saved tensors out of the graph, which gets a `SavedView` in place of each. A storage moves
                     once, however many tensors lie in it: its copy to the host is launched
@@ -9,7 +9,7 @@
 
 A storage moves if nothing but the graph holds it. So weights, carries and inputs stay where they are, and so does what
 a module keeps, what micro-batches share, and what is still being sent. What a stage hands on to another, and what comes
-from the dataset, stays in any case; so do small storages, whose transfer takes longer than it is worth.
+from the dataset, stays in any case; so do small storages, whose move takes longer than it is worth.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.ranks.accelerator import CpuAccelerator
-from chimera_runtime.ranks.host_link import HostLink
+from chimera_runtime.ranks.host_link import LinkToHost
 from chimera_runtime.ranks.staging import Room
 from chimera_runtime.stage.graph_nodes import reachable, saved_tensors_of
 from chimera_runtime.stage.recomputation import SavedGraph, SavedInput
@@ -155,16 +155,16 @@ class MovingStorages:
     copied: Any
 
 
-class HostTransfers:
-    """The transfers of a stage, by micro-batch, over the ``link`` of its rank.
+class TensorMoves:
+    """The moves of a stage, by micro-batch, over the ``link`` of its rank.
 
     ``saved`` is what the forwards of the stage have saved; of a forward that runs again, nothing moves.
     """
 
-    def __init__(self, stage: int, saved: Mapping[int, SavedGraph | SavedInput], link: HostLink | None) -> None:
+    def __init__(self, stage: int, saved: Mapping[int, SavedGraph | SavedInput], link: LinkToHost | None) -> None:
         self._stage = stage
         self._saved = saved
-        self._link = HostLink(CpuAccelerator()) if link is None else link
+        self._link = LinkToHost(CpuAccelerator()) if link is None else link
         self._under_way: dict[int, MovingStorages] = {}
 
     def offload(self, micro: int) -> None:
