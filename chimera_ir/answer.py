@@ -140,10 +140,11 @@ def _screen(compilation: Compilation, details: bool) -> str:
     report, timeline, prediction = compilation.whole_report, compilation.timeline, compilation.prediction
     summary = compilation.summary
     baseline = library.called(summary.speed.baseline)
+    searched = compilation.improvement.words if compilation.improvement else ""
 
     def draw(console: "Console") -> None:
         console.print(table.heading(report), *([prediction_table.heading(prediction)] if prediction else []), sep="\n")
-        console.print(*screen.show(report, summary, prediction, console.width, baseline), sep="\n")
+        console.print(*screen.show(report, summary, prediction, console.width, baseline, searched), sep="\n")
         if details:
             console.print(table.show(report), *([prediction_table.show(prediction)] if prediction else []))
         console.print("", terminal.picture(timeline, console.width), table.proof(report), sep="\n")
@@ -161,9 +162,9 @@ def _text(compilation: Compilation, level: Level) -> str:
         case Level.PLAN:
             return show(compilation.plan)
         case Level.SCHEDULE:
-            return show(compilation.schedule)
+            return compilation.schedule_text
         case Level.PROGRAM:
-            return show(compilation.program)
+            return compilation.program_text
         case Level.EVALUATION:
             return show(compilation.evaluation)
         case Level.TORCH_CSV:

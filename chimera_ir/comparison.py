@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from chimera_ir import library
 from chimera_ir.diagnostics.model import Rejected, titles
 from chimera_ir.errors import AboveMaxOperations, Incomparable, ParameterError, TextError, TooLarge
-from chimera_ir.ir.levels import Header, Schedule
+from chimera_ir.ir.levels import Header, Plan, Schedule
 from chimera_ir.plural import counted
 from chimera_ir.request import Request
 from chimera_ir.source import Source
@@ -50,7 +50,8 @@ def request_against(against: Source, request: Request, like: Header) -> Request:
     depend on its parameters.
     """
     settings = {} if not against.is_scheme else _fitting(against, like, request.max_operations)
-    return replace(request, source=against, settings=settings, change=Change(), forecast=None, ties=(), against=None)
+    alone = replace(request, against=None, search=None, limits=())
+    return replace(alone, source=against, settings=settings, change=Change(), forecast=None, ties=())
 
 
 def _fitting(against: Source, like: Header, max_operations: int) -> Mapping[str, int]:
@@ -106,6 +107,27 @@ def fitting(
         if (header.workers, header.whole_micro_batches) == (like.workers, like.whole_micro_batches):
             return settings
     return refused
+
+
+def same_placement(request: Request, schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
+    """Yields the library's schedules with the pipes and the placement of a schedule, each with its name."""
+    from chimera_ir.elaborate.elaborate import outline
+    from chimera_ir.lower.order import order
+    from chimera_ir.syntax.parser import parse
+
+    header = schedule.header
+    for name in library.names():
+        scheme = request.change.of(parse(library.source(name)))
+        settings = fitting(scheme, header, request.max_operations)
+        if settings is None or isinstance(settings, Rejected):
+            continue
+        outlined = outline(scheme, settings, request.max_operations)
+        pipes = [(pipe.workers, pipe.micros, pipe.recompute) for pipe in outlined.header.pipes]
+        if pipes != [(pipe.workers, pipe.micros, pipe.recompute) for pipe in header.pipes]:
+            continue
+        plan = outlined.level() if outlined.header.parts == header.parts else None
+        if isinstance(plan, Plan) and not plan.unclocked:
+            yield name, order(plan)
 
 
 def _candidates(names: Sequence[str], like: Header) -> Iterator[Mapping[str, int]]:

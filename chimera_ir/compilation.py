@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from chimera_ir.diagnostics.catalogue.program import NothingTrained
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.diagnostics.render import blocks
-from chimera_ir.errors import CompileError, NoSuchLevel, NotProven, TextError
+from chimera_ir.errors import CompileError, NoSuchLevel, NotProven, TextError, WrongOption
 from chimera_ir.ir.levels import Header, Plan, Program, Quantity, Schedule
 from chimera_ir.ir.ops import NOWHERE
 from chimera_ir.ir.sharing import Communicators
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from chimera_ir.cost.report import Report
     from chimera_ir.cost.simulate import Timeline
     from chimera_ir.elaborate.elaborate import Outline
+    from chimera_ir.orders.improve import Improvement
     from chimera_ir.predict.prediction import Forecast, Prediction
     from chimera_ir.predict.replay import Replay
     from chimera_ir.predict.summary import Summary
@@ -274,14 +275,27 @@ class Compilation:
         """The text of report.json: the whole report, the prediction where there is one, and the summary."""
         prediction = {"prediction": self.prediction.as_json()} if self.prediction else {}
         content = {**self.whole_report.as_json(), **prediction, "summary": self.summary.as_json()}
+        if self.improvement:
+            content["search"] = self.improvement.as_json()
         return json.dumps(content, indent=2) + "\n"
 
     @_level
-    def program_text(self) -> str:
-        """The text of the program, which compiles to the program again."""
+    def schedule_text(self) -> str:
+        """The text of the schedule; above the order of a search, comments say how it was found."""
         from chimera_ir.ir.text.printer import show
 
-        return show(self.program)
+        return f"{self._comments}{show(self.schedule)}"
+
+    @_level
+    def program_text(self) -> str:
+        """The text of the program, which compiles to the program again, with the comments of `schedule_text`."""
+        from chimera_ir.ir.text.printer import show
+
+        return f"{self._comments}{show(self.program)}"
+
+    @property
+    def _comments(self) -> str:
+        return self.improvement.comments if self.improvement else ""
 
     @_level
     def page(self) -> str:
@@ -378,8 +392,37 @@ class Compilation:
         return self._outlined.level() if isinstance(self._entry, Scheme) else self._entry
 
     @_level
+    def improvement(self) -> "Improvement | None":
+        """The order that a search found, if the request asks for one; the schedule is that order."""
+        request = self.request
+        if request.search is None:
+            return None
+        from chimera_ir import comparison
+        from chimera_ir.orders.improve import improvement, require_solver
+
+        require_solver()
+        if isinstance(self._entry, Program | ProgramStream):
+            raise WrongOption("search", ": the text of a program has its messages in place; search with its schedule")
+        written = self._written.level
+        further = {} if isinstance(written, ScheduleStream) else dict(comparison.same_placement(request, written))
+        costs = request.forecast.within_bounds(written) if request.forecast else request.costs
+        durations = costs.durations(self._header)
+        return improvement(written, durations, dict(request.limits), further, request.search, self.tell)
+
+    @_level
     def _checked(self) -> "Checked":
         """The schedule, with the findings of its rules; none is an error."""
+        from chimera_ir.verify.verify import verify_schedule
+
+        if self.request.search is None or (improvement := self.improvement) is None:
+            return self._written
+        checked = verify_schedule(improvement.schedule, None, self._needs if self.request.forecast else None)
+        raise_errors(checked.findings.diagnostics)
+        return checked
+
+    @_level
+    def _written(self) -> "Checked":
+        """The schedule of the text, in the text's own order, with the findings of its rules; none is an error."""
         from chimera_ir.orders.instance import Costing
         from chimera_ir.orders.ordering import scheduled
         from chimera_ir.verify.verify import schedule_in, verify_schedule

@@ -12,7 +12,9 @@ from chimera_ir import texts
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.durations import COST_LETTERS, Costs
 from chimera_ir.errors import OptionError, ParameterError, UnreadableText
+from chimera_ir.ir.levels import Quantity
 from chimera_ir.ir.sharing import Communicators
+from chimera_ir.orders.budget import SearchBudget
 from chimera_ir.request import MAX_OPERATIONS, Request, Tie
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme, SyncMode
@@ -30,6 +32,9 @@ Cost = int | float | str | Fraction
 
 Spell = Callable[[str], str]
 """Returns an option as the user writes it (``--recompute``), given its name in `Options`."""
+
+SEARCHED = (Quantity.ACTIVATIONS.value, Quantity.HOST.value)
+"""The quantities of which a search keeps limits."""
 
 _LAYOUTS = ("pipeline", "replica")
 _COMMUNICATORS = tuple(choice.value for choice in Communicators)
@@ -77,6 +82,14 @@ class Options:
         .csv file, or a `Source`. It is compiled for as many workers and micro-batches.
     max_operations
         The most compute operations of a scheme, a text or a baseline; a larger one is refused.
+    search
+        Seconds in which a search looks for the best order of the operations; placement and pipes are kept. It needs
+        OR-Tools.
+    seed
+        The seed of all chance in the search.
+    memory
+        Limits of every worker in the search, in place of those that the text declares: ``{"activations": 4}`` in
+        micro-batches, or ``"host"`` for values in host memory.
     library
         Directories of further schemes, in addition to those in the environment variable CHIMERA_LIBRARY.
 
@@ -98,6 +111,9 @@ class Options:
     require_fit: bool = False
     against: str | PathLike[str] | Source | None = None
     max_operations: int = MAX_OPERATIONS
+    search: float | None = None
+    seed: int = 0
+    memory: Mapping[str, int] = field(default_factory=dict)
     library: Sequence[str | PathLike[str]] = ()
 
     def __post_init__(self) -> None:
@@ -122,6 +138,12 @@ class Options:
         listed = listed and all(type(layer) is int for layer in self.split or ())
         _require(self.split is None or listed, "split", self.split, "it is a list of layers, as in [0, 9, 17, 25]")
         _require(_is_in(self.max_operations), "max_operations", self.max_operations, "it is a whole number from 1 on")
+        seconds = self.search
+        timed = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= MOST
+        _require(seconds is None or timed, "search", seconds, f"it is a number of seconds, up to {MOST:,}")
+        seeded = isinstance(self.seed, int) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**31
+        _require(seeded, "seed", self.seed, "it is a whole number from 0 to 2,147,483,647")
+        self.limits()
         several = isinstance(self.library, Sequence) and not isinstance(self.library, str | bytes)
         several = several and all(isinstance(path, str | PathLike) for path in self.library)
         _require(several, "library", self.library, "it is a list of directories")
@@ -145,6 +167,15 @@ class Options:
             except ValueError as error:
                 raise OptionError(f"costs: {error}") from error
         return costs
+
+    def limits(self) -> tuple[tuple[Quantity, int], ...]:
+        """The limits of memory in a search."""
+        says = 'write them as in {"activations": 4}'
+        _require(isinstance(self.memory, Mapping), "memory", self.memory, says)
+        for name, limit in self.memory.items():
+            _require(name in SEARCHED, "memory", name, f"a search keeps limits of {' and '.join(SEARCHED)}")
+            _require(_is_in(limit), f"memory[{name!r}]", limit, "it is a whole number from 1 on")
+        return tuple((Quantity(name), limit) for name, limit in self.memory.items())
 
     def ties(self) -> tuple[Tie, ...]:
         """The groups of stages that share parameters."""
@@ -170,6 +201,9 @@ class Options:
             raise OptionError(f"{names}: {source.name} says both itself; ask for them when you compile its scheme")
         if source.is_ir and self.tied:
             raise OptionError(f"{spell('tied')}: an IR text says itself which stages are tied, in its header")
+        if self.search is None and (conflicting := self.memory or self.seed):
+            name = "memory" if conflicting is self.memory else "seed"
+            raise OptionError(f"{spell(name)}: it is for a search; add {spell('search')}")
         forecast = self._forecast(spell)
         if forecast and self.costs:
             names = f"{spell('costs')}, {spell('profile')}"
@@ -185,6 +219,8 @@ class Options:
             self._against(spell),
             Communicators(self.communicators or Communicators.DIRECTED),
             self.require_fit,
+            None if self.search is None else SearchBudget(self.search, self.seed),
+            self.limits(),
         )
 
     def _against(self, spell: Spell) -> Source | None:

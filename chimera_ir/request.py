@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from chimera_ir.cost.durations import Costs
 from chimera_ir.errors import AboveMaxOperations, NoSuchTie, TooLarge
 from chimera_ir.ir.ids import Stage, WeightGroup
-from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS
+from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS, Quantity
 from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
+from chimera_ir.orders.budget import SearchBudget
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.change import Change
@@ -37,6 +38,9 @@ class Request:
     With a ``forecast`` the durations come from its profile instead of ``costs``, and the report has a prediction.
     ``against`` is what the report compares with, if not with the library's baseline. With ``require_fit`` a program
     whose workers lack the memory is refused.
+
+    With ``search`` the schedule is the best order of its operations that a search finds within this budget and the
+    ``limits`` of memory, which take the place of those that the text declares.
     """
 
     source: Source
@@ -49,6 +53,8 @@ class Request:
     against: Source | None = None
     communicators: Communicators = Communicators.DIRECTED
     require_fit: bool = False
+    search: SearchBudget | None = None
+    limits: tuple[tuple[Quantity, int], ...] = ()
 
     @property
     def cost_model(self) -> "Forecast | Costs":

@@ -18,6 +18,7 @@ from chimera_ir.commands.compile_command import compile_command
 from chimera_ir.commands.plan_command import plan_command
 from chimera_ir.commands.profile_command import profile_command
 from chimera_ir.commands.run_command import run_command
+from chimera_ir.commands.search_command import search_command
 from chimera_ir.commands.trace_command import trace_command
 from chimera_ir.compilation import Compilation
 from chimera_ir.diagnostics import catalogue
@@ -43,6 +44,7 @@ COMMANDS: dict[str, click.Command] = {
     **{f"chimera {name}": program for name, program in ALIASED.items()},
     **{f"chimera-{name}": program for name, program in ALIASED.items()},
     "chimera run": run_command,
+    "chimera search": search_command,
     "docs/paper_tables": tables_command,
 }
 OTHERS = {

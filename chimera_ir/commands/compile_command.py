@@ -16,6 +16,7 @@ from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import listed_values, setting
 from chimera_ir.commands.common import DOES_NOT_FIT, FILE, WRONG_TEXT, WrongCommand, run, write, write_json
 from chimera_ir.commands.page_files import PAGE, refuse_page, write_page
+from chimera_ir.commands.search_options import SECONDS, searching
 from chimera_ir.commands.sections import SectionedCommand, all_of, as_json, colored, general, is_quiet, remark, report
 from chimera_ir.commands.stage_options import TIED, parse_split
 from chimera_ir.compilation import Compilation
@@ -111,7 +112,7 @@ compiling = all_of(
     cls=SectionedCommand,
     sections={
         "Common options": "--set --out --emit --against --list",
-        "The schedule": "--cost --recompute --sync --tied --communicators",
+        "The schedule": "--cost --recompute --sync --tied --communicators --search --memory --seed",
         "A prediction in seconds": "--profile --cluster --micro-batch-size --copies --split --layout --shard-optimizer "
         "--require-fit",
         "Output": "--html --details --json --table --quiet",
@@ -166,6 +167,13 @@ compiling = all_of(
     type=click.Choice([form.value for form in TableForm]),
     help="Form of the table that --set with several values prints [default: text].",
 )
+@click.option(
+    "--search",
+    type=SECONDS,
+    metavar="SECONDS",
+    help="Search for the best order of the operations, as chimera search does.",
+)
+@searching
 @click.option("--list", "listing", is_flag=True, help="List the library schemes.")
 @as_json("Print the report, the table or the list as JSON.")
 @general
@@ -292,7 +300,12 @@ def _answer_to(request: Request, wanted: Level | None, no_cache: bool, details: 
     color = colored(sys.stderr)
     with option_errors(request.source):
         make = partial(_compiled, request, wanted, color, details)
-        answer = make() if no_cache else cache.recall(partial(_question, request, wanted, color, details), make)
+        # A search that the clock or the user ends may find another order next time.
+        answer = (
+            make()
+            if no_cache or request.search
+            else cache.recall(partial(_question, request, wanted, color, details), make)
+        )
     _say(answer.warnings)
     return answer
 

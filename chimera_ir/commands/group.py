@@ -18,6 +18,7 @@ COMMANDS = {
     "compile": "Compile a scheme to PyTorch scripts, proven free of deadlock.",
     "run": "Compile a scheme and train a model with it on this machine.",
     "compare": "Show schemes side by side at one size.",
+    "search": "Search for the best order of a scheme's operations.",
     "plan": "Rank every way to train a model on a cluster.",
     "profile": "Measure what a model and a cluster cost.",
     "trace": "Compare what ranks recorded with what was promised.",

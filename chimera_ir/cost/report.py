@@ -141,8 +141,9 @@ class Report(Figures):
 
     Every name in report.json is an attribute, except those of `Compilation`, and numbers are exact. ``staleness`` and
     ``stale_micro_batches`` are those of `Staleness`, ``synchronisation`` the launches of gradient sums. ``verified``
-    are the names of the proven rules, ``communicators`` the choices of communicators, from the most to the fewest; none
-    in a report on a schedule. A notebook shows a report as its table.
+    are the names of the proven rules, ``is_baseline`` is whether the schedule is the baseline itself, ``communicators``
+    are the choices of communicators, from the most to the fewest; none in a report on a schedule. A notebook shows a
+    report as its table.
 
     Examples
     --------
@@ -160,6 +161,7 @@ class Report(Figures):
     synchronisation: tuple[Launched, ...]
     verified: tuple[str, ...]
     remarks: tuple[str, ...]
+    is_baseline: bool
     communicators: tuple[CommunicatorChoice, ...] = ()
 
     @property
@@ -256,6 +258,7 @@ def report(
         synchronisation=launches,
         verified=verified,
         remarks=remarks,
+        is_baseline=schedule == baseline,
     )
 
 

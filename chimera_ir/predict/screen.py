@@ -27,14 +27,21 @@ _INDENT = 8
 """Width in columns of the name of an answer, and of the indent of its further lines."""
 
 
-def show(report: Report, summary: Summary, prediction: Prediction | None, width: int, baseline: str) -> list[Text]:
-    """One indented paragraph for each answer, remark and warning; readers know the baseline as ``baseline``."""
+def show(
+    report: Report, summary: Summary, prediction: Prediction | None, width: int, baseline: str, searched: str = ""
+) -> list[Text]:
+    """One indented paragraph for each answer, remark and warning; readers know the baseline as ``baseline``.
+
+    ``searched`` is what a search says of the order that it found.
+    """
     ratio = summary.speed.times_as_fast
     lines = [
         ("speed", _speed(summary.speed, baseline), "green" if ratio > 1 else "bold red" if ratio < 1 else ""),
         ("memory", _memory(summary, report, prediction), "" if summary.fits else "bold red"),
         ("limit", _limit(summary.limit, report, prediction), ""),
     ]
+    if searched:
+        lines.insert(0, ("search", searched, ""))
     if prediction is not None:
         lines.append(("times", _times(prediction), ""))
     if sums := _sums(report, prediction):

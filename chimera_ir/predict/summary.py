@@ -200,7 +200,7 @@ def _speed(report: Report, prediction: Prediction | None, baseline: BaselinePred
     counted = prediction is not None and baseline is not None
     return Speed(
         baseline=base.header.scheme,
-        is_baseline=report.header == base.header,
+        is_baseline=report.is_baseline,
         time=Fraction(prediction.replay.seconds) if prediction and counted else report.makespan,
         baseline_time=Fraction(baseline.seconds) if baseline else base.makespan,
         unit=report.durations.unit,

@@ -1,0 +1,38 @@
+"""The options of a search, which chimera compile and chimera search share."""
+
+import click
+
+from chimera_ir.commands.common import FiniteRange, WrongCommand
+from chimera_ir.commands.sections import all_of
+from chimera_ir.options import MOST, SEARCHED
+from chimera_ir.plural import listed
+
+SECONDS = FiniteRange(0, MOST, min_open=True)
+"""The type of a length of time in which to search."""
+
+
+def _limits(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> dict[str, int]:
+    limits: dict[str, int] = {}
+    for text in words:
+        quantity, equals, limit = text.partition("=")
+        if not (equals and quantity in SEARCHED and limit.isdecimal() and limit.isascii() and len(limit) <= 9):
+            raise WrongCommand(f"--memory {text}: write {listed(SEARCHED, 'or')} with a limit, as in activations=4")
+        if quantity in limits:
+            raise WrongCommand(f"--memory {quantity}: given twice")
+        limits[quantity] = int(limit)
+    return limits
+
+
+searching = all_of(
+    click.option(
+        "--memory",
+        multiple=True,
+        callback=_limits,
+        metavar="QUANTITY=LIMIT",
+        help="Limit of each worker in a search, in micro-batches: activations=4.",
+    ),
+    click.option(
+        "--seed", type=click.IntRange(0, 2**31 - 1), default=0, metavar="S", help="Seed of all chance in a search."
+    ),
+)
+"""Adds to a command's function the options of a search, except how long it takes."""

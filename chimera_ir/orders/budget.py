@@ -1,0 +1,26 @@
+"""The limits of a search."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+SHARE_OF_SECONDS = Fraction(4, 5)
+"""Deterministic time of the solver in each thread for each second of a budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchBudget:
+    """Limits of the time and the work of a search.
+
+    It ends after ``seconds`` by the clock, and before that, on a machine that has two cores for it, after a fixed
+    amount of work, so that the result is the same each time; ``work`` sets this amount, in seconds of the solver's
+    deterministic time. ``seed`` is that of all chance.
+    """
+
+    seconds: float
+    seed: int = 0
+    work: float = 0
+
+    @property
+    def deterministic_seconds(self) -> float:
+        """The amount of work."""
+        return self.work or float(SHARE_OF_SECONDS * Fraction(self.seconds))

@@ -1,0 +1,289 @@
+"""The constraints of an instance, as heuristics and the solver need them: waits with lags, and holdings of memory.
+
+Micro-batches of a pipe that cost the same are interchangeable. If any order meets the constraints, so does one in which
+each stage takes them in turn, at the same times: the k-th operation of a kind on a stage is that of the k-th
+micro-batch. So operations of a kind on a stage wait for each other, which leaves far fewer orders:
+
+    F m1 s0     after F m0 s0       in turn
+    F m4 s0     after W m0 s0       also in turn, if the worker has this stage alone and keeps at most 4 micro-batches
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain, pairwise
+from typing import NamedTuple
+
+from chimera_ir.flow.engine import ordered
+from chimera_ir.flow.live import changes, is_at_end
+from chimera_ir.ir.ids import Micro, Stage
+from chimera_ir.orders.instance import UNITS, OrderInstance
+
+
+class Holding(NamedTuple):
+    """An amount that a store keeps from the start of one operation to the end of another."""
+
+    store: int
+    amount: int
+    opened: int
+    closed: int
+
+
+Lags = tuple[tuple[int, int], ...]
+"""The operations that an operation waits for, each with the ticks from its end on."""
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """All that an order of operations must respect; times are in ticks, and operations are those of an instance.
+
+    ``holdings`` are those that ``waits`` do not imply, for the stores with ``limits``. ``ranks`` has the place of each
+    operation's micro-batch in an order in which one after the other can be finished. ``classes`` has the operations
+    that are taken in turn.
+    """
+
+    machines: Sequence[int]
+    durations: Sequence[int]
+    waits: Sequence[Lags]
+    holdings: tuple[Holding, ...]
+    limits: tuple[int, ...]
+    ranks: Sequence[int]
+    classes: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def followers(self) -> Sequence[Lags]:
+        """The operations that wait for each operation, with the lags."""
+        followers: list[list[tuple[int, int]]] = [[] for _ in self.waits]
+        for number, waits in enumerate(self.waits):
+            for other, lag in waits:
+                followers[other].append((number, lag))
+        return [*map(tuple, followers)]
+
+    @cached_property
+    def order(self) -> list[int]:
+        """All operations, each after those that it waits for."""
+        return ordered([[other for other, _ in waits] for waits in self.waits])
+
+    @cached_property
+    def heads(self) -> list[int]:
+        """The earliest start of each operation if machines and stores were free."""
+        return _longest(self.order, self.waits, self.durations)
+
+    @cached_property
+    def tails(self) -> list[int]:
+        """The least time from the end of each operation to the end of all."""
+        return _longest(self.order[::-1], self.followers, self.durations)
+
+    @cached_property
+    def by_machine(self) -> Sequence[Sequence[int]]:
+        """The operations of each machine."""
+        lanes: list[list[int]] = [[] for _ in range(1 + max(self.machines, default=-1))]
+        for number, machine in enumerate(self.machines):
+            lanes[machine].append(number)
+        return lanes
+
+    @cached_property
+    def backwards(self) -> "Constraints":
+        """Constraints of the orders in reversed time, from the end of all operations."""
+        return replace(
+            self,
+            waits=self.followers,
+            holdings=tuple(holding._replace(opened=holding.closed, closed=holding.opened) for holding in self.holdings),
+            ranks=[-rank for rank in self.ranks],
+            classes=tuple(several[::-1] for several in self.classes),
+        )
+
+    @property
+    def needed_alone(self) -> dict[int, int]:
+        """The most that a micro-batch keeps at once in each store that may be full, if no other one is there."""
+        sums = defaultdict[tuple[int, int], int](int)
+        for store, amount, opened, _ in self.holdings:
+            sums[store, self.ranks[opened]] += amount
+        most: dict[int, int] = {}
+        for (store, _), amount in sums.items():
+            most[store] = max(most.get(store, 0), amount)
+        return most
+
+    def in_turn(self, starts: Sequence[int]) -> list[int]:
+        """The starts of a feasible order, given to the operations of each class in turn."""
+        turned = [*starts]
+        for several in self.classes:
+            for number, start in zip(several, sorted(starts[number] for number in several), strict=True):
+                turned[number] = start
+        return turned
+
+    def makespan(self, starts: Sequence[int]) -> int:
+        """The end of the last operation."""
+        return max(map(sum, zip(starts, self.durations, strict=True)), default=0)
+
+
+def constraints_of(instance: OrderInstance) -> Constraints:
+    """The constraints of an instance, with those that taking micro-batches in turn adds."""
+    classes = _interchangeable(instance)
+    waits = [
+        dict(zip(others, delays, strict=True)) for others, delays in zip(instance.waits, instance.delays, strict=True)
+    ]
+    implied, holdings = _in_full_stores(instance, classes)
+    for earlier, later in chain(chain.from_iterable(map(pairwise, classes)), implied):
+        waits[later].setdefault(earlier, 0)
+    return Constraints(
+        machines=instance.machines,
+        durations=instance.durations,
+        waits=[tuple(several.items()) for several in waits],
+        holdings=holdings,
+        limits=tuple(store.limit for store in instance.stores),
+        ranks=_ranks(instance),
+        classes=classes,
+    )
+
+
+def _longest(order: Iterable[int], before: Sequence[Lags], durations: Sequence[int]) -> list[int]:
+    starts = [0] * len(durations)
+    for number in order:
+        starts[number] = max((starts[other] + durations[other] + lag for other, lag in before[number]), default=0)
+    return starts
+
+
+def _interchangeable(instance: OrderInstance) -> tuple[tuple[int, ...], ...]:
+    """The operations of each kind, stage and slice of a pipe by micro-batch, of the pipes where these are alike."""
+    header, classes = instance.header, defaultdict[tuple[str, object, int, int], list[tuple[Micro, int]]](list)
+    unlike = set[str]()
+    for number, operation in enumerate(instance.operations):
+        part = operation.parts[0]
+        micro, pipe = part.micros[0], header.pipe(part.micros[0]).name
+        if len(operation.parts) > 1 or len(part.micros) > 1:
+            unlike.add(pipe)
+        classes[pipe, part.kind, part.stage, micro % header.slices].append((micro, number))
+    counts = {pipe.name: len(pipe.micros) // header.slices for pipe in header.pipes}
+    by_class = {key: [number for _, number in sorted(several)] for key, several in classes.items()}
+    class_of = {number: key for key, numbers in by_class.items() for number in numbers}
+    for (pipe, *_), numbers in by_class.items():
+        # What a micro-batch costs, and how long its messages take, must not tell it from the others.
+        facts = {
+            (
+                instance.machines[number],
+                instance.durations[number],
+                frozenset(
+                    (class_of[other], delay)
+                    for other, delay in zip(instance.waits[number], instance.delays[number], strict=True)
+                ),
+            )
+            for number in numbers
+        }
+        if len(facts) > 1 or len(numbers) != counts[pipe]:
+            unlike.add(pipe)
+    return tuple(tuple(numbers) for (pipe, *_), numbers in by_class.items() if pipe not in unlike)
+
+
+def _holdings(instance: OrderInstance) -> Iterator[Holding]:
+    """Yields the holdings of each store: one for each part of a micro-batch that a stage keeps for a while."""
+    header, store_of = instance.header, {(store.worker, store.quantity): n for n, store in enumerate(instance.stores)}
+    place = {number: place for place, number in enumerate(ordered(instance.waits))}
+    for quantity in dict.fromkeys(store.quantity for store in instance.stores):
+        events = defaultdict[tuple[int, Micro, Stage], list[tuple[int, int]]](list)
+        for number, operation in enumerate(instance.operations):
+            store = store_of[instance.places[instance.machines[number]].worker, quantity]
+            for part in operation.parts:
+                at_start = at_end = 0
+                for _, unit, amount in changes(header, [part], UNITS[quantity]):
+                    if is_at_end(unit, amount):
+                        at_end += amount
+                    else:
+                        at_start += amount
+                for micro in part.micros:
+                    events[store, micro, part.stage].append((number, (at_start + at_end) // len(part.micros)))
+        for (store, *_), several in events.items():
+            several.sort(key=lambda event: place[event[0]])
+            opened = [number for number, amount in several for _ in range(amount)]
+            closed = [number for number, amount in several for _ in range(-amount)]
+            yield from (Holding(store, 1, *both) for both in zip(opened, closed, strict=True))
+
+
+def _in_full_stores(
+    instance: OrderInstance, classes: Sequence[Sequence[int]]
+) -> tuple[list[tuple[int, int]], tuple[Holding, ...]]:
+    """The waits that the limits of stores imply, and the holdings of the stores for which these are not enough.
+
+    A store with a single class of holdings needs no more than waits.
+    """
+    by_store = defaultdict[int, list[Holding]](list)
+    for holding in _holdings(instance):
+        by_store[holding.store].append(holding)
+    class_of = {number: place for place, several in enumerate(classes) for number in several}
+    implied: list[tuple[int, int]] = []
+    left: list[Holding] = []
+    for store, several in by_store.items():
+        limit = instance.stores[store].limit
+        if len(several) <= limit:
+            continue
+        kinds = {(class_of.get(holding.opened), class_of.get(holding.closed)) for holding in several}
+        held = [
+            _HoldingClass(classes[opened], classes[closed])
+            for opened, closed in kinds
+            if opened is not None and closed is not None
+        ]
+        counts = {len(group.opened) for group in held}
+        regular = len(held) == len(kinds) and len(counts) == 1 and len(several) == len(held) * max(counts)
+        if regular and limit >= len(held):
+            implied += _implied(instance, held, limit)
+        if not regular or len(held) > 1 or limit < len(held):
+            left += several
+    return implied, tuple(left)
+
+
+class _HoldingClass(NamedTuple):
+    """Holdings of one class: the k-th begins with the k-th operation that is opened, and ends with the k-th closed."""
+
+    opened: Sequence[int]
+    closed: Sequence[int]
+
+
+def _implied(instance: OrderInstance, held: Sequence[_HoldingClass], limit: int) -> Iterator[tuple[int, int]]:
+    """The waits between the classes of holdings of a store that keeps at most ``limit`` of them.
+
+    If a holding begins while n others of its micro-batch are sure to exist, n + 1 of them fit only if all but the last
+    ``limit - n`` holdings of each of these classes are over. If a later class has yet to begin before a holding of
+    its micro-batch can be over, too many of the earlier class would leave no room for it, ever.
+    """
+    before = _before_within(instance, [group.opened[0] for group in held] + [group.closed[0] for group in held])
+    for late in held:
+        there = [
+            group
+            for group in held
+            if group is not late
+            and (group.opened[0], late.opened[0]) in before
+            and (late.opened[0], group.closed[0]) in before
+        ]
+        for group in (late, *there):
+            yield from zip(group.closed, late.opened[max(0, limit - len(there)) :], strict=False)
+        for group in there:
+            yield from zip(late.opened, group.opened[limit - 1 :], strict=False)
+
+
+def _before_within(instance: OrderInstance, numbers: Sequence[int]) -> set[tuple[int, int]]:
+    """The pairs of some operations of which the first comes before the second, whatever the order."""
+    pairs = set[tuple[int, int]]()
+    for late in numbers:
+        reached, pending = {late}, [late]
+        for number in pending:
+            new = [other for other in instance.waits[number] if other not in reached]
+            reached.update(new)
+            pending += new
+        pairs |= {(early, late) for early in numbers if early in reached and early != late}
+    return pairs
+
+
+def _ranks(instance: OrderInstance) -> list[int]:
+    """The place of each operation's micro-batch, or of the last one of several, in its pipe; slices are one."""
+    header = instance.header
+    places = {micro: place // header.slices for pipe in header.pipes for place, micro in enumerate(sorted(pipe.micros))}
+    pipes = {pipe.name: number for number, pipe in enumerate(header.pipes)}
+    return [
+        max(
+            places[micro] * len(pipes) + pipes[header.pipe(micro).name]
+            for part in operation.parts
+            for micro in part.micros
+        )
+        for operation in instance.operations
+    ]

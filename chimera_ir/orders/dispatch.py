@@ -1,0 +1,207 @@
+"""Heuristic orders: a list schedule, run forwards and backwards in time, again and again with disturbed preferences.
+
+A machine that is free takes the ready operation with the longest way to the end. Then time is reversed: the order in
+which operations ended is the preference of a list schedule from the end, and so on as long as the makespan falls.
+
+No list schedule jams: an operation waits that would leave no room to finish all micro-batches one after the other.
+"""
+
+import heapq
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+from typing import NamedTuple
+
+from chimera_ir.orders.constraints import Constraints
+
+_DISTURBANCES = (0.01, 0.03, 0.1, 0.2)
+"""Amounts by which preferences are disturbed, as parts of the longest way to the end."""
+
+
+class TimedOrder(NamedTuple):
+    """A makespan, and the start of each operation."""
+
+    makespan: int
+    starts: list[int]
+
+
+_Way = Callable[[Constraints, Sequence[float]], TimedOrder | None]
+
+
+def improving(constraints: Constraints, seed: int, first: Sequence[list[int]] = ()) -> Iterator[TimedOrder | None]:
+    """Yields orders without end, one for each list schedule that was tried; None where it jams.
+
+    ``first`` are starts of orders to begin with.
+    """
+    random, tails = Random(seed), constraints.tails
+    ways: list[_Way] = [_list_schedule] if constraints.holdings else [_list_schedule, _in_gaps]
+    for starts in first:
+        for way in ways:
+            yield from _back_and_forth(constraints, starts, way)
+    disturbance, longest = 0.0, max(tails, default=0)
+    while True:
+        for way in ways:
+            preferences = [random.uniform(0, disturbance * longest) - tail for tail in tails]
+            yield from _back_and_forth(constraints, preferences, way)
+        disturbance = random.choice(_DISTURBANCES)
+
+
+def _back_and_forth(constraints: Constraints, preferences: Sequence[float], way: _Way) -> Iterator[TimedOrder | None]:
+    """Yields list schedules, each in the other direction of time than the one before, as long as they improve."""
+    best = None
+    while True:
+        forwards = way(constraints, preferences)
+        yield forwards
+        if forwards is None or (best is not None and forwards.makespan >= best):
+            return
+        ends = map(sum, zip(forwards.starts, constraints.durations, strict=True))
+        backwards = way(constraints.backwards, [-end for end in ends])
+        if backwards is None:
+            return
+        reverse = zip(backwards.starts, constraints.durations, strict=True)
+        starts = [backwards.makespan - start - duration for start, duration in reverse]
+        yield TimedOrder(backwards.makespan, starts)
+        best, preferences = min(forwards.makespan, backwards.makespan), starts
+
+
+class _Stores:
+    """The room in the stores while operations start and end, such that micro-batches can be finished in their order.
+
+    An operation may start if the first unfinished micro-batch can still add all that it needs, the second one as well
+    once the first has freed what it keeps, and so on: the banker's algorithm.
+    """
+
+    def __init__(self, constraints: Constraints) -> None:
+        self._ranks = constraints.ranks
+        self._room = list(constraints.limits)
+        self._added = defaultdict[int, list[tuple[int, int]]](list)
+        self._freed = defaultdict[int, list[tuple[int, int, int]]](list)
+        # What each micro-batch keeps in each store, what it will still add there, and how many holdings are not over.
+        self._held = [defaultdict[int, int](int) for _ in self._room]
+        self._needed = [defaultdict[int, int](int) for _ in self._room]
+        self._open = defaultdict[int, int](int)
+        for store, amount, opened, closed in constraints.holdings:
+            rank = self._ranks[opened]
+            self._added[opened].append((store, amount))
+            self._freed[closed].append((store, amount, rank))
+            self._needed[store][rank] += amount
+            self._open[rank] += 1
+        self._most = [max(needed.values(), default=0) for needed in self._needed]
+        self._unfinished = sorted(self._open)
+
+    def fits(self, number: int) -> bool:
+        """Whether an operation may start."""
+        rank = self._ranks[number]
+        return all(self._is_safe(store, amount, rank) for store, amount in self._added.get(number, ()))
+
+    def _is_safe(self, store: int, amount: int, rank: int) -> bool:
+        room = self._room[store] - amount
+        if room >= self._most[store] or room < 0:
+            return room >= 0
+        needed, held = self._needed[store], self._held[store]
+        holding = {*(other for other in held if held[other]), rank}
+        for other in self._unfinished:
+            added = amount if other == rank else 0
+            if needed[other] - added > room:
+                return False
+            room += held[other] + added
+            holding.discard(other)
+            if not holding:
+                break
+        return True
+
+    def start(self, number: int) -> None:
+        """Takes the room that an operation needs from its start on."""
+        for store, amount in self._added.get(number, ()):
+            self._room[store] -= amount
+            self._needed[store][self._ranks[number]] -= amount
+            self._held[store][self._ranks[number]] += amount
+
+    def end(self, number: int) -> bool:
+        """Gives back the room that an operation frees; returns whether it finishes a micro-batch."""
+        finished = False
+        for store, amount, rank in self._freed.get(number, ()):
+            self._room[store] += amount
+            self._held[store][rank] -= amount
+            self._open[rank] -= 1
+            if not self._open[rank]:
+                self._unfinished.remove(rank)
+                finished = True
+        return finished
+
+
+def _list_schedule(constraints: Constraints, preferences: Sequence[float]) -> TimedOrder | None:
+    """The list schedule in which a free machine takes what is ready and preferred most; None if it jams."""
+    machines, durations = constraints.machines, constraints.durations
+    missing = [len(waits) for waits in constraints.waits]
+    earliest, starts = [0] * len(missing), [0] * len(missing)
+    ready: list[list[tuple[float, int]]] = [[] for _ in constraints.by_machine]
+    free, stores, done, makespan = [0] * len(ready), _Stores(constraints), 0, 0
+    # Events: an operation becomes ready (0), or ends (1).
+    events = [(0, 0, number) for number, count in enumerate(missing) if not count]
+    while events:
+        now, woken = events[0][0], set[int]()
+        while events and events[0][0] == now:
+            _, ends, number = heapq.heappop(events)
+            if ends:
+                if stores.end(number):
+                    woken.update(range(len(ready)))
+            else:
+                heapq.heappush(ready[machines[number]], (preferences[number], number))
+            woken.add(machines[number])
+        for machine in sorted(woken):
+            if free[machine] > now or (chosen := _first_that_fits(ready[machine], stores)) is None:
+                continue
+            stores.start(chosen)
+            starts[chosen], free[machine] = now, now + durations[chosen]
+            makespan, done = max(makespan, free[machine]), done + 1
+            heapq.heappush(events, (free[machine], 1, chosen))
+            for follower, lag in constraints.followers[chosen]:
+                earliest[follower] = max(earliest[follower], free[machine] + lag)
+                missing[follower] -= 1
+                if not missing[follower]:
+                    heapq.heappush(events, (earliest[follower], 0, follower))
+    return TimedOrder(makespan, starts) if done == len(missing) else None
+
+
+def _first_that_fits(ready: list[tuple[float, int]], stores: _Stores) -> int | None:
+    """Takes the first ready operation for which there is room; None if there is none."""
+    skipped, chosen = [], None
+    while ready and chosen is None:
+        entry = heapq.heappop(ready)
+        if stores.fits(entry[1]):
+            chosen = entry[1]
+        else:
+            skipped.append(entry)
+    for entry in skipped:
+        heapq.heappush(ready, entry)
+    return chosen
+
+
+def _in_gaps(constraints: Constraints, preferences: Sequence[float]) -> TimedOrder:
+    """The order in which operations take, by preference, the first gap that is long enough; there are no holdings."""
+    durations = constraints.durations
+    missing = [len(waits) for waits in constraints.waits]
+    earliest, starts = [0] * len(missing), [0] * len(missing)
+    intervals: list[list[tuple[int, int]]] = [[(-1, 0)] for _ in constraints.by_machine]
+    ready = [(preferences[number], number) for number, count in enumerate(missing) if not count]
+    heapq.heapify(ready)
+    makespan = 0
+    while ready:
+        _, number = heapq.heappop(ready)
+        lane, length = intervals[constraints.machines[number]], durations[number]
+        place = bisect_right(lane, (earliest[number], makespan + 1))
+        start = max(earliest[number], lane[place - 1][1])
+        while place < len(lane) and lane[place][0] < start + length:
+            start = lane[place][1]
+            place += 1
+        lane.insert(place, (start, start + length))
+        starts[number] = start
+        makespan = max(makespan, start + length)
+        for follower, lag in constraints.followers[number]:
+            earliest[follower] = max(earliest[follower], start + length + lag)
+            missing[follower] -= 1
+            if not missing[follower]:
+                heapq.heappush(ready, (preferences[follower], follower))
+    return TimedOrder(makespan, starts)

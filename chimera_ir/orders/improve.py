@@ -1,0 +1,148 @@
+"""The pass from a schedule to the best one that a search finds: placement and pipes stay, orders change."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from importlib.util import find_spec
+from itertools import chain
+
+from chimera_ir.cost.durations import Durations
+from chimera_ir.cost.number_text import Unit, exact, percent
+from chimera_ir.errors import OptionError, WrongOption
+from chimera_ir.ir.levels import Bound, Header, Quantity, Schedule
+from chimera_ir.ir.streams import ScheduleStream
+from chimera_ir.orders.budget import SearchBudget
+from chimera_ir.orders.instance import Costing, OrderInstance, instance_of
+from chimera_ir.orders.search import Ended, Found, NoOrder, search
+from chimera_ir.plural import listed
+
+Limits = Mapping[Quantity, int]
+"""Limits of every worker that take the place of those that the text declares."""
+
+_WHY = {
+    Ended.PROVEN: "no order is shorter",
+    Ended.BUDGET: "the budget was spent",
+    Ended.CLOCK: "the time was over, another search may find another order",
+    Ended.INTERRUPTED: "interrupted from the keyboard, another search may find another order",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Improvement:
+    """A schedule that a search found, not yet verified, with what is known of it and of its costs in words."""
+
+    schedule: Schedule
+    result: Found
+    costs: str
+    unit: Unit
+
+    @property
+    def words(self) -> str:
+        """The result in a line."""
+        result, show = self.result, self.unit.show
+        gap = (
+            "proven to be the shortest"
+            if result.proven
+            else f"at least {show(result.bound)}, gap {percent(result.gap)}"
+        )
+        fitting = [(time, name) for name, time in result.hints.items() if time is not None]
+        hints = ", ".join(f"{name} {show(time)}" for time, name in sorted(fitting))
+        return f"{show(result.makespan)}, {gap}{f'; began with {hints}' if hints else ''}"
+
+    @property
+    def comments(self) -> str:
+        """The lines above the text of the schedule, which say how it was result."""
+        header, budget, ended = self.schedule.header, self.result.budget, self.result.ended
+        bounds = [f"{bound.quantity.value} <= {_limits(bound)}" for bound in header.bounds]
+        lines = (
+            f"order of a search: {self.words}",
+            f"costs: {self.costs}",
+            f"bounds on memory: {', '.join(bounds) or 'none'}",
+            f"budget: {budget.seconds:g} s, seed {budget.seed}; it ended because {_WHY[ended]}",
+        )
+        return "".join(f"# {line}\n" for line in lines)
+
+    def as_json(self) -> dict[str, object]:
+        """The result as plain data."""
+        result = self.result
+        return {
+            "makespan": float(result.makespan),
+            "bound": float(result.bound),
+            "gap": float(result.gap),
+            "proven": result.proven,
+            "ended": result.ended.value,
+            "seconds": result.budget.seconds,
+            "seed": result.budget.seed,
+            "began_with": {name: time if time is None else float(time) for name, time in result.hints.items()},
+        }
+
+
+def require_solver() -> None:
+    """Raises `OptionError` if OR-Tools is not installed."""
+    if find_spec("ortools") is None:
+        raise OptionError("a search needs OR-Tools, which is not installed: pip install 'chimera_ir[search]'")
+
+
+def with_limits(header: Header, limits: Limits) -> Header:
+    """The header with other limits of activations or host memory, the same for every worker."""
+    others = tuple(bound for bound in header.bounds if bound.quantity not in limits)
+    added = tuple(Bound(quantity, (limit,) * header.workers) for quantity, limit in limits.items())
+    return replace(header, bounds=others + added)
+
+
+def improvement(
+    schedule: Schedule | ScheduleStream,
+    durations: Durations,
+    limits: Limits,
+    further: Mapping[str, Schedule],
+    budget: SearchBudget,
+    tell: Callable[[str], None],
+) -> Improvement:
+    """The best order of a verified schedule's operations that a search finds.
+
+    ``further`` are schedules with the same placement, by name, from which it begins as well.
+
+    Raises `WrongOption` if the schedule is a stream, or no order that meets the bounds on memory is known at the end.
+    """
+    require_solver()
+    if isinstance(schedule, ScheduleStream):
+        raise WrongOption("search", ": it searches among the orders of one update, and the scheme has no flush")
+    header = with_limits(schedule.header, limits)
+    instance = instance_of(replace(schedule, header=header), Costing.of(durations, header))
+    hints = {header.scheme: instance.lanes} | {
+        name: lanes for name, other in further.items() if (lanes := lanes_of(instance, other)) is not None
+    }
+    try:
+        result = search(instance, hints, budget, tell)
+    except NoOrder as error:
+        raise WrongOption("memory" if limits else "search", f": {_reason(instance, error, budget)}") from error
+    kinds = {operation.kind.letter for operation in instance.operations}
+    return Improvement(instance.schedule(result.lanes), result, durations.summary(header, kinds), durations.unit)
+
+
+def lanes_of(instance: OrderInstance, schedule: Schedule) -> Sequence[Sequence[int]] | None:
+    """The lanes of another schedule of the same operations on the same workers, by number; None if they are not."""
+    places = [instance.places[machine].worker for machine in instance.machines]
+    number_of = {operation: number for number, operation in enumerate(instance.operations)}
+    if Counter(chain.from_iterable(schedule.lanes)) != Counter(instance.operations):
+        return None
+    lanes = [[number_of[operation] for operation in lane] for lane in schedule.lanes]
+    return lanes if all(places[number] == w for w, lane in enumerate(lanes) for number in lane) else None
+
+
+def _reason(instance: OrderInstance, error: NoOrder, budget: SearchBudget) -> str:
+    """The reason why there is no order, with a remedy."""
+    needed: dict[str, Fraction] = {}
+    for store, amount in error.needed.items():
+        name = instance.stores[store].quantity.value
+        needed[name] = max(needed.get(name, Fraction(0)), Fraction(amount, instance.header.parts))
+    least = listed([f"{name} {exact(amount)}" for name, amount in needed.items()])
+    remedy = f"one micro-batch after another needs {least}"
+    if error.impossible:
+        return f"no order keeps the bounds on memory; {remedy}"
+    return f"no order that keeps the bounds on memory was found in {budget.seconds:g} s; {remedy}"
+
+
+def _limits(bound: Bound) -> str:
+    return " ".join(map(str, bound.limits if len({*bound.limits}) > 1 else bound.limits[:1]))

@@ -1,0 +1,246 @@
+"""The search for the shortest order: heuristics first, then CP-SAT in rounds, until the bound meets the best.
+
+In each round two solvers work at the same time, each in a thread. One looks for any order that is over by a target:
+the lower bound at first, then targets halfway to the best order, as long as none is found. The other one improves the
+best order, and the bound. Both stop at a fixed deterministic time, so the result depends on the clock only if that
+ends the search.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from enum import Enum
+from fractions import Fraction
+from itertools import islice
+from time import monotonic
+
+from chimera_ir.orders.budget import SearchBudget
+from chimera_ir.orders.constraints import Constraints, constraints_of
+from chimera_ir.orders.cp_sat import Solved, Solver
+from chimera_ir.orders.dispatch import TimedOrder, improving
+from chimera_ir.orders.instance import OrderInstance
+from chimera_ir.orders.lower_bound import lower_bound
+
+_WORK_OF_OPERATION = 1e-5
+"""About how much deterministic time of the solver a list schedule takes for each operation."""
+
+_HEURISTIC, _MOST_HEURISTIC = 0.15, 2.0
+"""Work of the heuristics: a part of the budget, and the most, in seconds."""
+
+_FIRST_ROUND, _MOST_FIRST_ROUND, _GROWTH = 0.04, 0.4, 1.6
+"""Work of the first round, likewise, and by how much each round is longer than the one before it."""
+
+_MOST_FOR_SOLVER = 6_000
+"""The most operations of an instance that the solver gets as a whole."""
+
+
+class Ended(Enum):
+    """The reason for the end of a search."""
+
+    PROVEN = "proven"
+    BUDGET = "budget"
+    CLOCK = "clock"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best order that a search knows, and what is known of it; times are in the unit of the costs.
+
+    ``lanes`` has the operations of each worker, by number in the instance. No order is shorter than ``bound``.
+    ``hints`` are the makespans of the orders that the search began with, by name; None for an order that exceeds a
+    bound on memory.
+    """
+
+    lanes: Sequence[Sequence[int]]
+    makespan: Fraction
+    bound: Fraction
+    hints: Mapping[str, Fraction | None]
+    budget: SearchBudget
+    ended: Ended
+
+    @property
+    def gap(self) -> Fraction:
+        """The part of the makespan by which an order could be shorter, as far as is known."""
+        return 1 - self.bound / self.makespan if self.makespan else Fraction(0)
+
+    @property
+    def proven(self) -> bool:
+        """Whether no order is shorter."""
+        return self.bound == self.makespan
+
+
+class NoOrder(Exception):
+    """No order that meets the bounds on memory is known; ``impossible`` if there is none.
+
+    ``needed`` has, by store, the most that a single micro-batch keeps in it.
+    """
+
+    def __init__(self, impossible: bool, needed: Mapping[int, int]) -> None:
+        super().__init__("there is no order" if impossible else "no order was found")
+        self.impossible, self.needed = impossible, needed
+
+
+Tell = Callable[[str], None]
+
+
+def search(
+    instance: OrderInstance,
+    hints: Mapping[str, Sequence[Sequence[int]]],
+    budget: SearchBudget,
+    tell: Tell = lambda _: None,
+) -> Found:
+    """The best order of an instance that a search finds within a budget; ``hints`` are lanes of orders, by name.
+
+    Interrupted from the keyboard, it returns the best order so far. Raises `NoOrder` if none is known then.
+    """
+    constraints = constraints_of(instance)
+    best_so_far = _BestSoFar(constraints, budget, tell, lower_bound(constraints))
+    starts_of = {name: starts for name, lanes in hints.items() if (starts := instance.starts(lanes)) is not None}
+    fits = {name: fits_stores(instance, hints[name]) for name in starts_of}
+    for name, starts in starts_of.items():
+        if fits[name]:
+            best_so_far.offer(constraints.in_turn(starts))
+    try:
+        best_so_far.run(list(starts_of.values()))
+    except KeyboardInterrupt:
+        best_so_far.ended = Ended.INTERRUPTED
+    if best_so_far.best is None:
+        raise NoOrder(best_so_far.ended is Ended.PROVEN, constraints.needed_alone)
+    lanes = instance.by_start(best_so_far.best.starts)
+    starts = instance.starts(lanes)
+    assert starts is not None
+    makespan = instance.makespan(starts)
+    return Found(
+        lanes,
+        makespan * instance.tick,
+        min(best_so_far.least, makespan) * instance.tick,
+        {name: instance.makespan(starts) * instance.tick if fits[name] else None for name, starts in starts_of.items()},
+        budget,
+        best_so_far.ended,
+    )
+
+
+def fits_stores(instance: OrderInstance, lanes: Sequence[Sequence[int]]) -> bool:
+    """Whether lanes keep the limits of all stores."""
+    amounts = [0] * len(instance.stores)
+    for lane in lanes:
+        for number in lane:
+            for change in instance.changes[number]:
+                amounts[change.store] += change.at_start
+                if amounts[change.store] > instance.stores[change.store].limit:
+                    return False
+                amounts[change.store] += change.at_end
+    return True
+
+
+class _BestSoFar:
+    """The best order and the bound so far, and what is left of the budget."""
+
+    def __init__(self, constraints: Constraints, budget: SearchBudget, tell: Tell, least: int) -> None:
+        self._constraints, self._budget, self._tell = constraints, budget, tell
+        self._end = monotonic() + budget.seconds
+        self._work = self._work_left = budget.deterministic_seconds
+        self.least, self.ended = least, Ended.BUDGET
+        self.best: TimedOrder | None = None
+
+    def offer(self, starts: Sequence[int]) -> None:
+        """Keeps an order, given by starts in ticks, if it is the best."""
+        makespan = self._constraints.makespan(starts)
+        if self.best is None or makespan < self.best.makespan:
+            self.best = TimedOrder(makespan, [*starts])
+            self._report()
+
+    def raise_bound(self, bound: int) -> None:
+        """Notes that no order is over before ``bound``."""
+        if bound > self.least:
+            self.least = bound
+            self._report()
+
+    def run(self, first: Sequence[list[int]]) -> None:
+        """Searches until the best order is proven, or the budget is spent; ``first`` are starts to begin with."""
+        self._run_heuristics(first)
+        if len(self._constraints.durations) <= _MOST_FOR_SOLVER:
+            for part in self._rounds():
+                if self._over():
+                    break
+                self._run_round(part)
+        if self.best is None:
+            self.ended = Ended.PROVEN if self.least > self._latest else self.ended
+        elif self.least >= self.best.makespan:
+            self.ended = Ended.PROVEN
+
+    def _run_heuristics(self, first: Sequence[list[int]]) -> None:
+        work = _WORK_OF_OPERATION * len(self._constraints.durations)
+        budget = min(_HEURISTIC * self._work, _MOST_HEURISTIC)
+        for order in islice(improving(self._constraints, self._budget.seed, first), max(4, int(budget / work))):
+            self._work_left -= work
+            if order is not None:
+                self.offer(order.starts)
+            if self._over():
+                return
+
+    def _rounds(self) -> Iterator[float]:
+        """The deterministic time of each round, which grows."""
+        part = min(_FIRST_ROUND * self._work, _MOST_FIRST_ROUND)
+        while True:
+            yield part
+            part *= _GROWTH
+
+    def _run_round(self, work: float) -> None:
+        work = min(work, self._work_left)
+        most = self._latest if self.best is None else self.best.makespan - 1
+        hint = self.best.starts if self.best else None
+        target = min(self._target(most), most)
+        seed = self._budget.seed
+        solvers = [
+            Solver(self._constraints, self.least, target, hint, any_order=True, limit=work, seed=seed),
+            Solver(self._constraints, self.least, most, hint, any_order=False, limit=work, seed=seed + 1),
+        ]
+        reached, improved = self._together(solvers)
+        self._work_left -= max(work / 10, reached.work, improved.work)
+        self.raise_bound(max(reached.bound, improved.bound))
+        for solved in (reached, improved):
+            if solved.starts is not None:
+                self.offer(solved.starts)
+        self._aimed = target if reached.starts is None and reached.bound <= target else None
+
+    def _target(self, most: int) -> int:
+        """The makespan to aim at: the bound or, if that was aimed at in vain, halfway from there to the best."""
+        aimed = self._aimed
+        return self.least if aimed is None or aimed >= most - 1 else max(self.least, (aimed + most + 1) // 2)
+
+    _aimed: int | None = None
+
+    def _together(self, solvers: Sequence[Solver]) -> list[Solved]:
+        seconds = max(0.01, self._end - monotonic())
+        with ThreadPoolExecutor(len(solvers)) as pool:
+            runs = [pool.submit(solver.run, seconds) for solver in solvers]
+            try:
+                wait(runs)
+            except KeyboardInterrupt:
+                for solver in solvers:
+                    solver.stop()
+                raise
+            return [run.result() for run in runs]
+
+    def _over(self) -> bool:
+        if self.best is not None and self.least >= self.best.makespan:
+            return True
+        if self.best is None and self.least > self._latest:
+            return True
+        if monotonic() >= self._end:
+            self.ended = Ended.CLOCK
+            return True
+        return self._work_left <= 0
+
+    @property
+    def _latest(self) -> int:
+        """A makespan that some order has, if there is any: one operation at a time, and all delays."""
+        constraints = self._constraints
+        return sum(constraints.durations) + sum(lag for waits in constraints.waits for _, lag in waits)
+
+    def _report(self) -> None:
+        if self.best is not None:
+            gap = 1 - self.least / self.best.makespan if self.best.makespan else 0.0
+            self._tell(f"best {self.best.makespan:,}, at least {self.least:,} ticks, gap {gap:.1%}")

@@ -1,0 +1,254 @@
+"""The search for the best order: published optima, a plain model of the same problem, the command."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from importlib.util import find_spec
+from random import Random
+
+import pytest
+
+import chimera_ir
+from chimera_ir.commands import group
+from chimera_ir.compilation import Compilation
+from chimera_ir.cost.durations import Costs
+from chimera_ir.errors import CompileError, OptionError
+from chimera_ir.ir.levels import Quantity, Schedule
+from chimera_ir.orders import improve
+from chimera_ir.orders.budget import SearchBudget
+from chimera_ir.orders.constraints import constraints_of
+from chimera_ir.orders.improve import with_limits
+from chimera_ir.orders.instance import Costing, OrderInstance, instance_of
+from chimera_ir.orders.lower_bound import lower_bound
+from chimera_ir.orders.search import Ended, Found, NoOrder, fits_stores, search
+from chimera_ir.source import Source
+from tests.unit.command import Run
+from tests.unit.conftest import calling
+
+pytestmark = pytest.mark.skipif(find_spec("ortools") is None, reason="OR-Tools is not installed: the extra search")
+
+UNBOUNDED = SearchBudget(seconds=600, work=10)
+"""Work of a few seconds, which the clock does not end."""
+
+
+def costs(**by_kind: int) -> Costs:
+    made = Costs()
+    for kind, cost in by_kind.items():
+        made = made.using(kind, str(cost))
+    return made
+
+
+def instance(scheme: str, kinds: Costs, limit: int = 0, **parameters: int) -> OrderInstance:
+    schedule = chimera_ir.compile(scheme, **parameters).schedule
+    assert isinstance(schedule, Schedule)
+    limits = {Quantity.ACTIVATIONS: limit} if limit else {}
+    bounded = replace(schedule, header=with_limits(schedule.header, limits))
+    return instance_of(bounded, Costing(kinds.durations(bounded.header)))
+
+
+def best(problem: OrderInstance, budget: SearchBudget = UNBOUNDED) -> Found:
+    return search(problem, {"own": problem.lanes}, budget)
+
+
+SPLIT = {"F": 2, "I": 3, "W": 2}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "kinds", "limit", "parameters", "optimum"),
+    [
+        ("waves", {"F": 1, "B": 2}, 0, {"P": 2, "N": 2}, 16),
+        ("waves", {"F": 1, "B": 2}, 0, {"P": 4, "N": 4}, 36),
+        ("waves", {"F": 1, "B": 2}, 0, {"P": 4, "N": 8}, 57),
+        ("waves", {"F": 1, "B": 2}, 0, {"P": 8, "N": 8}, 76),
+        ("zb_h1", {"F": 1, "I": 1, "W": 1}, 4, {"D": 4, "N": 8}, 27),
+        ("zb_h1", {"F": 2, "I": 2, "W": 1}, 4, {"D": 4, "N": 8}, 49),
+        ("zb_h1", SPLIT, 4, {"D": 4, "N": 8}, 65),
+        ("zb_h1", {"F": 1, "I": 3, "W": 2}, 4, {"D": 4, "N": 8}, 57),
+        ("zb_h1", SPLIT, 1, {"D": 4, "N": 8}, 176),
+        ("zb_h1", SPLIT, 2, {"D": 4, "N": 8}, 99),
+        ("zb_h1", SPLIT, 3, {"D": 4, "N": 8}, 75),
+        ("zb_v", {"F": 1, "I": 1, "W": 1}, 8, {"P": 4, "N": 8}, 51),
+    ],
+)
+def test_known_optima_are_reached_and_proven(
+    scheme: str, kinds: Mapping[str, int], limit: int, parameters: Mapping[str, int], optimum: int
+) -> None:
+    problem = instance(scheme, costs(**kinds), limit, **parameters)
+    found = best(problem)
+    assert (found.makespan, found.bound, found.ended) == (optimum, optimum, Ended.PROVEN)
+    assert fits_stores(problem, found.lanes)
+
+
+def plain_optimum(problem: OrderInstance) -> int:
+    """The least makespan by a model with nothing but the problem: no turns, no implied waits, stores as reservoirs."""
+    from ortools.sat.python import cp_model
+
+    model, horizon = cp_model.CpModel(), sum(problem.durations)
+    starts = [model.new_int_var(0, horizon, "") for _ in problem.durations]
+    ends = [start + duration for start, duration in zip(starts, problem.durations, strict=True)]
+    lanes = defaultdict(list)
+    levels = [(list[object](), list[int]()) for _ in problem.stores]
+    for number, machine in enumerate(problem.machines):
+        lanes[machine].append(model.new_fixed_size_interval_var(starts[number], problem.durations[number], ""))
+        for other, delay in zip(problem.waits[number], problem.delays[number], strict=True):
+            model.add(starts[number] >= ends[other] + delay)
+        for change in problem.changes[number]:
+            times, amounts = levels[change.store]
+            times += [starts[number], ends[number]]
+            amounts += [change.at_start, change.at_end]
+    for lane in lanes.values():
+        model.add_no_overlap(lane)
+    for store, (times, amounts) in zip(problem.stores, levels, strict=True):
+        model.add_reservoir_constraint(times, amounts, 0, store.limit)
+    makespan = model.new_int_var(0, horizon, "")
+    model.add_max_equality(makespan, ends)
+    model.minimize(makespan)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    assert solver.solve(model) == cp_model.OPTIMAL
+    return round(solver.objective_value)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "limit", "parameters"),
+    [
+        ("zb_h1", 2, {"D": 2, "N": 3}),
+        ("v_half", 3, {"P": 2, "N": 2}),
+        ("zb_v", 2, {"P": 2, "N": 2}),
+        ("chimera", 2, {"D": 2, "N": 4}),
+        ("seq1f1b", 1, {"D": 2, "N": 1, "k": 2}),
+        ("dualpipe", 3, {"D": 2, "N": 4}),
+    ],
+)
+def test_the_optimum_is_that_of_a_plain_model(scheme: str, limit: int, parameters: Mapping[str, int]) -> None:
+    random = Random(f"{scheme} {limit}")
+    for _ in range(2):
+        kinds = costs(**{kind: random.randint(1, 5) for kind in "FBIW"})
+        problem = instance(scheme, kinds, limit, **parameters)
+        found = best(problem)
+        assert found.proven
+        assert found.makespan / problem.tick == plain_optimum(problem)
+
+
+def test_a_bound_is_never_above_an_order_and_waits_hold_in_every_order_in_turn() -> None:
+    for name, limit in (("zb_h2", 8), ("v_half", 8), ("waves", 9), ("chimera", 4)):
+        problem = instance(name, costs(F=2, I=3, W=1), limit)
+        constraints = constraints_of(problem)
+        assert fits_stores(problem, problem.lanes), "an order to try"
+        own = problem.starts(problem.lanes)
+        assert own is not None
+        starts = constraints.in_turn(own)
+        assert lower_bound(constraints) <= problem.makespan(own) == constraints.makespan(starts)
+        for number, waits in enumerate(constraints.waits):
+            for other, lag in waits:
+                assert starts[number] >= starts[other] + problem.durations[other] + lag
+
+
+def test_the_same_search_finds_the_same_and_never_less_than_it_began_with() -> None:
+    problem = instance("zb_v", costs(F=3, I=4, W=2), 5, P=4, N=8)
+    budget = SearchBudget(seconds=600, work=0.06, seed=3)
+    first, second = best(problem, budget), best(problem, budget)
+    assert (first.lanes, first.bound) == (second.lanes, second.bound)
+    assert first.ended is Ended.BUDGET
+    assert first.bound < first.makespan
+    again = search(problem, {"first": first.lanes}, SearchBudget(seconds=600, work=1e-6))
+    assert again.hints == {"first": first.makespan}
+    assert again.makespan <= first.makespan
+
+
+def test_no_list_schedule_jams_in_the_least_memory_of_one_micro_batch() -> None:
+    for scheme in ("zb_v", "bitpipe", "waves"):
+        problem = instance(scheme, costs(F=1, B=2), 2)
+        found = best(problem, SearchBudget(seconds=600, work=1e-6))
+        assert fits_stores(problem, found.lanes)
+        with pytest.raises(NoOrder) as error:
+            best(instance(scheme, costs(F=1, B=2), 1), SearchBudget(seconds=600, work=0.5))
+        assert error.value.impossible
+        assert {*error.value.needed.values()} == {2}
+
+
+@pytest.fixture(name="run_chimera")
+def _run_chimera(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Calls ``chimera``."""
+    return calling(group.main, "chimera", capsys, monkeypatch)
+
+
+def improved(**options: object) -> Compilation:
+    return chimera_ir.compile("zb_h1", options=chimera_ir.Options(search=600, **options), D=4, N=8)  # type: ignore[arg-type]
+
+
+def test_a_compilation_with_a_search_is_verified_and_its_text_says_how_it_was_found() -> None:
+    compilation = improved(costs=SPLIT, memory={"activations": 3}, seed=5, against="zb_h1")
+    assert compilation.report.makespan == 75
+    assert compilation.report.baseline.makespan == 65
+    assert not compilation.report.is_baseline
+    assert max(compilation.verified.live) == 3
+    text = compilation.schedule_text
+    assert text.splitlines()[:4] == [
+        "# order of a search: 75, proven to be the shortest",
+        "# costs: F = 2, I = 3, W = 2",
+        "# bounds on memory: activations <= 3",
+        "# budget: 600 s, seed 5; it ended because no order is shorter",
+    ]
+    again = chimera_ir.compile(Source("found.sir", text))
+    assert again.schedule == compilation.schedule
+
+
+def test_a_search_begins_with_the_librarys_orders_of_the_same_placement() -> None:
+    improvement = improved(memory={"activations": 8}).improvement
+    assert improvement is not None
+    assert improvement.result.hints == {"zb_h1": 27, "zb_h2": 24 + Fraction(3)}
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        ("pipedream", {}, "search: it searches among the orders of one update, and the scheme has no flush"),
+        ("waves", {"memory": {"activations": 1}}, "one micro-batch after another needs activations 2"),
+    ],
+)
+def test_what_cannot_be_searched_is_said(text: str, options: Mapping[str, object], words: str) -> None:
+    with pytest.raises(CompileError, match=words):
+        _ = chimera_ir.compile(text, options=chimera_ir.Options(search=600, **options)).report  # type: ignore[arg-type]
+
+
+def test_the_text_of_a_program_is_refused() -> None:
+    text = chimera_ir.compile("dapple", D=2, N=2).program_text
+    compilation = chimera_ir.compile(Source("program.sir", text), options=chimera_ir.Options(search=1))
+    with pytest.raises(CompileError, match="search with its schedule"):
+        _ = compilation.schedule
+
+
+def test_a_missing_solver_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(improve, "find_spec", lambda _: None)
+    with pytest.raises(OptionError, match=r"pip install 'chimera_ir\[search\]'"):
+        _ = improved().schedule
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--memory", "activations=0"), "from 1 on"),
+        (("--memory", "weights=2"), "write activations or host with a limit"),
+        (("--memory", "activations=2", "--memory", "activations=3"), "given twice"),
+        (("--seconds", "0"), "not in the range"),
+    ],
+)
+def test_mistakes_in_options_of_a_search_name_the_remedy(
+    run_chimera: Run, words: tuple[str, ...], message: str
+) -> None:
+    ended = run_chimera("search", "zb_h1", *words)
+    assert ended.status == 2
+    assert message in ended.err
+
+
+def test_options_of_a_search_without_one_are_refused(run_chimera: Run) -> None:
+    ended = run_chimera("compile", "zb_h1", "--memory", "activations=4")
+    assert (ended.status, "add --search" in ended.err) == (2, True)
+
+
+def test_the_command_prints_the_order_that_it_found(run_chimera: Run) -> None:
+    ended = run_chimera("search", "waves", "P=2", "N=2", "--emit", "schedule")
+    assert ended.status == 0
+    assert ended.out.startswith("# order of a search: 16, proven to be the shortest; began with waves 1")
