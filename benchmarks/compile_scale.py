@@ -1,6 +1,7 @@
 """How compiling grows with the schedule, beside torch.distributed.pipelining's lowering of the same operations.
 
     .venv/bin/python benchmarks/compile_scale.py [--runs 5] [--large] [--markdown PAGE]
+    .venv/bin/python benchmarks/compile_scale.py --slices [--runs 5]
 
 Ours is all of it: from the text of a library scheme to a verified program with its report, no files. Theirs is the
 lowering of a given order of operations alone (``_add_unshard_reshard``, ``_add_reduce_grad``, ``_add_send_recv``, as
@@ -10,6 +11,7 @@ Each measurement is a process of its own that reports the CPU time of the work w
 they take turns, and the first round is thrown away. An exponent is the slope of the least-squares line through the
 logarithms of operations and median time: over all sizes, and over those of at least 4,096 operations, for below what
 does not grow counts. ``--large`` goes on to a million operations, measured once; theirs is left out there.
+``--slices`` compiles 1F1B and, with as many operations, Seq1F1B of four slices, in turns.
 """
 
 import argparse
@@ -33,6 +35,8 @@ LARGE = ((64, 4096), (64, 8192))
 FITTED = 4096
 THEIRS = "torch"
 SCHEMES = ("dapple", "chimera")
+SLICED, SLICES, OF_SLICES = "seq1f1b", 4, (64, 512)
+"""A scheme with slices, their number, and the workers and slices with which it is compared."""
 
 
 class Run(NamedTuple):
@@ -51,12 +55,14 @@ def ours(scheme: str) -> Callable[[int, int], Callable[[], object]]:
         from chimera_ir.compilation import Compilation
         from chimera_ir.request import Request
 
-        settings = {"D": depth, "N": micro_batches}
+        sliced = {"k": SLICES, "N": micro_batches // SLICES} if scheme == SLICED else {}
+        settings = {"D": depth, "N": micro_batches} | sliced
         request = Request(library.source(scheme), settings, max_operations=10_000_000)
 
         def work() -> object:
             compilation = Compilation(request)
-            return compilation.report, compilation.verified.schedule
+            _ = compilation.report
+            return compilation.verified.schedule
 
         return work
 
@@ -91,7 +97,7 @@ def theirs(depth: int, micro_batches: int) -> Callable[[], object]:
 
 
 SYSTEMS: Mapping[str, Callable[[int, int], Callable[[], object]]] = {
-    **{scheme: ours(scheme) for scheme in SCHEMES},
+    **{scheme: ours(scheme) for scheme in (*SCHEMES, SLICED)},
     THEIRS: theirs,
 }
 
@@ -117,6 +123,19 @@ def measured(system: str, size: tuple[int, int]) -> Run:
     """One run in a process of its own."""
     command = [sys.executable, __file__, "--one", system, *map(str, size)]
     return Run(*json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+
+
+def beside_slices(runs: int) -> str:
+    """The CPU time of compiling a scheme with slices beside that of 1F1B with as many operations."""
+    whole = SCHEMES[0]
+    rounds = [{scheme: measured(scheme, OF_SLICES) for scheme in (whole, SLICED)} for _ in range(runs + 1)][1:]
+    against = ratio([each[SLICED].seconds for each in rounds], [each[whole].seconds for each in rounds])
+    seconds = {scheme: _middle([each[scheme] for each in rounds]) for scheme in (whole, SLICED)}
+    depth, count = OF_SLICES
+    return (
+        f"{2 * depth * count:,} operations: {whole} D={depth} N={count} {seconds[whole]:.2f} s, {SLICED} D={depth} "
+        f"N={count // SLICES} k={SLICES} {seconds[SLICED]:.2f} s, ratio {against}"
+    )
 
 
 def exponent(points: Sequence[tuple[int, float]]) -> float:
@@ -175,15 +194,19 @@ def main() -> None:
         metavar="PAGE",
         help="write the data file and the picture, and the summary between the page's marks",
     )
+    parser.add_argument("--slices", action="store_true", help="compare with a scheme with slices alone")
     parser.add_argument("--one", nargs=3, metavar=("SYSTEM", "D", "N"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         one(options.one[0], int(options.one[1]), int(options.one[2]))
         return
-    points: dict[str, list[tuple[int, float]]] = {system: [] for system in SYSTEMS}
+    if options.slices:
+        print(beside_slices(options.runs))
+        return
+    points: dict[str, list[tuple[int, float]]] = {system: [] for system in SYSTEMS if system != SLICED}
     listed: list[list[str]] = []
     for size in (*SIZES, *(LARGE if options.large else ())):
-        systems = SCHEMES if size in LARGE else tuple(SYSTEMS)
+        systems = SCHEMES if size in LARGE else tuple(points)
         rounds = [
             {system: measured(system, size) for system in systems}
             for _ in range(1 if size in LARGE else options.runs + 1)

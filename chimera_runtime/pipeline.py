@@ -191,7 +191,7 @@ class Pipeline:
             control, job, located, self._feed, workers=compiled.ranks, traits=probed.traits, varying=varying, seed=seed
         )
         self.needs = frozenset(self._loaders.needed)
-        self._inference = Inference(context, stages, size, located, varying=self._varying)
+        self._inference = Inference(context, stages, size, located, self._varying, self._feed.cut_slice)
         self._state = State(
             control, world.store_of_all, job, model, ties=context.ties, modules=modules, parameters=parameters
         )

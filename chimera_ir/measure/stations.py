@@ -85,7 +85,8 @@ class ModelCut:
     def batches(self, shape: MeasuredShape) -> Batches:
         """Micro-batches of a shape, one for each update; raises `Misuse` if there are too few items."""
         sampler, (size, slices) = self.model.order(self.dataset), shape
-        batches = Batches(self.dataset, size, 1, slices, 1, 0, self.seed, self.model.collate, sampler, slices)
+        rest = self.seed, self.model.collate, sampler, slices, self.model.cut_slice
+        batches = Batches(self.dataset, size, 1, slices, 1, 0, *rest)
         batches.check()
         return batches
 

@@ -1,13 +1,27 @@
 """Cutting of a micro-batch into parts: halves along dimension 0, or slices along dimension 1."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from chimera_runtime.blame import UserCode
 from chimera_runtime.data.mini_batch import Triple, place_of, require_cut
+from chimera_runtime.errors import MISUSED
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.values.nested import leaves_with_paths, mapped, rows
+
+CutSlice = Callable[[Any, str, int, int], Any]
+"""Function ``cut_slice`` of a model file: a value of a micro-batch, which value it is, a slice's number, and the count.
+
+The value is the micro-batch's ``"input"``, ``"target"`` or ``"keywords"``; the result is the slice of it.
+"""
+
+COMPONENTS = ("input", "target", "keywords")
+"""The components of a micro-batch, in the order of its triple."""
+
+_CUTTING = UserCode("cut_slice of a micro-batch", MISUSED)
 
 
 @dataclass(frozen=True)
@@ -15,20 +29,24 @@ class MicroBatchParts:
     """The ``count`` parts of a micro-batch of ``items`` items: along dimension 0 or, if ``slices`` is not 1, slices.
 
     All tensors of inputs and targets have the sequence in dimension 1, and so have keyword arguments with two
-    dimensions or more. Every part has other keyword arguments whole.
+    dimensions or more. Every part has other keyword arguments whole. With ``cut_slice`` that function cuts slices.
     """
 
     items: int
     count: int
     slices: int = 1
+    cut_slice: CutSlice | None = None
 
     @property
     def items_of_part(self) -> int:
         """The number of items of a part."""
         return self.items // (self.count // self.slices)
 
-    def part(self, value: Any, number: int) -> Any:
-        """Returns a part of the inputs, the targets or the keyword arguments of a micro-batch."""
+    def part(self, value: Any, component: int, number: int) -> Any:
+        """Returns a part of a component of a micro-batch: inputs (0), targets (1) or keyword arguments (2)."""
+        if self.slices > 1 and self.cut_slice is not None:
+            with _CUTTING:
+                return self.cut_slice(value, COMPONENTS[component], number, self.slices)
         if self.slices > 1:
             return slice_of(value, number, self.slices)
         return value if self.count == 1 else rows(value, number * self.items_of_part, self.items_of_part)
@@ -36,7 +54,8 @@ class MicroBatchParts:
     def require(self, triple: Triple, name: str) -> None:
         """Raises `Misuse` unless a micro-batch, or a mini-batch, can be cut; ``name`` is its name in the message."""
         if self.slices > 1:
-            self._require_sequences(triple, name)
+            if self.cut_slice is None:
+                self._require_sequences(triple, name)
         elif self.count > 1:
             require_cut(triple, self.items, name)
 

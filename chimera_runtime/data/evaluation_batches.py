@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.data.cutting import MicroBatchParts
+from chimera_runtime.data.cutting import CutSlice, MicroBatchParts
 from chimera_runtime.data.mini_batch import MiniBatch, Triple, as_triple, length_of, require_cut
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import data as mistakes
@@ -29,16 +29,19 @@ class EvaluationBatch:
     load: Callable[[int], Triple]
 
 
-def evaluation_batches(job: Job, size: int, batch: Any, names: KeywordNames | None = None) -> Iterator[EvaluationBatch]:
+def evaluation_batches(
+    job: Job, size: int, batch: Any, names: KeywordNames | None = None, cut_slice: CutSlice | None = None
+) -> Iterator[EvaluationBatch]:
     """Yields the rounds of an evaluation, into which a batch of any size is cut; a micro-batch has ``size`` items.
 
     The batch is a pair of inputs and targets with any number of items in dimension 0, so that the last micro-batches of
     the last round may have fewer; or a function from the number of a micro-batch to a pair with ``size`` items, for one
-    round; or a mini-batch of a `Loader`. ``names`` are those of keyword arguments, if they are known.
+    round; or a mini-batch of a `Loader`. ``names`` are those of keyword arguments, if they are known; ``cut_slice`` is
+    as in `MicroBatchParts`.
 
     Raises `Misuse` if the batch is none of these, has other keyword arguments, or cannot be cut into micro-batches.
     """
-    parts, count = MicroBatchParts(size, job.parts, job.slices), job.evaluated * job.row_parts
+    parts, count = MicroBatchParts(size, job.parts, job.slices, cut_slice), job.evaluated * job.row_parts
     part_size = parts.items_of_part
 
     def sizes_of(items: int) -> tuple[int, ...]:
@@ -48,7 +51,10 @@ def evaluation_batches(job: Job, size: int, batch: Any, names: KeywordNames | No
     def cut(triple: Triple, start: int, micro: int, size: int) -> Triple:
         """Rows of a batch from ``start`` on: one slice of them, if micro-batches have slices."""
         items: Triple = rows(triple, start, size)
-        return parts.part(items, micro % job.slices) if job.slices > 1 and size else items
+        if job.slices == 1 or not size:
+            return items
+        inputs, targets, keywords = (parts.part(value, i, micro % job.slices) for i, value in enumerate(items))
+        return inputs, targets, keywords
 
     def rows_of(start: int, sizes: Sequence[int]) -> EvaluationBatch:
         return EvaluationBatch(

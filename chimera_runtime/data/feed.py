@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.data.cutting import MicroBatchParts
+from chimera_runtime.data.cutting import CutSlice, MicroBatchParts
 from chimera_runtime.data.micro_batch_source import Batches, CutBatch, MicroBatchSource
 from chimera_runtime.data.mini_batch import POSITION_NAMES, MiniBatch, Triple, as_triple, length_of, require_cut
 from chimera_runtime.errors import FAILED
@@ -85,13 +85,15 @@ class Feed(MicroBatchSource):
     """The mini-batches of this copy that are in use, by their update.
 
     ``size`` is B, the items of a micro-batch along dimension 0 of every tensor; ``copy`` is the number of the copy.
-    ``names`` are the names of keyword arguments; None until the start has found which names the stages take.
+    ``names`` are the names of keyword arguments; None until the start has found which names the stages take. Slices
+    are cut by ``cut_slice`` if the example, a whole dataset, has that function.
     """
 
     job: Job
     size: int
     copy: int = 0
     names: KeywordNames | None = None
+    cut_slice: CutSlice | None = None
     _pairs: dict[int, Callable[[int], Pair] | Batches | CutBatch | Triple] = field(default_factory=dict)
     _facts: dict[int, dict[Key, Fact]] = field(default_factory=dict)
     _tensors: dict[int, Tensors] = field(default_factory=dict)
@@ -127,6 +129,8 @@ class Feed(MicroBatchSource):
 
     def put_example(self, example: "Pair | Batches | CutBatch") -> None:
         """Takes the example for the start of a pipeline: a pair, a triple or a whole dataset; errors as in `put`."""
+        if isinstance(example, Batches):
+            self.cut_slice = example.cut_slice
         if not isinstance(example, Batches | CutBatch):
             triple = as_triple(example, "the example")
             self._parts.require(triple, "the example")
@@ -194,7 +198,7 @@ class Feed(MicroBatchSource):
             value = self._loaded(update, pairs, uncut)[number]
             if other := lengths(value) - {self.size}:
                 raise mistakes.micro_batch_has_another_size(uncut, min(other), self.size)
-        return self._parts.part(value, part)
+        return self._parts.part(value, number, part)
 
     def _loaded(self, update: int, load: Callable[[int], Pair], micro: int) -> Triple:
         """Checks what a function returns for a micro-batch, and notes its facts before it can change.
@@ -216,7 +220,7 @@ class Feed(MicroBatchSource):
 
     @property
     def _parts(self) -> MicroBatchParts:
-        return MicroBatchParts(self.size, self.job.parts, self.job.slices)
+        return MicroBatchParts(self.size, self.job.parts, self.job.slices, self.cut_slice)
 
     def _require_names(self, triple: Triple, name: str) -> None:
         if self.names is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chimera_runtime.data.cutting import MicroBatchParts
+from chimera_runtime.data.cutting import CutSlice, MicroBatchParts
 from chimera_runtime.data.item_order import ItemOrder, Share, is_stream, length_of_stream, require_enough
 from chimera_runtime.data.iterable_reader import IterableReader, ReadBatch, ReadPosition
 from chimera_runtime.data.mini_batch import ALL, ItemLoading, MiniBatch, Triple
@@ -59,8 +59,8 @@ class Batches(MicroBatchSource):
     """The micro-batches of one copy of the pipelines, from the beginning of a dataset.
 
     Sizes are as in `Share`. The order of a map-style dataset is as in `ItemOrder`; an iterable dataset has its own. If
-    micro-batches are cut into ``parts``, each part has consecutive items, or is one of ``slices`` of a sequence, and
-    ``micro`` counts parts.
+    micro-batches are cut into ``parts``, each part has consecutive items, or is one of ``slices`` of a sequence, cut by
+    ``cut_slice`` if that is given, and ``micro`` counts parts.
     """
 
     dataset: Any
@@ -73,6 +73,7 @@ class Batches(MicroBatchSource):
     collate: Callable[[list[Any]], Any] | None = None
     sampler: Iterable[Any] | None = None
     slices: int = 1
+    cut_slice: CutSlice | None = None
     _triples: dict[tuple[int, int], Triple] = field(default_factory=dict)
     _read: list[MiniBatch] = field(default_factory=list)
     _stream: list[Any] = field(default_factory=list)
@@ -93,7 +94,7 @@ class Batches(MicroBatchSource):
 
     @property
     def _parts(self) -> MicroBatchParts:
-        return MicroBatchParts(self.micro_batch_size, self.parts, self.slices)
+        return MicroBatchParts(self.micro_batch_size, self.parts, self.slices, self.cut_slice)
 
     @property
     def _order(self) -> ItemOrder:
@@ -109,7 +110,7 @@ class Batches(MicroBatchSource):
             with all_generators_kept():
                 self._triples[place] = self._loaded(*place)
             self._parts.require(self._triples[place], "a micro-batch of the dataset")
-        return self._parts.part(self._triples[place][number], part)
+        return self._parts.part(self._triples[place][number], number, part)
 
     def _loaded(self, update: int, micro: int) -> Triple:
         loading, share = ItemLoading(self.dataset, self.seed, self.collate), self._share

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from chimera_runtime.blame import Located, UserCode
+from chimera_runtime.data.cutting import CutSlice
 from chimera_runtime.data.evaluation_batches import EvaluationBatch, evaluation_batches
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import evaluate as mistakes
@@ -160,7 +161,8 @@ class Evaluation:
 
     ``stages`` are the stages of the rank in training, of which no update may be under way, and ``size`` is the number
     of items of a micro-batch there. ``output`` receives what the module of the last stage returns. ``varying`` fits the
-    stages to batches with smaller shapes than the example, if the pipeline takes these.
+    stages to batches with smaller shapes than the example, if the pipeline takes these. ``cut_slice`` is as in
+    `MicroBatchParts`.
     """
 
     context: RankContext
@@ -168,6 +170,7 @@ class Evaluation:
     size: int
     output: LastOutput
     varying: VaryingShapes | None = None
+    cut_slice: CutSlice | None = None
 
     def __post_init__(self) -> None:
         context, world, facts = self.context, self.context.world, self.context.facts.evaluation
@@ -205,7 +208,7 @@ class Evaluation:
         Raises `Misuse` like the function `evaluation_batches`; also if a tensor is larger than in the example, or if a
         micro-batch has fewer items than in training and a tensor between stages has no rows of items in dimension 0.
         """
-        for micro_batches in evaluation_batches(self.context.world.job, self.size, batch, self._names):
+        for micro_batches in evaluation_batches(self.context.world.job, self.size, batch, self._names, self.cut_slice):
             if self.varying is not None:
                 self.varying.require_fitting(self._first_inputs(micro_batches))
             for items in {*micro_batches.sizes} - {0, self._whole}:
@@ -287,8 +290,8 @@ class Inference:
     """Computes losses and outputs of the stages. Call it only while no update is under way.
 
     Random generators, and the buffers and attributes of modules, are restored afterwards. ``size`` is the number of
-    items of a micro-batch. After an error inside ``located`` the pipeline refuses further calls. ``varying`` is as in
-    `Evaluation`.
+    items of a micro-batch. After an error inside ``located`` the pipeline refuses further calls. ``varying`` and
+    ``cut_slice`` are as in `Evaluation`.
     """
 
     context: RankContext
@@ -296,6 +299,7 @@ class Inference:
     size: int
     located: Located
     varying: VaryingShapes | None = None
+    cut_slice: CutSlice | None = None
 
     def mean_loss(self, batches: Iterable[Any]) -> float:
         """Returns the mean loss over all items in the batches of all copies, the same on every rank.
@@ -365,4 +369,4 @@ class Inference:
             state.restore(before)
 
     def _evaluation(self, output: LastOutput) -> Evaluation:
-        return Evaluation(self.context, self.stages, self.size, output, varying=self.varying)
+        return Evaluation(self.context, self.stages, self.size, output, self.varying, self.cut_slice)

@@ -36,6 +36,7 @@ _OTHERS = {
     "tied": 1,
     "scheduler": 2,
     "collate": 1,
+    "cut_slice": 4,
     "sampler": 1,
     "validation": 0,
     "on_step": 2,
@@ -137,8 +138,9 @@ class ModelFile(Model):
     """The functions of a model file; those with a default are optional. Errors as in `Model`.
 
     ``reference()`` returns the model for one process, ``scheduler(optimizer, steps)`` makes a learning-rate scheduler
-    for a number of updates, ``collate(items)`` makes a micro-batch from a list of items, ``sampler(dataset)`` returns
-    the order of items, ``validation()`` returns held-out items, and ``on_step(pipe, outcome)`` is called after every
+    for a number of updates, ``collate(items)`` makes a micro-batch from a list of items, ``cut_slice(value, which,
+    number, slices)`` cuts a slice of its input, target or keyword arguments, ``sampler(dataset)`` returns the order of
+    items, ``validation()`` returns held-out items, and ``on_step(pipe, outcome)`` is called after every
     update. ``describe(directory)`` writes what a library needs to read a model besides its weights. Stages and loss
     compute in the dtype ``autocast``, if there is one.
     """
@@ -148,6 +150,7 @@ class ModelFile(Model):
     reference: Callable[[], Any] | None = None
     scheduler: Callable[[Any, int], Any] | None = None
     collate: Callable[[list[Any]], Any] | None = None
+    cut_slice: Callable[[Any, str, int, int], Any] | None = None
     sampler: Callable[[Any], Any] | None = None
     validation: Callable[[], Any] | None = None
     on_step: Callable[[Any, Any], Any] | None = None

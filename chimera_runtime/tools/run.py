@@ -120,7 +120,8 @@ class Run(Hooks):
         job, place, size = self.compiled.job, self.place, self.options.micro_batch_size
         dataset, model = self.model.items(), self.model
         sizes = size, job.micro_batches, job.parts, place.copies, place.copy
-        batches = Batches(dataset, *sizes, self.options.seed, model.collate, model.order(dataset), job.slices)
+        rest = self.options.seed, model.collate, model.order(dataset), job.slices, model.cut_slice
+        batches = Batches(dataset, *sizes, *rest)
         batches.check()
         return batches
 

@@ -83,7 +83,7 @@ def jobs(folder: Path) -> Iterator[Job]:
         yield Job(name, directory, TRAINING, "carried.py", {"CARRIED": kinds[name], **drops})
     tied = compiled(folder, str(folder / "plain.chim"), ("first,last",))
     yield Job("tied", tied, ("--check-only", "--memory-limit", "1GiB"), "carried.py", {"TIED": "1"})
-    yield Job("autocast", directories["split"], (*TRAINING, "--autocast", "bf16"), "carried.py")
+    yield Job("autocast", directories["split"], (*TRAINING, "--autocast", "bf16"), "carried.py", {"CUT": "1"})
     alone = compiled(folder, str(folder / "again.chim"), D=1, N=2)
     yield Job("copies", alone, TRAINING, "carried.py")
     small = compiled(folder, str(folder / "plain.chim"), N=2, k=4)
@@ -95,7 +95,7 @@ def jobs(folder: Path) -> Iterator[Job]:
         yield Job(scheme, directory, ("--check-only",), "carried.py", {"CARRIED": "lists,recurs,joins"})
     watched = ("--steps", "2", "--micro-batch-size", "2", "--eval-every", "1")
     for name, k in (("whole", 1), ("sliced", 3)):
-        yield Job(name, compiled(folder, str(folder / "plain.chim"), k=k), watched, "carried.py")
+        yield Job(name, compiled(folder, str(folder / "plain.chim"), k=k), watched, "carried.py", {"CUT": "1"})
     for spoilt, (environment, _) in REFUSED.items():
         arguments = TRAINING if spoilt != "changes" else TRAINING[1:]
         yield Job(f"refused-{spoilt}", directories["plain"], arguments, "carried.py", environment | {"SPOILT": spoilt})

@@ -2,7 +2,8 @@
 
 DROPS makes the first stage draw random numbers, LOSS=mean makes the loss a mean. SPOILT breaks the model: "future" lets
 positions see later ones, "forgets" drops a part of the carry, "detached" cuts its graph, "empty" returns no carry,
-"changes" one of another shape each time. LENGTH is the length of the sequences.
+"changes" one of another shape each time. LENGTH is the length of the sequences. CUT gives each target a weight per
+item, which every slice gets whole.
 """
 
 import math
@@ -16,6 +17,7 @@ torch.set_default_dtype(torch.float64)
 WORDS, WIDTH, ITEMS = 7, 6, 64
 KINDS = os.environ.get("CARRIED", "lists,joins").split(",")
 SPOILT = os.environ.get("SPOILT", "")
+CUT = "CUT" in os.environ
 LENGTH = int(os.environ.get("LENGTH", "12"))
 
 
@@ -101,6 +103,10 @@ def tied(num_stages):
 
 
 def loss(output, target):
+    if CUT:
+        words, weights = target
+        losses = functional.cross_entropy(output.flatten(0, 1), words.flatten(), reduction="none")
+        return (losses.view(words.shape).sum(1) * weights).sum(), words.numel()
     total = functional.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="sum")
     return total / target.numel() if os.environ.get("LOSS") == "mean" else (total, target.numel())
 
@@ -115,7 +121,20 @@ class Text(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         text = torch.randint(WORDS, (LENGTH + 1,), generator=torch.Generator().manual_seed(index))
-        return text[:-1], text[1:], {"weight": 0.5 + text[:-1] / WORDS}
+        target = (text[1:], torch.tensor(1.0 + index % 3)) if CUT else text[1:]
+        return text[:-1], target, {"weight": 0.5 + text[:-1] / WORDS}
+
+
+def cut_slice(value, which, number, slices):
+    if which == "keywords":
+        return {name: cut_slice(keyword, "keyword", number, slices) for name, keyword in value.items()}
+    words, *weights = value if isinstance(value, (list, tuple)) else (value,)
+    part = words.chunk(slices, 1)[number].contiguous()
+    return (part, *weights) if weights else part
+
+
+if not CUT:
+    del cut_slice
 
 
 def dataset():

@@ -8,6 +8,7 @@ import torch
 from chimera_runtime.data.cutting import MicroBatchParts
 from chimera_runtime.data.evaluation_batches import evaluation_batches
 from chimera_runtime.data.feed import Feed
+from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.errors import Misuse
 from tests.unit.runtime.thread_ranks import job
 
@@ -36,6 +37,26 @@ def test_slices_together_are_the_micro_batch_however_it_is_given() -> None:
         assert torch.equal(torch.cat([k["mask"]["of"] for k in keywords], 1), X[rows] + 200)
         assert all(torch.equal(k["item"], torch.arange(N * B)[rows]) for k in keywords)
         assert all(k["flag"] for k in keywords)
+
+
+def test_a_model_file_cuts_slices_in_its_own_way() -> None:
+    """Here along dimension 2, and values of another kind not at all."""
+
+    def cut_slice(value: Any, which: str, number: int, slices: int) -> Any:
+        return {"of": number} if which == "keywords" else value.chunk(slices, 2)[number]
+
+    deep = X.unflatten(1, (1, LENGTH))
+    dataset = [(row, row, {}) for row in deep]
+    feed, batches = Feed(SLICED, B), Batches(dataset, B, N, K, 1, 0, 0, slices=K, cut_slice=cut_slice)
+    feed.put_example(batches)
+    feed.put(1, (deep, deep, KEYWORDS))
+    (evaluated,) = evaluation_batches(SLICED, B, (deep, deep), cut_slice=cut_slice)
+    for number in range(N * K):
+        part = deep[number // K * B :][:B, :, number % K * 2 :][:, :, :2]
+        assert torch.equal(feed.target(1, number), part)
+        assert feed.keywords(1, number) == evaluated.load(number)[2] == {"of": number % K}
+        assert torch.equal(evaluated.load(number)[0], part)
+        assert sorted(batches.input(0, number).flatten() % LENGTH // 2) == [number % K] * 2 * B
 
 
 @pytest.mark.parametrize("items", [N * B, N * B - 1, 1])
