@@ -12,9 +12,11 @@
                                    wait reload m0 s0
                                    B m0 s0
 
-A lane waits for an offload after the next operation that occupies the lane, so that the copy has the time of an
-operation, and for any move before the next operation on the same micro-batch and stage. `live` counts what is kept by
-these waits, `net` lets operations wait for the moves, and `lower` writes the waits as lines.
+A lane waits for any move before the next operation on the same micro-batch and stage, and for the oldest offload before
+an operation with which it would keep more activations than the declared bound; so a copy has all the time that memory
+allows. Without a bound it keeps as many as if it waited for each offload after the next operation that occupies the
+lane. The turn of a stream waits there. `live` counts what is kept by these waits, `net` lets operations wait for the
+moves, and `lower` writes the waits as lines.
 """
 
 from collections import defaultdict
@@ -23,44 +25,81 @@ from operator import itemgetter
 
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import Counted
-from chimera_ir.ir.levels import Header
+from chimera_ir.ir.levels import Header, Quantity
 from chimera_ir.ir.ops import Compute, Operation, WaitMove
 from chimera_ir.ir.turns import moved
 
 MoveStep = Compute | WaitMove
 """A step of a lane at which what it keeps may change: an operation, or the wait for a move."""
 
+_OF_ACTIVATIONS = (Counted.ACTIVATIONS, Counted.OPERANDS)
+"""The units in which what a forward keeps counts as M_a, whole or between the halves of a backward."""
+
 Waits = Mapping[int, Sequence[int]]
 """The moves, by place, that a lane waits for before the operation at each place; the lane's length is its end."""
 
 
-def waits_of(lane: Sequence[Operation]) -> Waits:
+def waits_of(header: Header, lane: Sequence[Operation]) -> Waits:
     """The waits of a lane, by the rule above."""
-    waits: dict[int, list[int]] = defaultdict(list)
-    # The moves under way by micro-batch and stage, and the offloads among them that no operation has followed.
-    under_way: dict[tuple[Micro, Stage], int] = {}
-    followed_by_none: dict[int, None] = {}
+    hidden = _MovingLane(lane, None)
+    moving = next((operation.parts[0] for operation in lane if operation.kind.moves), None)
+    if moving is None:
+        return {}
+    worker = header.worker(moving.micros[0], moving.stage)
+    bounds = [bound.limits[worker] * header.parts for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS]
+    return _MovingLane(lane, min(bounds, default=hidden.peak)).waits
 
-    def wait(before: int, moves: Iterable[int]) -> None:
+
+class _MovingLane:
+    """A walk along a lane that finds its ``waits``, and the most micro-batches whose activations it keeps.
+
+    With a ``limit`` it waits for offloads where the lane would else keep more; without one after the next operation.
+    """
+
+    def __init__(self, lane: Sequence[Operation], limit: int | None) -> None:
+        self._lane = lane
+        self.waits: dict[int, list[int]] = {}
+        self.peak = self._kept = 0
+        # The moves under way by micro-batch and stage, and the offloads among them, as they were launched.
+        self._under_way: dict[tuple[Micro, Stage], int] = {}
+        self._leaving: dict[int, None] = {}
+        for place, operation in enumerate(lane):
+            self._wait(place, dict.fromkeys(self._under_way[c] for c in _cells(operation) if c in self._under_way))
+            made, freed = _made_and_freed(operation)
+            while limit is not None and self._leaving and self._kept + made > limit:
+                self._wait(place, [next(iter(self._leaving))])
+            self._kept += made
+            self.peak = max(self.peak, self._kept)
+            if operation.kind.moves:
+                self._under_way.update(dict.fromkeys(_cells(operation), place))
+                self._leaving |= {place: None} if _goes_out(operation) else {}
+                continue
+            self._kept -= freed
+            self._wait(place + 1, [] if limit is not None else [*self._leaving])
+        self._wait(len(lane), dict.fromkeys(self._under_way.values()))
+
+    def _wait(self, before: int, moves: Iterable[int]) -> None:
         for move in moves:
-            waits[before].append(move)
-            followed_by_none.pop(move, None)
-            for cell in _cells(lane[move]):
-                under_way.pop(cell, None)
+            self.waits.setdefault(before, []).append(move)
+            for cell in _cells(self._lane[move]):
+                self._under_way.pop(cell, None)
+            if move in self._leaving:
+                del self._leaving[move]
+                self._kept -= _made_and_freed(self._lane[move])[1]
 
-    for place, operation in enumerate(lane):
-        wait(place, dict.fromkeys(under_way[cell] for cell in _cells(operation) if cell in under_way))
-        if operation.kind.moves:
-            under_way.update(dict.fromkeys(_cells(operation), place))
-            followed_by_none |= {place: None} if _goes_out(operation) else {}
-        else:
-            wait(place + 1, [*followed_by_none])
-    wait(len(lane), dict.fromkeys(under_way.values()))
-    return {place: sorted(moves) for place, moves in waits.items()}
+
+def _made_and_freed(operation: Operation) -> tuple[int, int]:
+    """The micro-batches of which an operation makes activations, and of which none are left when it is over."""
+    made = freed = 0
+    for part in operation.parts:
+        made += part.size * sum(value.counted is Counted.ACTIVATIONS for value in part.kind.makes)
+        freed += part.size * sum(value.counted in _OF_ACTIVATIONS for value in part.kind.frees)
+        freed -= part.size * sum(value.counted is Counted.OPERANDS for value in part.kind.makes)
+    return made, freed
 
 
 def waits_in_turn(header: Header, lane: Sequence[Compute]) -> Mapping[int, Sequence[WaitMove]]:
-    """The lines of a turn of a stream that wait for moves, by the place before which each stands; the rule as above.
+    """The lines of a turn of a stream that wait for moves, by the place before which each stands.
 
     What a lane launches in one turn it may wait for in a later one.
     """
@@ -109,9 +148,9 @@ def to_its_end(operation: Operation) -> tuple[MoveStep, ...]:
     return (*operation.parts, *waited([operation], [0] if operation.kind.moves else []))
 
 
-def with_waits(lane: Sequence[Operation]) -> Iterator[MoveStep]:
+def with_waits(header: Header, lane: Sequence[Operation]) -> Iterator[MoveStep]:
     """The computations of a lane one by one, with the waits for its moves."""
-    waits = waits_of(lane)
+    waits = waits_of(header, lane)
     for place, operation in enumerate(lane):
         yield from waited(lane, waits.get(place, ()))
         yield from operation.parts

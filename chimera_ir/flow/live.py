@@ -10,7 +10,7 @@ B m1 s0     activations -1
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
@@ -190,7 +190,7 @@ def _steps(level: Schedule | Program) -> Iterator[Iterable[MoveStep]]:
     """Yields the steps of each lane."""
     if isinstance(level, Program):
         return (parts.steps for parts in level.parts)
-    return map(singles if level.header.lanes_only else with_waits, level.lanes)
+    return map(singles if level.header.lanes_only else partial(with_waits, level.header), level.lanes)
 
 
 def activations(level: Schedule | Program) -> tuple[Peak, ...]:

@@ -84,12 +84,12 @@ def queued(header: Header, lane: Iterable[Operation], numbers: range) -> Iterabl
     """
     if header.lanes_only:
         return chain([()][: len(numbers)], zip(numbers[:-1], strict=True))
-    return _queued_by_resource(tuple(lane), numbers)
+    return _queued_by_resource(header, tuple(lane), numbers)
 
 
-def _queued_by_resource(lane: Sequence[Operation], numbers: range) -> Iterator[tuple[int, ...]]:
+def _queued_by_resource(header: Header, lane: Sequence[Operation], numbers: range) -> Iterator[tuple[int, ...]]:
     last: dict[Resource, int] = {}
-    waits = waits_of(lane)
+    waits = waits_of(header, lane)
     # The moves that the lane has waited for since the last operation that occupies it.
     awaited: list[int] = []
     for place, operation in enumerate(lane):

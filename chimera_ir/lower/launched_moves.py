@@ -38,9 +38,9 @@ def stream_without_moves(stream: ScheduleStream) -> ScheduleStream:
     return replace(stream, turns=tuple(Turn(tuple(lane)) for lane in lanes))
 
 
-def moves_between(lane: Sequence[Operation]) -> Moves:
+def moves_between(header: Header, lane: Sequence[Operation]) -> Moves:
     """The moves of a lane."""
-    return _between(lane, {place: [*waited(lane, moves)] for place, moves in waits_of(lane).items()})
+    return _between(lane, {place: [*waited(lane, moves)] for place, moves in waits_of(header, lane).items()})
 
 
 def moves_in_turn(header: Header, lane: Sequence[Compute]) -> Moves:

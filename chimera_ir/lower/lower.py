@@ -65,7 +65,8 @@ def lower(
         return lower_stream(schedule, _of_view(schedule, net), ahead, duration, communicators, moves)
     if schedule.header.asynchronous:
         raise ValueError("some updates of a stream are not lowered by themselves")
-    moves = [*map(moves_between, schedule.lanes)] if schedule.header.moves else [{}] * len(schedule.lanes)
+    header = schedule.header
+    moves = [moves_between(header, lane) if header.moves else {} for lane in schedule.lanes]
     if schedule.header.moves:
         schedule, net = without_moves(schedule), None
     net = net or net_of(schedule)

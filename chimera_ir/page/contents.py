@@ -163,8 +163,9 @@ class ShownSchedule:
             events=happening.events,
             messages=happening.messages,
             sums=happening.sums,
+            moves=happening.moves,
             turn=happening.turn,
-            memory=memory_tables.tables(header, rows, figures, self.memory),
+            memory=memory_tables.tables(self.program, rows, figures, self.memory),
             facts=Facts(
                 float(figures.makespan),
                 float(figures.bubble_ratio),

@@ -12,11 +12,12 @@ from typing import NamedTuple
 from chimera_ir.flow.engine import ordered
 from chimera_ir.flow.flow import Flow
 from chimera_ir.ir import ops
-from chimera_ir.ir.ids import Version, WeightGroup
-from chimera_ir.ir.text.printer import absolute, group_text, message_text
+from chimera_ir.ir.ids import Micro, Stage, Version, WeightGroup
+from chimera_ir.ir.kinds import Kind
+from chimera_ir.ir.text.printer import absolute, group_text, line, message_text
 from chimera_ir.page.lengths import Lengths
 from chimera_ir.page.operation_tables import OperationRow
-from chimera_ir.page.tables import Column, EventTable, MessageTable, PortTable, SumTable, TurnTable, nested
+from chimera_ir.page.tables import Column, EventTable, MessageTable, MoveTable, PortTable, SumTable, TurnTable, nested
 from chimera_ir.predict.charges import Charges
 from chimera_ir.predict.events import Events, Node, Port, Role
 from chimera_ir.predict.steady import turn_of
@@ -40,6 +41,9 @@ MOVING: dict[type[ops.Instruction], str] = {ops.WaitMove: "wait move"}
 
 _VERB_NUMBERS = {instruction: number for number, instruction in enumerate((*VERBS, *MOVING), 1)}
 
+_Move = tuple[Kind, tuple[Micro, ...], Stage]
+"""A move of memory: its kind, its micro-batches and its stage."""
+
 _SumKey = tuple[WeightGroup, Version | None]
 
 
@@ -49,6 +53,7 @@ class EventTables(NamedTuple):
     events: EventTable
     messages: MessageTable
     sums: SumTable
+    moves: MoveTable
     turn: TurnTable | None
     of_rows: Column
 
@@ -57,7 +62,8 @@ def tables(events: Events, rows: Sequence[OperationRow], charges: Charges, lengt
     """The tables of the events of a program, whose operations are ``rows``; adds their forms to ``lengths``."""
     listed = _Listed(events, rows, charges)
     turn = listed.turn() if charges.header.asynchronous else None
-    return EventTables(listed.events_table(lengths), listed.messages_table(), listed.sums_table(), turn, listed.of_rows)
+    events_table, subjects = listed.events_table(lengths), (listed.messages_table(), listed.sums_table())
+    return EventTables(events_table, *subjects, listed.moves_table(), turn, listed.of_rows)
 
 
 @dataclass(frozen=True)
@@ -85,10 +91,8 @@ class _Listed:
     @cached_property
     def of_rows(self) -> list[int]:
         """The event of each operation: the operations of a lane and their events have the same order."""
-        computes: list[list[int]] = [[] for _ in self.events.lanes]
-        for event, node in enumerate(self.events.nodes):
-            if node.role in (Role.COMPUTE, Role.MOVE):
-                computes[node.workers[0]].append(event)
+        nodes = self.events.nodes
+        computes = [[event for event in lane if nodes[event].role is Role.COMPUTE] for lane in self.events.lanes]
         return [self.number[computes[row.worker][row.place]] for row in self.rows]
 
     @cached_property
@@ -101,7 +105,19 @@ class _Listed:
     def sums(self) -> list[_SumKey]:
         """The group and the version of each row of sums."""
         instructions = (node.instruction for node in self.events.nodes)
-        return [*dict.fromkeys((line.group, line.version) for line in instructions if isinstance(line, _OF_SUMS))]
+        of_sums = (instruction for instruction in instructions if isinstance(instruction, _OF_SUMS))
+        return [*dict.fromkeys((instruction.group, instruction.version) for instruction in of_sums)]
+
+    @cached_property
+    def moves(self) -> list[_Move]:
+        """The moves of memory, in the order of their rows."""
+        return [_move(node) for node in self.events.nodes if node.role is Role.MOVE]
+
+    def moves_table(self) -> MoveTable:
+        nodes = enumerate(self.events.nodes)
+        events = {_move(node): event for event, node in nodes if node.role is Role.MOVE}
+        words = [line(ops.Compute(*move), self.charges.header) for move in self.moves]
+        return MoveTable(words, [self.number[events[move]] for move in self.moves])
 
     def events_table(self, lengths: Lengths) -> EventTable:
         nodes = [self.events.nodes[event] for event in self.order]
@@ -138,17 +154,19 @@ class _Listed:
         messages = {message: row for row, message in enumerate(self.messages)}
         sums = {key: row for row, key in enumerate(self.sums)}
         operations = {event: row for row, event in reversed([*enumerate(self.of_rows)])}
-        moves = {(row.operation.kind, row.operation.micros, row.operation.stage): n for n, row in enumerate(self.rows)}
+        moves = {move: row for row, move in enumerate(self.moves)}
 
         def subject(event: int, node: Node) -> int:
-            line = node.instruction
+            instruction = node.instruction
             if node.role is Role.BEGIN:
                 return -1
-            if isinstance(line, ops.WaitMove):
-                return moves[line.kind, line.micros, line.stage]
-            if isinstance(line, _OF_MESSAGES):
-                return messages[line.message]
-            return sums[line.group, line.version] if isinstance(line, _OF_SUMS) else operations[event]
+            if isinstance(instruction, ops.WaitMove) or node.role is Role.MOVE:
+                return moves[_move(node)]
+            if isinstance(instruction, _OF_MESSAGES):
+                return messages[instruction.message]
+            if isinstance(instruction, _OF_SUMS):
+                return sums[instruction.group, instruction.version]
+            return operations[event]
 
         return [subject(event, node) for event, node in enumerate(nodes)]
 
@@ -213,3 +231,10 @@ class _Listed:
 def _message(node: Node) -> ops.Message:
     assert isinstance(node.instruction, ops.Send)
     return node.instruction.message
+
+
+def _move(node: Node) -> _Move:
+    """The move that an event runs or waits for."""
+    instruction = node.instruction
+    assert isinstance(instruction, ops.Compute | ops.WaitMove)
+    return instruction.kind, instruction.micros, instruction.stage

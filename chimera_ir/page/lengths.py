@@ -55,7 +55,7 @@ class Lengths:
     def _key(self, node: Node) -> object:
         """A key that is equal for events of one form."""
         role, instruction, _, seconds = node
-        if role is Role.COMPUTE:
+        if role in (Role.COMPUTE, Role.MOVE):
             assert isinstance(instruction, Operation)
             return duration_key(instruction, self._charges.header.slices)
         if role is Role.WIRE:
@@ -66,7 +66,7 @@ class Lengths:
     def _terms(self, node: Node) -> Iterator[tuple[str, float]]:
         role, instruction, _, seconds = node
         match role:
-            case Role.COMPUTE:
+            case Role.COMPUTE | Role.MOVE:
                 assert isinstance(instruction, Operation)
                 yield from self._compute(instruction, seconds)
             case Role.POST:
@@ -80,9 +80,6 @@ class Lengths:
                 yield SUM, seconds if self._costs is None else 1
             case Role.STEP:
                 yield STEP, seconds
-            case Role.MOVE:
-                assert isinstance(instruction, Operation)
-                yield from self._compute(instruction, seconds)
             case Role.BEGIN | Role.WAIT:
                 pass
             case _:

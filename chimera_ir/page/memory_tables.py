@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 from chimera_ir.cost.report import Figures
 from chimera_ir.flow import live
-from chimera_ir.flow.host_moves import to_its_end
+from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.kinds import Counted
-from chimera_ir.ir.levels import Header, Quantity
+from chimera_ir.ir.levels import Header, Program, Quantity
+from chimera_ir.ir.ops import Compute, WaitMove
 from chimera_ir.page.operation_tables import OperationRow
 from chimera_ir.page.tables import ChangeTable, MemoryTable
+from chimera_ir.picture.looks import Row
 from chimera_ir.predict.memory_need import MemoryNeed, worker_bytes
 from chimera_ir.predict.setting import Setting
 from chimera_ir.verify.holdings import KEPT_UNITS
@@ -38,10 +40,11 @@ class MemoryInBytes(NamedTuple):
 
 
 def tables(
-    header: Header, rows: Sequence[OperationRow], figures: Figures, memory_in_bytes: MemoryInBytes | None
+    program: Program, rows: Sequence[OperationRow], figures: Figures, memory_in_bytes: MemoryInBytes | None
 ) -> list[MemoryTable]:
-    """Activations in M_a, where any stage recomputes inputs kept for it, and, where it is known, memory in bytes."""
-    changes = list(_changes(header, rows))
+    """Activations in M_a, kept inputs where a stage recomputes, what is on hosts, and, where known, memory in bytes."""
+    header = program.header
+    changes = list(_changes_with_moves(program, rows) if header.moves else _changes(header, rows))
     limits = next((bound.limits for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS), None)
     nothing = [0] * header.workers
 
@@ -54,6 +57,9 @@ def tables(
     if header.recomputing:
         inputs = micro_batches(Counted.INPUT)
         memory.append(MemoryTable("inputs", "stashed inputs", nothing, None, _floats(figures.stashed_inputs), inputs))
+    if header.moves:
+        on_host, peaks = micro_batches(Counted.HOST), live.whole(header, live.peaks(program, Counted.HOST))
+        memory.append(MemoryTable("host", "activations on the host", nothing, None, _floats(peaks), on_host))
     if memory_in_bytes is not None:
         memory.append(_bytes(header, changes, *memory_in_bytes))
     return memory
@@ -87,8 +93,33 @@ def _changes(header: Header, rows: Sequence[OperationRow]) -> Iterator[_ChangeOf
     Operands alone take the place of the activations that are freed.
     """
     for number, row in enumerate(rows):
-        for _, unit, amount in live.changes(header, to_its_end(row.operation), KEPT_UNITS):
+        for _, unit, amount in live.changes(header, (row.operation,), KEPT_UNITS):
             yield _ChangeOfRow(row, number, live.is_at_end(unit, amount), unit, amount)
+
+
+def _changes_with_moves(program: Program, rows: Sequence[OperationRow]) -> Iterator[_ChangeOfRow]:
+    """Yields the changes where memory moves.
+
+    What a move makes is kept from the end of the operation before its launch, or if the lane waits for another move in
+    between, from the start of the operation after it. What a move frees is kept until the operation after the wait.
+    """
+    numbers = {row.operation: number for number, row in enumerate(rows)}
+    for worker, parts in enumerate(program.parts):
+        steps = list(parts.steps)
+        operations = [numbers[step] for step in steps if isinstance(step, Compute) and not step.kind.moves]
+        place, waited = 0, False
+        for step in steps:
+            moves = isinstance(step, WaitMove) or step.kind.moves
+            waited = isinstance(step, WaitMove) or (waited and moves)
+            for _, unit, amount in live.changes(program.header, (step,), KEPT_UNITS):
+                if not moves:
+                    number = operations[place]
+                    yield _ChangeOfRow(rows[number], number, live.is_at_end(unit, amount), unit, amount)
+                    continue
+                row = OperationRow(Worker(worker), Compute(step.kind, step.micros, step.stage), Row.WHOLE, place)
+                follows = place < len(operations) and (waited or place == 0)
+                yield _ChangeOfRow(row, operations[place if follows else place - 1], not follows, unit, amount)
+            place += not moves
 
 
 def _table(changes: Sequence[_ChangeOfRow], size: _Size) -> ChangeTable:

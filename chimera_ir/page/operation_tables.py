@@ -26,7 +26,7 @@ def name_of(header: Header) -> str:
 class OperationRow(NamedTuple):
     """A compute operation as a row: with its worker, the part of the lane's height that it takes, and its event.
 
-    ``place`` is its place among the operations of its lane, which a pair takes once.
+    ``place`` is its place among those operations that occupy its lane, which a pair takes once.
     """
 
     worker: Worker
@@ -36,11 +36,11 @@ class OperationRow(NamedTuple):
 
 
 def rows(lanes: Iterable[Iterable[Operation]]) -> list[OperationRow]:
-    """The rows of all operations, lane by lane."""
+    """The rows of all operations that occupy the lanes, lane by lane."""
     return [
         OperationRow(Worker(worker), part, height, place)
         for worker, lane in enumerate(lanes)
-        for place, operation in enumerate(lane)
+        for place, operation in enumerate(operation for operation in lane if not operation.kind.moves)
         for height, part in rows_of(operation)
     ]
 

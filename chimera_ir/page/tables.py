@@ -141,6 +141,14 @@ class SumTable:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveTable:
+    """Moves of memory between workers and their hosts, each with its event."""
+
+    words: Sequence[str] = ()
+    event: Column = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TurnTable:
     """The turn that a stream repeats, as a periodic system."""
 
@@ -197,6 +205,7 @@ class ScheduleTables:
     events: EventTable
     messages: MessageTable
     sums: SumTable
+    moves: MoveTable
     turn: TurnTable | None
     memory: Sequence[MemoryTable]
     facts: Facts

@@ -19,7 +19,16 @@ from chimera_ir.ir.text.printer import line
 from chimera_ir.lower.order import order
 from chimera_ir.page import operation_tables, text_lines
 from chimera_ir.page.operation_tables import OperationRow
-from chimera_ir.page.tables import EventTable, Facts, MessageTable, PageDocument, ScheduleTables, ShownMistake, SumTable
+from chimera_ir.page.tables import (
+    EventTable,
+    Facts,
+    MessageTable,
+    MoveTable,
+    PageDocument,
+    ScheduleTables,
+    ShownMistake,
+    SumTable,
+)
 from chimera_ir.source import Source, Span
 
 _FEW = 64
@@ -101,6 +110,7 @@ class _Sketch:
             events=EventTable(),
             messages=MessageTable(),
             sums=SumTable(),
+            moves=MoveTable(),
             turn=None,
             memory=[],
             facts=Facts(0, 0, {}),

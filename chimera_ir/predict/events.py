@@ -140,8 +140,8 @@ class _Gathered:
             now = lane[-1:]
             match instruction:
                 case ops.Compute(kind, micros, stage) if kind.moves:
-                    move = self._add(Role.MOVE, instruction, (worker,), self._charges.compute(instruction), now)
-                    self.before[move] += last_move
+                    seconds = self._charges.compute(instruction)
+                    move = self._add(Role.MOVE, instruction, (worker,), seconds, now + last_move)
                     self.posted[move] = now
                     moves[kind, micros, stage], last_move = move, [move]
                 case ops.WaitMove(kind, micros, stage):

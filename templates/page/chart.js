@@ -153,6 +153,7 @@ export class Chart {
     if (row.kind === "measured" && this.store.measured !== null) drawLane(sight, this.store.measured.boxes, row, null);
     if (row.kind === "link") drawLink(sight, row, played);
     if (row.kind === "sums") drawSums(sight, row, played);
+    if (row.kind === "host") drawMoves(sight, row, played);
     if (row.kind === "memory") {
       const bound = played.kept?.bound ?? null;
       const peaks = played.memory.map(({ peak }, worker) => Math.max(peak, bound === null ? 0 : bound[worker]));
@@ -282,6 +283,20 @@ function copyBefore(canvas) {
   copy.getContext("2d")?.drawImage(canvas, 0, 0);
   canvas.before(copy);
   return copy;
+}
+
+/**
+ * Draws the copies between a worker and its host below the lane.
+ * @param {Sight} sight
+ * @param {Row} row
+ * @param {Played} played
+ */
+function drawMoves(sight, row, { plan, run }) {
+  const { context, theme, scale } = sight;
+  context.fillStyle = theme.link;
+  for (const move of listOf(plan.moves, row.index)) {
+    context.fillRect(xOf(sight, run.start[move]), yOf(sight, row) + 2, Math.max(1, run.length[move] * scale - 1), row.height - 4);
+  }
 }
 
 /**

@@ -33,6 +33,7 @@ interface Schedule {
   events: Events;
   messages: Messages;
   sums: Sums;
+  moves: Moves;
   turn: TurnOfStream | null; // null with a flush
   memory: Memory[]; // one per unit: M_a; with a profile also bytes
   facts: Facts;
@@ -93,10 +94,10 @@ interface Operations {
  * A wait begins when the event before it on its lane ends, although what it waits for may end much later.
  */
 interface Events {
-  role: Column; // 0 begin, 1 compute, 2 step, 3 post, 4 notice, 5 wire, 6 flight, 7 sum, 8 wait
+  role: Column; // 0 begin, 1 compute, 2 step, 3 post, 4 notice, 5 wire, 6 flight, 7 sum, 8 wait, 9 move
   verb: Column; // into verbs
-  verbs: string[]; // "", "send", "recv", "wait send", "wait recv", "all_reduce", "wait all_reduce", "step"
-  subject: Column; // a row: of operations (compute: the first of its operations), messages, or sums; a begin has none
+  verbs: string[]; // "", "send", "recv", "wait send", "wait recv", "all_reduce", "wait all_reduce", "step"; if memory moves, "wait move"
+  subject: Column; // a row: of operations (compute: the first of its operations), messages, sums, or moves; a begin has none
   worker: Column; // of its lane; of a wire, flight, notice: where it begins; of a sum: the first member
   form: Column; // into forms
   forms: Form[];
@@ -139,6 +140,12 @@ interface Sums {
   event: Column;
   launches: Column; // the events at whose ends its members launch it
   launches_from: Column;
+}
+
+/** Moves of memory between workers and their hosts; a wait for one has its row. */
+interface Moves {
+  words: string[]; // "offload m0 s1"
+  event: Column;
 }
 
 /** The turn that a stream repeats, a periodic system. Node i is event `events[i]`. It waits for the nodes `before`,

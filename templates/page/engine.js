@@ -16,6 +16,7 @@ export const ROLE = Object.freeze({
   FLIGHT: 6,
   SUM: 7,
   WAIT: 8,
+  MOVE: 9,
 });
 
 /**
@@ -38,6 +39,7 @@ export const ROLE = Object.freeze({
  * @property {Int32Array} first the operations of worker w are first[w] up to, not including, first[w + 1]
  * @property {Lists} messages of each link
  * @property {Lists} launches events that launch sums, of each worker
+ * @property {Lists} moves events that copy memory between each worker and its host
  * @property {Float64Array} preference weight of each event among critical paths of equal length
  * @property {Int32Array} laneFrom the events of worker w are laneFrom[w] up to, not including, laneFrom[w + 1]
  * @property {Lists} operations the operations of each event: two of a pair
@@ -77,12 +79,22 @@ export function prepare(schedule) {
     laneFrom: new Int32Array(events.lane_from),
     first: grouped(operations.worker, workers).from,
     messages: grouped(messages.link, messages.links.length),
+    moves: movesOf(schedule),
     launches: { from: launches.from, rows: launches.rows.map((place) => sums.launches[place]) },
     preference: preferences(schedule, rows),
     operations: rows,
     like: numbered(operations, rows, count),
     values: Float64Array.from(schedule.sliders, (slider) => slider.value),
   };
+}
+
+/**
+ * @param {Schedule} schedule
+ * @returns {Lists} the events that copy memory, of each worker
+ */
+function movesOf({ moves, events, workers }) {
+  const { from, rows } = grouped(Array.from(moves.event, (event) => events.worker[event]), workers);
+  return { from, rows: rows.map((row) => moves.event[row]) };
 }
 
 /**

@@ -3,6 +3,7 @@
 //
 //   link         both ends have posted the message that it waits for, and the message is on its way
 //   sum          all members have launched the sum that it waits for, and the sum is running
+//   host         it waits for a copy to its host or back
 //   fill         it waits for its first operation
 //   drain        its operations are over
 //   imbalance    it waits for another worker, whose operations take longer than others of their kind
@@ -11,8 +12,8 @@
 import { ROLE } from "./engine.js";
 
 /** Causes, by their numbers in stretches and totals. */
-export const CAUSES = Object.freeze(["fill", "drain", "dependency", "link", "imbalance", "sum"]);
-const [FILL, DRAIN, DEPENDENCY, LINK, IMBALANCE, SUM] = CAUSES.keys();
+export const CAUSES = Object.freeze(["fill", "drain", "dependency", "link", "imbalance", "sum", "host"]);
+const [FILL, DRAIN, DEPENDENCY, LINK, IMBALANCE, SUM, HOST] = CAUSES.keys();
 
 /**
  * A stretch of idle time; several columns of one table.
@@ -90,9 +91,10 @@ function addLane(plan, run, worker, excess, add) {
  * @returns {{ awaited: number; posted: number; cause: number }}
  */
 function awaitedBy(plan, run, wait) {
-  const { events, messages, sums } = plan.schedule;
+  const { events, messages, moves, sums } = plan.schedule;
   const row = events.subject[wait];
   const verb = events.verbs[events.verb[wait]];
+  if (verb === "wait move") return { awaited: moves.event[row], posted: run.start[wait], cause: HOST };
   if (verb === "wait all_reduce") {
     const awaited = sums.event[row];
     let posted = 0;

@@ -2,6 +2,7 @@
 
 const HEADING_ROW = 26;
 const SUMS_ROW = 6;
+const HOST_ROW = 8;
 const LINK_ROW = 20;
 const GAP_BELOW = 6;
 const GAP_OF_ARROWS = 40;
@@ -38,6 +39,7 @@ export function rowsOf(all, state, room) {
     for (let worker = 0; worker < schedule.workers; worker++) {
       add("lane", number, worker, lane, `P${worker}`);
       if (state.shows.measured && number === 0) add("measured", number, worker, lane, "run");
+      if (schedule.moves.event.length > 0 && proven) add("host", number, worker, HOST_ROW, "");
       if (hasSums) add("sums", number, worker, SUMS_ROW, "");
       if (state.shows.memory && memory.length > 0) add("memory", number, worker, Math.max(20, lane - 6), "");
       top += proven ? GAP_BELOW : GAP_OF_ARROWS;

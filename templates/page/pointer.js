@@ -3,7 +3,7 @@
 import { listOf } from "./engine.js";
 import { CAUSES } from "./idle.js";
 import { yOf } from "./layout.js";
-import { amountText, countedText, timeText } from "./numbers.js";
+import { amountText, countedText, spanText, timeText } from "./numbers.js";
 import { recordedAt } from "./recorded.js";
 import { firstAbove, idleOfWorker, operationAt } from "./search.js";
 import { amountAt } from "./steps.js";
@@ -204,6 +204,11 @@ function textOf({ store, camera }, row, time) {
     if (at === high || idle.start[at] > time) return "";
     const when = `${timeText(unit, idle.start[at])} to ${timeText(unit, idle.end[at])}`;
     return `P${row.index} is idle, ${when}\n${CAUSES[idle.cause[at]]}: ${reason(idle.cause[at])}`;
+  }
+  if (row.kind === "host") {
+    const { events, moves } = played.schedule;
+    const names = [...listOf(played.plan.moves, row.index)].filter((move) => played.run.start[move] <= time && time < played.run.end[move]);
+    return names.map((move) => `${moves.words[events.subject[move]]}, ${spanText(unit, played.run.start[move], played.run.end[move], "takes")}`).join("\n");
   }
   if (row.kind === "sums") {
     for (const launch of listOf(played.plan.launches, row.index)) {

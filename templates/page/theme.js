@@ -77,6 +77,7 @@ const CAUSE_PATTERNS = {
   link: WAITS.message,
   imbalance: { ...WAITS.bubble, path: "M-1 1L1 -1M0 7L7 0M6 8L8 6M-1 6L1 8M0 0L7 7M6 -1L8 1" },
   sum: WAITS.sum,
+  host: WAITS.send,
   message: WAITS.message,
   send: WAITS.send,
   post: WAITS.post,

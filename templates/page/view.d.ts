@@ -58,7 +58,7 @@ interface State {
 
 /** Horizontal stripe of the lanes: of a worker, a link, or a heading above a schedule. */
 interface Row {
-  kind: "heading" | "lane" | "sums" | "memory" | "link" | "measured";
+  kind: "heading" | "lane" | "sums" | "host" | "memory" | "link" | "measured";
   schedule: number;
   index: number; // the worker, or the link
   top: number;

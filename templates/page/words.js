@@ -52,6 +52,7 @@ const REASONS = {
   link: "it waits for a message that is on its way",
   imbalance: "it waits for a worker that takes longer than others",
   sum: "it waits for a sum of gradients",
+  host: "it waits for a copy to its host or back",
 };
 
 /**

@@ -87,7 +87,9 @@ def test_a_reload_before_its_offload_closes_a_cycle() -> None:
 
 def test_what_is_kept_elsewhere_counts_there() -> None:
     schedule = of_one_stage(FORWARD, OFFLOAD, RELOAD, BACKWARD)
-    assert [change[1:] for change in live.changes(schedule.header, with_waits(schedule.lanes[0]))][:6] == [
+    assert [change[1:] for change in live.changes(schedule.header, with_waits(schedule.header, schedule.lanes[0]))][
+        :6
+    ] == [
         (Counted.ACTIVATIONS, 1),
         (Counted.HOST, 1),
         (Counted.ACTIVATIONS, -1),

@@ -106,6 +106,14 @@ def test_right_after_the_forward_and_before_the_backward_it_takes_two_and_what_m
     assert report.makespan == plain.makespan == 3 * (3 * depth - 1)
 
 
+@pytest.mark.parametrize("bound", [2, 3, 4])
+def test_a_copy_has_all_the_time_that_the_declared_bound_allows(bound: int) -> None:
+    """Less than that of the next operation, or more: a lane waits where it would else keep more."""
+    text = SOURCE.replace("memory activations <= 3", f"memory activations <= {bound}")
+    report = chimera_ir.compile(Source("a.chim", text)).report
+    assert (max(report.activations), report.makespan) == (bound, 33)
+
+
 def test_the_host_has_what_the_workers_of_1f1b_have() -> None:
     program = chimera_ir.compile(Source("a.chim", SOURCE)).verified.program
     assert [peak.amount for peak in live.peaks(program, Counted.HOST)] == [4, 3, 2, 0]

@@ -33,11 +33,15 @@ from chimera_ir.profile.costs import RECOMPUTING, StageCosts, Timing
 from tests.documents import unpacked
 from tests.node import calls, needs_node
 from tests.sizes import on_workers
+from tests.test_architecture import ROOT
 
 pytestmark = needs_node
 
 PLAYS = Path(__file__).with_name("plays.mjs")
+MOVING = "docs/examples/offloaded.chim"
 SCHEMES = sorted({*library.names()} - {"breadth_first"})[:20]
+PLAYED = [*SCHEMES, MOVING]
+"""With a scheme that moves memory, whose moves are no operations of the lanes: for times, memory and idle time."""
 SETTINGS = 200
 WITH_MESSAGES = 10
 """How many of the settings have messages and sums that take time; a replay says what they must give."""
@@ -63,7 +67,8 @@ class Page:
 
 @cache
 def page(scheme: str) -> Page:
-    compilation = chimera_ir.compile(scheme, **on_workers(scheme, 4, 4))
+    sizes = {"D": 4, "N": 4} if scheme == MOVING else on_workers(scheme, 4, 4)
+    compilation = chimera_ir.compile(ROOT / scheme if scheme == MOVING else scheme, **sizes)
     return Page(compilation, tables_of(compilation))
 
 
@@ -140,7 +145,7 @@ class Answers:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Answers]:
-    pages = [page(scheme) for scheme in SCHEMES]
+    pages = [page(scheme) for scheme in PLAYED]
     values = [settings(shown.sliders, shown.tables["name"]) for shown in pages]
     asked = ((SETTINGS, ("update", "starts", "ends")), (SOME, PATHS), (FEW, DETAILS))
     cases = [
@@ -150,7 +155,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Answers]:
     ]
     found = iter(calls(PLAYS, tmp_path_factory.mktemp("played"), cases))
     parts = zip(pages, values, found, found, found, strict=True)
-    return {scheme: Answers(*answers) for scheme, answers in zip(SCHEMES, parts, strict=True)}
+    return {scheme: Answers(*answers) for scheme, answers in zip(PLAYED, parts, strict=True)}
 
 
 def assert_equal(times: Sequence[float], expected: Sequence[float]) -> None:
@@ -160,13 +165,13 @@ def assert_equal(times: Sequence[float], expected: Sequence[float]) -> None:
     assert [pair for pair in zip(times, expected, strict=True) if abs(pair[0] - pair[1]) > rounding] == []
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", PLAYED)
 def test_operations_start_and_end_when_the_compiler_says_for_200_settings(
     scheme: str, answers: Mapping[str, Answers]
 ) -> None:
     shown = page(scheme)
     structure = structure_of(shown.compilation.verified.schedule)
-    parts = [len(operation.parts) for operation in structure.net.operations]
+    parts = [len(operation.parts) * (not operation.kind.moves) for operation in structure.net.operations]
     for values, answer in zip(answers[scheme].settings, answers[scheme].times, strict=True):
         named = dict(zip(shown.sliders, values, strict=True))
         if any(named.get(name) for name in SENT):
@@ -179,7 +184,7 @@ def test_operations_start_and_end_when_the_compiler_says_for_200_settings(
         costs = Costs(**{name: value for name, value in named.items() if name not in SENT})
         run = earliest(shown.header, structure, costs)
         assert_equal([answer["update"] / float(run.tick)], [float(run.length)])
-        ends = [end * float(run.tick) for end, count in zip(run.ends, parts, strict=True) for _ in range(count)]
+        ends = [end * float(run.tick) for end, rows in zip(run.ends, parts, strict=True) for _ in range(rows)]
         assert_equal(answer["ends"], ends)
 
 
@@ -255,7 +260,7 @@ def test_what_is_sent_to_an_operation_is_what_it_reads_from_another_worker(
             assert starts[need["to"][0]] == pytest.approx(ends[need["from"][0]])
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", PLAYED)
 def test_a_curve_of_memory_is_what_a_count_of_everything_gives(scheme: str, answers: Mapping[str, Answers]) -> None:
     shown = page(scheme)
     figures = shown.compilation.report
@@ -302,7 +307,7 @@ def test_messages_on_a_link_are_those_that_have_left_and_not_arrived(
             assert curve["peak"] >= max(curve["amounts"])
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", PLAYED)
 def test_causes_of_idle_time_add_up_and_are_those_of_the_replay(scheme: str, answers: Mapping[str, Answers]) -> None:
     shown = page(scheme)
     for values, answer in answers[scheme].few():
@@ -313,6 +318,7 @@ def test_causes_of_idle_time_add_up_and_are_those_of_the_replay(scheme: str, ans
             of = {cause: sum(end - start for why, start, end in lane if why is cause) for cause in Cause}
             assert totals["link"] == pytest.approx(of[Cause.MESSAGE])
             assert totals["sum"] == pytest.approx(of[Cause.SUM])
+            assert totals["host"] == pytest.approx(of[Cause.MOVE])
             assert totals["imbalance"] == 0, "operations of a kind take equally long"
             computes = [event for event in expected.lanes[worker] if event.role is Role.COMPUTE]
             columns = (answer["idle"][name] for name in ("worker", "cause", "start", "end"))
