@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from fractions import Fraction
 from itertools import chain, permutations
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ def plain_request(request: Request, header: Header) -> Request:
         what = f"the baseline of the report, {_size(header)},"
         raise AboveMaxOperations(what, operations, request.max_operations)
     source, settings = library.baseline(header.workers, header.whole_micro_batches)
-    return Request(source, settings, max_operations=request.max_operations)
+    return Request(source, settings, max_operations=request.max_operations, weighed_like=_weighed(header))
 
 
 def plain(request: Request, known: Schedule) -> Schedule:
@@ -40,7 +41,8 @@ def plain(request: Request, known: Schedule) -> Schedule:
     if unchanged and dict(known.header.parameters) == wanted.settings:
         return known
     plan, _ = elaborate(parse(wanted.source), wanted.settings, request.max_operations)
-    return order(plan)
+    schedule = order(plan)
+    return replace(schedule, header=weighed(schedule.header, known.header))
 
 
 def request_against(against: Source, request: Request, like: Header) -> Request:
@@ -50,8 +52,27 @@ def request_against(against: Source, request: Request, like: Header) -> Request:
     depend on its parameters.
     """
     settings = {} if not against.is_scheme else _fitting(against, like, request.max_operations)
-    alone = replace(request, against=None, search=None, limits=())
+    alone = replace(request, against=None, search=None, limits=(), weighed_like=_weighed(like))
     return replace(alone, source=against, settings=settings, change=Change(), forecast=None, ties=())
+
+
+def weighed(header: Header, like: Header) -> Header:
+    """A header with the weights of the micro-batches of another, in the mean over its updates.
+
+    The header itself if it has weights; or if the other has none, or another number of micro-batches per update.
+    """
+    count, parts = like.whole_micro_batches, like.parts
+    if header.weights or not like.weights or header.whole_micro_batches != count:
+        return header
+    totals = [Fraction(0)] * count
+    for micro, weight in enumerate(like.weights):
+        totals[micro // parts % count] += weight
+    means = [total / (parts * like.updates) for total in totals]
+    return replace(header, weights=tuple(means[m // header.parts % count] for m in range(header.micro_batches)))
+
+
+def _weighed(header: Header) -> Header | None:
+    return header if header.weights else None
 
 
 def _fitting(against: Source, like: Header, max_operations: int) -> Mapping[str, int]:

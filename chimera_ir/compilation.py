@@ -353,7 +353,15 @@ class Compilation:
     @_level
     def _entry(self) -> Scheme | Text:
         """The parsed text: a scheme with the request's changes, or the level that an IR text has."""
-        return parsed(self.request)
+        text = parsed(self.request)
+        return text if isinstance(text, Scheme) else replace(text, header=self._weighed(text.header))
+
+    def _weighed(self, header: Header) -> Header:
+        """The header of the text, with the weights that the request asks for."""
+        from chimera_ir import comparison
+
+        like = self.request.weighed_like
+        return header if like is None else comparison.weighed(header, like)
 
     @_level
     def _outlined(self) -> "Outline":
@@ -365,9 +373,8 @@ class Compilation:
         outlined = outline(scheme, settings, self.request.max_operations)
         for warning in outlined.warnings:
             self.warn(warning)
-        return replace(
-            outlined, header=replace(outlined.header, ties=groups(self.request.ties, outlined.header.stages))
-        )
+        header = replace(outlined.header, ties=groups(self.request.ties, outlined.header.stages))
+        return replace(outlined, header=self._weighed(header))
 
     @property
     def _header(self) -> Header:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from chimera_ir.cost.durations import Costs
 from chimera_ir.errors import AboveMaxOperations, NoSuchTie, TooLarge
 from chimera_ir.ir.ids import Stage, WeightGroup
-from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS, Quantity
+from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS, Header, Quantity
 from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.orders.budget import SearchBudget
@@ -41,6 +41,7 @@ class Request:
 
     With ``search`` the schedule is the best order of its operations that a search finds within this budget and the
     ``limits`` of memory, which take the place of those that the text declares.
+    The micro-batches weigh as those of ``weighed_like``, unless the text gives weights.
     """
 
     source: Source
@@ -55,6 +56,7 @@ class Request:
     require_fit: bool = False
     search: SearchBudget | None = None
     limits: tuple[tuple[Quantity, int], ...] = ()
+    weighed_like: Header | None = None
 
     @property
     def cost_model(self) -> "Forecast | Costs":

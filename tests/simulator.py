@@ -257,7 +257,8 @@ class Simulator:
             known = [self.setting.stages[one.stage].at[self.setting.micro_batch_size].times.get("pair") for one in both]
             if None in known:
                 return self.compute(each.forward) + self.compute(each.backward)
-            return max(known) * len(each.forward.micros) / self.cut
+            weights = [self.weight(one) for one in both]
+            return max(known) * sum(weights) / 2 / self.cut
         costs = self.setting.stages[each.stage].at[self.setting.micro_batch_size].times
         forward, backward = costs["F"], costs["B"]
         first, second = (costs.get(half, backward / 2) for half in "IW")
@@ -265,7 +266,12 @@ class Simulator:
         times = {"F": forward, "B": backward, "I": first, "W": second, "recompute": again}
         times |= {letter: costs.get(letter, backward / 2) for letter in ("offload", "reload")}
         one = times[each.kind.letter]
-        return sum(one for _ in each.micros) / self.cut
+        return one * self.weight(each) / self.cut
+
+    def weight(self, each: Compute) -> int:
+        """How many of weight 1 the micro-batches of an operation take as long as."""
+        weights = self.header.weights or (1,)
+        return sum(int(weights[micro % len(weights)]) for micro in each.micros)
 
     def step(self, stage: int) -> float:
         return self.setting.stages[stage].step

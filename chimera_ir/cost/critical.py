@@ -1,6 +1,6 @@
 """The operations that decide how long an update takes: a critical path or, without a flush, a critical cycle."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -20,7 +20,8 @@ class CriticalPath:
 
     The path goes from time 0 to the end; in a stream, it is a cycle from a turn of the steady state to
     a later turn. ``length`` is the time of one update, in ticks. ``counts`` has, by the letter of each kind in the
-    schedule, how many micro-batches of this kind are on the path per update: C_f and C_b of section 3.4.
+    schedule, how many micro-batches of this kind are on the path per update, each as often as it weighs: C_f and C_b of
+    section 3.4.
     """
 
     operations: tuple[Operation, ...]
@@ -46,7 +47,9 @@ class Structure:
         if self.turn is not None:
             operations = [operations[number] for number in self.turn.numbers]
         # Each preference counts more than all operations together can sum up of the next one.
-        unit = 1 + sum(operation.size for operation in operations)
+        header = self.net.schedule.header
+        sizes = [int(header.weight(operation) * header.weight_unit) for operation in operations]
+        unit = 1 + sum(sizes)
 
         def weight(kind: Kind | Pairing) -> int:
             if isinstance(kind, Pairing):
@@ -54,7 +57,7 @@ class Structure:
             return (unit**2 if kind.sums else 1) * (KEPT in kind.reads)
 
         weights = {kind: weight(kind) for kind in {operation.kind for operation in operations}}
-        return [weights[operation.kind] * operation.size for operation in operations]
+        return [weights[operation.kind] * size for operation, size in zip(operations, sizes, strict=True)]
 
 
 def structure_of(schedule: Schedule, net: Net | None = None) -> Structure:
@@ -130,9 +133,9 @@ def _cycle(
 def _counted(header: Header, net: Net, path: Iterable[int], length: Fraction, updates: int) -> CriticalPath:
     """The critical path of the operations ``path``, by their numbers in ``net``, which spans ``updates`` updates."""
     operations = tuple(net.operations[number] for number in path)
-    micros: Counter[str] = Counter()
+    micros: dict[str, int | Fraction] = defaultdict(int)
     for operation in operations:
-        micros[operation.kind.letter] += operation.size
+        micros[operation.kind.letter] += header.weight(operation)
     present = {kind.letter for kind in {operation.kind for operation in net.operations}}
     counts = {letter: Fraction(micros[letter], header.parts * updates) for letter in COSTED if letter in present}
     return CriticalPath(operations, length, counts)

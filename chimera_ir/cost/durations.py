@@ -53,11 +53,20 @@ DurationKey = Hashable
 """A key that is equal for operations that take equally long, whatever the costs."""
 
 
-def duration_key(operation: Operation, slices: int) -> DurationKey:
-    """The key of an operation: the letter of its kind, its number of micro-batches, its stage and its slice."""
+def duration_key(operation: Operation, header: Header) -> DurationKey:
+    """The key of an operation: its kind, its stage, its slice, and the number and weight of its micro-batches."""
     if isinstance(operation, Pair):
-        return duration_key(operation.forward, slices), duration_key(operation.backward, slices)
-    return operation.kind.letter, len(operation.micros), operation.stage, operation.micros[0] % slices
+        return duration_key(operation.forward, header), duration_key(operation.backward, header)
+    key = operation.kind.letter, len(operation.micros), operation.stage, operation.micros[0] % header.slices
+    return (*key, header.weight(operation)) if header.weights else key
+
+
+def weighing(header: Header) -> str:
+    """Words on the weights of micro-batches that follow costs; empty if all weigh 1."""
+    if not header.weights:
+        return ""
+    least, most = (exact(Fraction(weight)) for weight in (min(header.weights), max(header.weights)))
+    return f" for a micro-batch of weight 1; weights {least} to {most}" if least != most else f"; all weigh {most}"
 
 
 class Costs(Mapping[str, Fraction]):
@@ -180,9 +189,10 @@ class Costs(Mapping[str, Fraction]):
         """Each kind with its cost, as a report shows it; where slices cost unequally, the mean of those on ``path``."""
         costs = dict(self)
         for kind in self.shares if header.slices > 1 else ():
-            lengths = [self.duration(operation, header) for operation in path if operation.kind.letter == kind]
-            if lengths:
-                costs[kind] = sum(lengths, Fraction(0)) * header.parts / len(lengths)
+            operations = [operation for operation in path if operation.kind.letter == kind]
+            if operations:
+                total = sum((self.duration(operation, header) for operation in operations), Fraction(0))
+                costs[kind] = total * header.parts / sum(map(header.weight, operations))
         special = (kind for kind in KINDS.values() if kind.recomputes or kind.moves)
         absent = {kind.letter for kind in special if kind not in header.kinds}
         return tuple((kind, cost) for kind, cost in costs.items() if kind not in absent)
@@ -223,7 +233,7 @@ class Costs(Mapping[str, Fraction]):
         """The longest time of which the costs of a micro-batch, and of each part of one, are multiples."""
         whole = lcm(*(cost.denominator for cost in self.values())) * header.parts
         shared = ((self[kind] * share).denominator for kind, shares in self.shares.items() for share in shares)
-        return Fraction(1, lcm(whole, *shared))
+        return Fraction(1, lcm(whole, *shared) * header.weight_unit)
 
     def remarks(self, schedule: Schedule) -> tuple[str, ...]:
         """A remark on each cost that the user has set for a kind of operation that the schedule lacks."""
@@ -242,10 +252,10 @@ class Costs(Mapping[str, Fraction]):
     def duration(self, operation: Operation, header: Header) -> Fraction:
         """The duration of an operation, in proportion to its number of micro-batches; a half counts as a half.
 
-        Where slices cost unequally, a pair without a cost of its own takes as long as its two operations.
+        Where slices or micro-batches cost unequally, a pair without a cost of its own takes as long as its two parts.
         """
         letter = operation.kind.letter
-        if self.shares and isinstance(operation, Pair) and letter not in self._given:
+        if (self.shares or header.weights) and isinstance(operation, Pair) and letter not in self._given:
             return sum((self.duration(part, header) for part in operation.parts), Fraction(0))
         return self._costs[letter] * self.share(operation, header)
 
@@ -253,5 +263,5 @@ class Costs(Mapping[str, Fraction]):
         """The share of the cost of a whole micro-batch that an operation has; more than 1 if it is over several."""
         shares = self.shares.get(operation.kind.letter, ()) if header.slices > 1 else ()
         if shares:
-            return shares[operation.parts[0].micros[0] % header.slices]
-        return Fraction(operation.size, header.parts)
+            return shares[operation.parts[0].micros[0] % header.slices] * header.weight(operation)
+        return Fraction(header.weight(operation), header.parts)

@@ -215,6 +215,7 @@ class Report(Figures):
             "remarks": list(self.remarks),
             **_repeated(self),
             **_further(self),
+            **({"weights": list(map(number, map(Fraction, self.header.weights)))} if self.header.weights else {}),
             "asynchronous": self.asynchronous,
             **(ages if self.asynchronous else {}),
         }

@@ -234,7 +234,7 @@ def ticks(header: Header, costs: Durations) -> tuple[Fraction, Callable[[Operati
     lengths: dict[DurationKey, int] = {}
 
     def duration(operation: Operation) -> int:
-        key = duration_key(operation, header.slices)
+        key = duration_key(operation, header)
         length = lengths.get(key)
         if length is None:
             length = lengths[key] = int(costs.duration(operation, header) / tick)

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chimera_ir import notebook
+from chimera_ir.cost.durations import weighing
 from chimera_ir.cost.number_text import Unit, decimal, exact, percent
 from chimera_ir.cost.report import Figures, Report
 from chimera_ir.cost.simulate import Launched
@@ -43,7 +44,7 @@ def heading(report: Report) -> Text:
     units = ["one update in the steady state"] if header.asynchronous else []
     if differences := ", ".join(_differences(report)):
         units.append(f"the baseline: {differences}")
-    lines = f"{sizes}; {costs}", *(["; ".join(units)] if units else [])
+    lines = f"{sizes}; {costs}{weighing(header)}", *(["; ".join(units)] if units else [])
     return Text.assemble((header.scheme, "bold"), f" {parameters}: " if parameters else ": ", "\n".join(lines))
 
 

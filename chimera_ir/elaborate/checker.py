@@ -245,9 +245,10 @@ class _Checker:
         self._range(clause.range, outside)
         if clause.step is not None:
             self._formulas.formula(clause.step, Type.INTEGER, "`by`", outside)
-        if clause.number is not None:
-            inside = outside.new_child({clause.variable.text: ValueName(Type.INTEGER, clause.variable.span)})
-            self._formulas.formula(clause.number, Type.INTEGER, "`as`", inside)
+        inside = outside.new_child({clause.variable.text: ValueName(Type.INTEGER, clause.variable.span)})
+        for word, formula in (("`as`", clause.number), ("`weigh`", clause.weight)):
+            if formula is not None:
+                self._formulas.formula(formula, Type.INTEGER, word, inside)
 
     def _operation(self, operation: ast.Operation, inside: NameScope) -> None:
         for subject in operation.subjects:

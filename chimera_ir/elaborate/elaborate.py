@@ -9,7 +9,7 @@ from chimera_ir.diagnostics.model import Diagnostic, made_of, reject
 from chimera_ir.elaborate.checker import check
 from chimera_ir.elaborate.operations import Listed, operations
 from chimera_ir.elaborate.pipes import Shape, shapes
-from chimera_ir.elaborate.places import place, strategies
+from chimera_ir.elaborate.places import place, strategies, weights
 from chimera_ir.elaborate.read_versions import Readings, readings, torn
 from chimera_ir.elaborate.settings import Globals, evaluate_globals, parameter_names, require_settable
 from chimera_ir.elaborate.unrolling import EndlessPipes, endless
@@ -102,6 +102,7 @@ def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
         updates=stream.turn.updates if stream else 1,
         period=stream.turn.period * ranges[0].slices if stream else 0,
         slices=ranges[0].slices,
+        weights=weights(cut, pipes),
     )
     shown = header_of(header, stream.turns * stream.turn.updates) if stream else header
     return Outline(shown, cut, values, warnings, stream)

@@ -103,6 +103,31 @@ def _workers(shape: Shape, workers: int) -> Iterator[Worker]:
         yield Worker(worker)
 
 
+def weights(shapes: Sequence[Shape], pipes: Sequence[Pipe]) -> tuple[int, ...]:
+    """The weights of all micro-batches, slices counted one by one; empty if all weigh 1.
+
+    Raises `Rejected` with the first weight of each pipe that is below 1.
+    """
+    if all(shape.micros.weight is None for shape in shapes):
+        return ()
+    columns = made_of(zip(shapes, pipes, strict=True), lambda pipe: tuple(_weights(*pipe)))
+    by_number = dict(chain.from_iterable(columns))
+    return tuple(by_number[number] for number in sorted(by_number)) if {*by_number.values()} != {1} else ()
+
+
+def _weights(shape: Shape, pipe: Pipe) -> Iterator[tuple[Micro, int]]:
+    """Yields each global number with the weight of its micro-batch."""
+    formula, variable = shape.micros.weight, shape.micros.variable.text
+    if formula is None:
+        yield from ((number, 1) for number in pipe.micros)
+        return
+    for place, ((micro,), weight) in enumerate(shape.values(formula, {variable: shape.micro_range})):
+        if weight < 1:
+            values = shape.scope.with_variables(variable).values_in(formula, (micro,))
+            raise Rejected([say.BadWeight(formula.span, values, shape.instance((variable, micro)), micro, weight)])
+        yield from ((number, weight) for number in pipe.micros[place * shape.slices : (place + 1) * shape.slices])
+
+
 def global_numbers(shapes: Sequence[Shape]) -> list[list[int]]:
     """The global numbers of each pipe's micro-batches; raises ``Rejected`` if they are not 0 .. N-1, each once."""
     *firsts, total = accumulate((len(shape.micro_range) for shape in shapes), initial=0)

@@ -63,18 +63,32 @@ def rhythm_of(shape: Shape, stages: Sequence[int], most: int) -> Rhythm:
         with attempts.step(), shape.rejecting():
             if shape.micros.number is not None:
                 number = law(shape.micros.number, shape.scope, shape.micros.variable.text, most)
+        weight = ALWAYS
+        with attempts.step(), shape.rejecting():
+            if shape.micros.weight is not None:
+                weight = _weight(shape.micros.weight, shape, most)
         with attempts.step():
             versions = tuple(_versions(shape, stages, most))
     beats = list(chain.from_iterable(by_line))
     reject(_drifts(beats, shape))
     # The period of the pipe is the shortest one that all laws share.
-    shared = lcm(shape.steps.step, *(part.period for part in (number, *versions)), *(beat.period for beat in beats))
+    shared = lcm(
+        shape.steps.step, *(part.period for part in (number, weight, *versions)), *(beat.period for beat in beats)
+    )
     with shape.rejecting():
         period = limited(shared, most, shape.micros.span)
     steps = shape.lengthened(period).steps
     clocks = [beat.clock.at(m) for beat in beats for m in steps if beat.guard.at(m)] or [0]
     rate = beats[0].clock.rate if beats else Fraction(1)
     return Rhythm(rate, period, min(clocks), max(clocks), number, versions)
+
+
+def _weight(formula: ast.Expression, shape: Shape, most: int) -> Law:
+    """The law of the weights of micro-batches; raises ``Fault`` unless they repeat."""
+    weight = law(formula, shape.scope, shape.micros.variable.text, most)
+    if weight.increment:
+        raise Fault(partial(say.WeightDrifts, formula.span, (), rate=str(weight.rate)))
+    return weight
 
 
 def _beats(line: ast.Operation, shape: Shape, stages: Sequence[int], most: int) -> Iterator[_Beat]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
 from functools import cached_property
+from math import lcm
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from chimera_ir.ir import ops
@@ -102,6 +103,7 @@ class Header:
     ``only`` has the kinds of its operations, in the order of the table, if these are not all kinds: forwards alone make
     no update. Those of recomputation are not listed: they follow from the pipes. ``ties`` are the groups of stages that
     share parameters. ``moves`` says whether any operation moves activations between a worker and its host.
+    ``weights`` has the weight of each of the micro-batches, and repeats; if it is empty, all weigh 1.
     """
 
     scheme: str
@@ -119,6 +121,7 @@ class Header:
     ties: tuple[WeightGroup, ...] = ()
     slices: int = 1
     moves: bool = False
+    weights: tuple[int | Fraction, ...] = ()
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
@@ -216,6 +219,23 @@ class Header:
     def parts(self) -> int:
         """The number of parts that a micro-batch is cut into; a `Micro` counts one part."""
         return 2 if self.halves else self.slices
+
+    def weight(self, operation: ops.Operation) -> int | Fraction:
+        """The weight of an operation's micro-batches together, each half or slice with that of a whole one.
+
+        An operation takes its cost times this number, divided by ``parts``. A pair has the mean weight of its two.
+        """
+        if not self.weights:
+            return operation.size
+        parts = operation.parts
+        count = len(self.weights)
+        total = sum(self.weights[micro % count] for part in parts for micro in part.micros)
+        return total if len(parts) == 1 else Fraction(total, len(parts))
+
+    @cached_property
+    def weight_unit(self) -> int:
+        """The number of which a weight of any operation is a whole multiple of one part."""
+        return 2 * lcm(*(Fraction(weight).denominator for weight in self.weights)) if self.weights else 1
 
     @property
     def asynchronous(self) -> bool:

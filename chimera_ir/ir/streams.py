@@ -146,7 +146,8 @@ def header_of(turn: Header, updates: int) -> Header:
         )
         for pipe in turn.pipes
     )
-    return replace(turn, micro_batches=count, updates=updates, pipes=pipes)
+    weights = tuple(turn.weights[micro % len(turn.weights)] for micro in range(count if turn.weights else 0))
+    return replace(turn, micro_batches=count, updates=updates, pipes=pipes, weights=weights)
 
 
 def stream_of(schedule: Schedule) -> ScheduleStream:

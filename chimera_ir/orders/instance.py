@@ -221,7 +221,7 @@ def _ticks(header: Header, operations: Iterable[Operation], costing: Costing) ->
     lengths: dict[object, int] = {}
 
     def length(operation: Operation) -> int:
-        key = duration_key(operation, header.slices)
+        key = duration_key(operation, header)
         if key not in lengths:
             lengths[key] = int(costing.durations.duration(operation, header) / tick)
         return lengths[key]
@@ -250,8 +250,7 @@ def _delays(
         if source == target:
             return 0
         before, after = operations[other], operations[number]
-        slices = header.slices
-        key = source, target, duration_key(before, slices), duration_key(after, slices)
+        key = source, target, duration_key(before, header), duration_key(after, header)
         if key not in ticks:
             ticks[key] = ceil(message_time(before, after, source, target) / tick)
         return ticks[key]

@@ -57,7 +57,7 @@ class Lengths:
         role, instruction, _, seconds = node
         if role in (Role.COMPUTE, Role.MOVE):
             assert isinstance(instruction, Operation)
-            return duration_key(instruction, self._charges.header.slices)
+            return duration_key(instruction, self._charges.header)
         if role is Role.WIRE:
             assert isinstance(instruction, Send)
             return role, len(instruction.message.micros), seconds

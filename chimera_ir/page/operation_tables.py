@@ -79,7 +79,7 @@ def tables(header: Header, rows: Sequence[OperationRow], events: Column) -> Oper
         OperationTable(
             worker=[row.worker for row in rows],
             kind=[kind_numbers[operation.kind.letter] for operation in operations],
-            size=[share(operation.size, header.parts) for operation in operations],
+            size=[share(header.weight(operation), header.parts) for operation in operations],
             stage=[operation.stage for operation in operations],
             look=[look_numbers[group] for group in groups],
             row=[int(row.height) for row in rows],
@@ -90,9 +90,9 @@ def tables(header: Header, rows: Sequence[OperationRow], events: Column) -> Oper
     )
 
 
-def share(micros: int, parts: int) -> float:
+def share(micros: int | Fraction, parts: int) -> float:
     """The number of whole micro-batches in ``micros`` parts of one."""
-    return micros // parts if micros % parts == 0 else micros / parts
+    return int(micros // parts) if micros % parts == 0 else float(micros / parts)
 
 
 def _preference(kind: Kind) -> int:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 
+from chimera_ir.cost.durations import weighing
 from chimera_ir.cost.number_text import decimal, percent
 from chimera_ir.cost.simulate import Timeline, Track
 from chimera_ir.cost.window import Window
@@ -121,7 +122,8 @@ def summary(timeline: Timeline) -> str:
     figures = f"makespan {timeline.costs.unit.show(timeline.makespan)}, bubble ratio {percent(timeline.bubble_ratio)}"
     if header.asynchronous:
         figures = f"one update in the steady state: {figures}; {_shown(timeline)}"
-    return f"{timeline.costs.summary(header, timeline.critical_path.counts)}; {figures}{_counting(header)}"
+    costs = timeline.costs.summary(header, timeline.critical_path.counts) + weighing(header)
+    return f"{costs}; {figures}{_counting(header)}"
 
 
 def _counting(header: Header) -> str:

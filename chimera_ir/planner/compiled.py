@@ -302,7 +302,7 @@ class Variant:
     @cached_property
     def keys(self) -> list[DurationKey]:
         """The keys of all operations, lane by lane; operations with equal keys take equally long."""
-        return [duration_key(operation, self.header.slices) for operation in chain.from_iterable(self.compiled.lanes)]
+        return [duration_key(operation, self.header) for operation in chain.from_iterable(self.compiled.lanes)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,8 +316,8 @@ class _Lowering:
     def level(self) -> Program | ProgramStream:
         """The program, or without a flush its stream."""
         variant, ticks = self.variant, self.ticks
-        net, slices = variant.compiled.structure.net, variant.header.slices
-        return lower(variant.level, duration=lambda operation: ticks[duration_key(operation, slices)], net=net)
+        net, header = variant.compiled.structure.net, variant.header
+        return lower(variant.level, duration=lambda operation: ticks[duration_key(operation, header)], net=net)
 
     @cached_property
     def proven(self) -> "Verified":

@@ -55,19 +55,19 @@ class Measured:
         times += [timing.times[PAIR.letter] for timing in timings if PAIR.letter in timing.times]
         second = lcm(*(_exact(time).denominator for time in times))
         stage_size = lcm(*(share.denominator for parts in self.cut for _, share in parts))
-        return Fraction(1, second * stage_size * header.parts)
+        return Fraction(1, second * stage_size * header.parts * header.weight_unit)
 
     def recut(self, stages: int, into: int) -> "Measured":
         """Durations of the same model if the ``stages`` stages of the profile become ``into`` stages of equal size."""
         return Measured(self.setting, _cut(stages, into))
 
     def report_costs(self, header: Header, path: Sequence[Operation]) -> tuple[tuple[str, Fraction], ...]:
-        """Mean cost per micro-batch of each kind on ``path``; these costs times the path's counts give its length."""
+        """Mean cost per micro-batch (of weight 1) of each kind on ``path``; times the counts, these give its length."""
         means = []
         for letter in COSTED:
             operations = [operation for operation in path if operation.kind.letter == letter]
             if operations:
-                micro_batches = Fraction(sum(operation.size for operation in operations), header.parts)
+                micro_batches = Fraction(sum(map(header.weight, operations)), header.parts)
                 total = sum((self.duration(operation, header) for operation in operations), _ZERO)
                 means.append((letter, total / micro_batches))
         return tuple(means)

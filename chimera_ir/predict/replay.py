@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from chimera_ir.cost.durations import Durations
+from chimera_ir.cost.durations import Durations, weighing
 from chimera_ir.cost.number_text import Unit
 from chimera_ir.flow.engine import ends, ordered
 from chimera_ir.garbage import uncollected
@@ -83,7 +83,7 @@ def free_replay(program: Program, durations: Durations) -> Replay:
     """Replay of a verified program whose operations take ``durations``; messages, sums and steps take no time."""
     header = program.header
     kinds = {operation.kind.letter for parts in program.parts for operation in parts.computes.lines}
-    conditions = f"{durations.summary(header, kinds)}, free messages"
+    conditions = f"{durations.summary(header, kinds)}{weighing(header)}, free messages"
     with uncollected():
         return _replay(header, events_of(program, operations_alone(header, durations)), durations.unit, conditions)
 

@@ -86,14 +86,16 @@ class Setting:
 
         An operation over a part of a micro-batch takes that part of the time, but all of the overhead that an operation
         of any size has: a second term adds what the first one lacks. A slice takes the time that the profile has for
-        it, or for the parts of slices that it is made of.
+        it, or for the parts of slices that it is made of. Weights of micro-batches multiply times without overheads.
         """
         measured = self.timing(stage)
+        heavier = Fraction(header.weight(operation), len(operation.micros))
         if header.slices > 1 and measured.slices:
             extent = extent_of(operation.micros[0] % header.slices, header.slices)
-            return slice_terms(measured, self.stages[stage].overhead, operation.kind.letter, extent)
+            terms = slice_terms(measured, self.stages[stage].overhead, operation.kind.letter, extent)
+            return tuple((seconds, times * heavier) for seconds, times in terms)
         timing, times = self.over(stage, len(operation.micros), header.parts)
-        seconds = timing.seconds(operation.kind.letter), times
+        seconds = timing.seconds(operation.kind.letter), times * heavier
         overhead = time_of(self.stages[stage].overhead, operation.kind.letter)
         return (seconds, (overhead, 1 - times)) if overhead and times < 1 else (seconds,)
 
@@ -101,7 +103,7 @@ class Setting:
         """Time of a pair as seconds and a factor on them; None if the profile has no times of pairs."""
         times = [self.timing(part.stage).times.get(pair.kind.letter) for part in pair.parts]
         seconds = [time for time in times if time is not None]
-        return (max(seconds), Fraction(pair.size, header.parts)) if len(seconds) == len(times) else None
+        return (max(seconds), Fraction(header.weight(pair), header.parts)) if len(seconds) == len(times) else None
 
     def all_reduce(self, header: Header, group: WeightGroup) -> float:
         """Comm_allreduce of a group's gradients; for a tie an upper bound, with all gradients of its smallest stage."""

@@ -171,13 +171,14 @@ class Halves(SyntaxNode):
 
 
 class Micros(SyntaxNode):
-    """The line ``micros m in range [halves] [by step] [as number]``: the micro-batches of a pipe."""
+    """The line ``micros m in range [halves] [by step] [as number] [weigh weight]``: the micro-batches of a pipe."""
 
     variable: Word
     range: Range | Endless
     halves: Halves | None
     step: Expression | None
     number: Expression | None
+    weight: Expression | None
 
 
 class Slices(SyntaxNode):

@@ -104,7 +104,8 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
 
     def micros(self, c: _Children) -> ast.Micros:
         halves = next((child for child in c if isinstance(child, ast.Halves)), None)
-        return ast.Micros(_word(c[1]), c[3], halves, _argument(c, "by"), _argument(c, "numbered"), span=_around(c))
+        step, number, weight = (_argument(c, rule) for rule in ("by", "numbered", "weighed"))
+        return ast.Micros(_word(c[1]), c[3], halves, step, number, weight, span=_around(c))
 
     def slices(self, c: _Children) -> ast.Slices:
         return ast.Slices(_word(c[1]), c[3], span=_around(c))

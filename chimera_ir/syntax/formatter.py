@@ -78,11 +78,12 @@ def _clause(clause: ast.Clause) -> str:
         case ast.Stages(variable, stages, worker, place):
             named = f"{worker.text} = " if worker else ""
             return f"stages {variable.text} in {_range(stages)} on {named}{show_expression(place)}"
-        case ast.Micros(variable, micros, halves, step, number):
+        case ast.Micros(variable, micros, halves, step, number, weight):
             counted = " halves" if halves else ""
             stepped = f" by {show_expression(step)}" if step else ""
             numbered = f" as {show_expression(number)}" if number else ""
-            return f"micros {variable.text} in {_range(micros)}{counted}{stepped}{numbered}"
+            weighed = f" weigh {show_expression(weight)}" if weight else ""
+            return f"micros {variable.text} in {_range(micros)}{counted}{stepped}{numbered}{weighed}"
         case ast.Slices(variable, slices):
             return f"slices {variable.text} in {_range(slices)}"
         case ast.Let():

@@ -26,7 +26,7 @@ from chimera_ir.syntax.stop import (
 
 _INFIX = frozenset({"+", "-", "*", "/", "%", "==", "!=", "<=", "<", ">=", ">", "and", "or"})
 
-_BEFORE_VALUE = frozenset({"@", "=", "when", "as", "by", "on", "if", "then", "else", "not", ".."})
+_BEFORE_VALUE = frozenset({"@", "=", "when", "as", "by", "weigh", "on", "if", "then", "else", "not", ".."})
 
 _EXAMPLES = {"scheme": "scheme mine(D = 4, N = 8)", "pipe": "pipe down { .. }"}
 
@@ -158,7 +158,10 @@ def _cannot_continue(stop: Stop) -> bool:
         return True
     if stop.before in OPENERS or stop.before == ",":
         return False
-    return token in ("@", "=", "{", "on", "when", "as", "by", "halves", "then", "else", ";") or token.type == "STRING"
+    return (
+        token in ("@", "=", "{", "on", "when", "as", "by", "weigh", "halves", "then", "else", ";")
+        or token.type == "STRING"
+    )
 
 
 def _unclosed(stop: Stop, opener: Token) -> Diagnostic:

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -202,7 +203,7 @@ def costs(
 
         def slept(operation: Instruction) -> int:
             if isinstance(operation, Compute | Pair):
-                return lengths.get(operation.kind.letter, 0) * operation.size // header.parts
+                return int(lengths.get(operation.kind.letter, 0) * header.weight(operation) // header.parts)
             return 0
 
         return slept
@@ -212,12 +213,12 @@ def costs(
         for lane, window in zip(lanes, update, strict=True):
             for span in inside(lane, window):
                 if isinstance(span.operation, _Timeable):
-                    lengths_of[_like(span.operation)].append(span.end - span.start)
+                    lengths_of[_like(span.operation, header)].append(span.end - span.start)
     medians = {like: round(median(several)) for like, several in lengths_of.items()}
 
     def measured(operation: Instruction) -> int:
         if isinstance(operation, _Timeable):
-            return medians.get(_like(operation), 0)
+            return medians.get(_like(operation, header), 0)
         return 0
 
     return measured
@@ -226,14 +227,15 @@ def costs(
 _Timeable = Compute | Pair | Step | Stash | Drop
 """The instructions that take time by themselves."""
 
-_Likeness = tuple[Kind | Pairing | type, WeightGroup, int]
+_Likeness = tuple[Kind | Pairing | type, WeightGroup, int, int | Fraction]
 """A key that is equal for operations that should take equally long."""
 
 
-def _like(operation: _Timeable) -> _Likeness:
+def _like(operation: _Timeable, header: Header) -> _Likeness:
     if isinstance(operation, Compute | Pair):
-        return operation.kind, tuple(single.stage for single in operation.parts), operation.size
-    return type(operation), operation.group, 0
+        stages = tuple(single.stage for single in operation.parts)
+        return operation.kind, stages, operation.size, header.weight(operation)
+    return type(operation), operation.group, 0, 0
 
 
 def forecast(trace: Trace, cost: Callable[[Instruction], int], barriered: bool, typical: int) -> PredictedLanes:

@@ -34,11 +34,12 @@ def run_stages(
             for part in operation.parts:
                 of_stage = times[part.stage]
                 for single in {operation, part}:
-                    share = Fraction(part.size, header.parts)
+                    share, weight = Fraction(part.size, header.parts), Fraction(header.weight(part), part.size)
+                    length = float(seconds.of(single) / weight)
                     if share == 1 or single.kind.letter not in of_stage[size]:
-                        of_stage[size][single.kind.letter] = float(seconds.of(single) / share)
+                        of_stage[size][single.kind.letter] = float(length / share)
                     if share != 1 and (size * share).denominator == 1:
-                        of_stage.setdefault(int(size * share), {})[single.kind.letter] = seconds.of(single)
+                        of_stage.setdefault(int(size * share), {})[single.kind.letter] = length
     steps: dict[int, float] = {line.group[0]: seconds.of(line) for line in instructions if isinstance(line, Step)}
     return tuple(_stage(of_stage, size, steps.get(stage, 0.0)) for stage, of_stage in enumerate(times))
 

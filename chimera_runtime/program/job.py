@@ -29,7 +29,8 @@ class Job:
     written as runs of (offset, count). Once ``lag`` further updates have begun, every stage has made the step of an
     update. With a flush ``period`` and ``lag`` are 0.
 
-    ``communicators`` are the choices of communicators with which the program is proven to finish.
+    ``communicators`` are the choices of communicators with which the program is proven to finish. ``weights`` say how
+    long a rehearsal sleeps for each part of a micro-batch, and repeat; if there are none, all weigh 1.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Job:
     communicators: tuple[str, ...] = ("directed",)
     slices: int = 1
     moving: tuple[int, ...] = ()
+    weights: tuple[int, ...] = ()
 
     @property
     def row_parts(self) -> int:

@@ -42,7 +42,7 @@ class Case:
         clauses = next(item.clauses for item in scheme.items if isinstance(item, ast.PipeBlock))
         clock = next(clause.clock for clause in clauses if isinstance(clause, ast.Operation))
         place = next(clause.place for clause in clauses if isinstance(clause, ast.Stages))
-        return clock, evaluate_globals(scheme, {}).scope.with_formula("w", place)
+        return clock, evaluate_globals(scheme, {}).scope.with_names({"w": place}, {})
 
 
 _NAMED = variable("D", *NAMES, "m", "m", "w")

@@ -181,6 +181,12 @@ PLACES = {
         lambda plan: plan.header.pipes[0].micros,
         lambda value: _numbering(tuple(value({"D": D, "m": m}) % 2 for m in MICROS)),
     ),
+    "weigh": Place(
+        scheme(micros="0..2 weigh FORMULA % 7 + 1"),
+        M,
+        lambda plan: plan.header.weights or (1, 1),
+        lambda value: tuple(value({"D": D, "m": m}) % 7 + 1 for m in MICROS),
+    ),
     "micro-batch": Place(
         scheme(lines="F(FORMULA % 2, s) @ m"),
         MS,

@@ -73,6 +73,7 @@ clauses: st.SearchStrategy[ast.Clause] = st.one_of(
         st.none() | st.builds(ast.Halves, span=here),
         guards,
         guards,
+        guards,
         span=here,
     ),
     st.builds(

@@ -26,7 +26,7 @@ fn fwd(m, s) = t(m)
              + s
 pipe down[i in 0..f] {
   stages s in 0..D on (s + i*(D/f)) % D
-  micros m in 0..N/2 halves by 2 as 2*m + 1
+  micros m in 0..N/2 halves by 2 as 2*m + 1 weigh (2)*m
   F(m..m+2, s) @ t(m/2) + 2*s when 0 <= m < N and not s == 0
   B(m,   s)    @ if m > 2 then 1 else max(2, s)
   I(m, s) @ 1  W(m, s) @ 2
@@ -61,7 +61,7 @@ fn fwd(m, s) = t(m) + s
 
 pipe down[i in 0..f] {
   stages s in 0..D on (s + i*(D/f)) % D
-  micros m in 0..N/2 halves by 2 as 2*m + 1
+  micros m in 0..N/2 halves by 2 as 2*m + 1 weigh 2*m
   F(m..m + 2, s) @ t(m/2) + 2*s when 0 <= m < N and not s == 0
   B(m, s) @ if m > 2 then 1 else max(2, s)
   I(m, s) @ 1

@@ -109,6 +109,15 @@ class GrowingPosition(InFormula, code="CH279"):
     table: str
 
 
+class WeightDrifts(InFormula, code="CH292"):
+    """Weights of micro-batches that grow without end."""
+
+    title = "the weights of micro-batches grow by {rate} per micro-batch, and must repeat"
+    label = "grows by {rate}"
+    help = "write weights that repeat, as in `weigh 1 + m % 2`"
+    rate: str
+
+
 class BranchesDrift(InFormula, code="CH264"):
     """An ``if`` whose two values grow at different rates per micro-batch."""
 

@@ -117,6 +117,16 @@ class NoSuchEntry(InFormula, code="CH278"):
     entries: int
 
 
+class BadWeight(InInstance, code="CH291"):
+    """A micro-batch whose weight is below one."""
+
+    title = "micro-batch {micro} weighs {weight}: a weight is 1 or more"
+    label = "gives {weight}"
+    help = "a micro-batch of weight 2 takes twice the costs that are given; weigh the shortest 1, or give smaller costs"
+    micro: int
+    weight: int
+
+
 class RequirementFails(Diagnostic, code="CH233"):
     """A condition of the scheme that its parameters do not meet."""
 

@@ -134,6 +134,7 @@ class _HeaderReader:
             only=only,
             ties=self._read_ties(),
             slices=self._slices,
+            weights=self._read_weights(),
         )
 
     def _read_bounds(self) -> Iterator[Bound]:
@@ -203,6 +204,20 @@ class _HeaderReader:
                     raise Rejected([say.SyncTwice(span(token), f"{stage}")])
                 chosen[stage] = Strategy(token.split()[1])
         return tuple(sorted(chosen.items()))
+
+    def _read_weights(self) -> tuple[int, ...]:
+        """The weight of each micro-batch; empty if no line gives one."""
+        weights: dict[int, int] = {}
+        for token in self._lines["WEIGH"]:
+            weight, *ends = integers(token, token)
+            if weight < 1:
+                raise Rejected([NumberOutOfRange(span(token), "weight", str(weight), 1, _LARGEST)])
+            for micro in _run(token, ends, self._counts["MICRO_BATCHES"] - 1):
+                if micro in weights:
+                    raise Rejected([say.EntryTwice(span(token), f"{micro}", "micro-batch")])
+                weights[micro] = weight
+        everything = range(self._counts["MICRO_BATCHES"] if {*weights.values()} - {1} else 0)
+        return tuple(weights.get(micro, 1) for micro in everything)
 
     def _read_ties(self) -> tuple[WeightGroup, ...]:
         ties: dict[WeightGroup, None] = {}

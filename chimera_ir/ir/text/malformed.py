@@ -21,6 +21,7 @@ _HEADER = {
     "memory": "memory activations <= 4",
     "sync": "sync lazy 0..2",
     "tied": "tied s0 s3",
+    "weigh": "weigh 2 0..4",
     "pipe": "pipe down on 0 1 2 3 micros 0..4",
     "worker": "worker 0:",
 }

@@ -1,8 +1,9 @@
 """``--rehearse``: stages that sleep instead of computing."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from statistics import mean
 from typing import Any
 
 import torch
@@ -34,11 +35,19 @@ class RehearsedStage(Stage):
     of a rank share.
     """
 
-    def __init__(self, *, seconds: Mapping[str, float], rehearsed_link: RehearsedLink, **arguments: Any) -> None:
+    def __init__(
+        self,
+        *,
+        seconds: Mapping[str, float],
+        slack: float,
+        cost_weights: Sequence[int],
+        rehearsed_link: RehearsedLink,
+        **arguments: Any,
+    ) -> None:
         super().__init__(**arguments)
         for group in self.groups:
             group.rehearse()
-        self._seconds = seconds
+        self._seconds, self._slack, self._weights = seconds, slack, cost_weights
         self._fake: dict[str, Tensors] = {}
         for letter, method in OPERATIONS.items():
             setattr(self, method, partial(self._sleep, letter))
@@ -58,15 +67,23 @@ class RehearsedStage(Stage):
     def pair(self, forward: tuple[Any, ...], other: Stage, backward: tuple[Any, ...]) -> None:
         """Sleeps as long as both take together."""
         assert isinstance(other, RehearsedStage)
-        self._sleep(PAIRED, forward[0])
+        weights = [mean(pair) for pair in zip(self._weights_of(forward[0]), self._weights_of(backward[0]), strict=True)]
+        self._sleep_for(PAIRED, weights)
         self._hand_on_fakes("F", forward[0])
         other._hand_on_fakes("B", backward[0])
 
     def _sleep(self, letter: str, micros: Micros, *_values: Any) -> None:
         """Sleeps for each micro-batch as long as an operation takes; hands on tensors of the right shapes."""
-        for _ in micros if isinstance(micros, tuple) else (micros,):
-            time.sleep(self._seconds.get(letter, 0.0))
+        self._sleep_for(letter, self._weights_of(micros))
         self._hand_on_fakes(letter, micros)
+
+    def _weights_of(self, micros: Micros) -> list[int]:
+        several = micros if isinstance(micros, tuple) else (micros,)
+        return [self._weights[micro % len(self._weights)] if self._weights else 1 for micro in several]
+
+    def _sleep_for(self, letter: str, weights: Iterable[float]) -> None:
+        for weight in weights:
+            time.sleep(max(0.0, self._seconds.get(letter, 0.0) * weight - self._slack))
 
     def _launch(self, letter: str, micros: Micros) -> None:
         """Launches a move that takes its time for each micro-batch."""
@@ -89,9 +106,9 @@ def repeated(micros: Micros, fake: Tensors) -> Tensors:
 
 def rehearsed(seconds: Mapping[str, float], job: Job) -> Callable[..., Stage]:
     """Returns a function that makes stages which sleep; ``seconds`` has the time of each kind of operation."""
-    slack = overshoot()
-    of_part = {kind: max(0.0, value / job.parts - slack) for kind, value in seconds.items()}
-    return partial(RehearsedStage, seconds=of_part, rehearsed_link=RehearsedLink())
+    of_part = {kind: value / job.parts for kind, value in seconds.items()}
+    made = partial(RehearsedStage, seconds=of_part, slack=overshoot(), cost_weights=job.weights)
+    return partial(made, rehearsed_link=RehearsedLink())
 
 
 def overshoot() -> float:

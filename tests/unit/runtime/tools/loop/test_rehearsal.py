@@ -57,6 +57,17 @@ def test_passes_sleep_as_long_as_they_would_take_each_micro_batch(alone: World, 
     assert clock.sleeps == [0.25] * 3 + [0.5] * 3
 
 
+def test_a_micro_batch_sleeps_as_long_as_it_weighs_and_a_pair_as_the_mean(alone: World, clock: Clock) -> None:
+    job = alone_job(stages=3, kinds=("F", "B", "pair"), weights=(1, 3, 2))
+    with worlds(alone, job) as (world,):
+        middle = stages(world, {"F": 0.25, "B": 0.5, "pair": 0.5})[1]
+        clock.sleeps.clear()
+        middle.forward((1, 2), None)
+        middle.forward(3, None)
+        middle.pair((4, None), middle, (2, ()))
+    assert clock.sleeps == [0.75, 0.5, 0.25, 1.25]
+
+
 def test_halves_of_a_backward_sleep_as_long_as_each_takes(alone: World, clock: Clock) -> None:
     with worlds(alone, alone_job(stages=3, kinds=("F", "I", "W"))) as (world,):
         middle = stages(world, {"F": 0.25, "I": 0.5, "W": 0.125})[1]
