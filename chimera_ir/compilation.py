@@ -18,7 +18,8 @@ from chimera_ir.diagnostics.catalogue.program import NothingTrained
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.diagnostics.render import blocks
 from chimera_ir.errors import CompileError, NoSuchLevel, NotProven, TextError, WrongOption
-from chimera_ir.ir.levels import Header, Plan, Program, Quantity, Schedule
+from chimera_ir.ir.levels import Header, Plan, Program, Schedule
+from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.ops import NOWHERE
 from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import Level as Text

@@ -12,7 +12,7 @@ from chimera_ir import texts
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.durations import COST_LETTERS, Costs
 from chimera_ir.errors import OptionError, ParameterError, UnreadableText
-from chimera_ir.ir.levels import Quantity
+from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.sharing import Communicators
 from chimera_ir.orders.budget import SearchBudget
 from chimera_ir.request import MAX_OPERATIONS, Request, Tie

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from chimera_ir.cost.durations import Costs
 from chimera_ir.errors import AboveMaxOperations, NoSuchTie, TooLarge
 from chimera_ir.ir.ids import Stage, WeightGroup
-from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS, Header, Quantity
+from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS, Header
+from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.orders.budget import SearchBudget

@@ -15,7 +15,8 @@ from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.elaborate.builtins import UNITS
 from chimera_ir.elaborate.evaluate import LIMIT, CompiledFunction, Scope, compiled, evaluate, rejecting
 from chimera_ir.errors import ParameterError
-from chimera_ir.ir.levels import MAX_WORKERS, Bound, Quantity
+from chimera_ir.ir.levels import MAX_WORKERS
+from chimera_ir.ir.memory_bounds import Bound, Quantity
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 

@@ -25,7 +25,8 @@ from operator import itemgetter
 
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import Counted
-from chimera_ir.ir.levels import Header, Quantity
+from chimera_ir.ir.levels import Header
+from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.ops import Compute, Operation, WaitMove
 from chimera_ir.ir.turns import moved
 

@@ -1,7 +1,7 @@
 """Plan, Schedule and Program: what each pass takes and returns."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 from functools import cached_property
@@ -12,8 +12,8 @@ from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Clock, Micro, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.kinds import Kind, Readers, Resource, Value, all_kinds, values
 from chimera_ir.ir.lane_parts import LaneParts, parts_of
+from chimera_ir.ir.memory_bounds import Bound, Quantity
 from chimera_ir.ir.one_line import OneLine
-from chimera_ir.source import Span
 
 if TYPE_CHECKING:
     from chimera_ir.ir.given_lanes import Given
@@ -40,40 +40,6 @@ class Pipe:
     workers: tuple[Worker, ...]
     micros: tuple[Micro, ...]
     recompute: tuple[Stage, ...] = ()
-
-
-class Quantity(Enum):
-    """The quantity that a declared memory bound limits."""
-
-    ACTIVATIONS = "activations"
-    WEIGHTS = "weights"
-    BYTES = "bytes"
-    HOST = "host"
-    HOST_BYTES = "host_bytes"
-
-    @property
-    def in_bytes(self) -> bool:
-        """Whether the quantity is counted in bytes, which follow from a profile."""
-        return self in (Quantity.BYTES, Quantity.HOST_BYTES)
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A declared limit of each worker.
-
-    Activations and values in host memory are counted in M_a, weights in M_theta, and both kinds of memory in bytes.
-
-    ``limits[w]`` is the limit of worker w; ``origin`` is the line that declares it.
-    """
-
-    quantity: Quantity
-    limits: tuple[int, ...]
-    origin: Span = field(default=ops.NOWHERE, compare=False, repr=False)
-
-    def exceeded(self, amounts: Sequence[int | Fraction]) -> Worker | None:
-        """The worker whose amount exceeds its limit most; None if the limits of all workers hold."""
-        worker = max(range(len(amounts)), key=lambda w: amounts[w] - self.limits[w])
-        return Worker(worker) if amounts[worker] > self.limits[worker] else None
 
 
 class Strategy(Enum):

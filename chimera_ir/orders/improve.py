@@ -10,7 +10,8 @@ from itertools import chain
 from chimera_ir.cost.durations import Durations
 from chimera_ir.cost.number_text import Unit, exact, percent
 from chimera_ir.errors import OptionError, WrongOption
-from chimera_ir.ir.levels import Bound, Header, Quantity, Schedule
+from chimera_ir.ir.levels import Header, Schedule
+from chimera_ir.ir.memory_bounds import Bound, Quantity
 from chimera_ir.ir.streams import ScheduleStream
 from chimera_ir.orders.budget import SearchBudget
 from chimera_ir.orders.instance import Costing, OrderInstance, instance_of

@@ -22,7 +22,8 @@ from chimera_ir.flow.flow import ABSENT, Flow
 from chimera_ir.flow.live import changes, is_at_end
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.kinds import Counted, Resource
-from chimera_ir.ir.levels import Header, Plan, Planned, Quantity, Schedule, Unclocked
+from chimera_ir.ir.levels import Header, Plan, Planned, Schedule, Unclocked
+from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.ops import Message, Operation
 from chimera_ir.ir.recomputation import in_blocks, in_full
 from chimera_ir.predict.charges import Charges

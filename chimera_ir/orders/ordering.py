@@ -18,7 +18,8 @@ from typing import overload
 
 from chimera_ir.diagnostics.catalogue.program import NoOrderFits, NoOrderFitsHost
 from chimera_ir.diagnostics.model import Diagnostic, raise_errors, reject
-from chimera_ir.ir.levels import Plan, Quantity, Schedule
+from chimera_ir.ir.levels import Plan, Schedule
+from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.ops import Operation
 from chimera_ir.ir.streams import PlanStream, ScheduleStream
 from chimera_ir.lower.order import order

@@ -8,7 +8,8 @@ from chimera_ir.cost.report import Figures
 from chimera_ir.flow import live
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.kinds import Counted
-from chimera_ir.ir.levels import Header, Program, Quantity
+from chimera_ir.ir.levels import Header, Program
+from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.ops import Compute, WaitMove
 from chimera_ir.page.operation_tables import OperationRow
 from chimera_ir.page.tables import ChangeTable, MemoryTable

@@ -12,7 +12,8 @@ from sys import maxsize
 
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.errors import NoSuchTie
-from chimera_ir.ir.levels import Header, Quantity
+from chimera_ir.ir.levels import Header
+from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.planner.bounds import least, most, standing
 from chimera_ir.planner.compiled import UNIT_COSTS, CompiledScheme, Variant
 from chimera_ir.planner.space import Configuration, LeftOut, Reason, Recomputation, refusal

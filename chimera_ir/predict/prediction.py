@@ -10,7 +10,8 @@ from chimera_ir.cost.curves import WorkerBytes
 from chimera_ir.cost.number_text import number, rounded, seconds
 from chimera_ir.cost.report import group_entries
 from chimera_ir.errors import DoesNotFit, WrongOption
-from chimera_ir.ir.levels import Header, Program, Quantity, Schedule
+from chimera_ir.ir.levels import Header, Program, Schedule
+from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, view_of
 from chimera_ir.lower.lower import lower
 from chimera_ir.predict.equation import Equation, equation

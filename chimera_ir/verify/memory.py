@@ -22,7 +22,8 @@ from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow import live
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.kinds import Counted
-from chimera_ir.ir.levels import Bound, Header, Program, Quantity, Schedule
+from chimera_ir.ir.levels import Header, Program, Schedule
+from chimera_ir.ir.memory_bounds import Bound, Quantity
 from chimera_ir.ir.ops import NOWHERE
 from chimera_ir.ir.text.printer import line
 from chimera_ir.verify.copies import copies

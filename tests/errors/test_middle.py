@@ -13,7 +13,8 @@ from chimera_ir.cost.durations import Costs
 from chimera_ir.diagnostics.catalogue import irheader, irtext, lanes, program, schedule
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.elaborate import elaborate
-from chimera_ir.ir.levels import Plan, Program, Quantity
+from chimera_ir.ir.levels import Plan, Program
+from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.streams import Level, ProgramStream
 from chimera_ir.ir.text.reader import parse as parse_ir
 from chimera_ir.lower.lower import lower

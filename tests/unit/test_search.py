@@ -14,7 +14,8 @@ from chimera_ir.commands import group
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.durations import Costs
 from chimera_ir.errors import CompileError, OptionError
-from chimera_ir.ir.levels import Quantity, Schedule
+from chimera_ir.ir.levels import Schedule
+from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.orders import improve
 from chimera_ir.orders.budget import SearchBudget
 from chimera_ir.orders.constraints import constraints_of

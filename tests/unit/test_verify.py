@@ -8,7 +8,8 @@ import pytest
 
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, Severity
 from chimera_ir.ir.kinds import ACTIVATIONS, BACKWARD, FORWARD, GRADIENTS, KEPT, Counted
-from chimera_ir.ir.levels import Bound, Header, Pipe, Plan, Planned, Program, Quantity, Schedule
+from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Program, Schedule
+from chimera_ir.ir.memory_bounds import Bound, Quantity
 from chimera_ir.ir.ops import (
     AllReduce,
     Compute,

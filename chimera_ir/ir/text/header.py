@@ -11,7 +11,8 @@ from chimera_ir.diagnostics.catalogue.irtext import NumberOutOfRange
 from chimera_ir.diagnostics.model import Attempts, Rejected
 from chimera_ir.ir.ids import Micro, Stage, WeightGroup, Worker
 from chimera_ir.ir.kinds import Kind, all_kinds, alternatives, unmade
-from chimera_ir.ir.levels import MAX_MICRO_BATCHES, MAX_STAGES, MAX_WORKERS, Bound, Header, Pipe, Quantity, Strategy
+from chimera_ir.ir.levels import MAX_MICRO_BATCHES, MAX_STAGES, MAX_WORKERS, Header, Pipe, Strategy
+from chimera_ir.ir.memory_bounds import Bound, Quantity
 from chimera_ir.ir.text.malformed import FORMS
 from chimera_ir.ir.text.printer import group_name
 from chimera_ir.plural import plural
