@@ -61,7 +61,8 @@ def _section(schedule: Published, numbers: Sequence[Compared]) -> str:
     facts += [f"Sizes: {'; '.join(map(_size, schedule.sizes))}."]
     differing = [number for number in numbers if not number.agrees]
     notes = {number.number: f"[{place}]" for place, number in enumerate(differing, 1)}
-    table = _table(("figure", "published", "where"), [tuple(_cells(number, notes)) for number in numbers])
+    rows = [tuple(_cells(number, notes)) for number in numbers]
+    table = _table(("figure", "published", "where"), rows) if rows else "No numbers of this order are published.\n"
     remarks = [_wrapped(f"{notes[number.number]} {_difference(number)}") + "\n" for number in differing]
     return "\n".join([f"## {schedule.name}\n", _wrapped(" ".join(facts)), "", table, *remarks])
 

@@ -98,6 +98,15 @@ ROWS = {
         lambda D, N: D // 2 + 1,
         lambda D, N: D,
     ),
+    "chimera_zb": Row(
+        ("2", "up to D"),
+        lambda D, N: D % 2 == 0 and D <= 8 and N % D == 0,
+        lambda D, N: Fraction(D - 2, 6 * N + D - 2),
+        lambda D, N: 2,
+        None,
+        lambda D, N: D,
+        costs=SPLIT,
+    ),
     "interleaved": Row(
         ("v of D = vP", "(v-1)P+1 to vP"),
         lambda P, N, v: N % P == 0,
@@ -127,6 +136,16 @@ ROWS = {
         lambda P, N, w: 2 * w * P,
         "P N",
         fixed=({"w": 1}, {"w": 2}),
+    ),
+    "waves_tight": Row(
+        ("2w of D = 2wP", "(2w+1)P-1"),
+        lambda P, N, w: N % P == 0 and N >= 2 * P and P <= 6,
+        lambda P, N, w: Fraction(P - 1, 2 * w * N + P - 1),
+        lambda P, N, w: 2 * w,
+        None,
+        lambda P, N, w: (2 * w + 1) * P - 1,
+        "P N",
+        fixed=({"w": 2}, {"w": 3}),
     ),
     "bitpipe": Row(
         ("4 of D = 2P", "up to 2P"),

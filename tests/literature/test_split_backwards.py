@@ -86,3 +86,9 @@ def test_the_baseline_s_backward_takes_as_long_as_both_halves(name: str, D: int,
     report = compilation(name, (2, 3, 2), D=D, N=N).report
     assert report.baseline.makespan == (2 + 5) * (N + D - 1)
     assert report.makespan < report.baseline.makespan or D == 1
+
+
+@pytest.mark.parametrize(("D", "N"), [(2, 2), (4, 4), (4, 8), (6, 12), (8, 8), (8, 16)])
+def test_two_directions_with_split_backwards_take_the_least_that_their_placement_allows(D: int, N: int) -> None:
+    """F = I = W = 1: the two workers in the middle begin after D/2 - 1, and each worker computes for 3N."""
+    assert figures("chimera_zb", EQUAL, D=D, N=N).makespan == 3 * N + D // 2 - 1
