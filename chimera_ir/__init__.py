@@ -13,12 +13,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from chimera_ir.compilation import Compilation
     from chimera_ir.errors import CompileError
+    from chimera_ir.fitting.fit import fit_scheme
     from chimera_ir.ir.levels import Schedule
     from chimera_ir.options import Options, compile
     from chimera_ir.source import Source
     from chimera_ir.sweeps.sweep import sweep
 
-__all__ = ["Compilation", "CompileError", "Options", "Schedule", "Source", "__version__", "compile", "sweep"]
+__all__ = [
+    "Compilation",
+    "CompileError",
+    "Options",
+    "Schedule",
+    "Source",
+    "__version__",
+    "compile",
+    "fit_scheme",
+    "sweep",
+]
 
 __version__ = "0.1.0"
 
@@ -26,6 +37,7 @@ _HOMES = {
     "Compilation": "compilation",
     "compile": "options",
     "CompileError": "errors",
+    "fit_scheme": "fitting.fit",
     "Options": "options",
     "Schedule": "ir.levels",
     "Source": "source",

@@ -122,3 +122,7 @@ class AboveMaxOperations(TooLarge):
 
     def __str__(self) -> str:
         return f"{self.excess}; options=Options(max_operations={self.operations}) raises it"
+
+
+class NotFitted(CompileError):
+    """No scheme with formulas of the known form has the orders; the message says what does not fit."""

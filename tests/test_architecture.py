@@ -77,17 +77,22 @@ IMPORTS = {
         *("library", "source", "diagnostics", "syntax", "elaborate", "ir", "flow", "lower", "verify", "cost"),
         *("profile", "errors", "predict", "request", "garbage", "escapes", "orders"),
     },
+    "fitting": {
+        *("compilation", "diagnostics", "elaborate", "errors", "flow", "ir", "lower", "planner", "request", "source"),
+        "syntax",
+    },
     "answer": {"compilation", "console", "library", "syntax", "ir", "cost", "picture", "predict", "torch_text"},
     "cache": {"answer", "resources", "source"},
     "progress": set(),
     "commands": {
-        *("answer", "cache", "compilation", "console", "cost", "diagnostics", "elaborate", "errors", "highlight"),
+        *("answer", "cache", "compilation", "console", "cost", "diagnostics", "elaborate", "errors", "fitting"),
+        "highlight",
         *("library", "measure", "options", "output", "planner", "profile", "progress", "request", "resources"),
         *("source", "sweeps", "syntax", "texts", "trace", "garbage", "escapes", "__version__", "recorded_page"),
     },
     "start": {"commands", "garbage"},
     "__main__": {"start"},
-    "__init__": {"compilation", "errors", "ir", "options", "source", "sweeps"},
+    "__init__": {"compilation", "errors", "fitting", "ir", "options", "source", "sweeps"},
 }
 """What each part of the package may import of the others; `compilation` sees nearly all of it."""
 

@@ -16,7 +16,7 @@ import click
 
 from chimera_ir.commands.sections import colored
 from chimera_ir.diagnostics.suggest import closest
-from chimera_ir.errors import CompileError, DoesNotFit, TextError
+from chimera_ir.errors import CompileError, DoesNotFit, NotFitted, TextError
 from chimera_ir.escapes import visible_lines
 
 WRONG_TEXT = 1
@@ -176,6 +176,9 @@ def _status(command: click.Command, name: str) -> Any:
     except DoesNotFit as error:
         _show(click.ClickException(str(error)))
         return DOES_NOT_FIT
+    except NotFitted as error:
+        _show(click.ClickException(str(error)))
+        return WRONG_TEXT
     except CompileError as error:
         _show(WrongCommand(str(error)))
         return WRONG_COMMAND

@@ -15,13 +15,14 @@ from chimera_ir.answer import ENDINGS, Answer, Level, Output, produce, starting_
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import listed_values, setting
 from chimera_ir.commands.common import DOES_NOT_FIT, FILE, WRONG_TEXT, WrongCommand, run, write, write_json
+from chimera_ir.commands.library_list import described, listed_library
 from chimera_ir.commands.page_files import PAGE, refuse_page, write_page
 from chimera_ir.commands.search_options import SECONDS, searching
 from chimera_ir.commands.sections import SectionedCommand, all_of, as_json, colored, general, is_quiet, remark, report
 from chimera_ir.commands.stage_options import TIED, parse_split
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.durations import COST_LETTERS, Costs
-from chimera_ir.diagnostics.model import Diagnostic, Rejected
+from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.diagnostics.render import blocks
 from chimera_ir.escapes import as_argument, command_line, visible
 from chimera_ir.options import MOST, Options
@@ -50,23 +51,11 @@ def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
     return costs
 
 
-def _listed(further: tuple[Path, ...]) -> str:
-    names = library.names(further)
-    width = max(map(len, names))
-    return "".join(f"{visible(f'{name:<{width}}  {_described(name, further)}')}\n" for name in names)
-
-
-def _described(name: str, further: tuple[Path, ...]) -> str:
-    try:
-        return f"({library.parameters(name, further)}) {library.summary(name, further)}".rstrip()
-    except Rejected:
-        return f"a text with mistakes: {library.source(name, further).name}"
-    except errors.UnreadableText as error:
-        return str(error)
-
-
 PAGE_MARK = "<!DOCTYPE html>\n<!-- written by chimera compile -->\n"
 """The first lines of a page of this command."""
+
+SCHEME = "scheme"
+"""What ``--emit`` calls a scheme with clocks that are fitted to the orders of several sizes."""
 
 compiling = all_of(
     click.option(
@@ -130,9 +119,9 @@ compiling = all_of(
 @click.option("--details", is_flag=True, help="Print all figures, too: the tables and each launch of a sum.")
 @click.option(
     "--emit",
-    type=click.Choice([level.value for level in Level]),
+    type=click.Choice([*(level.value for level in Level), SCHEME]),
     metavar="LEVEL",
-    help=f"Print one level and write nothing: {listed([level.value for level in Level], 'or')}.",
+    help=f"Print one level and write nothing: {listed([*(level.value for level in Level), SCHEME], 'or')}.",
 )
 @click.option(
     "--profile",
@@ -201,8 +190,8 @@ def compile_command(
     """
     if listing:
         further = library.further(options["library"], as_written("library"))
-        entries = [{"name": name, "description": _described(name, further)} for name in library.names(further)]
-        write_json(entries) if as_json else write(_listed(further))
+        entries = [{"name": name, "description": described(name, further)} for name in library.names(further)]
+        write_json(entries) if as_json else write(listed_library(further))
         return
     # Options that exclude each other, and tables over several values of a parameter, which write nothing.
     if scheme is None:
@@ -211,6 +200,9 @@ def compile_command(
         raise WrongCommand(f"--json: leave {f'--emit {emit}' if emit else f'--table {table}'} out")
     if html is not None and (conflicting := _first_given({"--emit": emit, "--out": out, "--json": as_json or None})):
         raise WrongCommand(f"{conflicting}: --html writes the page and nothing else; leave one of them out")
+    if emit == SCHEME:
+        write(_in_colours(_fitted(scheme, settings, options), Level.AST))
+        return
     if table is not None or any(len(values) > 1 for values in settings.values()):
         if conflicting := _first_given({"--out": out, "--emit": emit, "--html": html}):
             raise WrongCommand(f"{conflicting}: a table is printed alone, and nothing is written")
@@ -243,6 +235,17 @@ def compile_command(
     if not answer.output.fits:
         click.echo("the program does not fit the memory of the cluster's workers", err=True)
         click.get_current_context().exit(DOES_NOT_FIT)
+
+
+def _fitted(scheme: str, values: Mapping[str, tuple[int, ...]], options: Mapping[str, Any]) -> str:
+    """The text of a scheme with clocks fitted to the orders of SCHEME at several sizes."""
+    from chimera_ir.fitting.sizes import fitted
+
+    source = _text(scheme, options)
+    with option_errors(source), progress.shown(is_quiet()) as tell:
+        tell("fitting clocks to the orders of several sizes")
+        scheme_of_orders = fitted(Options(**options).request(source, {}, as_written), values)
+    return scheme_of_orders.remark + scheme_of_orders.text
 
 
 def _show_page(file: Path, request: Request, no_cache: bool) -> None:

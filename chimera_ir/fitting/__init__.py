@@ -1,0 +1,1 @@
+"""Schemes from orders: the formulas whose clocks give orders that are known at several sizes."""

@@ -1,0 +1,166 @@
+"""Clocks for orders: sums of terms times whole numbers that rise along every lane, and along every value.
+
+A clock is an order, not a time, so the factors x of the terms are free as long as each operation has a later clock than
+the one before it in its lane, and than those whose values it reads:
+
+    F(m, s) @ x0*m + x1*s + x2*D + x3           x0 >= 1          F m0 s0 before F m1 s0
+    B(m, s) @ x4*m + x5*s + x6*D + x7           x1 >= 1          F m0 s0 before F m0 s1
+                                                ..
+
+Of all such factors those with the least sum of sizes are taken (`simplex`).
+"""
+
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+
+from chimera_ir.fitting.frame import Frame, bracketed
+from chimera_ir.fitting.observed import Observed
+from chimera_ir.fitting.simplex import Inequality, least_solution
+from chimera_ir.fitting.terms import tabulated, times, weighted
+
+Statement = tuple[str, str, int]
+"""What has a clock of its own: the operations of a kind of a pipe, on an arm; a name is empty if clocks are shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form of clocks: their ``terms``, and what has a clock of its own.
+
+    ``shared`` is whether all pipes have the same clocks. ``arms`` are conditions on the stage: stages that meet the
+    first n of them, and no more, are on arm n.
+    """
+
+    rates: tuple[str, ...]
+    slopes: tuple[str, ...]
+    constants: tuple[str, ...]
+    shared: bool
+    arms: tuple[str, ...] = ()
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """All terms of a clock."""
+        return (*self.rates, *self.slopes, *self.constants)
+
+    def statements(self, order: Observed) -> list[Statement]:
+        """The statement of each operation of an order."""
+        arms = tabulated(self.arms, order.settings, order.points) if self.arms else [[]] * order.size
+        return [
+            ("" if self.shared else pipe, letter, sum(map(bool, met)))
+            for (pipe, letter), met in zip(order.kinds, arms, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Fitted clocks: the factors of the form's terms, by statement."""
+
+    form: Form
+    factors: Mapping[Statement, Sequence[int]]
+
+    @property
+    def unknowns(self) -> list[int]:
+        """The factors of all clocks, those of rates once, as `fitted_clocks` numbers them."""
+        rates = len(self.form.rates)
+        several = list(self.factors.values())
+        return [*several[0][:rates], *(factor for factors in several for factor in factors[rates:])]
+
+    def keep(self, order: Observed) -> bool:
+        """Whether clocks rise along every lane and every value of an order."""
+        statements = self.form.statements(order)
+        if not {*statements} <= self.factors.keys():
+            return False
+        table = tabulated(self.form.terms, order.settings, order.points)
+        clocks = [
+            sum(factor * value for factor, value in zip(self.factors[statement], values, strict=True))
+            for statement, values in zip(statements, table, strict=True)
+        ]
+        return all(clocks[before] < clocks[after] for before, after in order.pairs())
+
+    def lines(self, pipe: str, variables: Sequence[str]) -> Iterator[str]:
+        """Yields the operation lines of a pipe."""
+        arms = self.form.arms
+        for (name, letter, arm), factors in self.factors.items():
+            if name in ("", pipe):
+                conditions = [*arms[arm - 1 : arm], *(f"not {condition}" for condition in arms[arm : arm + 1])]
+                guard = f" when {' and '.join(conditions)}" if conditions else ""
+                yield f"{letter}({', '.join(variables)}) @ {weighted(factors, self.form.terms)}{guard}"
+
+
+def fitted_clocks(form: Form, orders: Sequence[Observed], without: Container[int] = ()) -> Clocks | None:
+    """Clocks of a form that keep all orders, with the factor 0 for the unknowns ``without``; None if there are none."""
+    statements = [form.statements(order) for order in orders]
+    kinds = list(dict.fromkeys(statement for several in statements for statement in several))
+    terms, rates = form.terms, len(form.rates)
+    own = len(terms) - rates
+    starts = {statement: rates + place * own for place, statement in enumerate(kinds)}
+    # All clocks may be moved together, so that the first one needs no constants.
+    fixed = range(rates + len(form.slopes), rates + own)
+    inequalities: dict[Inequality, None] = {}
+    for order, several in zip(orders, statements, strict=True):
+        table = tabulated(terms, order.settings, order.points)
+        for before, after in order.pairs():
+            row: dict[int, int] = {}
+            for number, sign in ((after, 1), (before, -1)):
+                start = starts[several[number]] - rates
+                for place, value in enumerate(table[number]):
+                    unknown = place if place < rates else start + place
+                    row[unknown] = row.get(unknown, 0) + sign * value
+            factors = (
+                (name, factor) for name, factor in row.items() if factor and name not in fixed and name not in without
+            )
+            inequalities[Inequality(tuple(factors))] = None
+    if Inequality(()) in inequalities:
+        return None
+    # A product of parameters alone tells little from a number at few sizes, so it is dear.
+    prices = [_price(term, 6 if term in form.constants else 2) for term in terms]
+    solution = least_solution([*inequalities], [*prices[:rates], *prices[rates:] * len(kinds)])
+    if solution is None:
+        return None
+    return Clocks(form, {name: (*solution[:rates], *solution[start : start + own]) for name, start in starts.items()})
+
+
+def _price(term: str, base: int) -> int:
+    """The price of a term whose factor is 1, which grows with each operator."""
+    return int(base ** (term.count("*") + term.count("/")))
+
+
+def forms(frame: Frame, pipes: int) -> Iterator[Form]:
+    """Yields forms of clocks, the simplest first.
+
+    Clocks are linear; then in units of micro-batches; then stages count round the workers, or each way through the
+    workers has clocks of its own.
+    """
+    q = frame.variables[2:]
+    workers, stages = bracketed(frame.workers), bracketed(frame.stages)
+    ways: list[tuple[tuple[str, ...], tuple[str, ...]]] = [(("s",), ())]
+    if stages != workers:
+        ways += [((f"s % {workers}", f"s / {workers}"), ()), (("s",), (f"s >= {workers}",))]
+    # Numbers of stages, workers and slices multiply variables; that of micro-batches only where nothing else does.
+    sizes = [name for name in frame.names if name in _words(f"{workers} {stages} {frame.slices}")]
+    pairs = ["*".join(pair) for pair in combinations_with_replacement(sizes, 2)]
+    long = [times(frame.slices, name) for name in frame.names if frame.slices != "1" and name not in sizes]
+    short, plain = (*sizes, "1"), (*frame.names, "1")
+    degrees = [(constants, ["1"], ["1"]) for constants in dict.fromkeys((short, plain))]
+    degrees += [(constants, ["1", *sizes], ["1", *sizes]) for constants in dict.fromkeys((short, plain))]
+    degrees += [((*plain, *pairs, *long), ["1", *sizes], ["1", *sizes, *pairs])]
+    whole = (*plain, *("*".join(pair) for pair in combinations_with_replacement(frame.names, 2)))
+    degrees += [(whole, ["1", *frame.names], ["1", *frame.names])]
+    for shared in (True, False)[: min(pipes, 2)]:
+        for constants, factors, of_units in degrees:
+            for unit in ("", *frame.units):
+                for stage, arms in ways:
+                    rates = [(factor, f"m % ({unit})" if unit else "m") for factor in factors]
+                    rates += [(factor, f"m / ({unit})") for factor in of_units if unit]
+                    slopes = [(factor, slope) for slope in (*stage, *q) for factor in factors]
+                    yield Form(_products(rates), _products(slopes), tuple(constants), shared, arms)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text)
+
+
+def _products(pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """The products of a constant and a formula of variables."""
+    return tuple(times(factor, term if term.isidentifier() else f"({term})") for factor, term in pairs)

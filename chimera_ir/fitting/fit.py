@@ -1,0 +1,159 @@
+"""Fits a scheme to the orders of several sizes, and verifies it at larger ones.
+
+The orders of the smaller sizes are fitted: three at first, and each that the clocks so far do not keep. The text with
+these clocks is then compiled at all sizes, and its lanes compared.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from chimera_ir.elaborate.elaborate import elaborate
+from chimera_ir.errors import NotFitted
+from chimera_ir.fitting.clocks import Clocks, Form, fitted_clocks, forms
+from chimera_ir.fitting.frame import Frame, frame_of
+from chimera_ir.fitting.observed import Observed
+from chimera_ir.ir.levels import Schedule
+from chimera_ir.lower.order import order as ordered
+from chimera_ir.plural import counted
+from chimera_ir.source import Source
+from chimera_ir.syntax import formatter
+from chimera_ir.syntax.parser import parse
+
+FITTED, HELD_OUT = 3, 5
+"""The fewest orders that are fitted, and the larger ones that only verify."""
+
+_CHANCES = 40
+"""Forms of clocks that may fit the smaller sizes and not the larger ones, before the fit gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class FittedScheme:
+    """The text of a scheme, and the sizes at which it was fitted and verified, by their parameters."""
+
+    text: str
+    fitted: tuple[Mapping[str, int], ...]
+    verified: tuple[Mapping[str, int], ...]
+
+    @property
+    def remark(self) -> str:
+        """A comment on where the clocks come from and where they hold, which the text begins with."""
+        sizes = ", ".join(" ".join(f"{name}={value}" for name, value in size.items()) for size in self.fitted)
+        largest = ", ".join(f"{name}={max(size[name] for size in self.verified)}" for name in self.verified[0])
+        held = counted(len(self.verified), "other size")
+        return f"# Clocks fitted to the orders at {sizes};\n# they give the orders of {held}, up to {largest}.\n"
+
+
+def fit_scheme(schedules: Sequence[Schedule], names: Sequence[str] = ()) -> FittedScheme:
+    """The scheme that compiles to verified schedules of one scheme at different sizes.
+
+    Its parameters are ``names`` or, if these are left out, all whose values differ.
+
+    The largest value of each parameter is never fitted: these sizes verify. Raises `NotFitted` if there are fewer than
+    three sizes to fit or five to verify, if the schedules have what cannot be fitted, or if no clocks of a known form
+    give the orders.
+
+    Examples
+    --------
+    >>> import chimera_ir
+    >>> sizes = [(D, N) for D in (2, 3, 4) for N in (2, 3, 5)]
+    >>> scheme = fit_scheme([chimera_ir.compile("gpipe", D=D, N=N).schedule for D, N in sizes])
+    >>> print(scheme.text[scheme.text.index("F(") :])
+    F(m, s) @ m + s
+      B(m, s) @ m + 2*D + N - s
+    }
+    <BLANKLINE>
+    """
+    values = _values(schedules)
+    names = tuple(name for name, several in values.items() if len(several) > 1 and name in (names or values))
+    orders = sorted((Observed(schedule, names) for schedule in schedules), key=_by_size)
+    # What only verifies has a larger value of a parameter than all that is fitted.
+    pool = [order for order in orders if all(value < max(values[name]) for name, value in order.settings.items())]
+    held_out = [order for order in orders if order not in pool]
+    if len(pool) < FITTED or len(held_out) < HELD_OUT:
+        raise NotFitted(
+            f"a fit takes {FITTED} sizes or more, and {HELD_OUT} that verify it, each with the largest value of a "
+            f"parameter; here are {len(pool)} and {len(held_out)}"
+        )
+    frame = frame_of(orders)
+    chances = _CHANCES
+    for form in forms(frame, len(frame.pipes)):
+        clocks, training = _fitted(form, pool)
+        if clocks is None:
+            continue
+        failing = next((order for order in held_out if not clocks.keep(order)), None)
+        if failing is None:
+            text = _text(frame, _shortened(clocks, training, orders), orders[0])
+            if _compiles_to(text, orders):
+                others = [order for order in orders if order not in training]
+                sizes = [tuple(order.settings for order in several) for several in (training, others)]
+                return FittedScheme(text, *sizes)
+        elif (chances := chances - 1) == 0:
+            raise NotFitted(
+                f"{failing.header.title}: clocks that give the orders of smaller sizes do not give this one; more "
+                "sizes help if it follows the same formulas"
+            )
+    raise NotFitted(
+        f"{orders[0].header.scheme}: no clocks that are linear in micro-batch and stage, in units of micro-batches or "
+        "on ways through the workers, give its orders"
+    )
+
+
+def _values(schedules: Sequence[Schedule]) -> Mapping[str, set[int]]:
+    """The values of every parameter; raises `NotFitted` unless all schedules have the same parameters."""
+    values: dict[str, set[int]] = {}
+    for schedule in schedules:
+        for name, value in schedule.header.parameters:
+            values.setdefault(name, set()).add(value)
+    for schedule in schedules:
+        if (*dict(schedule.header.parameters),) != (*values,):
+            raise NotFitted(f"{schedules[0].header.title}, {schedule.header.title}: their parameters have other names")
+    return values
+
+
+def _by_size(order: Observed) -> tuple[int, tuple[int, ...]]:
+    return order.size, tuple(order.settings.values())
+
+
+def _fitted(form: Form, pool: Sequence[Observed]) -> tuple[Clocks | None, list[Observed]]:
+    """Clocks of a form that keep the orders of a pool, and the orders to which they had to be fitted."""
+    training = [*pool[-FITTED:]]
+    while (clocks := fitted_clocks(form, training)) is not None:
+        failing = next((order for order in pool if not clocks.keep(order)), None)
+        if failing is None:
+            break
+        training.append(failing)
+    return clocks, training
+
+
+def _shortened(clocks: Clocks, training: Sequence[Observed], orders: Sequence[Observed]) -> Clocks:
+    """The clocks with as few terms as give the same orders, or others that do with fewer terms."""
+    without = {number for number, factor in enumerate(clocks.unknowns) if not factor}
+    for number in range(len(clocks.unknowns) - 1, -1, -1):
+        if number not in without:
+            shorter = fitted_clocks(clocks.form, training, without | {number})
+            if shorter is not None and all(map(shorter.keep, orders)):
+                clocks, without = shorter, {n for n, factor in enumerate(shorter.unknowns) if not factor}
+    return clocks
+
+
+def _text(frame: Frame, clocks: Clocks, smallest: Observed) -> str:
+    """The text of the scheme; the defaults of its parameters are those of the smallest size."""
+    header = smallest.header
+    parameters = ", ".join(f"{name} = {value}" for name, value in smallest.settings.items())
+    pipes = (
+        f"pipe {pipe.name} {{\n" + "\n".join((*pipe.lines, *clocks.lines(name, frame.variables))) + "\n}"
+        for pipe, name in zip(frame.pipes, (pipe.name for pipe in header.pipes), strict=True)
+    )
+    text = f"scheme {header.scheme}({parameters})\nworkers {frame.workers}\n" + "\n".join(pipes)
+    return formatter.show(parse(Source("fitted.chim", text)))
+
+
+def _compiles_to(text: str, orders: Sequence[Observed]) -> bool:
+    """Whether a scheme compiles to the orders, at the size of each."""
+    scheme = parse(Source("fitted.chim", text))
+    for order in orders:
+        plan, _ = elaborate(scheme, order.settings, order.size)
+        schedule = ordered(plan)
+        if schedule.lanes != order.schedule.lanes or schedule.header.workers != order.header.workers:
+            return False
+    return True

@@ -1,0 +1,81 @@
+"""An order as it is fitted: operations by pipe, kind, micro-batch of the pipe, stage and slice, and what comes first.
+
+worker 0: F m0 s0, F m1 s0, B m0 s0           F (0, 0)  before  F (1, 0)  before  B (0, 0)        in the lane
+worker 1: F m0 s1, B m0 s1, ..                F (0, 0)  before  F (0, 1)                          for a value
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, pairwise
+
+from chimera_ir.errors import NotFitted
+from chimera_ir.fitting.terms import Point
+from chimera_ir.flow.net import numbered, reads_of
+from chimera_ir.ir.levels import Header, Schedule
+from chimera_ir.ir.ops import Compute
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A verified schedule at one size, without pairs, groups of micro-batches, halves or updates without a flush.
+
+    ``names`` are the parameters whose values differ among the orders that are fitted.
+    """
+
+    schedule: Schedule
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        header = self.schedule.header
+        whole = all(isinstance(each, Compute) and each.size == 1 for each in chain.from_iterable(self.schedule.lanes))
+        reasons = {
+            "it has no flush": header.asynchronous,
+            "its micro-batches count halves": header.halves,
+            "it has pairs, or operations over several micro-batches": not whole,
+            "it gives stages strategies of sums": bool(header.strategies),
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                raise NotFitted(f"{header.title}: {reason}")
+
+    @property
+    def header(self) -> Header:
+        """The header of the schedule."""
+        return self.schedule.header
+
+    @property
+    def settings(self) -> Mapping[str, int]:
+        """The values of the parameters whose values differ."""
+        return {name: value for name, value in self.header.parameters if name in self.names}
+
+    @property
+    def size(self) -> int:
+        """The number of operations."""
+        return sum(map(len, self.schedule.lanes))
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[str, str], ...]:
+        """The pipe and the letter of each operation, lane by lane."""
+        pipe_of = self.header.pipe_of
+        return tuple((pipe_of[part.micros[0]].name, part.kind.letter) for part in self._operations)
+
+    @cached_property
+    def points(self) -> tuple[Point, ...]:
+        """The micro-batch of the pipe, the stage and the slice of each operation, lane by lane."""
+        slices = self.header.slices
+        places = {micro: place for pipe in self.header.pipes for place, micro in enumerate(pipe.micros)}
+        return tuple(
+            (places[part.micros[0]] // slices, part.stage, part.micros[0] % slices) for part in self._operations
+        )
+
+    @cached_property
+    def _operations(self) -> tuple[Compute, ...]:
+        return tuple(part for lane in self.schedule.lanes for operation in lane for part in operation.parts)
+
+    def pairs(self) -> Iterator[tuple[int, int]]:
+        """Yields operations, by number, of which one comes before the other: in a lane, or because of a value."""
+        for lane in numbered(self.schedule):
+            yield from pairwise(lane)
+        for number, others in enumerate(reads_of(self.schedule)):
+            yield from ((other, number) for other in others)

@@ -1,0 +1,109 @@
+"""Schemes from orders: formulas found again from orders alone, orders without formulas, and what is refused."""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+import pytest
+
+import chimera_ir
+from chimera_ir import Schedule, Source, fit_scheme
+from chimera_ir.errors import NotFitted
+from chimera_ir.fitting.simplex import Inequality, least_solution
+from tests.unit.command import Run
+
+CHAIN = {"D": (2, 3, 5, 9), "N": (2, 3, 11, 19)}
+SLICED = {"D": (2, 3, 6), "N": (1, 3, 5), "k": (1, 2, 3, 4)}
+ROUNDS = {"P": (2, 4, 6, 8), "N": (2, 4, 6, 8, 12)}
+LIBRARY = {
+    "dapple": CHAIN,
+    "gpipe": CHAIN,
+    "gems": CHAIN,
+    "zb_h1": CHAIN,
+    "zb_h2": CHAIN,
+    "interleaved": {"P": (2, 3, 4, 5), "v": (2,), "N": (2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 20)},
+    "waves": {"P": (2, 3, 4, 5), "w": (1,), "N": (2, 4, 7, 11)},
+    "bitpipe": ROUNDS,
+    "v_half": ROUNDS,
+    "seq1f1b": SLICED,
+}
+"""Sizes of schemes. The last group of interleaved has to be full: N is a multiple of P."""
+
+
+def schedules(scheme: str, values: Mapping[str, Sequence[int]]) -> list[Schedule]:
+    settings = [dict(zip(values, numbers, strict=True)) for numbers in product(*values.values())]
+    whole = [size for size in settings if scheme != "interleaved" or size["N"] % size["P"] == 0]
+    return [chimera_ir.compile(scheme, **size).schedule for size in whole]
+
+
+@pytest.mark.parametrize("scheme", LIBRARY)
+def test_schemes_are_found_again_from_their_orders_alone(scheme: str) -> None:
+    """At a size beyond all that the fit has seen the formulas give the library's order, too."""
+    values = LIBRARY[scheme]
+    orders = schedules(scheme, values)
+    anonymous = [Schedule.from_lanes(order.lanes, order.header) for order in orders]
+    found = fit_scheme(anonymous, [*values])
+    assert len(found.fitted) >= 3
+    assert len(found.verified) >= 5
+    beyond = {name: 2 * numbers[-1] for name, numbers in values.items() if len(numbers) > 1}
+    again = chimera_ir.compile(Source("found.chim", found.text), **beyond)
+    assert again.schedule.lanes == chimera_ir.compile(scheme, **beyond).schedule.lanes
+    assert again.warnings == ()
+
+
+def test_the_formulas_are_those_that_people_write() -> None:
+    text = fit_scheme(schedules("dapple", CHAIN)).text
+    assert text.endswith("  F(m, s) @ 2*m + s\n  B(m, s) @ 2*m + 2*D - s - 1\n}\n")
+
+
+def test_of_an_order_without_formulas_it_is_said() -> None:
+    orders = schedules("dapple", CHAIN)
+    first, *others = orders[-1].lanes
+    swapped = Schedule.from_lanes([(first[1], first[0], *first[2:]), *others], orders[-1].header)
+    with pytest.raises(NotFitted, match="dapple: no clocks that are linear in micro-batch and stage"):
+        fit_scheme([*orders[:-1], swapped])
+
+
+def test_what_cannot_be_fitted_is_refused_by_its_reason() -> None:
+    halves = schedules("chimera_halving", {"D": (2, 4), "N": (4, 8, 12, 16)})
+    with pytest.raises(NotFitted, match=r"chimera_halving.*: its micro-batches count halves"):
+        fit_scheme([*halves, *halves])
+    with pytest.raises(NotFitted, match="it has pairs, or operations over several micro-batches"):
+        fit_scheme(schedules("dualpipe_v", {"P": (1, 2), "N": (4, 5, 6, 7)}) * 2)
+
+
+def test_few_sizes_are_refused() -> None:
+    with pytest.raises(NotFitted, match=r"3 sizes or more, and 5 that verify it.*here are 1 and 3"):
+        fit_scheme(schedules("dapple", {"D": (2, 3), "N": (2, 3)}))
+    with pytest.raises(NotFitted, match="their parameters have other names"):
+        fit_scheme([*schedules("dapple", CHAIN), chimera_ir.compile("waves").schedule])
+
+
+def test_the_command_prints_a_scheme_that_compiles_to_the_same_orders(run: Run) -> None:
+    ended = run("gpipe", "D=2,3,4,6", "N=2,3,5,8", "--emit", "scheme", "--quiet")
+    assert ended.out.startswith("# Clocks fitted to the orders at D=")
+    assert " other sizes, up to D=6, N=8." in ended.out
+    lanes = chimera_ir.compile(Source("again.chim", ended.out), D=9, N=13).schedule.lanes
+    assert lanes == chimera_ir.compile("gpipe", D=9, N=13).schedule.lanes
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(("pipedream",), "it has no flush"), (("dapple", "D=-1,0"), "it has no size with orders: the model has at least")],
+)
+def test_the_command_says_what_cannot_be_fitted(run: Run, words: tuple[str, ...], message: str) -> None:
+    ended = run(*words, "--emit", "scheme")
+    assert ended.status == 1
+    assert message in ended.err
+
+
+def test_whole_numbers_with_the_least_price_are_found_by_brute_force_too() -> None:
+    inequalities = [Inequality(((0, 2), (1, -3))), Inequality(((0, -1), (1, 2), (2, 1))), Inequality(((2, 2),), 3)]
+    best = min(
+        (abs(x) + 2 * abs(y) + 3 * abs(z), [x, y, z])
+        for x, y, z in product(range(-4, 5), repeat=3)
+        if all(inequality.room((x, y, z)) >= 0 for inequality in inequalities)
+    )
+    solution = least_solution(inequalities, [1, 2, 3])
+    assert solution is not None
+    assert sum(price * abs(value) for price, value in zip((1, 2, 3), solution, strict=True)) == best[0]
+    assert least_solution([Inequality(((0, 1),)), Inequality(((0, -1),))], [1]) is None
