@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from chimera_ir.compilation import Compilation
     from chimera_ir.errors import CompileError
-    from chimera_ir.fitting.fit import fit_scheme
+    from chimera_ir.fitting.scheme_fit import fit_scheme
     from chimera_ir.ir.levels import Schedule
     from chimera_ir.options import Options, compile
     from chimera_ir.source import Source
@@ -37,7 +37,7 @@ _HOMES = {
     "Compilation": "compilation",
     "compile": "options",
     "CompileError": "errors",
-    "fit_scheme": "fitting.fit",
+    "fit_scheme": "fitting.scheme_fit",
     "Options": "options",
     "Schedule": "ir.levels",
     "Source": "source",

@@ -55,7 +55,7 @@ PAGE_MARK = "<!DOCTYPE html>\n<!-- written by chimera compile -->\n"
 """The first lines of a page of this command."""
 
 SCHEME = "scheme"
-"""What ``--emit`` calls a scheme with clocks that are fitted to the orders of several sizes."""
+"""The value of ``--emit`` for a scheme with clocks that are fitted to the orders of several sizes."""
 
 compiling = all_of(
     click.option(

@@ -52,8 +52,8 @@ def frame_of(orders: Sequence[Observed]) -> Frame:
     names = tuple(orders[0].settings)
     for order in orders:
         if _pipe_names(order.header) != _pipe_names(orders[0].header):
-            said = f"{orders[0].header.title} and {order.header.title}"
-            raise NotFitted(f"{said}: their pipes have other names")
+            titles = f"{orders[0].header.title} and {order.header.title}"
+            raise NotFitted(f"{titles}: their pipes have other names")
     products = tuple("*".join(pair) for pair in combinations_with_replacement(names, 2))
     constants = (*names, "1", *products)
 
@@ -111,10 +111,10 @@ def _all_recompute(order: Observed, pipe: Pipe) -> bool:
 
 
 def _places(frame: Frame) -> list[Sequence[str]]:
-    """Sets of terms for the worker of a stage, the simplest first: a line, round the workers, there and back, waves."""
+    """Sets of terms for the worker of a stage: a line, round the workers, there and back once, or several times."""
     workers, stages, constants = bracketed(frame.workers), bracketed(frame.stages), frame.constants
-    back, wave = f"min(s, {stages} - 1 - s)", f"s % (2*{workers})"
-    turn = f"min({wave}, 2*{workers} - 1 - {wave})"
+    back, zigzag = f"min(s, {stages} - 1 - s)", f"s % (2*{workers})"
+    turn = f"min({zigzag}, 2*{workers} - 1 - {zigzag})"
     around = [f"(s + {term}) % {workers}" for term in frame.names]
     return [("s", *constants), (f"s % {workers}", *constants), (back, *constants), (turn, *constants), (*around, "1")]
 

@@ -28,7 +28,7 @@ class Observed:
 
     def __post_init__(self) -> None:
         header = self.schedule.header
-        whole = all(isinstance(each, Compute) and each.size == 1 for each in chain.from_iterable(self.schedule.lanes))
+        whole = all(isinstance(part, Compute) and part.size == 1 for part in chain.from_iterable(self.schedule.lanes))
         reasons = {
             "it has no flush": header.asynchronous,
             "its micro-batches count halves": header.halves,

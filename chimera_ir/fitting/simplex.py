@@ -38,7 +38,7 @@ class Inequality(NamedTuple):
     least: int = 1
 
     def room(self, values: Sequence[float]) -> float:
-        """What is above the least, negative if it is violated."""
+        """Amount above the least; negative if the inequality is violated."""
         return sum(factor * values[name] for name, factor in self.factors) - self.least
 
 

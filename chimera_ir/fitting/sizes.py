@@ -7,7 +7,7 @@ from itertools import product
 from chimera_ir.compilation import Compilation
 from chimera_ir.diagnostics.model import titles
 from chimera_ir.errors import NotFitted, TextError
-from chimera_ir.fitting.fit import FittedScheme, fit_scheme
+from chimera_ir.fitting.scheme_fit import FittedScheme, fit_scheme
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.planner.roles import roles
 from chimera_ir.request import Request

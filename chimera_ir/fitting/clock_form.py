@@ -21,11 +21,11 @@ from chimera_ir.fitting.simplex import Inequality, least_solution
 from chimera_ir.fitting.terms import tabulated, times, weighted
 
 Statement = tuple[str, str, int]
-"""What has a clock of its own: the operations of a kind of a pipe, on an arm; a name is empty if clocks are shared."""
+"""Operations that share a clock, by pipe, kind and arm; the name of the pipe is empty if pipes share clocks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ClockForm:
     """The form of clocks: their ``terms``, and what has a clock of its own.
 
     ``shared`` is whether all pipes have the same clocks. ``arms`` are conditions on the stage: stages that meet the
@@ -56,7 +56,7 @@ class Form:
 class Clocks:
     """Fitted clocks: the factors of the form's terms, by statement."""
 
-    form: Form
+    form: ClockForm
     factors: Mapping[Statement, Sequence[int]]
 
     @property
@@ -88,15 +88,15 @@ class Clocks:
                 yield f"{letter}({', '.join(variables)}) @ {weighted(factors, self.form.terms)}{guard}"
 
 
-def fitted_clocks(form: Form, orders: Sequence[Observed], without: Container[int] = ()) -> Clocks | None:
+def fitted_clocks(form: ClockForm, orders: Sequence[Observed], without: Container[int] = ()) -> Clocks | None:
     """Clocks of a form that keep all orders, with the factor 0 for the unknowns ``without``; None if there are none."""
     statements = [form.statements(order) for order in orders]
     kinds = list(dict.fromkeys(statement for several in statements for statement in several))
     terms, rates = form.terms, len(form.rates)
-    own = len(terms) - rates
-    starts = {statement: rates + place * own for place, statement in enumerate(kinds)}
+    width = len(terms) - rates
+    starts = {statement: rates + place * width for place, statement in enumerate(kinds)}
     # All clocks may be moved together, so that the first one needs no constants.
-    fixed = range(rates + len(form.slopes), rates + own)
+    fixed = range(rates + len(form.slopes), rates + width)
     inequalities: dict[Inequality, None] = {}
     for order, several in zip(orders, statements, strict=True):
         table = tabulated(terms, order.settings, order.points)
@@ -118,7 +118,7 @@ def fitted_clocks(form: Form, orders: Sequence[Observed], without: Container[int
     solution = least_solution([*inequalities], [*prices[:rates], *prices[rates:] * len(kinds)])
     if solution is None:
         return None
-    return Clocks(form, {name: (*solution[:rates], *solution[start : start + own]) for name, start in starts.items()})
+    return Clocks(form, {name: (*solution[:rates], *solution[start : start + width]) for name, start in starts.items()})
 
 
 def _price(term: str, base: int) -> int:
@@ -126,7 +126,7 @@ def _price(term: str, base: int) -> int:
     return int(base ** (term.count("*") + term.count("/")))
 
 
-def forms(frame: Frame, pipes: int) -> Iterator[Form]:
+def forms(frame: Frame, pipes: int) -> Iterator[ClockForm]:
     """Yields forms of clocks, the simplest first.
 
     Clocks are linear; then in units of micro-batches; then stages count round the workers, or each way through the
@@ -154,7 +154,7 @@ def forms(frame: Frame, pipes: int) -> Iterator[Form]:
                     rates = [(factor, f"m % ({unit})" if unit else "m") for factor in factors]
                     rates += [(factor, f"m / ({unit})") for factor in of_units if unit]
                     slopes = [(factor, slope) for slope in (*stage, *q) for factor in factors]
-                    yield Form(_products(rates), _products(slopes), tuple(constants), shared, arms)
+                    yield ClockForm(_products(rates), _products(slopes), tuple(constants), shared, arms)
 
 
 def _words(text: str) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.errors import NotFitted
-from chimera_ir.fitting.clocks import Clocks, Form, fitted_clocks, forms
+from chimera_ir.fitting.clock_form import ClockForm, Clocks, fitted_clocks, forms
 from chimera_ir.fitting.frame import Frame, frame_of
 from chimera_ir.fitting.observed import Observed
 from chimera_ir.ir.levels import Schedule
@@ -55,13 +55,15 @@ def fit_scheme(schedules: Sequence[Schedule], names: Sequence[str] = ()) -> Fitt
     Examples
     --------
     >>> import chimera_ir
-    >>> sizes = [(D, N) for D in (2, 3, 4) for N in (2, 3, 5)]
-    >>> scheme = fit_scheme([chimera_ir.compile("gpipe", D=D, N=N).schedule for D, N in sizes])
-    >>> print(scheme.text[scheme.text.index("F(") :])
+    >>> from chimera_ir.source import Source
+    >>> text = "scheme a(D = 2, N = 2) pipe p { stages s in 0..D on s  micros m in 0..N "
+    >>> text += "F(m, s) @ 3*m + s  B(m, s) @ 5*N + 5*D + m - s }"
+    >>> sizes = [(D, N) for D in (2, 3, 4, 6) for N in (2, 3, 5, 8)]
+    >>> scheme = fit_scheme([chimera_ir.compile(Source("", text), D=D, N=N).schedule for D, N in sizes])
+    >>> print(scheme.text[scheme.text.index("F(") :], end="")
     F(m, s) @ m + s
       B(m, s) @ m + 2*D + N - s
     }
-    <BLANKLINE>
     """
     values = _values(schedules)
     names = tuple(name for name, several in values.items() if len(several) > 1 and name in (names or values))
@@ -114,7 +116,7 @@ def _by_size(order: Observed) -> tuple[int, tuple[int, ...]]:
     return order.size, tuple(order.settings.values())
 
 
-def _fitted(form: Form, pool: Sequence[Observed]) -> tuple[Clocks | None, list[Observed]]:
+def _fitted(form: ClockForm, pool: Sequence[Observed]) -> tuple[Clocks | None, list[Observed]]:
     """Clocks of a form that keep the orders of a pool, and the orders to which they had to be fitted."""
     training = [*pool[-FITTED:]]
     while (clocks := fitted_clocks(form, training)) is not None:
