@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate
+from math import ceil
 
 from chimera_ir.profile.costs import Times, Timing, time_of
 
@@ -51,19 +52,36 @@ def sliced(timing: Timing, overhead: Times, slices: int) -> Timing:
         terms = (term for extent in extents for term in slice_terms(timing, overhead, kind, extent))
         return sum(seconds * float(share) for seconds, share in terms)
 
-    def largest_mean(sizes: Sequence[int]) -> int:
-        return max(-(-total * len(parts) // count) for count, total in enumerate(accumulate(sizes), start=1))
-
     # The gradient of a carry is as long as all slices before: it grows from the first boundary to the last.
     boundaries = Fraction(slices - 1, slices) / Fraction(max(1, len(parts) - 1), len(parts))
     return replace(
         timing,
         times={key: times_of(key) for key in timing.times if all(key in part.times for part in parts)},
-        activations=largest_mean([part.activations for part in parts]),
+        activations=_largest_mean([part.activations for part in parts]),
         released=len(parts) * min(part.released for part in parts),
         operands=len(parts) * max(part.operands for part in parts),
         resident=len(parts) * max(part.resident for part in parts),
-        carry=largest_mean([part.carry for part in parts]),
+        carry=_largest_mean([*_carries(parts, slices), 0]),
         carry_gradient=slices * -(-max(part.carry_gradient for part in parts) * boundaries // 1),
         slices=(),
     )
+
+
+def _largest_mean(sizes: Sequence[int]) -> int:
+    """The largest mean over the first slices, times the number of slices."""
+    return max(-(-total * len(sizes) // count) for count, total in enumerate(accumulate(sizes), start=1))
+
+
+def _carries(parts: Sequence[Timing], slices: int) -> Iterator[int]:
+    """Yields the bytes of the carry that each of ``slices`` equal slices leaves, except the last, which leaves none.
+
+    The carry of the first slice is in proportion to its length, as the keys of its positions are. What the carries of
+    later slices have in addition depends on their start: a copy of earlier keys is as long as all earlier slices.
+    """
+    sizes = [part.carry for part in parts[:-1]] or [0]
+    for place in range(slices - 1):
+        start = Fraction(place * len(parts), slices)
+        below = min(int(start), max(0, len(sizes) - 2))
+        growth = sizes[below + 1] - sizes[below] if len(sizes) > 1 else 0
+        copied = sizes[below] - sizes[0] + (start - below) * growth
+        yield ceil(max(Fraction(0), sizes[0] * Fraction(len(parts), slices) + copied))

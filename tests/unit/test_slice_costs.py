@@ -16,6 +16,7 @@ from chimera_ir.predict.memory_need import memory
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.costs import NO_OVERHEAD, ModelProfile, StageCosts, Times, Timing
 from chimera_ir.profile.read import read_profile
+from chimera_ir.profile.slice_costs import sliced
 from chimera_ir.profile.work import Device, WorkProfile
 from chimera_ir.profile.write import write_profile
 from chimera_ir.source import Source
@@ -109,3 +110,15 @@ def test_work_of_slices_takes_longer_on_a_device_that_few_positions_fill_badly()
     assert stage.at[1].times["F"] == pytest.approx(14 * 3 / 2 + 0.25)
     assert [part.times["F"] for part in stage.at[1].slices] == pytest.approx([3 * time + 0.25 for time in TIMES])
     assert stage.slept(1, {"F": 1.0, "B": 2.0}).at[1].slices == ()
+
+
+@pytest.mark.parametrize(
+    ("carries", "slices", "mean"), [((40, 40, 40), 8, 20), ((40, 80, 120), 8, 80), ((40, 80, 120), 2, 80)]
+)
+def test_carries_of_other_slices_grow_with_their_length_and_copies_with_their_start(
+    carries: tuple[int, ...], slices: int, mean: int
+) -> None:
+    """Eight slices leave 20 bytes each or, where a carry is a copy of all before, 20, 40, .. and 140."""
+    timing = setting().stages[0].at[1]
+    parts = tuple(replace(part, carry=carry) for part, carry in zip(timing.slices, (*carries, 0), strict=True))
+    assert sliced(replace(timing, slices=parts), NO_OVERHEAD, slices).carry == mean * slices
