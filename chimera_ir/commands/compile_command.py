@@ -13,7 +13,7 @@ import click
 from chimera_ir import cache, errors, library, output, progress, texts
 from chimera_ir.answer import ENDINGS, Answer, Level, Output, produce, starting_in_torch
 from chimera_ir.commands import completion
-from chimera_ir.commands.assignments import listed_values, setting
+from chimera_ir.commands.assignments import costs, listed_values, setting
 from chimera_ir.commands.common import DOES_NOT_FIT, FILE, WRONG_TEXT, WrongCommand, run, write, write_json
 from chimera_ir.commands.library_list import described, listed_library
 from chimera_ir.commands.page_files import PAGE, refuse_page, write_page
@@ -21,7 +21,7 @@ from chimera_ir.commands.search_options import SECONDS, searching
 from chimera_ir.commands.sections import SectionedCommand, all_of, as_json, colored, general, is_quiet, remark, report
 from chimera_ir.commands.stage_options import TIED, parse_split
 from chimera_ir.compilation import Compilation
-from chimera_ir.cost.durations import COST_LETTERS, Costs
+from chimera_ir.cost.durations import COST_LETTERS
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.diagnostics.render import blocks
 from chimera_ir.escapes import as_argument, command_line, visible
@@ -31,25 +31,6 @@ from chimera_ir.request import MAX_OPERATIONS, Request
 from chimera_ir.source import Source
 from chimera_ir.sweeps import TableForm
 from chimera_ir.syntax.ast import SyncMode
-
-
-def _costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    costs: dict[str, str] = {}
-    for text in given:
-        kind, equals, value = text.partition("=")
-        if not (equals and kind in COST_LETTERS):
-            raise WrongCommand(
-                f"--cost {text}: write KIND=COST with one of the kinds {', '.join(COST_LETTERS)}, as in --cost B=2.5"
-            )
-        if kind in costs:
-            raise WrongCommand(f"--cost {kind}: given twice")
-        try:
-            Costs().using(kind, value)
-        except ValueError as error:
-            raise WrongCommand(f"--cost {text}: {error}") from error
-        costs[kind] = value
-    return costs
-
 
 PAGE_MARK = "<!DOCTYPE html>\n<!-- written by chimera compile -->\n"
 """The first lines of a page of this command."""
@@ -62,7 +43,7 @@ compiling = all_of(
         "--cost",
         "costs",
         multiple=True,
-        callback=_costs,
+        callback=costs,
         metavar="KIND=VALUE",
         help=f"Cost of {listed(COST_LETTERS, 'or')} per micro-batch, or of each slice: F=2,3.",
     ),
