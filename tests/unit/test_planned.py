@@ -164,7 +164,7 @@ def test_a_scheme_without_a_flush_is_considered_where_it_is_asked_for(plan: Plan
     assert "--asynchronous considers it" in plan(model, on, "--mini-batch", 8, "--why").out
 
 
-def test_slices_are_considered_where_they_are_named_and_thin_ones_lose(plan: Plan) -> None:
+def test_slices_are_considered_where_they_are_named_or_measured_and_thin_ones_lose(plan: Plan) -> None:
     """Each operation has an overhead of 8 ms, and a micro-batch takes 10 ms forward on a stage."""
     sliced = {"seq1f1b", "seq1f1b_interleaved", "seq1f1b_zb", "terapipe"}
     on, asked = cluster(4), ("--mini-batch", 2, "--json")
@@ -179,6 +179,14 @@ def test_slices_are_considered_where_they_are_named_and_thin_ones_lose(plan: Pla
 
     assert slices(model) == [8, 4, 2]
     assert slices(heavy) == [2, 4, 8]
+    sent = 3 * ['output = "2 B"'] + [""]
+    head, *stages = model.split("\n[[depth.stage]]")
+    slice_table = '\n[[depth.stage.at.slice]]\nforward = "2.5 ms"\nactivations = "1 MB"\n'
+    measured = [f"{stage}{''.join(4 * [slice_table + of_stage])}" for stage, of_stage in zip(stages, sent, strict=True)]
+    result = found(plan("\n[[depth.stage]]".join([head, *measured]), on, *asked, "--all"))
+    assert "in slices" not in reasons(result)
+    without_halves = sliced - {"seq1f1b_zb"}
+    assert without_halves <= {choice["scheme"] for choice in result["choices"]}
 
 
 def test_what_the_files_warn_of_is_said_in_notes_and_json(plan: Plan) -> None:
