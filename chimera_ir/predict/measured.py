@@ -109,7 +109,7 @@ class Measured:
         if slices > 1 and not self.setting.slices_known:
             measure = f"chimera profile stages --slices {slices} measures them"
             remarks.append(
-                f"the profile has no costs of slices: each takes a {slices}th of a micro-batch's time, "
+                f"the profile has no costs of slices: each takes 1/{slices} of a micro-batch's time, "
                 f"and carries are not counted in memory; {measure}"
             )
         return tuple(remarks)
