@@ -38,9 +38,20 @@ SCHEMES = {
     "down": f"scheme down(D = 2, N = 4)\n{DOWN}",
     "both": f"scheme both(D = 2, N = 4)\n{EARLY}{UP}",
     "again": f"scheme again(D = 2, N = 4)\n{AGAIN}",
+    "heavy": """scheme heavy(D = 2, N = 6)
+pipe down {
+  stages s in 0..D on s
+  micros m in 0..N
+  F(m, s) @ m + s
+  offload(m, s) @ m + s + 1
+  reload(m, s) @ 100 + 2*m - s
+  B(m, s) @ 101 + 2*m - s
+}
+""",
     "stream": f"scheme stream(D = 2, N = 2)\nupdate every N\n{STREAM}",
 }
 TRAINING = ("--micro-batch-size", "8", "--steps", "4")
+MIB = 2**20
 FULL = ("--peak-memory", "--memory-limit", "1GiB")
 
 
@@ -53,6 +64,9 @@ def jobs(folder: Path) -> Iterator[Job]:
     saved = str(folder / "saved")
     for name, options in (("down", FULL), ("both", ()), ("again", ("--autocast", "bf16")), ("stream", ())):
         yield Job(name, programs[name], (*TRAINING, "--check", *options))
+    for name in ("heavy", "heavy_stays"):
+        directory = compiled(folder, str(folder / f"{name}.chim"))
+        yield Job(name, directory, (*TRAINING, "--peak-memory"), "heavy.py", {"MALLOC_MMAP_THRESHOLD_": f"{2**20}"})
     yield Job("tied", compiled(folder, str(folder / "both.chim"), ("first,last",)), ("--check-only",), "tied.py")
     strict = {"STRICT_DELAY": "0.003", "STRICT_SEED": "1", "STRICT_QUEUES": "8", "STRICT_ALONE": "1"}
     yield Job("strict", programs["both"], STRICT, environment=strict)
@@ -72,7 +86,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     return outcomes
 
 
-@pytest.mark.parametrize("name", [*SCHEMES, "tied", "strict"])
+@pytest.mark.parametrize("name", ["down", "both", "again", "stream", "tied", "strict"])
 def test_what_moves_trains_as_one_process_does(ran: dict[str, Outcome], name: str) -> None:
     assert "check: passed" in ran[name].said[0]
 
@@ -96,6 +110,23 @@ def test_host_memory_is_told_as_it_is_used(ran: dict[str, Outcome]) -> None:
     assert table[0].split()[4:] == ["used", "needs", "on", "host", "used", "on", "host"]
     assert table[1].split()[-4:] == ["3.75", "KiB", "3.75", "KiB"]
     assert 2 * 8 * 5 * 6 * 8 == 3.75 * 1024
+
+
+def bytes_of(figures: list[str]) -> list[int]:
+    """The figures of a rank in the table of peak memory, which end with what it needs and has used."""
+    units = {"B": 1, "KiB": 2**10, "MiB": MIB}
+    return [round(float(number) * units[unit]) for number, unit in zip(figures[3::2], figures[4::2], strict=True)]
+
+
+def test_memory_that_was_moved_is_no_longer_used(ran: dict[str, Outcome]) -> None:
+    """Of six micro-batches with 12 MiB each, one is on the worker and one on its way: 48 MiB fewer, as planned."""
+    rows = {name: [line.split() for line in ran[name].said[0].splitlines()[-2:]] for name in ("heavy", "heavy_stays")}
+    for of_rank, stays in zip(rows["heavy"], rows["heavy_stays"], strict=True):
+        needs, used, *on_host = bytes_of(of_rank)
+        needs_all, used_all = bytes_of(stays)
+        assert on_host == [72 * MIB, 72 * MIB]
+        assert needs_all - needs == pytest.approx(48 * MIB, rel=0.01)
+        assert used_all - used == pytest.approx(48 * MIB, rel=0.15)
 
 
 def test_a_rehearsal_waits_for_moves_as_for_a_link_that_takes_its_time(ran: dict[str, Outcome]) -> None:
