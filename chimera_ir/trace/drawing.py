@@ -23,6 +23,7 @@ FILLS: dict[str, tuple[str, str]] = {
     Activity.RECV: ("url(#wait-message)", "waits for a message"),
     Activity.SUM: ("url(#wait-sum)", "waits for a sum"),
     Activity.SEND: ("url(#wait-send)", "waits for a send"),
+    Activity.MOVE: ("url(#wait-send)", ""),
     Activity.STEP: (STEP, "step"),
     Activity.POST: ("url(#post)", "posts or loads"),
     Activity.LOAD: ("url(#post)", ""),
@@ -74,12 +75,19 @@ def draw(comparison: TraceComparison) -> str:
             rows=(scale.lane_row(name, lane.y, *lane.window) for name, lane in lanes.items()),
             families=_families(looks, lanes.values(), scale),
             ticks=scale.ticks(length, Fraction(1, 10**6), "ms"),
-            signs={fill: name for fill, name in FILLS.values() if name} | {"url(#idle)": "idle, or between operations"},
+            signs=_signs(any(operation.kind.moves for operation in operations)),
             span=length,
             stroke="0",
             patterns=_PATTERNS,
         ),
     )
+
+
+def _signs(moves: bool) -> dict[str, str]:
+    """The legend of what computes nothing; with ``moves`` of memory, a wait for one looks as that for a send."""
+    signs = {fill: name for fill, name in FILLS.values() if name}
+    signs |= {FILLS[Activity.MOVE][0]: "waits for a send or for the host"} if moves else {}
+    return signs | {"url(#idle)": "idle, or between operations"}
 
 
 def summary(comparison: TraceComparison) -> str:

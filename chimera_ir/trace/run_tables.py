@@ -24,6 +24,7 @@ _WAITS: Mapping[str, str] = {
     Activity.RECV: "message",
     Activity.SEND: "send",
     Activity.SUM: "sum",
+    Activity.MOVE: "send",
     Activity.POST: "post",
     Activity.LOAD: "post",
     Activity.BETWEEN: "bubble",

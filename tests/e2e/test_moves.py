@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from chimera_ir.commands.trace_command import trace_command
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
 from tests.e2e.test_strict import STRICT
 
@@ -62,7 +64,8 @@ def jobs(folder: Path) -> Iterator[Job]:
     programs = {name: compiled(folder, str(folder / f"{name}.chim")) for name in SCHEMES}
     stays = compiled(folder, str(folder / "both_stays.chim"))
     saved = str(folder / "saved")
-    for name, options in (("down", FULL), ("both", ()), ("again", ("--autocast", "bf16")), ("stream", ())):
+    traced = ("--trace", str(folder / "trace"))
+    for name, options in (("down", (*FULL, *traced)), ("both", ()), ("again", ("--autocast", "bf16")), ("stream", ())):
         yield Job(name, programs[name], (*TRAINING, "--check", *options))
     for name in ("heavy", "heavy_stays"):
         directory = compiled(folder, str(folder / f"{name}.chim"))
@@ -78,8 +81,12 @@ def jobs(folder: Path) -> Iterator[Job]:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    folder = tmp_path_factory.mktemp("moves")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("moves")
+
+
+@pytest.fixture(scope="module")
+def ran(folder: Path) -> dict[str, Outcome]:
     outcomes = run_all(folder, 2, [*jobs(folder)])
     for outcome in outcomes.values():
         outcome.assert_passed()
@@ -127,6 +134,15 @@ def test_memory_that_was_moved_is_no_longer_used(ran: dict[str, Outcome]) -> Non
         assert on_host == [72 * MIB, 72 * MIB]
         assert needs_all - needs == pytest.approx(48 * MIB, rel=0.01)
         assert used_all - used == pytest.approx(48 * MIB, rel=0.15)
+
+
+@pytest.mark.usefixtures("ran")
+def test_a_recorded_run_tells_its_waits_for_moves(folder: Path) -> None:
+    said = CliRunner().invoke(trace_command, [str(folder / "trace")])
+    assert said.exit_code == 0, said.output
+    assert re.search(r"^ worker 0: wait for the offload of stage 0 +0\.000 +\d", said.output, re.M)
+    assert "wait reload m0 s0" in (folder / "trace" / "view" / "trace.json").read_text(encoding="utf-8")
+    assert "waits for a send or for the host" in (folder / "trace" / "view" / "compare.svg").read_text(encoding="utf-8")
 
 
 def test_a_rehearsal_waits_for_moves_as_for_a_link_that_takes_its_time(ran: dict[str, Outcome]) -> None:
