@@ -1,13 +1,13 @@
 """A timeline as rows of plain values, for a table of pandas or polars: its operations, and what a worker keeps."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
 from chimera_ir.cost.simulate import Timed, Timeline
 from chimera_ir.flow import live
-from chimera_ir.flow.host_moves import to_its_end
+from chimera_ir.flow.host_moves import MoveStep, waited, waits_of
 from chimera_ir.ir.kinds import Counted
 from chimera_ir.ir.text.printer import line
 
@@ -65,7 +65,7 @@ def kept(timeline: Timeline, worker: int, bytes_of: Callable[[int], WorkerBytes]
     """
     if worker not in range(workers := len(timeline.lanes)):
         raise IndexError(f"worker {worker!r:.60}: there are the workers 0 to {workers - 1}")
-    changes = sorted((change for timed in timeline.lanes[worker] for change in _changes(timeline, timed)), key=_TIME)
+    changes = sorted(_changes(timeline, timeline.lanes[worker]), key=_TIME)
     amounts = dict.fromkeys(["activations", *(COLUMN_OF[change.unit] for change in changes)], 0)
     parts, in_bytes = timeline.header.parts, bytes_of(worker) if bytes_of else None
     size = in_bytes.at_first * parts if in_bytes else None
@@ -98,9 +98,28 @@ class _KeptChange(NamedTuple):
 _TIME = itemgetter(0)
 
 
-def _changes(timeline: Timeline, timed: Timed) -> Iterator[_KeptChange]:
-    """Yields the changes by an operation; operands alone take the place of the activations that are freed."""
-    words = line(timed.operation, timeline.header)
-    for operation, unit, amount in live.changes(timeline.header, to_its_end(timed.operation), COLUMN_OF):
-        tick = timed.end if live.is_at_end(unit, amount) else timed.start
-        yield _KeptChange(tick, words, unit, operation.stage, amount)
+def _changes(timeline: Timeline, lane: Sequence[Timed]) -> Iterator[_KeptChange]:
+    """Yields the changes by the operations of a lane; operands alone take the place of the activations that are freed.
+
+    What a move makes is kept from its launch, what it frees until the lane has waited for it.
+    """
+    header, now = timeline.header, 0
+    operations = [timed.operation for timed in lane]
+    waits = waits_of(header, operations) if header.moves else {}
+
+    def changes(steps: Iterable[MoveStep], start: int, end: int) -> Iterator[_KeptChange]:
+        for step, unit, amount in live.changes(header, steps, COLUMN_OF):
+            tick = end if live.is_at_end(unit, amount) else start
+            yield _KeptChange(tick, words, unit, step.stage, amount)
+
+    for place in range(len(lane) + bool(waits)):
+        for move in waits.get(place, ()):
+            now, words = max(now, lane[move].end), line(operations[move], header)
+            yield from changes(waited(operations, [move]), now, now)
+        for timed in lane[place : place + 1]:
+            words = line(timed.operation, header)
+            if timed.operation.kind.moves:
+                yield from changes(timed.operation.parts, now, now)
+            else:
+                yield from changes(timed.operation.parts, timed.start, timed.end)
+                now = timed.end

@@ -10,7 +10,7 @@ from itertools import chain
 from chimera_ir.cost.number_text import percent
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.ops import AllReduce, Compute, Operation, Pair, Step
-from chimera_ir.ir.text.printer import group_name
+from chimera_ir.ir.text.printer import group_name, line
 from chimera_ir.picture import chart
 from chimera_ir.picture.chart import PlacedOperation, Scale, families, pixels, room
 from chimera_ir.picture.looks import Looks, rows_of
@@ -38,8 +38,8 @@ def drawing(replay: Replay) -> dict[str, object]:
     """The values for ``templates/replay.svg.j2``: the chart, and paths and boxes in pixels.
 
     ``idle`` has all idle time of a cause as one path, by the name of the pattern that fills it. ``messages``,
-    ``critical`` (the critical path) and ``notices`` (that a receive is posted) are paths, too. Sums are boxes or, in a
-    long replay, the path ``sums_path``.
+    ``critical`` (the critical path) and ``notices`` (that a receive is posted) are paths, too. Sums and moves of memory
+    are boxes or, in a long replay, the paths ``sums_path`` and ``moves_path``.
     """
     scale = _scale(replay)
     idle_paths = _idle(replay, scale)
@@ -49,6 +49,7 @@ def drawing(replay: Replay) -> dict[str, object]:
     # Signs that the picture uses get an entry each, behind the entries of strands.
     signs = {cause.name.lower(): cause.value for cause in idle_paths}
     signs |= {"summing": "sum under way"} if any(_summing(replay)) else {}
+    signs |= {"moving": "move under way"} if _timed(replay.moves) else {}
     signs |= {"arrow": "message"} if messages else {}
     signs |= {"critical": "critical path"}
     signs |= {"step": "step"} if any(_steps(replay)) else {}
@@ -77,6 +78,9 @@ def drawing(replay: Replay) -> dict[str, object]:
         "summing": SUM.mark,
         "sums": tuple(_box(*both, replay, scale) for both in _summing(replay)) if one_by_one else (),
         "sums_path": "" if one_by_one else "".join(_outline(*both, scale) for both in _summing(replay)),
+        "moving": SEND.mark,
+        "moves": tuple(_box(move, move.workers[0], replay, scale) for move in replay.moves) if one_by_one else (),
+        "moves_path": "" if one_by_one else "".join(_outline(move, move.workers[0], scale) for move in replay.moves),
         "critical": "".join(_marked(event, scale) for event in replay.critical if event.role is not Role.NOTICE),
         "notices": "".join(_arrow(event, scale) for event in replay.critical if event.role is Role.NOTICE),
     }
@@ -187,7 +191,10 @@ def _summing(replay: Replay) -> Iterator[tuple[Event, Worker]]:
 
 
 def _box(event: Event, worker: Worker, replay: Replay, scale: Scale) -> Box:
-    """The box of a step, or of a sum in the strip below a worker's lane."""
+    """The box of a step, or of a sum or a move in the strip below a worker's lane."""
+    if isinstance(event.instruction, Compute):
+        title = f"{line(event.instruction, replay.header)}, {_period(replay, event)}"
+        return scale.box(event.start, event.end, *_height(event, worker, scale), title)
     assert isinstance(event.instruction, Step | AllReduce)
     what, period = group_name(event.instruction.group), _period(replay, event)
     title = f"step of {what}, {period}"
@@ -201,9 +208,9 @@ def _outline(event: Event, worker: Worker, scale: Scale) -> str:
 
 
 def _height(event: Event, worker: Worker, scale: Scale) -> tuple[int, int]:
-    """The upper edge and the height of an event: those of a worker's lane or, for a sum, of the strip below it."""
+    """The upper edge and the height of an event: those of a worker's lane, or of the strip below it."""
     y = scale.y(worker)
-    if event.role is Role.SUM:
+    if event.role in (Role.SUM, Role.MOVE):
         return y + scale.row + 1, scale.strip - 1
     return y, scale.row
 

@@ -50,10 +50,10 @@ class Replay(OneLine):
     without one the time of an update in the steady state.
 
     ``lanes`` has for each worker its computes, steps, posts and waits, without a gap up to the last of them;
-    ``messages``, each from the first byte sent to the last byte received, and ``sums`` over more than one rank are in
-    the order of their starts. The ``critical`` events fill the time from 0 to the end without a gap, and each waits for
-    the event before it; of a message or a notice only the part is there that the next event waits for. ``events`` has
-    all waits, and of wires on a shared link the seconds that each would take alone.
+    ``messages``, each from the first byte sent to the last byte received, ``sums`` over several ranks, and ``moves``
+    are in the order of their starts. The ``critical`` events fill the time from 0 to the end without a gap, and each
+    waits for the event before it; of a message or a notice only the part is there that the next event waits for.
+    ``events`` has all waits, and of wires on a shared link the seconds that each would take alone.
     """
 
     header: Header
@@ -64,6 +64,7 @@ class Replay(OneLine):
     lanes: tuple[tuple[Event, ...], ...]
     messages: tuple[Event, ...]
     sums: tuple[Event, ...]
+    moves: tuple[Event, ...]
     critical: tuple[Event, ...]
     events: Events
 
@@ -137,6 +138,7 @@ def _replay(header: Header, alone: Events, unit: Unit, conditions: str) -> Repla
         lanes=tuple(tuple(timed[number] for number in lane[1:]) for lane in events.lanes),
         messages=_by_start(_whole(wire, flight) for wire, flight in pairwise(timed) if wire.role is Role.WIRE),
         sums=_by_start(event for event in timed if event.role is Role.SUM),
+        moves=_by_start(event for event in timed if event.role is Role.MOVE),
         critical=tuple(_critical(timed, times)),
         events=alone,
     )

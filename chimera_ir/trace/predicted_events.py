@@ -41,7 +41,7 @@ def predicted_trace(replay: Replay) -> str:
     """The text of a file with the operations, messages, sums and kept activations of a replay."""
     drawn = _Drawn(replay)
     return event_format.file_text(
-        chain(drawn.names(), drawn.operations(), drawn.messages(), drawn.sums(), drawn.memory()),
+        chain(drawn.names(), drawn.operations(), drawn.messages(), drawn.sums(), drawn.moves(), drawn.memory()),
         {"schedule": replay.header.title, "conditions": replay.conditions},
     )
 
@@ -117,6 +117,13 @@ class _Drawn:
                 for worker in event.workers:
                     name, process = line(event.instruction, self._replay.header), FIRST_PROCESS + worker
                     yield from event_format.stretch(name, "sum", process, self._at(event.start), self._at(event.end))
+
+    def moves(self) -> Iterator[TraceEvent]:
+        """Yields the time of each move of memory that takes time, in the process of its worker."""
+        for event in self._replay.moves:
+            if self._at(event.start) < self._at(event.end):
+                name, process = line(event.instruction, self._replay.header), FIRST_PROCESS + event.workers[0]
+                yield from event_format.stretch(name, "move", process, self._at(event.start), self._at(event.end))
 
     def memory(self) -> Iterator[TraceEvent]:
         """Yields counters of what every worker keeps: from the start of what makes it to the end of what frees it."""

@@ -17,6 +17,7 @@ from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.source import Source
+from chimera_ir.trace.predicted_events import predicted_trace
 from tests.executor import verdicts
 from tests.simulator import Simulator
 from tests.test_architecture import ROOT
@@ -117,6 +118,20 @@ def test_a_copy_has_all_the_time_that_the_declared_bound_allows(bound: int) -> N
 def test_the_host_has_what_the_workers_of_1f1b_have() -> None:
     program = chimera_ir.compile(Source("a.chim", SOURCE)).verified.program
     assert [peak.amount for peak in live.peaks(program, Counted.HOST)] == [4, 3, 2, 0]
+
+
+def test_pictures_traces_and_curves_show_what_moves() -> None:
+    """A worker's curve has the peaks of the report; a box and a stretch of time for each of 48 moves."""
+    compilation = chimera_ir.compile(Source("a.chim", SOURCE))
+    curves = [compilation.memory(worker) for worker in range(4)]
+    assert [max(row["activations"] for row in curve) for curve in curves] == [*compilation.report.activations]
+    assert [max(row.get("on_host", 0) for row in curve) for curve in curves] == [4, 3, 2, 0]
+    assert {curve[-1]["activations"] for curve in curves} == {0}
+    boxes = compilation.files["replay.svg"]
+    assert 'fill="url(#idle-move)"' in boxes
+    assert boxes.count("<title>offload m") == boxes.count("<title>reload m") == 24
+    events = json.loads(predicted_trace(compilation.replay))["traceEvents"]
+    assert sum(event.get("cat") == "move" and event["ph"] in "Xb" for event in events) == 48
 
 
 @pytest.mark.parametrize("name", [*TEXTS][:-1])
