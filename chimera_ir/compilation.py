@@ -442,6 +442,8 @@ class Compilation:
         costing = Costing.of(durations, self._header)
         schedule = scheduled(level, costing) if isinstance(level, Plan | PlanStream) else schedule_in(level)
         of_program = isinstance(level, Program | ProgramStream)
+        if isinstance(level, PlanStream) and isinstance(schedule, ScheduleStream) and not level.is_clocked:
+            plan = replace(level, turns=schedule.updates_shown // level.header.per_turn).shown
         checked = verify_schedule(schedule, plan, self._needs if self.request.forecast else None, of_program=of_program)
         for warning in raise_errors(checked.findings.diagnostics):
             self.warn(warning)

@@ -130,8 +130,6 @@ def _streaming(pipe: ast.PipeBlock, update: ast.Update) -> Iterator[Diagnostic]:
                 yield endless.NeverLazy(span)
             case ast.Operation(subjects=[_, second]):
                 yield say.NotSupported(second.span)
-            case ast.Operation(clock=None):
-                yield say.UnclockedNotSupported(clause.span)
             case _:
                 pass
     if not any(isinstance(clause, ast.Reads) for clause in pipe.clauses):

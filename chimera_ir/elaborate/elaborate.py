@@ -13,7 +13,7 @@ from chimera_ir.elaborate.places import place, strategies, weights
 from chimera_ir.elaborate.read_versions import Readings, readings, torn
 from chimera_ir.elaborate.settings import Globals, evaluate_globals, parameter_names, require_settable
 from chimera_ir.elaborate.unrolling import EndlessPipes, endless
-from chimera_ir.ir.levels import Header, Pipe, Plan
+from chimera_ir.ir.levels import Header, Pipe, Plan, Unclocked
 from chimera_ir.ir.streams import PlanStream, header_of
 from chimera_ir.syntax import ast
 
@@ -70,10 +70,17 @@ class Outline:
         # The turn that begins with micro-batch 0, whose versions are those of the steady state.
         header = header_of(self.header, self.endless.turn.updates)
         reads = readings(self.shapes, header.pipes, self.endless.rhythms)
-        operations = Plan(header, _planned(self.shapes, header.pipes, reads)).clocked
+        operations = _planned(self.shapes, header.pipes, reads)
         reject(torn(operations, reads, header, self.endless.turns))
         moving = _moving(header, operations)
-        return PlanStream(moving, tuple(operations), self.endless.turn.clocks, self.endless.turns)
+        rises = self._rises(operations, header, reads) if any(map(_prefers, operations)) else ()
+        return PlanStream(moving, operations, self.endless.turn.clocks, self.endless.turns, rises)
+
+    def _rises(self, operations: Sequence[Listed], header: Header, reads: Readings) -> tuple[int, ...]:
+        """The growth of each operation's preference from a turn to the next."""
+        following = tuple(shape.following(len(shape.micro_range)) for shape in self.shapes)
+        pairs = zip(operations, _planned(following, header.pipes, reads), strict=True)
+        return tuple(_preference(later) - _preference(earlier) for earlier, later in pairs)
 
 
 def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) -> Outline:
@@ -131,6 +138,14 @@ def _moving(header: Header, operations: Iterable[Listed]) -> Header:
     """The header of a level with these operations: it says whether any of them moves memory."""
     moves = any(operation.kind.moves for *_, operation in operations)
     return replace(header, moves=True) if moves else header
+
+
+def _prefers(planned: Listed) -> bool:
+    return isinstance(planned, Unclocked) and planned.preference is not None
+
+
+def _preference(planned: Listed) -> int:
+    return (planned.preference or 0) if isinstance(planned, Unclocked) else 0
 
 
 def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], reads: Readings) -> tuple[Listed, ...]:

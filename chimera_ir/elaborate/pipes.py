@@ -79,6 +79,11 @@ class Shape:
         """Context in which a ``Fault`` becomes a ``Rejected`` whose diagnostic names the pipe with these values."""
         return rejecting(self.instance(*values))
 
+    def following(self, count: int) -> "Shape":
+        """An endless pipe that begins ``count`` micro-batches later."""
+        micros = range(self.micro_range.start + count, self.micro_range.stop + count)
+        return replace(self, micro_range=micros, steps=micros[:: self.steps.step])
+
     def lengthened(self, count: int) -> "Shape":
         """An endless pipe, cut after ``count`` micro-batches, which is a multiple of the step."""
         start = self.micro_range.start

@@ -10,7 +10,7 @@ from chimera_ir.elaborate.affine import Law
 from chimera_ir.elaborate.pipes import Shape
 from chimera_ir.elaborate.rhythm import Rhythm
 from chimera_ir.ir.ids import Micro, Stage, Version
-from chimera_ir.ir.levels import Header, Pipe, Planned
+from chimera_ir.ir.levels import Header, Pipe, Planned, Unclocked
 from chimera_ir.ir.ops import singles
 
 Readings = Mapping[tuple[Micro, Stage], Version]
@@ -49,7 +49,7 @@ def readings(shapes: Sequence[Shape], pipes: Sequence[Pipe], rhythms: Sequence[R
     }
 
 
-def torn(planned: Iterable[Planned], reads: Readings, header: Header, turns: int) -> Iterator[Diagnostic]:
+def torn(planned: Iterable[Planned | Unclocked], reads: Readings, header: Header, turns: int) -> Iterator[Diagnostic]:
     """Diagnostics of operations on micro-batches that belong to several updates, or that read several versions.
 
     ``planned``, ``reads`` and ``header`` are those of the first turn. Operations of ``turns`` turns are checked: in the

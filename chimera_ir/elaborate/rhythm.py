@@ -26,11 +26,11 @@ from chimera_ir.syntax.formatter import show_expression
 
 @dataclass(frozen=True, slots=True)
 class _Beat:
-    """A line on one stage: the laws of its clock and guard, the clock's span, and a common period of its formulas."""
+    """A line on one stage: the laws of its clock, if it has one, and its guard, and a common period of its formulas."""
 
     span: Span
     stage: int
-    clock: Law
+    clock: Law | None
     guard: Law
     period: int
 
@@ -78,8 +78,8 @@ def rhythm_of(shape: Shape, stages: Sequence[int], most: int) -> Rhythm:
     with shape.rejecting():
         period = limited(shared, most, shape.micros.span)
     steps = shape.lengthened(period).steps
-    clocks = [beat.clock.at(m) for beat in beats for m in steps if beat.guard.at(m)] or [0]
-    rate = beats[0].clock.rate if beats else Fraction(1)
+    clocks = [beat.clock.at(m) for beat in beats if beat.clock for m in steps if beat.guard.at(m)] or [0]
+    rate = next((beat.clock.rate for beat in beats if beat.clock), Fraction(1))
     return Rhythm(rate, period, min(clocks), max(clocks), number, versions)
 
 
@@ -101,9 +101,10 @@ def _beats(line: ast.Operation, shape: Shape, stages: Sequence[int], most: int) 
             guard = ALWAYS if line.guard is None else laws(line.guard)
             if any(guard.values):
                 (subject,) = line.subjects  # a stream has no pairs: see `clauses`
-                assert line.clock is not None, "lines of a stream have clocks, see `clauses`"
-                places, clock = _places(subject, shape, guard, laws, most), laws(line.clock)
-                yield _Beat(line.clock.span, stage, clock, guard, lcm(places, clock.period, guard.period))
+                places, formula = _places(subject, shape, guard, laws, most), line.clock or line.preference
+                order = ALWAYS if formula is None else laws(formula)
+                clock = None if line.clock is None else order
+                yield _Beat((formula or line).span, stage, clock, guard, lcm(places, order.period, guard.period))
 
 
 def _places(subject: ast.Subject, shape: Shape, guard: Law, laws: Callable[[ast.Expression], Law], most: int) -> int:
@@ -149,12 +150,13 @@ def _versions(shape: Shape, stages: Sequence[int], most: int) -> Iterator[Law]:
 def _drifts(beats: Sequence[_Beat], shape: Shape) -> Iterator[Diagnostic]:
     """Yields a mistake for the first clock that does not grow, or for each beat at another rate than the first one."""
     variable = shape.stages.variable.text
-    for beat in beats:
-        span, rate = beat.span, beat.clock.rate
+    clocked = [(beat, beat.clock.rate) for beat in beats if beat.clock]
+    for beat, rate in clocked:
+        span, (other, other_rate) = beat.span, clocked[0]
         instance = shape.instance((variable, beat.stage))
         if rate <= 0:
             yield say.ClockStands(span, (), instance, str(rate))
             return
-        if rate != beats[0].clock.rate:
-            first = beats[0].stage, str(beats[0].clock.rate), beats[0].span
+        if rate != other_rate:
+            first = other.stage, str(other_rate), other.span
             yield say.LanesDrift(span, (), instance, beat.stage, str(rate), *first)

@@ -24,7 +24,7 @@ from chimera_ir.elaborate.evaluate import LIMIT
 from chimera_ir.elaborate.pipes import Shape
 from chimera_ir.elaborate.read_versions import check_versions
 from chimera_ir.elaborate.rhythm import Rhythm, rhythm_of
-from chimera_ir.ir.streams import MARGIN
+from chimera_ir.ir.streams import LONGEST_TURN, MARGIN
 
 FEW = 1_000
 """The most formulas, one per line and stage, that are derived before the scheme's size has been estimated."""
@@ -142,7 +142,10 @@ def _turns(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: TurnSize) -
         for shape, rhythm, count in zip(shapes, rhythms, turn.micros, strict=True)
         for law in rhythm.versions
     )
-    return 2 * (spread + max(MARGIN, settled)) + 1
+    # The order of operations without clocks is found in what is shown: its turns may be longer, and begin later.
+    unclocked = any(line.clock is None for shape in shapes for line in shape.operations)
+    more = 3 * LONGEST_TURN + 2 * len(shapes[0].stage_range) if unclocked else 0
+    return 2 * (spread + max(MARGIN, settled)) + 1 + more
 
 
 def _too_many(shapes: Sequence[Shape], turn: TurnSize, turns: int, limit: int, period: int) -> list[Diagnostic]:

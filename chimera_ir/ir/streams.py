@@ -24,10 +24,10 @@ A turn may begin at any of its lines, because it is repeated without end. The he
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import cycle, groupby
+from itertools import cycle, groupby, repeat
 
 from chimera_ir.ir.ids import Clock, Micro
-from chimera_ir.ir.levels import Header, Plan, Planned, Program, Schedule
+from chimera_ir.ir.levels import Header, Plan, Planned, Program, Schedule, Unclocked
 from chimera_ir.ir.one_line import OneLine
 from chimera_ir.ir.ops import Compute, Instruction, singles
 from chimera_ir.ir.turns import Turn, by_turn, shifted, turns_of, unroll
@@ -36,32 +36,48 @@ MARGIN = 3
 """The fewest turns on each side of a view's middle turn, besides those over which concurrent operations spread."""
 
 
+LONGEST_TURN = 8
+"""The longest turn of operations that have no clocks, in turns of their formulas."""
+
+
 @dataclass(frozen=True, repr=False)
 class PlanStream(OneLine):
     """A plan without end: ``operations`` of the first turn, line by line; they come again every ``clocks`` clocks.
 
-    The first ``turns`` turns show all that ever happens.
+    The first ``turns`` turns show all that ever happens. ``rises`` are the growths of preferences from a turn to the
+    next, operation by operation, if there are preferences.
     """
 
     header: Header
-    operations: tuple[Planned, ...]
+    operations: tuple[Planned | Unclocked, ...]
     clocks: int
     turns: int
+    rises: tuple[int, ...] = ()
+
+    @property
+    def is_clocked(self) -> bool:
+        """Whether all operations have clocks."""
+        return all(isinstance(planned, Planned) for planned in self.operations)
 
     @property
     def shown(self) -> Plan:
         """The plan of the first ``turns`` turns."""
         header, updates = self.header, self.turns * self.header.per_turn
-        shown: list[Planned] = []
-        for _, line in groupby(self.operations, lambda planned: (self._pipe(planned), planned.operation.origin)):
-            planned = list(line)
-            turn = by_turn(header, Turn(tuple(operation for _, _, operation in planned)), updates)
-            for (clock, worker, _), (number, operation) in zip(cycle(planned), turn, strict=False):
+        shown: list[Planned | Unclocked] = []
+        rising = zip(self.operations, self.rises or repeat(0), strict=False)
+        for _, line in groupby(rising, lambda entry: (self._pipe(entry[0]), entry[0].operation.origin)):
+            entries = list(line)
+            turn = by_turn(header, Turn(tuple(planned.operation for planned, _ in entries)), updates)
+            for (planned, rise), (number, operation) in zip(cycle(entries), turn, strict=False):
                 assert isinstance(operation, Compute), "a stream has no pairs"
-                shown.append(Planned(Clock(clock + number * self.clocks), worker, operation))
+                if isinstance(planned, Planned):
+                    shown.append(Planned(Clock(planned.clock + number * self.clocks), planned.worker, operation))
+                else:
+                    preference = None if planned.preference is None else planned.preference + number * rise
+                    shown.append(Unclocked(preference, planned.worker, operation))
         return Plan(header_of(header, updates), tuple(shown))
 
-    def _pipe(self, planned: Planned) -> str:
+    def _pipe(self, planned: Planned | Unclocked) -> str:
         return self.header.pipe_of[planned.operation.parts[0].micros[0]].name
 
 

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import overload
 
-from chimera_ir.ir.levels import Plan, Planned, Schedule
+from chimera_ir.ir.ids import Clock
+from chimera_ir.ir.levels import Plan, Planned, Schedule, Unclocked
 from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.recomputation import in_full
 from chimera_ir.ir.streams import PlanStream, ScheduleStream, computes
@@ -43,9 +44,14 @@ def order(plan: Plan | PlanStream) -> Schedule | ScheduleStream:
     operation that comes after the end of this turn is there as the one of an earlier turn.
     """
     lanes: list[list[Planned]] = [[] for _ in range(plan.header.workers)]
-    for planned in plan.operations if isinstance(plan, PlanStream) else plan.clocked:
-        lanes[planned.worker].append(planned)
-    unclocked = [] if isinstance(plan, PlanStream) else plan.unclocked
+    unclocked: list[Unclocked] = []
+    for planned in plan.operations:
+        if isinstance(planned, Planned):
+            lanes[planned.worker].append(planned)
+        elif isinstance(plan, PlanStream):
+            lanes[planned.worker].append(Planned(Clock(plan.clocks - 1), planned.worker, planned.operation))
+        else:
+            unclocked.append(planned)
     if isinstance(plan, PlanStream):
         return ScheduleStream(
             plan.header, tuple(map(Turn, in_full(plan.header, [tuple(_turn(plan, lane)) for lane in lanes])))

@@ -20,11 +20,12 @@ from chimera_ir.cost.durations import Durations, duration_key
 from chimera_ir.flow.engine import play
 from chimera_ir.flow.flow import ABSENT, Flow
 from chimera_ir.flow.live import changes, is_at_end
-from chimera_ir.ir.ids import Worker
+from chimera_ir.flow.net import newest
+from chimera_ir.ir.ids import WeightGroup, Worker
 from chimera_ir.ir.kinds import Counted, Resource
 from chimera_ir.ir.levels import Header, Plan, Planned, Schedule, Unclocked
 from chimera_ir.ir.memory_bounds import Quantity
-from chimera_ir.ir.ops import Message, Operation
+from chimera_ir.ir.ops import Message, Operation, singles
 from chimera_ir.ir.recomputation import in_blocks, in_full
 from chimera_ir.predict.charges import Charges
 from chimera_ir.predict.measured import Measured
@@ -185,6 +186,11 @@ def _instance(
     waits = list(map(Flow(header, enumerate(operations)).needs, operations))
     if ABSENT in chain.from_iterable(waits):
         raise KeyError("an operation is missing; only a complete level can be ordered")
+    if header.steps_inside:
+        waits = [
+            tuple(dict.fromkeys((*reads, *steps)))
+            for reads, steps in zip(waits, _steps(header, operations), strict=True)
+        ]
     places = {Machine(Worker(w), Resource.LANE): w for w in range(header.workers)}
     machines = [
         places.setdefault(Machine(worker, operation.kind.occupies), len(places))
@@ -212,6 +218,18 @@ def _instance(
         lanes=tuple(map(tuple, lanes)),
         preferences=[None] * len(operations),
     )
+
+
+def _steps(header: Header, operations: Sequence[Operation]) -> Iterator[tuple[int, ...]]:
+    """Yields the waits of each operation of a stream for a step: for all operations that add to its gradients."""
+    adding: dict[tuple[WeightGroup, int], list[int]] = {}
+    for number, operation in enumerate(singles(operations)):
+        if operation.kind.sums:
+            for group in header.groups_with[operation.stage]:
+                adding.setdefault((group, header.update_of(operation.micros)), []).append(number)
+    for operation in singles(operations):
+        groups, update = header.groups_with[operation.stage], newest(header, operation) - 1
+        yield tuple(chain.from_iterable(adding.get((group, update), ()) for group in groups))
 
 
 def _ticks(header: Header, operations: Iterable[Operation], costing: Costing) -> tuple[Fraction, Sequence[int]]:

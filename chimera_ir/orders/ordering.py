@@ -11,47 +11,54 @@ B m1 s1 on w1
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
 from math import ceil
-from typing import overload
 
-from chimera_ir.diagnostics.catalogue.program import NoOrderFits, NoOrderFitsHost
-from chimera_ir.diagnostics.model import Diagnostic, raise_errors, reject
+from chimera_ir.diagnostics.catalogue.program import NoOrderFits, NoOrderFitsHost, NoTurnFound
+from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors, reject
 from chimera_ir.ir.levels import Plan, Schedule
 from chimera_ir.ir.memory_bounds import Quantity
-from chimera_ir.ir.ops import Operation
-from chimera_ir.ir.streams import PlanStream, ScheduleStream
+from chimera_ir.ir.ops import NOWHERE, Operation
+from chimera_ir.ir.streams import LONGEST_TURN, PlanStream, ScheduleStream, stream_of
 from chimera_ir.lower.order import order
 from chimera_ir.orders.instance import Costing, KeepsChange, OrderInstance, instance_of
 from chimera_ir.orders.list_schedule import Greedy, Jobs, Keeps, place
 from chimera_ir.orders.reserve import Admission
-from chimera_ir.verify.verify import verify_operations
-
-
-@overload
-def scheduled(level: Plan, costing: Costing) -> Schedule: ...
-
-
-@overload
-def scheduled(level: PlanStream, costing: Costing) -> ScheduleStream: ...
-
-
-@overload
-def scheduled(level: Plan | PlanStream, costing: Costing) -> Schedule | ScheduleStream: ...
+from chimera_ir.verify.verify import verify_operations, verify_schedule
 
 
 def scheduled(level: Plan | PlanStream, costing: Costing) -> Schedule | ScheduleStream:
     """The schedule of a plan: by clocks, and where operations have none by a list schedule (`ordered`).
 
-    Raises `Rejected` if operations without clocks are not complete, or if no order of them keeps the declared bounds.
+    Without a flush, the turn of its steady state is looked for in the list schedule of what the plan shows.
+
+    Raises `Rejected` if operations without clocks are not complete, if no order of them keeps the declared bounds, or
+    if their order does not repeat.
     """
-    by_clock = order(level)
-    if isinstance(level, PlanStream) or not level.unclocked:
-        return by_clock
-    assert isinstance(by_clock, Schedule)
-    raise_errors(verify_operations(by_clock).diagnostics)
-    return ordered(level, costing)
+    if level.is_clocked if isinstance(level, PlanStream) else not level.unclocked:
+        return order(level)
+    plan = level if isinstance(level, Plan) else level.shown
+    raise_errors(verify_operations(order(plan)).diagnostics)
+    schedule = ordered(plan, costing)
+    return _turns_in(schedule) if plan.header.asynchronous else schedule
+
+
+def _turns_in(shown: Schedule) -> ScheduleStream:
+    """The stream whose first updates are shown; its turn is the shortest after which all lanes repeat.
+
+    Raises `Rejected` if there is none.
+    """
+    for length in range(1, LONGEST_TURN + 1):
+        schedule = Schedule(replace(shown.header, period=length * shown.header.period), shown.lanes)
+        try:
+            stream = stream_of(schedule)
+        except ValueError:
+            continue
+        if not verify_schedule(stream, None).findings.errors:
+            return stream
+    raise Rejected([NoTurnFound(next((lane[0].origin for lane in shown.lanes if lane), NOWHERE))])
 
 
 def ordered(plan: Plan, costing: Costing) -> Schedule:

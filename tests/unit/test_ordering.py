@@ -6,14 +6,16 @@ from random import Random
 
 import pytest
 
+import chimera_ir
 from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.simulate import simulate
-from chimera_ir.diagnostics.catalogue.program import NoOrderFits
+from chimera_ir.diagnostics.catalogue.program import NoOrderFits, NoTurnFound
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.flow import live
 from chimera_ir.ir.levels import Plan, Schedule
 from chimera_ir.ir.memory_bounds import Bound, Quantity
+from chimera_ir.ir.streams import ScheduleStream
 from chimera_ir.ir.text.printer import line, show
 from chimera_ir.ir.text.reader import parse as parse_ir
 from chimera_ir.orders.instance import Costing
@@ -93,6 +95,44 @@ def random_plan(random: Random) -> Plan:
 def bounded(plan: Plan, limit: int) -> Plan:
     bound = Bound(Quantity.ACTIVATIONS, (limit,) * plan.header.workers)
     return replace(plan, header=replace(plan.header, bounds=(bound,)))
+
+
+def stream_of(lines: str, micros: int, age: int, **costs: int) -> chimera_ir.Compilation:
+    """A scheme without a flush on a V of stages, or with one stage on each of four workers if no costs are given."""
+    places = "0..6 on s % 3" if costs else "0..4 on s"
+    text = f"""scheme mine()
+workers {3 if costs else 4}
+memory activations <= 8
+update every {micros}
+pipe p {{ stages s in {places}
+micros m in 0..
+reads version max(0, m/{micros} - {age})
+{lines} }}"""
+    return chimera_ir.compile(Source("mine.chim", text), options=chimera_ir.Options(costs=costs))
+
+
+def test_turns_without_clocks_are_those_of_a_scheme_with_clocks() -> None:
+    """With a preference for forwards that are due, 1F1B without a flush; its period is the work of a worker."""
+    compilation = stream_of("F(m, s) prefer m\nB(m, s) prefer m - 1", 4, 1)
+    stream = compilation.schedule
+    assert isinstance(stream, ScheduleStream)
+    assert (stream.header.period, compilation.report.makespan, compilation.report.bubble_ratio) == (4, 12, 0)
+    assert compilation.verified.weights == (2, 2, 2, 2)
+    again = chimera_ir.compile(Source("mine.sir", show(compilation.plan)))
+    assert again.schedule == stream
+
+
+def test_a_turn_may_be_longer_than_that_of_the_formulas() -> None:
+    compilation = stream_of("F(m, s)\nI(m, s)\nW(m, s)", 3, 3, F=3, W=2)
+    assert compilation.schedule.header.period > 3
+    assert compilation.verified
+
+
+def test_an_order_that_does_not_repeat_is_refused() -> None:
+    with pytest.raises(chimera_ir.errors.TextError) as refused:
+        _ = stream_of("F(m, s)\nB(m, s)", 3, 3, F=2, B=2).schedule
+    (diagnostic,) = refused.value.diagnostics
+    assert isinstance(diagnostic, NoTurnFound)
 
 
 def test_a_plan_without_clocks_has_a_text() -> None:

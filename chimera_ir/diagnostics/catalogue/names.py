@@ -240,12 +240,6 @@ class NotSupported(Diagnostic, code="CH215"):
     help = "give each of the two a line and a clock of its own"
 
 
-UnclockedNotSupported = NotSupported.worded(
-    "UnclockedNotSupported",
-    title="an operation without a clock where micro-batches go on for ever cannot be compiled yet",
-    help="give it a clock: `@` and a formula",
-)
-
 HalvesNotSupported = NotSupported.worded(
     "HalvesNotSupported",
     title="a count of halves where micro-batches go on for ever cannot be compiled yet",

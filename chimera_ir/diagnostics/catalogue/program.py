@@ -328,3 +328,11 @@ class ScriptDiffers(Diagnostic, code="CH422"):
         """Returns a note with the line of the script and what the line does."""
         where = f"line {self.number} of {self.script}, `{self.text}`," if self.text else f"{self.script}"
         return (Note(f"{where} {self.done}"),)
+
+
+class NoTurnFound(Diagnostic, code="CH604"):
+    """Operations without clocks in a pipe without end, whose list schedule never repeats."""
+
+    title = "no turn was found after which the operations without clocks repeat"
+    label = "the compiler orders this operation"
+    help = "give it a clock, or bound the activations: `memory activations <= ..`"
