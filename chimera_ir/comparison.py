@@ -143,8 +143,8 @@ def same_placement(request: Request, schedule: Schedule) -> Iterator[tuple[str, 
         if settings is None or isinstance(settings, Rejected):
             continue
         outlined = outline(scheme, settings, request.max_operations)
-        pipes = [(pipe.workers, pipe.micros, pipe.recompute) for pipe in outlined.header.pipes]
-        if pipes != [(pipe.workers, pipe.micros, pipe.recompute) for pipe in header.pipes]:
+        pipes = [(pipe.workers, pipe.micros, pipe.recompute, pipe.recomputed) for pipe in outlined.header.pipes]
+        if pipes != [(pipe.workers, pipe.micros, pipe.recompute, pipe.recomputed) for pipe in header.pipes]:
             continue
         plan = outlined.level() if outlined.header.parts == header.parts else None
         if isinstance(plan, Plan) and not plan.unclocked:

@@ -175,7 +175,10 @@ class _Checker:
                 case ast.Reads(version):
                     without_slice = outside.new_child({v: kind for v, kind in variables.items() if v not in of_slice})
                     self._formulas.formula(version, Type.INTEGER, "`reads version`", without_slice)
-                case ast.Recompute(guard) | ast.Sync(guard=guard):
+                case ast.Recompute(guard):
+                    without_slice = outside.new_child({v: kind for v, kind in variables.items() if v not in of_slice})
+                    self._guard(guard, without_slice)
+                case ast.Sync(guard=guard):
                     self._guard(guard, by_stage)
                 case _:
                     assert_never(clause)
