@@ -76,8 +76,13 @@ class _Checker:
                     self._define(name, ValueName(kind, name.span))
             case ast.Function():
                 self._function(item)
-            case ast.Workers(count):
+            case ast.Workers(count, left_out):
                 self._formulas.formula(count, Type.INTEGER, "`workers`", self._defined)
+                for part in left_out:
+                    if isinstance(part, ast.Range):
+                        self._range(part, self._defined)
+                    else:
+                        self._formulas.formula(part, Type.INTEGER, "`except`", self._defined)
             case ast.Require(condition):
                 self._formulas.formula(condition, Type.TRUTH, "`require`", self._defined)
             case ast.Update(count):

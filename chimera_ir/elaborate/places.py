@@ -18,18 +18,19 @@ from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 
 
-def place(shapes: Sequence[Shape], workers: int, workers_span: Span) -> tuple[Pipe, ...]:
+def place(shapes: Sequence[Shape], workers: int, workers_span: Span, left_out: Mapping[int, Span]) -> tuple[Pipe, ...]:
     """The pipes with the workers of their stages and the global numbers of their micro-batches, or of all slices.
 
     Raises `Rejected` if a stage is placed on no worker, a worker has no stage, or the numbers are not 0 .. N-1, each
-    once. ``workers_span`` is the place in the text that gives the number of workers.
+    once. ``workers_span`` is the place in the text that gives the number of workers; ``left_out`` has the workers that
+    have no stage, each with the place that says so.
     """
     with Attempts() as attempts:
-        rows = attempts.each(shapes, lambda shape: tuple(_workers(shape, workers)))
+        rows = attempts.each(shapes, lambda shape: tuple(_workers(shape, workers, left_out)))
         with attempts.step():
             columns = global_numbers(shapes)
         recomputed = attempts.each(shapes, _recomputed)
-    idle = {*range(workers)} - {worker for row in rows for worker in row}
+    idle = {*range(workers)} - left_out.keys() - {worker for row in rows for worker in row}
     if idle:
         raise Rejected([say.IdleWorker(workers_span, min(idle), workers, len(idle))])
     return tuple(map(_pipe, shapes, rows, columns, recomputed))
@@ -120,14 +121,16 @@ def strategies(shapes: Sequence[Shape]) -> tuple[tuple[Stage, Strategy], ...]:
     return tuple(entry for entry in listed if entry[1] is not Strategy.EAGER_OPT)
 
 
-def _workers(shape: Shape, workers: int) -> Iterator[Worker]:
-    """Yields the workers of a pipe's stages; raises ``Rejected`` for the first that does not exist."""
+def _workers(shape: Shape, workers: int, left_out: Mapping[int, Span]) -> Iterator[Worker]:
+    """Yields the workers of a pipe's stages; raises ``Rejected`` for the first that does not exist or is left out."""
     clause, variable = shape.stages, shape.stages.variable.text
     for (stage,), worker in shape.values(clause.place, {variable: shape.stage_range}):
-        if not 0 <= worker < workers:
+        if not 0 <= worker < workers or worker in left_out:
             names = shape.scope.with_variables(variable).values_in(clause.place, (stage,))
-            instance = shape.instance((variable, stage))
-            raise Rejected([say.WorkerOutOfRange(clause.place.span, names, instance, stage, worker, workers)])
+            where = clause.place.span, names, shape.instance((variable, stage)), stage, worker
+            if worker in left_out:
+                raise Rejected([say.WorkerLeftOut(*where, left_out[worker])])
+            raise Rejected([say.WorkerOutOfRange(*where, workers)])
         yield Worker(worker)
 
 

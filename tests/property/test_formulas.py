@@ -139,6 +139,12 @@ PLACES = {
         condition=True,
     ),
     "workers": Place(_WORKERS, ALONE, lambda plan: plan.header.workers, lambda value: 1 + once(value) % 3),
+    "except": Place(
+        scheme(stages="0..3 on s", header="").replace("workers 3", "workers 5 except 3..4 + 0*(FORMULA), 4"),
+        ALONE,
+        lambda plan: plan.header.workers,
+        lambda value: 5 + 0 * _checked(0 * once(value)),
+    ),
     "memory": Place(
         scheme(header="memory weights <= FORMULA"),
         ALONE,
