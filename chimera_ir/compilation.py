@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from chimera_ir.diagnostics.catalogue.program import NothingTrained
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.diagnostics.render import blocks
-from chimera_ir.errors import CompileError, NoSuchLevel, NotProven, TextError, WrongOption
+from chimera_ir.errors import CompileError, NoSuchLevel, NotProven, OptionError, TextError, WrongOption
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.ops import NOWHERE
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from chimera_ir.cost.report import Report
     from chimera_ir.cost.simulate import Timeline
     from chimera_ir.elaborate.elaborate import Outline
+    from chimera_ir.orders.graph import OrderGraph
     from chimera_ir.orders.improve import Improvement
     from chimera_ir.predict.prediction import Forecast, Prediction
     from chimera_ir.predict.replay import Replay
@@ -177,6 +178,17 @@ class Compilation:
         from chimera_ir.torch_text.export import with_messages
 
         return with_messages(self.verified)
+
+    @_level
+    def graph(self) -> "OrderGraph":
+        """The problem of ordering the operations, for programs that search; of one update, so not without a flush."""
+        from chimera_ir.orders.graph import graph_of
+        from chimera_ir.orders.instance import Costing
+
+        schedule = self.schedule
+        if not isinstance(schedule, Schedule):
+            raise OptionError(f"{schedule.header.title}: without a flush there is no graph of one update")
+        return graph_of(schedule, Costing.of(self._durations, schedule.header))
 
     @_level
     def timeline(self) -> "Timeline":
