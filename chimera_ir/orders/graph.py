@@ -34,7 +34,7 @@ class OrderGraph:
     """The operations of a schedule and all that an order of them must respect; numbers are those of ``instance``.
 
     Times are in ticks, of which ``tick`` is the length in the unit of the costs. ``lanes`` are the schedule's own.
-    ``limited`` is whether the schedule declares bounds of activations; without, they are counted all the same.
+    Quantities that are ``unlimited`` are counted, and the schedule declares no bound of them.
 
     Examples
     --------
@@ -46,7 +46,7 @@ class OrderGraph:
     """
 
     instance: OrderInstance
-    limited: bool
+    unlimited: tuple[Quantity, ...] = ()
 
     @property
     def tick(self) -> Fraction:
@@ -66,7 +66,7 @@ class OrderGraph:
     def schedule(self, lanes: Lanes) -> Schedule:
         """The schedule with these lanes, under the header of the first one; `Compilation.of` verifies it."""
         header = self.instance.header
-        bounds = tuple(bound for bound in header.bounds if self.limited or bound.quantity is not Quantity.ACTIVATIONS)
+        bounds = tuple(bound for bound in header.bounds if bound.quantity not in self.unlimited)
         return replace(self.instance.schedule(lanes), header=replace(header, bounds=bounds))
 
     def by_start(self, starts: Sequence[int]) -> list[list[int]]:
@@ -154,7 +154,7 @@ class OrderGraph:
         return [self.instance.places[machine] for machine in self.instance.machines]
 
     def _limit(self, store: Store) -> int | None:
-        return store.limit if self.limited or store.quantity is not Quantity.ACTIVATIONS else None
+        return None if store.quantity in self.unlimited else store.limit
 
     @cached_property
     def json(self) -> str:
@@ -194,8 +194,9 @@ class OrderGraph:
 def graph_of(schedule: Schedule, costing: Costing) -> OrderGraph:
     """The graph of a verified schedule under some costs, in which activations count on each worker."""
     header = schedule.header
-    limited = any(bound.quantity is Quantity.ACTIVATIONS for bound in header.bounds)
-    if not limited:
-        most = header.micro_batches * header.stages
-        header = replace(header, bounds=(*header.bounds, Bound(Quantity.ACTIVATIONS, (most,) * header.workers)))
-    return OrderGraph(instance_of(replace(schedule, header=header), costing), limited)
+    counted = Quantity.ACTIVATIONS
+    if counted in {bound.quantity for bound in header.bounds}:
+        return OrderGraph(instance_of(schedule, costing))
+    most = header.micro_batches * header.stages
+    header = replace(header, bounds=(*header.bounds, Bound(counted, (most,) * header.workers)))
+    return OrderGraph(instance_of(replace(schedule, header=header), costing), (counted,))
