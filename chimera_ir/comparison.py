@@ -37,7 +37,7 @@ def plain(request: Request, known: Schedule) -> Schedule:
     from chimera_ir.syntax.parser import parse
 
     wanted = plain_request(request, known.header)
-    unchanged = request.source.text == wanted.source.text and request.change == Change()
+    unchanged = request.source.text == wanted.source.text and request.change == Change() and not request.offload
     if unchanged and dict(known.header.parameters) == wanted.settings:
         return known
     plan, _ = elaborate(parse(wanted.source), wanted.settings, request.max_operations)
@@ -52,7 +52,7 @@ def request_against(against: Source, request: Request, like: Header) -> Request:
     depend on its parameters.
     """
     settings = {} if not against.is_scheme else _fitting(against, like, request.max_operations)
-    alone = replace(request, against=None, search=None, limits=(), weighed_like=_weighed(like))
+    alone = replace(request, against=None, search=None, limits=(), weighed_like=_weighed(like), offload=False)
     return replace(alone, source=against, settings=settings, change=Change(), forecast=None, ties=())
 
 
