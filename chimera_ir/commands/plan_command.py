@@ -183,8 +183,9 @@ def plan_command(
     strategies = tuple(dict.fromkeys(map(SyncMode, syncs)))
     streams = bool(schemes) if asynchronous is None else asynchronous
     # The question says which configurations there are, the judge what is known of model and cluster.
-    needs = {"sliced": bool(schemes), "hosted": inputs.cluster.host is not None}
-    question = Question(number, mini_batch, settings, recomputation, strategies, streams, max_operations, **needs)
+    question = Question(
+        number, mini_batch, settings, recomputation, strategies, streams, max_operations, sliced=bool(schemes)
+    )
     trusted = frozenset(map(library.source, library.names()))
     ties = tuple(map(tuple, tied))
     replicas = layout == "replica"

@@ -20,8 +20,9 @@ from chimera_ir.orders.cp_sat import Solved, Solver
 from chimera_ir.orders.dispatch import TimedOrder, improving
 from chimera_ir.orders.instance import OrderInstance
 from chimera_ir.orders.lower_bound import lower_bound
+from chimera_ir.orders.periodic import first_micro_batches, repeated
 
-_WORK_OF_OPERATION = 1e-5
+WORK_OF_OPERATION = 1e-5
 """About how much deterministic time of the solver a list schedule takes for each operation."""
 
 _HEURISTIC, _MOST_HEURISTIC = 0.15, 2.0
@@ -32,6 +33,10 @@ _FIRST_ROUND, _MOST_FIRST_ROUND, _GROWTH = 0.04, 0.4, 1.6
 
 _MOST_FOR_SOLVER = 6_000
 """The most operations of an instance that the solver gets as a whole."""
+
+_MOST_OF_FEW, _PART_OF_FEW, _BEST_OF_FEW = 1_500, 0.5, 4
+"""Limits for a larger instance: the operations of a first search for few micro-batches, its part of the budget, and how
+many orders that repeat its middle are tried."""
 
 
 class Ended(Enum):
@@ -98,11 +103,17 @@ def search(
     best_so_far = _BestSoFar(constraints, budget, tell, lower_bound(constraints))
     starts_of = {name: starts for name, lanes in hints.items() if (starts := instance.starts(lanes)) is not None}
     fits = {name: fits_stores(instance, hints[name]) for name in starts_of}
-    for name, starts in starts_of.items():
-        if fits[name]:
-            best_so_far.offer(constraints.in_turn(starts))
     try:
-        best_so_far.run(list(starts_of.values()))
+        for name, starts in starts_of.items():
+            if fits[name]:
+                best_so_far.offer(constraints.in_turn(starts))
+        few = sorted(_orders_from_few(instance, constraints, budget), key=max)[:_BEST_OF_FEW]
+        for starts in few:
+            lanes = instance.by_start(starts)
+            earliest = instance.starts(lanes)
+            if fits_stores(instance, lanes) and earliest is not None:
+                best_so_far.offer(constraints.in_turn(earliest))
+        best_so_far.run([*few, *starts_of.values()])
     except KeyboardInterrupt:
         best_so_far.ended = Ended.INTERRUPTED
     if best_so_far.best is None:
@@ -119,6 +130,32 @@ def search(
         budget,
         best_so_far.ended,
     )
+
+
+def _orders_from_few(instance: OrderInstance, constraints: Constraints, budget: SearchBudget) -> Iterator[list[int]]:
+    """Yields the starts of orders that repeat the middle of the best order of few micro-batches; some exceed limits.
+
+    There are none if micro-batches differ, or if the instance is no larger than what the solver gets as a whole.
+    """
+    of_micro_batch = len(constraints.classes) // len(instance.header.pipes)
+    total = min(len(pipe.micros) for pipe in instance.header.pipes) // instance.header.slices
+    covered = sum(map(len, constraints.classes)) == len(constraints.durations)
+    if len(constraints.durations) <= _MOST_FOR_SOLVER or not covered:
+        return
+    count = max(_MOST_OF_FEW // (of_micro_batch * len(instance.header.pipes)), instance.header.workers * 3 // 2)
+    if 2 * count > total:
+        return
+    few, numbers = first_micro_batches(instance, count)
+    part = SearchBudget(budget.seconds * _PART_OF_FEW, budget.seed, budget.deterministic_seconds * _PART_OF_FEW)
+    try:
+        result = search(few, {}, part)
+    except NoOrder:
+        return
+    if result.ended is Ended.INTERRUPTED:
+        raise KeyboardInterrupt
+    starts = few.starts(result.lanes)
+    assert starts is not None
+    yield from repeated(instance, numbers, constraints_of(few).in_turn(starts), count)
 
 
 def fits_stores(instance: OrderInstance, lanes: Sequence[Sequence[int]]) -> bool:
@@ -171,8 +208,9 @@ class _BestSoFar:
             self.ended = Ended.PROVEN
 
     def _run_heuristics(self, first: Sequence[list[int]]) -> None:
-        work = _WORK_OF_OPERATION * len(self._constraints.durations)
-        budget = min(_HEURISTIC * self._work, _MOST_HEURISTIC)
+        work = WORK_OF_OPERATION * len(self._constraints.durations)
+        solves = len(self._constraints.durations) <= _MOST_FOR_SOLVER
+        budget = min(_HEURISTIC * self._work, _MOST_HEURISTIC) if solves else (1 - _PART_OF_FEW) * self._work
         for order in islice(improving(self._constraints, self._budget.seed, first), max(4, int(budget / work))):
             self._work_left -= work
             if order is not None:

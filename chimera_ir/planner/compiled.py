@@ -80,10 +80,6 @@ class CompiledScheme:
             self._outlines[change] = replace(outlined, header=replace(header, ties=groups(self._ties, header.stages)))
         return self._outlines[change]
 
-    def header(self, change: Change) -> Header:
-        """The header of the schedule of a change."""
-        return replace(self.outline(change).header, moves=self.moves)
-
     def like(self, change: Change) -> "CompiledScheme":
         """The scheme with the lanes of a change."""
         if change.recompute == self._change.recompute:
@@ -122,7 +118,7 @@ class CompiledScheme:
 
     @cached_property
     def _schedule(self) -> Schedule:
-        return Schedule(self.header(self._change), self.lanes)
+        return Schedule(self._outline.header, self.lanes)
 
     @cached_property
     def copies(self) -> tuple[dict[Stage, int], ...]:
@@ -135,7 +131,7 @@ class CompiledScheme:
     @cached_property
     def waiting(self) -> tuple[tuple[list[Stage], list[int]], ...]:
         """Stages of each worker's operations, and how each operation changes the number of waiting micro-batches."""
-        change = waiting(self.header(self._change))
+        change = waiting(self._outline.header)
         lanes = map(singles, self.lanes)
         return tuple(
             ([part.stage for part in lane], [change[part.kind] * part.size for part in lane]) for lane in lanes
@@ -164,11 +160,6 @@ class CompiledScheme:
         if not any(subject.kind.splits for line in lines for subject in line.subjects):
             return False
         return any(operation.kind.splits for lane in self.lanes for operation in singles(lane))
-
-    @cached_property
-    def moves(self) -> bool:
-        """Whether any operation moves activations to the host."""
-        return self.level.header.moves
 
     @cached_property
     def recomputed(self) -> int:
@@ -203,7 +194,7 @@ class Variant:
     @cached_property
     def header(self) -> Header:
         """The header of the plan, the schedule and the program."""
-        return self.compiled.header(self._change)
+        return self.compiled.outline(self._change).header
 
     @cached_property
     def schedule(self) -> Schedule:

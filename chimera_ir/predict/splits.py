@@ -8,7 +8,6 @@ from operator import sub
 from typing import NamedTuple
 
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.recomputation import recomputes_all
 from chimera_ir.profile.balance import balanced
 from chimera_ir.profile.costs import StageCosts
 from chimera_ir.profile.layers import durations
@@ -70,8 +69,7 @@ class LayerSplits:
 
     @property
     def _seconds(self) -> list[float]:
-        stages = range(self.header.stages)
-        everywhere = all(recomputes_all(pipe, stage) for pipe in self.header.pipes for stage in stages)
+        everywhere = all(stage in pipe.recompute for pipe in self.header.pipes for stage in range(self.header.stages))
         return durations(self.layers, self.size, recomputing=everywhere)
 
     def _within(self, limits: Sequence[int], loads: Sequence[StageLoad]) -> Split | None:
@@ -87,7 +85,7 @@ class LayerSplits:
         optimizer = _until([layer.optimizer for layer in layers])
         shares = [self.replicas * len(workers) if shards else 1 for workers in header.holders]
         activations = _until([layer.at[size].activations for layer in layers])
-        again = [all(recomputes_all(pipe, stage) for pipe in header.pipes) for stage in range(header.stages)]
+        again = [all(stage in pipe.recompute for pipe in header.pipes) for stage in range(header.stages)]
 
         def needed(stage: int, first: int, end: int) -> int:
             whole = activations[end] - activations[first]

@@ -255,10 +255,9 @@ class Parameter(SyntaxNode):
 
 
 class Workers(SyntaxNode):
-    """The line ``workers count [except left_out, ..]``: the number of workers, and those that have no stage."""
+    """The line ``workers count``: the number of workers."""
 
     count: Expression
-    left_out: tuple[Expression | Range, ...]
 
 
 class Function(SyntaxNode):

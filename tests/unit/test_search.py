@@ -22,6 +22,7 @@ from chimera_ir.orders.constraints import constraints_of
 from chimera_ir.orders.improve import with_limits
 from chimera_ir.orders.instance import Costing, OrderInstance, instance_of
 from chimera_ir.orders.lower_bound import lower_bound
+from chimera_ir.orders.periodic import first_micro_batches, repeated
 from chimera_ir.orders.search import Ended, Found, NoOrder, fits_stores, search
 from chimera_ir.source import Source
 from tests.unit.command import Run
@@ -156,6 +157,42 @@ def test_the_same_search_finds_the_same_and_never_less_than_it_began_with() -> N
     again = search(problem, {"first": first.lanes}, SearchBudget(seconds=600, work=1e-6))
     assert again.hints == {"first": first.makespan}
     assert again.makespan <= first.makespan
+
+
+def test_an_order_of_few_micro_batches_is_one_of_many_with_its_middle_repeated() -> None:
+    many = instance("dapple", costs(F=1, B=2), 4, D=4, N=40)
+    few, numbers = first_micro_batches(many, 12)
+    starts = few.starts(best(few).lanes)
+    assert starts is not None
+    orders = [many.by_start(several) for several in repeated(many, numbers, constraints_of(few).in_turn(starts), 12)]
+    makespans = [many.makespan(earliest) for lanes in orders if (earliest := many.starts(lanes)) is not None]
+    assert len(makespans) == len(orders), "no cycles"
+    assert min(makespans) == 3 * (40 + 3), "as many bubbles as with few micro-batches"
+
+
+def test_an_instance_too_large_for_the_solver_is_searched_by_few_of_its_micro_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = instance("zb_h1", costs(**SPLIT), 3, D=4, N=48)
+    budget = SearchBudget(seconds=600, work=0.4)
+    monkeypatch.setattr("chimera_ir.orders.search._MOST_FOR_SOLVER", 300)
+    monkeypatch.setattr("chimera_ir.orders.search._MOST_OF_FEW", 1)
+    alone = best(problem, budget)
+    assert fits_stores(problem, alone.lanes)
+    monkeypatch.setattr("chimera_ir.orders.search._orders_from_few", lambda *_: [])
+    assert alone.makespan <= best(problem, budget).makespan
+
+
+def test_an_interrupted_search_returns_the_best_order_so_far() -> None:
+    def interrupt(words: str) -> None:
+        assert words.startswith("best ")
+        raise KeyboardInterrupt
+
+    problem = instance("zb_v", costs(F=3, I=4, W=2), 5, P=4, N=8)
+    found = search(problem, {}, UNBOUNDED, interrupt)
+    assert found.ended is Ended.INTERRUPTED
+    assert fits_stores(problem, found.lanes)
+    assert found.bound < found.makespan
 
 
 def test_no_list_schedule_jams_in_the_least_memory_of_one_micro_batch() -> None:
