@@ -24,6 +24,7 @@ class Level(Enum):
     EVALUATION = "evaluation"
     TORCH_CSV = "torch-csv"
     TORCH_CSV_COMMS = "torch-csv-comms"
+    GRAPH = "graph"
     TIMELINE = "timeline"
     TRACE = "trace"
     REPORT = "report"
@@ -171,6 +172,8 @@ def _text(compilation: Compilation, level: Level) -> str:
             return compilation.torch_csv
         case Level.TORCH_CSV_COMMS:
             return compilation.torch_csv_comms
+        case Level.GRAPH:
+            return compilation.graph.json
         case Level.TIMELINE:
             from chimera_ir.console import printed
             from chimera_ir.picture import terminal

@@ -37,7 +37,7 @@ def plain(request: Request, known: Schedule) -> Schedule:
     from chimera_ir.syntax.parser import parse
 
     wanted = plain_request(request, known.header)
-    unchanged = request.source.text == wanted.source.text and request.change == Change()
+    unchanged = request.source.text == wanted.source.text and request.change == Change() and not request.offload
     if unchanged and dict(known.header.parameters) == wanted.settings:
         return known
     plan, _ = elaborate(parse(wanted.source), wanted.settings, request.max_operations)
@@ -52,7 +52,7 @@ def request_against(against: Source, request: Request, like: Header) -> Request:
     depend on its parameters.
     """
     settings = {} if not against.is_scheme else _fitting(against, like, request.max_operations)
-    alone = replace(request, against=None, search=None, limits=(), weighed_like=_weighed(like))
+    alone = replace(request, against=None, search=None, limits=(), weighed_like=_weighed(like), offload=False)
     return replace(alone, source=against, settings=settings, change=Change(), forecast=None, ties=())
 
 
@@ -143,8 +143,8 @@ def same_placement(request: Request, schedule: Schedule) -> Iterator[tuple[str, 
         if settings is None or isinstance(settings, Rejected):
             continue
         outlined = outline(scheme, settings, request.max_operations)
-        pipes = [(pipe.workers, pipe.micros, pipe.recompute) for pipe in outlined.header.pipes]
-        if pipes != [(pipe.workers, pipe.micros, pipe.recompute) for pipe in header.pipes]:
+        pipes = [(pipe.workers, pipe.micros, pipe.recompute, pipe.recomputed) for pipe in outlined.header.pipes]
+        if pipes != [(pipe.workers, pipe.micros, pipe.recompute, pipe.recomputed) for pipe in header.pipes]:
             continue
         plan = outlined.level() if outlined.header.parts == header.parts else None
         if isinstance(plan, Plan) and not plan.unclocked:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from chimera_ir.diagnostics.catalogue.program import NothingTrained
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.diagnostics.render import blocks
-from chimera_ir.errors import CompileError, NoSuchLevel, NotProven, TextError, WrongOption
+from chimera_ir.errors import CompileError, NoSuchLevel, NotProven, OptionError, TextError, WrongOption
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.ops import NOWHERE
@@ -33,9 +33,11 @@ from chimera_ir.syntax.ast import Scheme
 if TYPE_CHECKING:
     from chimera_ir.cost.curves import Row
     from chimera_ir.cost.durations import Durations
+    from chimera_ir.cost.offload import Moved
     from chimera_ir.cost.report import Report
     from chimera_ir.cost.simulate import Timeline
     from chimera_ir.elaborate.elaborate import Outline
+    from chimera_ir.orders.graph import OrderGraph
     from chimera_ir.orders.improve import Improvement
     from chimera_ir.predict.prediction import Forecast, Prediction
     from chimera_ir.predict.replay import Replay
@@ -179,6 +181,17 @@ class Compilation:
         return with_messages(self.verified)
 
     @_level
+    def graph(self) -> "OrderGraph":
+        """The problem of ordering the operations, for programs that search; of one update, so not without a flush."""
+        from chimera_ir.orders.graph import graph_of
+        from chimera_ir.orders.instance import Costing
+
+        schedule = self.schedule
+        if not isinstance(schedule, Schedule):
+            raise OptionError(f"{schedule.header.title}: without a flush there is no graph of one update")
+        return graph_of(schedule, Costing.of(self._durations, schedule.header))
+
+    @_level
     def timeline(self) -> "Timeline":
         """Start and end of each operation with free communication, and the events between them (sums, steps)."""
         from chimera_ir.cost.launches import with_events
@@ -208,8 +221,9 @@ class Compilation:
         baseline, copies = self._baseline()
         verified, timeline = self.verified, self.timeline
         self.tell("comparing with the baseline")
-        launched, rules = launches(verified.program, timeline), names(verified.rules)
-        made = report(verified.schedule, self._durations, baseline, verified.weights, launched, rules, timeline, copies)
+        sums = verified.weights, launches(verified.program, timeline), names(verified.rules)
+        unmoved = self._moved.before if self.request.offload else None
+        made = report(verified.schedule, self._durations, baseline, *sums, timeline, copies, unmoved)
         results = verified.with_evaluation(lambda: self.verified_evaluation)
         choices = (CommunicatorChoice(result.communicators.value, result.count, result.blocked) for result in results)
         return replace(made, communicators=tuple(choices))
@@ -431,23 +445,34 @@ class Compilation:
     @_level
     def _written(self) -> "Checked":
         """The schedule of the text, in the text's own order, with the findings of its rules; none is an error."""
-        from chimera_ir.orders.instance import Costing
-        from chimera_ir.orders.ordering import scheduled
-        from chimera_ir.verify.verify import schedule_in, verify_schedule
+        from chimera_ir.orders.moved import plan_of
+        from chimera_ir.verify.verify import verify_schedule
 
-        # Costs are checked before operations are made of the text, which may take long.
-        durations = self.request.cost_model.durations(self._header)
-        level = self._top
-        plan = level.shown if isinstance(level, PlanStream) else level if isinstance(level, Plan) else None
-        costing = Costing.of(durations, self._header)
-        schedule = scheduled(level, costing) if isinstance(level, Plan | PlanStream) else schedule_in(level)
-        of_program = isinstance(level, Program | ProgramStream)
-        if isinstance(level, PlanStream) and isinstance(schedule, ScheduleStream) and not level.is_clocked:
-            plan = replace(level, turns=schedule.updates_shown // level.header.per_turn).shown
-        checked = verify_schedule(schedule, plan, self._needs if self.request.forecast else None, of_program=of_program)
+        needs = self._needs if self.request.forecast else None
+        if self.request.offload:
+            checked = verify_schedule(self._moved.schedule, None, needs)
+        else:
+            plan, of_program = plan_of(self._top, self._ordered), isinstance(self._entry, Program | ProgramStream)
+            checked = verify_schedule(self._ordered, plan, needs, of_program=of_program)
         for warning in raise_errors(checked.findings.diagnostics):
             self.warn(warning)
         return checked
+
+    @_level
+    def _ordered(self) -> Schedule | ScheduleStream:
+        """The schedule of the text, not yet verified."""
+        from chimera_ir.orders.moved import schedule_of_text
+
+        # Costs are checked before operations are made of the text, which may take long.
+        durations = self.request.cost_model.durations(self._header)
+        return schedule_of_text(self._top, durations, self._header)
+
+    @_level
+    def _moved(self) -> "Moved":
+        """The schedule of the text with the moves that ``offload`` of the request adds to it."""
+        from chimera_ir.orders.moved import with_moves
+
+        return with_moves(self._top, self._ordered, self.request.cost_model.durations, self.warn)
 
     def _needs(self, program: Program) -> Mapping[Quantity, Sequence[int]]:
         """The bytes that each worker of the program needs."""

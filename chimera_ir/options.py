@@ -54,6 +54,8 @@ class Options:
         of its slices: ``{"F": [2, 3, 4, 5]}``.
     recompute
         Whether every stage keeps only its input, and runs its forward again.
+    offload
+        ``"auto"``: activations move to the host and back where both transfers fit between forward and backward.
     sync
         When every stage's gradients are summed: ``"lazy"``, ``"eager"`` or ``"eager_opt"``.
     tied
@@ -98,6 +100,7 @@ class Options:
 
     costs: Mapping[str, Cost | Sequence[Cost]] = field(default_factory=dict)
     recompute: bool = False
+    offload: Literal["auto"] | None = None
     sync: Literal["lazy", "eager", "eager_opt"] | SyncMode | None = None
     tied: Sequence[Sequence[int | str]] = ()
     communicators: Literal["directed", "pair"] | None = None
@@ -119,6 +122,7 @@ class Options:
     def __post_init__(self) -> None:
         self.cost_model()
         _require(isinstance(self.recompute, bool), "recompute", self.recompute, "it is True or False")
+        _require(self.offload in (None, "auto"), "offload", self.offload, "it is auto")
         modes = [mode.value for mode in SyncMode]
         _require(self.sync in (None, *modes, *SyncMode), "sync", self.sync, f"it is one of {', '.join(modes)}")
         self.ties()
@@ -204,6 +208,9 @@ class Options:
         if self.search is None and (conflicting := self.memory or self.seed):
             name = "memory" if conflicting is self.memory else "seed"
             raise OptionError(f"{spell(name)}: it is for a search; add {spell('search')}")
+        if self.search is not None and self.offload:
+            names = f"{spell('search')}, {spell('offload')}"
+            raise OptionError(f"{names}: search first, then give the schedule that was found to {spell('offload')}")
         forecast = self._forecast(spell)
         if forecast and self.costs:
             names = f"{spell('costs')}, {spell('profile')}"
@@ -221,6 +228,7 @@ class Options:
             self.require_fit,
             None if self.search is None else SearchBudget(self.search, self.seed),
             self.limits(),
+            offload=self.offload == "auto",
         )
 
     def _against(self, spell: Spell) -> Source | None:

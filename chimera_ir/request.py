@@ -34,7 +34,7 @@ class Request:
     """A text, the parameters and clauses that the user set, durations, and a limit on its size.
 
     ``ties`` are the stages that share parameters, which depends on the model and not on the scheme. Programs
-    must finish with the ``communicators``.
+    must finish with the ``communicators``. With ``offload`` activations move to the host where that costs no time.
 
     With a ``forecast`` the durations come from its profile instead of ``costs``, and the report has a prediction.
     ``against`` is what the report compares with, if not with the library's baseline. With ``require_fit`` a program
@@ -58,6 +58,7 @@ class Request:
     search: SearchBudget | None = None
     limits: tuple[tuple[Quantity, int], ...] = ()
     weighed_like: Header | None = None
+    offload: bool = False
 
     @property
     def cost_model(self) -> "Forecast | Costs":

@@ -61,7 +61,12 @@ class Executor:
         self.where = {
             (m, s): w for pipe in program.header.pipes for m in pipe.micros for s, w in enumerate(pipe.workers)
         }
-        self.again = {(m, s) for pipe in program.header.pipes for m in pipe.micros for s in pipe.recompute}
+        self.again = {
+            (m, s)
+            for pipe in program.header.pipes
+            for s in pipe.recompute
+            for m in next((some for stage, some in pipe.recomputed if stage == s), pipe.micros)
+        }
         groups: list[Group] = [*((s,) for s in range(self.stages)), *program.header.ties]
         self.members = {group: {pipe.workers[s] for pipe in program.header.pipes for s in group} for group in groups}
         self.groups = {s: [group for group in groups if s in group] for s in range(self.stages)}

@@ -61,6 +61,12 @@ def test_the_page_on_python_shows_what_its_lines_give(tmp_path: Path, monkeypatc
     assert (tmp_path / "out" / "train.py").exists()
 
 
+def test_the_search_of_a_page_finds_what_the_page_says() -> None:
+    found = doctest.testfile(str(page_of("solver.md")), module_relative=False)
+    assert found.attempted > 8
+    assert found.failed == 0
+
+
 @pytest.mark.parametrize("name", library.names())
 def test_every_library_scheme_has_a_page_with_its_picture_and_command(name: str) -> None:
     page = page_text(f"{name}.md")

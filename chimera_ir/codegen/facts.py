@@ -184,4 +184,5 @@ def _micros(header: Header, worker: Worker, stage: int, *, recomputing: bool = F
     """The micro-batches of a period or an update that a worker runs on a stage, or runs again (``recomputing``)."""
     cycle = header.period or header.micro_batches
     pipes = [pipe for pipe in header.pipes if pipe.workers[stage] == worker]
-    return {micro % cycle for pipe in pipes if not recomputing or stage in pipe.recompute for micro in pipe.micros}
+    micros = (micro for pipe in pipes for micro in pipe.micros)
+    return {micro % cycle for micro in micros if not recomputing or header.recomputes(micro, Stage(stage))}

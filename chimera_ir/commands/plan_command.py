@@ -183,9 +183,8 @@ def plan_command(
     strategies = tuple(dict.fromkeys(map(SyncMode, syncs)))
     streams = bool(schemes) if asynchronous is None else asynchronous
     # The question says which configurations there are, the judge what is known of model and cluster.
-    question = Question(
-        number, mini_batch, settings, recomputation, strategies, streams, max_operations, sliced=bool(schemes)
-    )
+    needs = {"sliced": bool(schemes), "hosted": inputs.cluster.host is not None}
+    question = Question(number, mini_batch, settings, recomputation, strategies, streams, max_operations, **needs)
     trusted = frozenset(map(library.source, library.names()))
     ties = tuple(map(tuple, tied))
     replicas = layout == "replica"

@@ -48,3 +48,15 @@ TIED = click.option(
     metavar="STAGE,STAGE",
     help="Stages that share parameters, as the model's tied() says: by number, first or last.",
 )
+
+OFFLOAD = click.option(
+    "--offload",
+    type=click.Choice(["auto"]),
+    help="Move activations to the host and back where both transfers fit between forward and backward.",
+)
+
+COMMUNICATORS = click.option(
+    "--communicators",
+    type=click.Choice(["directed", "pair"]),
+    help="Of messages on NCCL: one for each direction between two workers, or for both [default: directed].",
+)

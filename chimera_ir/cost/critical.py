@@ -41,7 +41,7 @@ class Structure:
         """A number for each operation, or node of the turn, that decides between critical paths of equal length.
 
         The path with the largest sum of these numbers has the most backwards; of those with as many, the most pairs;
-        and of these, the most input gradients.
+        of these, the most input gradients; and of these, if memory moves, the most operations other than moves.
         """
         operations: Sequence[Operation] = self.net.operations
         if self.turn is not None:
@@ -57,6 +57,8 @@ class Structure:
             return (unit**2 if kind.sums else 1) * (KEPT in kind.reads)
 
         weights = {kind: weight(kind) for kind in {operation.kind for operation in operations}}
+        if header.moves:
+            weights = {kind: 0 if kind.moves else unit * number + 1 for kind, number in weights.items()}
         return [weights[operation.kind] * size for operation, size in zip(operations, sizes, strict=True)]
 
 

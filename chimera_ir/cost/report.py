@@ -1,7 +1,6 @@
 """The report: the figures of a schedule next to those of a baseline of the same size, with remarks for the user."""
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import NamedTuple
@@ -9,12 +8,13 @@ from typing import NamedTuple
 from chimera_ir.cost.durations import Durations
 from chimera_ir.cost.number_text import number, percent
 from chimera_ir.cost.simulate import Launched, Timeline, idle, mean, simulate
+from chimera_ir.cost.staleness import staleness, warning
+from chimera_ir.cost.transfers import Transfers, Unmoved, transfers, unmoved
 from chimera_ir.flow import live
-from chimera_ir.ir.ids import Micro, WeightGroup
+from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.kinds import PAIR, Counted
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Operation, singles
-from chimera_ir.plural import counted
 
 _Json = dict[str, object]
 
@@ -29,7 +29,8 @@ class Figures:
     ``steady_period`` is the time of an iteration where many follow one another without a barrier. The last four are
     peaks of each worker: ``weights`` in M_theta; ``activations`` in M_a, and the part ``between_halves`` of a backward;
     and ``stashed_inputs``, the inputs that are kept for recomputation, in whole micro-batches. ``carries`` has the most
-    slices of which each worker keeps the carry.
+    slices of which each worker keeps the carry, ``host`` the most micro-batches of which it keeps the activations in
+    host memory, in M_a, and ``host_links`` the times of its moves there and back.
     """
 
     header: Header
@@ -46,6 +47,8 @@ class Figures:
     between_halves: tuple[Fraction, ...]
     stashed_inputs: tuple[Fraction, ...]
     carries: tuple[Fraction, ...]
+    host: tuple[Fraction, ...]
+    host_links: tuple[Transfers, ...]
 
     @property
     def scheme(self) -> str:
@@ -101,6 +104,16 @@ class Figures:
         return unit
 
     @property
+    def transfers(self) -> tuple[Fraction, ...]:
+        """The time of each worker's moves to its host and back."""
+        return tuple(link.time for link in self.host_links)
+
+    @property
+    def hidden_transfers(self) -> tuple[Fraction, ...]:
+        """The part of each worker's `transfers` in which it computes."""
+        return tuple(link.hidden for link in self.host_links)
+
+    @property
     def bubble_ratio(self) -> Fraction:
         """The share of the makespan, over all workers, in which they idle."""
         return idle(mean(self.work), self.makespan)
@@ -114,17 +127,6 @@ class Figures:
     def steady_bubble_ratio(self) -> Fraction:
         """The share of the steady period, over all workers, in which they idle."""
         return idle(mean(self.work), self.steady_period)
-
-
-class Staleness(NamedTuple):
-    """The age of the weights with which an update's gradients are computed.
-
-    ``updates`` has the largest staleness of each stage: how many updates older the weights that a micro-batch reads are
-    than those that it changes. ``micro_batches`` is how many of an update read old weights on any stage.
-    """
-
-    updates: tuple[int, ...]
-    micro_batches: int
 
 
 class CommunicatorChoice(NamedTuple):
@@ -156,6 +158,7 @@ class Report(Figures):
     """
 
     baseline: Figures
+    without_offload: "Unmoved | None"
     staleness: tuple[int, ...]
     stale_micro_batches: int
     synchronisation: tuple[Launched, ...]
@@ -216,6 +219,7 @@ class Report(Figures):
             **_repeated(self),
             **_further(self),
             **({"weights": list(map(number, map(Fraction, self.header.weights)))} if self.header.weights else {}),
+            **({} if self.without_offload is None else {"without_offload": self.without_offload.as_json()}),
             "asynchronous": self.asynchronous,
             **(ages if self.asynchronous else {}),
         }
@@ -230,13 +234,15 @@ def report(
     verified: tuple[str, ...] = (),
     timeline: Timeline | None = None,
     baseline_weights: Sequence[int] | None = None,
+    before: Timeline | None = None,
 ) -> Report:
     """The report on a verified schedule and a verified baseline for the same workers and micro-batches.
 
     Where the schedule has more stages than the baseline, the baseline's stages are larger by that factor, and so are
     their durations, weights and activations. ``weights`` are the copies of weights that each worker keeps,
     ``baseline_weights`` those of the baseline, by default one of each stage. ``verified`` are the names of the proven
-    rules, in the order of the report; ``timeline`` is that of the schedule with these costs, if the caller has it.
+    rules, in the order of the report; ``timeline`` is that of the schedule with these costs, if the caller has it, and
+    ``before`` the one that it had before moves were added to it.
     """
     # The baseline's costs: for as many stages as it has, and for backwards that are split or whole as its are.
     timeline = timeline or simulate(schedule, costs)
@@ -254,6 +260,7 @@ def report(
     return Report(
         **{field.name: getattr(figures, field.name) for field in fields(figures)},
         baseline=base,
+        without_offload=None if before is None else unmoved(schedule, before),
         staleness=stale.updates,
         stale_micro_batches=stale.micro_batches,
         synchronisation=launches,
@@ -271,38 +278,6 @@ def activations(schedule: Schedule) -> tuple[Fraction, ...]:
 def stages_held(header: Header) -> tuple[int, ...]:
     """The number of stages that each worker holds; a stage that two pipes place on it counts once."""
     return tuple(len(stages) for stages in header.stages_of)
-
-
-def staleness(schedule: Schedule) -> Staleness:
-    """The staleness of a schedule, in the update where most micro-batches read old weights.
-
-    Update k turns version k into version k+1; without a flush, its micro-batches may have read an older version.
-    """
-    oldest = [0] * schedule.header.stages
-    late: dict[int, set[Micro]] = defaultdict(set)
-    for lane in schedule.lanes:
-        for operation in singles(lane):
-            if operation.version is not None:
-                update = schedule.header.update_of(operation.micros)
-                oldest[operation.stage] = max(oldest[operation.stage], update - operation.version)
-                if operation.version < update:
-                    late[update].update(operation.micros)
-    return Staleness(tuple(oldest), max(map(len, late.values()), default=0))
-
-
-def warning(stale: Staleness, of: int) -> Iterator[str]:
-    """Yields a warning if any stage reads old weights; an update has ``of`` micro-batches."""
-    most, least = max(stale.updates), min(stale.updates)
-    if most > 0:
-        old = f"{counted(most, 'update')} old"
-        first, last = stale.updates.index(most), stale.updates.index(least)
-        where = "" if most == least else f" on stage {first}, {least} on stage {last}"
-        late = (
-            "all micro-batches"
-            if stale.micro_batches == of
-            else f"{stale.micro_batches} of {counted(of, 'micro-batch')}"
-        )
-        yield f"without a flush, gradients of {late} come from old weights: {old}{where}"
 
 
 def _splits(schedule: Schedule) -> bool:
@@ -333,6 +308,8 @@ def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], siz
         between_halves=tuple(size * peak for peak in halves),
         stashed_inputs=tuple(size * peak for peak in live.whole(header, live.inputs(schedule))),
         carries=tuple(Fraction(peak.amount) for peak in live.peaks(schedule, Counted.CARRIES)),
+        host=tuple(size * peak for peak in live.whole(header, live.peaks(schedule, Counted.HOST))),
+        host_links=transfers(timeline),
     )
 
 
@@ -364,9 +341,15 @@ def _memory(figures: Figures) -> _Json:
 
 
 def _further(figures: Figures) -> _Json:
-    """The peaks of what only some schedules keep: values between the halves of a backward, and carries."""
-    peaks = {"between_halves": figures.between_halves, "carries": figures.carries}
-    return {name: list(map(number, by_worker)) for name, by_worker in peaks.items() if any(by_worker)}
+    """The peaks of what only some schedules keep, and the times of transfers, by worker."""
+    by_name = {
+        "between_halves": figures.between_halves,
+        "carries": figures.carries,
+        "host": figures.host,
+        "transfers": figures.transfers,
+        "hidden_transfers": figures.hidden_transfers,
+    }
+    return {name: list(map(number, by_worker)) for name, by_worker in by_name.items() if any(by_worker)}
 
 
 def _repeated(figures: Figures) -> _Json:

@@ -91,11 +91,12 @@ def _both(report: Report) -> list[tuple[str, str, str]]:
     splits = any(any(figures.between_halves) for figures in both)
     recomputing = any(any(figures.stashed_inputs) for figures in both)
     slicing = any(any(figures.carries) for figures in both)
-    own_rows, base_rows = (_rows(figures, splits, recomputing, slicing) for figures in both)
+    moving = any(any(figures.host) for figures in both)
+    own_rows, base_rows = (_rows(figures, splits, recomputing, slicing, moving) for figures in both)
     return [(name, value, base) for (name, value), (_, base) in zip(own_rows, base_rows, strict=True)]
 
 
-def _rows(figures: Figures, splits: bool, recomputing: bool, slicing: bool) -> list[tuple[str, str]]:
+def _rows(figures: Figures, splits: bool, recomputing: bool, slicing: bool, moving: bool) -> list[tuple[str, str]]:
     unit = figures.durations.unit
     rows = [
         ("makespan", unit.show(figures.makespan)),
@@ -118,6 +119,10 @@ def _rows(figures: Figures, splits: bool, recomputing: bool, slicing: bool) -> l
         rows.append(("stashed inputs", per_worker(figures.stashed_inputs)))
     if slicing:
         rows.append(("carries, in slices", per_worker(figures.carries)))
+    if moving:
+        rows.append(("host memory, M_a", per_worker(figures.host)))
+        rows.append(("transfers", per_worker(figures.transfers, unit.show)))
+        rows.append(("  while computing", per_worker(figures.hidden_transfers, unit.show)))
     return rows
 
 

@@ -76,8 +76,13 @@ class _Checker:
                     self._define(name, ValueName(kind, name.span))
             case ast.Function():
                 self._function(item)
-            case ast.Workers(count):
+            case ast.Workers(count, left_out):
                 self._formulas.formula(count, Type.INTEGER, "`workers`", self._defined)
+                for part in left_out:
+                    if isinstance(part, ast.Range):
+                        self._range(part, self._defined)
+                    else:
+                        self._formulas.formula(part, Type.INTEGER, "`except`", self._defined)
             case ast.Require(condition):
                 self._formulas.formula(condition, Type.TRUTH, "`require`", self._defined)
             case ast.Update(count):
@@ -175,7 +180,10 @@ class _Checker:
                 case ast.Reads(version):
                     without_slice = outside.new_child({v: kind for v, kind in variables.items() if v not in of_slice})
                     self._formulas.formula(version, Type.INTEGER, "`reads version`", without_slice)
-                case ast.Recompute(guard) | ast.Sync(guard=guard):
+                case ast.Recompute(guard):
+                    without_slice = outside.new_child({v: kind for v, kind in variables.items() if v not in of_slice})
+                    self._guard(guard, without_slice)
+                case ast.Sync(guard=guard):
                     self._guard(guard, by_stage)
                 case _:
                     assert_never(clause)

@@ -95,7 +95,7 @@ def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
     cut = tuple(map(Shape.lengthened, ranges, stream.turn.micros)) if stream else ranges
     stages = len(ranges[0].stage_range)
     workers = stages if values.workers is None else values.workers
-    pipes = place(cut, workers, values.workers_span)
+    pipes = place(cut, workers, values.workers_span, values.left_out)
     header = Header(
         scheme=scheme.name.text,
         parameters=values.parameters,

@@ -104,6 +104,15 @@ class Scope:
         """This scope with variables, whose values a frame has in the same order."""
         return replace(self, slots={name: slot for slot, name in enumerate(names)})
 
+    def depends(self, expression: ast.Expression, variable: str) -> bool:
+        """Whether an expression depends on a variable, directly or by names for formulas."""
+        names, pending = set[str](), [expression]
+        while pending:
+            fresh = {*ast.names_in(pending.pop())} - names
+            names |= fresh
+            pending += [self.formulas[name] for name in fresh if name in self.formulas]
+        return variable in names
+
     def values_in(self, expression: ast.Expression, frame: Frame) -> Values:
         """The names in an expression with their values; the values of variables are in ``frame``.
 

@@ -1,6 +1,7 @@
 """The placement of pipes: workers by stage, stages that recompute or have a strategy, numbers of micro-batches."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import accumulate, chain, product
 from operator import itemgetter
@@ -17,24 +18,36 @@ from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 
 
-def place(shapes: Sequence[Shape], workers: int, workers_span: Span) -> tuple[Pipe, ...]:
+def place(shapes: Sequence[Shape], workers: int, workers_span: Span, left_out: Mapping[int, Span]) -> tuple[Pipe, ...]:
     """The pipes with the workers of their stages and the global numbers of their micro-batches, or of all slices.
 
     Raises `Rejected` if a stage is placed on no worker, a worker has no stage, or the numbers are not 0 .. N-1, each
-    once. ``workers_span`` is the place in the text that gives the number of workers.
+    once. ``workers_span`` is the place in the text that gives the number of workers; ``left_out`` has the workers that
+    have no stage, each with the place that says so.
     """
     with Attempts() as attempts:
-        rows = attempts.each(shapes, lambda shape: tuple(_workers(shape, workers)))
+        rows = attempts.each(shapes, lambda shape: tuple(_workers(shape, workers, left_out)))
         with attempts.step():
             columns = global_numbers(shapes)
-        recompute = attempts.each(shapes, lambda shape: tuple(_recomputing(shape)))
-    idle = {*range(workers)} - {worker for row in rows for worker in row}
+        recomputed = attempts.each(shapes, _recomputed)
+    idle = {*range(workers)} - left_out.keys() - {worker for row in rows for worker in row}
     if idle:
         raise Rejected([say.IdleWorker(workers_span, min(idle), workers, len(idle))])
-    return tuple(
-        Pipe(shape.name, row, tuple(_each_slice(column, shape.slices)), stages)
-        for shape, row, column, stages in zip(shapes, rows, columns, recompute, strict=True)
+    return tuple(map(_pipe, shapes, rows, columns, recomputed))
+
+
+def _pipe(
+    shape: Shape, workers: tuple[Worker, ...], numbers: Sequence[int], recomputed: Mapping[int, Set[int]]
+) -> Pipe:
+    """A pipe; ``recomputed`` has the micro-batches, in the pipe's own numbers, that stages recompute."""
+    stages = tuple(Stage(stage) for stage in shape.stage_range if stage in recomputed)
+    named = dict(zip(shape.micro_range, numbers, strict=True))
+    some = tuple(
+        (stage, tuple(_each_slice([named[m] for m in shape.micro_range if m in recomputed[stage]], shape.slices)))
+        for stage in stages
+        if not recomputed[stage] >= named.keys()
     )
+    return Pipe(shape.name, workers, tuple(_each_slice(numbers, shape.slices)), stages, some)
 
 
 def _each_slice(numbers: Sequence[int], slices: int) -> Iterator[Micro]:
@@ -42,24 +55,40 @@ def _each_slice(numbers: Sequence[int], slices: int) -> Iterator[Micro]:
     return (Micro(slices * number + place) for number in numbers for place in range(slices))
 
 
-def _recomputing(shape: Shape) -> Iterator[Stage]:
-    """The stages of a pipe that recompute, ascending: those of its line ``recompute``, else of its recomputations.
+def _recomputed(shape: Shape) -> Mapping[int, Set[int]]:
+    """The micro-batches, in the pipe's own numbers, that each stage recomputes, if it recomputes any.
 
-    A formula that has no value is left to the elaboration of the operations, which reports it.
+    They are those of the pipe's line ``recompute``, else those of its recomputations. A formula that has no value in
+    the latter is left to the elaboration of the operations, which reports it.
     """
-    if shape.recompute:
-        return _stages_of(shape, shape.recompute)
-    recomputing = set[int]()
+    clause, (micro_variable, stage_variable) = shape.recompute, shape.names
+    if clause and (clause.guard is None or not shape.scope.depends(clause.guard, micro_variable)):
+        return dict.fromkeys(_stages_of(shape, clause), frozenset(shape.micro_range))
+    recomputed: dict[int, set[int]] = defaultdict(set)
+    if clause and clause.guard is not None:
+        cells = {micro_variable: shape.micro_range, stage_variable: shape.stage_range}
+        for (micro, stage), holds in shape.values(clause.guard, cells):
+            if holds:
+                recomputed[stage].add(micro)
+        return recomputed
     for line, sliced in product(shape.operations, shape.by_slice()):
-        scope = sliced.scope.with_variables(*shape.names)
         if line.subjects[0].kind.recomputes:
-            stage = compiled(line.subjects[0].stage, scope)
-            holds = None if line.guard is None else compiled(line.guard, scope)
             with suppress(Fault):
-                recomputing.update(
-                    stage(frame) for frame in product(shape.steps, shape.stage_range) if holds is None or holds(frame)
-                )
-    return map(Stage, filter(recomputing.__contains__, shape.stage_range))
+                for stage, micros in _recomputations(line, sliced):
+                    recomputed[stage].update(micros)
+    return recomputed
+
+
+def _recomputations(line: ast.Operation, shape: Shape) -> Iterator[tuple[int, range]]:
+    """Yields the stage and the micro-batches of each recomputation of a line; raises ``Fault`` at the first failure."""
+    scope, subject, micros = shape.scope.with_variables(*shape.names), line.subjects[0], shape.micro_range
+    stage, holds = compiled(subject.stage, scope), None if line.guard is None else compiled(line.guard, scope)
+    ends = (subject.micro.start, subject.micro.stop) if isinstance(subject.micro, ast.Range) else (subject.micro,)
+    numbers = [compiled(end, scope) for end in ends]
+    for frame in product(shape.steps, shape.stage_range):
+        if holds is None or holds(frame):
+            first, *stop = (number(frame) for number in numbers)
+            yield stage(frame), range(max(first, micros.start), min(stop[0] if stop else first + 1, micros.stop))
 
 
 def _stages_of(shape: Shape, clause: ast.Recompute | ast.Sync) -> Iterator[Stage]:
@@ -92,14 +121,16 @@ def strategies(shapes: Sequence[Shape]) -> tuple[tuple[Stage, Strategy], ...]:
     return tuple(entry for entry in listed if entry[1] is not Strategy.EAGER_OPT)
 
 
-def _workers(shape: Shape, workers: int) -> Iterator[Worker]:
-    """Yields the workers of a pipe's stages; raises ``Rejected`` for the first that does not exist."""
+def _workers(shape: Shape, workers: int, left_out: Mapping[int, Span]) -> Iterator[Worker]:
+    """Yields the workers of a pipe's stages; raises ``Rejected`` for the first that does not exist or is left out."""
     clause, variable = shape.stages, shape.stages.variable.text
     for (stage,), worker in shape.values(clause.place, {variable: shape.stage_range}):
-        if not 0 <= worker < workers:
+        if not 0 <= worker < workers or worker in left_out:
             names = shape.scope.with_variables(variable).values_in(clause.place, (stage,))
-            instance = shape.instance((variable, stage))
-            raise Rejected([say.WorkerOutOfRange(clause.place.span, names, instance, stage, worker, workers)])
+            where = clause.place.span, names, shape.instance((variable, stage)), stage, worker
+            if worker in left_out:
+                raise Rejected([say.WorkerLeftOut(*where, left_out[worker])])
+            raise Rejected([say.WorkerOutOfRange(*where, workers)])
         yield Worker(worker)
 
 

@@ -68,12 +68,16 @@ def rhythm_of(shape: Shape, stages: Sequence[int], most: int) -> Rhythm:
             if shape.micros.weight is not None:
                 weight = _weight(shape.micros.weight, shape, most)
         with attempts.step():
+            recomputed = tuple(_recomputed(shape, stages, most))
+        with attempts.step():
             versions = tuple(_versions(shape, stages, most))
     beats = list(chain.from_iterable(by_line))
     reject(_drifts(beats, shape))
     # The period of the pipe is the shortest one that all laws share.
     shared = lcm(
-        shape.steps.step, *(part.period for part in (number, weight, *versions)), *(beat.period for beat in beats)
+        shape.steps.step,
+        *(part.period for part in (number, weight, *recomputed, *versions)),
+        *(beat.period for beat in beats),
     )
     with shape.rejecting():
         period = limited(shared, most, shape.micros.span)
@@ -89,6 +93,15 @@ def _weight(formula: ast.Expression, shape: Shape, most: int) -> Law:
     if weight.increment:
         raise Fault(partial(say.WeightDrifts, formula.span, (), rate=str(weight.rate)))
     return weight
+
+
+def _recomputed(shape: Shape, stages: Sequence[int], most: int) -> Iterator[Law]:
+    """Yields the law of which micro-batches a stage recomputes by the line ``recompute``, if it has a condition."""
+    guard = None if shape.recompute is None else shape.recompute.guard
+    for stage in stages if guard is not None else ():
+        assert guard is not None
+        with shape.rejecting((shape.names[1], stage)):
+            yield law(guard, shape.scope.with_value(shape.names[1], stage), shape.names[0], most)
 
 
 def _beats(line: ast.Operation, shape: Shape, stages: Sequence[int], most: int) -> Iterator[_Beat]:

@@ -9,7 +9,14 @@ from operator import or_
 from typing import assert_never
 
 from chimera_ir.diagnostics.catalogue.endless import BadUpdate
-from chimera_ir.diagnostics.catalogue.values import Instance, NeverMet, NoWorkers, RequirementFails, TooMany
+from chimera_ir.diagnostics.catalogue.values import (
+    Instance,
+    NeverMet,
+    NoSuchWorker,
+    NoWorkers,
+    RequirementFails,
+    TooMany,
+)
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.elaborate.builtins import UNITS
@@ -26,12 +33,16 @@ _NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class Globals:
-    """The values of the lines outside of pipes; ``per_update`` is None with a flush, ``limits`` are memory bounds."""
+    """The values of the lines outside of pipes; ``per_update`` is None with a flush, ``limits`` are memory bounds.
+
+    ``left_out`` has the workers that the text leaves out, each with the place that says so.
+    """
 
     scope: Scope
     parameters: tuple[tuple[str, int], ...]
     workers: int | None
     workers_span: Span
+    left_out: Mapping[int, Span]
     limits: tuple[ast.Memory, ...]
     per_update: int | None
 
@@ -79,7 +90,8 @@ def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals
         made.read(item)
     if made.failed:
         raise Rejected(made.failed)
-    return Globals(made.scope, parameters, made.workers, made.workers_span, tuple(made.limits), made.per_update)
+    workers = made.workers, made.workers_span, made.left_out
+    return Globals(made.scope, parameters, *workers, tuple(made.limits), made.per_update)
 
 
 class _GlobalsEvaluator:
@@ -96,6 +108,7 @@ class _GlobalsEvaluator:
         self.scope = Scope(ChainMap(self.values, UNITS), self.functions, {}, tables=self.tables)
         self.workers: int | None = None
         self.workers_span = scheme.name.span
+        self.left_out: dict[int, Span] = {}
         self.limits: list[ast.Memory] = []
         self.per_update: int | None = None
         self.failed: list[Diagnostic] = []
@@ -119,13 +132,15 @@ class _GlobalsEvaluator:
                 self.functions[name.text] = CompiledFunction(item, compiled(body, inner))
             case ast.Require():
                 self._require(item)
-            case ast.Workers(count):
+            case ast.Workers(count, left_out):
                 self.workers, self.workers_span = self._value(count), count.span
                 where = count.span, self.scope.values_in(count, ()), Instance()
                 if self.workers < 1:
                     self.failed.append(NoWorkers(*where, self.workers))
                 elif self.workers > MAX_WORKERS:
                     self.failed.append(TooMany(*where, "worker", self.workers, MAX_WORKERS))
+                else:
+                    self._leave_out(left_out, self.workers)
             case ast.Memory(_, worker, limit):
                 if worker is None:  # without a value it fails here, with the lines around it
                     self._value(limit)
@@ -139,6 +154,19 @@ class _GlobalsEvaluator:
                 return
             case _:
                 assert_never(item)
+
+    def _leave_out(self, parts: tuple[ast.Expression | ast.Range, ...], workers: int) -> None:
+        """Adds the workers that have no stage; a part that names none of the ``workers`` workers fails."""
+        for part in parts:
+            ends = (part.start, part.stop) if isinstance(part, ast.Range) else (part,)
+            start, *more = map(self._value, ends)
+            stop = more[0] if more else start + 1
+            if not 0 <= start <= stop <= workers:
+                values = tuple(dict(pair for end in ends for pair in self.scope.values_in(end, ())).items())
+                self.failed.append(NoSuchWorker(part.span, values, Instance(), start, stop, workers))
+                return
+            for worker in range(start, stop):
+                self.left_out.setdefault(worker, part.span)
 
     def _require(self, item: ast.Require) -> None:
         if not self._value(item.condition):

@@ -107,7 +107,7 @@ def _pipe(frame: Frame, orders: Sequence[Observed], place: int, count: int, whol
 
 
 def _all_recompute(order: Observed, pipe: Pipe) -> bool:
-    return len(pipe.recompute) == order.header.stages
+    return len(pipe.recompute) == order.header.stages and not pipe.recomputed
 
 
 def _places(frame: Frame) -> list[Sequence[str]]:

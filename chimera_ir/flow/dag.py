@@ -43,12 +43,12 @@ class Edge(Enum):
 
 
 if TYPE_CHECKING:
-    _IntGraph = nx.DiGraph[int]
+    IntGraph = nx.DiGraph[int]
 else:
-    _IntGraph = nx.DiGraph
+    IntGraph = nx.DiGraph
 
 
-class _Graph(_IntGraph):
+class _Graph(IntGraph):
     """A graph without edge attributes: all edges share one empty dict."""
 
     _nothing: ClassVar[dict[str, object]] = {}
@@ -136,6 +136,14 @@ class Dag:
         # The smallest component has the shortest messages.
         cycle = _shortest(self.graph.succ, min(_knots(self.graph), key=lambda knot: (len(knot), min(knot))))
         return tuple(node for node in cycle if node < len(self.operations))
+
+
+def digraph(nodes: Iterable[Mapping[str, object]], edges: Iterable[tuple[int, int, int]]) -> IntGraph:
+    """A graph of networkx: nodes by number, with their attributes, and edges with a delay."""
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from((number, dict(attributes)) for number, attributes in enumerate(nodes))
+    graph.add_weighted_edges_from(edges, weight="delay")
+    return graph
 
 
 def shortest_cycle(waits: Mapping[int, Collection[int]]) -> tuple[int, ...]:

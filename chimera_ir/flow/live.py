@@ -125,8 +125,12 @@ def is_at_end(unit: Counted, amount: int) -> bool:
 
 
 def waiting(header: Header) -> dict[Kind, int]:
-    """Number of values that an operation of each kind adds to what a stage keeps of a micro-batch, without carries."""
-    units = dict.fromkeys(value.counted for kind in header.kinds for value in kind.keeps_in_slice)
+    """Number of values that an operation of each kind adds to what a stage keeps of a micro-batch, without carries.
+
+    Values on the host do not count.
+    """
+    values = (value for kind in header.kinds for value in kind.keeps_in_slice)
+    units = dict.fromkeys(value.counted for value in values if value.counted is not Counted.HOST)
     effects = _effects(header, tuple(units))
     return {kind: sum(per_micro for _, per_micro in effects[kind][0]) for kind in header.kinds}
 

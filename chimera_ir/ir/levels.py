@@ -34,12 +34,14 @@ class Pipe:
 
     ``workers[s]`` runs stage s; ``micros`` are the global numbers of its micro-batches, in the pipe's own order;
     ``recompute`` the stages, ascending, that keep only their input and run their forward again before the backward.
+    ``recomputed`` has those of them that do so for some micro-batches alone, ascending, with these micro-batches.
     """
 
     name: str
     workers: tuple[Worker, ...]
     micros: tuple[Micro, ...]
     recompute: tuple[Stage, ...] = ()
+    recomputed: tuple[tuple[Stage, tuple[Micro, ...]], ...] = ()
 
 
 class Strategy(Enum):
@@ -290,7 +292,19 @@ class Header:
 
     def recomputes(self, micro: Micro, stage: Stage) -> bool:
         """Whether a stage keeps only its input of a micro-batch."""
-        return self.recomputing and stage in self.pipe(micro).recompute
+        if not self.recomputing:
+            return False
+        pipe = self.pipe(micro)
+        if not pipe.recomputed:
+            return stage in pipe.recompute
+        some = self._recomputed.get((pipe.name, stage))
+        number = micro if micro in self.pipe_of else micro % self.period
+        return stage in pipe.recompute and (some is None or number in some)
+
+    @cached_property
+    def _recomputed(self) -> dict[tuple[str, Stage], frozenset[int]]:
+        """The micro-batches that a stage of a pipe recomputes, where these are not all."""
+        return {(pipe.name, stage): frozenset(micros) for pipe in self.pipes for stage, micros in pipe.recomputed}
 
     @cached_property
     def recomputing(self) -> bool:

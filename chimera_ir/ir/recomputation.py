@@ -17,7 +17,7 @@ from typing import TypeVar, cast
 
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import FORWARD_OF_INPUT, INPUT, KEPT, RECOMPUTATION
-from chimera_ir.ir.levels import Header, Plan, Planned
+from chimera_ir.ir.levels import Header, Pipe, Plan, Planned
 from chimera_ir.ir.ops import Compute, Instruction, Operation, Pair
 
 Line = TypeVar("Line", bound=Instruction)
@@ -31,6 +31,11 @@ def in_full(header: Header, lanes: Iterable[Sequence[Line]]) -> tuple[tuple[Line
     if not header.recomputing:
         return tuple(map(tuple, lanes))
     return tuple(tuple(cast("Iterator[Line]", chain.from_iterable(_blocks(header, lane)))) for lane in lanes)
+
+
+def recomputes_all(pipe: Pipe, stage: int) -> bool:
+    """Whether a stage of a pipe keeps only its input of every micro-batch."""
+    return stage in pipe.recompute and all(stage != other for other, _ in pipe.recomputed)
 
 
 def in_blocks(header: Header, operations: Sequence[Operation]) -> Sequence[tuple[Operation, ...]]:

@@ -21,13 +21,13 @@ worker 1:                         worker 1:
 A turn may begin at any of its lines, because it is repeated without end. The header is that of one turn.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import cycle, groupby, repeat
 
 from chimera_ir.ir.ids import Clock, Micro
-from chimera_ir.ir.levels import Header, Plan, Planned, Program, Schedule, Unclocked
+from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Program, Schedule, Unclocked
 from chimera_ir.ir.one_line import OneLine
 from chimera_ir.ir.ops import Compute, Instruction, singles
 from chimera_ir.ir.turns import Turn, by_turn, shifted, turns_of, unroll
@@ -152,18 +152,20 @@ def computes(lane: Iterable[Instruction]) -> Iterator[Compute]:
 def header_of(turn: Header, updates: int) -> Header:
     """The header of the first ``updates`` updates of a stream, from that of a turn or of another number of updates."""
     count, period = updates * turn.per_update, turn.period
-    starts = range(0, count, period)
-    pipes = tuple(
-        replace(
-            pipe,
-            micros=tuple(
-                Micro(start + micro) for start in starts for micro in pipe.micros if micro < min(period, count - start)
-            ),
-        )
-        for pipe in turn.pipes
-    )
+
+    def repeated(micros: tuple[Micro, ...]) -> tuple[Micro, ...]:
+        starts = range(0, count, period)
+        return tuple(Micro(start + micro) for start in starts for micro in micros if micro < min(period, count - start))
+
+    pipes = tuple(_renumbered(pipe, repeated) for pipe in turn.pipes)
     weights = tuple(turn.weights[micro % len(turn.weights)] for micro in range(count if turn.weights else 0))
     return replace(turn, micro_batches=count, updates=updates, pipes=pipes, weights=weights)
+
+
+def _renumbered(pipe: Pipe, number: Callable[[tuple[Micro, ...]], tuple[Micro, ...]]) -> Pipe:
+    """A pipe with other micro-batches: ``number`` gives those that stand for some of its own."""
+    recomputed = tuple((stage, number(micros)) for stage, micros in pipe.recomputed)
+    return replace(pipe, micros=number(pipe.micros), recomputed=recomputed)
 
 
 def stream_of(schedule: Schedule) -> ScheduleStream:
@@ -205,8 +207,10 @@ def longer(program: Program | ProgramStream, updates: int) -> Program:
         return program.view(updates)
     assert not program.header.period, "what some updates of a stream show ends with these"
     old, every = program.header, range(updates)
-    numbers = [tuple(Micro(m + u * old.per_update) for u in every for m in pipe.micros) for pipe in old.pipes]
-    pipes = tuple(replace(pipe, micros=micros) for pipe, micros in zip(old.pipes, numbers, strict=True))
+    pipes = tuple(
+        _renumbered(pipe, lambda micros: tuple(Micro(m + u * old.per_update) for u in every for m in micros))
+        for pipe in old.pipes
+    )
     return Program(
         replace(old, micro_batches=updates * old.per_update, pipes=pipes),
         tuple(tuple(shifted(line, u * old.per_update, u) for u in every for line in lane) for lane in program.lanes),

@@ -58,7 +58,7 @@ def _header(trained: Header) -> Header:
     """The header without backwards, recomputation, moves, strategies and updates."""
     return replace(
         trained,
-        pipes=tuple(replace(pipe, recompute=()) for pipe in trained.pipes),
+        pipes=tuple(replace(pipe, recompute=(), recomputed=()) for pipe in trained.pipes),
         strategies=(),
         updates=1,
         period=0,

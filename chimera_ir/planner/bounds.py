@@ -58,9 +58,12 @@ def most(variant: Variant, setting: Setting) -> list[int] | None:
 
     A stage that recomputes holds the activations of what was recomputed last, one stage at a time. There is no bound
     for a stream whose streams are not in order, where a receive may be posted any time before its use,
-    or that splits backwards, where received gradients may stay in their buffers.
+    or that splits backwards, where received gradients may stay in their buffers. Nor is there one where memory moves:
+    what is kept depends on when lanes wait for the moves.
     """
     compiled, header = variant.compiled, variant.header
+    if header.moves:
+        return None
     if header.asynchronous and (compiled.splits or not compiled.streams_in_order):
         return None
     timings = [setting.as_cut(stage, header) for stage in range(header.stages)]

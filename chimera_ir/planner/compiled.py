@@ -80,6 +80,10 @@ class CompiledScheme:
             self._outlines[change] = replace(outlined, header=replace(header, ties=groups(self._ties, header.stages)))
         return self._outlines[change]
 
+    def header(self, change: Change) -> Header:
+        """The header of the schedule of a change."""
+        return replace(self.outline(change).header, moves=self.moves)
+
     def like(self, change: Change) -> "CompiledScheme":
         """The scheme with the lanes of a change."""
         if change.recompute == self._change.recompute:
@@ -118,7 +122,7 @@ class CompiledScheme:
 
     @cached_property
     def _schedule(self) -> Schedule:
-        return Schedule(self._outline.header, self.lanes)
+        return Schedule(self.header(self._change), self.lanes)
 
     @cached_property
     def copies(self) -> tuple[dict[Stage, int], ...]:
@@ -131,7 +135,7 @@ class CompiledScheme:
     @cached_property
     def waiting(self) -> tuple[tuple[list[Stage], list[int]], ...]:
         """Stages of each worker's operations, and how each operation changes the number of waiting micro-batches."""
-        change = waiting(self._outline.header)
+        change = waiting(self.header(self._change))
         lanes = map(singles, self.lanes)
         return tuple(
             ([part.stage for part in lane], [change[part.kind] * part.size for part in lane]) for lane in lanes
@@ -160,6 +164,11 @@ class CompiledScheme:
         if not any(subject.kind.splits for line in lines for subject in line.subjects):
             return False
         return any(operation.kind.splits for lane in self.lanes for operation in singles(lane))
+
+    @cached_property
+    def moves(self) -> bool:
+        """Whether any operation moves activations to the host."""
+        return self.level.header.moves
 
     @cached_property
     def recomputed(self) -> int:
@@ -194,7 +203,7 @@ class Variant:
     @cached_property
     def header(self) -> Header:
         """The header of the plan, the schedule and the program."""
-        return self.compiled.outline(self._change).header
+        return self.compiled.header(self._change)
 
     @cached_property
     def schedule(self) -> Schedule:

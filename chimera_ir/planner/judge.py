@@ -238,8 +238,9 @@ class _Compiler:
         needed = [] if fits else self.needed(choice)
         if any(map(gt, needed, room)):
             return self._over(choice, needed, room, "")
-        if any(bound.quantity is Quantity.HOST_BYTES for bound in header.bounds):
-            hosted, room = [need.host for need in self._needs(choice)], header.limits(Quantity.HOST_BYTES, maxsize)
+        if header.moves or any(bound.quantity is Quantity.HOST_BYTES for bound in header.bounds):
+            hosted = [need.host for need in self._needs(choice)]
+            room = header.limits(Quantity.HOST_BYTES, setting.host.memory or maxsize)
             if any(map(gt, hosted, room)):
                 return self._over(choice, hosted, room, "host memory of ")
         # Only a configuration that fits is lowered for its time; without a flush its program is proven before.
@@ -309,7 +310,7 @@ class _Compiler:
         """
         lacking = list(map(sub, needed, room))
         worker = lacking.index(max(lacking))
-        declared = room[worker] != self._judge.available
+        declared = room[worker] not in (self._judge.available, self._judge.setting(choice).host.memory)
         limit = "the scheme declares" if declared else "there is"
         detail = f"worker {worker} needs {prefix}{size(needed[worker])}, {size(lacking[worker])} more than {limit}"
         return LeftOut.of(choice, Reason.MEMORY, detail, 0 if declared else needed[worker])

@@ -24,7 +24,7 @@ from chimera_ir.plural import counted
 from chimera_ir.profile import document
 from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.source import Source
-from chimera_ir.syntax.ast import Scheme, SyncMode
+from chimera_ir.syntax.ast import Operation, PipeBlock, Scheme, SyncMode
 from chimera_ir.syntax.change import Change
 
 _CHANGED = {None: None, SyncMode.LAZY: SyncMode.LAZY, SyncMode.EAGER: SyncMode.EAGER, SyncMode.EAGER_OPT: None}
@@ -38,6 +38,8 @@ MOST = 10_000
 
 _STALE = "its gradients are of older weights; --asynchronous considers it"
 _SLICED = "the model must hand on a carry of its slices; --scheme, or a profile with slices, considers it"
+
+_HOST = "it moves activations to the host, and the cluster has no [host] to tell how long that takes"
 
 _Setting = tuple[str, int]
 
@@ -56,6 +58,7 @@ class Question:
 
     ``settings`` are fixed parameters, ``syncs`` the strategies for gradient sums; ``asynchronous`` says whether schemes
     without a flush are considered as well, and ``sliced`` whether those that cut micro-batches into slices are.
+    ``hosted`` says whether the cluster has a link to the host, which schemes need that off-load.
     """
 
     workers: int
@@ -66,6 +69,7 @@ class Question:
     asynchronous: bool
     max_operations: int
     sliced: bool = False
+    hosted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,7 @@ class Reason(Enum):
     SPACE = "sampled"
     STALE = "without a flush"
     SLICED = "in slices"
+    HOST = "without a link to the host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +175,8 @@ class _Search:
         self._roles = roles
         self._fixed = {name: value for name, value in question.settings.items() if name in self._names}
         self._depths = _depths(profile, question.workers)
+        clauses = (clause for item in scheme.items if isinstance(item, PipeBlock) for clause in item.clauses)
+        self._moves = any(isinstance(clause, Operation) and clause.subjects[0].kind.moves for clause in clauses)
 
     def configurations(self) -> Iterator[Configuration | LeftOut]:
         # Sizes first, from all divisors of the depths; each combination of sizes has values of the further parameters.
@@ -212,6 +219,8 @@ class _Search:
                 yield self._out(settings, None, Reason.STALE, _STALE)
             elif outlined.slices > 1 and not (self._question.sliced or self._profile.has_slices):
                 yield self._out(settings, None, Reason.SLICED, _SLICED)
+            elif self._moves and not self._question.hosted:
+                yield self._out(settings, None, Reason.HOST, _HOST)
             else:
                 yield from self._split(settings, outlined)
         elif self._is_fixed or (len(self._roles.sizes) == 1 and self._is_missed(settings)):

@@ -23,6 +23,7 @@ class Charges:
     header: Header
     setting: Setting
     _links: dict[tuple[Worker, Worker], Link] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _host_links: dict[Worker, tuple[Worker, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def compute(self, operation: Operation) -> float:
         """Seconds of an operation for all its micro-batches, by F_t or B_t of its stage; of a pair, for both parts."""
@@ -31,6 +32,17 @@ class Charges:
             return sum(map(self.compute, operation.parts)) if joint is None else joint[0] * float(joint[1])
         terms = self.setting.compute(operation.stage, operation, self.header)
         return sum(seconds * times.numerator / times.denominator for seconds, times in terms)
+
+    def host_link(self, worker: Worker) -> tuple[Worker, float]:
+        """The first worker on the same link to the host, and the factor on transfers due to other copies there."""
+        if worker not in self._host_links:
+            self._host_links[worker] = self.setting.host_link(self.header.workers, worker)
+        return self._host_links[worker]
+
+    @property
+    def host_is_shared(self) -> bool:
+        """Whether several workers have one link to the host."""
+        return self.setting.host.workers > 1
 
     def step(self, group: WeightGroup) -> float:
         """Seconds of the optimizer step of a weight group; 0 for a tie, whose step is part of its stages' steps."""
@@ -66,6 +78,8 @@ class Charges:
                 return self.link(worker, other).overhead
             case AllReduce(group):
                 return self.setting.cluster.sums.overhead if self.ranks(group) > 1 else 0.0
+            case Compute(kind) if kind.moves:
+                return self.setting.host.link.overhead
             case _:
                 pass
         return 0.0

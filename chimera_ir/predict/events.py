@@ -62,11 +62,16 @@ class Node(NamedTuple):
 
 
 class Port(NamedTuple):
-    """One direction of a link at a worker: where messages leave (``leaving``), or where they arrive."""
+    """One direction of a link at a worker: where messages leave (``leaving``), or where they arrive.
+
+    A link to the ``host`` has one port for both directions. It stands twice in `Events.ports`, as two ports that the
+    same moves share, and ``worker`` is the first of the workers that have this link together.
+    """
 
     worker: Worker
     leaving: bool
     link: Link
+    host: bool = False
 
 
 class Events(NamedTuple):
@@ -140,8 +145,7 @@ class _Gathered:
             now = lane[-1:]
             match instruction:
                 case ops.Compute(kind, micros, stage) if kind.moves:
-                    seconds = self._charges.compute(instruction)
-                    move = self._add(Role.MOVE, instruction, (worker,), seconds, now + last_move)
+                    move = self._move(instruction, worker, [*now, *last_move])
                     self.posted[move] = now
                     moves[kind, micros, stage], last_move = move, [move]
                 case ops.WaitMove(kind, micros, stage):
@@ -206,6 +210,14 @@ class _Gathered:
             if link.shared:
                 self.ports[wire] = Port(source, True, link), Port(target, False, link)
         return self._wires[message]
+
+    def _move(self, move: ops.Compute, worker: Worker, before: list[int]) -> int:
+        first, factor = self._charges.host_link(worker)
+        event = self._add(Role.MOVE, move, (worker,), factor * self._charges.compute(move), before)
+        if self._charges.host_is_shared:
+            link = self._charges.setting.host.link
+            self.ports[event] = Port(first, True, link, host=True), Port(first, False, link, host=True)
+        return event
 
     def _sum(self, launch: ops.AllReduce) -> int:
         key = launch.group, launch.version

@@ -52,6 +52,7 @@ class Measured:
         timings = [*whole, *(part for timing in whole for part in timing.slices)]
         times = [timing.seconds(kind) for timing in timings for kind in KINDS]
         times += [time_of(stage.overhead, kind) for stage in stages for kind in KINDS]
+        times += [seconds for stage in range(len(stages)) if header.moves for seconds in self.setting.transfer(stage)]
         times += [timing.times[PAIR.letter] for timing in timings if PAIR.letter in timing.times]
         second = lcm(*(_exact(time).denominator for time in times))
         stage_size = lcm(*(share.denominator for parts in self.cut for _, share in parts))

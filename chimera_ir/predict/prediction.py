@@ -75,6 +75,7 @@ class Prediction:
         """The prediction in the shape of ``prediction`` in report.json."""
         terms = self.equation
         noisy = {} if self.expected is None else {"T_expected": self.expected}
+        hosted = [need.host for need in self.memory]
         return rounded(
             {
                 "F_t": terms.forward,
@@ -97,6 +98,7 @@ class Prediction:
                 "throughput_replay": self.replayed_throughput,
                 "memory": [need.total for need in self.memory],
                 "memory_available": self.available,
+                **({"host_memory": hosted} if any(hosted) else {}),
                 "optimizer_state": [need.optimizer for need in self.memory],
                 "copies": self.setting.copies,
                 "micro_batch_size": self.setting.micro_batch_size,
@@ -158,7 +160,8 @@ class Forecast:
         return replace(self, split=next(fitting, None))
 
     def _wanted(self, header: Header) -> Wanted:
-        return Wanted(header.stages, header.workers, self.copies, self.micro_batch_size, self.split)
+        sizes = header.stages, header.workers, self.copies, self.micro_batch_size
+        return Wanted(*sizes, self.split, moves=header.moves)
 
     def durations(self, header: Header) -> Measured:
         """Durations of the operations of a program or schedule with this header.

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from chimera_ir.cost.number_text import decimal, percent, seconds
 from chimera_ir.cost.report import Figures, Report
+from chimera_ir.cost.transfers import Unmoved
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.text.printer import group_name
 from chimera_ir.plural import counted, plural
@@ -40,6 +41,8 @@ def show(
         ("memory", _memory(summary, report, prediction), "" if summary.fits else "bold red"),
         ("limit", _limit(summary.limit, report, prediction), ""),
     ]
+    if moves := _moves(report):
+        lines.append(("host", moves, ""))
     if searched:
         lines.insert(0, ("search", searched, ""))
     if prediction is not None:
@@ -87,12 +90,21 @@ def _memory(summary: Summary, report: Report, prediction: Prediction | None) -> 
             needed, available = size(memory.needed), size(memory.available)
             if memory.fits:
                 share = percent(Fraction(memory.needed, memory.available))
-                return f"fits: the fullest worker, P{memory.worker}, needs {needed} of {available}, {share}{compared}"
+                on_host = f"; a worker needs {_on_host(memory)} of its host" if memory.host else ""
+                fullest = f"the fullest worker, P{memory.worker}, needs {needed} of {available}, {share}"
+                return f"fits: {fullest}{on_host}{compared}"
+            if memory.too_full == 0:
+                return f"does not fit: a worker needs {_on_host(memory)} of its host's memory{compared}"
             workers = f"{counted(memory.too_full, 'worker')} {'needs' if memory.too_full == 1 else 'need'}"
             advice = _advice(memory, report, prediction)
             return f"does not fit: {workers} up to {needed}, and there are {available}{compared}; {advice}"
         case _:
             assert_never(memory)
+
+
+def _on_host(memory: Bytes) -> str:
+    limit = "" if memory.host_available is None else f" of {size(memory.host_available)}"
+    return f"{size(memory.host)}{limit}"
 
 
 def _baseline_memory(summary: Summary, report: Report) -> str:
@@ -116,7 +128,8 @@ def _copies(memory: Copies) -> str:
     weights = f"weights of {counted(memory.stages, 'stage')}{copies}"
     kept = [f"activations of up to {_forwards(memory.activations)}"] if memory.activations else []
     kept += [f"inputs of up to {_forwards(memory.stashed_inputs)}"] if memory.stashed_inputs else []
-    return f"{', '.join([weights, *kept])} on a worker"
+    on_host = f", those of {decimal(memory.host)} on its host" if memory.host else ""
+    return f"{', '.join([weights, *kept])} on a worker{on_host}"
 
 
 def _forwards(count: Fraction) -> str:
@@ -179,6 +192,33 @@ def _path(figures: Figures, prediction: Prediction | None) -> str:
     ]
     of_slices = f", where the slices on it make {' and '.join(means)}" if means else ""
     return f"critical path{free}: {terms or 'empty'} = {figures.durations.unit.show(figures.makespan)}{of_slices}"
+
+
+def _moves(report: Report) -> str:
+    """Text on the moves to the host, and on what `--offload auto` bought; empty if nothing moves."""
+    words = [] if report.without_offload is None else [_offload(report, report.without_offload)]
+    return "; ".join([*words, *([_transfers(report)] if any(report.host) else [])])
+
+
+def _transfers(figures: Figures) -> str:
+    """The transfers of the worker whose link to the host is busiest, and how much of their time it computes."""
+    worker = max(range(figures.workers), key=lambda worker: figures.transfers[worker])
+    time, hidden = figures.host_links[worker]
+    share = Fraction(time, figures.makespan) if figures.makespan else Fraction(0)
+    beside = Fraction(hidden, time) if time else Fraction(1)
+    busy = f"{figures.durations.unit.show(time)}, {percent(share)} of the time"
+    return f"the busiest link, of P{worker}, moves activations for {busy}, {percent(beside)} of that beside computing"
+
+
+def _offload(report: Report, unmoved: Unmoved) -> str:
+    """Gain and cost of `--offload auto`."""
+    if not unmoved.offloads:
+        return "--offload auto moves nothing: no activations wait as long as both of their transfers take"
+    now, before = max(report.activations), max(unmoved.activations)
+    peak = f"a worker keeps up to {decimal(now)} M_a in place of {decimal(before)}"
+    longer, show = report.makespan - unmoved.makespan, report.durations.unit.show
+    cost = f"an update takes {show(longer)} longer" if longer else "an update takes as long as without"
+    return f"activations of {unmoved.offloads} of {counted(unmoved.forwards, 'forward')} move: {peak}; {cost}"
 
 
 def _times(prediction: Prediction) -> str:

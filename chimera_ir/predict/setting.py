@@ -3,15 +3,17 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from chimera_ir.ir.ids import Stage, WeightGroup
+from chimera_ir.ir.ids import Stage, WeightGroup, Worker
 from chimera_ir.ir.kinds import ACTIVATIONS
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Crossing, Pair
-from chimera_ir.profile.cluster import FREE, Cluster, Link
+from chimera_ir.profile.cluster import FREE, Cluster, HostLink, Link
 from chimera_ir.profile.costs import StageCosts, Timing, time_of
 from chimera_ir.profile.slice_costs import extent_of, slice_terms, sliced
 
 _WHOLE = Fraction(1)
+_DIGITS = 12
+"""Digits of a transfer's seconds after the point: a fraction of a nanosecond has no meaning, and long sums are slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,12 @@ class Setting:
 
         An operation over a part of a micro-batch takes that part of the time, but all of the overhead that an operation
         of any size has: a second term adds what the first one lacks. A slice takes the time that the profile has for
-        it, or for the parts of slices that it is made of. Weights of micro-batches multiply times without overheads.
+        it, or for the parts of slices that it is made of. Weights of micro-batches multiply times without overheads. A
+        move takes the time of its bytes on the host link, if this is the only one on it.
         """
+        if operation.kind.moves:
+            share = Fraction(len(operation.micros), header.parts)
+            return tuple(zip(self.transfer(stage), (_WHOLE, share), strict=True))
         measured = self.timing(stage)
         heavier = Fraction(header.weight(operation), len(operation.micros))
         if header.slices > 1 and measured.slices:
@@ -98,6 +104,32 @@ class Setting:
         seconds = timing.seconds(operation.kind.letter), times * heavier
         overhead = time_of(self.stages[stage].overhead, operation.kind.letter)
         return (seconds, (overhead, 1 - times)) if overhead and times < 1 else (seconds,)
+
+    @property
+    def host(self) -> HostLink:
+        """The link of a worker to its host; free if the cluster has none."""
+        return self.cluster.host or HostLink(FREE)
+
+    def transfer(self, stage: int) -> tuple[float, float]:
+        """Seconds of a micro-batch's transfer to the host or back: those of any transfer, and those of its bytes."""
+        link = self.host.link
+        return link.alpha, round(link.beta * self.timing(stage).moved, _DIGITS)
+
+    def host_link(self, workers: int, worker: int) -> tuple[Worker, float]:
+        """The first worker of those that share a worker's link to the host, and how much longer each transfer takes.
+
+        Ranks of other copies on the link count as if they divided their transfers evenly among the workers of this one.
+        """
+        ranks = [self._rank(workers, 0, w) for w in range(workers)]
+        link = self._host_link_of(ranks[worker])
+        sharing = [w for w in range(workers) if self._host_link_of(ranks[w]) == link]
+        every = (self._rank(workers, copy, w) for copy in range(self.copies) for w in range(workers))
+        return Worker(sharing[0]), sum(self._host_link_of(rank) == link for rank in every) / len(sharing)
+
+    def _host_link_of(self, rank: int) -> tuple[int, int]:
+        """The node of a rank, and the number of its link to the host among those of the node."""
+        node, place = divmod(rank, self.cluster.per_node)
+        return node, place // self.host.workers
 
     def joint(self, pair: Pair, header: Header) -> tuple[float, Fraction] | None:
         """Time of a pair as seconds and a factor on them; None if the profile has no times of pairs."""
@@ -135,5 +167,7 @@ class Setting:
         return self.cluster.within if all(a == b for a, b in nodes) else self.cluster.between
 
     def _node(self, workers: int, copy: int, worker: int) -> int:
-        rank = worker * self.copies + copy if self.replica_layout else copy * workers + worker
-        return rank // self.cluster.per_node
+        return self._rank(workers, copy, worker) // self.cluster.per_node
+
+    def _rank(self, workers: int, copy: int, worker: int) -> int:
+        return worker * self.copies + copy if self.replica_layout else copy * workers + worker

@@ -8,6 +8,7 @@ from operator import sub
 from typing import NamedTuple
 
 from chimera_ir.ir.levels import Header
+from chimera_ir.ir.recomputation import recomputes_all
 from chimera_ir.profile.balance import balanced
 from chimera_ir.profile.costs import StageCosts
 from chimera_ir.profile.layers import durations
@@ -69,7 +70,8 @@ class LayerSplits:
 
     @property
     def _seconds(self) -> list[float]:
-        everywhere = all(stage in pipe.recompute for pipe in self.header.pipes for stage in range(self.header.stages))
+        stages = range(self.header.stages)
+        everywhere = all(recomputes_all(pipe, stage) for pipe in self.header.pipes for stage in stages)
         return durations(self.layers, self.size, recomputing=everywhere)
 
     def _within(self, limits: Sequence[int], loads: Sequence[StageLoad]) -> Split | None:
@@ -85,7 +87,7 @@ class LayerSplits:
         optimizer = _until([layer.optimizer for layer in layers])
         shares = [self.replicas * len(workers) if shards else 1 for workers in header.holders]
         activations = _until([layer.at[size].activations for layer in layers])
-        again = [all(stage in pipe.recompute for pipe in header.pipes) for stage in range(header.stages)]
+        again = [all(recomputes_all(pipe, stage) for pipe in header.pipes) for stage in range(header.stages)]
 
         def needed(stage: int, first: int, end: int) -> int:
             whole = activations[end] - activations[first]

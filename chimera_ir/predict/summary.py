@@ -57,7 +57,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Memory as counts: copies of weights in M_theta, activations in M_a, stashed inputs in micro-batches.
+    """Counts: weights in M_theta, activations and those in ``host`` memory in M_a, stashed inputs in micro-batches.
 
     Each count is the largest of all workers, and not every count need be of the same worker. ``stages`` is the number
     of stages of the worker that keeps most weights.
@@ -66,16 +66,17 @@ class Copies:
     weights: Fraction
     activations: Fraction
     stashed_inputs: Fraction
+    host: Fraction
     stages: int
 
     @staticmethod
     def of(figures: Figures) -> "Copies":
         """The largest counts of all workers."""
-        counts = figures.weights, figures.activations, figures.stashed_inputs
+        counts = figures.weights, figures.activations, figures.stashed_inputs, figures.host
         fullest = max(range(len(figures.weights)), key=figures.weights.__getitem__)
         stages = len(figures.header.stages_of[fullest])
-        weights, activations, inputs = (max(values, default=Fraction(0)) for values in counts)
-        return Copies(weights, activations, inputs, stages)
+        weights, activations, inputs, host = (max(values, default=Fraction(0)) for values in counts)
+        return Copies(weights, activations, inputs, host, stages)
 
     def as_json(self) -> _Json:
         """The answer in the shape of report.json."""
@@ -83,6 +84,7 @@ class Copies:
             "weights": _number(self.weights),
             "activations": _number(self.activations),
             "stashed_inputs": _number(self.stashed_inputs),
+            **({"host": _number(self.host)} if self.host else {}),
         }
 
 
@@ -90,7 +92,8 @@ class Copies:
 class Bytes:
     """Memory in bytes: what ``worker``, the fullest one, needs, the name of the largest part, and what a worker has.
 
-    ``too_full`` is the number of workers that need more than they have.
+    ``too_full`` is the number of workers that need more than they have. ``host`` is the most that a worker needs of
+    its host's memory, ``host_available`` what it has of that, None if that is not limited.
     """
 
     worker: int
@@ -98,6 +101,8 @@ class Bytes:
     available: int
     largest_part: str
     too_full: int
+    host: int = 0
+    host_available: int | None = None
 
     @staticmethod
     def of(prediction: Prediction) -> "Bytes":
@@ -107,12 +112,18 @@ class Bytes:
         parts = prediction.memory[worker].parts
         available = prediction.available
         too_full = sum(need > available for need in needs)
-        return Bytes(worker, needs[worker], available, max(parts, key=parts.__getitem__), too_full)
+        host, limit = max(memory.host for memory in prediction.memory), prediction.setting.host.memory
+        return Bytes(worker, needs[worker], available, max(parts, key=parts.__getitem__), too_full, host, limit)
 
     @property
     def fits(self) -> bool:
-        """Whether every worker has as much memory as it needs."""
-        return self.too_full == 0
+        """Whether every worker has as much memory as it needs, on its host as well."""
+        return self.too_full == 0 and self.fits_host
+
+    @property
+    def fits_host(self) -> bool:
+        """Whether every worker has as much memory on its host as it needs."""
+        return self.host_available is None or self.host <= self.host_available
 
     def as_json(self) -> _Json:
         """The answer in the shape of report.json."""
@@ -122,6 +133,7 @@ class Bytes:
             "needed": self.needed,
             "available": self.available,
             "largest_part": self.largest_part,
+            **({"host": self.host} if self.host else {}),
         }
 
 

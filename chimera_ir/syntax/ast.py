@@ -255,9 +255,10 @@ class Parameter(SyntaxNode):
 
 
 class Workers(SyntaxNode):
-    """The line ``workers count``: the number of workers."""
+    """The line ``workers count [except left_out, ..]``: the number of workers, and those that have no stage."""
 
     count: Expression
+    left_out: tuple[Expression | Range, ...]
 
 
 class Function(SyntaxNode):

@@ -36,7 +36,6 @@ _Children = list[Any]
 
 
 _PLAIN: dict[str, Callable[..., ast.SyntaxNode]] = {
-    "workers": ast.Workers,
     "update": ast.Update,
     "halves": ast.Halves,
     "reads": ast.Reads,
@@ -67,6 +66,9 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
         parameters = tuple(child for child in _part(c, "parameters") if isinstance(child, ast.Parameter))
         items = (child for child in _nodes(c) if not isinstance(child, Tree))
         return ast.Scheme(_word(c[1]), parameters, tuple(items), span=_around(c))
+
+    def workers(self, c: _Children) -> ast.Workers:
+        return ast.Workers(c[1], _nodes(_part(c, "except")), span=_around(c))
 
     def parameter(self, c: _Children) -> ast.Parameter:
         return ast.Parameter(_word(c[0]), c[2], span=_around(c))

@@ -10,7 +10,7 @@ from chimera_ir.syntax.ast import Clause, Operation, PipeBlock, Recompute, Schem
 class Change:
     """Clauses for every pipe: all stages recompute, or all use one strategy of sums; by default nothing changes.
 
-    A pipe whose recomputations have clocks recomputes as its lines say.
+    A pipe whose recomputations have clocks, or that moves activations to the host, recomputes as its lines say.
     """
 
     recompute: bool = False
@@ -27,7 +27,7 @@ class Change:
         return replace(scheme, items=tuple(items))
 
     def _clauses(self, pipe: PipeBlock) -> Iterator[Clause]:
-        clocked = any(_recomputes(clause) for clause in pipe.clauses)
+        clocked = any(_keeps_its_own_way(clause) for clause in pipe.clauses)
         for clause in pipe.clauses:
             replaced = (self.recompute and isinstance(clause, Recompute)) or (self.sync and isinstance(clause, Sync))
             if not replaced:
@@ -38,5 +38,9 @@ class Change:
             yield Sync(self.sync, None, span=pipe.name.span)
 
 
-def _recomputes(clause: Clause) -> bool:
-    return isinstance(clause, Operation) and clause.subjects[0].kind.recomputes
+def _keeps_its_own_way(clause: Clause) -> bool:
+    """Whether a clause says when a stage recomputes activations, or moves them."""
+    if not isinstance(clause, Operation):
+        return False
+    kind = clause.subjects[0].kind
+    return kind.recomputes or kind.moves

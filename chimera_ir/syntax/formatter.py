@@ -47,8 +47,11 @@ def show(scheme: ast.Scheme) -> str:
 
 def _item(item: ast.Item) -> str:
     match item:
-        case ast.Workers(count):
-            return f"workers {show_expression(count)}"
+        case ast.Workers(count, left_out):
+            listed = ", ".join(
+                _range(part) if isinstance(part, ast.Range) else show_expression(part) for part in left_out
+            )
+            return f"workers {show_expression(count)}" + (f" except {listed}" if left_out else "")
         case ast.Let():
             return _let(item)
         case ast.Function(name, parameters, body):

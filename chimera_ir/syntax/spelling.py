@@ -4,8 +4,8 @@ from chimera_ir.plural import listed
 from chimera_ir.syntax.stop import PIPE_LINES, SCHEME_LINES
 
 _KEYWORDS = """
-scheme workers let fn require update every memory pipe in stages micros slices on by as halves weigh reads version
-recompute sync of prefer when if then else and or not
+scheme workers except let fn require update every memory pipe in stages micros slices on by as halves weigh reads
+version recompute sync of prefer when if then else and or not
 """
 KEYWORDS = frozenset(_KEYWORDS.split())
 """The words that cannot be names."""

@@ -40,6 +40,8 @@ def unfit(level: Schedule | ScheduleStream) -> str:
         return (
             "its recomputations are operations, and torch has none: wrap the layers in torch.utils.checkpoint instead"
         )
+    if header.moves:
+        return "it moves activations to the host and back, and torch's schedules have no operations for that"
     if header.ties:
         return "stages share parameters, whose gradients torch does not sum"
     operations = singles(chain.from_iterable(level.lanes))

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from chimera_ir.diagnostics.catalogue import schedule as say
 from chimera_ir.diagnostics.catalogue.irheader import UnevenPlan
+from chimera_ir.diagnostics.catalogue.lanes import RecomputesInPart
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Version, Worker
 from chimera_ir.ir.levels import Header
@@ -54,6 +55,7 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
     needless: dict[Span, tuple[Worker, Compute]] = {}
     counts: Counter[Span] = Counter()
     other: dict[Span, tuple[Worker, Compute]] = {}
+    uneven: dict[Span, tuple[Worker, Compute]] = {}
     pipe_of, kinds = header.pipe_of, header.kinds
     for worker, operation in operations:
         mistake = _unknown(header, worker, operation)
@@ -63,6 +65,8 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
             unknown.setdefault(operation.origin, (worker, operation, mistake))
         elif operation.kind.recomputes and not header.recomputes(operation.micros[0], operation.stage):
             needless.setdefault(operation.origin, (worker, operation))
+        elif len({header.recomputes(micro, operation.stage) for micro in operation.micros}) > 1:
+            uneven.setdefault(operation.origin, (worker, operation))
         elif any(pipe_of[micro].workers[operation.stage] != worker for micro in operation.micros):
             wrong.setdefault(operation.origin, (worker, operation))
         else:
@@ -76,6 +80,9 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
     for origin, (worker, operation) in needless.items():
         stage, name = operation.stage, pipe_of[operation.micros[0]].name
         yield say.RecomputesNothing(origin, line(operation, header), worker, stage, name, counts[origin])
+    for origin, (worker, operation) in uneven.items():
+        stage, micro = operation.stage, next(m for m in operation.micros if header.recomputes(m, operation.stage))
+        yield RecomputesInPart(origin, line(operation, header), worker, stage, micro, counts[origin])
     for origin, (worker, operation) in wrong.items():
         stage = operation.stage
         right = next(micro for micro in operation.micros if pipe_of[micro].workers[stage] != worker)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from chimera_ir import library
 from tests.e2e.ranks import MODELS, Job, Outcome, compiled, run_all, torchrun
 from tests.e2e.test_ends import ended
 from tests.kills import Kill, losses
@@ -66,9 +67,16 @@ def test_ranks_that_are_killed_are_started_again_and_train_as_if_nothing_had_bee
     assert losses(tmp_path / "saved", two_stages, during_update_5, after=4) == (expected, True)
 
 
-def test_a_rank_that_is_killed_between_slices_is_started_again_without_their_carries(tmp_path: Path) -> None:
-    """Between the slices of a micro-batch in update 6; a checkpoint has no carry, because a boundary has none."""
-    slices = compiled(tmp_path, "seq1f1b", D=2, N=2, k=2)
+MOVES = """  offload(m, s, q) @ 2*(k*m + q) + s + 1 when s == 0
+  reload(m, s, q) @ 2*(k*m + 2*(k-1) - q) + 2*D-2 - s when s == 0
+"""
+
+
+def test_ranks_killed_between_slices_are_started_again_without_carries_and_host_memory(tmp_path: Path) -> None:
+    """Between the slices of a micro-batch in update 6; a checkpoint has neither, because a boundary has neither."""
+    text = library.source("seq1f1b").text
+    (tmp_path / "moving.chim").write_text(text.replace("  B(m, s, q)", f"{MOVES}  B(m, s, q)"))
+    slices = compiled(tmp_path, str(tmp_path / "moving.chim"), D=2, N=2, k=2)
     expected, _ = losses(tmp_path / "undisturbed", slices, None, sliced=True)
     assert losses(tmp_path / "killed", slices, Kill(1, "forward", 51), sliced=True) == (expected, True)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import chimera_ir
 from chimera_ir import library
 from chimera_ir.errors import CompileError
-from tests.gpu.commands import CommandLine
+from tests.gpu.commands import ROOT, CommandLine
 from tests.gpu.machine import Ground
 from tests.gpu.steps import Trial, ends_with_one_message, succeeds
 
@@ -28,6 +28,7 @@ FAILURES = (
 _ZOO = "tests/e2e/models/zoo.py"
 _FAILING = "tests/e2e/models/failing.py"
 _GPT = "examples/gpt.py"
+_OFFLOADED = "docs/examples/offloaded.chim"
 _UNREAD = "tests/gpu/unread.py"
 
 
@@ -42,8 +43,10 @@ def steps(ground: Ground, folder: Path) -> Iterator[tuple[str, Callable[[str], T
             for scheme in library.names():
                 yield f"{scheme} on {workers} workers, W = {copies}", partial(_checked, ground, folder, scheme, workers)
     yield "a byte-level GPT", partial(_trained, ground, folder)
+    yield "a byte-level GPT whose saved tensors move to the host", partial(_moved, ground, folder)
     for scheme in ("dapple", "chimera", "pipedream_2bw"):
         yield f"the host of {scheme} does not wait for the device", partial(_unread, ground, folder, scheme)
+    yield "the host of moves of memory does not wait for the device", partial(_unread, ground, folder, "")
     for name, failure, needed in FAILURES:
         yield name, partial(_failing, ground, folder, failure, needed)
     yield "step times beside torch.distributed.pipelining", partial(_measured, ground)
@@ -69,9 +72,17 @@ def _trained(ground: Ground, folder: Path, name: str) -> Trial:
     return Trial(name, command, succeeds(r"(?s)check: passed.*step 5/5"), prepared, telling=True)
 
 
+def _moved(ground: Ground, folder: Path, name: str) -> Trial:
+    """The same model: pinned memory and a stream of its own carry what autograd saved to the host and back."""
+    directory, prepared = _moving(folder)
+    options = ("--model", _GPT, "--check", "--steps", "5", "--micro-batch-size", "4", "--peak-memory", *ground.options)
+    needed = r"(?s)check: passed.*step 5/5.*used on host"
+    return Trial(name, _launch(ground, directory, 2, options), succeeds(needed), prepared, telling=True)
+
+
 def _unread(ground: Ground, folder: Path, scheme: str, name: str) -> Trial:
-    """Updates in which torch raises an error where the host waits for the device."""
-    directory, prepared = _needed(folder, scheme, 2)
+    """Updates in which torch raises an error where the host waits for the device; without a scheme, one with moves."""
+    directory, prepared = _needed(folder, scheme, 2) if scheme else _moving(folder)
     options = ("--model", _UNREAD, "--steps", "6", *ground.options)
     needed = r"(?s)watched 3 updates.*step 6/6"
     unfit = "the CPU stands in for the device" if ground.pretended else ""
@@ -104,6 +115,13 @@ def _unfit_for_measuring(ground: Ground) -> str:
     if ground.devices == 1:
         return "ranks that share a device wait for each other: their times say nothing"
     return "slow by design" if ground.backend == "strict" else ""
+
+
+def _moving(folder: Path) -> tuple[Path, str]:
+    """The directory of a scheme with moves of memory on two workers, and the command that makes it."""
+    directory = folder / "offloaded"
+    chimera_ir.compile(ROOT / _OFFLOADED, D=2, N=8).write(directory)
+    return directory, f"chimera compile {_OFFLOADED} --set D=2 --set N=8 --out {directory}"
 
 
 def _needed(folder: Path, scheme: str, workers: int) -> tuple[Path, str]:

@@ -68,6 +68,8 @@ def random_plan(seed: int, trouble: float) -> Plan:
     halves = micro_batches % 2 == 0 and rng.random() < 0.3
     header = replace(header, pipes=tuple(_recomputing(pipe, rng) for pipe in header.pipes), halves=halves)
     forwards, backwards = _groups(header, rng), _groups(header, rng)
+    if all(len(group) == 1 for group in (*forwards, *backwards)):
+        header = replace(header, pipes=tuple(map(_recomputing_some, header.pipes)))
     clock = 0
     planned = []
     ready: list[Compute] = [Compute(FORWARD, group, Stage(0)) for group in forwards]
@@ -109,6 +111,13 @@ def with_ties(plan: Plan, *ties: tuple[int, ...]) -> Plan:
 def _recomputing(pipe: Pipe, rng: random.Random) -> Pipe:
     share = rng.choice([0.0, 0.0, 0.5, 1.0])
     return replace(pipe, recompute=tuple(Stage(s) for s in range(len(pipe.workers)) if rng.random() < share))
+
+
+def _recomputing_some(pipe: Pipe) -> Pipe:
+    """A pipe whose odd stages recompute every second micro-batch alone, if they recompute."""
+    some = pipe.micros[::2]
+    stages = pipe.recompute if len(some) < len(pipe.micros) else ()
+    return replace(pipe, recomputed=tuple((stage, some) for stage in stages if stage % 2))
 
 
 def _groups(header: Header, rng: random.Random) -> list[tuple[Micro, ...]]:

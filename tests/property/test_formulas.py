@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.diagnostics.render import render_all
 from chimera_ir.elaborate.elaborate import elaborate
+from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.levels import Plan
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
@@ -138,6 +139,12 @@ PLACES = {
         condition=True,
     ),
     "workers": Place(_WORKERS, ALONE, lambda plan: plan.header.workers, lambda value: 1 + once(value) % 3),
+    "except": Place(
+        scheme(stages="0..3 on s", header="").replace("workers 3", "workers 5 except 3..4 + 0*(FORMULA), 4"),
+        ALONE,
+        lambda plan: plan.header.workers,
+        lambda value: 5 + 0 * _checked(0 * once(value)),
+    ),
     "memory": Place(
         scheme(header="memory weights <= FORMULA"),
         ALONE,
@@ -217,6 +224,13 @@ PLACES = {
         S,
         lambda plan: plan.header.pipes[0].recompute,
         held,
+        condition=True,
+    ),
+    "recompute of micro-batches": Place(
+        scheme(lines="F(m, s) @ m recompute when FORMULA"),
+        MS,
+        lambda plan: [plan.header.recomputes(Micro(pair["m"]), Stage(pair["s"])) for pair in PAIRS],
+        lambda value: [bool(holds) for holds in on_all(value)],
         condition=True,
     ),
     "sync": Place(

@@ -17,8 +17,8 @@ from tests.patience import PATIENCE
 from tests.repeatable import also
 from tests.unit.command import TINY, Run, contents, shell
 
-ELSEWHERE = (Level.TORCH_CSV, Level.TORCH_CSV_COMMS, Level.HTML)
-"""Levels of test_for_torch and of test_page_tables: a page has the text that was compiled."""
+ELSEWHERE = (Level.TORCH_CSV, Level.TORCH_CSV_COMMS, Level.HTML, Level.GRAPH)
+"""Levels of test_for_torch, of test_page_tables and of test_order_graphs: a page has the text that was compiled."""
 
 LEVELS = [level.value for level in Level if level not in ELSEWHERE]
 MIDDLE = Path(__file__).resolve().parent.parent / "errors" / "middle"

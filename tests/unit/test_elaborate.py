@@ -138,6 +138,13 @@ def test_workers_are_as_many_as_stages_unless_the_scheme_says_otherwise() -> Non
     assert codes(f"scheme a {pipe}") == ["IdleWorker"]
 
 
+def test_workers_that_are_left_out_keep_their_numbers_and_have_no_stage() -> None:
+    text = "scheme a(D = 3) workers 2*D except 1, 4..2*D, D..D pipe p { stages s in 0..D on "
+    plan = plan_of(text + "if s > 0 then s + 1 else 0  micros m in 0..1  F(m, s) @ s }")
+    assert plan.header.workers == 6
+    assert plan.header.stages_of == ((0,), (), (1,), (2,), (), ())
+
+
 def test_a_setting_of_no_parameter_is_no_mistake_of_the_scheme() -> None:
     scheme = parse(Source("", f"scheme a(depth = 4) {ONE} depth }}"))
     assert parameter_names(scheme) == ("depth",)

@@ -55,6 +55,15 @@ def test_the_formulas_are_those_that_people_write() -> None:
     assert text.endswith("  F(m, s) @ 2*m + s\n  B(m, s) @ 2*m + 2*D - s - 1\n}\n")
 
 
+def test_orders_that_the_compiler_chose_are_given_back_as_formulas() -> None:
+    """Of a chain without clocks, in the memory of 1F1B."""
+    lines = "pipe down { stages s in 0..D on s micros m in 0..N F(m, s) B(m, s) }"
+    source = Source("lean.chim", f"scheme lean(D = 4, N = 8) workers D memory activations on w <= D - w {lines}")
+    sizes = product((2, 3, 4, 6), (2, 5, 8, 11))
+    text = fit_scheme([chimera_ir.compile(source, D=D, N=N).schedule for D, N in sizes]).text
+    assert text.endswith("  F(m, s) @ 2*m + s\n  B(m, s) @ 2*m + 2*D - s - 1\n}\n")
+
+
 def test_of_an_order_without_formulas_it_is_said() -> None:
     orders = schedules("dapple", CHAIN)
     first, *others = orders[-1].lanes

@@ -101,6 +101,7 @@ def test_thirteen_schemes_of_the_library_are_accepted_and_the_others_refused_wit
     )
     assert "it has no flush" in reasons["pipedream"]
     assert "on the workers" in reasons["chimera_halving"]
+    assert "it moves activations to the host" in reasons["dapple_offload"]
 
 
 HEADER = "schedule s\nworkers 1\nstages 1\nmicro_batches 2{}\npipe p on 0 micros 0..2\nworker 0:\n"

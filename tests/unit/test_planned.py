@@ -189,6 +189,27 @@ def test_slices_are_considered_where_they_are_named_or_measured_and_thin_ones_lo
     assert without_halves <= {choice["scheme"] for choice in result["choices"]}
 
 
+def test_schemes_that_move_memory_are_ranked_if_the_cluster_has_a_link_to_the_host(plan: Plan) -> None:
+    """1F1B needs 6 MB on its first worker, with off-load 5 MB, and 4 MB on the host."""
+    model, on = profile((4,), (1,)), cluster(4)
+    asked = "--mini-batch", 8, "--json", "--no-recompute"
+    unknown = reasons(found(plan(model, on, *asked)))["without a link to the host"]
+    assert unknown == {"dapple_offload", "interleaved_offload"}
+    host = '[host]\nlatency = "0 s"\nbandwidth = "1 GB/s"\n'
+    small = cluster(4, memory="5.5 MB") + host
+    result = found(plan(model, small, *asked, "--all", "--scheme", "dapple", "--scheme", "dapple_offload"))
+    assert {(each["scheme"], each["D"]) for each in result["choices"]} == {("dapple_offload", 4)}
+    (choice,) = result["choices"]
+    files = "--profile m.toml --cluster c.toml --micro-batch-size 1"
+    report = compiled(plan, model, small, f"chimera compile dapple_offload D=4 N=8 {files}")
+    assert max(report["prediction"]["memory"]) == max(choice["memory"])
+    assert report["prediction"]["host_memory"] == [4 * FULL, 3 * FULL - 3 * 8, 0, 0]
+    tight = small + f'memory = "{4 * FULL - 1} B"\n'
+    ended = plan(model, tight, *asked, "--scheme", "dapple_offload")
+    assert (ended.status, ended.err) == (1, "")
+    assert "worker 0 needs host memory of 3.815 MiB, 1 B more than there is" in ended.out
+
+
 def test_what_the_files_warn_of_is_said_in_notes_and_json(plan: Plan) -> None:
     lines = [WARNING.replace("stage 0", f"stage {number}") for number in range(4)]
     noisy = profile((4,), (1,)) + "".join(f"\n# warning: {line}" for line in lines)

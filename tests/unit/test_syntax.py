@@ -13,7 +13,7 @@ from chimera_ir.syntax.parser import MAX_DEPTH, MAX_TOKENS, parse
 
 LANGUAGE = """
 scheme everything(D = 4, N = 2*D,)              # a comment
-workers D; update every N
+workers D except 1, D/2 ..D; update every N
 memory activations <= D
 memory weights <= 2
 memory bytes <= 16*(GiB)
@@ -47,7 +47,7 @@ pipe up {
 CANONICAL = """\
 scheme everything(D = 4, N = 2*D)
 
-workers D
+workers D except 1, D/2..D
 update every N
 memory activations <= D
 memory weights <= 2

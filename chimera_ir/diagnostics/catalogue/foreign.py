@@ -86,7 +86,7 @@ UNSAYABLE = _by_token(
             "what an operation waits for",
             "that follows from the stages; the clock behind `@` orders the operations of a worker",
         ),
-        "skip skips omit without except": (
+        "skip skips omit without": (
             "skipped stages",
             "every pipe has all stages; a stage of the model may return its input as it is",
         ),

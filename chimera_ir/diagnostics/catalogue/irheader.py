@@ -35,6 +35,16 @@ class MicroTwice(Diagnostic, code="CH510"):
     last: int
 
 
+class MicroElsewhere(Diagnostic, code="CH532"):
+    """A pipe that recomputes a micro-batch of another pipe."""
+
+    title = "the pipe `{pipe}` has no micro-batch {micro} to recompute"
+    label = "recomputes micro-batch {micro}"
+    help = "behind `of` list micro-batches of this pipe"
+    micro: int
+    pipe: str
+
+
 class MicroMissing(Diagnostic, code="CH511"):
     """A micro-batch belongs to no pipe."""
 

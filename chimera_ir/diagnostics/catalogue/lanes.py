@@ -264,3 +264,16 @@ class MessageElsewhere(UnknownMessage):
     title = _STRAY + "worker {peer} {verb} it"
     peer: int
     verb: str
+
+
+class RecomputesInPart(Diagnostic, code="CH331"):
+    """An operation over several micro-batches of which a stage recomputes only some."""
+
+    title = "`{operation}` is over micro-batches of which stage {stage} recomputes only some{count:and more}"
+    label = "on worker {worker}; micro-batch {micro} is recomputed"
+    help = "let all micro-batches of an operation recompute, or none of them"
+    operation: str
+    worker: int
+    stage: int
+    micro: int
+    count: int

@@ -227,12 +227,45 @@ class WorkerOutOfRange(InInstance, code="CH240"):
         return "the only worker is 0" if self.workers == 1 else f"the workers are 0 to {self.workers - 1}"
 
 
+class NoSuchWorker(InInstance, code="CH293"):
+    """A worker behind ``except`` that does not exist, or a range without any."""
+
+    title = "there is no worker {named} to leave out: workers are 0 to {last_worker}"
+    label = "leaves out {named}"
+    help = "behind `except` list numbers of workers, or ranges `a..b` from a to b - 1"
+    start: int
+    stop: int
+    workers: int
+
+    @property
+    def named(self) -> str:
+        """The worker, or the range."""
+        return f"{self.start}" if self.stop == self.start + 1 else f"{self.start}..{self.stop}"
+
+    @property
+    def last_worker(self) -> int:
+        """The number of the last worker."""
+        return self.workers - 1
+
+
+class WorkerLeftOut(InInstance, code="CH294"):
+    """A stage on a worker that the line ``workers`` leaves out."""
+
+    title = "stage {stage} is placed on worker {worker}, which is left out"
+    label = "worker {worker}"
+    help = "place the stage on another worker, or take worker {worker} out of `except`"
+    related = ("excepted", "left out here")
+    stage: int
+    worker: int
+    excepted: Span
+
+
 class IdleWorker(Diagnostic, code="CH241"):
     """A worker without a stage."""
 
     title = "worker {worker} has no stage{others}"
     label = "{workers:worker}"
-    help = "place a stage on it with `on`, or ask for fewer with `workers`"
+    help = "place a stage on it with `on`, ask for fewer with `workers`, or leave it out: `workers .. except {worker}`"
     worker: int
     workers: int
     idle: int

@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 from lark import Token
 
@@ -261,23 +262,45 @@ class _HeaderReader:
         where = span(token)
         words = token.split()
         name, micros = words[1], words.index("micros", 4)
-        recompute = words.index("recompute", micros) if "recompute" in words[micros:] else len(words)
+        starts = [place for place, word in enumerate(words) if word == "recompute" and place > micros]
         if micros - 3 != self._counts["STAGES"]:
             raise Rejected([say.PlacementLength(where, name, micros - 3, self._counts["STAGES"])])
         workers = integers(token, " ".join(words[3:micros]))
         for worker in workers:
             if worker >= self._counts["WORKERS"]:
                 raise Rejected([NumberOutOfRange(where, "worker", str(worker), 0, self._counts["WORKERS"] - 1)])
-        ends = integers(token, " ".join(words[micros:recompute]))
+        ends = integers(token, " ".join(words[micros : min(starts, default=len(words))]))
         if torn := [end for end in ends if end % self._slices]:
             raise Rejected([say.SlicesLeftOver(where, torn[0], self._slices)])
         numbers = self._read_runs(token, ends, earlier)
-        return Pipe(
-            name,
-            tuple(map(Worker, workers)),
-            tuple(map(Micro, numbers)),
-            self._read_stages(token, integers(token, " ".join(words[recompute:]))),
+        pipe = Pipe(name, tuple(map(Worker, workers)), tuple(map(Micro, numbers)))
+        ends = [*starts[1:], len(words)]
+        return self._recomputing(
+            token, pipe, [words[start:end] for start, end in zip(starts, ends, strict=bool(starts))]
         )
+
+    def _recomputing(self, token: Token, pipe: Pipe, parts: list[list[str]]) -> Pipe:
+        """The pipe with the stages that recompute, by parts of the line such as ``recompute 0..2 of 0..4``."""
+        again: dict[Stage, tuple[Micro, ...]] = {}
+        for words in parts:
+            end = words.index("of") if "of" in words else len(words)
+            micros = pipe.micros
+            if end < len(words):
+                of_pipe = {*pipe.micros}
+                micros = tuple(
+                    map(Micro, _run(token, integers(token, " ".join(words[end:])), self._counts["MICRO_BATCHES"] - 1))
+                )
+                for place, micro in enumerate(micros):
+                    if micro not in of_pipe:
+                        raise Rejected([say.MicroElsewhere(span(token), micro, pipe.name)])
+                    if micro in micros[:place]:
+                        raise Rejected([say.EntryTwice(span(token), f"{micro}", "micro-batch")])
+            for stage in self._read_stages(token, integers(token, " ".join(words[:end]))):
+                if stage in again:
+                    raise Rejected([say.EntryTwice(span(token), f"{stage}", "stage")])
+                again[stage] = micros
+        some = ((stage, micros) for stage, micros in sorted(again.items()) if {*micros} != {*pipe.micros})
+        return replace(pipe, recompute=tuple(sorted(again)), recomputed=tuple(some))
 
     def _read_stages(self, token: Token, ends: list[int]) -> tuple[Stage, ...]:
         """The stages in the runs of ``ends`` (see `_run`), ascending; raises ``Rejected`` if a stage is in two runs."""

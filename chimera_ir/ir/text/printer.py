@@ -24,6 +24,7 @@ from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Micro, Version, WeightGroup
 from chimera_ir.ir.kinds import implied
 from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Program, Schedule, Strategy, Unclocked
+from chimera_ir.ir.recomputation import recomputes_all
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.ir.turns import Turn, shelf
 from chimera_ir.plural import listed
@@ -209,7 +210,11 @@ def kinds_line(header: Header) -> str:
 
 def _pipe(pipe: Pipe) -> str:
     placement = " ".join(str(worker) for worker in pipe.workers)
-    recompute = f" recompute {_runs_text(pipe.recompute)}" if pipe.recompute else ""
+    whole = [stage for stage in pipe.recompute if recomputes_all(pipe, stage)]
+    recompute = f" recompute {_runs_text(whole)}" if whole else ""
+    for micros in dict.fromkeys(micros for _, micros in pipe.recomputed):
+        stages = [stage for stage, of_stage in pipe.recomputed if of_stage == micros]
+        recompute += f" recompute {_runs_text(stages)} of {_runs_text(micros)}"
     return f"pipe {pipe.name} on {placement} micros {_runs_text(pipe.micros)}{recompute}"
 
 

@@ -32,8 +32,7 @@ def count_lines(text: str) -> tuple[int, int]:
 @cache
 def _parser() -> Lark:
     letters = " | ".join(f'"{letter}"' for letter in KINDS)
-    moves = " | ".join(f'"{letter}"' for letter, kind in KINDS.items() if kind.moves)
-    return parser_of("ir.lark", f"\nLETTER: {letters}\nMOVE: {moves}\n")
+    return parser_of("ir.lark", f"\nLETTER: {letters}\n")
 
 
 def tree_of(source: Source) -> Tree[Token]:

@@ -3,7 +3,7 @@
 KILL    RANK:POINT:COUNT, at the COUNT-th time that this rank comes to the point
 MARKER  a file that is there afterwards: a rank that has been started again lives
 SAVED   a checkpoint, until which a rank that is to die waits
-SLICED  if it is there, items are sequences, and layers look back over their slices
+SLICED  if it is there, items are sequences, and layers look back over their slices; the smallest tensors move
 """
 
 import os
@@ -19,8 +19,12 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
+from chimera_runtime.stage import tensor_moves
+
 WIDTH, LENGTH = 4, 4
 SLICED = "SLICED" in os.environ
+if SLICED:
+    tensor_moves.SMALLEST = 1
 
 
 def layers() -> list[Callable[[], nn.Module]]:

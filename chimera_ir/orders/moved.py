@@ -1,0 +1,50 @@
+"""The schedule of a text before it is verified, and the same with moves to the host that were asked for."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from chimera_ir.cost.durations import Durations
+from chimera_ir.cost.offload import Moved, offload, require_movable
+from chimera_ir.cost.simulate import simulate
+from chimera_ir.diagnostics.model import Diagnostic, raise_errors
+from chimera_ir.ir.levels import Header, Plan, Program, Schedule
+from chimera_ir.ir.streams import Level, PlanStream, ProgramStream, ScheduleStream
+from chimera_ir.orders.instance import Costing
+from chimera_ir.orders.ordering import scheduled
+from chimera_ir.verify.verify import schedule_in, verify_schedule
+
+
+def schedule_of_text(level: Level | PlanStream, durations: Durations, header: Header) -> Schedule | ScheduleStream:
+    """The schedule of a level with this ``header``; operations without clocks are ordered under the ``durations``."""
+    if isinstance(level, Plan | PlanStream):
+        return scheduled(level, Costing.of(durations, header))
+    return schedule_in(level)
+
+
+def plan_of(level: Level | PlanStream, schedule: Schedule | ScheduleStream) -> Plan | None:
+    """The plan of a level with this schedule, if it has one; of a stream as many updates as the schedule shows."""
+    if not isinstance(level, PlanStream):
+        return level if isinstance(level, Plan) else None
+    if isinstance(schedule, ScheduleStream) and not level.is_clocked:
+        return replace(level, turns=schedule.updates_shown // level.header.per_turn).shown
+    return level.shown
+
+
+def with_moves(
+    level: Level | PlanStream,
+    schedule: Schedule | ScheduleStream,
+    durations: Callable[[Header], Durations],
+    warn: Callable[[Diagnostic], None],
+) -> Moved:
+    """The ``schedule`` of a level with the moves of `cost.offload`.
+
+    Raises what `require_movable` raises, and `Rejected` with the errors of the schedule.
+
+    Declared bounds are those of the schedule with its moves, and not checked here.
+    """
+    movable = require_movable(schedule, is_program=isinstance(level, Program | ProgramStream))
+    checked = verify_schedule(replace(movable, header=replace(movable.header, bounds=())), plan_of(level, movable))
+    for warning in raise_errors(checked.findings.diagnostics):
+        warn(warning)
+    before = simulate(movable, durations(replace(movable.header, moves=True)), checked.net)
+    return Moved(offload(movable, before), before)

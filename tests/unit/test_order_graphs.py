@@ -1,0 +1,103 @@
+"""The problem of ordering operations as other programs get it: as JSON, as a graph of networkx, evaluated fast."""
+
+import json
+import random
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import networkx as nx
+import pytest
+
+import chimera_ir
+from chimera_ir import Compilation, Options, Source
+from chimera_ir.errors import OptionError
+from tests.unit.command import Run
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
+PREDICTED = Options(
+    profile=EXAMPLES / "small.profile.toml", cluster=EXAMPLES / "small.cluster.toml", micro_batch_size=8
+)
+CASES = [
+    ("dapple", {"D": 3, "N": 4}, Options()),
+    ("chimera", {"D": 4, "N": 4}, Options(recompute=True, costs={"F": "2/3", "recompute": 1})),
+    ("dualpipe_v", {"P": 2, "N": 4}, Options(costs={"pair": 2})),
+    ("seq1f1b_zb", {"D": 2, "N": 2, "k": 2}, Options(costs={"F": [1, 2]})),
+]
+
+
+@pytest.mark.parametrize(("scheme", "settings", "options"), CASES)
+def test_an_order_is_evaluated_as_its_schedule_is_timed(
+    scheme: str, settings: dict[str, int], options: Options
+) -> None:
+    """Also orders that others have shuffled: each is compiled, or closes a cycle for the compiler, too."""
+    c = chimera_ir.compile(scheme, options=options, **settings)
+    graph = c.graph
+    shuffle, closed = random.Random(scheme), 0
+    for _ in range(6):
+        lanes = [[*lane] for lane in graph.lanes]
+        for _ in range(2):
+            lane = shuffle.choice(lanes)
+            place = shuffle.randrange(len(lane) - 1)
+            lane[place : place + 2] = lane[place : place + 2][::-1]
+        starts, makespan = graph.starts(lanes), graph.makespan(lanes)
+        other = Compilation.of(graph.schedule(lanes), Options(costs=options.costs))
+        if makespan is None or starts is None:
+            closed += 1
+            with pytest.raises(chimera_ir.CompileError):
+                assert other.schedule
+            continue
+        ends = {f"{timed.operation}": timed.start for lane in other.timeline.lanes for timed in lane}
+        numbers = {f"{operation}": number for number, operation in enumerate(graph.instance.operations)}
+        assert {text: starts[number] * graph.tick for text, number in numbers.items()} == {
+            text: start * other.timeline.tick for text, start in ends.items()
+        }
+        assert max(graph.peaks(lanes)) == max(other.report.activations) * c.schedule.header.parts
+    assert closed < 6
+    assert graph.schedule(graph.lanes) == c.schedule
+
+
+def test_the_json_says_all_that_a_solver_needs(run: Run) -> None:
+    """A solver that knows nothing else computes the makespan, as the longest path through waits and lanes."""
+    data = json.loads(run("dapple", "D=3", "N=4", "--cost", "B=5/2", "--emit", "graph").out)
+    operations = data["operations"]
+    paths = nx.DiGraph()
+    for number, operation in enumerate(operations):
+        paths.add_edge(-1, number, weight=0)
+        for other, delay in operation["waits"]:
+            paths.add_edge(other, number, weight=operations[other]["duration"] + delay)
+    for lane in data["lanes"]:
+        for before, after in pairwise(lane):
+            paths.add_edge(before, after, weight=operations[before]["duration"])
+    for last, operation in enumerate(operations):
+        paths.add_edge(last, len(operations), weight=operation["duration"])
+    longest = nx.dag_longest_path_length(paths)
+    assert longest == data["makespan"]
+    report = chimera_ir.compile("dapple", D=3, N=4, options=Options(costs={"B": "5/2"})).report
+    assert Fraction(longest) * Fraction(data["tick"]) == report.makespan
+    assert data["stores"][0] == {"worker": 0, "quantity": "activations", "limit": None}
+    assert operations[0]["keeps"] == [{"store": 0, "at_start": 1, "at_end": 0}]
+
+
+def test_messages_of_a_cluster_are_delays() -> None:
+    graph = chimera_ir.compile("dapple", D=4, N=4, options=PREDICTED).graph
+    net = graph.as_networkx()
+    assert nx.is_directed_acyclic_graph(net)
+    assert {net.nodes[number]["operation"] for number in net} == {*graph.operations}
+    delays = {
+        (net.nodes[before]["worker"] == net.nodes[after]["worker"]): data["delay"]
+        for before, after, data in net.edges(data=True)
+    }
+    assert delays[True] == 0 < delays[False]
+
+
+def test_a_scheme_without_a_flush_has_no_graph_of_one_update() -> None:
+    with pytest.raises(OptionError, match=r"pipedream.D=4.: without a flush"):
+        assert chimera_ir.compile("pipedream").graph
+
+
+def test_bounds_are_limits_of_stores() -> None:
+    text = "scheme b(D = 2) memory activations <= 2 pipe p { stages s in 0..D on s micros m in 0..3 "
+    c = chimera_ir.compile(Source("b.chim", text + "F(m, s) @ 2*m + s B(m, s) @ 2*m + 2*D-1 - s }"))
+    assert json.loads(c.graph.json)["stores"][1]["limit"] == 2
+    assert c.graph.schedule(c.graph.lanes) == c.schedule
