@@ -360,7 +360,7 @@ def _lane(
 ) -> list[Instruction]:
     instructions = [
         *insertions.after.get(-1, ()),
-        *with_inserted(lane, traffic, recv_slots, insertions),
+        *with_inserted(lane, traffic, recv_slots, insertions, {}),
     ]
     instructions += [WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in traffic.unanswered]
     return [*instructions, *insertions.at_end]
