@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
 from math import ceil, lcm
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from chimera_ir.cost.durations import Durations, duration_key
+from chimera_ir.cost.durations import Costs, Durations, duration_key
 from chimera_ir.flow.engine import play
 from chimera_ir.flow.flow import ABSENT, Flow
 from chimera_ir.flow.live import changes, is_at_end
@@ -27,8 +27,9 @@ from chimera_ir.ir.levels import Header, Plan, Planned, Schedule, Unclocked
 from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.ops import Message, Operation, singles
 from chimera_ir.ir.recomputation import in_blocks, in_full
-from chimera_ir.predict.charges import Charges
-from chimera_ir.predict.measured import Measured
+
+if TYPE_CHECKING:
+    from chimera_ir.predict.charges import Charges
 
 UNITS = {
     Quantity.ACTIVATIONS: (Counted.ACTIVATIONS, Counted.OPERANDS),
@@ -67,11 +68,16 @@ class Costing(NamedTuple):
     """The costs under which operations are ordered; messages of ``charges`` take time, without it they are free."""
 
     durations: Durations
-    charges: Charges | None = None
+    charges: "Charges | None" = None
 
     @staticmethod
     def of(durations: Durations, header: Header) -> "Costing":
         """The costs of a profile with the messages of its cluster, or costs of operations alone."""
+        if isinstance(durations, Costs):
+            return Costing(durations)
+        from chimera_ir.predict.charges import Charges
+        from chimera_ir.predict.measured import Measured
+
         return Costing(durations, Charges(header, durations.setting) if isinstance(durations, Measured) else None)
 
 
@@ -277,7 +283,7 @@ def _delays(
     return [tuple(delay(other, number) for other in others) for number, others in enumerate(waits)]
 
 
-def _message_time(header: Header, charges: Charges) -> Callable[[Operation, Operation, Worker, Worker], Fraction]:
+def _message_time(header: Header, charges: "Charges") -> Callable[[Operation, Operation, Worker, Worker], Fraction]:
     """The function that gives the time of the longest message from an operation to one of another worker."""
 
     def between(before: Operation, after: Operation, source: Worker, target: Worker) -> Fraction:
