@@ -163,7 +163,7 @@ def _text(compilation: Compilation, level: Level) -> str:
         case Level.PLAN:
             return show(compilation.plan)
         case Level.SCHEDULE:
-            return compilation.schedule_text
+            return f"{compilation.comments}{show(compilation.schedule)}"
         case Level.PROGRAM:
             return compilation.program_text
         case Level.EVALUATION:

@@ -24,7 +24,7 @@ from chimera_ir.ir.ops import NOWHERE
 from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import Level as Text
 from chimera_ir.ir.streams import PlanStream, ProgramStream, ScheduleStream
-from chimera_ir.ir.text.printer import kinds_line
+from chimera_ir.ir.text.printer import kinds_line, show
 from chimera_ir.made_once import level as _level
 from chimera_ir.request import Request, groups, parsed
 from chimera_ir.source import Source
@@ -88,7 +88,6 @@ class Compilation:
         >>> c, c.timeline.makespan
         (<Compilation of by_hand.sir>, Fraction(6, 1))
         """
-        from chimera_ir.ir.text.printer import show
 
         source = Source(f"{level.header.scheme}.sir", show(level))
         return cls(options.request(source, {}) if options else Request(source))
@@ -295,21 +294,13 @@ class Compilation:
         return json.dumps(content, indent=2) + "\n"
 
     @_level
-    def schedule_text(self) -> str:
-        """The text of the schedule; above the order of a search, comments say how it was found."""
-        from chimera_ir.ir.text.printer import show
-
-        return f"{self._comments}{show(self.schedule)}"
-
-    @_level
     def program_text(self) -> str:
-        """The text of the program, which compiles to the program again, with the comments of `schedule_text`."""
-        from chimera_ir.ir.text.printer import show
-
-        return f"{self._comments}{show(self.program)}"
+        """The text of the program, which compiles to the program again, below the comments."""
+        return f"{self.comments}{show(self.program)}"
 
     @property
-    def _comments(self) -> str:
+    def comments(self) -> str:
+        """Comments above a text, which say how a search found its order; empty without a search."""
         return self.improvement.comments if self.improvement else ""
 
     @_level
@@ -322,7 +313,6 @@ class Compilation:
     @_level
     def files(self) -> Mapping[str, str]:
         """The contents of the output files by relative path; each file relies only on files before it."""
-        from chimera_ir.ir.text.printer import show
         from chimera_ir.picture import replayed, svg
 
         return {
@@ -416,8 +406,7 @@ class Compilation:
     @_level
     def improvement(self) -> "Improvement | None":
         """The order that a search found, if the request asks for one; the schedule is that order."""
-        request = self.request
-        if request.search is None:
+        if (request := self.request).search is None:
             return None
         from chimera_ir import comparison
         from chimera_ir.orders.improve import improvement, require_solver
@@ -425,11 +414,10 @@ class Compilation:
         require_solver()
         if isinstance(self._entry, Program | ProgramStream):
             raise WrongOption("search", ": the text of a program has its messages in place; search with its schedule")
-        written = self._written.level
+        written, limits = self._written.level, dict(request.limits)
         further = {} if isinstance(written, ScheduleStream) else dict(comparison.same_placement(request, written))
         costs = request.forecast.within_bounds(written) if request.forecast else request.costs
-        durations = costs.durations(self._header)
-        return improvement(written, durations, dict(request.limits), further, request.search, self.tell)
+        return improvement(written, costs.durations(self._header), limits, further, request.search, self.tell)
 
     @_level
     def _checked(self) -> "Checked":
