@@ -45,6 +45,16 @@ def plain(request: Request, known: Schedule) -> Schedule:
     return replace(schedule, header=weighed(schedule.header, known.header))
 
 
+def opposing(request: Request, header: Header) -> Request:
+    """The request for the schedule that the report compares with, at the size of ``header``.
+
+    Raises as `plain_request` and `request_against` do.
+    """
+    if request.against is None:
+        return plain_request(request, header)
+    return request_against(request.against, request, header)
+
+
 def request_against(against: Source, request: Request, like: Header) -> Request:
     """The request for a text to compare with; its parameters give it the workers and micro-batches of ``like``.
 
@@ -56,11 +66,14 @@ def request_against(against: Source, request: Request, like: Header) -> Request:
     return replace(alone, source=against, settings=settings, change=Change(), forecast=None, ties=())
 
 
-def weighed(header: Header, like: Header) -> Header:
+def weighed(header: Header, like: Header | None) -> Header:
     """A header with the weights of the micro-batches of another, in the mean over its updates.
 
-    The header itself if it has weights; or if the other has none, or another number of micro-batches per update.
+    The header itself if it has weights or there is no other; or if the other has none, or another number of
+    micro-batches per update.
     """
+    if like is None:
+        return header
     count, parts = like.whole_micro_batches, like.parts
     if header.weights or not like.weights or header.whole_micro_batches != count:
         return header

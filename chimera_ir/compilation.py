@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from chimera_ir.diagnostics.catalogue.program import NothingTrained
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.diagnostics.render import blocks
-from chimera_ir.errors import CompileError, NoSuchLevel, NotProven, OptionError, TextError, WrongOption
+from chimera_ir.errors import CompileError, NoSuchLevel, NotProven, TextError
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.ops import NOWHERE
@@ -183,12 +183,8 @@ class Compilation:
     def graph(self) -> "OrderGraph":
         """The problem of ordering the operations, for programs that search; of one update, so not without a flush."""
         from chimera_ir.orders.graph import graph_of
-        from chimera_ir.orders.instance import Costing
 
-        schedule = self.schedule
-        if not isinstance(schedule, Schedule):
-            raise OptionError(f"{schedule.header.title}: without a flush there is no graph of one update")
-        return graph_of(schedule, Costing.of(self._durations, schedule.header))
+        return graph_of(self.schedule, self._durations)
 
     @_level
     def timeline(self) -> "Timeline":
@@ -358,19 +354,17 @@ class Compilation:
     @_level
     def _entry(self) -> Scheme | Text:
         """The parsed text: a scheme with the request's changes, or the level that an IR text has."""
+        from chimera_ir.comparison import weighed
+
         text = parsed(self.request)
-        return text if isinstance(text, Scheme) else replace(text, header=self._weighed(text.header))
-
-    def _weighed(self, header: Header) -> Header:
-        """The header of the text, with the weights that the request asks for."""
-        from chimera_ir import comparison
-
-        like = self.request.weighed_like
-        return header if like is None else comparison.weighed(header, like)
+        return (
+            text if isinstance(text, Scheme) else replace(text, header=weighed(text.header, self.request.weighed_like))
+        )
 
     @_level
     def _outlined(self) -> "Outline":
         """The header of a scheme, and its pipes without their operations."""
+        from chimera_ir.comparison import weighed
         from chimera_ir.elaborate.elaborate import outline
 
         scheme, settings = self.scheme, self.request.settings
@@ -379,7 +373,7 @@ class Compilation:
         for warning in outlined.warnings:
             self.warn(warning)
         header = replace(outlined.header, ties=groups(self.request.ties, outlined.header.stages))
-        return replace(outlined, header=self._weighed(header))
+        return replace(outlined, header=weighed(header, self.request.weighed_like))
 
     @property
     def _header(self) -> Header:
@@ -409,15 +403,15 @@ class Compilation:
         if (request := self.request).search is None:
             return None
         from chimera_ir import comparison
-        from chimera_ir.orders.improve import improvement, require_solver
+        from chimera_ir.orders.improve import improvement, searchable
 
-        require_solver()
-        if isinstance(self._entry, Program | ProgramStream):
-            raise WrongOption("search", ": the text of a program has its messages in place; search with its schedule")
-        written, limits = self._written.level, dict(request.limits)
-        further = {} if isinstance(written, ScheduleStream) else dict(comparison.same_placement(request, written))
+        of_program = isinstance(self._entry, Program | ProgramStream)
+        written = searchable(lambda: self._written.level, is_program=of_program)
+        further = dict(comparison.same_placement(request, written))
         costs = request.forecast.within_bounds(written) if request.forecast else request.costs
-        return improvement(written, costs.durations(self._header), limits, further, request.search, self.tell)
+        return improvement(
+            written, costs.durations(self._header), dict(request.limits), further, request.search, self.tell
+        )
 
     @_level
     def _checked(self) -> "Checked":
@@ -494,7 +488,4 @@ class Compilation:
         """The compilation of the schedule that the report compares with."""
         from chimera_ir import comparison
 
-        request, header = self.request, self.schedule.header
-        if request.against is None:
-            return Compilation(comparison.plain_request(request, header), tell=self.tell)
-        return Compilation(comparison.request_against(request.against, request, header), tell=self.tell)
+        return Compilation(comparison.opposing(self.request, self.schedule.header), tell=self.tell)

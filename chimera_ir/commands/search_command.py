@@ -32,7 +32,7 @@ def search_command(scheme: str | None, seconds: float, against: str | None, **op
     """Search for the best order of SCHEME's operations; placement and pipes stay as they are.
 
     SCHEME is as in chimera compile, and so is the output, of the best order that was found. The report compares it with
-    SCHEME's own order. Costs are those of --cost, or of a profile and cluster, whose messages count. Interrupted from
+    SCHEME's own order. Costs are as given, or those of a profile and cluster, whose messages count. Interrupted from
     the keyboard, the search ends with the best order so far. It needs OR-Tools: pip install 'chimera_ir[search]'.
 
     Exit status: as of chimera compile.

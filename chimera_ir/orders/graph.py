@@ -16,9 +16,12 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from chimera_ir.cost.durations import Durations
 from chimera_ir.cost.number_text import number
+from chimera_ir.errors import OptionError
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.ir.memory_bounds import Bound, Quantity
+from chimera_ir.ir.streams import ScheduleStream
 from chimera_ir.ir.text.printer import line
 from chimera_ir.orders.instance import Costing, Machine, OrderInstance, Store, instance_of
 
@@ -191,9 +194,15 @@ class OrderGraph:
         return "\n".join(["{", *lines, '  "operations": [', body, "  ]", "}"]) + "\n"
 
 
-def graph_of(schedule: Schedule, costing: Costing) -> OrderGraph:
-    """The graph of a verified schedule under some costs, in which activations count on each worker."""
+def graph_of(schedule: Schedule | ScheduleStream, durations: Durations) -> OrderGraph:
+    """The graph of a verified schedule under the costs of operations, in which activations count on each worker.
+
+    Raises `OptionError` if the schedule is a stream.
+    """
     header = schedule.header
+    if isinstance(schedule, ScheduleStream):
+        raise OptionError(f"{header.title}: without a flush there is no graph of one update")
+    costing = Costing.of(durations, header)
     counted = Quantity.ACTIVATIONS
     if counted in {bound.quantity for bound in header.bounds}:
         return OrderGraph(instance_of(schedule, costing))

@@ -85,6 +85,20 @@ def require_solver() -> None:
         raise OptionError("a search needs OR-Tools, which is not installed: pip install 'chimera_ir[search]'")
 
 
+def searchable(schedule: Callable[[], Schedule | ScheduleStream], *, is_program: bool) -> Schedule:
+    """The schedule of a text, made by ``schedule``, if it can be searched for better orders.
+
+    Raises `WrongOption` for a program and for a stream, and as `require_solver` does.
+    """
+    require_solver()
+    if is_program:
+        raise WrongOption("search", ": the text of a program has its messages in place; search with its schedule")
+    made = schedule()
+    if isinstance(made, ScheduleStream):
+        raise WrongOption("search", ": it searches among the orders of one update, and the scheme has no flush")
+    return made
+
+
 def with_limits(header: Header, limits: Limits) -> Header:
     """The header with other limits of activations or host memory, the same for every worker."""
     others = tuple(bound for bound in header.bounds if bound.quantity not in limits)
@@ -93,7 +107,7 @@ def with_limits(header: Header, limits: Limits) -> Header:
 
 
 def improvement(
-    schedule: Schedule | ScheduleStream,
+    schedule: Schedule,
     durations: Durations,
     limits: Limits,
     further: Mapping[str, Schedule],
@@ -104,11 +118,8 @@ def improvement(
 
     ``further`` are schedules with the same placement, by name, from which it begins as well.
 
-    Raises `WrongOption` if the schedule is a stream, or no order that meets the bounds on memory is known at the end.
+    Raises `WrongOption` if no order that meets the bounds on memory is known at the end.
     """
-    require_solver()
-    if isinstance(schedule, ScheduleStream):
-        raise WrongOption("search", ": it searches among the orders of one update, and the scheme has no flush")
     header = with_limits(schedule.header, limits)
     instance = instance_of(replace(schedule, header=header), Costing.of(durations, header))
     hints = {header.scheme: instance.lanes} | {
