@@ -87,7 +87,8 @@ IMPORTS = {
     "commands": {
         *("answer", "cache", "compilation", "console", "cost", "diagnostics", "elaborate", "errors", "fitting"),
         "highlight",
-        *("library", "measure", "options", "output", "planner", "profile", "progress", "request", "resources"),
+        *("library", "measure", "options", "orders", "output", "planner", "profile", "progress", "request"),
+        "resources",
         *("source", "sweeps", "syntax", "texts", "trace", "garbage", "escapes", "__version__", "recorded_page"),
     },
     "start": {"commands", "garbage"},

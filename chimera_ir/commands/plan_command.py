@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from chimera_ir import library, progress, texts
+from chimera_ir import library, output, progress, texts
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import setting, single_values
 from chimera_ir.commands.common import (
@@ -19,6 +19,7 @@ from chimera_ir.commands.common import (
     write,
     write_json,
 )
+from chimera_ir.commands.search_options import SECONDS, SEED
 from chimera_ir.commands.sections import SectionedCommand, as_json, general, is_quiet, remark
 from chimera_ir.commands.stage_options import TIED, tied_by_transformer
 from chimera_ir.compilation import Compilation
@@ -28,13 +29,16 @@ from chimera_ir.elaborate.elaborate import parameter_names
 from chimera_ir.errors import CompileError
 from chimera_ir.escapes import visible
 from chimera_ir.options import read_inputs
+from chimera_ir.orders.budget import SearchBudget
+from chimera_ir.orders.improve import ORDER_MARK, require_solver
 from chimera_ir.planner import listing
-from chimera_ir.planner.command_lines import Files
+from chimera_ir.planner.command_lines import Files, order_file
 from chimera_ir.planner.judge import Judge
 from chimera_ir.planner.listing import View
 from chimera_ir.planner.notes import notes
 from chimera_ir.planner.rank import rank
 from chimera_ir.planner.recommendation import recommendation
+from chimera_ir.planner.searched import SEARCHED, searched
 from chimera_ir.planner.space import MAX_OPERATIONS, Question, Recomputation
 from chimera_ir.plural import counted
 from chimera_ir.profile.choose import Inputs
@@ -56,6 +60,7 @@ _LIBRARY = "--library"
     sections={
         "Common options": "--profile --cluster --mini-batch --workers --scheme --top --all --why --choose",
         "What is considered": "--set --asynchronous --greedy --recompute --sync --tied --hf --layout --shard-optimizer",
+        "A search for better orders": "--search --seed",
         "Output": "--error --json --quiet",
     },
 )
@@ -102,6 +107,13 @@ _LIBRARY = "--library"
     is_flag=True,
     help="The replicas of a stage share the optimizer's state, where there is a flush.",
 )
+@click.option(
+    "--search",
+    type=SECONDS,
+    metavar="SECONDS",
+    help=f"Search for a better order of each of the first {SEARCHED} rows, each for so long; rank them again.",
+)
+@SEED
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, metavar="K", help="How many to show.")
 @click.option("--all", "everything", is_flag=True, help="Show every configuration, not only the best of each scheme.")
 @click.option("--why", is_flag=True, help="Show what was left out, and why.")
@@ -151,6 +163,8 @@ def plan_command(
     hf: str | None,
     layout: str,
     sharded_optimizer: bool,
+    search: float | None,
+    seed: int,
     top: int,
     everything: bool,
     why: bool,
@@ -164,7 +178,8 @@ def plan_command(
 
     For each scheme every number of stages D that the profile has, W copies so that all workers have something to do,
     every micro-batch size B of the profile with as many micro-batches N as the mini-batch takes (B N W items), and
-    every value of further parameters that divides D or is listed beside the scheme. The first ones are replayed.
+    every value of further parameters that divides D or is listed beside the scheme. The first ones are replayed. With
+    --search the order of the chosen row, if one was found, is written to the file that the printed commands name.
 
     Exit status: 0, 1 something is wrong in a file or no configuration is left, 2 on the command line, 70 in the
     compiler; 130 interrupted.
@@ -175,6 +190,10 @@ def plan_command(
     sources = tuple(_scheme(name, directories) for name in schemes) if schemes else _library(directories)
     modes = {None: Recomputation.WHERE_NEEDED, True: Recomputation.ALWAYS, False: Recomputation.NEVER}
     recomputation = modes[recompute]
+    if search is not None:
+        require_solver()
+    elif seed:
+        raise WrongCommand("--seed: it is for a search; add --search")
     # Files and schemes first: their mistakes end the command before any work.
     inputs = read_inputs(profile, cluster, "--{}".format)
     model = inputs.model()
@@ -194,6 +213,8 @@ def plan_command(
     files = Files(str(profile), str(cluster), replicas, max_operations, ties, sharded_optimizer)
     with progress.shown(is_quiet()) as doing:
         ranking = rank(sources, question, judge, greedy, max(top, choose), doing)
+        if search is not None:
+            ranking = searched(ranking, SearchBudget(search, seed), doing)
         doing("explaining the first choice")
         answer = recommendation(ranking)
     # The recommendation, the ranking, and the commands of the chosen configuration.
@@ -202,6 +223,8 @@ def plan_command(
         raise WrongCommand(f"--choose {choose}: there are only {counted(len(rows), 'row')}, and more with --all")
     remarks = notes(ranking, error, inputs.warnings)
     chosen = rows[choose - 1] if rows else None
+    if chosen and chosen.order:
+        _write_order(chosen.order.text, Path(order_file(chosen.choice, chosen.scheme)))
     if as_json:
         write_json(listing.as_json(ranking, answer, remarks, inputs.warnings, chosen, files))
     else:
@@ -228,6 +251,12 @@ def _library(directories: tuple[Path, ...]) -> tuple[Source, ...]:
         else:
             sources.append(source)
     return tuple(sources)
+
+
+def _write_order(text: str, file: Path) -> None:
+    """Writes a found order to a file that is new, or has an older one."""
+    remedy = "move it, so that the order that was found can be written there"
+    output.write_file(file, text.removeprefix(ORDER_MARK), ORDER_MARK, force=False, option="--search", remedy=remedy)
 
 
 def _scheme(name: str, directories: tuple[Path, ...]) -> Source:

@@ -10,6 +10,10 @@ from chimera_ir.plural import listed
 SECONDS = FiniteRange(0, MOST, min_open=True)
 """The type of a length of time in which to search."""
 
+SEED = click.option(
+    "--seed", type=click.IntRange(0, 2**31 - 1), default=0, metavar="S", help="Seed of all chance in a search."
+)
+
 
 def _limits(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> dict[str, int]:
     limits: dict[str, int] = {}
@@ -31,8 +35,6 @@ searching = all_of(
         metavar="QUANTITY=LIMIT",
         help="Limit of each worker in a search, in micro-batches: activations=4.",
     ),
-    click.option(
-        "--seed", type=click.IntRange(0, 2**31 - 1), default=0, metavar="S", help="Seed of all chance in a search."
-    ),
+    SEED,
 )
 """Adds to a command's function the options of a search, except how long it takes."""

@@ -29,6 +29,10 @@ _WHY = {
 }
 
 
+ORDER_MARK = "# order of a search: "
+"""The words with which the text of an order begins."""
+
+
 @dataclass(frozen=True, slots=True)
 class Improvement:
     """A schedule that a search found, not yet verified, with what is known of it and of its costs in words."""
@@ -53,11 +57,11 @@ class Improvement:
 
     @property
     def comments(self) -> str:
-        """The lines above the text of the schedule, which say how it was result."""
+        """The lines above the text of the schedule, which say how it was found."""
         header, budget, ended = self.schedule.header, self.result.budget, self.result.ended
         bounds = [f"{bound.quantity.value} <= {_limits(bound)}" for bound in header.bounds]
         lines = (
-            f"order of a search: {self.words}",
+            f"{ORDER_MARK.removeprefix('# ')}{self.words}",
             f"costs: {self.costs}",
             f"bounds on memory: {', '.join(bounds) or 'none'}",
             f"budget: {budget.seconds:g} s, seed {budget.seed}; it ended because {_WHY[ended]}",

@@ -1,5 +1,6 @@
 """Command lines that compile and start a configuration."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -30,16 +31,13 @@ def scheme_argument(source: Source) -> str:
     return f"./{source.name}" if source.name.startswith("-") else source.name
 
 
-def compile_line(choice: Configuration, files: Files) -> str:
+def compile_line(choice: Configuration, files: Files, order: str = "") -> str:
     """The ``chimera compile`` line that compiles this configuration and predicts its time.
 
-    The report compares with the baseline, which may have more operations than the schedule, so the limit may be raised.
+    If a search found its order, ``order`` is the file of the schedule, which has the parameters and clauses. The report
+    compares with the baseline, which may have more operations than the schedule, so the limit may be raised.
     """
-    words = [as_argument(scheme_argument(choice.source))]
-    words += [f"{name}={value}" for name, value in choice.settings]
-    words += ["--recompute"] if choice.change.recompute else []
-    words += ["--sync", choice.change.sync.value] if choice.change.sync else []
-    words += [word for tie in files.ties for word in ("--tied", ",".join(map(str, tie)))]
+    words = [as_argument(order)] if order else _scheme_words(choice, files.ties)
     words += ["--profile", as_argument(files.profile), "--cluster", as_argument(files.cluster)]
     words += ["--copies", str(choice.copies), "--micro-batch-size", str(choice.micro_batch_size)]
     words += [] if choice.split is None else ["--split", ",".join(map(str, choice.split))]
@@ -48,3 +46,17 @@ def compile_line(choice: Configuration, files: Files) -> str:
     limit = max(files.max_operations, 2 * choice.workers * choice.micro_batches)
     words += ["--max-operations", str(limit)] if limit > MAX_OPERATIONS else []
     return f"chimera compile {command_line(words)}"
+
+
+def _scheme_words(choice: Configuration, ties: Iterable[Tie]) -> list[str]:
+    """The words that name a scheme with its parameters, and the clauses that are added to it."""
+    words = [as_argument(scheme_argument(choice.source))]
+    words += [f"{name}={value}" for name, value in choice.settings]
+    words += ["--recompute"] if choice.change.recompute else []
+    words += ["--sync", choice.change.sync.value] if choice.change.sync else []
+    return [*words, *(word for tie in ties for word in ("--tied", ",".join(map(str, tie))))]
+
+
+def order_file(choice: Configuration, scheme: str) -> str:
+    """The name of the file for the order that a search found: that of the scheme and its parameters."""
+    return "-".join((scheme, *(f"{name}{value}" for name, value in choice.settings))) + ".sir"

@@ -50,7 +50,7 @@ class CompiledScheme:
     All changes have the same plan, and lanes that differ in recomputation alone; ``change`` is the one that gives them.
     A ``trusted`` text (the library's) is not verified again, unless it has no flush and ``ties`` say that stages share
     parameters. Any other text must pass `Variant.check` before its lanes are used. Operations without clocks are
-    ordered under ``durations``.
+    ordered under ``durations``. With an ``order`` all operations are in the order of this schedule.
 
     Every method and property, also of `Variant`, raises `Rejected` if the scheme has errors, and `NoSuchTie` if the
     scheme lacks a stage of a tie.
@@ -65,8 +65,9 @@ class CompiledScheme:
         trusted: bool,
         ties: tuple[Tie, ...] = (),
         durations: Durations = UNIT_COSTS,
+        order: Schedule | None = None,
     ) -> None:
-        self.trusted = trusted
+        self.trusted, self._order = trusted, order
         self._scheme, self._settings, self._change = scheme, dict(settings), change
         self._max_operations, self._ties, self._durations = max_operations, ties, durations
         self._outlines: dict[Change, Outline] = {}
@@ -95,6 +96,12 @@ class CompiledScheme:
             )
         return self._others[change.recompute]
 
+    def reordered(self, order: Schedule) -> "CompiledScheme":
+        """The scheme with its operations in another order, which has to be verified."""
+        settings = tuple(self._settings.items())
+        more = self._max_operations, False, self._ties, self._durations, order
+        return CompiledScheme(self._scheme, settings, self._change, *more)
+
     @property
     def _outline(self) -> Outline:
         return self.outline(self._change)
@@ -107,6 +114,8 @@ class CompiledScheme:
     @cached_property
     def level(self) -> Schedule | ScheduleStream:
         """The schedule or, without a flush, its stream."""
+        if self._order is not None:
+            return self._order
         return scheduled(self._outline.level(), Costing.of(self._durations, self._outline.header))
 
     @cached_property
@@ -217,6 +226,10 @@ class Variant:
         if isinstance(level, Schedule):
             return self.schedule
         return replace(level, header=header_of(self.header, level.header.updates))
+
+    def reordered(self, order: Schedule) -> "Variant":
+        """The variant with its operations in the order of another schedule."""
+        return Variant(self.compiled.reordered(order), self._change)
 
     @cached_property
     def digest(self) -> str | None:

@@ -14,8 +14,10 @@ from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.errors import NoSuchTie
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.memory_bounds import Quantity
+from chimera_ir.orders.improve import Improvement
 from chimera_ir.planner.bounds import least, most, standing
 from chimera_ir.planner.compiled import UNIT_COSTS, CompiledScheme, Variant
+from chimera_ir.planner.found_order import FoundOrder
 from chimera_ir.planner.space import Configuration, LeftOut, Reason, Recomputation, refusal
 from chimera_ir.planner.time_parts import TimeParts, time_parts
 from chimera_ir.plural import counted
@@ -48,7 +50,8 @@ class Judged:
     ``equation`` is T of equation 1 in seconds per update, ``memory`` the bytes of each worker (empty where the bounds
     showed that it fits), ``operations`` the number of compute operations. ``recomputes`` says whether any stage
     recomputes; ``replayed`` is the time of the replay in seconds per update, if there was one. ``digest`` is
-    `Variant.digest`; ``equal`` are the configurations of other names that compile to the same program.
+    `Variant.digest`; ``equal`` are the configurations of other names that compile to the same program. ``order`` is the
+    order that a search found, in place of the scheme's own.
     """
 
     choice: Configuration
@@ -61,6 +64,7 @@ class Judged:
     digest: str | None = None
     replayed: float | None = None
     equal: tuple[Configuration, ...] = ()
+    order: FoundOrder | None = None
 
     @property
     def is_alone(self) -> bool:
@@ -178,7 +182,30 @@ class Judge:
 
     def time_parts(self, judged: Judged, replays: bool) -> TimeParts:
         """Parts of the time of a configuration: by replays if ``replays``, else by equation 1."""
-        return time_parts(_Compiler(self).variant(judged.choice), self.setting(judged.choice), replays)
+        return time_parts(self.variant(judged), self.setting(judged.choice), replays)
+
+    def variant(self, judged: Judged) -> Variant:
+        """The compiled scheme of a configuration, in the order that a search found if there is one."""
+        variant = _Compiler(self).variant(judged.choice)
+        return variant if judged.order is None else variant.reordered(judged.order.schedule)
+
+    def in_order(self, judged: Judged, improvement: Improvement) -> Judged | None:
+        """A replayed configuration in the verified order that a search found, predicted; None if it does not fit."""
+        assert judged.replayed is not None
+        reordered = replace(judged, order=FoundOrder(improvement, judged.replayed), equal=())
+        setting, variant = self.setting(judged.choice), self.variant(reordered)
+        variant.check()
+        needed = tuple(need.total for need in memory_of(variant.header, setting, variant.holdings(setting)))
+        if any(map(gt, needed, self.room(variant.header))):
+            return None
+        structure, launched = variant.compiled.structure, variant.launched(setting)
+        return replace(
+            reordered,
+            equation=seconds_of(variant.schedule, structure, launched, setting),
+            memory=needed,
+            digest=variant.digest,
+            replayed=replay(variant.lowered(setting), setting).seconds,
+        )
 
 
 class _Compiler:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chimera_ir.cost.number_text import rounded
-from chimera_ir.planner.command_lines import Files, compile_line, scheme_argument
+from chimera_ir.planner.command_lines import Files, compile_line, order_file, scheme_argument
 from chimera_ir.planner.judge import Judged
 from chimera_ir.planner.rank import Ranking, grouped
 from chimera_ir.planner.recommendation import Recommendation, percent
@@ -56,7 +56,8 @@ def lines(judged: Judged, ranking: Ranking, files: Files) -> str:
     ranks, script = choice.workers * choice.copies, f"{judged.scheme}.out/train.py"
     where = ranks, judge.cluster.per_node, script, choice.micro_batch_size, files.replica_layout
     started = torchrun(*where, choice.split, files.sharded_optimizer, judge.profile.file)
-    return f"{compile_line(choice, files)}\n{started}\n"
+    order = order_file(choice, judged.scheme) if judged.order else ""
+    return f"{compile_line(choice, files, order)}\n{started}\n"
 
 
 def _heading(ranking: Ranking) -> Text:
@@ -109,6 +110,7 @@ def _more(judged: Judged, roles: Roles) -> str:
     words += ["recompute"] if judged.recomputes else []
     words += [change.sync.value] if change.sync else []
     words += ["no flush"] if judged.asynchronous else []
+    words += [f"found order: -{percent(1 - judged.seconds / judged.order.before)}"] if judged.order else []
     return ", ".join(words)
 
 
@@ -204,6 +206,7 @@ def _choice(judged: Judged) -> dict[str, object]:
         "throughput": rounded(judged.throughput),
         "memory": list(judged.memory) or None,
         **({} if choice.split is None else {"split": list(choice.split)}),
+        **({} if judged.order is None else {"search": judged.order.as_json()}),
     }
 
 

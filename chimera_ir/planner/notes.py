@@ -23,6 +23,7 @@ def notes(ranking: Ranking, error: float, warnings: Sequence[str]) -> tuple[str,
         *_stale(ranking),
         *_smaller(ranking),
         *_replays(ranking),
+        *ranking.searched,
     )
 
 

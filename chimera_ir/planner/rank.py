@@ -51,7 +51,7 @@ class Ranking:
     """The configurations that fit, best first and equal ones once, and those that were left out.
 
     ``reference`` is the best configuration of the baseline scheme, whether or not that scheme was asked for.
-    ``roles`` are those of each scheme's parameters.
+    ``roles`` are those of each scheme's parameters. ``searched`` has a sentence on each search for a better order.
     """
 
     question: Question
@@ -60,6 +60,7 @@ class Ranking:
     choices: tuple[Judged, ...]
     left_out: tuple[LeftOut, ...]
     reference: Judged | None
+    searched: tuple[str, ...] = ()
 
     def rows(self, everything: bool = False) -> tuple[Judged, ...]:
         """The configurations that people are shown: the best of each name, or all."""
@@ -97,7 +98,7 @@ def rank(
         # The first ones are replayed event by event, which may change their order.
         replayed = {_unsplit(judged): judged for judged in _replayed([*unasked[:1], *asked], pool, progress)}
         asked, unasked = (
-            _sorted((replayed.get(_unsplit(j), j) for j in ranked), baseline) for ranked in (asked, unasked)
+            by_throughput((replayed.get(_unsplit(j), j) for j in ranked), baseline) for ranked in (asked, unasked)
         )
         # Exact bytes only for the rows that are shown; for the others the bounds are enough.
         shown = dict.fromkeys([*_first_of_each_name(asked)[:top], *asked[:top]])
@@ -137,7 +138,7 @@ def _unsplit(judged: Judged) -> Configuration:
     return replace(judged.choice, split=None)
 
 
-def _sorted(configurations: Iterable[Judged], baseline: Source) -> list[Judged]:
+def by_throughput(configurations: Iterable[Judged], baseline: Source) -> list[Judged]:
     """Configurations, fastest first, equally fast ones by `_plain`; all replayed ones come before the others."""
 
     def order(judged: Judged) -> tuple[object, ...]:
@@ -157,7 +158,7 @@ def _merged(configurations: Iterable[Judged], baseline: Source) -> list[Judged]:
     """Sorts configurations and merges those that compile to the same program, under the plainest name."""
     equal = grouped(configurations, lambda judged: judged.identity)
     plainest = (sorted(same, key=lambda judged: _plain(judged.choice, baseline)) for same in equal)
-    return _sorted((replace(first, equal=tuple(j.choice for j in rest)) for first, *rest in plainest), baseline)
+    return by_throughput((replace(first, equal=tuple(j.choice for j in rest)) for first, *rest in plainest), baseline)
 
 
 def _first_of_each_name(ranked: Iterable[Judged]) -> tuple[Judged, ...]:
