@@ -109,8 +109,10 @@ class Rivals:
 
 
 class Simulator:
-    """Runs a program; afterwards ``computes`` are (worker, operation, start, end), and so are ``steps``; ``ended`` says
-    when each lane was through, and ``sums`` are (stage, version, start, end)."""
+    """Runs a program; afterwards ``computes`` are (worker, operation, start, end), and so are ``steps`` and ``moves``;
+    ``ended`` says when each lane was through, and ``sums`` are (stage, version, start, end).
+
+    Each worker has a link to the host of its own."""
 
     def __init__(self, program: Program, setting: Setting) -> None:
         self.program, self.header, self.setting = program, program.header, setting
@@ -120,6 +122,7 @@ class Simulator:
         self.counted = 0
         self.computes: list[tuple[int, Instruction, float, float]] = []
         self.steps: list[tuple[int, Instruction, float, float]] = []
+        self.moves: list[tuple[int, Instruction, float, float]] = []
         self.sums: list[tuple[tuple[int, ...], int | None, float, float]] = []
         self.ended: dict[int, float] = {}
         self.left: dict[object, Signal] = defaultdict(Signal)
@@ -155,6 +158,8 @@ class Simulator:
         for each in self.program.lanes[worker]:
             match each:
                 case Compute(kind, micros, stage) if kind.letter in ("offload", "reload"):
+                    if self.setting.cluster.host is not None:
+                        yield self.busy(self.setting.cluster.host.link.overhead)
                     done = moved[kind.letter, micros, stage] = Signal()
                     free.ask(lambda operation=each, done=done: self.move(worker, operation, done))
                     free = done
@@ -194,10 +199,10 @@ class Simulator:
         start = self.now
 
         def over() -> None:
-            self.computes.append((worker, operation, start, self.now))
+            self.moves.append((worker, operation, start, self.now))
             done.give()
 
-        self.after(self.compute(operation), over)
+        self.after(self.transfer(operation), over)
 
     def busy(self, seconds: float) -> Signal:
         """What the lane waits for while it is kept."""
@@ -264,7 +269,6 @@ class Simulator:
         first, second = (costs.get(half, backward / 2) for half in "IW")
         again = max(0.0, costs["recomputing"] - backward)
         times = {"F": forward, "B": backward, "I": first, "W": second, "recompute": again}
-        times |= {letter: costs.get(letter, backward / 2) for letter in ("offload", "reload")}
         one = times[each.kind.letter]
         return one * self.weight(each) / self.cut
 
@@ -272,6 +276,13 @@ class Simulator:
         """How many of weight 1 the micro-batches of an operation take as long as."""
         weights = self.header.weights or (1,)
         return sum(int(weights[micro % len(weights)]) for micro in each.micros)
+
+    def transfer(self, each: Compute) -> float:
+        """All that is kept of micro-batches but what stays, over the link to the host; at once without such a link."""
+        host, kept = self.setting.cluster.host, self.setting.stages[each.stage].at[self.setting.micro_batch_size]
+        if host is None:
+            return 0.0
+        return host.link.alpha + host.link.beta * (kept.activations - kept.resident) * len(each.micros) / self.cut
 
     def step(self, stage: int) -> float:
         return self.setting.stages[stage].step

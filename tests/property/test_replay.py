@@ -17,7 +17,7 @@ from chimera_ir.predict.events import Role
 from chimera_ir.predict.idle import Cause, idle
 from chimera_ir.predict.replay import Event, Replay, free_replay, pace, replay
 from chimera_ir.predict.setting import Setting
-from chimera_ir.profile.cluster import FREE, Cluster, Link
+from chimera_ir.profile.cluster import FREE, Cluster, HostLink, Link
 from chimera_ir.profile.costs import StageCosts
 from chimera_ir.verify.verify import schedule_of
 from tests.instructions import what
@@ -28,6 +28,7 @@ from tests.property.streams import one_forward_one_backward, random_stream
 from tests.property.test_random_schemes import compiled
 from tests.repeatable import examples, tries
 from tests.simulator import Simulator
+from tests.sizes import on_workers
 from tests.timings import stage_timing
 
 _FEW = examples(150)
@@ -80,7 +81,8 @@ def random_setting(header: Header, random: Random) -> Setting:
     )
     links = [random_link(random) for _ in range(3)]
     cluster = Cluster("any", 4096, random.choice([1, 2, 3, 4]), 1, 0, *links)
-    return Setting(stages, cluster, random.choice([1, 2, 4, 8]), 2, random.random() < 0.5)
+    setting = Setting(stages, cluster, random.choice([1, 2, 4, 8]), 2, random.random() < 0.5)
+    return replace(setting, cluster=replace(cluster, host=HostLink(random_link(random))))
 
 
 def with_shared_links(setting: Setting, random: Random) -> Setting:
@@ -115,10 +117,15 @@ def agrees(program: Program, setting: Setting) -> Replay:
     assert [lane[-1].end if lane else 0 for lane in found.lanes] == [*map(simulated.ended.get, range(len(found.lanes)))]
     sums = {(each.instruction.group, each.instruction.version, each.start, each.end) for each in found.sums}
     assert sums == set(simulated.sums)
+    assert moves(found) == set(simulated.moves)
     return found
 
 
-def consistent(found: Replay) -> None:
+def moves(found: Replay) -> set[tuple[object, ...]]:
+    return {(*each.workers, each.instruction, each.start, each.end) for each in found.moves}
+
+
+def consistent(found: Replay) -> Replay:
     """Lanes and the critical path have no gaps, and each event of the path has a part of the time shown."""
     for lane in found.lanes:
         ends = [0.0, *(each.end for each in lane)]
@@ -128,11 +135,12 @@ def consistent(found: Replay) -> None:
     assert ends[-1] == found.span
     for each in found.critical:
         assert any(whole.start <= each.start and each.end <= whole.end for whole in shown(found, each))
+    return found
 
 
 def shown(found: Replay, each: Event) -> list[Event]:
     """The events of which one in the critical path may be a part; a notice is not shown."""
-    everything = [*found.messages, *found.sums, *(other for lane in found.lanes for other in lane), each]
+    everything = [*found.messages, *found.sums, *found.moves, *(other for lane in found.lanes for other in lane), each]
     return [
         other
         for other in everything
@@ -165,6 +173,13 @@ def test_messages_that_share_ports_take_as_long_as_in_the_simulation(name: str, 
 
 def under_way(found: Replay) -> float:
     return sum(each.end - each.start for each in found.messages)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["dapple_offload", "interleaved_offload"])
+def test_so_it_is_where_memory_moves(name: str, seed: int) -> None:
+    program = lowered(schedule(name, **on_workers(name, 4, 8)))
+    assert consistent(agrees(program, random_setting(program.header, Random(seed)))).moves
 
 
 @pytest.mark.parametrize("name", STREAMS)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partialmethod
 from typing import Any
 
 from chimera_runtime.lane import Lane
@@ -190,6 +191,8 @@ class FakeStage(FakeWeights):
         self.waiting: set[int] = set()
         self.halfway: set[int] = set()
         self.again: set[int] = set()
+        self.under_way: set[tuple[str, Micros]] = set()
+        self.on_host: set[Micros] = set()
         self.made: set[tuple[str, Micros]] = set()
 
     def forward(self, micros: Micros, inputs: Any, targets: Any = None) -> None:
@@ -220,6 +223,7 @@ class FakeStage(FakeWeights):
         last = self.number == self.journal.job.stages - 1
         assert gradients == (() if last else ("dx", group(micros), self.number + 1))
         assert self.waiting >= {*group(micros)}
+        assert self.on_host.isdisjoint({micros})
         self.waiting -= {*group(micros)}
         self.again -= {*group(micros)}
         self.made |= {("dx", micros)} if self.number else set()
@@ -243,6 +247,22 @@ class FakeStage(FakeWeights):
     def input_gradients(self, micros: Micros) -> Any:
         self.made.remove(("dx", micros))
         return "dx", group(micros), self.number
+
+    def _launch(self, kind: str, micros: Micros) -> None:
+        assert self.waiting >= {*group(micros)}
+        assert (micros in self.on_host) == (kind == "reload")
+        self.under_way.add((kind, micros))
+        self.journal.lines.append(f"{kind} {listed(self.journal, micros)} s{self.number}{self.version}")
+
+    def _wait(self, kind: str, micros: Micros) -> None:
+        self.under_way.remove((kind, micros))
+        self.on_host ^= {micros}
+        self.journal.lines.append(f"wait {kind} {listed(self.journal, micros)} s{self.number}{self.version}")
+
+    offload = partialmethod(_launch, "offload")
+    reload = partialmethod(_launch, "reload")
+    wait_offload = partialmethod(_wait, "offload")
+    wait_reload = partialmethod(_wait, "reload")
 
 
 class EvaluatedStage(FakeStage):

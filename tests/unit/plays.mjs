@@ -24,6 +24,7 @@ const QUESTIONS = {
   path: (plan, run) =>
     Array.from(criticalPath(plan, run), (event) => ({
       operations: [...listOf(plan.operations, event)],
+      move: plan.role[event] === ROLE.MOVE ? plan.schedule.moves.words[plan.schedule.events.subject[event]] : "",
       start: run.end[event] - run.length[event],
       end: run.end[event],
     })),

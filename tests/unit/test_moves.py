@@ -14,7 +14,7 @@ from chimera_ir.ir.ops import Compute, WaitMove
 from chimera_ir.ir.text.printer import show
 from chimera_ir.ir.text.reader import parse
 from chimera_ir.predict.setting import Setting
-from chimera_ir.profile.cluster import FREE, Cluster
+from chimera_ir.profile.cluster import FREE, Cluster, HostLink, Link
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.source import Source
 from chimera_ir.trace.predicted_events import predicted_trace
@@ -141,10 +141,10 @@ def test_a_replay_takes_as_long_as_the_simulator_and_the_timeline(name: str, cos
     costs = {"offload": cost, "reload": cost}
     compilation = chimera_ir.compile(Source("a.chim", TEXTS[name]), options=Options(costs=costs))
     program = compilation.verified.program
-    stage = StageCosts(1, 1, 0, {1: Timing(TIMES | costs, 1, 1, 1, 1)})
-    free = Cluster("free", 4096, 1, 1, 0, FREE, FREE, FREE)
-    simulated = Simulator(program, Setting((stage,) * program.header.stages, free, 1, 1)).computes
-    assert max(end for *_, end in simulated) == compilation.replay.span == compilation.report.makespan
+    stage = StageCosts(1, 1, 0, {1: Timing(TIMES, 1, 1, 1, 1)})
+    free = Cluster("free", 4096, 1, 1, 0, FREE, FREE, FREE, host=HostLink(Link(0.0, cost)))
+    simulated = Simulator(program, Setting((stage,) * program.header.stages, free, 1, 1)).ended
+    assert max(simulated.values()) == compilation.replay.span == compilation.report.makespan
 
 
 def test_a_program_may_wait_where_it_likes_and_is_counted_by_its_lines() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from itertools import chain, pairwise
+from itertools import pairwise
 from math import inf, log2
 from pathlib import Path
 from random import Random
@@ -22,6 +22,7 @@ from chimera_ir.cost.simulate import earliest
 from chimera_ir.flow.net import reads_of
 from chimera_ir.ir.kinds import KINDS, PAIR, RECOMPUTATION
 from chimera_ir.ir.levels import Header
+from chimera_ir.ir.ops import Compute
 from chimera_ir.page.contents import Levels, ShownSchedule
 from chimera_ir.page.packing import packed
 from chimera_ir.predict.events import Role
@@ -93,6 +94,17 @@ def case(page: Page, values: Sequence[Sequence[Fraction]], *asked: str) -> dict[
     return {"schedule": page.tables, "settings": [[*map(float, row)] for row in values], "asked": asked}
 
 
+@dataclass(frozen=True)
+class OwnTimes(Setting):
+    """A setting in which an offload and a reload take a time of their own each, as sliders say."""
+
+    def compute(self, stage: int, operation: Compute, header: Header) -> tuple[tuple[float, Fraction], ...]:
+        if not operation.kind.moves:
+            return super().compute(stage, operation, header)
+        seconds = self.timing(stage).times[operation.kind.letter]
+        return ((seconds, Fraction(len(operation.micros), header.parts)),)
+
+
 def replayed(page: Page, values: Mapping[str, float]) -> Replay:
     """The replay of a program in which a message takes ``values["message"]`` and a sum ``values["sum"]``."""
     times = {letter: values.get(letter, float(kind.cost)) for letter, kind in KINDS.items()}
@@ -103,7 +115,7 @@ def replayed(page: Page, values: Mapping[str, float]) -> Replay:
     sums = Link(values.get("sum", 0.0) / (2 * log2(ranks)), 0.0)
     message = Link(0.0, values["message"])
     cluster = Cluster("sliders", page.header.workers, page.header.workers, 0, 0, FREE, message, sums)
-    return replay(page.compilation.verified.program, Setting((stage,) * page.header.stages, cluster, 1, 1))
+    return replay(page.compilation.verified.program, OwnTimes((stage,) * page.header.stages, cluster, 1, 1))
 
 
 def operations_of(replay: Replay) -> Iterator[tuple[float, float]]:
@@ -213,6 +225,8 @@ def test_the_critical_path_is_the_compilers(scheme: str, answers: Mapping[str, A
         counts = Counter[str]()
         for event in path:
             counts[letter_of(shown.tables, event["operations"])] += size_of(shown.tables, event["operations"])
+            if event["move"]:
+                counts[event["move"].split()[0]] += 1
         updates = answer["turns"] * (shown.tables["turn"] or {"updates": 1})["updates"]
         length = sum(count * values.get(letter, float(costs[letter])) for letter, count in counts.items() if letter)
         assert length / updates == pytest.approx(answer["update"])
@@ -245,9 +259,10 @@ def test_what_is_sent_to_an_operation_is_what_it_reads_from_another_worker(
     scheme: str, answers: Mapping[str, Answers]
 ) -> None:
     verified, (_, answer) = page(scheme).compilation.verified, next(answers[scheme].few())
-    numbers = [number for number, operation in enumerate(chain(*verified.schedule.lanes)) for _ in operation.parts]
-    worker = page(scheme).tables["operations"]["worker"]
-    lane_of = dict(zip(numbers, worker, strict=True))
+    operations = [(worker, each) for worker, lane in enumerate(verified.schedule.lanes) for each in lane]
+    lane_of = [worker for worker, _ in operations]
+    numbers = [number for number, (_, each) in enumerate(operations) if not each.kind.moves for _ in each.parts]
+    assert [lane_of[number] for number in numbers] == [*page(scheme).tables["operations"]["worker"]]
     reads = reads_of(verified.schedule)
     expected = {
         (maker, taker) for taker, makers in enumerate(reads) for maker in makers if lane_of[maker] != lane_of[taker]
