@@ -63,7 +63,7 @@ def request_against(against: Source, request: Request, like: Header) -> Request:
     """
     settings = {} if not against.is_scheme else _fitting(against, like, request.max_operations)
     alone = replace(request, against=None, search=None, limits=(), weighed_like=_weighed(like), offload=False)
-    return replace(alone, source=against, settings=settings, change=Change(), forecast=None, ties=())
+    return replace(alone, source=against, settings=settings, change=Change(), forecast=None, ties=(), slice_lengths=())
 
 
 def weighed(header: Header, like: Header | None) -> Header:

@@ -26,7 +26,7 @@ from chimera_ir.ir.streams import Level as Text
 from chimera_ir.ir.streams import PlanStream, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.printer import kinds_line, show
 from chimera_ir.made_once import level as _level
-from chimera_ir.request import Request, groups, parsed
+from chimera_ir.request import Request, groups, parsed, with_lengths
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 
@@ -373,7 +373,7 @@ class Compilation:
         for warning in outlined.warnings:
             self.warn(warning)
         header = replace(outlined.header, ties=groups(self.request.ties, outlined.header.stages))
-        return replace(outlined, header=weighed(header, self.request.weighed_like))
+        return replace(outlined, header=weighed(with_lengths(self.request, header), self.request.weighed_like))
 
     @property
     def _header(self) -> Header:

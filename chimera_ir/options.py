@@ -14,8 +14,9 @@ from chimera_ir.cost.durations import COST_LETTERS, Costs
 from chimera_ir.errors import OptionError, ParameterError, UnreadableText
 from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.sharing import Communicators
+from chimera_ir.ir.slice_lengths import MAX_LENGTH
 from chimera_ir.orders.budget import SearchBudget
-from chimera_ir.request import MAX_OPERATIONS, Request, Tie
+from chimera_ir.request import MAX_OPERATIONS, EqualTimes, Request, Tie
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme, SyncMode
 from chimera_ir.syntax.change import Change
@@ -52,6 +53,9 @@ class Options:
     costs
         Cost per micro-batch of the kinds F, B, I and W, as in ``{"B": 2.5}`` or ``{"B": "5/3"}``, or the cost of each
         of its slices: ``{"F": [2, 3, 4, 5]}``.
+    slice_lengths
+        The relative lengths of the slices of a micro-batch, as in ``[640, 512, 448, 448]``; by default all are equal.
+        With ``"equal-times"`` the profile says with which lengths all take about as long.
     recompute
         Whether every stage keeps only its input, and runs its forward again.
     offload
@@ -99,6 +103,7 @@ class Options:
     """
 
     costs: Mapping[str, Cost | Sequence[Cost]] = field(default_factory=dict)
+    slice_lengths: Sequence[int] | Literal["equal-times"] = ()
     recompute: bool = False
     offload: Literal["auto"] | None = None
     sync: Literal["lazy", "eager", "eager_opt"] | SyncMode | None = None
@@ -121,6 +126,10 @@ class Options:
 
     def __post_init__(self) -> None:
         self.cost_model()
+        lengths = self.slice_lengths
+        several = isinstance(lengths, list | tuple) and all(_is_in(length, MAX_LENGTH) for length in lengths)
+        says = "it is a list of whole numbers from 1 on, as in [640, 512, 448, 448], or 'equal-times'"
+        _require(several or lengths == EqualTimes.EQUAL_TIMES.value, "slice_lengths", lengths, says)
         _require(isinstance(self.recompute, bool), "recompute", self.recompute, "it is True or False")
         _require(self.offload in (None, "auto"), "offload", self.offload, "it is auto")
         modes = [mode.value for mode in SyncMode]
@@ -211,7 +220,13 @@ class Options:
         if self.search is not None and self.offload:
             names = f"{spell('search')}, {spell('offload')}"
             raise OptionError(f"{names}: search first, then give the schedule that was found to {spell('offload')}")
+        lengths = EqualTimes.EQUAL_TIMES if isinstance(self.slice_lengths, str) else tuple(self.slice_lengths)
+        if lengths and not source.is_scheme:
+            raise OptionError(f"{spell('slice_lengths')}: {source.name} has its own; give lengths to its scheme")
         forecast = self._forecast(spell)
+        if lengths is EqualTimes.EQUAL_TIMES and not forecast:
+            needed = f"{spell('profile')}, {spell('cluster')} and {spell('micro_batch_size')}"
+            raise OptionError(f"{spell('slice_lengths')} {lengths.value}: times are those of a profile; add {needed}")
         if forecast and self.costs:
             names = f"{spell('costs')}, {spell('profile')}"
             raise OptionError(f"{names}: both say how long operations take; leave one of them out")
@@ -229,6 +244,7 @@ class Options:
             None if self.search is None else SearchBudget(self.search, self.seed),
             self.limits(),
             offload=self.offload == "auto",
+            slice_lengths=lengths,
         )
 
     def _against(self, spell: Spell) -> Source | None:

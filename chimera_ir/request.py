@@ -1,17 +1,20 @@
 """A request to the compiler: a text, its parameters and options."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from chimera_ir.cost.durations import Costs
-from chimera_ir.errors import AboveMaxOperations, NoSuchTie, TooLarge
+from chimera_ir.errors import AboveMaxOperations, NoSuchTie, TooLarge, WrongOption
 from chimera_ir.ir.ids import Stage, WeightGroup
 from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS, Header
 from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.sharing import Communicators
+from chimera_ir.ir.slice_lengths import normalized
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.orders.budget import SearchBudget
+from chimera_ir.plural import counted
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.change import Change
@@ -24,6 +27,13 @@ MAX_OPERATIONS = 1_000_000
 
 MAX_HEADERS = MAX_WORKERS + MAX_PIPES + 1_000
 """The most headings and lines of a header that an IR text may have."""
+
+
+class EqualTimes(Enum):
+    """The choice of lengths of slices that take about the same time, by the profile."""
+
+    EQUAL_TIMES = "equal-times"
+
 
 Tie = tuple[int | str, ...]
 """Stages that share parameters, as the user writes them: by number, ``"first"`` or ``"last"``."""
@@ -42,7 +52,8 @@ class Request:
 
     With ``search`` the schedule is the best order of its operations that a search finds within this budget and the
     ``limits`` of memory, which take the place of those that the text declares.
-    The micro-batches weigh as those of ``weighed_like``, unless the text gives weights.
+    The micro-batches weigh as those of ``weighed_like``, unless the text gives weights. Slices have these relative
+    ``slice_lengths``, or those that the forecast finds; none stands for equal lengths.
     """
 
     source: Source
@@ -59,6 +70,7 @@ class Request:
     limits: tuple[tuple[Quantity, int], ...] = ()
     weighed_like: Header | None = None
     offload: bool = False
+    slice_lengths: "tuple[int, ...] | EqualTimes" = ()
 
     @property
     def cost_model(self) -> "Forecast | Costs":
@@ -86,6 +98,26 @@ def _group(tie: Tie, stages: int) -> WeightGroup:
     if len(numbers) < 2:
         raise NoSuchTie(text, "a tie is of two stages or more")
     return tuple(map(Stage, sorted(numbers)))
+
+
+def with_lengths(request: Request, header: Header) -> Header:
+    """The header of a scheme, with the lengths of slices that the request asks for.
+
+    Raises `WrongOption` if micro-batches have another number of slices, or equal times cannot be found.
+    """
+    lengths = request.slice_lengths
+    if not lengths:
+        return header
+    if header.slices == 1:
+        raise WrongOption("slice_lengths", f": a micro-batch of {header.title} is not cut into slices")
+    if isinstance(lengths, EqualTimes):
+        assert request.forecast is not None, "`Options.request` asks for a profile"
+        return replace(header, lengths=normalized(request.forecast.equal_times(header)))
+    if len(lengths) != header.slices:
+        given, cut = counted(len(lengths), "length"), counted(header.slices, "slice")
+        text = ",".join(map(str, lengths))
+        raise WrongOption("slice_lengths", f" {text}: these are {given}, and a micro-batch of {header.title} has {cut}")
+    return replace(header, lengths=normalized(lengths))
 
 
 def parsed(request: Request) -> Scheme | Level:

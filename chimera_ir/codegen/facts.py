@@ -39,6 +39,7 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
         "evaluated": evaluation.program.header.whole_micro_batches,
         "parts": header.parts,
         **({"slices": header.slices} if header.slices > 1 else {}),
+        **({"lengths": list(header.lengths)} if header.lengths else {}),
         **({"weights": list(map(int, header.weights))} if header.weights else {}),
         "recomputing": sorted({stage for pipe in header.pipes for stage in pipe.recompute}),
         **({"moving": _stages(program, lambda operation: operation.kind.moves)} if header.moves else {}),

@@ -19,7 +19,7 @@ from chimera_ir.commands.library_list import described, listed_library
 from chimera_ir.commands.page_files import PAGE, refuse_page, write_page
 from chimera_ir.commands.search_options import SECONDS, searching
 from chimera_ir.commands.sections import SectionedCommand, all_of, as_json, colored, general, is_quiet, remark, report
-from chimera_ir.commands.stage_options import COMMUNICATORS, OFFLOAD, TIED, parse_split
+from chimera_ir.commands.stage_options import COMMUNICATORS, OFFLOAD, SLICE_LENGTHS, TIED, parse_split
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.durations import COST_LETTERS
 from chimera_ir.diagnostics.model import Diagnostic
@@ -47,6 +47,7 @@ compiling = all_of(
         metavar="KIND=VALUE",
         help=f"Cost of {listed(COST_LETTERS, 'or')} per micro-batch, or of each slice: F=2,3.",
     ),
+    SLICE_LENGTHS,
     click.option("--recompute", is_flag=True, help="Every stage keeps only its input, and runs its forward again."),
     OFFLOAD,
     click.option(
@@ -79,7 +80,8 @@ compiling = all_of(
     cls=SectionedCommand,
     sections={
         "Common options": "--set --out --emit --against --list",
-        "The schedule": "--cost --recompute --offload --sync --tied --communicators --search --memory --seed",
+        "The schedule": "--cost --slice-lengths --recompute --offload --sync --tied --communicators --search --memory "
+        "--seed",
         "A prediction in seconds": "--profile --cluster --micro-batch-size --copies --split --layout --shard-optimizer "
         "--require-fit",
         "Output": "--html --details --json --table --quiet",

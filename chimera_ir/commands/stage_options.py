@@ -1,10 +1,12 @@
-"""Options about the stages of a model: ``--tied`` and ``--split``."""
+"""Options about the model: ``--tied`` and ``--split`` of its stages, ``--slice-lengths`` of its sequences."""
 
 from pathlib import Path
 
 import click
 
 from chimera_ir.commands.common import WrongCommand, as_misuse
+from chimera_ir.ir.slice_lengths import MAX_LENGTH
+from chimera_ir.request import EqualTimes
 from chimera_runtime.errors import Misuse
 
 
@@ -30,6 +32,19 @@ def parse_split(_: click.Context, __: click.Parameter, given: str | None) -> tup
     return None if given is None else tuple(map(int, words))
 
 
+def parse_lengths(_: click.Context, __: click.Parameter, given: str | None) -> tuple[int, ...] | str:
+    """The lengths of slices, of an option ``--slice-lengths``; none if it is not given."""
+    if given == EqualTimes.EQUAL_TIMES.value:
+        return given
+    words = [] if given is None else given.split(",")
+    if not all(word.isascii() and word.isdecimal() and 1 <= int(word[:10]) <= MAX_LENGTH for word in words):
+        raise WrongCommand(
+            f"--slice-lengths {given[:80] if given else given}: list the length of each slice, as in --slice-lengths "
+            f"640,512,448,448, or write {EqualTimes.EQUAL_TIMES.value}"
+        )
+    return tuple(map(int, words))
+
+
 def tied_by_transformer(source: Path) -> list[list[int | str]]:
     """The groups of stages that share parameters of a model of transformers; needs torch.
 
@@ -40,6 +55,13 @@ def tied_by_transformer(source: Path) -> list[list[int | str]]:
     with as_misuse(Misuse):
         return [["first", "last"]] if layers(source).tied(2) else []
 
+
+SLICE_LENGTHS = click.option(
+    "--slice-lengths",
+    callback=parse_lengths,
+    metavar="L,L,..",
+    help="Relative lengths of the slices, or equal-times by the profile [default: equal].",
+)
 
 TIED = click.option(
     "--tied",

@@ -67,7 +67,7 @@ def kept(timeline: Timeline, worker: int, bytes_of: Callable[[int], WorkerBytes]
         raise IndexError(f"worker {worker!r:.60}: there are the workers 0 to {workers - 1}")
     changes = sorted(_changes(timeline, timeline.lanes[worker]), key=_TIME)
     amounts = dict.fromkeys(["activations", *(COLUMN_OF[change.unit] for change in changes)], 0)
-    parts, in_bytes = timeline.header.parts, bytes_of(worker) if bytes_of else None
+    parts, in_bytes = timeline.header.units, bytes_of(worker) if bytes_of else None
     size = in_bytes.at_first * parts if in_bytes else None
     rows = [_row(0.0, "", amounts, parts, size)]
     for (time, words), together in groupby(changes, itemgetter(0, 1)):
@@ -86,7 +86,7 @@ def _row(time: float, words: str, amounts: Mapping[str, int], parts: int, size: 
 
 
 class _KeptChange(NamedTuple):
-    """A change by an operation on a stage, at a tick, of an amount in parts of micro-batches."""
+    """A change by an operation on a stage, at a tick, of an amount in units of `Header.units`."""
 
     tick: int
     words: str

@@ -12,6 +12,7 @@ from chimera_ir.errors import WrongOption
 from chimera_ir.ir.kinds import COSTED, KEPT, KINDS, PAIR, RECOMPUTATION
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Operation, Pair
+from chimera_ir.ir.slice_lengths import weighed
 from chimera_ir.plural import counted, listed
 
 COST_LETTERS = tuple(COSTED)
@@ -255,7 +256,7 @@ class Costs(Mapping[str, Fraction]):
         Where slices or micro-batches cost unequally, a pair without a cost of its own takes as long as its two parts.
         """
         letter = operation.kind.letter
-        if (self.shares or header.weights) and isinstance(operation, Pair) and letter not in self._given:
+        if (self.shares or header.loads) and isinstance(operation, Pair) and letter not in self._given:
             return sum((self.duration(part, header) for part in operation.parts), Fraction(0))
         return self._costs[letter] * self.share(operation, header)
 
@@ -263,5 +264,5 @@ class Costs(Mapping[str, Fraction]):
         """The share of the cost of a whole micro-batch that an operation has; more than 1 if it is over several."""
         shares = self.shares.get(operation.kind.letter, ()) if header.slices > 1 else ()
         if shares:
-            return shares[operation.parts[0].micros[0] % header.slices] * header.weight(operation)
+            return shares[operation.parts[0].micros[0] % header.slices] * weighed(operation, header.weights)
         return Fraction(header.weight(operation), header.parts)

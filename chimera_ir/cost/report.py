@@ -307,7 +307,7 @@ def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], siz
         activations=tuple(size * peak for peak in activations(schedule)),
         between_halves=tuple(size * peak for peak in halves),
         stashed_inputs=tuple(size * peak for peak in live.whole(header, live.inputs(schedule))),
-        carries=tuple(Fraction(peak.amount) for peak in live.peaks(schedule, Counted.CARRIES)),
+        carries=tuple(peak * header.slices for peak in live.whole(header, live.peaks(schedule, Counted.CARRIES))),
         host=tuple(size * peak for peak in live.whole(header, live.peaks(schedule, Counted.HOST))),
         host_links=transfers(timeline),
     )

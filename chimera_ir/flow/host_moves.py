@@ -42,13 +42,13 @@ Waits = Mapping[int, Sequence[int]]
 
 def waits_of(header: Header, lane: Sequence[Operation]) -> Waits:
     """The waits of a lane, by the rule above."""
-    hidden = _MovingLane(lane, None)
+    hidden = _MovingLane(header, lane, None)
     moving = next((operation.parts[0] for operation in lane if operation.kind.moves), None)
     if moving is None:
         return {}
     worker = header.worker(moving.micros[0], moving.stage)
-    bounds = [bound.limits[worker] * header.parts for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS]
-    return _MovingLane(lane, min(bounds, default=hidden.peak)).waits
+    bounds = [bound.limits[worker] * header.units for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS]
+    return _MovingLane(header, lane, min(bounds, default=hidden.peak)).waits
 
 
 class _MovingLane:
@@ -57,8 +57,8 @@ class _MovingLane:
     With a ``limit`` it waits for offloads where the lane would else keep more; without one after the next operation.
     """
 
-    def __init__(self, lane: Sequence[Operation], limit: int | None) -> None:
-        self._lane = lane
+    def __init__(self, header: Header, lane: Sequence[Operation], limit: int | None) -> None:
+        self._header, self._lane = header, lane
         self.waits: dict[int, list[int]] = {}
         self.peak = self._kept = 0
         # The moves under way by micro-batch and stage, and the offloads among them, as they were launched.
@@ -66,7 +66,7 @@ class _MovingLane:
         self._leaving: dict[int, None] = {}
         for place, operation in enumerate(lane):
             self._wait(place, dict.fromkeys(self._under_way[c] for c in _cells(operation) if c in self._under_way))
-            made, freed = _made_and_freed(operation)
+            made, freed = _made_and_freed(header, operation)
             while limit is not None and self._leaving and self._kept + made > limit:
                 self._wait(place, [next(iter(self._leaving))])
             self._kept += made
@@ -86,16 +86,17 @@ class _MovingLane:
                 self._under_way.pop(cell, None)
             if move in self._leaving:
                 del self._leaving[move]
-                self._kept -= _made_and_freed(self._lane[move])[1]
+                self._kept -= _made_and_freed(self._header, self._lane[move])[1]
 
 
-def _made_and_freed(operation: Operation) -> tuple[int, int]:
-    """The micro-batches of which an operation makes activations, and of which none are left when it is over."""
+def _made_and_freed(header: Header, operation: Operation) -> tuple[int, int]:
+    """The units (`Header.units`) whose activations an operation makes, and of which none are left when it is over."""
     made = freed = 0
     for part in operation.parts:
-        made += part.size * sum(value.counted is Counted.ACTIVATIONS for value in part.kind.makes)
-        freed += part.size * sum(value.counted in _OF_ACTIVATIONS for value in part.kind.frees)
-        freed -= part.size * sum(value.counted is Counted.OPERANDS for value in part.kind.makes)
+        size = header.length(part.micros)
+        made += size * sum(value.counted is Counted.ACTIVATIONS for value in part.kind.makes)
+        freed += size * sum(value.counted in _OF_ACTIVATIONS for value in part.kind.frees)
+        freed -= size * sum(value.counted is Counted.OPERANDS for value in part.kind.makes)
     return made, freed
 
 

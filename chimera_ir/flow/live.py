@@ -82,7 +82,7 @@ def most_at_once(lifetimes: Iterable[tuple[K, int, int]]) -> dict[K, int]:
 
 
 KeptChange = tuple[MoveStep, Counted, int]
-"""A change to what a stage keeps, in a unit: an amount of micro-batches, or of parts of one.
+"""A change to what a stage keeps, in a unit: an amount of micro-batches, of which `Header.units` make a whole one.
 
 An operation of the stage changes it, or the wait for a move of memory.
 """
@@ -131,26 +131,34 @@ def waiting(header: Header) -> dict[Kind, int]:
     """
     values = (value for kind in header.kinds for value in kind.keeps_in_slice)
     units = dict.fromkeys(value.counted for value in values if value.counted is not Counted.HOST)
-    effects = _effects(header, tuple(units))
+    effects = _effects_of(header.kinds, tuple(units), (1,) * header.slices)
     return {kind: sum(per_micro for _, per_micro in effects[kind][0]) for kind in header.kinds}
 
 
 _Effects = tuple[tuple[Counted, int], ...]
-"""The changes by an operation, in order: a unit, and the amount for each micro-batch, or part of one."""
+"""The changes by an operation, in order: a unit, and the amount for each micro-batch, or for the length of a slice."""
 
 
 def _effects(header: Header, units: tuple[Counted, ...]) -> Mapping[Kind, Sequence[_Effects]]:
     """The changes in ``units`` by operations of each kind on each slice of a micro-batch."""
-    return _effects_of(header.kinds, units, header.slices)
+    return _effects_of(header.kinds, units, header.slice_lengths)
 
 
 @cache
-def _effects_of(kinds: tuple[Kind, ...], units: tuple[Counted, ...], slices: int) -> Mapping[Kind, Sequence[_Effects]]:
-    freed = {value for kind in kinds for value in kind.frees}
+def _effects_of(
+    kinds: tuple[Kind, ...], units: tuple[Counted, ...], lengths: tuple[int, ...]
+) -> Mapping[Kind, Sequence[_Effects]]:
+    freed, slices = {value for kind in kinds for value in kind.frees}, len(lengths)
 
     def effects(kind: Kind, place: int) -> Iterator[tuple[Counted, int]]:
-        made = Counter(value.counted for value in kind.keeps if value in freed and value.is_made(place, slices))
-        gone = Counter(value.counted for value in kind.frees if _is_freed(kind, value, place, slices))
+        made, gone = Counter[Counted](), Counter[Counted]()
+        for value in kind.keeps:
+            if value in freed and value.is_made(place, slices):
+                made[value.counted] += lengths[place]
+        for value in kind.frees:
+            maker = _maker(kind, value, place)
+            if value.is_made(maker, slices):
+                gone[value.counted] += lengths[maker]
         operands = made.pop(Counted.OPERANDS, 0)
         yield from made.items()
         yield from ((counted, -amount) for counted, amount in gone.items())
@@ -162,10 +170,9 @@ def _effects_of(kinds: tuple[Kind, ...], units: tuple[Counted, ...], slices: int
     }
 
 
-def _is_freed(kind: Kind, value: Value, place: int, slices: int) -> bool:
-    """Whether there is the value that an operation on slice ``place`` frees: what it read, else what its slice made."""
-    maker = place - value.slices_on if value in kind.reads else place
-    return value.is_made(maker, slices)
+def _maker(kind: Kind, value: Value, place: int) -> int:
+    """The slice that made a value which an operation on slice ``place`` frees: what it read, or what its slice made."""
+    return place - value.slices_on if value in kind.reads else place
 
 
 class Peak(NamedTuple):
@@ -176,7 +183,7 @@ class Peak(NamedTuple):
 
 
 def peaks(level: Schedule | Program, *units: Counted) -> tuple[Peak, ...]:
-    """The peak of each worker in micro-batches, or parts of one, of which anything is kept in some units.
+    """The peak of each worker of what is kept in some units, counted as in `changes`.
 
     Stages are added up. A pair counts as its forward, then its backward, so both are there at once. What moves is kept
     until the wait for its move: of a schedule, where `flow.host_moves` says that the lane waits.
@@ -218,4 +225,4 @@ def between_halves(schedule: Schedule) -> tuple[Peak, ...]:
 
 def whole(header: Header, peaks: Iterable[Peak]) -> tuple[Fraction, ...]:
     """Peaks in M_a (section 3.3): in whole micro-batches, added up over stages."""
-    return tuple(Fraction(peak.amount, header.parts) for peak in peaks)
+    return tuple(Fraction(peak.amount, header.units) for peak in peaks)

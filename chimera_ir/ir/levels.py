@@ -14,6 +14,7 @@ from chimera_ir.ir.kinds import Kind, Readers, Resource, Value, all_kinds, value
 from chimera_ir.ir.lane_parts import LaneParts, parts_of
 from chimera_ir.ir.memory_bounds import Bound, Quantity
 from chimera_ir.ir.one_line import OneLine
+from chimera_ir.ir.slice_lengths import loads, weighed
 
 if TYPE_CHECKING:
     from chimera_ir.ir.given_lanes import Given
@@ -71,7 +72,8 @@ class Header:
     ``only`` has the kinds of its operations, in the order of the table, if these are not all kinds: forwards alone make
     no update. Those of recomputation are not listed: they follow from the pipes. ``ties`` are the groups of stages that
     share parameters. ``moves`` says whether any operation moves activations between a worker and its host.
-    ``weights`` has the weight of each of the micro-batches, and repeats; if it is empty, all weigh 1.
+    ``weights`` has the weight of each of the micro-batches, and repeats; if it is empty, all weigh 1. ``lengths`` are
+    the relative lengths of the slices of a micro-batch; if there are none, all are equally long.
     """
 
     scheme: str
@@ -90,6 +92,7 @@ class Header:
     slices: int = 1
     moves: bool = False
     weights: tuple[int | Fraction, ...] = ()
+    lengths: tuple[int, ...] = ()
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
@@ -188,22 +191,37 @@ class Header:
         """The number of parts that a micro-batch is cut into; a `Micro` counts one part."""
         return 2 if self.halves else self.slices
 
+    @property
+    def units(self) -> int:
+        """The number of units in which a micro-batch is counted in memory: parts, or the lengths of all slices."""
+        return sum(self.lengths) or self.parts
+
+    def length(self, micros: Sequence[Micro]) -> int:
+        """The units of some micro-batches together."""
+        return sum(self.lengths[micro % self.slices] for micro in micros) if self.lengths else len(micros)
+
+    @property
+    def slice_lengths(self) -> tuple[int, ...]:
+        """The relative lengths of the slices, also if they are equally long."""
+        return self.lengths or (1,) * self.slices
+
+    @cached_property
+    def loads(self) -> tuple[int | Fraction, ...]:
+        """The work of each micro-batch or slice, of which one of weight 1 and mean length has 1; repeats; or empty."""
+        return loads(self.weights, self.lengths)
+
     def weight(self, operation: ops.Operation) -> int | Fraction:
         """The weight of an operation's micro-batches together, each half or slice with that of a whole one.
 
         An operation takes its cost times this number, divided by ``parts``. A pair has the mean weight of its two.
         """
-        if not self.weights:
-            return operation.size
-        parts = operation.parts
-        count = len(self.weights)
-        total = sum(self.weights[micro % count] for part in parts for micro in part.micros)
-        return total if len(parts) == 1 else Fraction(total, len(parts))
+        return weighed(operation, self.loads)
 
     @cached_property
     def weight_unit(self) -> int:
         """The number of which a weight of any operation is a whole multiple of one part."""
-        return 2 * lcm(*(Fraction(weight).denominator for weight in self.weights)) if self.weights else 1
+        denominators = [Fraction(weight).denominator for weight in self.weights]
+        return 2 * lcm(*denominators) * (sum(self.lengths) or 1) if self.loads else 1
 
     @property
     def asynchronous(self) -> bool:

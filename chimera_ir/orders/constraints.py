@@ -193,11 +193,12 @@ def _holdings(instance: OrderInstance) -> Iterator[Holding]:
                         at_start += amount
                 for micro in part.micros:
                     events[store, micro, part.stage].append((number, (at_start + at_end) // len(part.micros)))
-        for (store, *_), several in events.items():
+        for (store, micro, _), several in events.items():
             several.sort(key=lambda event: place[event[0]])
-            opened = [number for number, amount in several for _ in range(amount)]
-            closed = [number for number, amount in several for _ in range(-amount)]
-            yield from (Holding(store, 1, *both) for both in zip(opened, closed, strict=True))
+            size = header.length([micro])
+            opened = [number for number, amount in several for _ in range(0, amount, size)]
+            closed = [number for number, amount in several for _ in range(0, -amount, size)]
+            yield from (Holding(store, size, *both) for both in zip(opened, closed, strict=True))
 
 
 def _in_full_stores(

@@ -1,7 +1,7 @@
 """The problem of ordering operations: durations, waits with the delays of messages, and what operations keep.
 
 An instance is made of a plan or of a schedule, and of costs. Its operations are numbered. Times are in whole ticks;
-amounts of memory are in parts of micro-batches, of which a micro-batch has `Header.parts`.
+amounts of memory are in units of which a micro-batch has `Header.units`.
 
 F m0 s0     machine 0   1 tick    waits for -                               keeps +1 from its start
 F m0 s1     machine 1   1 tick    waits for F m0 s0, 3 ticks after its end  keeps +1 from its start
@@ -204,7 +204,7 @@ def _instance(
     ]
     tick, durations = _ticks(header, operations, costing)
     stores = tuple(
-        Store(Worker(worker), bound.quantity, limit * header.parts)
+        Store(Worker(worker), bound.quantity, limit * header.units)
         for bound in header.bounds
         if bound.quantity in UNITS
         for worker, limit in enumerate(bound.limits)

@@ -100,7 +100,7 @@ def _too_tight(instance: OrderInstance, least: Sequence[int]) -> Iterator[Diagno
         ]
         if amounts:
             _, worker, amount = max(amounts, key=lambda excess: excess[0])
-            whole = ceil(Fraction(amount, header.parts))
+            whole = ceil(Fraction(amount, header.units))
             yield _TOO_TIGHT[bound.quantity](bound.origin, worker, whole, bound.limits[worker], "")
 
 

@@ -28,7 +28,7 @@ class Lengths:
     """
 
     def __init__(self, charges: Charges) -> None:
-        self._charges, self._parts = charges, charges.header.parts
+        self._charges, self._header = charges, charges.header
         durations = charges.durations if isinstance(charges, OperationCharges) else None
         self._costs = durations if isinstance(durations, Costs) else None
         self._forms: dict[_Terms, int] = {}
@@ -60,7 +60,7 @@ class Lengths:
             return duration_key(instruction, self._charges.header)
         if role is Role.WIRE:
             assert isinstance(instruction, Send)
-            return role, len(instruction.message.micros), seconds
+            return role, self._header.length(instruction.message.micros), seconds
         return role, isinstance(instruction, AllReduce), seconds
 
     def _terms(self, node: Node) -> Iterator[tuple[str, float]]:
@@ -73,7 +73,8 @@ class Lengths:
                 yield (SUM if isinstance(instruction, AllReduce) else MESSAGE), seconds
             case Role.WIRE:
                 assert isinstance(instruction, Send)
-                yield MESSAGE, seconds if self._costs is None else share(len(instruction.message.micros), self._parts)
+                length, whole = self._header.length(instruction.message.micros), self._header.units
+                yield MESSAGE, seconds if self._costs is None else share(length, whole)
             case Role.NOTICE | Role.FLIGHT:
                 yield MESSAGE, seconds
             case Role.SUM:

@@ -51,7 +51,7 @@ def tables(
 
     def micro_batches(*units: Counted) -> ChangeTable:
         chosen = [change for change in changes if change.unit in units]
-        return _table(chosen, lambda change: change.micros / header.parts)
+        return _table(chosen, lambda change: change.micros / header.units)
 
     activations = micro_batches(Counted.ACTIVATIONS, Counted.OPERANDS)
     memory = [MemoryTable("M_a", "activations", nothing, limits, _floats(figures.activations), activations)]
@@ -76,7 +76,7 @@ def _bytes(
     workers = [worker_bytes(header, setting, worker, need) for worker, need in enumerate(needs)]
 
     def size(change: _ChangeOfRow) -> float:
-        return change.micros * workers[change.row.worker].sizes(change.row.operation.stage)[change.unit] / header.parts
+        return change.micros * workers[change.row.worker].sizes(change.row.operation.stage)[change.unit] / header.units
 
     return MemoryTable(
         "bytes",

@@ -63,7 +63,7 @@ class Charges:
 
     def size(self, message: Message) -> float:
         """Bytes of a message."""
-        return self.setting.message(message.edge) * len(message.micros) / self.header.parts
+        return self.setting.message(message.edge) * self.header.length(message.micros) / self.header.units
 
     def link(self, source: Worker, target: Worker) -> Link:
         """The link that a message from one worker to another takes."""

@@ -84,7 +84,7 @@ def worker_bytes(header: Header, setting: Setting, worker: int, need: MemoryNeed
 
 
 class _Worker:
-    """Computes the memory of a worker; sizes are of whole micro-batches, while the program may count halves."""
+    """Computes the memory of a worker; sizes are of whole micro-batches, of which the program counts units."""
 
     def __init__(self, header: Header, setting: Setting, worker: int) -> None:
         self._header = header
@@ -95,19 +95,20 @@ class _Worker:
 
     def need(self, held: Holdings) -> MemoryNeed:
         """The worker's memory, by purpose."""
-        stages, parts = self._setting.stages, self._header.parts
+        stages, units = self._setting.stages, self._header.units
+        longest = max(self._header.slice_lengths)
         messages = [*held.sending, *((edge, micros) for edge, slots in held.receiving for micros in slots)]
         return MemoryNeed(
             weights=sum(copies * stages[stage].weights for stage, copies in held.copies),
             gradients=sum(stages[stage].gradients for stage, _ in held.copies),
             optimizer=sum(self._setting.optimizer(self._header, stage) for stage, _ in held.copies),
-            messages=sum(share(micros, self._setting.message(edge), parts) for edge, micros in messages),
-            activations=max((kept_bytes(moment, self.bytes_of, parts) for moment in held.fullest), default=0),
+            messages=sum(share(micros * longest, self._setting.message(edge), units) for edge, micros in messages),
+            activations=max((kept_bytes(moment, self.bytes_of, units) for moment in held.fullest), default=0),
             host=max(map(self._on_host, held.on_host), default=0),
         )
 
     def _on_host(self, moment: Iterable[OnHost]) -> int:
-        return sum(share(micros, self.bytes_of(stage).moved, self._header.parts) for stage, micros in moment)
+        return sum(share(micros, self.bytes_of(stage).moved, self._header.units) for stage, micros in moment)
 
     def bytes_of(self, stage: int) -> MicroBatchBytes:
         """The bytes of a micro-batch on a stage, without those in receive buffers."""

@@ -7,9 +7,10 @@ from chimera_ir.ir.ids import Stage, WeightGroup, Worker
 from chimera_ir.ir.kinds import ACTIVATIONS
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Crossing, Pair
+from chimera_ir.ir.slice_lengths import extents, weighed
 from chimera_ir.profile.cluster import FREE, Cluster, HostLink, Link
 from chimera_ir.profile.costs import StageCosts, Timing, time_of
-from chimera_ir.profile.slice_costs import extent_of, slice_terms, sliced
+from chimera_ir.profile.slice_costs import slice_terms, sliced
 
 _WHOLE = Fraction(1)
 _DIGITS = 12
@@ -59,7 +60,7 @@ class Setting:
         timing = self.timing(stage)
         if header.slices == 1 or not timing.slices:
             return timing
-        return sliced(timing, self.stages[stage].overhead, header.slices)
+        return sliced(timing, self.stages[stage].overhead, header.slice_lengths)
 
     def message(self, edge: Crossing) -> int:
         """Bytes of a micro-batch's message: a stage's output to a stage that it feeds, or the gradient of it back.
@@ -92,17 +93,20 @@ class Setting:
         move takes the time of its bytes on the host link, if this is the only one on it.
         """
         if operation.kind.moves:
-            share = Fraction(len(operation.micros), header.parts)
+            share = Fraction(header.length(operation.micros), header.units)
             return tuple(zip(self.transfer(stage), (_WHOLE, share), strict=True))
-        measured = self.timing(stage)
-        heavier = Fraction(header.weight(operation), len(operation.micros))
+        measured, letter = self.timing(stage), operation.kind.letter
         if header.slices > 1 and measured.slices:
-            extent = extent_of(operation.micros[0] % header.slices, header.slices)
-            terms = slice_terms(measured, self.stages[stage].overhead, operation.kind.letter, extent)
+            extent = extents(header.slice_lengths)[operation.micros[0] % header.slices]
+            heavier = Fraction(weighed(operation, header.weights))
+            terms = slice_terms(measured, self.stages[stage].overhead, letter, extent)
             return tuple((seconds, times * heavier) for seconds, times in terms)
+        heavier = Fraction(header.weight(operation), len(operation.micros))
         timing, times = self.over(stage, len(operation.micros), header.parts)
-        seconds = timing.seconds(operation.kind.letter), times * heavier
-        overhead = time_of(self.stages[stage].overhead, operation.kind.letter)
+        if header.lengths:
+            times, heavier = times * heavier, _WHOLE
+        seconds = timing.seconds(letter), times * heavier
+        overhead = time_of(self.stages[stage].overhead, letter)
         return (seconds, (overhead, 1 - times)) if overhead and times < 1 else (seconds,)
 
     @property

@@ -4,21 +4,16 @@ The work along the sequence is a curve that rises by the work of a slice over it
 the curve rises from its start to its end, and the overhead of an operation once.
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, pairwise
 from math import ceil
 
+from chimera_ir.ir.slice_lengths import Extent, extents
 from chimera_ir.profile.costs import Times, Timing, time_of
-
-Extent = tuple[Fraction, Fraction]
-"""Start and end of a slice, as shares of the sequence."""
-
-
-def extent_of(place: int, slices: int) -> Extent:
-    """The extent of slice ``place`` of ``slices`` equal ones."""
-    return Fraction(place, slices), Fraction(place + 1, slices)
 
 
 def slice_terms(timing: Timing, overhead: Times, kind: str, extent: Extent) -> tuple[tuple[float, Fraction], ...]:
@@ -39,21 +34,23 @@ def _overlaps(parts: Sequence[Timing], extent: Extent) -> Iterator[tuple[Timing,
             yield part, share
 
 
-def sliced(timing: Timing, overhead: Times, slices: int) -> Timing:
-    """Costs of a micro-batch in ``slices`` equal slices, all together: times of all of them, and bytes to share evenly.
+def sliced(timing: Timing, overhead: Times, lengths: tuple[int, ...]) -> Timing:
+    """Costs of a micro-batch in slices of some relative lengths, all together: times of all, and bytes to share.
 
-    Of a micro-batch the first slices are kept at any time, so activations and carries count as if all slices had the
-    largest mean over first slices.
+    Each slice counts with its share of the length. Of a micro-batch the first slices are kept at any time, so
+    activations and carries count as if all slices had the largest mean over first slices.
     """
-    parts = timing.slices
+    parts, of_slices = timing.slices, extents(lengths)
 
     def times_of(kind: str) -> float:
-        extents = (extent_of(place, slices) for place in range(slices))
-        terms = (term for extent in extents for term in slice_terms(timing, overhead, kind, extent))
+        terms = (term for extent in of_slices for term in slice_terms(timing, overhead, kind, extent))
         return sum(seconds * float(share) for seconds, share in terms)
 
     # The gradient of a carry is as long as all slices before: it grows from the first boundary to the last.
-    boundaries = Fraction(slices - 1, slices) / Fraction(max(1, len(parts) - 1), len(parts))
+    boundaries = [start / Fraction(max(1, len(parts) - 1), len(parts)) for start, _ in of_slices[1:]] or [Fraction(0)]
+    gradient = max(part.carry_gradient for part in parts)
+    shares = [end - start for start, end in of_slices[1:]]
+    gradients = [ceil(ceil(gradient * b) / share) for b, share in zip(boundaries, shares, strict=False)]
     return replace(
         timing,
         times={key: times_of(key) for key in timing.times if all(key in part.times for part in parts)},
@@ -61,27 +58,85 @@ def sliced(timing: Timing, overhead: Times, slices: int) -> Timing:
         released=len(parts) * min(part.released for part in parts),
         operands=len(parts) * max(part.operands for part in parts),
         resident=len(parts) * max(part.resident for part in parts),
-        carry=_largest_mean([*_carries(parts, slices), 0]),
-        carry_gradient=slices * -(-max(part.carry_gradient for part in parts) * boundaries // 1),
+        carry=_largest_mean([*_carries(parts, of_slices), 0], lengths),
+        carry_gradient=max(gradients, default=0),
         slices=(),
     )
 
 
-def _largest_mean(sizes: Sequence[int]) -> int:
-    """The largest mean over the first slices, times the number of slices."""
-    return max(-(-total * len(sizes) // count) for count, total in enumerate(accumulate(sizes), start=1))
+def _largest_mean(sizes: Sequence[int], lengths: Sequence[int] = ()) -> int:
+    """The largest mean over the first slices, of which each counts with its length, times all lengths together."""
+    counts = accumulate(lengths or (1,) * len(sizes))
+    whole = sum(lengths) or len(sizes)
+    return max(-(-total * whole // count) for count, total in zip(counts, accumulate(sizes), strict=True))
 
 
-def _carries(parts: Sequence[Timing], slices: int) -> Iterator[int]:
-    """Yields the bytes of the carry that each of ``slices`` equal slices leaves, except the last, which leaves none.
+def _carries(parts: Sequence[Timing], of_slices: Sequence[Extent]) -> Iterator[int]:
+    """Yields the bytes of the carry that each slice leaves, except the last, which leaves none.
 
-    The carry of the first slice is in proportion to its length, as the keys of its positions are. What the carries of
-    later slices have in addition depends on their start: a copy of earlier keys is as long as all earlier slices.
+    The carry of the first measured slice is in proportion to its length, as the keys of its positions are. What the
+    carries of later slices have in addition depends on their start: a copy of earlier keys is as long as these.
     """
     sizes = [part.carry for part in parts[:-1]] or [0]
-    for place in range(slices - 1):
-        start = Fraction(place * len(parts), slices)
+    for start_of_slice, end in of_slices[:-1]:
+        start = start_of_slice * len(parts)
         below = min(int(start), max(0, len(sizes) - 2))
         growth = sizes[below + 1] - sizes[below] if len(sizes) > 1 else 0
         copied = sizes[below] - sizes[0] + (start - below) * growth
-        yield ceil(max(Fraction(0), sizes[0] * Fraction(len(parts), slices) + copied))
+        yield ceil(max(Fraction(0), sizes[0] * (end - start_of_slice) * len(parts) + copied))
+
+
+def equal_times(slices: int, length: int, time: Callable[[int, int], float]) -> tuple[int, ...]:
+    """Lengths of slices, ``length`` together, of which the slowest is as fast as possible: all take about as long.
+
+    ``time`` is that of a slice by its start and end; a slice within another one is not slower. From the last slice
+    back, each is as long as the time of the slowest allows, and leaves at least 1 for each slice before it.
+    """
+    most, least = time(0, length), 0.0
+    best = _cut(slices, length, time, most)
+    # The interval of limits is halved until no number is between its ends.
+    while least < (limit := (least + most) / 2) < most:
+        if (starts := _cut(slices, length, time, limit)) is None:
+            least = limit
+        else:
+            best, most = starts, limit
+    assert best is not None, "the whole sequence takes longest"
+    return tuple(end - start for end, start in reversed([*pairwise([length, *best])]))
+
+
+def _cut(slices: int, length: int, time: Callable[[int, int], float], limit: float) -> list[int] | None:
+    """The starts of slices, the last one first, none of which takes longer than ``limit``; None if there are none."""
+    starts = [length]
+    for others in range(slices - 1, -1, -1):
+        end = starts[-1]
+        first = bisect_left(range(end), True, lo=others, key=partial(_fits, time, limit, end))
+        if first == end or (first and not others):
+            return None
+        starts.append(first)
+    return starts[1:]
+
+
+def _fits(time: Callable[[int, int], float], limit: float, end: int, start: int) -> bool:
+    return time(start, end) <= limit
+
+
+_BOTH = ("F", "B")
+"""The times that every profile has: those of all work on a slice, if nothing is computed twice."""
+
+
+def slowest_stage(stages: Sequence[tuple[Timing, Times]], length: int) -> Callable[[int, int], float]:
+    """The time of a slice by its start and end in a sequence of this length, on the stage where it takes longest.
+
+    ``stages`` have a timing and the overhead each; the time is that of the forward and the backward.
+    """
+    curves = []
+    for timing, overhead in stages:
+        once = [min(time_of(overhead, kind), *(part.seconds(kind) for part in timing.slices)) for kind in _BOTH]
+        work = (sum(part.seconds(kind) for kind in _BOTH) - sum(once) for part in timing.slices)
+        curves.append(([*accumulate(work, initial=0.0)], sum(once)))
+
+    def work_until(place: int, curve: Sequence[float]) -> float:
+        whole, rest = divmod(place * (len(curve) - 1), length)
+        return curve[whole] + (rest / length * (curve[whole + 1] - curve[whole]) if rest else 0.0)
+
+    return lambda start, end: max(work_until(end, curve) - work_until(start, curve) + once for curve, once in curves)

@@ -137,7 +137,7 @@ class _Drawn:
                         changes_of[unit].append((self._at(time), amount))
             for unit, unit_changes in changes_of.items():
                 for time, amount in _amounts(unit_changes).items():
-                    value = float(Fraction(amount, header.parts))
+                    value = float(Fraction(amount, header.units))
                     yield event_format.counter(_KEPT[unit], FIRST_PROCESS + worker, time, value)
 
     def _at(self, time: float) -> int:

@@ -2,20 +2,24 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
 
 from chimera_runtime.blame import UserCode
 from chimera_runtime.data.mini_batch import Triple, place_of, require_cut
-from chimera_runtime.errors import MISUSED
+from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.values.nested import leaves_with_paths, mapped, rows
+from chimera_runtime.values.slice_bounds import slice_bounds
 
-CutSlice = Callable[[Any, str, int, int], Any]
+CutSlice = Callable[..., Any]
 """Function ``cut_slice`` of a model file: a value of a micro-batch, which value it is, a slice's number, and the count.
 
-The value is the micro-batch's ``"input"``, ``"target"`` or ``"keywords"``; the result is the slice of it.
+The value is the micro-batch's ``"input"``, ``"target"`` or ``"keywords"``; the result is the slice of it. Where slices
+have unequal lengths, a fifth argument is the function that returns the slice's start and end in a sequence of a length.
 """
 
 COMPONENTS = ("input", "target", "keywords")
@@ -30,12 +34,14 @@ class MicroBatchParts:
 
     All tensors of inputs and targets have the sequence in dimension 1, and so have keyword arguments with two
     dimensions or more. Every part has other keyword arguments whole. With ``cut_slice`` that function cuts slices.
+    ``lengths`` are the relative lengths of slices, if these differ.
     """
 
     items: int
     count: int
     slices: int = 1
     cut_slice: CutSlice | None = None
+    lengths: tuple[int, ...] = ()
 
     @property
     def items_of_part(self) -> int:
@@ -46,16 +52,23 @@ class MicroBatchParts:
         """Returns a part of a component of a micro-batch: inputs (0), targets (1) or keyword arguments (2)."""
         if self.slices > 1 and self.cut_slice is not None:
             with _CUTTING:
-                return self.cut_slice(value, COMPONENTS[component], number, self.slices)
+                bounds = [partial(self._bounds, number)] if self.lengths else []
+                return self.cut_slice(value, COMPONENTS[component], number, self.slices, *bounds)
         if self.slices > 1:
-            return slice_of(value, number, self.slices)
+            return slice_of(value, partial(self._bounds, number))
         return value if self.count == 1 else rows(value, number * self.items_of_part, self.items_of_part)
+
+    def _bounds(self, number: int, length: int) -> tuple[int, int]:
+        """Start and end of a slice in a sequence of some length."""
+        return slice_bounds(length, self.lengths or (1,) * self.slices)[number]
 
     def require(self, triple: Triple, name: str) -> None:
         """Raises `Misuse` unless a micro-batch, or a mini-batch, can be cut; ``name`` is its name in the message."""
         if self.slices > 1:
             if self.cut_slice is None:
                 self._require_sequences(triple, name)
+            elif self.lengths and not _takes(self.cut_slice, 5):
+                raise Misuse(mistakes.CUT_SLICE_LACKS_BOUNDS)
         elif self.count > 1:
             require_cut(triple, self.items, name)
 
@@ -69,15 +82,28 @@ class MicroBatchParts:
                 raise mistakes.has_no_sequence(name, place_of(path), tuple(leaf.shape) if is_tensor else None)
         if len(lengths) > 1:
             raise mistakes.sequences_differ(name, lengths)
-        if undivided := [length for length in lengths if length % self.slices]:
+        if short := [length for length in lengths if length < self.slices]:
+            raise mistakes.sequence_is_too_short(name, short[0], self.slices)
+        if undivided := [length for length in lengths if length % self.slices and not self.lengths]:
             raise mistakes.sequence_is_not_divided(name, undivided[0], self.slices)
 
 
-def slice_of(value: Any, number: int, slices: int) -> Any:
-    """Returns slice ``number`` of a value: an equal part of every tensor with two dimensions, along dimension 1."""
+def _takes(function: Callable[..., Any], arguments: int) -> bool:
+    """Whether a function can be called with so many positional arguments."""
+    try:
+        signature(function).bind(*range(arguments))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def slice_of(value: Any, bounds: Callable[[int], tuple[int, int]]) -> Any:
+    """Returns a slice of a value: of every tensor with two dimensions what is within ``bounds`` along dimension 1."""
 
     def of_tensor(tensor: torch.Tensor) -> torch.Tensor:
-        size = tensor.size(1) // slices if tensor.dim() > 1 else 0
-        return tensor.narrow(1, number * size, size).contiguous() if size else tensor
+        if tensor.dim() < 2:
+            return tensor
+        start, end = bounds(tensor.size(1))
+        return tensor.narrow(1, start, end - start).contiguous()
 
     return mapped(value, of_tensor)

@@ -41,7 +41,7 @@ def evaluation_batches(
 
     Raises `Misuse` if the batch is none of these, has other keyword arguments, or cannot be cut into micro-batches.
     """
-    parts, count = MicroBatchParts(size, job.parts, job.slices, cut_slice), job.evaluated * job.row_parts
+    parts, count = MicroBatchParts(size, job.parts, job.slices, cut_slice, job.lengths), job.evaluated * job.row_parts
     part_size = parts.items_of_part
 
     def sizes_of(items: int) -> tuple[int, ...]:

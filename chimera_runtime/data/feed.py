@@ -220,7 +220,7 @@ class Feed(MicroBatchSource):
 
     @property
     def _parts(self) -> MicroBatchParts:
-        return MicroBatchParts(self.size, self.job.parts, self.job.slices, self.cut_slice)
+        return MicroBatchParts(self.size, self.job.parts, self.job.slices, self.cut_slice, self.job.lengths)
 
     def _require_names(self, triple: Triple, name: str) -> None:
         if self.names is not None:

@@ -60,7 +60,8 @@ class Batches(MicroBatchSource):
 
     Sizes are as in `Share`. The order of a map-style dataset is as in `ItemOrder`; an iterable dataset has its own. If
     micro-batches are cut into ``parts``, each part has consecutive items, or is one of ``slices`` of a sequence, cut by
-    ``cut_slice`` if that is given, and ``micro`` counts parts.
+    ``cut_slice`` if that is given, and ``micro`` counts parts. Slices have relative ``lengths`` if
+    these differ.
     """
 
     dataset: Any
@@ -74,6 +75,7 @@ class Batches(MicroBatchSource):
     sampler: Iterable[Any] | None = None
     slices: int = 1
     cut_slice: CutSlice | None = None
+    lengths: tuple[int, ...] = ()
     _triples: dict[tuple[int, int], Triple] = field(default_factory=dict)
     _read: list[MiniBatch] = field(default_factory=list)
     _stream: list[Any] = field(default_factory=list)
@@ -94,7 +96,7 @@ class Batches(MicroBatchSource):
 
     @property
     def _parts(self) -> MicroBatchParts:
-        return MicroBatchParts(self.micro_batch_size, self.parts, self.slices, self.cut_slice)
+        return MicroBatchParts(self.micro_batch_size, self.parts, self.slices, self.cut_slice, self.lengths)
 
     @property
     def _order(self) -> ItemOrder:

@@ -135,8 +135,22 @@ def sequences_differ(name: str, places: Mapping[int, str]) -> Misuse:
 def sequence_is_not_divided(name: str, length: int, slices: int) -> Misuse:
     return Misuse(
         f"{name}: dimension 1 is {length}, and slices of equal lengths need a multiple of their number, {slices}; pad "
-        "the sequences, or leave out the rest"
+        "the sequences, leave out the rest, or compile the scheme with unequal lengths (--slice-lengths)"
     )
+
+
+def sequence_is_too_short(name: str, length: int, slices: int) -> Misuse:
+    return Misuse(
+        f"{name}: dimension 1 is {length}, and each of {slices} slices needs an item; pad the sequences, or compile "
+        "the scheme with fewer slices"
+    )
+
+
+CUT_SLICE_LACKS_BOUNDS = (
+    "the slices of this program have unequal lengths, and cut_slice of the model file takes no bounds: give it a fifth "
+    "parameter, a function that returns the start and the end of the slice in a sequence of the given length; or "
+    "compile the scheme without --slice-lengths"
+)
 
 
 # Batches of a loop.

@@ -42,6 +42,24 @@ def slices_differ(stage: int, number: int, shapes: object, first: object) -> Mis
     )
 
 
+def slices_differ_in_form(stage: int) -> Misuse:
+    return Misuse(
+        f"stage {stage} hands on tensors that differ between slices in more than their lengths: let it return the same "
+        "structure, dtypes and dimensions for every slice"
+    )
+
+
+MEAN_OF_UNEQUAL_SLICES = (
+    "the slices of this program have unequal lengths, and loss returns a mean, which does not say how much each slice "
+    "counts: return a pair of the sum and the number of items, or compile the scheme without --slice-lengths"
+)
+
+VARYING_IN_UNEQUAL_SLICES = (
+    "the slices of this program have unequal lengths, which varying= does not know for other shapes: leave it out, or "
+    "compile the scheme without --slice-lengths"
+)
+
+
 def shapes_vary_without_flush(scheme: str) -> Misuse:
     return Misuse(
         f"{scheme} has no flush: messages of several updates are under way together, so all have the example's shapes; "

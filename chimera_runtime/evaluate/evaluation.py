@@ -41,6 +41,7 @@ from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.mesh_tensors import rest
 from chimera_runtime.values.nested import is_rows, joined, leaves, mapped, taken_apart, to_device
 from chimera_runtime.values.shared_memory import Slots, unshared
+from chimera_runtime.values.slice_bounds import slice_bounds
 from chimera_runtime.values.tensors import Tensors, all_generators_kept, join, plain
 
 
@@ -57,7 +58,7 @@ class SentOutput:
 
         Raises `BadModel` if the tensors differ from those in training in more than their number of items.
         """
-        boundary = self.current.boundaries[self.number]
+        boundary = self.current.boundaries[self.number].at(micro)
         expected = boundary if items == self.whole else boundary.of_items(items, self.whole)
         assert expected is not None, "Evaluation.evaluation_batches has refused that"
         tensors, form = taken_apart(returned)
@@ -148,7 +149,8 @@ class _PartlyIncoming(Incoming):
 
     def _buffers(self, micros: Micros, into: int) -> Tensors:
         room = self._slots.rooms[into]
-        buffers = self._current.boundaries[self._route.source].views(self._slots.vacant(into), room)
+        first = micros[0] if isinstance(micros, tuple) else micros
+        buffers = self._current.boundaries[self._route.source].views(self._slots.vacant(into), room, first)
         items, whole = self._current.size(micros), room * self._whole
         return buffers if items == whole else tuple(_share(tensor, 0, items, whole) for tensor in buffers)
 
@@ -261,10 +263,19 @@ class Evaluation:
         )
 
 
-def _are_slices(outputs: Any, length: int | None) -> bool:
-    """Whether all tensors have a dimension 1, of this ``length`` if it is known."""
-    tensors = [leaf for leaf in leaves(outputs) if isinstance(leaf, torch.Tensor)]
-    return all(tensor.dim() > 1 and tensor.size(1) == (length or tensor.size(1)) for tensor in tensors)
+def _are_slices(outputs: Sequence[Any], length: int | None, lengths: Sequence[int]) -> bool:
+    """Whether all tensors have a dimension 1, that of their slice if the ``length`` of sequences is known.
+
+    The outputs are those of slices of these relative ``lengths``, one micro-batch after the other.
+    """
+    bounds = slice_bounds(length, lengths) if length else []
+
+    def is_slice(tensor: torch.Tensor, number: int) -> bool:
+        start, end = bounds[number % len(bounds)] if bounds and tensor.dim() > 1 else (0, 0)
+        return tensor.dim() > 1 and (not bounds or tensor.size(1) == end - start)
+
+    of_slices = ((leaves(output), number) for number, output in enumerate(outputs))
+    return all(is_slice(leaf, n) for found, n in of_slices for leaf in found if isinstance(leaf, torch.Tensor))
 
 
 @contextmanager
@@ -340,8 +351,8 @@ class Inference:
                 raise Misuse(PREDICTIONS_HAVE_NO_ITEMS)
             slices = world.job.slices
             if slices > 1:
-                length = None if callable(batch) else slice_length(batch[0]) // slices
-                if not _are_slices(outputs, length):
+                length = None if callable(batch) else slice_length(batch[0])
+                if not _are_slices(outputs, length, world.job.lengths or (1,) * slices):
                     raise Misuse(PREDICTIONS_HAVE_NO_SEQUENCE)
             return joined([joined(outputs[i : i + slices], dimension=1) for i in range(0, len(outputs), slices)])
 

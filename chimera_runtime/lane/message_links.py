@@ -68,6 +68,6 @@ class Incoming(_MessageLink):
 
     def _buffers(self, micros: Micros, into: int) -> Tensors:
         """The part of a slot that a message with the given micro-batches needs."""
-        buffers, room = self._slots.vacant(into), self._slots.rooms[into]
-        count = len(micros) if isinstance(micros, tuple) else 1
+        count, first = (len(micros), micros[0]) if isinstance(micros, tuple) else (1, micros)
+        buffers, room = self._slots.vacant(into, first), self._slots.rooms[into]
         return part(buffers, 0, count, room) if count < room else buffers

@@ -30,7 +30,8 @@ class Job:
     update. With a flush ``period`` and ``lag`` are 0.
 
     ``communicators`` are the choices of communicators with which the program is proven to finish. ``weights`` say how
-    long a rehearsal sleeps for each part of a micro-batch, and repeat; if there are none, all weigh 1.
+    long a rehearsal sleeps for each part of a micro-batch, and repeat; if there are none, all weigh 1. ``lengths`` are
+    the relative lengths of slices, if these differ.
     """
 
     name: str
@@ -54,11 +55,17 @@ class Job:
     slices: int = 1
     moving: tuple[int, ...] = ()
     weights: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
 
     @property
     def row_parts(self) -> int:
         """The number of parts into which a micro-batch is cut along dimension 0."""
         return self.parts // self.slices
+
+    @property
+    def units(self) -> int:
+        """The number of units in which `KeptMicros` counts a micro-batch: its slices, or their lengths together."""
+        return sum(self.lengths) or self.slices
 
     @property
     def passes(self) -> int:

@@ -11,18 +11,21 @@ class EdgeValue(NamedTuple):
     """A value that a stage makes for the stages that it feeds, or, if not ``onward``, for those that feed it.
 
     ``made`` is the method of a stage that returns it, ``slots`` the attribute of a stage with its receive buffers, and
-    ``buffers`` the method of a `Boundary` that allocates them.
+    ``buffers`` the method of a `Boundary` that allocates them, and ``views`` that which returns a message's part.
     """
 
     onward: bool
     made: str
     slots: str
     buffers: str
+    views: str
 
 
 VALUES = {
-    "y": EdgeValue(True, made="outputs", slots="inputs", buffers="buffers"),
-    "dx": EdgeValue(False, made="input_gradients", slots="gradients", buffers="gradient_buffers"),
+    "y": EdgeValue(True, made="outputs", slots="inputs", buffers="buffers", views="views"),
+    "dx": EdgeValue(
+        False, made="input_gradients", slots="gradients", buffers="gradient_buffers", views="gradient_views"
+    ),
 }
 """The values by their letters, as the compiler's table of kinds has them."""
 

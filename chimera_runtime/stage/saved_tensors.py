@@ -108,25 +108,39 @@ class SavedTensors:
             del self.sizes[piece]
 
 
-def footprint_of_slices(footprints: Sequence[Footprint]) -> Footprint:
+def footprint_of_slices(footprints: Sequence[Footprint], lengths: Sequence[int] = ()) -> Footprint:
     """Returns the footprint to count for each slice of a micro-batch, of which the first ones are kept at any time.
 
-    Activations and carries count as the largest mean over first slices, other memory as that of the largest slice.
+    Activations and carries count as the largest mean over first slices, other memory as that of the largest slice. If
+    slices have unequal ``lengths``, it is that of the whole micro-batch, of which each slice counts by its length.
     """
+    whole, counts = sum(lengths) or 1, lengths or (1,) * len(footprints)
 
     def mean(name: str) -> int:
         sums: Iterable[int] = accumulate(getattr(footprint, name) for footprint in footprints)
-        return max(-(-total // count) for count, total in enumerate(sums, start=1))
+        return max(-(-total * whole // count) for count, total in zip(accumulate(counts), sums, strict=True))
 
-    def of_all(choose: Callable[[Iterable[int]], int], *names: str) -> dict[str, int]:
-        return {name: choose(getattr(footprint, name) for footprint in footprints) for name in names}
+    def largest(name: str) -> int:
+        return largest_by_length([getattr(footprint, name) for footprint in footprints], lengths)
 
+    def least(name: str) -> int:
+        sizes: Iterable[int] = (getattr(footprint, name) for footprint in footprints)
+        return min(size * whole // length for size, length in zip(sizes, counts, strict=True))
+
+    # The gradients of a carry count by the length of the slice after that which left the carry: it makes them.
     return Footprint(
         activations=mean("activations"),
         carry=mean("carry"),
-        **of_all(max, "inputs", "results", "targets", "operands", "carry_gradients"),
-        **of_all(min, "saved_inputs", "saved_results", "released", "received_operands"),
+        carry_gradients=largest_by_length([f.carry_gradients for f in (*footprints[-1:], *footprints[:-1])], lengths),
+        **{name: largest(name) for name in ("inputs", "results", "targets", "operands")},
+        **{name: least(name) for name in ("saved_inputs", "saved_results", "released", "received_operands")},
     )
+
+
+def largest_by_length(sizes: Sequence[int], lengths: Sequence[int]) -> int:
+    """Returns the largest size; of slices of unequal ``lengths`` the least size of a whole, whose shares are enough."""
+    whole = sum(lengths) or 1
+    return max(-(-size * whole // length) for size, length in zip(sizes, lengths or (1,) * len(sizes), strict=True))
 
 
 @dataclass(slots=True)

@@ -109,10 +109,10 @@ class Stage(WeightGroup):
     def reserve(self, rooms: Mapping[str, Sequence[int]], device: torch.device) -> None:
         """Allocates the receive buffers; ``rooms`` gives, for each value, the micro-batches that fit in each slot."""
         for letter, value in VALUES.items():
-            boundary = self._input.before if value.onward else self._output.after
-            if boundary is not None:
+            if (boundary := self._input.before if value.onward else self._output.after) is not None:
                 make = partial(getattr(boundary, value.buffers), device)
-                setattr(self, value.slots, Slots(rooms.get(letter, ()), make))
+                views = getattr(boundary, value.views) if boundary.of_slices else None
+                setattr(self, value.slots, Slots(rooms.get(letter, ()), make, views))
 
     def resize(self, before: Boundary | None, after: Boundary | None) -> None:
         """Changes the shapes that the stage receives and sends; none may be larger than at first."""

@@ -38,7 +38,7 @@ class SendOutput:
         Raises `BadModel` if the tensors differ from those of the first micro-batch of the run.
         """
         tensors, form = taken_apart(returned)
-        difference = self.after.mismatch(tensors, form, len(micros))
+        difference = self.after.at(micros[0]).mismatch(tensors, form, len(micros))
         if difference:
             raise mistakes.output_differs(self.number, micros[0], difference)
         roots = tuple([root_of(t) for t in compress(tensors, self.after.differentiable)])

@@ -42,7 +42,10 @@ def located_at(world: World, facts: RankFacts, *, explains: bool) -> Located:
     """Returns the context for the calls of this rank; ``explains`` is passed to `World.leak_groups`."""
     abandon = partial(world.leak_groups, explains=explains)
     return Located(
-        world.place.rank, world.place.worker, lambda: memory_report(world.device, facts, world.job.slices), abandon
+        world.place.rank,
+        world.place.worker,
+        lambda: memory_report(world.device, facts, world.job.slices, world.job.units),
+        abandon,
     )
 
 

@@ -10,10 +10,10 @@ from chimera_runtime.program.rank_facts import KeptMicros, RankFacts
 from chimera_runtime.values.byte_text import byte_text
 
 
-def memory_report(device: torch.device, facts: RankFacts | None, slices: int = 1) -> str:
+def memory_report(device: torch.device, facts: RankFacts | None, slices: int = 1, units: int = 1) -> str:
     """Describes in one line the memory that this process uses and, with ``facts``, how much the schedule keeps.
 
-    ``slices`` is the number of slices of a micro-batch, which ``facts`` counts.
+    ``slices`` is the number of slices of a micro-batch, which ``facts`` counts in ``units``.
     """
     used = _on_gpu(device) if device.type == "cuda" else _on_host()
     if facts is None:
@@ -21,16 +21,16 @@ def memory_report(device: torch.device, facts: RankFacts | None, slices: int = 1
     fullest = max(facts.kept, key=_activations, default=())
     copies = ", ".join(f"stage {stage}: {of_stage.copies}" for stage, of_stage in sorted(facts.stages.items()))
     words = [
-        f"stage {micros.stage}: {(micros.activations + micros.begun) / slices:g}"
-        f"{f' and {micros.inputs / slices:g} x inputs alone' if micros.inputs else ''}"
-        f"{f' and {micros.carries} carries' if micros.carries else ''}"
+        f"stage {micros.stage}: {(micros.activations + micros.begun) / units:g}"
+        f"{f' and {micros.inputs / units:g} x inputs alone' if micros.inputs else ''}"
+        f"{f' and {micros.carries * slices / units:g} carries' if micros.carries else ''}"
         for micros in fullest
     ]
     host = max((sum(of_stage.activations for of_stage in moment) for moment in facts.on_host), default=0)
-    more = f", of up to {host / slices:g} more on the host" if host else ""
+    more = f", of up to {host / units:g} more on the host" if host else ""
     return (
         f"memory: {used}; the schedule keeps {sum(f.copies for f in facts.stages.values())} x M_theta of weights here "
-        f"({copies}) and up to {_activations(fullest) / slices:g} x M_a of activations ({', '.join(words) or 'none'})"
+        f"({copies}) and up to {_activations(fullest) / units:g} x M_a of activations ({', '.join(words) or 'none'})"
         f"{more}; "
         "--memory-limit of train.py says how many bytes that is"
     )

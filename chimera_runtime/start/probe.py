@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from chimera_runtime.data.micro_batch_source import MicroBatchSource
+from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import start as mistakes
 from chimera_runtime.errors.stage import carry_is_empty
 from chimera_runtime.model.model import Model
@@ -20,7 +21,7 @@ from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.gathering import largest_of_rows
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.module_state import ModuleState, StateSnapshot, state_of
-from chimera_runtime.stage.saved_tensors import Footprint, footprint_of_slices
+from chimera_runtime.stage.saved_tensors import Footprint, footprint_of_slices, largest_by_length
 from chimera_runtime.start import stage_probe
 from chimera_runtime.start.stage_probe import ProbedForward, StageCall
 from chimera_runtime.values.boundary import Boundary, Traits, traits_of_slices, with_shared
@@ -144,6 +145,8 @@ class _Probe:
         *_, last = self.world.job.sinks
         if self._is_mine(last):
             counts = [probed.count for probed in self._probed[last] if probed.count is not None]
+            if self.world.job.lengths and not counts:
+                raise Misuse(mistakes.MEAN_OF_UNEQUAL_SLICES)
             self._publish("count", sum(counts) / len(counts) if counts else None)
         count: float | None = self._read("count", last)
         return count
@@ -181,7 +184,7 @@ class _Probe:
                         stage_probe.measure_moved(self.model, stage, self.built[stage], call, differentiable)
                         for call in self._calls[stage]
                     ]
-                self._publish(f"moved/{stage}", max(sizes))
+                self._publish(f"moved/{stage}", largest_by_length(sizes, job.lengths))
             sizes_of[stage] = self._read(f"moved/{stage}", stage)
         return sizes_of
 
@@ -248,13 +251,19 @@ class _Probe:
         """Publishes the facts of a forward, and sends its outputs to the ranks of the stages that it feeds."""
         of_slices = self._probed[stage]
         boundary, *others = [Boundary.of(probed.form, probed.outputs) for probed in of_slices]
+        job = self.world.job
+        if job.lengths and job.fed[stage]:
+            together = boundary.with_slices(others)
+            if together is None:
+                raise mistakes.slices_differ_in_form(stage)
+            boundary, others = together, []
         for number, other in enumerate(others, start=1):
-            if self.world.job.fed[stage] and (other.form, other.shapes) != (boundary.form, boundary.shapes):
+            if job.fed[stage] and (other.form, other.shapes) != (boundary.form, boundary.shapes):
                 raise mistakes.slices_differ(stage, number, other.shapes, boundary.shapes)
         traits = traits_of_slices([probed.traits for probed in of_slices])
-        footprint = footprint_of_slices([probed.footprint for probed in of_slices])
+        footprint = footprint_of_slices([probed.footprint for probed in of_slices], job.lengths)
         self._publish(f"forward/{stage}", (boundary, traits, footprint))
-        for fed in self.world.job.fed[stage]:
+        for fed in job.fed[stage]:
             for tensor in () if self._is_mine(fed) else [t for probed in of_slices for t in probed.outputs]:
                 what = f"for stage {fed} to take the first micro-batch"
                 self.world.control_group.send(tensor, self._rank_of(fed), what)
@@ -267,7 +276,7 @@ class _Probe:
         (feeding,) = self.world.job.feeding[stage]
         if self._is_mine(feeding):
             return self._probed[feeding][micro].outputs
-        buffers = before.buffers(torch.device("cpu"))
+        buffers = before.at(micro).buffers(torch.device("cpu"))
         for tensor in buffers:
             what = f"for the first micro-batch of stage {feeding}"
             self.world.control_group.recv(tensor, self._rank_of(feeding), what)
@@ -290,7 +299,8 @@ class _Probe:
                         for call, probed in zip(self._calls[stage], self._probed[stage], strict=True)
                     ]
                 of_slices = zip(self._probed[stage], measured, strict=True)
-                footprint = footprint_of_slices([replace(probed.footprint, **halves) for probed, halves in of_slices])
+                halved = [replace(probed.footprint, **halves) for probed, halves in of_slices]
+                footprint = footprint_of_slices(halved, self.world.job.lengths)
                 self._publish(f"halves/{stage}", footprint)
             self.footprints[stage] = self._read(f"halves/{stage}", stage)
 

@@ -13,7 +13,7 @@ import torch
 
 from chimera_runtime.blame import UserCode
 from chimera_runtime.data.feed import Feed
-from chimera_runtime.errors import FAILED
+from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import start as mistakes
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.module_state import state_of
@@ -49,6 +49,8 @@ class VaryingShapes:
     def __post_init__(self) -> None:
         if self.world.job.period:
             raise mistakes.shapes_vary_without_flush(self.world.job.name)
+        if self.world.job.lengths:
+            raise Misuse(mistakes.VARYING_IN_UNEQUAL_SLICES)
         self._example = _shapes(self._first_inputs(0))
         self._current = self._example
         self._boundaries = {self._example: list(self.probed.boundaries)}

@@ -121,7 +121,7 @@ class Run(Hooks):
         dataset, model = self.model.items(), self.model
         sizes = size, job.micro_batches, job.parts, place.copies, place.copy
         rest = self.options.seed, model.collate, model.order(dataset), job.slices, model.cut_slice
-        batches = Batches(dataset, *sizes, *rest)
+        batches = Batches(dataset, *sizes, *rest, lengths=job.lengths)
         batches.check()
         return batches
 

@@ -23,7 +23,7 @@ class Boundary:
     ``differentiable`` if its gradient comes back: it requires one, and a later stage uses the tensor. ``counted`` says
     that a message of gradients also has the loss count of each micro-batch, in float64. A tensor is ``owned_by_stage``
     if the stage keeps its memory, such as that of a buffer: then a copy is handed on, because a later forward may write
-    the memory.
+    the memory. If slices have unequal lengths, ``of_slices`` has the shapes for each slice, and ``shapes`` the largest.
     """
 
     form: Form
@@ -33,12 +33,30 @@ class Boundary:
     differentiable: tuple[bool, ...]
     counted: bool = False
     owned_by_stage: tuple[bool, ...] = ()
+    of_slices: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
     @classmethod
     def of(cls, form: Form, tensors: Tensors) -> "Boundary":
         """Describes the outputs of a micro-batch; every tensor that requires a gradient counts as differentiable."""
         recorded = tuple(t.requires_grad for t in tensors)
         return cls(form, tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors), recorded, recorded)
+
+    def with_slices(self, others: "Sequence[Boundary]") -> "Boundary | None":
+        """The boundary for this first slice and the ``others``; None if they differ in more than shapes."""
+        slices = (self, *others)
+        if any(
+            (b.form, b.dtypes, [*map(len, b.shapes)]) != (self.form, self.dtypes, [*map(len, self.shapes)])
+            for b in others
+        ):
+            return None
+        largest = tuple(max(shapes, key=math.prod) for shapes in zip(*(b.shapes for b in slices), strict=True))
+        return replace(self, shapes=largest, of_slices=tuple(b.shapes for b in slices))
+
+    def at(self, micro: int) -> "Boundary":
+        """The boundary for a micro-batch, of which slices have unequal lengths, or for every micro-batch."""
+        if not self.of_slices:
+            return self
+        return replace(self, shapes=self.of_slices[micro % len(self.of_slices)], of_slices=())
 
     def shape(self, tensor: int, micros: int) -> tuple[int, ...]:
         """The shape of tensor number ``tensor`` in a message of ``micros`` micro-batches, joined along dimension 0."""
@@ -57,13 +75,18 @@ class Boundary:
         counts = (torch.zeros(micros, dtype=torch.float64, device=device),) if self.counted else ()
         return (*gradients, *counts)
 
-    def views(self, memory: Tensors, micros: int) -> Tensors:
-        """Views of the first elements of buffers that may be larger, in the shapes of a message of activations."""
-        return tuple(first_part(tensor, self.shape(i, micros)) for i, tensor in enumerate(memory))
+    def views(self, memory: Tensors, micros: int, first: int = 0) -> Tensors:
+        """Views of the first elements of buffers that may be larger, in the shapes of a message of activations.
 
-    def gradient_views(self, memory: Tensors, micros: int) -> Tensors:
-        """Views of the first elements of buffers that may be larger, in the shapes of a message of gradients."""
-        shapes = compress([self.shape(i, micros) for i in range(len(self.shapes))], self.differentiable)
+        The message is of ``micros`` micro-batches, of which ``first`` is the first.
+        """
+        boundary = self.at(first)
+        return tuple(first_part(tensor, boundary.shape(i, micros)) for i, tensor in enumerate(memory))
+
+    def gradient_views(self, memory: Tensors, micros: int, first: int = 0) -> Tensors:
+        """Views as of `views`, in the shapes of a message of gradients."""
+        boundary = self.at(first)
+        shapes = compress([boundary.shape(i, micros) for i in range(len(self.shapes))], self.differentiable)
         counts = [(micros,)] if self.counted else []
         return tuple(map(first_part, memory, [*shapes, *counts]))
 

@@ -10,8 +10,8 @@ from chimera_runtime.errors import values as mistakes
 from chimera_runtime.values.nested import taken_apart
 from chimera_runtime.values.tensors import Tensors
 
-Views = Callable[[Tensors, int], Tensors]
-"""Function that returns the part of a slot's buffers that a message with some number of micro-batches needs."""
+Views = Callable[[Tensors, int, int], Tensors]
+"""Function that returns the part of a slot's buffers that a message needs, by its micro-batches: number, and first."""
 
 _COUNT: Any = getattr(torch._C, "_storage_Use_Count", None)
 """Private function of torch that counts the holders of a storage. Without it all memory counts as shared."""
@@ -102,28 +102,40 @@ class ReleasedTensors:
 class Slots:
     """Slots, the receive buffers of a stage for one direction: slot k has room for ``rooms[k]`` micro-batches.
 
-    ``make`` allocates the buffers of a message with a number of micro-batches. The content of a slot may be needed for
+    ``make`` allocates the buffers of a message with a number of micro-batches, of which each message has the part that
+    ``views`` returns, or all. The content of a slot may be needed for
     longer than the program says: by the graph of the next stage, if a stage hands its input on, or by a stage that
     keeps its input. Such a slot moves to new memory before its next message; the old memory stays with its holder.
     """
 
-    def __init__(self, rooms: Iterable[int] = (), make: Callable[[int], Tensors] = lambda _room: ()) -> None:
+    def __init__(
+        self,
+        rooms: Iterable[int] = (),
+        make: Callable[[int], Tensors] = lambda _room: (),
+        views: Views | None = None,
+    ) -> None:
         self.rooms = tuple(rooms)
         self._memory = [make(room) for room in self.rooms]
-        self._views: Views | None = None
+        self._views = views
 
     def resize(self, views: Views) -> None:
         """Makes later messages use only the part of each slot that ``views`` returns."""
         self._views = views
 
-    def vacant(self, number: int) -> Tensors:
-        """Returns the buffers of a slot for its next message, in memory that nothing else holds."""
+    def vacant(self, number: int, first: int = 0) -> Tensors:
+        """Returns the buffers of a slot for its next message, whose first micro-batch is ``first``.
+
+        They are in memory that nothing else holds.
+        """
         memory = self._memory[number]
         if any(map(is_shared, memory)):
             self._memory[number] = tuple([torch.empty_like(tensor) for tensor in memory])
-        return self[number]
+        return self._part(number, first)
 
     def __getitem__(self, number: int) -> Tensors:
-        """The buffers of a slot."""
+        """The buffers of a slot, for a message that begins with micro-batch 0."""
+        return self._part(number, 0)
+
+    def _part(self, number: int, first: int) -> Tensors:
         memory = self._memory[number]
-        return memory if self._views is None else self._views(memory, self.rooms[number])
+        return memory if self._views is None else self._views(memory, self.rooms[number], first)

@@ -195,3 +195,13 @@ class SlicesLeftOver(Diagnostic, code="CH531"):
     help = "count {slices} for each micro-batch: `micro_batches COUNT slices K`, updates and pipes count slices"
     count: int
     slices: int
+
+
+class LengthsOfOthers(Diagnostic, code="CH532"):
+    """More or fewer lengths than a micro-batch has slices."""
+
+    title = "{count:length} for {slices:slice} of a micro-batch"
+    label = "{count:length}"
+    help = "give each slice its length, as in `micro_batches 8 slices 4 lengths 3 2 2 1`; or none, if all are equal"
+    count: int
+    slices: int

@@ -14,6 +14,7 @@ from chimera_ir.ir.ids import Micro, Stage, WeightGroup, Worker
 from chimera_ir.ir.kinds import Kind, all_kinds, alternatives, unmade
 from chimera_ir.ir.levels import MAX_MICRO_BATCHES, MAX_STAGES, MAX_WORKERS, Header, Pipe, Strategy
 from chimera_ir.ir.memory_bounds import Bound, Quantity
+from chimera_ir.ir.slice_lengths import MAX_LENGTH, normalized
 from chimera_ir.ir.text.malformed import FORMS
 from chimera_ir.ir.text.printer import group_name
 from chimera_ir.plural import plural
@@ -63,6 +64,7 @@ class _HeaderReader:
         self._parameters: dict[str, int] = {}
         self._halves = False
         self._slices = 1
+        self._lengths: tuple[int, ...] = ()
         self._bounds: dict[Quantity, tuple[Token, list[int]]] = {}
         self._lines: dict[str, list[Token]] = defaultdict(list)
         self._attempts = Attempts()
@@ -96,7 +98,8 @@ class _HeaderReader:
         self._bounds[quantity] = token, integers(token, token)
 
     def _take_count(self, token: Token) -> None:
-        word, (number, *slices) = token.type.lower(), integers(token, token)
+        counts, _, lengths = token.partition("lengths")
+        word, (number, *slices) = token.type.lower(), integers(token, counts)
         self._halves |= token.split()[-1] == "halves"
         if token.type in self._counts:
             raise Rejected([say.HeaderTwice(span(token), f"`{word}`")])
@@ -111,6 +114,7 @@ class _HeaderReader:
             if number % count:
                 raise Rejected([say.SlicesLeftOver(span(token), number, count)])
             self._slices = count
+            self._lengths = _lengths(token, integers(token, lengths), count)
 
     def finish(self) -> Header:
         """The header, after the last line has been taken."""
@@ -137,6 +141,7 @@ class _HeaderReader:
             ties=self._read_ties(),
             slices=self._slices,
             weights=self._read_weights(),
+            lengths=self._lengths,
         )
 
     def _read_bounds(self) -> Iterator[Bound]:
@@ -319,6 +324,16 @@ class _HeaderReader:
                 raise Rejected([say.MicroTwice(span(token), micro // self._slices, last // self._slices)])
             earlier.add(micro)
             yield micro
+
+
+def _lengths(token: Token, lengths: list[int], slices: int) -> tuple[int, ...]:
+    """The lengths of slices, none if they are equal; raises ``Rejected`` if they are not as many, or one is 0."""
+    if lengths and len(lengths) != slices:
+        raise Rejected([say.LengthsOfOthers(span(token), len(lengths), slices)])
+    for length in lengths:
+        if not 1 <= length <= MAX_LENGTH:
+            raise Rejected([NumberOutOfRange(span(token), "length", str(length), 1, MAX_LENGTH)])
+    return normalized(lengths)
 
 
 def _run(token: Token, ends: list[int], last: int) -> Iterator[int]:

@@ -186,6 +186,7 @@ def _header(level: str, header: Header, *, stream: bool = False) -> Iterator[str
     yield f"workers {header.workers}"
     yield f"stages {header.stages}"
     parts = " halves" if header.halves else f" slices {header.slices}" if header.slices > 1 else ""
+    parts += f" lengths {' '.join(map(str, header.lengths))}" if header.lengths else ""
     yield f"micro_batches {header.micro_batches}{parts}"
     if header.only:
         yield kinds_line(header)

@@ -83,6 +83,7 @@ def check(
         ties={tie.stages: tie.parameters for tie in context.ties},
         listening=collecting,
         slices=job.slices,
+        lengths=job.lengths,
         label=lambda modules: label(parameters_by_name(model, dict(enumerate(modules)), context.ties)),
     )
     period, reads = (job.period, job.reads) if job.period else (job.passes, (((0, job.passes),),) * job.stages)

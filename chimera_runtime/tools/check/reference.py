@@ -35,7 +35,8 @@ class Reference:
     losses of the forwards inside, by name: by default none. ``label`` gives the parameters of stages their names in the
     model, by default no names.
 
-    If the parts are ``slices`` of sequences, they run one after another with the carries between them, in one graph.
+    If the parts are ``slices`` of sequences, they run one after another with the carries between them, in one graph;
+    they have relative ``lengths`` if these differ.
     """
 
     model: Any
@@ -50,6 +51,7 @@ class Reference:
     listening: Callable[[], Any] = lambda: nullcontext(())
     label: Callable[[Sequence[torch.nn.Module]], None] = lambda _modules: None
     slices: int = 1
+    lengths: tuple[int, ...] = ()
 
     @property
     def passes(self) -> int:
@@ -68,16 +70,19 @@ class Reference:
     ) -> tuple[torch.Tensor, float, list[tuple[str, torch.Tensor]]]:
         """Returns the loss of a micro-batch as a sum and its count (1 for a mean), and the auxiliary losses.
 
-        ``carries`` has the carry of each stage from the slice before, and gets those for the next slice. ``note`` is
-        called with each stage and its output.
+        ``carries`` has the carry of each stage from the slice before, with the place at which the slice starts, and
+        gets those for the next slice. ``note`` is called with each stage and its output.
         """
         value, target, named = batch
         carries = {} if carries is None else carries
         auxiliary: list[tuple[str, torch.Tensor]] = []
         for s, module in enumerate(built):
             seed_all(seed_of("forward", self.seed, update, copy, micro, s))
+            carry, start = carries.get(s, (None, 0)) if micro % self.slices else (None, 0)
+            end = start + _items(value)
             with self.listening() as collected:
-                value, carries[s] = _called(module, value, named, carries.get(s), micro % self.slices)
+                value, left = _called(module, value, named, carry, start)
+            carries[s] = left, end
             note(s, value)
             auxiliary += collected
         loss = self.model.loss(value, target)
@@ -106,37 +111,42 @@ class Reference:
             (self.micro_batch_size, self.micro_batches * self.copies, self.parts),
             self.seed,
             self.device,
-            is_sliced=self.slices > 1,
+            lengths=(self.lengths or (1,) * self.slices) if self.slices > 1 else (),
         )
 
 
 class _InTurn(torch.nn.ModuleDict):
     """Layers in sequence: each is called with the output of the layer before."""
 
-    def in_turn(self, value: Any, named: Mapping[str, Any], carries: Any, place: int) -> tuple[Any, Any]:
+    def in_turn(self, value: Any, named: Mapping[str, Any], carries: Any, start: int) -> tuple[Any, Any]:
         """Returns the output of the last layer, and the carries that all layers leave."""
         left = {}
         for number, layer in enumerate(self.values()):
-            value, left[number] = _called(layer, value, named, None if carries is None else carries[number], place)
+            value, left[number] = _called(layer, value, named, None if carries is None else carries[number], start)
         return value, left
 
 
-def _called(module: torch.nn.Module, value: Any, named: Mapping[str, Any], carry: Any, place: int) -> tuple[Any, Any]:
-    """Calls a module on slice ``place`` of equal ones, with the carry from the slice before; returns output and carry.
+def _called(module: torch.nn.Module, value: Any, named: Mapping[str, Any], carry: Any, start: int) -> tuple[Any, Any]:
+    """Calls a module on the slice that begins at ``start``, with the carry from the one before; returns both results.
 
     The carry is None where the module has none.
     """
     if isinstance(module, _InTurn):
-        return module.in_turn(value, named, carry, place)
+        return module.in_turn(value, named, carry, start)
     arguments = {name: named[name] for name in named if _takes(module, name)}
     parameters = inspect.signature(module.forward).parameters.keys() - named.keys()
     if "start" in parameters:
-        first = next(leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.dim() > 1)
-        arguments["start"] = place * first.shape[1] if place else 0
+        arguments["start"] = start
     if "carry" not in parameters:
         return module(value, **arguments), None
     output, left = module(value, **arguments, carry=carry)
     return output, left
+
+
+def _items(value: Any) -> int:
+    """The number of items along the sequence of a value; 0 if it has none."""
+    leaves = pytree.tree_leaves(value)
+    return next((leaf.shape[1] for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim() > 1), 0)
 
 
 def _takes(module: torch.nn.Module, name: str) -> bool:

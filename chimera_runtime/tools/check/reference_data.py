@@ -4,7 +4,8 @@ import hashlib
 import itertools
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -19,12 +20,12 @@ def seed_of(*parts: object) -> int:
 
 
 def mini_batches(
-    model: Any, sizes: tuple[int, int, int], seed: int, device: torch.device, *, is_sliced: bool = False
+    model: Any, sizes: tuple[int, int, int], seed: int, device: torch.device, *, lengths: Sequence[int] = ()
 ) -> Iterator[list[list[Any]]]:
     """Yields for each update the inputs, targets and keyword arguments of every part of all micro-batches.
 
     ``sizes`` are the items of a micro-batch, the micro-batches of all copies, and the parts of a micro-batch.
-    ``is_sliced`` says that the parts are slices of sequences, along dimension 1.
+    If there are ``lengths``, the parts are slices of sequences, along dimension 1, in proportion to these.
     """
     size, count, parts = sizes
     dataset = model.dataset()
@@ -37,8 +38,10 @@ def mini_batches(
                 break
             seed_all(seed_of("collate", seed, epoch, place))
             whole = _collated(model, micro_batch)
-            cut = _slice if is_sliced else _part
-            update += [[cut(value, i, parts, device) for value in whole] for i in range(parts)]
+            if lengths:
+                update += [[_slice(value, i, lengths, device) for value in whole] for i in range(parts)]
+            else:
+                update += [[_part(value, i, parts, device) for value in whole] for i in range(parts)]
             if len(update) == count * parts:
                 yield update
                 update = []
@@ -105,10 +108,23 @@ def _part(value: Any, number: int, parts: int, device: torch.device) -> Any:
     return pytree.tree_map_only(torch.Tensor, part, value)
 
 
-def _slice(value: Any, number: int, parts: int, device: torch.device) -> Any:
-    """Returns slice ``number`` of ``parts`` of a batch, cut along the sequence of each tensor that has one."""
+def _slice(value: Any, number: int, lengths: Sequence[int], device: torch.device) -> Any:
+    """Returns slice ``number`` of a batch, cut along the sequence of each tensor that has one."""
 
     def part(tensor: torch.Tensor) -> torch.Tensor:
-        return (tensor.chunk(parts, 1)[number].contiguous() if tensor.dim() > 1 else tensor).to(device)
+        if tensor.dim() < 2:
+            return tensor.to(device)
+        return torch.split(tensor, items_of_slices(tensor.shape[1], lengths), 1)[number].contiguous().to(device)
 
     return pytree.tree_map_only(torch.Tensor, part, value)
+
+
+def items_of_slices(length: int, lengths: Sequence[int]) -> list[int]:
+    """The numbers of items of slices: a boundary is at the nearest item that leaves one to each slice on both sides."""
+    ends = [0]
+    for place in range(1, len(lengths) + 1):
+        exact = Fraction(length * sum(lengths[:place]), sum(lengths))
+        end = int(exact + Fraction(1, 2))
+        least, most = ends[-1] + 1, length - (len(lengths) - place)
+        ends.append(least if end < least else most if end > most else end)
+    return [end - start for start, end in itertools.pairwise(ends)]

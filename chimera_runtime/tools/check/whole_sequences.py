@@ -16,6 +16,7 @@ from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import tools_check as mistakes
 from chimera_runtime.tools.check.compare import TOLERANCES, share_of, tolerance
 from chimera_runtime.tools.check.reference import Gradients, Reference, differences, size
+from chimera_runtime.tools.check.reference_data import items_of_slices
 from chimera_runtime.values.nested import leaves
 
 
@@ -81,7 +82,8 @@ def compare(reference: Reference, autocast: torch.dtype | None) -> SliceAgreemen
         return SliceAgreement(reference.slices, off, max(errors), bound)
     # The first stage whose outputs differ is the one to mend; if none does, a carry has lost its gradients.
     for stage in range(reference.stages - 1):
-        for place, error in enumerate(_errors_of_slices(sliced.outputs(stage), whole.outputs(stage), reference.slices)):
+        lengths = reference.lengths or (1,) * reference.slices
+        for place, error in enumerate(_errors_of_slices(sliced.outputs(stage), whole.outputs(stage), lengths)):
             if error > bound:
                 raise mistakes.slice_differs(stage, place, error)
     if off > bound:
@@ -94,13 +96,18 @@ def _error(mine: Gradients, theirs: Gradients) -> float:
     return share_of(max(differences(mine, theirs), default=0.0), size(theirs))
 
 
-def _errors_of_slices(mine: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor], slices: int) -> Iterator[float]:
+def _errors_of_slices(
+    mine: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor], lengths: Sequence[int]
+) -> Iterator[float]:
     """Yields for each slice the largest difference of its outputs, relative to the largest output."""
-    for place in range(slices):
-        here, there = ([tensor.chunk(slices, 1)[place] for tensor in tensors] for tensors in (mine, theirs))
+    for place in range(len(lengths)):
+        here, there = (
+            [torch.split(tensor, items_of_slices(tensor.shape[1], lengths), 1)[place] for tensor in tensors]
+            for tensors in (mine, theirs)
+        )
         yield share_of(max(differences(here, there), default=0.0), size(theirs))
 
 
 def unsliced(reference: Reference) -> Reference:
     """Returns a reference that runs whole sequences."""
-    return replace(reference, parts=reference.parts // reference.slices, slices=1)
+    return replace(reference, parts=reference.parts // reference.slices, slices=1, lengths=())

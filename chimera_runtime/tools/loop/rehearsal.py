@@ -40,7 +40,7 @@ class RehearsedStage(Stage):
         *,
         seconds: Mapping[str, float],
         slack: float,
-        cost_weights: Sequence[int],
+        cost_weights: Sequence[float],
         rehearsed_link: RehearsedLink,
         **arguments: Any,
     ) -> None:
@@ -48,7 +48,7 @@ class RehearsedStage(Stage):
         for group in self.groups:
             group.rehearse()
         self._seconds, self._slack, self._weights = seconds, slack, cost_weights
-        self._fake: dict[str, Tensors] = {}
+        self._fake: dict[str, list[Tensors]] = {}
         for letter, method in OPERATIONS.items():
             setattr(self, method, partial(self._sleep, letter))
         self._link = rehearsed_link
@@ -62,7 +62,10 @@ class RehearsedStage(Stage):
         super().reserve(rooms, device)
         for letter, value in VALUES.items():
             boundary = self._output.after if value.onward else self._input.before
-            self._fake[letter] = getattr(boundary, value.buffers)(device) if boundary else ()
+            slices = range(self._numbering.slices if boundary and boundary.of_slices else 1)
+            self._fake[letter] = [
+                getattr(boundary.at(place), value.buffers)(device) if boundary else () for place in slices
+            ]
 
     def pair(self, forward: tuple[Any, ...], other: Stage, backward: tuple[Any, ...]) -> None:
         """Sleeps as long as both take together."""
@@ -77,7 +80,7 @@ class RehearsedStage(Stage):
         self._sleep_for(letter, self._weights_of(micros))
         self._hand_on_fakes(letter, micros)
 
-    def _weights_of(self, micros: Micros) -> list[int]:
+    def _weights_of(self, micros: Micros) -> list[float]:
         several = micros if isinstance(micros, tuple) else (micros,)
         return [self._weights[micro % len(self._weights)] if self._weights else 1 for micro in several]
 
@@ -96,7 +99,9 @@ class RehearsedStage(Stage):
 
     def _hand_on_fakes(self, letter: str, micros: Micros) -> None:
         for value in MAKES.get(letter, ()):
-            self._hand_on(value, micros, repeated(micros, self._fake[value]))
+            fakes = self._fake[value]
+            first = micros[0] if isinstance(micros, tuple) else micros
+            self._hand_on(value, micros, repeated(micros, fakes[first % len(fakes)]))
 
 
 def repeated(micros: Micros, fake: Tensors) -> Tensors:
@@ -107,8 +112,17 @@ def repeated(micros: Micros, fake: Tensors) -> Tensors:
 def rehearsed(seconds: Mapping[str, float], job: Job) -> Callable[..., Stage]:
     """Returns a function that makes stages which sleep; ``seconds`` has the time of each kind of operation."""
     of_part = {kind: value / job.parts for kind, value in seconds.items()}
-    made = partial(RehearsedStage, seconds=of_part, slack=overshoot(), cost_weights=job.weights)
+    made = partial(RehearsedStage, seconds=of_part, slack=overshoot(), cost_weights=cost_weights(job))
     return partial(made, rehearsed_link=RehearsedLink())
+
+
+def cost_weights(job: Job) -> Sequence[float]:
+    """The weights of consecutive parts, which repeat; a slice weighs more if it is longer than the mean."""
+    lengths, count = job.lengths, len(job.lengths)
+    if not lengths:
+        return job.weights
+    weights = job.weights or (1,) * count
+    return [weight * count * lengths[place % count] / sum(lengths) for place, weight in enumerate(weights)]
 
 
 def overshoot() -> float:

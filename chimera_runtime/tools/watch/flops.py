@@ -97,7 +97,11 @@ def of_stage(context: RankContext, module: torch.nn.Module, stage: int) -> int:
     operations, carry = 0, NO_CARRY
     with all_generators_kept():
         for micro in range(world.job.slices):
-            handed = to_device(source.input(0, micro), world.device) if before is None else before.buffers(world.device)
+            handed = (
+                to_device(source.input(0, micro), world.device)
+                if before is None
+                else before.at(micro).buffers(world.device)
+            )
             target = to_device(source.target(0, micro), world.device) if last else None
             names = context.probed.traits[stage].keywords
             loaded = to_device(source.keywords(0, micro), world.device) if names else {}

@@ -4,9 +4,11 @@ The schedule gives the number of micro-batches of each stage that a rank keeps a
 is measured on the first micro-batch. Memory that operators allocate while they run is not counted.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -102,7 +104,17 @@ class RankNeed:
 
     def on_host(self) -> int:
         """Returns the bytes that moves need on the host, at most."""
-        return max((sum(n * self._moved(stage) for stage, n in moment) for moment in self._facts.on_host), default=0)
+        moments = (sum(self._share(n, self._moved(stage)) for stage, n in moment) for moment in self._facts.on_host)
+        return max(moments, default=0)
+
+    @property
+    def _whole(self) -> int:
+        """The number of units (`Job.units`) of a micro-batch of which sizes are those of all slices; 1 if of one."""
+        job = self.context.world.job
+        return job.units if job.lengths else 1
+
+    def _share(self, units: float, size: int) -> int:
+        return math.ceil(Fraction(units) * size / self._whole)
 
     def _moved(self, stage: int) -> int:
         return self.context.probed.moved_bytes[stage]
@@ -124,14 +136,15 @@ class RankNeed:
     def _stage_in_words(self, micros: KeptMicros) -> str:
         stage = micros.stage
         footprint, weights = self.context.probed.footprints[stage], self._weights_of(stage)
-        unit = "x M_a =" if self.context.world.job.slices == 1 else "slices of"
-        figures = [f"{micros.activations} {unit} {byte_text(footprint.activations)}"] if micros.activations else []
-        figures += [f"{micros.inputs} inputs of {byte_text(footprint.inputs)}"] if micros.inputs else []
+        job, whole = self.context.world.job, self._whole
+        unit = "slices of" if job.slices > 1 and not job.lengths else "x M_a ="
+        activations = f"{micros.activations / whole:g} {unit} {byte_text(footprint.activations)}"
+        figures = [activations] if micros.activations else []
+        figures += [f"{micros.inputs / whole:g} inputs of {byte_text(footprint.inputs)}"] if micros.inputs else []
         halfway = footprint.activations - footprint.released + footprint.operands
-        figures += [f"{micros.begun} between I and W of {byte_text(halfway)}"] if micros.begun else []
-        figures += (
-            [f"{micros.carries} carries of {byte_text(footprint.carry)}"] if micros.carries and footprint.carry else []
-        )
+        figures += [f"{micros.begun / whole:g} between I and W of {byte_text(halfway)}"] if micros.begun else []
+        carries = f"{micros.carries / whole:g} carries of {byte_text(footprint.carry)}"
+        figures += [carries] if micros.carries and footprint.carry else []
         copies = self._facts.stages[stage].copies
         return f"stage {stage}: {copies} x M_theta = {byte_text(weights)}{''.join(f', {part}' for part in figures)}"
 
@@ -163,7 +176,8 @@ class RankNeed:
         facts, footprint = self._facts.stages[stage], self.context.probed.footprints[stage]
         saved = 0 if stage in self.context.world.job.recomputing else footprint.saved_results
         sizes = {letter: self._message(letter, stage, not VALUES[letter].onward) for letter in facts.sending}
-        sizes["y"] = footprint.results - saved
+        longest = max(self.context.world.job.lengths, default=1)
+        sizes["y"] = self._share(longest, footprint.results - saved)
         return sum(micros * sizes[letter] for letter, micros in facts.sending.items())
 
     def _message(self, letter: str, stage: int, is_before: bool) -> int:
@@ -177,7 +191,7 @@ class RankNeed:
         return sum(bytes_of(getattr(b, VALUES[letter].buffers)(torch.device("meta"))) for b in boundaries)
 
     def _moment(self, micros: Iterable[KeptMicros]) -> int:
-        return kept_bytes(micros, self._bytes_of)
+        return kept_bytes(micros, self._bytes_of, self._whole)
 
     def _bytes_of(self, stage: int) -> MicroBatchBytes:
         probed, job = self.context.probed, self.context.world.job

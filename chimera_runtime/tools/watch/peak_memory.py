@@ -51,10 +51,10 @@ class PeakMemory:
         of_ranks = self._world.control_group.collect("peak", mine, "for the memory that it has used")
         if self._world.place.rank:
             return []
-        slices = self._world.job.slices
+        units = self._world.job.units
         rows = [("rank", "M_theta", "M_a", "needs", "used", *(("needs on host", "used on host") if host else ()))]
         for rank, (copies, activations, sizes) in enumerate(of_ranks):
-            rows.append((str(rank), str(copies), f"{activations / slices:g}", *map(byte_text, sizes)))
+            rows.append((str(rank), str(copies), f"{activations / units:g}", *map(byte_text, sizes)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
         measured = ON_GPU if self._world.device.type == "cuda" else ON_HOST

@@ -31,5 +31,7 @@ def test_what_the_schedule_keeps_is_told_in_the_units_of_the_report() -> None:
     assert "up to 0 x M_a of activations (none)" in memory_report(CPU, facts(1))
     on_host = replace(facts(1), on_host=((HostedMicros(1, 2),), (HostedMicros(1, 3),)))
     assert "up to 0 x M_a of activations (none), of up to 3 more on the host; --mem" in memory_report(CPU, on_host)
-    sliced = memory_report(CPU, facts(1, kept=(((1, 5, 0, 0, 5, 1),),)), slices=4)
+    sliced = memory_report(CPU, facts(1, kept=(((1, 5, 0, 0, 5, 1),),)), slices=4, units=4)
     assert "up to 1.25 x M_a of activations (stage 1: 1.25 and 5 carries)" in sliced
+    unequal = memory_report(CPU, facts(1, kept=(((1, 12, 0, 0, 6, 2),),)), slices=4, units=8)
+    assert "up to 1.5 x M_a of activations (stage 1: 1.5 and 3 carries)" in unequal

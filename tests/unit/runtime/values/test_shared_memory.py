@@ -95,7 +95,7 @@ def test_a_slot_that_is_held_moves_to_new_memory_once(hold: Any) -> None:
 
 def test_a_slot_whose_messages_are_smaller_moves_as_well() -> None:
     slots = Slots((2,), message)
-    slots.resize(lambda memory, room: tuple(tensor[: room // 2] for tensor in memory))
+    slots.resize(lambda memory, room, _first: tuple(tensor[: room // 2] for tensor in memory))
     held = slots.vacant(0)
     held[0].fill_(3.0)
     moved = slots.vacant(0)

@@ -1,0 +1,66 @@
+"""Lengths of the slices of a micro-batch, relative to one another, and what follows from them: extents and loads.
+
+Without lengths all slices are equally long.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import cache
+from itertools import accumulate, pairwise
+
+from chimera_ir.ir import ops
+
+Extent = tuple[Fraction, Fraction]
+"""Start and end of a slice, as shares of the sequence."""
+
+MAX_LENGTH = 10**9
+"""The largest length of a slice in a text."""
+
+
+def normalized(lengths: Sequence[int]) -> tuple[int, ...]:
+    """The lengths, or none if they are all equal.
+
+    Examples
+    --------
+    >>> normalized([3, 2, 2, 1]), normalized([5, 5])
+    ((3, 2, 2, 1), ())
+    """
+    return tuple(lengths) if len({*lengths}) > 1 else ()
+
+
+@cache
+def extents(lengths: tuple[int, ...]) -> tuple[Extent, ...]:
+    """The extents of slices of some relative lengths.
+
+    Examples
+    --------
+    >>> extents((3, 1))
+    ((Fraction(0, 1), Fraction(3, 4)), (Fraction(3, 4), Fraction(1, 1)))
+    """
+    ends = [Fraction(end, sum(lengths)) for end in accumulate(lengths, initial=0)]
+    return tuple(pairwise(ends))
+
+
+def loads(weights: Sequence[int | Fraction], lengths: Sequence[int]) -> tuple[int | Fraction, ...]:
+    """The loads of consecutive slices, which repeat: weights of micro-batches times lengths over their mean.
+
+    ``weights`` are of slices, one by one; empty if all are 1, and so is the result if all loads are 1.
+
+    Examples
+    --------
+    >>> loads((), (3, 1))
+    (Fraction(3, 2), Fraction(1, 2))
+    """
+    if not lengths:
+        return tuple(weights)
+    factors = [Fraction(length * len(lengths), sum(lengths)) for length in lengths]
+    return tuple(w * factors[place % len(factors)] for place, w in enumerate(weights or (1,) * len(factors)))
+
+
+def weighed(operation: ops.Operation, loads: Sequence[int | Fraction]) -> int | Fraction:
+    """The sum of the loads of an operation's micro-batches, of which ``loads`` repeats; of a pair the mean."""
+    if not loads:
+        return operation.size
+    parts = operation.parts
+    total = sum(loads[micro % len(loads)] for part in parts for micro in part.micros)
+    return total if len(parts) == 1 else Fraction(total, len(parts))
