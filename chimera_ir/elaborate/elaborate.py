@@ -13,7 +13,8 @@ from chimera_ir.elaborate.places import place, strategies, weights
 from chimera_ir.elaborate.read_versions import Readings, readings, torn
 from chimera_ir.elaborate.settings import Globals, evaluate_globals, parameter_names, require_settable
 from chimera_ir.elaborate.unrolling import EndlessPipes, endless
-from chimera_ir.ir.levels import Header, Pipe, Plan, Unclocked
+from chimera_ir.ir.levels import Header, Pipe, Plan
+from chimera_ir.ir.planned import Unclocked
 from chimera_ir.ir.streams import PlanStream, header_of
 from chimera_ir.syntax import ast
 

@@ -12,8 +12,9 @@ from chimera_ir.elaborate.grid import Grid, UndefinedOnGrid
 from chimera_ir.elaborate.pipes import Shape
 from chimera_ir.elaborate.read_versions import Readings
 from chimera_ir.ir.ids import Clock, Micro, Stage, Worker
-from chimera_ir.ir.levels import Pipe, Planned, Unclocked
+from chimera_ir.ir.levels import Pipe
 from chimera_ir.ir.ops import Compute, Operation, Pair
+from chimera_ir.ir.planned import Planned, Unclocked
 from chimera_ir.ir.text.printer import absolute, micros_name, numbered_line
 from chimera_ir.syntax import ast
 

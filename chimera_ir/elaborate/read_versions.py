@@ -10,8 +10,9 @@ from chimera_ir.elaborate.affine import Law
 from chimera_ir.elaborate.pipes import Shape
 from chimera_ir.elaborate.rhythm import Rhythm
 from chimera_ir.ir.ids import Micro, Stage, Version
-from chimera_ir.ir.levels import Header, Pipe, Planned, Unclocked
+from chimera_ir.ir.levels import Header, Pipe
 from chimera_ir.ir.ops import singles
+from chimera_ir.ir.planned import Planned, Unclocked
 
 Readings = Mapping[tuple[Micro, Stage], Version]
 """The versions that micro-batches read, by micro-batch and stage; empty with a flush."""

@@ -6,14 +6,15 @@ from enum import Enum
 from fractions import Fraction
 from functools import cached_property
 from math import lcm
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 from chimera_ir.ir import ops
-from chimera_ir.ir.ids import Clock, Micro, Stage, Version, WeightGroup, Worker
+from chimera_ir.ir.ids import Micro, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.kinds import Kind, Readers, Resource, Value, all_kinds, values
 from chimera_ir.ir.lane_parts import LaneParts, parts_of
 from chimera_ir.ir.memory_bounds import Bound, Quantity
 from chimera_ir.ir.one_line import OneLine
+from chimera_ir.ir.planned import Planned, Unclocked
 from chimera_ir.ir.slice_lengths import loads, weighed
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Header:
     no update. Those of recomputation are not listed: they follow from the pipes. ``ties`` are the groups of stages that
     share parameters. ``moves`` says whether any operation moves activations between a worker and its host.
     ``weights`` has the weight of each of the micro-batches, and repeats; if it is empty, all weigh 1. ``lengths`` are
-    the relative lengths of the slices of a micro-batch; if there are none, all are equally long.
+    the relative lengths of the slices; if there are none, all are equally long.
     """
 
     scheme: str
@@ -142,11 +143,8 @@ class Header:
     def _stages(self) -> dict[Value, tuple[tuple[tuple[Stage, ...], ...], ...]]:
         """The readers of each value, by the stage that makes it, and its makers, by the stage that reads it."""
         themselves = tuple((Stage(s),) for s in range(self.stages))
-        both = {
-            Readers.FED: (self.fed, self.feeding),
-            Readers.FEEDING: (self.feeding, self.fed),
-            Readers.OWN: (themselves,) * 2,
-        }
+        fed, feeding = self.fed, self.feeding
+        both = {Readers.FED: (fed, feeding), Readers.FEEDING: (feeding, fed), Readers.OWN: (themselves,) * 2}
         return {value: both[value.readers] for value in values()}
 
     @cached_property
@@ -220,8 +218,8 @@ class Header:
     @cached_property
     def weight_unit(self) -> int:
         """The number of which a weight of any operation is a whole multiple of one part."""
-        denominators = [Fraction(weight).denominator for weight in self.weights]
-        return 2 * lcm(*denominators) * (sum(self.lengths) or 1) if self.loads else 1
+        whole = lcm(*(Fraction(weight).denominator for weight in self.weights))
+        return 2 * whole * (sum(self.lengths) or 1) if self.loads else 1
 
     @property
     def asynchronous(self) -> bool:
@@ -336,22 +334,6 @@ class Header:
     def pipe(self, micro: Micro) -> Pipe:
         """The pipe of a micro-batch, which may belong to a turn before or after those of the header."""
         return self.pipe_of[micro if micro in self.pipe_of else Micro(micro % self.period)]
-
-
-class Planned(NamedTuple):
-    """An operation with its worker and its clock."""
-
-    clock: Clock
-    worker: Worker
-    operation: ops.Operation
-
-
-class Unclocked(NamedTuple):
-    """An operation without a clock, with its worker and the value of its ``prefer``, if its line has one."""
-
-    preference: int | None
-    worker: Worker
-    operation: ops.Operation
 
 
 @dataclass(frozen=True, slots=True, repr=False)

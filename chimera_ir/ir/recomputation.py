@@ -17,8 +17,9 @@ from typing import TypeVar, cast
 
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import FORWARD_OF_INPUT, INPUT, KEPT, RECOMPUTATION
-from chimera_ir.ir.levels import Header, Pipe, Plan, Planned
+from chimera_ir.ir.levels import Header, Pipe, Plan
 from chimera_ir.ir.ops import Compute, Instruction, Operation, Pair
+from chimera_ir.ir.planned import Planned
 
 Line = TypeVar("Line", bound=Instruction)
 

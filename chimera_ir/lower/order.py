@@ -17,8 +17,9 @@ from operator import attrgetter
 from typing import overload
 
 from chimera_ir.ir.ids import Clock
-from chimera_ir.ir.levels import Plan, Planned, Schedule, Unclocked
+from chimera_ir.ir.levels import Plan, Schedule
 from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.planned import Planned, Unclocked
 from chimera_ir.ir.recomputation import in_full
 from chimera_ir.ir.streams import PlanStream, ScheduleStream, computes
 from chimera_ir.ir.turns import Turn, later

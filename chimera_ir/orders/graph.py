@@ -166,7 +166,7 @@ class OrderGraph:
         head = {
             "schedule": instance.header.title,
             "tick": number(self.tick),
-            "parts": instance.header.parts,
+            "parts": instance.header.units,
             "workers": instance.header.workers,
             "machines": [{"worker": worker, "resource": resource.value} for worker, resource in instance.places],
             "stores": [

@@ -23,9 +23,10 @@ from chimera_ir.flow.live import changes, is_at_end
 from chimera_ir.flow.net import newest
 from chimera_ir.ir.ids import WeightGroup, Worker
 from chimera_ir.ir.kinds import Counted, Resource
-from chimera_ir.ir.levels import Header, Plan, Planned, Schedule, Unclocked
+from chimera_ir.ir.levels import Header, Plan, Schedule
 from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.ops import Message, Operation, singles
+from chimera_ir.ir.planned import Planned, Unclocked
 from chimera_ir.ir.recomputation import in_blocks, in_full
 
 if TYPE_CHECKING:

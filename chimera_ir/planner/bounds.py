@@ -48,7 +48,7 @@ def _peaks(variant: Variant, setting: Setting, kept: Sequence[int]) -> list[int]
     return [
         always
         + sum(weights[stage] * (count - 1) for stage, count in copies.items())
-        + -(-max(accumulate(map(mul, counts, map(kept.__getitem__, stages)), initial=0)) // variant.header.parts)
+        + -(-max(accumulate(map(mul, counts, map(kept.__getitem__, stages)), initial=0)) // variant.header.units)
         for always, copies, (stages, counts) in workers
     ]
 
@@ -57,12 +57,12 @@ def most(variant: Variant, setting: Setting) -> list[int] | None:
     """Upper bound on the bytes that each worker needs, with as many messages under way as there can be.
 
     A stage that recomputes holds the activations of what was recomputed last, one stage at a time. There is no bound
-    for a stream whose streams are not in order, where a receive may be posted any time before its use,
-    or that splits backwards, where received gradients may stay in their buffers. Nor is there one where memory moves:
-    what is kept depends on when lanes wait for the moves.
+    for slices of unequal lengths, for a stream whose streams are not in order, where a receive may be posted any time
+    before its use, or that splits backwards, where received gradients may stay in their buffers. Nor is there one where
+    memory moves: what is kept depends on when lanes wait for the moves.
     """
     compiled, header = variant.compiled, variant.header
-    if header.moves:
+    if header.moves or header.lengths:
         return None
     if header.asynchronous and (compiled.splits or not compiled.streams_in_order):
         return None
@@ -136,4 +136,4 @@ def _most_kept(header: Header, timings: Sequence[Timing], stage: int, splits: bo
     sizes = timings[stage].kept.without_received(in_buffer, 0)
     size = sizes.input if again else max(sizes.input, sizes.activations, sizes.halfway * splits)
     size += sizes.carry + sizes.carry_gradients
-    return -(-size // header.parts) * header.parts
+    return -(-size // header.units) * header.units

@@ -147,7 +147,11 @@ class CompiledScheme:
         change = waiting(self.header(self._change))
         lanes = map(singles, self.lanes)
         return tuple(
-            ([part.stage for part in lane], [change[part.kind] * part.size for part in lane]) for lane in lanes
+            (
+                [part.stage for part in lane],
+                [change[part.kind] * self._outline.header.length(part.micros) for part in lane],
+            )
+            for lane in lanes
         )
 
     @cached_property

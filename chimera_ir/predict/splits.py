@@ -97,7 +97,7 @@ class LayerSplits:
                 - standing[first]
                 + -(-(optimizer[end] - optimizer[first]) // shares[stage])
                 + (loads[stage].copies - 1) * (weights[end] - weights[first])
-                + -(-loads[stage].waiting * waiting // header.parts)
+                + -(-loads[stage].waiting * waiting // header.units)
                 + whole * again[stage]
             )
 

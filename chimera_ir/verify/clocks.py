@@ -10,7 +10,8 @@ from chimera_ir.diagnostics.catalogue.schedule import ClockNotIncreasing
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.flow import ABSENT, Flow
 from chimera_ir.ir.kinds import RECOMPUTATION
-from chimera_ir.ir.levels import Plan, Planned
+from chimera_ir.ir.levels import Plan
+from chimera_ir.ir.planned import Planned
 from chimera_ir.ir.recomputation import forwards_of_clocked
 from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span

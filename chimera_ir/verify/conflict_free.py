@@ -15,7 +15,8 @@ from chimera_ir.diagnostics.catalogue.schedule import Conflict
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.ids import Clock, Worker
 from chimera_ir.ir.kinds import Resource
-from chimera_ir.ir.levels import Header, Plan, Planned
+from chimera_ir.ir.levels import Header, Plan
+from chimera_ir.ir.planned import Planned
 from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span
 

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from chimera_ir.ir.ids import Clock, Micro, Stage, Worker
 from chimera_ir.ir.kinds import KINDS
-from chimera_ir.ir.levels import Header, Pipe, Plan, Planned
+from chimera_ir.ir.levels import Header, Pipe, Plan
 from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.planned import Planned
+from chimera_ir.ir.slice_lengths import normalized
 from chimera_ir.source import Span
 from tests.property.programs import random_ties
 
@@ -87,7 +89,8 @@ def random_sliced_plan(seed: int, trouble: float, moving: float = 0.0) -> Plan:
         planned.append(Planned(Clock(clock + late), header.worker(Micro(number), Stage(stage)), operation))
         clock += rng.randint(1, 2)
     rng.shuffle(planned)
-    return Plan(header, tuple(planned))
+    lengths = normalized([rng.randint(1, 4) for _ in range(slices)])
+    return Plan(replace(header, lengths=lengths), tuple(planned))
 
 
 def _needs(header: Header, split: set[tuple[int, int]], out: set[tuple[int, int]]) -> Iterator[tuple[Done, list[Done]]]:

@@ -9,7 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.ir.levels import Plan, Planned, Program, Schedule
+from chimera_ir.ir.levels import Plan, Program, Schedule
+from chimera_ir.ir.planned import Planned
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.printer import line, numbered_line, numbers_of, show
 from chimera_ir.ir.text.reader import parse

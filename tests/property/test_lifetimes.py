@@ -71,8 +71,14 @@ def played(header: Header, lane: Iterable[Compute | WaitMove]) -> Iterator[Held]
     assert not held
 
 
-def most(moments: list[Held], *units: str) -> int:
-    return max((sum(unit in units for unit, _, _ in held) for held in moments), default=0)
+def size(header: Header, unit: str, micro: int) -> int:
+    """The size of a value: 1, or the relative length of the slice that made it."""
+    maker = micro + 1 if unit == "carry gradients" else micro
+    return header.lengths[maker % header.slices] if header.lengths else 1
+
+
+def most(header: Header, moments: list[Held], *units: str) -> int:
+    return max((sum(size(header, unit, m) for unit, m, _ in held if unit in units) for held in moments), default=0)
 
 
 def agrees(schedule: Schedule) -> None:
@@ -85,14 +91,19 @@ def agrees(schedule: Schedule) -> None:
         live.between_halves: ("operands",),
     }
     for peaks, units in amounts.items():
-        assert [peak.amount for peak in peaks(schedule)] == [most(of_worker, *units) for of_worker in moments]
+        assert [peak.amount for peak in peaks(schedule)] == [most(header, of_worker, *units) for of_worker in moments]
     for stages, lane, of_worker in zip(header.stages_of, schedule.lanes, moments, strict=True):
-        assert fullest(header, stages, singles(lane)) == front(stages, of_worker)
+        assert fullest(header, stages, singles(lane)) == front(header, stages, of_worker)
 
 
-def front(stages: tuple[Stage, ...], moments: list[Held], kept: tuple[str, ...] = KEPT) -> tuple[Any, ...]:
+def front(
+    header: Header, stages: tuple[Stage, ...], moments: list[Held], kept: tuple[str, ...] = KEPT
+) -> tuple[Any, ...]:
     """The moments that no other exceeds in every number, each once, in order; none if nothing is ever kept."""
-    counts = [Counter((unit, stage) for unit, _, stage in held) for held in moments]
+    counts = [Counter[Any]() for _ in moments]
+    for count, held in zip(counts, moments, strict=True):
+        for unit, micro, stage in held:
+            count[unit, stage] += size(header, unit, micro)
     numbers = {tuple((s, *(count[u, s] for u in kept)) for s in stages) for count in counts}
     flat = {moment: [number for entry in moment for number in entry[1:]] for moment in numbers}
     return tuple(
@@ -109,11 +120,11 @@ def moving_agrees(program: Program) -> None:
     """As `agrees`, by the lines of a program: on the workers and on their hosts."""
     for number, (parts, held) in enumerate(zip(program.parts, holdings(program), strict=True)):
         stages, moments = program.header.stages_of[number], list(played(program.header, parts.steps))
-        assert held.fullest == front(stages, moments)
-        assert held.on_host == front(stages, moments, ("host",))
+        assert held.fullest == front(program.header, stages, moments)
+        assert held.on_host == front(program.header, stages, moments, ("host",))
         for units in (("activations", "operands"), ("host",)):
             peak = live.peaks(program, *(unit for unit in Counted if unit.value in units))[number]
-            assert peak.amount == most(moments, *units)
+            assert peak.amount == most(program.header, moments, *units)
 
 
 def counted(program: Program) -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.report import activations
 from chimera_ir.cost.simulate import simulate
-from chimera_ir.ir.levels import Plan, Planned, Program, Schedule
+from chimera_ir.ir.levels import Plan, Program, Schedule
 from chimera_ir.ir.ops import Compute, Operation, Pair, Send, WaitRecv
+from chimera_ir.ir.planned import Planned
 from chimera_ir.ir.text.printer import show
 from chimera_ir.ir.text.reader import parse
 from chimera_ir.lower.lower import lower

@@ -24,8 +24,9 @@ from chimera_ir.ir.kinds import (
     all_kinds,
     alternatives,
 )
-from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Program, Schedule
+from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule
 from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.planned import Planned
 from chimera_ir.lower.lower import lower
 from chimera_ir.picture import svg, terminal
 from chimera_ir.predict.memory_need import memory

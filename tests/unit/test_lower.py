@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
-from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Program, Schedule
+from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule
 from chimera_ir.ir.ops import AllReduce, Compute, Recv, Send, Step, WaitAllReduce, WaitRecv, WaitSend
+from chimera_ir.ir.planned import Planned
 from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.text.printer import line, show
 from chimera_ir.ir.text.reader import parse

@@ -8,7 +8,7 @@ import pytest
 
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, Severity
 from chimera_ir.ir.kinds import ACTIVATIONS, BACKWARD, FORWARD, GRADIENTS, KEPT, Counted
-from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Program, Schedule
+from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule
 from chimera_ir.ir.memory_bounds import Bound, Quantity
 from chimera_ir.ir.ops import (
     AllReduce,
@@ -24,6 +24,7 @@ from chimera_ir.ir.ops import (
     WaitRecv,
     WaitSend,
 )
+from chimera_ir.ir.planned import Planned
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.order import order
 from chimera_ir.source import Span

@@ -197,7 +197,7 @@ class SlicesLeftOver(Diagnostic, code="CH531"):
     slices: int
 
 
-class LengthsOfOthers(Diagnostic, code="CH532"):
+class LengthsOfOthers(Diagnostic, code="CH533"):
     """More or fewer lengths than a micro-batch has slices."""
 
     title = "{count:length} for {slices:slice} of a micro-batch"

@@ -23,7 +23,8 @@ from typing import NamedTuple, assert_never
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Micro, Version, WeightGroup
 from chimera_ir.ir.kinds import implied
-from chimera_ir.ir.levels import Header, Pipe, Plan, Planned, Program, Schedule, Strategy, Unclocked
+from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule, Strategy
+from chimera_ir.ir.planned import Planned, Unclocked
 from chimera_ir.ir.recomputation import recomputes_all
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.ir.turns import Turn, shelf

@@ -17,7 +17,8 @@ from chimera_ir.diagnostics.model import Attempts, Diagnostic, Rejected
 from chimera_ir.ir import ops
 from chimera_ir.ir.ids import Clock, Micro, Slot, Stage, Version, Worker
 from chimera_ir.ir.kinds import KINDS, NOTHING, Value, all_kinds
-from chimera_ir.ir.levels import MAX_AGE, MAX_MICRO_BATCHES, Header, Plan, Planned, Program, Schedule, Unclocked
+from chimera_ir.ir.levels import MAX_AGE, MAX_MICRO_BATCHES, Header, Plan, Program, Schedule
+from chimera_ir.ir.planned import Planned, Unclocked
 from chimera_ir.ir.recomputation import in_full
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.header import integers, read_header, span

@@ -1,5 +1,6 @@
 """Micro-batches cut into slices along dimension 1; what has no sequence there is refused."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,6 +58,33 @@ def test_a_model_file_cuts_slices_in_its_own_way() -> None:
         assert feed.keywords(1, number) == evaluated.load(number)[2] == {"of": number % K}
         assert torch.equal(evaluated.load(number)[0], part)
         assert sorted(batches.input(0, number).flatten() % LENGTH // 2) == [number % K] * 2 * B
+
+
+def test_slices_of_unequal_lengths_are_cut_at_the_nearest_items() -> None:
+    """Six items in proportion to 4, 1, 1; the model file's function gets the same bounds."""
+    unequal = replace(SLICED, lengths=(4, 1, 1))
+
+    def cut_slice(value: Any, which: str, number: int, slices: int, bounds: Any = None) -> Any:
+        return (bounds(LENGTH), which, number, slices)
+
+    feed, own = Feed(unequal, B), Feed(unequal, B, cut_slice=cut_slice)
+    for one in (feed, own):
+        one.put(0, (X, X + 100, {}))
+    assert [feed.input(0, n).tolist() for n in range(K)] == [X[:B, a:b].tolist() for a, b in ((0, 4), (4, 5), (5, 6))]
+    assert [own.target(0, n) for n in range(K)] == [
+        ((a, b), "target", n, K) for n, (a, b) in enumerate(((0, 4), (4, 5), (5, 6)))
+    ]
+    (batch,) = evaluation_batches(unequal, B, (X, X))
+    assert [batch.load(n)[0].size(1) for n in range(K)] == [4, 1, 1]
+
+
+def test_what_unequal_slices_need_is_said() -> None:
+    parts = MicroBatchParts(B, K, K, lengths=(4, 1, 1))
+    parts.require((X[:, :5], X[:, :5], {}), "a batch")  # 3 does not divide 5
+    with pytest.raises(Misuse, match="a batch: dimension 1 is 2, and each of 3 slices needs an item"):
+        parts.require((X[:, :2], X[:, :2], {}), "a batch")
+    with pytest.raises(Misuse, match="cut_slice of the model file takes no bounds"):
+        replace(parts, cut_slice=lambda value, which, number, slices: value).require((X, X, {}), "a batch")
 
 
 @pytest.mark.parametrize("items", [N * B, N * B - 1, 1])

@@ -1,5 +1,7 @@
 """Memory that is saved for a backward: every piece counts once, weights never, and for as long as it is kept."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -76,4 +78,8 @@ def test_slices_count_as_the_largest_mean_of_the_first_ones() -> None:
         24, 1, 1, 2, 1, 3, released=10, operands=40, carry=24, carry_gradients=40
     )
     assert footprint_of_slices(growing[::-1]).activations == 40
+    # Of lengths 1, 1, 2 a whole is 4: 10 and 30 and 70 bytes by 4/1, 4/2 and 4/4, and the gradients by their makers.
+    unequal = footprint_of_slices([*growing[:2], replace(growing[2], carry_gradients=0)], (1, 1, 2))
+    assert (unequal.activations, unequal.operands, unequal.released) == (70, 80, 40)
+    assert unequal.carry_gradients == max(10 * 4, 20 * 4 // 2)
     assert footprint_of_slices(growing[:1]) == growing[0]

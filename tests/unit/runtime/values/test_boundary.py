@@ -91,3 +91,18 @@ def test_a_smaller_message_takes_the_first_part_of_the_memory() -> None:
 def test_what_does_not_fit_into_the_memory_is_named(value: Any, words: str | None) -> None:
     excess = PAIR.excess(*taken_apart(value))
     assert excess is None if words is None else excess is not None and excess.startswith(words)
+
+
+def test_slices_of_unequal_lengths_have_shapes_of_their_own_in_buffers_for_the_largest() -> None:
+    first = Boundary(tuple_of(1), ((2, 1, 3),), (torch.float32,), (True,), (True,), counted=True)
+    other = replace(first, shapes=((2, 4, 3),))
+    boundary = first.with_slices([other])
+    assert boundary is not None
+    memory, back = boundary.buffers(CPU), boundary.gradient_buffers(CPU)
+    assert [tuple(t.shape) for t in memory] == [(2, 4, 3)]
+    for micro, shape in ((0, (2, 1, 3)), (1, (2, 4, 3)), (2, (2, 1, 3)), (5, (2, 4, 3))):
+        assert boundary.at(micro).shapes == (shape,)
+        (view,), (gradient, _) = boundary.views(memory, 1, micro), boundary.gradient_views(back, 1, micro)
+        assert (tuple(view.shape), tuple(gradient.shape), view.data_ptr()) == (shape, shape, memory[0].data_ptr())
+    assert first.with_slices([replace(other, dtypes=(torch.float64,))]) is None
+    assert first.at(3) is first

@@ -12,9 +12,9 @@ from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble
 from chimera_runtime.start.lane_components import components_of, lane_of
 from chimera_runtime.tools.loop import rehearsal
-from chimera_runtime.tools.loop.rehearsal import RehearsedStage, overshoot, rehearsed
+from chimera_runtime.tools.loop.rehearsal import RehearsedStage, cost_weights, overshoot, rehearsed
 from tests.unit.runtime.models import facts, sequential, setting
-from tests.unit.runtime.thread_ranks import alone_job, groups, worlds
+from tests.unit.runtime.thread_ranks import alone_job, groups, job, worlds
 
 
 class Clock:
@@ -185,3 +185,10 @@ def test_nothing_piles_up_that_nobody_takes(alone: World, clock: Clock) -> None:
     for stage in (first, last):
         assert isinstance(stage, RehearsedStage)
         assert stage._made == {}
+
+
+def test_a_slice_sleeps_as_long_as_its_share_of_the_sequence() -> None:
+    """Of weights 2 and 1 for two micro-batches in slices of lengths 3 and 1."""
+    assert cost_weights(job(slices=2, parts=2, lengths=(3, 1), weights=(2, 2, 1, 1))) == [3, 1, 1.5, 0.5]
+    assert cost_weights(job(slices=2, parts=2, lengths=(3, 1))) == [1.5, 0.5]
+    assert cost_weights(job(weights=(2, 1))) == (2, 1)
