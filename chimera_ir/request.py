@@ -114,9 +114,9 @@ def with_lengths(request: Request, header: Header) -> Header:
         assert request.forecast is not None, "`Options.request` asks for a profile"
         return replace(header, lengths=normalized(request.forecast.equal_times(header)))
     if len(lengths) != header.slices:
-        given, cut = counted(len(lengths), "length"), counted(header.slices, "slice")
+        count, cut = counted(len(lengths), "length"), counted(header.slices, "slice")
         text = ",".join(map(str, lengths))
-        raise WrongOption("slice_lengths", f" {text}: these are {given}, and a micro-batch of {header.title} has {cut}")
+        raise WrongOption("slice_lengths", f" {text}: these are {count}, and a micro-batch of {header.title} has {cut}")
     return replace(header, lengths=normalized(lengths))
 
 

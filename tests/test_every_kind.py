@@ -87,7 +87,7 @@ SECOND_VALUE = [
     (
         "chimera_runtime/program/stage_graph.py",
         """\
-+VALUES["n"] = EdgeValue(False, made="norms", slots="norms_read", buffers="norm_buffers")
++VALUES["n"] = EdgeValue(False, made="norms", slots="norms_read", buffers="norm_buffers", views="views")
  @cache
  def fed(stages: int) -> tuple[tuple[int, ...], ...]:
 """,
@@ -98,7 +98,7 @@ SECOND_VALUE = [
 +    def norm_buffers(self, device: torch.device, micros: int = 1) -> Tensors:
 +        return (torch.zeros(1, dtype=torch.float64, device=device),)
 +
-     def views(self, memory: Tensors, micros: int) -> Tensors:
+     def views(self, memory: Tensors, micros: int, first: int = 0) -> Tensors:
 """,
     ),
     (

@@ -5,7 +5,6 @@ from pathlib import Path
 import click
 
 from chimera_ir.commands.common import WrongCommand, as_misuse
-from chimera_ir.ir.slice_lengths import MAX_LENGTH
 from chimera_ir.request import EqualTimes
 from chimera_runtime.errors import Misuse
 
@@ -32,15 +31,15 @@ def parse_split(_: click.Context, __: click.Parameter, given: str | None) -> tup
     return None if given is None else tuple(map(int, words))
 
 
-def parse_lengths(_: click.Context, __: click.Parameter, given: str | None) -> tuple[int, ...] | str:
+def parse_lengths(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...] | str:
     """The lengths of slices, of an option ``--slice-lengths``; none if it is not given."""
-    if given == EqualTimes.EQUAL_TIMES.value:
-        return given
-    words = [] if given is None else given.split(",")
-    if not all(word.isascii() and word.isdecimal() and 1 <= int(word[:10]) <= MAX_LENGTH for word in words):
+    if text == EqualTimes.EQUAL_TIMES.value:
+        return text
+    words = [] if text is None else text.split(",")
+    if not all(word.isascii() and word.isdecimal() and len(word) < 10 and int(word) for word in words):
         raise WrongCommand(
-            f"--slice-lengths {given[:80] if given else given}: list the length of each slice, as in --slice-lengths "
-            f"640,512,448,448, or write {EqualTimes.EQUAL_TIMES.value}"
+            f"--slice-lengths {'' if text is None else text[:80]}: list the length of each slice, as in "
+            f"--slice-lengths 640,512,448,448, or write {EqualTimes.EQUAL_TIMES.value}"
         )
     return tuple(map(int, words))
 

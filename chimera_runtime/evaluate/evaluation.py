@@ -274,8 +274,8 @@ def _are_slices(outputs: Sequence[Any], length: int | None, lengths: Sequence[in
         start, end = bounds[number % len(bounds)] if bounds and tensor.dim() > 1 else (0, 0)
         return tensor.dim() > 1 and (not bounds or tensor.size(1) == end - start)
 
-    of_slices = ((leaves(output), number) for number, output in enumerate(outputs))
-    return all(is_slice(leaf, n) for found, n in of_slices for leaf in found if isinstance(leaf, torch.Tensor))
+    of_slices = ((leaf, number) for number, output in enumerate(outputs) for leaf in leaves(output))
+    return all(is_slice(leaf, number) for leaf, number in of_slices if isinstance(leaf, torch.Tensor))
 
 
 @contextmanager
