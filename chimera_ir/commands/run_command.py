@@ -17,6 +17,7 @@ from chimera_ir.commands.sections import Function, SectionedCommand, all_of, gen
 from chimera_ir.commands.stage_options import tied_by_transformer
 from chimera_ir.escapes import as_argument, command_line, visible
 from chimera_ir.options import MOST
+from chimera_ir.request import EqualTimes
 from chimera_runtime.errors import Misuse as Refused
 from chimera_runtime.model.model_text import require_plausible
 from chimera_runtime.program.compiled_program import parsed
@@ -142,6 +143,11 @@ def run_command(
     # Mistakes in the options of train.py, which every rank would refuse, and in the model file show before anything is
     # compiled.
     require_torch("training")
+    if options["slice_lengths"] == EqualTimes.EQUAL_TIMES.value:
+        raise WrongCommand(
+            "--slice-lengths equal-times: run reads no profile; chimera compile with --emit schedule shows the lengths "
+            "to give here"
+        )
     if options["hf"] is not None:
         options = _with_transformer(options)
     of_compiler = {name: options[name] for name in _OF_COMPILER}

@@ -6,9 +6,11 @@ from itertools import accumulate, combinations, pairwise
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import chimera_ir
 from chimera_ir import Options
+from chimera_ir.commands.run_command import run_command
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.errors import OptionError
 from chimera_ir.ir.ids import Micro, Stage
@@ -74,6 +76,13 @@ def test_a_text_that_has_its_own_lengths_takes_no_others() -> None:
     text = show(chimera_ir.compile("seq1f1b", D=2, N=1, k=2).schedule)
     with pytest.raises(OptionError, match="give lengths to its scheme"):
         chimera_ir.compile(Source("a.sir", text), options=Options(slice_lengths=(2, 1)))
+
+
+def test_a_command_without_a_profile_says_where_equal_times_are_found() -> None:
+    model = str(Path(__file__).parents[1] / "e2e" / "models" / "carried.py")
+    result = CliRunner().invoke(run_command, ["seq1f1b", "--model", model, "--slice-lengths", "equal-times"])
+    assert result.exit_code == 2
+    assert "run reads no profile; chimera compile with --emit schedule shows the lengths" in result.output
 
 
 # With a profile.

@@ -1,10 +1,12 @@
 """Memory that is saved for a backward: every piece counts once, weights never, and for as long as it is kept."""
 
+import random
 from dataclasses import replace
 
 import torch
 from torch import nn
 
+from chimera_runtime.program.kept_bytes import share
 from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, footprint_of_slices
 
 ROWS, WIDTH = 3, 4
@@ -83,3 +85,15 @@ def test_slices_count_as_the_largest_mean_of_the_first_ones() -> None:
     assert (unequal.activations, unequal.operands, unequal.released) == (70, 80, 40)
     assert unequal.carry_gradients == max(10 * 4, 20 * 4 // 2)
     assert footprint_of_slices(growing[:1]) == growing[0]
+
+
+def test_no_first_slices_of_unequal_length_keep_more_than_their_share_counts() -> None:
+    rng = random.Random(3)
+    for _ in range(100):
+        lengths = [rng.randint(1, 9) for _ in range(rng.randint(2, 5))]
+        sizes = [(rng.randint(0, 99), rng.randint(0, 99)) for _ in lengths]
+        counted = footprint_of_slices([Footprint(a, 1, 1, 1, 1, 1, carry=c) for a, c in sizes], lengths)
+        for count in range(1, len(lengths) + 1):
+            units, whole = sum(lengths[:count]), sum(lengths)
+            assert sum(a for a, _ in sizes[:count]) <= share(units, counted.activations, whole)
+            assert sum(c for _, c in sizes[:count]) <= share(units, counted.carry, whole)
