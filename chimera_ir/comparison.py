@@ -50,8 +50,10 @@ def opposing(request: Request, header: Header) -> Request:
 
     Raises as `plain_request` and `request_against` do.
     """
-    if request.against is None:
+    if not request.opposes:
         return plain_request(request, header)
+    if request.against is None:
+        return replace(request, search=None, limits=(), forecast=None, require_fit=False, weighed_like=_weighed(header))
     return request_against(request.against, request, header)
 
 

@@ -476,11 +476,12 @@ class Compilation:
         from chimera_ir import comparison
 
         request, header = self.request, self.schedule.header
-        if request.against is None:
+        if not request.opposes:
             return comparison.plain(request, self._checked.schedule), None
-        with comparison.refusing(request.against.name, header):
+        name = (request.against or request.source).name
+        with comparison.refusing(name, header):
             verified = self.opponent.verified
-            comparison.require_same_size(verified.schedule.header, header, request.against.name)
+            comparison.require_same_size(verified.schedule.header, header, name)
         return verified.schedule, verified.weights
 
     @_level

@@ -84,8 +84,9 @@ class Options:
         Whether the program, and every level that is made of it, is refused with `DoesNotFit` if a worker needs more
         memory than the cluster file says it has.
     against
-        What the report compares with, in place of the library's baseline: a scheme's name, the path of a .chim, .sir or
-        .csv file, or a `Source`. It is compiled for as many workers and micro-batches.
+        What the report compares with, in place of the library's baseline or, after a search, of the order before it: a
+        scheme's name, the path of a .chim, .sir or .csv file, or a `Source`. It is compiled for as many workers and
+        micro-batches.
     max_operations
         The most compute operations of a scheme, a text or a baseline; a larger one is refused.
     search

@@ -47,7 +47,8 @@ class Request:
     must finish with the ``communicators``. With ``offload`` activations move to the host where that costs no time.
 
     With a ``forecast`` the durations come from its profile instead of ``costs``, and the report has a prediction.
-    ``against`` is what the report compares with, if not with the library's baseline. With ``require_fit`` a program
+    ``against`` is what the report compares with, if not with the library's baseline or, after a search, with the order
+    before it. With ``require_fit`` a program
     whose workers lack the memory is refused.
 
     With ``search`` the schedule is the best order of its operations that a search finds within this budget and the
@@ -76,6 +77,11 @@ class Request:
     def cost_model(self) -> "Forecast | Costs":
         """The source of durations: the forecast, or fixed costs."""
         return self.forecast or self.costs
+
+    @property
+    def opposes(self) -> bool:
+        """Whether the report compares with another schedule than the library's baseline."""
+        return self.against is not None or self.search is not None
 
 
 def groups(ties: Iterable[Tie], stages: int) -> tuple[WeightGroup, ...]:

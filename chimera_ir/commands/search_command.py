@@ -28,7 +28,7 @@ DEFAULT = 15.0
     show_default=True,
     help="How long to search at most.",
 )
-def search_command(scheme: str | None, seconds: float, against: str | None, **options: Any) -> None:
+def search_command(scheme: str | None, seconds: float, **options: Any) -> None:
     """Search for the best order of SCHEME's operations; placement and pipes stay as they are.
 
     SCHEME is as in chimera compile, and so is the output, of the best order that was found. The report compares it with
@@ -37,11 +37,8 @@ def search_command(scheme: str | None, seconds: float, against: str | None, **op
 
     Exit status: as of chimera compile.
     """
-    began = None if scheme == "-" else scheme
     assert compile_command.callback is not None
-    click.get_current_context().invoke(
-        compile_command, scheme=scheme, search=seconds, against=against or began, listing=False, **options
-    )
+    click.get_current_context().invoke(compile_command, scheme=scheme, search=seconds, listing=False, **options)
 
 
 search_command.params += [option for option in compile_command.params if option.name not in ("search", "listing")]

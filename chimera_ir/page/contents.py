@@ -75,14 +75,12 @@ class Levels(Protocol):
 
 def document(levels: Levels) -> PageDocument:
     """The contents of the page of a compilation."""
-    shown, compared = ShownSchedule.of(levels), levels.request.against is not None
+    shown, compared = ShownSchedule.of(levels), levels.request.opposes
     schedules = [shown, *([_compared(levels.opponent.verified, levels)] if compared else [])]
     tables = [schedule.tables() for schedule in schedules]
     if compared:
-        sources = levels.request.source.name, levels.opponent.request.source.name
-        tables = [
-            replace(table, name=name) for table, name in zip(tables, _distinct_names(tables, sources), strict=True)
-        ]
+        names = _distinct_names(tables, levels)
+        tables = [replace(table, name=name) for table, name in zip(tables, names, strict=True)]
     return PageDocument(
         title=operation_tables.name_of(shown.header),
         notes=list(_notes(levels)),
@@ -96,11 +94,14 @@ def document(levels: Levels) -> PageDocument:
     )
 
 
-def _distinct_names(tables: Sequence[ScheduleTables], sources: Sequence[str]) -> list[str]:
-    """Names that differ: where two schedules have one name, with the ends of the paths of their sources."""
+def _distinct_names(tables: Sequence[ScheduleTables], levels: Levels) -> list[str]:
+    """Names that differ: of two schedules with one name also that one is found, or the ends of their sources' paths."""
     names = [table.name for table in tables]
     if len({*names}) > 1:
         return names
+    if levels.request.against is None:
+        return [f"{name} ({order})" for name, order in zip(names, ("found", "before"), strict=True)]
+    sources = levels.request.source.name, levels.opponent.request.source.name
     paths = [PurePath(source).parts for source in sources]
     for length in range(1, 1 + max(map(len, paths))):
         ends = ["/".join(path[-length:]) for path in paths]

@@ -1,10 +1,12 @@
 """The search for the best order: published optima, a plain model of the same problem, the command."""
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from importlib.util import find_spec
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -25,6 +27,7 @@ from chimera_ir.orders.instance import Costing, OrderInstance, instance_of
 from chimera_ir.orders.lower_bound import lower_bound
 from chimera_ir.orders.periodic import first_micro_batches, repeated
 from chimera_ir.orders.search import Ended, Found, NoOrder, fits_stores, search
+from chimera_ir.page.contents import document
 from chimera_ir.source import Source
 from tests.unit.command import Run
 from tests.unit.conftest import calling
@@ -291,3 +294,33 @@ def test_the_command_prints_the_order_that_it_found(run_chimera: Run) -> None:
     ended = run_chimera("search", "waves", "P=2", "N=2", "--emit", "schedule")
     assert ended.status == 0
     assert ended.out.startswith("# order of a search: 16, proven to be the shortest; began with waves 1")
+
+
+def test_report_and_page_show_the_order_beside_the_one_before_with_all_clauses() -> None:
+    options = chimera_ir.Options(search=600, recompute=True)
+    compilation = chimera_ir.compile("waves", options=options, P=2, N=6)
+    before = chimera_ir.compile("waves", options=chimera_ir.Options(recompute=True), P=2, N=6)
+    assert (compilation.report.makespan, compilation.report.baseline.makespan) == (51, 52)
+    assert compilation.opponent.schedule == before.schedule
+    tables = document(compilation).schedules
+    assert [table.name for table in tables] == ["waves P=2 w=1 N=6 hop=2 (found)", "waves P=2 w=1 N=6 hop=2 (before)"]
+    assert [table.facts.makespan for table in tables] == [51, 52]
+
+
+DOCUMENTS = Path(__file__).resolve().parents[2] / "docs/examples"
+
+
+@pytest.mark.parametrize(("scheme", "gains"), [("dapple", 0), ("zb_h1", 0.01)])
+def test_with_a_profile_and_a_cluster_the_replay_takes_what_the_search_promised(
+    run_chimera: Run, scheme: str, gains: float
+) -> None:
+    """Messages are counted: nothing shares a link here. Each delay is rounded up to a nanosecond."""
+    files = [f"--profile={DOCUMENTS}/halves.profile.toml", f"--cluster={DOCUMENTS}/small.cluster.toml"]
+    asked = [scheme, "D=4", "N=8", *files, "--micro-batch-size=8", "--emit=report"]
+    result = json.loads(run_chimera("search", *asked, "--seconds=600").out)
+    before = json.loads(run_chimera("compile", *asked).out)["prediction"]["T_replay"]
+    replayed, search = result["prediction"]["T_replay"], result["search"]
+    assert search["proven"]
+    assert search["makespan"] - 1e-6 < replayed <= search["makespan"]
+    assert search["began_with"][scheme] - 1e-6 < before <= search["began_with"][scheme]
+    assert replayed < before * (1 - gains)
