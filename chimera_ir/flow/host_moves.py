@@ -73,7 +73,7 @@ class _MovingLane:
             self.peak = max(self.peak, self._kept)
             if operation.kind.moves:
                 self._under_way.update(dict.fromkeys(_cells(operation), place))
-                self._leaving |= {place: None} if _goes_out(operation) else {}
+                self._leaving |= {place: None} if leaves(operation) else {}
                 continue
             self._kept -= freed
             self._wait(place + 1, [] if limit is not None else [*self._leaving])
@@ -120,7 +120,7 @@ def waits_in_turn(header: Header, lane: Sequence[Compute]) -> Mapping[int, Seque
         launched = place - turn * length
         cells = [(Micro(micro % period), stage) for micro, stage in _cells(move)]
         ends = [other for cell in cells for other in touched[cell] if other > launched]
-        if _goes_out(move) and following:
+        if leaves(move) and following:
             after = next((other for other in following if other > place), following[0] + length)
             ends.append(launched + after - place + 1)
         number, before = divmod(min(ends, default=launched + length), length)
@@ -129,7 +129,7 @@ def waits_in_turn(header: Header, lane: Sequence[Compute]) -> Mapping[int, Seque
     return {before: [line for _, line in sorted(lines, key=itemgetter(0))] for before, lines in waits.items()}
 
 
-def _goes_out(move: Operation) -> bool:
+def leaves(move: Operation) -> bool:
     """Whether a move is one to the host."""
     return any(value.counted is Counted.HOST for part in move.parts for value in part.kind.makes)
 

@@ -76,7 +76,7 @@ def _waits(schedule: Schedule, lanes: Sequence[range]) -> list[tuple[int, ...]]:
     return before
 
 
-def queued(header: Header, lane: Iterable[Operation], numbers: range) -> Iterable[tuple[int, ...]]:
+def queued(header: Header, lane: Iterable[Operation], numbers: Sequence[int]) -> Iterable[tuple[int, ...]]:
     """The operations that each operation of a lane follows, all by their ``numbers``.
 
     An operation follows the last one before it that occupies the worker's lane and, if it occupies another resource,
@@ -87,7 +87,7 @@ def queued(header: Header, lane: Iterable[Operation], numbers: range) -> Iterabl
     return _queued_by_resource(header, tuple(lane), numbers)
 
 
-def _queued_by_resource(header: Header, lane: Sequence[Operation], numbers: range) -> Iterator[tuple[int, ...]]:
+def _queued_by_resource(header: Header, lane: Sequence[Operation], numbers: Sequence[int]) -> Iterator[tuple[int, ...]]:
     last: dict[Resource, int] = {}
     waits = waits_of(header, lane)
     # The moves that the lane has waited for since the last operation that occupies it.

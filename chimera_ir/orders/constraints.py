@@ -16,7 +16,7 @@ from itertools import chain, pairwise
 from typing import NamedTuple
 
 from chimera_ir.flow.engine import ordered
-from chimera_ir.flow.live import changes, is_at_end
+from chimera_ir.flow.live import changes
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.orders.instance import UNITS, OrderInstance
 
@@ -182,17 +182,12 @@ def _holdings(instance: OrderInstance) -> Iterator[Holding]:
     place = {number: place for place, number in enumerate(ordered(instance.waits))}
     for quantity in dict.fromkeys(store.quantity for store in instance.stores):
         events = defaultdict[tuple[int, Micro, Stage], list[tuple[int, int]]](list)
-        for number, operation in enumerate(instance.operations):
+        for number in range(len(instance.operations)):
             store = store_of[instance.places[instance.machines[number]].worker, quantity]
-            for part in operation.parts:
-                at_start = at_end = 0
-                for _, unit, amount in changes(header, [part], UNITS[quantity]):
-                    if is_at_end(unit, amount):
-                        at_end += amount
-                    else:
-                        at_start += amount
-                for micro in part.micros:
-                    events[store, micro, part.stage].append((number, (at_start + at_end) // len(part.micros)))
+            for step in instance.steps[number]:
+                total = sum(amount for *_, amount in changes(header, [step], UNITS[quantity]))
+                for micro in step.micros:
+                    events[store, micro, step.stage].append((number, total // len(step.micros)))
         for (store, micro, _), several in events.items():
             several.sort(key=lambda event: place[event[0]])
             size = header.length([micro])

@@ -14,16 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from operator import add
 from typing import TYPE_CHECKING
 
 from chimera_ir.cost.durations import Durations
 from chimera_ir.cost.number_text import number
 from chimera_ir.errors import OptionError
+from chimera_ir.flow import live
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.ir.memory_bounds import Bound, Quantity
 from chimera_ir.ir.streams import ScheduleStream
 from chimera_ir.ir.text.printer import line
-from chimera_ir.orders.instance import Costing, Machine, OrderInstance, Store, instance_of
+from chimera_ir.orders.instance import UNITS, Costing, Machine, OrderInstance, Store, instance_of
 
 if TYPE_CHECKING:
     from chimera_ir.flow.dag import IntGraph
@@ -68,9 +70,7 @@ class OrderGraph:
 
     def schedule(self, lanes: Lanes) -> Schedule:
         """The schedule with these lanes, under the header of the first one; `Compilation.of` verifies it."""
-        header = self.instance.header
-        bounds = tuple(bound for bound in header.bounds if bound.quantity not in self.unlimited)
-        return replace(self.instance.schedule(lanes), header=replace(header, bounds=bounds))
+        return self.instance.schedule(lanes)
 
     def by_start(self, starts: Sequence[int]) -> list[list[int]]:
         """The lanes in which operations stand in the order of their starts."""
@@ -88,6 +88,10 @@ class OrderGraph:
 
     def peaks(self, lanes: Lanes) -> list[int]:
         """The most that each store keeps, in parts of micro-batches, as the workers run these lanes."""
+        if self.instance.header.moves:
+            schedule = self.schedule(lanes)
+            of = {store.quantity: live.peaks(schedule, *UNITS[store.quantity]) for store in self.instance.stores}
+            return [of[store.quantity][store.worker].amount for store in self.instance.stores]
         amounts, peaks = [0] * len(self.instance.stores), [0] * len(self.instance.stores)
         changes = self.instance.changes
         for lane in lanes:
@@ -107,6 +111,9 @@ class OrderGraph:
 
     def _ends(self, lanes: Lanes) -> list[int] | None:
         """The end of each operation, in time linear in the waits; None if the lanes close a cycle."""
+        if self.instance.header.moves:  # lanes wait for them
+            starts = self.instance.starts(lanes)
+            return starts and list(map(add, starts, self.instance.durations))
         waits, machines, durations = self._waits, self.instance.machines, self.instance.durations
         ends = [-1] * len(durations)
         # Machine w is the lane of worker w. An operation on another machine also follows the last one in the lane.
@@ -208,4 +215,5 @@ def graph_of(schedule: Schedule | ScheduleStream, durations: Durations) -> Order
         return OrderGraph(instance_of(schedule, costing))
     most = header.micro_batches * header.stages
     header = replace(header, bounds=(*header.bounds, Bound(counted, (most,) * header.workers)))
-    return OrderGraph(instance_of(replace(schedule, header=header), costing), (counted,))
+    instance = instance_of(replace(schedule, header=header), costing)
+    return OrderGraph(replace(instance, header=schedule.header), (counted,))

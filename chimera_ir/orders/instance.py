@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from chimera_ir.cost.durations import Costs, Durations, duration_key
 from chimera_ir.flow.engine import play
 from chimera_ir.flow.flow import ABSENT, Flow
+from chimera_ir.flow.host_moves import MoveStep, leaves, waited
 from chimera_ir.flow.live import changes, is_at_end
-from chimera_ir.flow.net import newest
+from chimera_ir.flow.net import newest, queued
 from chimera_ir.ir.ids import WeightGroup, Worker
 from chimera_ir.ir.kinds import Counted, Resource
 from chimera_ir.ir.levels import Header, Plan, Schedule
@@ -88,9 +89,11 @@ class OrderInstance:
 
     ``machines[n]`` is the number in ``places`` of the machine that runs operation n, which takes ``durations[n]`` ticks
     of length ``tick``. It starts once each operation in ``waits[n]`` is over for as long as ``delays[n]`` says at the
-    same place. ``changes[n]`` are its changes to the ``stores``. ``lanes[w]`` has the operations of worker w that have
-    clocks, in the order of these. ``blocks`` has each operation of a plan with the recomputations that the
-    plan leaves out, which come right before it; a search may move these. ``preferences`` are those of the plan.
+    same place. ``steps[n]`` are its computations and the waits for moves that count with it: for itself if it goes to
+    the host, for those that it reads from if they come back. ``changes[n]`` are the changes by these to the ``stores``.
+    ``lanes[w]`` has the operations of worker w that have clocks, in the order of these. ``blocks`` has each operation
+    of a plan with the recomputations that the plan leaves out, which come right before it; a search may move these.
+    ``preferences`` are those of the plan.
     """
 
     header: Header
@@ -103,6 +106,7 @@ class OrderInstance:
     waits: Sequence[tuple[int, ...]]
     delays: Sequence[tuple[int, ...]]
     stores: tuple[Store, ...]
+    steps: Sequence[tuple[MoveStep, ...]]
     changes: Sequence[tuple[KeepsChange, ...]]
     lanes: tuple[tuple[int, ...], ...]
     preferences: Sequence[int | None]
@@ -113,16 +117,23 @@ class OrderInstance:
         return Schedule(self.header, in_full(self.header, ordered))
 
     def by_start(self, starts: Sequence[int]) -> list[list[int]]:
-        """The operations of each worker in the order of their starts; of equal starts, that which is over first."""
+        """The operations of each worker in the order of their starts.
+
+        Of equal starts, what takes no time comes first, then moves, which a lane only launches.
+        """
         lanes: list[list[int]] = [[] for _ in range(self.header.workers)]
-        for number in sorted(range(len(starts)), key=lambda n: (starts[n], self.durations[n])):
+        lane_only = [not operation.kind.moves for operation in self.operations]
+        durations = self.durations
+        for number in sorted(
+            range(len(starts)), key=lambda n: (starts[n], durations[n] > 0, lane_only[n], durations[n])
+        ):
             lanes[self.places[self.machines[number]].worker].append(number)
         return lanes
 
     def starts(self, lanes: Sequence[Sequence[int]]) -> list[int] | None:
         """The earliest start of each operation, in ticks, with these lanes; None if they close a cycle.
 
-        An operation follows the one before it in its lane that occupies the lane, and the one before it on its machine.
+        An operation follows those before it in its lane that `flow.net.queued` gives.
         """
         waits = list(self.waits)
         after = [list(delays) for delays in self.delays]
@@ -146,12 +157,10 @@ class OrderInstance:
 
     def _queued(self, lanes: Sequence[Sequence[int]]) -> Iterator[tuple[int, tuple[int, ...]]]:
         for lane in lanes:
-            last: dict[Resource, int] = {}
-            for number in lane:
-                resource = self.places[self.machines[number]].resource
-                needed = dict.fromkeys((Resource.LANE, resource))
-                yield number, tuple(last[before] for before in needed if before in last)
-                last[resource] = number
+            if lane:
+                yield from zip(
+                    lane, queued(self.header, [self.operations[number] for number in lane], lane), strict=True
+                )
 
 
 def instance_of(level: Plan | Schedule, costing: Costing) -> OrderInstance:
@@ -164,7 +173,12 @@ def instance_of(level: Plan | Schedule, costing: Costing) -> OrderInstance:
         workers = [Worker(w) for w, lane in enumerate(level.lanes) for _ in lane]
         return _instance(level.header, blocks, workers, range(len(blocks)), costing)
     blocks = in_blocks(level.header, [planned.operation for planned in level.operations])
-    clocks = [(planned.clock, n) for n, planned in enumerate(level.operations) if isinstance(planned, Planned)]
+    # At equal clocks, moves are launched first, as `lower.order` says.
+    clocks = [
+        ((planned.clock, not planned.operation.kind.moves), n)
+        for n, planned in enumerate(level.operations)
+        if isinstance(planned, Planned)
+    ]
     workers = [planned.worker for planned in level.operations]
     instance = _instance(level.header, blocks, workers, [place for _, place in sorted(clocks)], costing)
     preferences = [
@@ -190,7 +204,9 @@ def _instance(
     lanes: list[list[int]] = [[] for _ in range(header.workers)]
     for place in by_clock:
         lanes[workers_of_blocks[place]] += numbered[place]
-    waits = list(map(Flow(header, enumerate(operations)).needs, operations))
+    # A backward reads what a reload brings back, so moves are entered last: of two makers the later one counts.
+    by_kind = sorted(enumerate(operations), key=lambda numbered: numbered[1].kind.moves) if header.moves else None
+    waits = list(map(Flow(header, by_kind or enumerate(operations)).needs, operations))
     if ABSENT in chain.from_iterable(waits):
         raise KeyError("an operation is missing; only a complete level can be ordered")
     if header.steps_inside:
@@ -210,6 +226,7 @@ def _instance(
         if bound.quantity in UNITS
         for worker, limit in enumerate(bound.limits)
     )
+    steps = _move_steps(operations, waits) if header.moves else [operation.parts for operation in operations]
     return OrderInstance(
         header=header,
         operations=operations,
@@ -221,7 +238,8 @@ def _instance(
         waits=waits,
         delays=_delays(header, operations, workers, waits, costing, tick),
         stores=stores,
-        changes=_changes(header, operations, workers, stores),
+        steps=steps,
+        changes=_changes(header, steps, workers, stores),
         lanes=tuple(map(tuple, lanes)),
         preferences=[None] * len(operations),
     )
@@ -237,6 +255,17 @@ def _steps(header: Header, operations: Sequence[Operation]) -> Iterator[tuple[in
     for operation in singles(operations):
         groups, update = header.groups_with[operation.stage], newest(header, operation) - 1
         yield tuple(chain.from_iterable(adding.get((group, update), ()) for group in groups))
+
+
+def _move_steps(operations: Sequence[Operation], waits: Sequence[Sequence[int]]) -> list[tuple[MoveStep, ...]]:
+    """The steps of each operation, as `OrderInstance` has them: by `flow.host_moves`, a lane waits for moves there."""
+    out = {number for number, operation in enumerate(operations) if operation.kind.moves and leaves(operation)}
+    steps: list[tuple[MoveStep, ...]] = []
+    for number, (operation, others) in enumerate(zip(operations, waits, strict=True)):
+        before = (other for other in others if operations[other].kind.moves and other not in out)
+        after = [number] if number in out else []
+        steps.append((*waited(operations, before), *operation.parts, *waited(operations, after)))
+    return steps
 
 
 def _ticks(header: Header, operations: Iterable[Operation], costing: Costing) -> tuple[Fraction, Sequence[int]]:
@@ -303,28 +332,28 @@ def _message_time(header: Header, charges: "Charges") -> Callable[[Operation, Op
 
 def _changes(
     header: Header,
-    operations: Sequence[Operation],
+    steps: Sequence[tuple[MoveStep, ...]],
     workers: Sequence[Worker],
     stores: Sequence[Store],
 ) -> Sequence[tuple[KeepsChange, ...]]:
-    """The changes by each operation to the stores of its worker."""
+    """The changes by the steps of each operation to the stores of its worker."""
     quantities = tuple(dict.fromkeys(store.quantity for store in stores))
     if not quantities:
-        return [()] * len(operations)
+        return [()] * len(steps)
     store_of = {(store.worker, store.quantity): number for number, store in enumerate(stores)}
     effects: dict[object, tuple[KeepsChange, ...]] = {}
 
-    def of_worker(operation: Operation, worker: Worker) -> tuple[KeepsChange, ...]:
-        kinds = tuple((part.kind, len(part.micros), part.micros[0] % header.slices) for part in operation.parts)
+    def of_worker(several: tuple[MoveStep, ...], worker: Worker) -> tuple[KeepsChange, ...]:
+        kinds = tuple((type(step), step.kind, len(step.micros), step.micros[0] % header.slices) for step in several)
         key = worker, kinds
         if key not in effects:
             amounts = {quantity: [0, 0] for quantity in quantities}
             for quantity, pair in amounts.items():
-                for _, unit, amount in changes(header, operation.parts, UNITS[quantity]):
+                for _, unit, amount in changes(header, several, UNITS[quantity]):
                     pair[is_at_end(unit, amount)] += amount
             effects[key] = tuple(
                 KeepsChange(store_of[worker, quantity], *pair) for quantity, pair in amounts.items() if any(pair)
             )
         return effects[key]
 
-    return list(map(of_worker, operations, workers))
+    return list(map(of_worker, steps, workers))

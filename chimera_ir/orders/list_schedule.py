@@ -14,7 +14,6 @@ choice, for all that has begun.
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 Keeps = tuple[int, int, int]
@@ -26,9 +25,9 @@ class Jobs:
     """Jobs, by number, each of which occupies a machine for a while.
 
     Machine w is the lane of worker w; ``owners[m]`` is the worker of machine m, whose jobs start only while the lane is
-    free. Job j may start ``delays[j]`` ticks after each of the jobs ``waits[j]`` is over, and once the job before it in
-    its chain has started. ``limits`` are the amounts that fit into the stores. Of the jobs that may start, the one with
-    the least rank does.
+    free. Job j may start ``delays[j]`` ticks after each of the jobs ``waits[j]`` is over, and once each of the jobs
+    ``begun[j]`` has started. ``limits`` are the amounts that fit into the stores. Of the jobs that may start, the one
+    with the least rank does.
     """
 
     owners: Sequence[int]
@@ -39,7 +38,7 @@ class Jobs:
     delays: Sequence[Sequence[int]]
     changes: Sequence[Sequence[Keeps]]
     limits: Sequence[int]
-    chains: Sequence[Sequence[int]]
+    begun: Sequence[Sequence[int]]
     ranks: Sequence[int]
 
 
@@ -112,11 +111,11 @@ def place(jobs: Jobs, room: Capacity) -> Placed:
     for job, (waits, delays) in enumerate(zip(jobs.waits, jobs.delays, strict=True)):
         for other, delay in zip(waits, delays, strict=True):
             after[other].append((job, delay))
-    following: dict[int, int] = {}
-    for chain in jobs.chains:
-        for first, second in pairwise(chain):
-            following[first] = second
-            missing[second] += 1
+    following: dict[int, list[int]] = {}
+    for job, others in enumerate(jobs.begun):
+        missing[job] += len(others)
+        for other in others:
+            following.setdefault(other, []).append(job)
     earliest = [0] * count
     queues: list[dict[Hashable, list[tuple[int, int]]]] = [{} for _ in jobs.owners]
     begun, busy = bytearray(count), bytearray(len(jobs.owners))
@@ -166,8 +165,7 @@ def place(jobs: Jobs, room: Capacity) -> Placed:
                         for moved_job in room.start(job):
                             enqueue(moved_job)
                     heappush(events, (now + durations[job], _END, job))
-                    if job in following:
-                        second = following[job]
+                    for second in following.get(job, ()):
                         missing[second] -= 1
                         if not missing[second]:
                             heappush(events, (max(now, earliest[second]), _ARRIVAL, second))

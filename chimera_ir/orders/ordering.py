@@ -13,11 +13,12 @@ B m1 s1 on w1
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import chain
+from itertools import chain, pairwise
 from math import ceil
 
 from chimera_ir.diagnostics.catalogue.program import NoOrderFits, NoOrderFitsHost, NoTurnFound
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors, reject
+from chimera_ir.flow.host_moves import leaves
 from chimera_ir.ir.levels import Plan, Schedule
 from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.ops import NOWHERE, Operation
@@ -109,18 +110,48 @@ def jobs_of(instance: OrderInstance) -> Jobs:
     blocks = instance.blocks
     job_of = [job for job, block in enumerate(blocks) for _ in block]
     chains = [tuple(dict.fromkeys(job_of[number] for number in lane)) for lane in instance.lanes]
+    waits = [_outside(instance.waits, block, job_of) for block in blocks]
+    begun: list[tuple[int, ...]] = [()] * len(blocks)
+    for earlier, later in chain.from_iterable(map(pairwise, chains)):
+        begun[later] = (earlier,)
+    for reload, others in _useful(instance, chains, job_of, waits):
+        begun[reload] = others
     return Jobs(
         owners=[machine.worker for machine in instance.places],
         workers=instance.header.workers,
         machines=[instance.machines[block[-1]] for block in blocks],
         durations=[sum(instance.durations[number] for number in block) for block in blocks],
-        waits=[_outside(instance.waits, block, job_of) for block in blocks],
+        waits=waits,
         delays=[_outside_delays(instance, block) for block in blocks],
         changes=[_changes([instance.changes[number] for number in block]) for block in blocks],
         limits=[store.limit for store in instance.stores],
-        chains=chains,
+        begun=begun,
         ranks=_ranks(instance, chains),
     )
+
+
+def _useful(
+    instance: OrderInstance, chains: Sequence[Sequence[int]], job_of: Sequence[int], waits: Sequence[Sequence[int]]
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yields each move without a clock that comes back, with the jobs that must have started before it does.
+
+    These are all others that the reader of the move waits for and, if the reader has a clock, the operation two before
+    it: so the move runs beside the last operation before its reader, and what it brings back is there no longer than
+    that.
+    """
+    if not instance.header.moves:
+        return
+    operations, in_chain = instance.operations, {job for jobs in chains for job in jobs}
+    lanes = ([job for job in jobs if not operations[instance.blocks[job][-1]].kind.moves] for jobs in chains)
+    two_before = {lane[place]: lane[place - 2] for lane in lanes for place in range(2, len(lane))}
+    for number, others in enumerate(instance.waits):
+        for move in others:
+            reader, job = job_of[number], job_of[move]
+            if not operations[move].kind.moves or leaves(operations[move]) or job in in_chain:
+                continue
+            before = [other for other in waits[reader] if other != job]
+            before += [two_before[reader]] if reader in two_before else []
+            yield job, tuple(dict.fromkeys(before))
 
 
 def _outside(waits: Sequence[tuple[int, ...]], block: tuple[int, ...], job_of: Sequence[int]) -> list[int]:

@@ -31,6 +31,7 @@ def first_micro_batches(instance: OrderInstance, count: int) -> tuple[OrderInsta
         durations=[instance.durations[number] for number in numbers],
         waits=[tuple(place_of[other] for other in instance.waits[number]) for number in numbers],
         delays=[instance.delays[number] for number in numbers],
+        steps=[instance.steps[number] for number in numbers],
         changes=[instance.changes[number] for number in numbers],
         lanes=tuple(tuple(place_of[number] for number in lane if number in place_of) for lane in instance.lanes),
     )

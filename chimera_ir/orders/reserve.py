@@ -10,9 +10,9 @@ fits if afterwards each group can still run to its end once all older ones have.
       F m1 s0 fits as well: m0 can still run to its end, and then m1
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
+from itertools import chain
 
 from chimera_ir.orders.list_schedule import Jobs
 
@@ -21,16 +21,17 @@ class _GroupUse:
     """The part of a group in a store: ``jobs`` in the group's order, with the amounts that they add and then free.
 
     ``most[i]`` is the most that is kept from job i on, if the jobs run in this order. ``level`` is what the group keeps
-    now. Job ``next`` is the first that has not started; jobs after it that have started add ``ahead``.
+    now. Job ``next`` is the first that has not started; jobs after it that have started add ``ahead``. Job ``first`` is
+    the first that adds anything.
     """
 
-    __slots__ = ("ahead", "amounts", "index", "level", "most", "next", "started")
+    __slots__ = ("ahead", "amounts", "first", "index", "level", "most", "next", "started")
 
     def __init__(self) -> None:
         self.amounts: list[tuple[int, int]] = []
         self.most: list[int] = []
         self.index: dict[int, int] = {}
-        self.level = self.next = self.ahead = 0
+        self.level = self.next = self.ahead = self.first = 0
         self.started = bytearray()
 
     def add(self, job: int, start: int, end: int) -> None:
@@ -38,7 +39,7 @@ class _GroupUse:
         self.amounts.append((start, end))
 
     def close(self) -> None:
-        """Computes ``most``, after the last job."""
+        """Computes ``most`` and ``first``, after the last job."""
         level, peaks = 0, []
         for start, end in self.amounts:
             peaks.append(level + start)
@@ -46,6 +47,11 @@ class _GroupUse:
         for place in range(len(peaks) - 2, -1, -1):
             peaks[place] = max(peaks[place], peaks[place + 1])
         self.most, self.started = peaks, bytearray(len(peaks))
+        self.first = next((place for place, (start, _) in enumerate(self.amounts) if start), 0)
+
+    def opens(self, job: int) -> bool:
+        """Whether a job is the first of the group's order that adds anything."""
+        return self.index[job] <= self.first
 
     def need(self, starting: int | None = None) -> int:
         """Upper bound of what the group adds before its end, now or after the start of a job of it."""
@@ -88,12 +94,11 @@ class Admission:
     def __init__(self, jobs: Jobs) -> None:
         self._jobs, self._free = jobs, list(jobs.limits)
         self._group, members = groups(jobs)
-        following = {first: second for chain in jobs.chains for first, second in pairwise(chain)}
         self._position = [0] * len(jobs.machines)
         self._shares: list[dict[int, _GroupUse]] = []
         for of_group in members:
             shares: dict[int, _GroupUse] = {}
-            for position, job in enumerate(frugal(jobs, of_group, following)):
+            for position, job in enumerate(frugal(jobs, of_group)):
                 self._position[job] = position
                 for store, start, end in jobs.changes[job]:
                     shares.setdefault(store, _GroupUse()).add(job, start, end)
@@ -114,12 +119,12 @@ class Admission:
         return most
 
     def queue(self, job: int) -> tuple[Hashable, int]:
-        """A queue for each group that has begun, in the order of the group; a queue for all others, by rank."""
+        """A queue for each group, in its order; one for all jobs, by rank, that would be the first of their groups."""
         adds = tuple((store, start) for store, start, _ in self._jobs.changes[job] if start)
         group = self._group[job]
         if not adds:
             return (), self._jobs.ranks[job]
-        if self._entered[group]:
+        if self._entered[group] or not all(self._shares[group][store].opens(job) for store, _ in adds):
             return (adds, group), self._position[job]
         self._outside.setdefault(group, []).append(job)
         return adds, self._jobs.ranks[job]
@@ -141,7 +146,7 @@ class Admission:
             if share.need() > room:
                 return False
             room += share.level
-        return True
+        return self._shares[group][store].need(job) <= room
 
     def start(self, job: int) -> Sequence[int]:
         """Counts a job that starts; returns the ready jobs of its group, if this has only begun."""
@@ -167,7 +172,7 @@ class Admission:
 
 
 def groups(jobs: Jobs) -> tuple[list[int], list[list[int]]]:
-    """The group of each job, by number, and the jobs of each group: they wait for one another, or are in a chain."""
+    """The group of each job, by number, and the jobs of each group: they wait for one another."""
     parent = list(range(len(jobs.machines)))
 
     def root(job: int) -> int:
@@ -176,13 +181,9 @@ def groups(jobs: Jobs) -> tuple[list[int], list[list[int]]]:
             job = parent[job]
         return job
 
-    for job, waits in enumerate(jobs.waits):
-        for other in waits:
+    for job, others in enumerate(zip(jobs.waits, jobs.begun, strict=True)):
+        for other in chain.from_iterable(others):
             first, second = root(job), root(other)
-            parent[max(first, second)] = min(first, second)
-    for chain in jobs.chains:
-        for earlier, later in pairwise(chain):
-            first, second = root(earlier), root(later)
             parent[max(first, second)] = min(first, second)
     members: dict[int, list[int]] = {}
     for job in range(len(parent)):
@@ -194,21 +195,13 @@ def groups(jobs: Jobs) -> tuple[list[int], list[list[int]]]:
     return group_of, list(members.values())
 
 
-def frugal(jobs: Jobs, members: Sequence[int], following: Mapping[int, int]) -> Iterator[int]:
-    """Yields the jobs of a group in an order in which they can run one by one: of those that may, what frees first.
-
-    ``following`` has the next job of a chain.
-    """
-    missing = {job: len(jobs.waits[job]) for job in members}
+def frugal(jobs: Jobs, members: Sequence[int]) -> Iterator[int]:
+    """Yields the jobs of a group in an order in which they can run one by one: of those that may, what frees first."""
+    missing = {job: len(jobs.waits[job]) + len(jobs.begun[job]) for job in members}
     after: dict[int, list[int]] = {}
     for job in members:
-        for other in jobs.waits[job]:
+        for other in chain(jobs.waits[job], jobs.begun[job]):
             after.setdefault(other, []).append(job)
-        if job in following:
-            after.setdefault(job, []).append(following[job])
-    for job in members:
-        if job in following:
-            missing[following[job]] += 1
 
     def entry(job: int) -> tuple[int, int, int]:
         adds = sum(start + end for _, start, end in jobs.changes[job])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 from itertools import islice
+from operator import itemgetter
 from time import monotonic
 
 from chimera_ir.orders.budget import SearchBudget
@@ -100,7 +101,7 @@ def search(
     Interrupted from the keyboard, it returns the best order so far. Raises `NoOrder` if none is known then.
     """
     constraints = constraints_of(instance)
-    best_so_far = _BestSoFar(constraints, budget, tell, lower_bound(constraints))
+    best_so_far = _BestSoFar(instance, constraints, budget, tell, lower_bound(constraints))
     starts_of = {name: starts for name, lanes in hints.items() if (starts := instance.starts(lanes)) is not None}
     fits = {name: fits_stores(instance, hints[name]) for name in starts_of}
     try:
@@ -109,19 +110,20 @@ def search(
                 best_so_far.offer(constraints.in_turn(starts))
         few = sorted(_orders_from_few(instance, constraints, budget), key=max)[:_BEST_OF_FEW]
         for starts in few:
-            lanes = instance.by_start(starts)
-            earliest = instance.starts(lanes)
-            if fits_stores(instance, lanes) and earliest is not None:
+            repeating = instance.by_start(starts)
+            earliest = instance.starts(repeating)
+            if fits_stores(instance, repeating) and earliest is not None:
                 best_so_far.offer(constraints.in_turn(earliest))
         best_so_far.run([*few, *starts_of.values()])
     except KeyboardInterrupt:
         best_so_far.ended = Ended.INTERRUPTED
-    if best_so_far.best is None:
+    # Starts do not say before which operation a move was launched, so a hint with moves may be the best order.
+    best = best_so_far.best
+    orders: list[Sequence[Sequence[int]]] = [instance.by_start(best.starts)] if best is not None else []
+    orders += [hints[name] for name in starts_of if fits[name]]
+    if not orders:
         raise NoOrder(best_so_far.ended is Ended.PROVEN, constraints.needed_alone)
-    lanes = instance.by_start(best_so_far.best.starts)
-    starts = instance.starts(lanes)
-    assert starts is not None
-    makespan = instance.makespan(starts)
+    makespan, lanes = min(((_makespan(instance, lanes), lanes) for lanes in orders), key=itemgetter(0))
     return Found(
         lanes,
         makespan * instance.tick,
@@ -158,6 +160,12 @@ def _orders_from_few(instance: OrderInstance, constraints: Constraints, budget: 
     yield from repeated(instance, numbers, constraints_of(few).in_turn(starts), count)
 
 
+def _makespan(instance: OrderInstance, lanes: Sequence[Sequence[int]]) -> int:
+    starts = instance.starts(lanes)
+    assert starts is not None
+    return instance.makespan(starts)
+
+
 def fits_stores(instance: OrderInstance, lanes: Sequence[Sequence[int]]) -> bool:
     """Whether lanes keep the limits of all stores."""
     amounts = [0] * len(instance.stores)
@@ -174,15 +182,26 @@ def fits_stores(instance: OrderInstance, lanes: Sequence[Sequence[int]]) -> bool
 class _BestSoFar:
     """The best order and the bound so far, and what is left of the budget."""
 
-    def __init__(self, constraints: Constraints, budget: SearchBudget, tell: Tell, least: int) -> None:
-        self._constraints, self._budget, self._tell = constraints, budget, tell
+    def __init__(
+        self, instance: OrderInstance, constraints: Constraints, budget: SearchBudget, tell: Tell, least: int
+    ) -> None:
+        self._instance, self._constraints, self._budget, self._tell = instance, constraints, budget, tell
         self._end = monotonic() + budget.seconds
         self._work = self._work_left = budget.deterministic_seconds
         self.least, self.ended = least, Ended.BUDGET
         self.best: TimedOrder | None = None
 
     def offer(self, starts: Sequence[int]) -> None:
-        """Keeps an order, given by starts in ticks, if it is the best."""
+        """Keeps an order, given by starts in ticks, if it is the best.
+
+        An order with moves of memory may take longer: a lane launches them between operations, and waits for them.
+        """
+        if self._instance.header.moves:
+            lanes = self._instance.by_start(starts)
+            timed = self._instance.starts(lanes)
+            if timed is None or not fits_stores(self._instance, lanes):
+                return
+            starts = timed
         makespan = self._constraints.makespan(starts)
         if self.best is None or makespan < self.best.makespan:
             self.best = TimedOrder(makespan, [*starts])

@@ -80,6 +80,32 @@ def test_costs_decide_the_order() -> None:
     assert lane(verified(plan_of(lines)), 1) != lane(verified(plan_of(lines), slow), 1)
 
 
+MOVING = "F(m, s)\noffload(m, s) when s < P-1\nreload(m, s) when s < P-1\nB(m, s)"
+
+
+@pytest.mark.parametrize("bound", ["memory activations <= 3", "memory host <= 2", "memory activations <= 1"])
+@pytest.mark.parametrize("clocked", [False, True])
+def test_moves_without_clocks_keep_the_bounds_of_a_chain(bound: str, clocked: bool) -> None:
+    """With room for 3 no time is lost: 3 N + 3 (D-1), as long as 1F1B without moves and bounds; with less some is."""
+    lines = MOVING.replace("F(m, s)", "F(m, s) @ 2*m + s").replace("B(m, s)", "B(m, s) @ 2*m + 2*P-1 - s")
+    schedule = verified(plan_of(lines if clocked else MOVING, bound=bound))
+    makespan = simulate(schedule, UNIT.durations).makespan
+    assert makespan > 33 if bound == "memory activations <= 1" else makespan == 33
+
+
+def test_a_reload_is_launched_beside_the_last_operation_before_its_backward() -> None:
+    """1F1B of two workers: stage 0 runs F0 F1 B0 F2 B1 B2, with moves as early as they are useful."""
+    lines = MOVING.replace("F(m, s)", "F(m, s) @ 2*m + s").replace("B(m, s)", "B(m, s) @ 2*m + 2*P-1 - s")
+    schedule = verified(plan_of(lines, P=2, N=3))
+    moving = "F0 offload0 F1 offload1 reload0 B0 reload1 F2 offload2 B1 reload2 B2"
+    assert [step.replace(" m", "").replace(" s0", "") for step in lane(schedule, 0)] == moving.split()
+
+
+def test_the_order_of_lines_is_not_that_of_moves() -> None:
+    """A backward waits for its reload also where the line of the forward is the last."""
+    verified(plan_of("\n".join(reversed(MOVING.split("\n"))), bound="memory host <= 2"))
+
+
 def random_plan(random: Random) -> Plan:
     """A small plan without clocks, with stages on random workers and perhaps a second pipe, slices, pairs of stages."""
     workers, stages = random.randint(1, 3), random.randint(1, 5)

@@ -324,3 +324,16 @@ def test_with_a_profile_and_a_cluster_the_replay_takes_what_the_search_promised(
     assert search["makespan"] - 1e-6 < replayed <= search["makespan"]
     assert search["began_with"][scheme] - 1e-6 < before <= search["began_with"][scheme]
     assert replayed < before * (1 - gains)
+
+
+def test_a_search_counts_the_waits_for_moves_of_memory() -> None:
+    """Its makespan is that of the simulation, that of its hint too; workers keep one micro-batch each."""
+    stages, micros = "stages s in 0..3 on s", "micros m in 0..3"
+    lines = "F(m, s)\noffload(m, s) when s < 2\nreload(m, s) when s < 2\nB(m, s)"
+    text = f"scheme mine()\nworkers 3\nmemory activations <= 1\npipe p {{\n{stages}\n{micros}\n{lines}\n}}"
+    source = Source("mine.chim", text)
+    compilation = chimera_ir.compile(source, options=chimera_ir.Options(search=1))
+    improvement = compilation.improvement
+    assert improvement is not None
+    assert improvement.result.makespan == compilation.report.makespan
+    assert improvement.result.hints["mine"] == chimera_ir.compile(source).report.makespan
