@@ -78,8 +78,8 @@ IMPORTS = {
         *("profile", "errors", "predict", "request", "garbage", "escapes", "orders"),
     },
     "fitting": {
-        *("compilation", "diagnostics", "elaborate", "errors", "flow", "ir", "lower", "planner", "request", "source"),
-        "syntax",
+        *("compilation", "diagnostics", "elaborate", "errors", "flow", "ir", "lower", "orders", "planner", "request"),
+        *("source", "syntax"),
     },
     "answer": {"compilation", "console", "library", "syntax", "ir", "cost", "picture", "predict", "torch_text"},
     "cache": {"answer", "resources", "source"},

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,15 +22,19 @@ _DIGITS = 18
 """The most digits of a value: any number with more may be beyond 64 bits."""
 
 
-def setting(parse: Parse, help: str) -> Callable[[Function], Function]:
+def setting(parse: Parse, help: str, texts: bool = False) -> Callable[[Function], Function]:
     """Decorator that adds ``--set``, described by ``help``, and words NAME=VALUE to a command.
 
-    The command's function gets all of them, parsed by ``parse``, as ``settings``.
+    The command's function gets all of them, parsed by ``parse``, as ``settings``. With ``texts`` words may also be
+    paths of IR texts and of schedules of torch, which it gets as ``others``.
     """
 
     def decorate(function: Function) -> Function:
         @wraps(function)
         def parsed(*, settings: tuple[str, ...], assignments: tuple[str, ...], **options: Any) -> None:
+            if texts:
+                options["others"] = tuple(word for word in assignments if "=" not in word and _is_order(word))
+                assignments = tuple(word for word in assignments if word not in options["others"])
             _require_order(options.get("scheme"), assignments)
             function(settings=parse((*settings, *assignments)), **options)
 
@@ -50,6 +55,10 @@ def _require_order(scheme: str | None, words: Iterable[str]) -> None:
     for word in words:
         if "=" not in word:
             raise WrongCommand(f"unexpected word '{word}'; parameters are written NAME=VALUE, as in D=8")
+
+
+def _is_order(word: str) -> bool:
+    return Path(word).suffix in (".sir", ".csv")
 
 
 def single_values(given: Iterable[str]) -> dict[str, int]:

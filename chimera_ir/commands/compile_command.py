@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -88,7 +88,11 @@ compiling = all_of(
     },
 )
 @click.argument("scheme", required=False, metavar="SCHEME", shell_complete=completion.schemes)
-@setting(listed_values, "Set a parameter, as NAME=VALUE alone does. NAME=V,V,.. prints a table and writes nothing.")
+@setting(
+    listed_values,
+    "Set a parameter, as NAME=VALUE alone does. NAME=V,V,.. prints a table and writes nothing.",
+    texts=True,
+)
 @compiling
 @click.option(
     "--html",
@@ -149,6 +153,7 @@ compiling = all_of(
 def compile_command(
     scheme: str | None,
     settings: dict[str, tuple[int, ...]],
+    others: tuple[str, ...],
     out: Path | None,
     html: Path | None,
     details: bool,
@@ -181,8 +186,10 @@ def compile_command(
     if html is not None and (conflicting := _first_given({"--emit": emit, "--out": out, "--json": as_json or None})):
         raise WrongCommand(f"{conflicting}: --html writes the page and nothing else; leave one of them out")
     if emit == SCHEME:
-        write(_in_colours(_fitted(scheme, settings, options), Level.AST))
+        write(_in_colours(_fitted((scheme, *others), settings, options), Level.AST))
         return
+    if others:
+        raise WrongCommand(f"unexpected word '{others[0]}': several texts are for --emit {SCHEME}")
     if table is not None or any(len(values) > 1 for values in settings.values()):
         if conflicting := _first_given({"--out": out, "--emit": emit, "--html": html}):
             raise WrongCommand(f"{conflicting}: a table is printed alone, and nothing is written")
@@ -217,15 +224,22 @@ def compile_command(
         click.get_current_context().exit(DOES_NOT_FIT)
 
 
-def _fitted(scheme: str, values: Mapping[str, tuple[int, ...]], options: Mapping[str, Any]) -> str:
-    """The text of a scheme with clocks fitted to the orders of SCHEME at several sizes."""
-    from chimera_ir.fitting.sizes import fitted
+def _fitted(texts: Sequence[str], values: Mapping[str, tuple[int, ...]], options: Mapping[str, Any]) -> str:
+    """The text of a scheme with clocks fitted to the orders of SCHEME at several sizes, or of several texts."""
+    from chimera_ir.fitting.sizes import fitted, fitted_texts
 
-    source = _text(scheme, options)
-    with option_errors(source), progress.shown(is_quiet()) as tell:
-        tell("fitting clocks to the orders of several sizes")
-        scheme_of_orders = fitted(Options(**options).request(source, {}, as_written), values)
-    return scheme_of_orders.remark + scheme_of_orders.text
+    sources = [_text(text, options) for text in texts]
+    if len(texts) > 1 and values:
+        raise WrongCommand(f"{next(iter(values))}: each of several texts has a size; leave the parameter out")
+    compilations = []
+    with progress.shown(is_quiet()) as tell:
+        for source in sources:
+            with option_errors(source):
+                compilations.append(Compilation(Options(**options).request(source, {}, as_written), tell=tell))
+                fit = fitted(compilations[0], values) if len(sources) == 1 else None
+                _ = source.is_scheme or compilations[-1].schedule
+        fit = fit or fitted_texts(compilations)
+    return fit.remark + fit.text
 
 
 def _show_page(file: Path, request: Request, no_cache: bool) -> None:

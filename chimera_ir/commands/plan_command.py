@@ -30,7 +30,8 @@ from chimera_ir.errors import CompileError
 from chimera_ir.escapes import visible
 from chimera_ir.options import read_inputs
 from chimera_ir.orders.budget import SearchBudget
-from chimera_ir.orders.improve import ORDER_MARK, require_solver
+from chimera_ir.orders.cp_sat import require_solver
+from chimera_ir.orders.improve import ORDER_MARK
 from chimera_ir.planner import listing
 from chimera_ir.planner.command_lines import Files, order_file
 from chimera_ir.planner.judge import Judge
@@ -191,7 +192,7 @@ def plan_command(
     modes = {None: Recomputation.WHERE_NEEDED, True: Recomputation.ALWAYS, False: Recomputation.NEVER}
     recomputation = modes[recompute]
     if search is not None:
-        require_solver()
+        require_solver("a search")
     elif seed:
         raise WrongCommand("--seed: it is for a search; add --search")
     # Files and schemes first: their mistakes end the command before any work.

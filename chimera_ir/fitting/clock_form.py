@@ -7,7 +7,7 @@ the one before it in its lane, and than those whose values it reads:
     B(m, s) @ x4*m + x5*s + x6*D + x7           x1 >= 1          F m0 s0 before F m0 s1
                                                 ..
 
-Of all such factors those with the least sum of sizes are taken (`simplex`).
+Of all such factors those with the least sum of sizes are taken (`whole_numbers`).
 """
 
 import re
@@ -17,8 +17,8 @@ from itertools import combinations_with_replacement
 
 from chimera_ir.fitting.frame import Frame, bracketed
 from chimera_ir.fitting.observed import Observed
-from chimera_ir.fitting.simplex import Inequality, least_solution
 from chimera_ir.fitting.terms import tabulated, times, weighted
+from chimera_ir.fitting.whole_numbers import Inequality, least_solution
 
 Statement = tuple[str, str, int]
 """Operations that share a clock, by pipe, kind and arm; the name of the pipe is empty if pipes share clocks."""

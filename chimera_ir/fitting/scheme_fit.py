@@ -14,6 +14,7 @@ from chimera_ir.fitting.frame import Frame, frame_of
 from chimera_ir.fitting.observed import Observed
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.lower.order import order as ordered
+from chimera_ir.orders.cp_sat import require_solver
 from chimera_ir.plural import counted
 from chimera_ir.source import Source
 from chimera_ir.syntax import formatter
@@ -28,11 +29,15 @@ _CHANCES = 40
 
 @dataclass(frozen=True, slots=True)
 class FittedScheme:
-    """The text of a scheme, and the sizes at which it was fitted and verified, by their parameters."""
+    """The text of a scheme, and the sizes at which it was fitted and verified, by their parameters.
+
+    The ``origin`` of the orders, if any is known, is the first line of the `remark`.
+    """
 
     text: str
     fitted: tuple[Mapping[str, int], ...]
     verified: tuple[Mapping[str, int], ...]
+    origin: str = ""
 
     @property
     def remark(self) -> str:
@@ -40,7 +45,8 @@ class FittedScheme:
         sizes = ", ".join(" ".join(f"{name}={value}" for name, value in size.items()) for size in self.fitted)
         largest = ", ".join(f"{name}={max(size[name] for size in self.verified)}" for name in self.verified[0])
         held = counted(len(self.verified), "other size")
-        return f"# Clocks fitted to the orders at {sizes};\n# they give the orders of {held}, up to {largest}.\n"
+        clocks = f"# Clocks fitted to the orders at {sizes};\n# they give the orders of {held}, up to {largest}.\n"
+        return f"{self.origin}{clocks}"
 
 
 def fit_scheme(schedules: Sequence[Schedule], names: Sequence[str] = ()) -> FittedScheme:
@@ -48,9 +54,9 @@ def fit_scheme(schedules: Sequence[Schedule], names: Sequence[str] = ()) -> Fitt
 
     Its parameters are ``names`` or, if these are left out, all whose values differ.
 
-    The largest value of each parameter is never fitted: these sizes verify. Raises `NotFitted` if there are fewer than
-    three sizes to fit or five to verify, if the schedules have what cannot be fitted, or if no clocks of a known form
-    give the orders.
+    The largest value of each parameter is never fitted: these sizes verify. Raises `OptionError` if OR-Tools is not
+    installed. Raises `NotFitted` if there are fewer than three sizes to fit or five to verify, if the schedules have
+    what cannot be fitted, or if no clocks of a known form give the orders.
 
     Examples
     --------
@@ -65,6 +71,7 @@ def fit_scheme(schedules: Sequence[Schedule], names: Sequence[str] = ()) -> Fitt
       B(m, s) @ m + 2*D + N - s
     }
     """
+    require_solver("a fit of clocks")
     values = _values(schedules)
     names = tuple(name for name, several in values.items() if len(several) > 1 and name in (names or values))
     orders = sorted((Observed(schedule, names) for schedule in schedules), key=_by_size)
@@ -87,8 +94,8 @@ def fit_scheme(schedules: Sequence[Schedule], names: Sequence[str] = ()) -> Fitt
             text = _text(frame, _shortened(clocks, training, orders), orders[0])
             if _compiles_to(text, orders):
                 others = [order for order in orders if order not in training]
-                sizes = [tuple(order.settings for order in several) for several in (training, others)]
-                return FittedScheme(text, *sizes)
+                trained, verified = (tuple(order.settings for order in several) for several in (training, others))
+                return FittedScheme(text, trained, verified)
         elif (chances := chances - 1) == 0:
             raise NotFitted(
                 f"{failing.header.title}: clocks that give the orders of smaller sizes do not give this one; more "

@@ -3,12 +3,20 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from chimera_ir.errors import OptionError
 from chimera_ir.orders.constraints import Constraints
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, IntervalVar, IntVar
+
+
+def require_solver(task: str) -> None:
+    """Raises `OptionError`, which names the ``task``, if OR-Tools is not installed."""
+    if find_spec("ortools") is None:
+        raise OptionError(f"{task} needs OR-Tools, which is not installed: pip install 'chimera_ir[search]'")
 
 
 @dataclass(frozen=True)

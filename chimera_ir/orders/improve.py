@@ -4,16 +4,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from importlib.util import find_spec
 from itertools import chain
 
 from chimera_ir.cost.durations import Durations
 from chimera_ir.cost.number_text import Unit, exact, percent
-from chimera_ir.errors import OptionError, WrongOption
+from chimera_ir.errors import WrongOption
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.memory_bounds import Bound, Quantity
 from chimera_ir.ir.streams import ScheduleStream
 from chimera_ir.orders.budget import SearchBudget
+from chimera_ir.orders.cp_sat import require_solver
 from chimera_ir.orders.instance import Costing, OrderInstance, instance_of
 from chimera_ir.orders.search import Ended, Found, NoOrder, search
 from chimera_ir.plural import listed
@@ -83,18 +83,12 @@ class Improvement:
         }
 
 
-def require_solver() -> None:
-    """Raises `OptionError` if OR-Tools is not installed."""
-    if find_spec("ortools") is None:
-        raise OptionError("a search needs OR-Tools, which is not installed: pip install 'chimera_ir[search]'")
-
-
 def searchable(schedule: Callable[[], Schedule | ScheduleStream], *, is_program: bool) -> Schedule:
     """The schedule of a text, made by ``schedule``, if it can be searched for better orders.
 
     Raises `WrongOption` for a program and for a stream, and as `require_solver` does.
     """
-    require_solver()
+    require_solver("a search")
     if is_program:
         raise WrongOption("search", ": the text of a program has its messages in place; search with its schedule")
     made = schedule()

@@ -1,17 +1,25 @@
 """Schemes from orders: formulas found again from orders alone, orders without formulas, and what is refused."""
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from itertools import product
+from pathlib import Path
 
 import pytest
 
 import chimera_ir
 from chimera_ir import Schedule, Source, fit_scheme
-from chimera_ir.errors import NotFitted
-from chimera_ir.fitting.simplex import Inequality, least_solution
+from chimera_ir.commands import group
+from chimera_ir.errors import NotFitted, OptionError
+from chimera_ir.fitting.whole_numbers import Inequality, least_solution
+from chimera_ir.ir.text.printer import show
+from chimera_ir.orders import cp_sat
 from tests.unit.command import Run
+from tests.unit.conftest import calling
 
-CHAIN = {"D": (2, 3, 5, 9), "N": (2, 3, 11, 19)}
+pytestmark = pytest.mark.skipif(find_spec("ortools") is None, reason="OR-Tools is not installed: the extra search")
+
+CHAIN = {"D": (2, 3, 4, 6), "N": (2, 3, 5, 8)}
 SLICED = {"D": (2, 3, 6), "N": (1, 3, 5), "k": (1, 2, 3, 4)}
 ROUNDS = {"P": (2, 4, 6, 8), "N": (2, 4, 6, 8, 12)}
 LIBRARY = {
@@ -20,7 +28,7 @@ LIBRARY = {
     "gems": CHAIN,
     "zb_h1": CHAIN,
     "zb_h2": CHAIN,
-    "interleaved": {"P": (2, 3, 4, 5), "v": (2,), "N": (2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 20)},
+    "interleaved": {"P": (2, 3, 4), "v": (2,), "N": (2, 3, 4, 6, 8, 9, 12)},
     "waves": {"P": (2, 3, 4, 5), "w": (1,), "N": (2, 4, 7, 11)},
     "bitpipe": ROUNDS,
     "v_half": ROUNDS,
@@ -55,10 +63,15 @@ def test_the_formulas_are_those_that_people_write() -> None:
     assert text.endswith("  F(m, s) @ 2*m + s\n  B(m, s) @ 2*m + 2*D - s - 1\n}\n")
 
 
+LEAN = (
+    "scheme lean(D = 4, N = 8) workers D memory activations on w <= D - w "
+    "pipe down { stages s in 0..D on s micros m in 0..N F(m, s) B(m, s) }"
+)
+"""A chain without clocks, in the memory of 1F1B."""
+
+
 def test_orders_that_the_compiler_chose_are_given_back_as_formulas() -> None:
-    """Of a chain without clocks, in the memory of 1F1B."""
-    lines = "pipe down { stages s in 0..D on s micros m in 0..N F(m, s) B(m, s) }"
-    source = Source("lean.chim", f"scheme lean(D = 4, N = 8) workers D memory activations on w <= D - w {lines}")
+    source = Source("lean.chim", LEAN)
     sizes = product((2, 3, 4, 6), (2, 5, 8, 11))
     text = fit_scheme([chimera_ir.compile(source, D=D, N=N).schedule for D, N in sizes]).text
     assert text.endswith("  F(m, s) @ 2*m + s\n  B(m, s) @ 2*m + 2*D - s - 1\n}\n")
@@ -93,6 +106,65 @@ def test_the_command_prints_a_scheme_that_compiles_to_the_same_orders(run: Run) 
     assert " other sizes, up to D=6, N=8." in ended.out
     lanes = chimera_ir.compile(Source("again.chim", ended.out), D=9, N=13).schedule.lanes
     assert lanes == chimera_ir.compile("gpipe", D=9, N=13).schedule.lanes
+
+
+@pytest.fixture(name="run_chimera")
+def _run_chimera(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Calls ``chimera``."""
+    return calling(group.main, "chimera", capsys, monkeypatch)
+
+
+def texts(directory: Path, scheme: str, values: Mapping[str, Sequence[int]]) -> list[str]:
+    """The paths of a schedule's texts, one for each size."""
+    paths = []
+    for order in schedules(scheme, values):
+        path = directory / f"{len(paths)}.sir"
+        path.write_text(show(order), encoding="utf-8")
+        paths.append(str(path))
+    return paths
+
+
+def test_several_texts_of_orders_become_one_scheme(run: Run, tmp_path: Path) -> None:
+    paths = texts(tmp_path, "dapple", {"D": (2, 3, 4, 6), "N": (2, 3, 5, 8)})
+    ended = run(*paths, "--emit", "scheme", "--quiet")
+    assert ended.out.endswith("  F(m, s) @ 2*m + s\n  B(m, s) @ 2*m + 2*D - s - 1\n}\n")
+    assert " other sizes, up to D=6, N=8." in ended.out
+
+
+def test_texts_that_cannot_be_fitted_together_are_refused(run: Run, tmp_path: Path) -> None:
+    first, second, *_ = texts(tmp_path, "dapple", {"D": (2,), "N": (2, 3)})
+    copy = tmp_path / "copy.sir"
+    copy.write_text(Path(first).read_text(encoding="utf-8"), encoding="utf-8")
+    several = run(first, second, str(copy), "--emit", "scheme")
+    assert (several.status, f"{first} and {copy} are both of the size D=2 N=2" in several.err) == (1, True)
+    assert "dapple.chim is a scheme, which has every size: fit it alone" in run("dapple", first, "--emit", "scheme").err
+    assert "D: each of several texts has a size" in run(first, second, "D=2", "--emit", "scheme").err
+    assert run(first, second).status == 2
+    assert f"unexpected word '{second}': several texts are for --emit scheme" in run(first, second).err
+    alone = run(first, "--emit", "scheme").err
+    assert "has one size; name the texts of several sizes, one after another" in alone
+
+
+def test_a_search_at_several_sizes_gives_a_scheme_and_says_what_is_proven(run_chimera: Run, tmp_path: Path) -> None:
+    path = tmp_path / "lean.chim"
+    path.write_text(LEAN, encoding="utf-8")
+    ended = run_chimera("search", str(path), "D=2,3,4", "N=2,3,5", "--emit", "scheme", "--quiet")
+    assert ended.out.startswith(
+        "# Orders of a search, 9 of 9 proven to be the shortest.\n# Clocks fitted to the orders"
+    )
+    assert ended.out.endswith("  F(m, s) @ 2*m + s\n  B(m, s) @ 2*m + 2*D - s - 1\n}\n")
+
+
+def test_of_the_orders_of_a_search_without_formulas_a_remedy_is_said(run_chimera: Run) -> None:
+    ended = run_chimera("search", "dapple", "D=1,2", "N=1", "--emit", "scheme")
+    assert ended.status == 1
+    assert "here are 1 and 1; of orders that take the same time a search finds any: `prefer` or a bound" in ended.err
+
+
+def test_without_a_solver_a_fit_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cp_sat, "find_spec", lambda _: None)
+    with pytest.raises(OptionError, match=r"a fit of clocks needs OR-Tools.*pip install 'chimera_ir\[search\]'"):
+        fit_scheme(schedules("dapple", {"D": (2,), "N": (2,)}))
 
 
 @pytest.mark.parametrize(

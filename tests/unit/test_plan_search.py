@@ -9,7 +9,7 @@ import pytest
 
 from chimera_ir.commands import compile_command
 from chimera_ir.commands.common import WRONG_COMMAND
-from chimera_ir.orders import improve
+from chimera_ir.orders import cp_sat
 from tests.unit.test_plan import FULL, Plan, cluster, found, plan, profile
 
 __all__ = ["plan"]
@@ -79,5 +79,5 @@ def test_a_file_that_is_no_found_order_stays(plan: Plan) -> None:
 def test_a_seed_without_a_search_and_a_missing_solver_are_refused(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     model, on = profile((4,), (1,)), cluster(2)
     plan(model, on, *ASKED, "--seed", 1).assert_refused(WRONG_COMMAND, "--seed: it is for a search; add --search")
-    monkeypatch.setattr(improve, "find_spec", lambda _: None)
+    monkeypatch.setattr(cp_sat, "find_spec", lambda _: None)
     plan(model, on, *ASKED, "--search", 1).assert_refused(WRONG_COMMAND, "pip install 'chimera_ir[search]'")

@@ -19,7 +19,7 @@ from chimera_ir.cost.durations import Costs
 from chimera_ir.errors import CompileError, OptionError
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.ir.memory_bounds import Quantity
-from chimera_ir.orders import improve
+from chimera_ir.orders import cp_sat
 from chimera_ir.orders.budget import SearchBudget
 from chimera_ir.orders.constraints import constraints_of
 from chimera_ir.orders.improve import with_limits
@@ -263,7 +263,7 @@ def test_the_text_of_a_program_is_refused() -> None:
 
 
 def test_a_missing_solver_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(improve, "find_spec", lambda _: None)
+    monkeypatch.setattr(cp_sat, "find_spec", lambda _: None)
     with pytest.raises(OptionError, match=r"pip install 'chimera_ir\[search\]'"):
         _ = improved().schedule
 
