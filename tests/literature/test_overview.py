@@ -66,6 +66,14 @@ ROWS = {
         lambda D, N: 1,
         lambda D, N: D,
     ),
+    "eager_1f1b": Row(
+        ("1", "1 to 2D-1"),
+        lambda D, N: N >= 2 * D - 1,
+        lambda D, N: Fraction(D - 1, N + D - 1),
+        lambda D, N: 1,
+        lambda D, N: 1,
+        lambda D, N: 2 * D - 1,
+    ),
     "gems": Row(
         ("2", "1"),
         lambda D, N: N >= 2 and D % 2 == 0,

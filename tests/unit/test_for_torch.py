@@ -26,7 +26,17 @@ from tests.torch_rows import Reading
 from tests.unit.command import Run
 
 ACCEPTED = {
-    *("breadth_first", "dapple", "dualpipe_v", "gpipe", "interleaved", "interleaved_overlap", "v_half", "v_min"),
+    *(
+        "breadth_first",
+        "dapple",
+        "dualpipe_v",
+        "eager_1f1b",
+        "gpipe",
+        "interleaved",
+        "interleaved_overlap",
+        "v_half",
+        "v_min",
+    ),
     *("waves", "waves_tight", "zb_h1", "zb_h2", "zb_v"),
 }
 SIZES: tuple[dict[str, int], ...] = ({"P": 2, "D": 2}, {}, {"P": 3, "D": 6, "N": 7}, {"P": 4, "D": 8, "v": 5, "N": 12})
@@ -87,7 +97,7 @@ def test_what_is_written_reads_back_as_the_same_operations_and_messages(name: st
     assert not Reading(rows_in(compilation.torch_csv_comms)).wrong
 
 
-def test_thirteen_schemes_of_the_library_are_accepted_and_the_others_refused_with_a_reason() -> None:
+def test_fourteen_schemes_of_the_library_are_accepted_and_the_others_refused_with_a_reason() -> None:
     reasons: dict[str, str] = {}
     for name in library.names():
         try:
