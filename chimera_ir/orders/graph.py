@@ -26,6 +26,7 @@ from chimera_ir.ir.memory_bounds import Bound, Quantity
 from chimera_ir.ir.streams import ScheduleStream
 from chimera_ir.ir.text.printer import line
 from chimera_ir.orders.instance import UNITS, Costing, Machine, OrderInstance, Store, instance_of
+from chimera_ir.plural import counted
 
 if TYPE_CHECKING:
     from chimera_ir.flow.dag import IntGraph
@@ -39,6 +40,7 @@ class OrderGraph:
     """The operations of a schedule and all that an order of them must respect; numbers are those of ``instance``.
 
     Times are in ticks, of which ``tick`` is the length in the unit of the costs. ``lanes`` are the schedule's own.
+    Whatever gets lanes raises `OptionError` unless they have every operation once, on its own worker.
     Quantities that are ``unlimited`` are counted, and the schedule declares no bound of them.
 
     Examples
@@ -48,6 +50,10 @@ class OrderGraph:
     >>> graph.operations, graph.makespan(graph.lanes)
     (('F m0 s0', 'B m0 s0', 'F m0 s1', 'B m0 s1'), 6)
     >>> graph.makespan([(0, 1), (3, 2)])
+    >>> graph.makespan([(0, 1), (2,)])
+    Traceback (most recent call last):
+    ...
+    chimera_ir.errors.OptionError: lanes: `B m0 s1` is missing: lanes have every operation once, on its own worker
     """
 
     instance: OrderInstance
@@ -70,6 +76,7 @@ class OrderGraph:
 
     def schedule(self, lanes: Lanes) -> Schedule:
         """The schedule with these lanes, under the header of the first one; `Compilation.of` verifies it."""
+        self._require_complete(lanes)
         return self.instance.schedule(lanes)
 
     def by_start(self, starts: Sequence[int]) -> list[list[int]]:
@@ -88,6 +95,7 @@ class OrderGraph:
 
     def peaks(self, lanes: Lanes) -> list[int]:
         """The most that each store keeps, in parts of micro-batches, as the workers run these lanes."""
+        self._require_complete(lanes)
         if self.instance.header.moves:
             schedule = self.schedule(lanes)
             of = {store.quantity: live.peaks(schedule, *UNITS[store.quantity]) for store in self.instance.stores}
@@ -109,12 +117,55 @@ class OrderGraph:
         pairs = zip(self.instance.waits, self.instance.delays, strict=True)
         return [tuple(zip(others, delays, strict=True)) for others, delays in pairs]
 
+    def _require_complete(self, lanes: Lanes) -> None:
+        """Raises `OptionError` unless the lanes have every operation once, on its own worker."""
+        if wrong := self._wrong(lanes):
+            raise OptionError(f"lanes: {wrong}: lanes have every operation once, on its own worker")
+
+    def _wrong(self, lanes: Lanes) -> str | None:
+        """The first mistake in lanes, in words; None if there is none."""
+        total, workers = len(self.instance.durations), self.instance.header.workers
+        if len(lanes) != workers:
+            return f"there are {counted(len(lanes), 'lane')} for {counted(workers, 'worker')}"
+        times = [0] * total
+        for worker, lane in enumerate(lanes):
+            for operation in lane:
+                if not 0 <= operation < total:
+                    return f"there is no operation {operation}, numbers are 0 to {total - 1}"
+                times[operation] += 1
+                if (own := self._workers[self.instance.machines[operation]]) != worker:
+                    return f"`{self.operations[operation]}` of worker {own} is on worker {worker}"
+        if (once := next((n for n, count in enumerate(times) if count != 1), None)) is None:
+            return None
+        return f"`{self.operations[once]}` is {'there more than once' if times[once] else 'missing'}"
+
+    @cached_property
+    def _workers(self) -> list[int]:
+        """The worker of each machine."""
+        return [place.worker for place in self.instance.places]
+
     def _ends(self, lanes: Lanes) -> list[int] | None:
         """The end of each operation, in time linear in the waits; None if the lanes close a cycle."""
         if self.instance.header.moves:  # lanes wait for them
+            self._require_complete(lanes)
             starts = self.instance.starts(lanes)
             return starts and list(map(add, starts, self.instance.durations))
+        total = sum(map(len, lanes))
+        if total != len(self.instance.durations) or len(lanes) != self.instance.header.workers:
+            self._require_complete(lanes)
+        try:
+            ends = self._played(lanes)
+        except IndexError:
+            ends = None
+        # Lanes that do not get all operations through lack some or close a cycle.
+        if ends is None or min(ends, default=0) < 0:
+            self._require_complete(lanes)
+        return ends
+
+    def _played(self, lanes: Lanes) -> list[int] | None:
+        """The ends of operations, -1 for a missing one; None if one waits for ever, or is on another worker."""
         waits, machines, durations = self._waits, self.instance.machines, self.instance.durations
+        owners = self._workers
         ends = [-1] * len(durations)
         # Machine w is the lane of worker w. An operation on another machine also follows the last one in the lane.
         free = [0] * len(self.instance.places)
@@ -127,7 +178,12 @@ class OrderGraph:
             for place in range(places[worker], len(lane)):
                 operation = lane[place]
                 machine = machines[operation]
-                start = free[worker] if machine == worker else max(free[worker], free[machine])
+                if machine == worker:
+                    start = free[worker]
+                elif owners[machine] == worker:
+                    start = max(free[worker], free[machine])
+                else:
+                    return None
                 for other, delay in waits[operation]:
                     end = ends[other]
                     if end < 0:  # the lane sleeps until the other operation is over

@@ -2,6 +2,8 @@
 
 import json
 import random
+import re
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -101,3 +103,25 @@ def test_bounds_are_limits_of_stores() -> None:
     c = chimera_ir.compile(Source("b.chim", text + "F(m, s) @ 2*m + s B(m, s) @ 2*m + 2*D-1 - s }"))
     assert json.loads(c.graph.json)["stores"][1]["limit"] == 2
     assert c.graph.schedule(c.graph.lanes) == c.schedule
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda lanes: [[] for _ in lanes], "`F m0 s0` is missing"),
+        (lambda lanes: [lanes[0][:-1], *lanes[1:]], "`W m3 s0` is missing"),
+        (lambda lanes: [[lanes[0][0], *lanes[0][:-1]], *lanes[1:]], "`F m0 s0` is there more than once"),
+        (lambda lanes: [lanes[1], lanes[0], *lanes[2:]], "`F m0 s1` of worker 1 is on worker 0"),
+        (lambda lanes: lanes[:-1], "there are 3 lanes for 4 workers"),
+        (lambda lanes: [*lanes[:-1], [999, *lanes[-1][1:]]], "there is no operation 999, numbers are 0 to 47"),
+        (lambda lanes: [*lanes[:-1], [-1, *lanes[-1][:-1]]], "there is no operation -1"),
+    ],
+)
+def test_lanes_that_lack_operations_or_have_them_elsewhere_are_refused(
+    change: Callable[[list[list[int]]], list[list[int]]], words: str
+) -> None:
+    graph = chimera_ir.compile("zb_h1", D=4, N=4).graph
+    lanes = change([[*lane] for lane in graph.lanes])
+    for evaluate in (graph.makespan, graph.starts, graph.peaks, graph.schedule):
+        with pytest.raises(OptionError, match=re.escape(words)):
+            evaluate(lanes)
