@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 
 
 def plain_request(request: Request, header: Header) -> Request:
-    """The request for the library's baseline, as large as ``header``; raises `AboveMaxOperations` above the limit."""
-    operations = 2 * header.workers * header.whole_micro_batches
+    """The request for the library's baseline, as large as ``header``, on as many workers as have stages there.
+
+    Raises `AboveMaxOperations` above the limit.
+    """
+    workers = sum(map(bool, header.stages_of))
+    operations = 2 * workers * header.whole_micro_batches
     if operations > request.max_operations:
         what = f"the baseline of the report, {_size(header)},"
         raise AboveMaxOperations(what, operations, request.max_operations)
-    source, settings = library.baseline(header.workers, header.whole_micro_batches)
+    source, settings = library.baseline(workers, header.whole_micro_batches)
     return Request(source, settings, max_operations=request.max_operations, weighed_like=_weighed(header))
 
 

@@ -20,7 +20,10 @@ def _limits(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> di
     for text in words:
         quantity, equals, limit = text.partition("=")
         if not (equals and quantity in SEARCHED and limit.isdecimal() and limit.isascii() and len(limit) <= 9):
-            raise WrongCommand(f"--memory {text}: write {listed(SEARCHED, 'or')} with a limit, as in activations=4")
+            searched = listed(SEARCHED, "or")
+            raise WrongCommand(f"--memory {text}: write {searched} with a limit in micro-batches, as in activations=4")
+        if int(limit) < 1:
+            raise WrongCommand(f"--memory {text}: a limit is a whole number from 1 on, as in activations=4")
         if quantity in limits:
             raise WrongCommand(f"--memory {quantity}: given twice")
         limits[quantity] = int(limit)

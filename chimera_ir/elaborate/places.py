@@ -32,7 +32,9 @@ def place(shapes: Sequence[Shape], workers: int, workers_span: Span, left_out: M
         recomputed = attempts.each(shapes, _recomputed)
     idle = {*range(workers)} - left_out.keys() - {worker for row in rows for worker in row}
     if idle:
-        raise Rejected([say.IdleWorker(workers_span, min(idle), workers, len(idle))])
+        # Fewer workers leave out the last ones only.
+        fewer = min(idle) if len(idle) == workers - min(idle) else None
+        raise Rejected([say.IdleWorker(workers_span, min(idle), workers, len(idle), fewer)])
     return tuple(map(_pipe, shapes, rows, columns, recomputed))
 
 

@@ -133,11 +133,11 @@ class OrderGraph:
                 if not 0 <= operation < total:
                     return f"there is no operation {operation}, numbers are 0 to {total - 1}"
                 times[operation] += 1
-                if (own := self._workers[self.instance.machines[operation]]) != worker:
-                    return f"`{self.operations[operation]}` of worker {own} is on worker {worker}"
-        if (once := next((n for n, count in enumerate(times) if count != 1), None)) is None:
+                if (holder := self._workers[self.instance.machines[operation]]) != worker:
+                    return f"`{self.operations[operation]}` of worker {holder} is on worker {worker}"
+        if (place := next((n for n, count in enumerate(times) if count != 1), None)) is None:
             return None
-        return f"`{self.operations[once]}` is {'there more than once' if times[once] else 'missing'}"
+        return f"`{self.operations[place]}` is {'there more than once' if times[place] else 'missing'}"
 
     @cached_property
     def _workers(self) -> list[int]:

@@ -76,9 +76,12 @@ def _speed(speed: Speed, baseline: str) -> str:
 def _compared(ratio: Fraction, other: str) -> str:
     if ratio == 1:
         return f"as fast as {other}"
+    times = f"{float(ratio):.3g}"
+    if times == "1":
+        return f"about as fast as {other}"
     if ratio < 1:
-        return f"slower than {other}, {float(ratio):.3g} times as fast"
-    return f"{float(ratio):.3g} times as fast as {other}"
+        return f"slower than {other}, {times} times as fast"
+    return f"{times} times as fast as {other}"
 
 
 def _memory(summary: Summary, report: Report, prediction: Prediction | None) -> str:

@@ -271,7 +271,8 @@ def test_a_missing_solver_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--memory", "activations=0"), "from 1 on"),
+        (("--memory", "activations=0"), "--memory activations=0: a limit is a whole number from 1 on"),
+        (("--memory", "bytes=3"), "write activations or host with a limit in micro-batches"),
         (("--memory", "weights=2"), "write activations or host with a limit"),
         (("--memory", "activations=2", "--memory", "activations=3"), "given twice"),
         (("--seconds", "0"), "not in the range"),

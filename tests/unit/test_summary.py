@@ -5,6 +5,7 @@ from fractions import Fraction
 
 import pytest
 
+import chimera_ir
 from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.launches import launches
 from chimera_ir.cost.report import Report, report, stages_held
@@ -15,11 +16,12 @@ from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.memory_need import memory
 from chimera_ir.predict.prediction import Prediction
 from chimera_ir.predict.replay import Replay, replay
-from chimera_ir.predict.screen import show
+from chimera_ir.predict.screen import _compared, show
 from chimera_ir.predict.setting import Setting
 from chimera_ir.predict.summary import TimePart, exposed, hiding_time, summary
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts
+from chimera_ir.source import Source
 from tests.lowered import lowered
 from tests.timings import stage_timing
 from tests.unit.clocked import all_then_all, in_turns, one_direction, one_version_each, two_directions
@@ -188,3 +190,16 @@ def test_the_times_say_which_to_trust_and_why_they_differ() -> None:
     assert told(FREE) == "times:  replay and equation 1 agree on 16 s"
     assert "more: it hides no message" in told(Link(0.0, 0.5))
     assert told(FREE, 4.0).startswith("times:  trust the replay, 20 s; equation 1 says 16 s, 20.0% less: it leaves out")
+
+
+def test_the_baseline_has_no_stage_for_a_worker_that_is_left_out() -> None:
+    text = "scheme d(D = 4) workers D+1 except 1 pipe p { stages s in 0..D on if s < 1 then s else s + 1 "
+    text += "micros m in 0..4 F(m, s) B(m, s) prefer m }"
+    compilation = chimera_ir.compile(Source("d.chim", text))
+    assert (compilation.schedule.header.workers, compilation.opponent.schedule.header.workers) == (5, 4)
+    assert compilation.report.baseline.makespan == compilation.report.makespan == 21
+
+
+def test_a_ratio_that_rounds_to_1_is_said_to_be_about_as_fast() -> None:
+    words = _compared(Fraction(1001, 1000), "gpipe"), _compared(Fraction(9999, 10000), "gpipe")
+    assert words == ("about as fast as gpipe", "about as fast as gpipe")

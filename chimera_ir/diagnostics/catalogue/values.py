@@ -265,10 +265,17 @@ class IdleWorker(Diagnostic, code="CH241"):
 
     title = "worker {worker} has no stage{others}"
     label = "{workers:worker}"
-    help = "place a stage on it with `on`, ask for fewer with `workers`, or leave it out: `workers .. except {worker}`"
+    help = "place a stage on it with `on`{ask}, or leave it out: `workers .. except {worker}`"
     worker: int
     workers: int
     idle: int
+    fewer: int | None
+    """The number of workers that have a stage, if these are the first ones."""
+
+    @property
+    def ask(self) -> str:
+        """The advice to ask for fewer workers, where that is enough."""
+        return f", ask for {counted(self.fewer, 'worker')} (`workers {self.fewer}`)" if self.fewer else ""
 
     @property
     def others(self) -> str:
