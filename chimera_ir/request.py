@@ -142,7 +142,13 @@ def parsed(request: Request) -> Scheme | Level:
     if source.is_scheme:
         from chimera_ir.syntax.parser import parse as parse_scheme
 
-        return request.change.of(parse_scheme(source))
+        scheme = parse_scheme(source)
+        if request.change.unmet_by(scheme):
+            raise WrongOption(
+                "recompute",
+                f": {source.name} moves activations to the host; leave the option out, or take a scheme without moves",
+            )
+        return request.change.of(scheme)
     # Lines are counted before the text is parsed, as parsing takes time in proportion to them.
     from chimera_ir.ir.text.reader import parse
     from chimera_ir.ir.text.structure import count_lines

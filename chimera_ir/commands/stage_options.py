@@ -73,6 +73,7 @@ TIED = click.option(
 OFFLOAD = click.option(
     "--offload",
     type=click.Choice(["auto"]),
+    metavar="auto",
     help="Move activations to the host and back where both transfers fit between forward and backward.",
 )
 

@@ -37,6 +37,8 @@ MOST = 10_000
 """The most combinations of the parameters of a scheme that are tried, without the number of micro-batches."""
 
 _STALE = "its gradients are of older weights; --asynchronous considers it"
+_MOVED = "it moves activations to the host, and recomputes none"
+
 _SLICED = "the model must hand on a carry of its slices; --scheme, or a profile with slices, considers it"
 
 _HOST = "it moves activations to the host, and the cluster has no [host] to tell how long that takes"
@@ -177,6 +179,7 @@ class _Search:
         self._depths = _depths(profile, question.workers)
         clauses = (clause for item in scheme.items if isinstance(item, PipeBlock) for clause in item.clauses)
         self._moves = any(isinstance(clause, Operation) and clause.subjects[0].kind.moves for clause in clauses)
+        self._unmet = Change(question.recomputation is Recomputation.ALWAYS).unmet_by(scheme)
 
     def configurations(self) -> Iterator[Configuration | LeftOut]:
         # Sizes first, from all divisors of the depths; each combination of sizes has values of the further parameters.
@@ -221,6 +224,8 @@ class _Search:
                 yield self._out(settings, None, Reason.SLICED, _SLICED)
             elif self._moves and not self._question.hosted:
                 yield self._out(settings, None, Reason.HOST, _HOST)
+            elif self._unmet:
+                yield self._out(settings, None, Reason.REFUSED, _MOVED)
             else:
                 yield from self._split(settings, outlined)
         elif self._is_fixed or (len(self._roles.sizes) == 1 and self._is_missed(settings)):

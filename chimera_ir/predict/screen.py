@@ -12,7 +12,7 @@ from chimera_ir.cost.report import Figures, Report
 from chimera_ir.cost.transfers import Unmoved
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.text.printer import group_name
-from chimera_ir.plural import counted, plural
+from chimera_ir.plural import counted, listed, plural
 from chimera_ir.predict.prediction import Prediction
 from chimera_ir.predict.prediction_table import size
 from chimera_ir.predict.summary import Bytes, Copies, Limit, Speed, Summary, TimePart, exposed, hiding_time
@@ -20,6 +20,9 @@ from chimera_ir.profile.warnings import WARNING, shown
 
 NAMED = 4
 """The most sums of gradients that a line names."""
+
+_LISTED = 8
+"""The most workers whose memory a line lists one by one."""
 
 _LEAST = Fraction(1, 1000)
 """The smallest share that a list of shares names."""
@@ -218,10 +221,28 @@ def _offload(report: Report, unmoved: Unmoved) -> str:
     if not unmoved.offloads:
         return "--offload auto moves nothing: no activations wait as long as both of their transfers take"
     now, before = max(report.activations), max(unmoved.activations)
-    peak = f"a worker keeps up to {decimal(now)} M_a in place of {decimal(before)}"
+    peak = f"a worker keeps up to {decimal(now)} M_a in place of {decimal(before)}{_unchanged(report, unmoved)}"
     longer, show = report.makespan - unmoved.makespan, report.durations.unit.show
     cost = f"an update takes {show(longer)} longer" if longer else "an update takes as long as without"
     return f"activations of {unmoved.offloads} of {counted(unmoved.forwards, 'forward')} move: {peak}; {cost}"
+
+
+def _unchanged(report: Report, unmoved: Unmoved) -> str:
+    """The memory of each worker, where those that keep the most keep as much as without the moves; empty elsewhere."""
+    now, before = report.activations, unmoved.activations
+    fullest = [worker for worker, peak in enumerate(now) if peak == max(now)]
+    if any(now[worker] != before[worker] for worker in fullest):
+        return ""
+    if len(now) <= _LISTED:
+        text = f"by worker {listed(map(decimal, now))} in place of {listed(map(decimal, before))}"
+    else:
+        others = [worker for worker in range(len(now)) if worker not in fullest]
+        most = (decimal(max((peaks[worker] for worker in others), default=Fraction(0))) for peaks in (now, before))
+        text = f"the others up to {' in place of '.join(most)}"
+    header = report.header
+    last = {worker for stage, fed in enumerate(header.fed) if not fed for worker in header.holders[stage]}
+    workers = listed(f"P{worker}" for worker in fullest)
+    return f" ({text}{f'; the last stage, on {workers}, moves nothing' if last.issuperset(fullest) else ''})"
 
 
 def _times(prediction: Prediction) -> str:

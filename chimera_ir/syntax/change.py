@@ -26,6 +26,13 @@ class Change:
         )
         return replace(scheme, items=tuple(items))
 
+    def unmet_by(self, scheme: Scheme) -> bool:
+        """Whether stages are asked to recompute in a pipe that moves their activations, and gives no clocks to it."""
+        pipes = ([c.subjects[0].kind for c in item.clauses if isinstance(c, Operation)] for item in _pipes(scheme))
+        return self.recompute and any(
+            any(kind.moves for kind in kinds) and not any(kind.recomputes for kind in kinds) for kinds in pipes
+        )
+
     def _clauses(self, pipe: PipeBlock) -> Iterator[Clause]:
         clocked = any(_keeps_its_own_way(clause) for clause in pipe.clauses)
         for clause in pipe.clauses:
@@ -36,6 +43,10 @@ class Change:
             yield Recompute(None, span=pipe.name.span)
         if self.sync:
             yield Sync(self.sync, None, span=pipe.name.span)
+
+
+def _pipes(scheme: Scheme) -> Iterator[PipeBlock]:
+    return (item for item in scheme.items if isinstance(item, PipeBlock))
 
 
 def _keeps_its_own_way(clause: Clause) -> bool:

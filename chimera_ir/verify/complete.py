@@ -47,8 +47,13 @@ def complete(header: Header, operations: Sequence[_Placed]) -> Iterator[Diagnost
     for placed in operations:
         for micro in placed[1].micros:
             cells[micro * header.stages + placed[1].stage].append(placed)
-    yield from _repeated(header, cells, whole)
-    yield from _missing(header, cells, whole)
+    repeated = list(_repeated(header, cells, whole))
+    yield from repeated
+    # A line that moves the same micro-batches again and again lacks others for this reason: its repetition says it all.
+    lines = {diagnostic.span for diagnostic in repeated}
+    for diagnostic in _missing(header, cells, whole):
+        if not isinstance(diagnostic, MissingMove) or diagnostic.span not in lines:
+            yield diagnostic
 
 
 def _is_complete(header: Header, operations: Iterable[_Placed], whole: Iterable[tuple[Kind, ...]]) -> bool:

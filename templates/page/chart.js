@@ -11,7 +11,7 @@ import { drawMistake } from "./mistake_lines.js";
 import { drawActivity } from "./recorded.js";
 import { drawLink, drawMemory } from "./steps.js";
 import { drawStays, drawStops } from "./stopped.js";
-import { themeOf } from "./theme.js";
+import { moveBox, themeOf } from "./theme.js";
 
 /** Time behind the end of a run that hung, as a multiple of what was recorded: there it says how long it hung. */
 const ROOM_BEHIND = 1.2;
@@ -291,11 +291,11 @@ function copyBefore(canvas) {
  * @param {Row} row
  * @param {Played} played
  */
-function drawMoves(sight, row, { plan, run }) {
+function drawMoves(sight, row, { plan, run, schedule: { events, moves } }) {
   const { context, theme, scale } = sight;
-  context.fillStyle = theme.link;
   for (const move of listOf(plan.moves, row.index)) {
-    context.fillRect(xOf(sight, run.start[move]), yOf(sight, row) + 2, Math.max(1, run.length[move] * scale - 1), row.height - 4);
+    const width = Math.max(1, run.length[move] * scale - 1);
+    moveBox(context, theme, moves.words[events.subject[move]], xOf(sight, run.start[move]), yOf(sight, row) + 2, width, row.height - 4);
   }
 }
 

@@ -2,7 +2,7 @@
 
 import { element } from "./dom.js";
 import { CAUSES } from "./idle.js";
-import { idleLook, lookPattern, swatch, themeOf } from "./theme.js";
+import { idleLook, lookPattern, moveBox, swatch, themeOf } from "./theme.js";
 import { reason } from "./words.js";
 
 /** Looks that the legend shows at most. */
@@ -77,6 +77,8 @@ function signs({ all, state: { shows, dark }, differences }) {
   const known = [
     [shows.critical, "critical path", (context) => framed(context, theme.critical)],
     [proven.some(({ schedule }) => schedule.sums.launches.length > 0), "sum of gradients", (context) => wedge(context, theme.sum)],
+    [hasMoves(proven, "offload"), "offload to the host", (context) => bar(context, theme, "offload")],
+    [hasMoves(proven, "reload"), "reload from the host", (context) => bar(context, theme, "reload")],
     [shows.memory && proven.length > 0, "memory, its peak", (context) => hill(context, theme)],
     [shows.memory && proven.some(({ kept }) => kept !== null && kept.bound !== null), "bound", (context) => dashed(context, theme.muted)],
     [shows.differences && differences !== null, "on another worker", (context) => triangle(context, theme.difference, true)],
@@ -84,6 +86,16 @@ function signs({ all, state: { shows, dark }, differences }) {
     [shows.differences && alone(differences), "only in this schedule", (context) => crossed(context, theme.difference)],
   ];
   return known.filter(([drawn]) => drawn).map(([, name, draw]) => entry(sign(draw), name));
+}
+
+/**
+ * Whether any schedule has moves of a kind.
+ * @param {import("./store.js").Played[]} proven
+ * @param {string} kind
+ * @returns {boolean}
+ */
+function hasMoves(proven, kind) {
+  return proven.some(({ schedule }) => schedule.moves.words.some((words) => words.startsWith(kind)));
 }
 
 /**
@@ -107,6 +119,11 @@ function framed(context, ink) {
   context.strokeStyle = ink;
   context.lineWidth = 2;
   context.strokeRect(1, 1, 20, 14);
+}
+
+/** @param {CanvasRenderingContext2D} context @param {Theme} theme @param {string} kind */
+function bar(context, theme, kind) {
+  moveBox(context, theme, kind, 1, 4, 20, 8);
 }
 
 /** @param {CanvasRenderingContext2D} context @param {string} ink */

@@ -123,6 +123,24 @@ export function lookPattern(number, ink) {
   return { ...LOOK_PATTERNS[1 + ((number - 1) % (LOOK_PATTERNS.length - 1))], mark: `${ink}38` };
 }
 
+/**
+ * Draws the box of a move of memory: an offload is filled, a reload has a frame around a lighter colour.
+ * @param {CanvasRenderingContext2D} context
+ * @param {Theme} theme
+ * @param {string} words of the move, or its kind
+ * @param {number} x
+ * @param {number} y
+ * @param {number} width
+ * @param {number} height
+ */
+export function moveBox(context, theme, words, x, y, width, height) {
+  context.fillStyle = theme.link;
+  context.fillRect(x, y, width, height);
+  if (!words.startsWith("reload") || width < 4) return;
+  context.fillStyle = theme.linkFill;
+  context.fillRect(x + 1, y + 1, width - 2, height - 2);
+}
+
 /** @type {Map<string, CanvasPattern>} */
 const paints = new Map();
 

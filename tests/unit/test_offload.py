@@ -133,6 +133,29 @@ def test_the_first_screen_says_what_it_bought_and_cost() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "parameters", "said"),
+    [
+        (
+            "gpipe",
+            {"D": 4, "N": 8},
+            "up to 8 M_a in place of 8 (by worker 3, 3, 3 and 8 in place of 8, 8, 8 and 8; "
+            "the last stage, on P3, moves nothing)",
+        ),
+        (
+            "gpipe",
+            {"D": 9, "N": 8},
+            "up to 8 M_a in place of 8 (the others up to 3 in place of 8; the last stage, on P8, moves nothing)",
+        ),
+        ("dapple", {"D": 4, "N": 8}, "up to 2 M_a in place of 4; "),
+    ],
+)
+def test_where_the_fullest_worker_gains_nothing_the_first_screen_has_the_others(
+    name: str, parameters: dict[str, int], said: str
+) -> None:
+    assert said in screen(auto(name, **parameters))
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [("pipedream", "has no flush"), ("dapple_offload", "says itself what moves"), ("program", "of the program of")],
 )
@@ -140,6 +163,15 @@ def test_a_text_that_cannot_have_moves_added_is_refused(text: str, message: str)
     program = Source("text.sir", chimera_ir.compile("dapple", D=2, N=2).program_text)
     with pytest.raises(OptionError, match=message):
         _ = auto(program if text == "program" else text).schedule
+
+
+def test_a_line_that_moves_the_same_micro_batches_again_is_said_to_repeat_them_alone() -> None:
+    source = chimera_ir.library.source("dapple_offload")
+    assert source.text.count("offload(m, s)") == 1
+    with pytest.raises(TextError) as raised:
+        _ = chimera_ir.compile(Source("a.chim", source.text.replace("offload(m, s)", "offload(0..2, s)"))).schedule
+    assert "CH303" in str(raised.value)
+    assert "CH302" not in str(raised.value)
 
 
 def test_the_time_of_transfers_is_hidden_while_the_worker_computes() -> None:
