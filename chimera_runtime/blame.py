@@ -12,13 +12,17 @@ from types import FrameType, TracebackType
 
 import torch
 
-from chimera_runtime.errors import PeerLost, PlacedError, ScriptPlace
+from chimera_runtime.errors import BadModel, PeerLost, PlacedError, ScriptPlace
+from chimera_runtime.errors.stage import LEAF_WAS_WRITTEN
 
 _OURS = str(Path(__file__).parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _LIBRARY = str(Path(sysconfig.get_paths()["stdlib"])) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _IMPORTING = "<frozen "
+
+_LEAF_IS_WRITTEN = "leaf Variable that requires grad is being used in an in-place operation"
+"""Part of torch's message about a write into a parameter, or into what a stage has received."""
 
 _TRAINING = ("update", "turn")
 """Functions of a rank's script that train."""
@@ -102,7 +106,8 @@ class UserCode:
     """Context that can be used many times; the user's code is called inside, and its errors become a `ModelError`.
 
     SystemExit becomes a `ModelError`, too, and so does a KeyboardInterrupt if Ctrl-C cannot have raised it. A
-    `ModelError` of an inner context and a `PeerLost` stay as they are.
+    `ModelError` of an inner context and a `PeerLost` stay as they are. A `BadModel` that no line of the user's code has
+    raised is shown without a traceback.
     """
 
     doing: str
@@ -119,8 +124,13 @@ class UserCode:
         if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             return  # from Ctrl-C
         inside = None if trace is None else trace.tb_next
-        begin = _behind(inside, _OURS, _TORCH, _IMPORTING) or _behind(inside, _OURS, _IMPORTING)
-        raise ModelError(self.doing, self.status) from error.with_traceback(begin)
+        begin = _behind(inside, _OURS, _TORCH, _IMPORTING)
+        if begin is None and not isinstance(error, BadModel):
+            begin = _behind(inside, _OURS, _IMPORTING)
+        raised = ModelError(self.doing, self.status)
+        if isinstance(error, RuntimeError) and _LEAF_IS_WRITTEN in _words(error):
+            raised.add_note(LEAF_WAS_WRITTEN)
+        raise raised from error.with_traceback(begin)
 
 
 @dataclass(eq=False)
@@ -226,7 +236,10 @@ def _trace(cause: BaseException) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    return error.line if isinstance(error, RemoteTraceback) else f"{_place(error)}{type(error).__name__}{_words(error)}"
+    if isinstance(error, RemoteTraceback):
+        return error.line
+    name = "" if isinstance(error, BadModel) else type(error).__name__
+    return f"{_place(error)}{name}{_words(error)}" if name else f"{_place(error)}{_words(error)[2:]}"
 
 
 def _words(error: BaseException) -> str:

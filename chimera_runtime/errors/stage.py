@@ -42,6 +42,12 @@ def output_has_no_rows(micros: Sequence[int]) -> BadModel:
     )
 
 
+LEAF_WAS_WRITTEN = (
+    "a forward must not write in place into its input, the carry of the slice before, or a parameter: let it work on a "
+    "copy, such as x.clone()"
+)
+
+
 def carry_is_empty(stage: int, place: int) -> BadModel:
     return BadModel(
         f"stage {stage} returned a carry without tensors for slice {place}, and slice {place + 1} needs one; return "

@@ -20,6 +20,13 @@ _SETTINGS = ("trim_threshold", "mmap_threshold", "mmap_max")
 """Settings of its malloc by which a user may decide otherwise."""
 
 
+def give_back() -> None:
+    """Gives the memory that is free back to the kernel, if the C library is GNU's."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def keep_memory(environ: Mapping[str, str] = os.environ) -> bool:
     """Makes the C library keep the memory that the main thread frees; returns whether it does.
 

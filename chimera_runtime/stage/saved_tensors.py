@@ -117,8 +117,7 @@ def footprint_of_slices(footprints: Sequence[Footprint], lengths: Sequence[int] 
     whole, counts = sum(lengths) or 1, lengths or (1,) * len(footprints)
 
     def mean(name: str) -> int:
-        sums: Iterable[int] = accumulate(getattr(footprint, name) for footprint in footprints)
-        return max(-(-total * whole // count) for count, total in zip(accumulate(counts), sums, strict=True))
+        return largest_mean([getattr(footprint, name) for footprint in footprints], lengths)
 
     def largest(name: str) -> int:
         return largest_by_length([getattr(footprint, name) for footprint in footprints], lengths)
@@ -135,6 +134,13 @@ def footprint_of_slices(footprints: Sequence[Footprint], lengths: Sequence[int] 
         **{name: largest(name) for name in ("inputs", "results", "targets", "operands")},
         **{name: least(name) for name in ("saved_inputs", "saved_results", "released", "received_operands")},
     )
+
+
+def largest_mean(sizes: Sequence[int], lengths: Sequence[int]) -> int:
+    """Returns the largest mean over first slices; of unequal ``lengths`` that of a whole, of which each is a share."""
+    whole, counts = sum(lengths) or 1, lengths or (1,) * len(sizes)
+    sums = accumulate(sizes)
+    return max(-(-total * whole // count) for count, total in zip(accumulate(counts), sums, strict=True))
 
 
 def largest_by_length(sizes: Sequence[int], lengths: Sequence[int]) -> int:

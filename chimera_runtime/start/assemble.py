@@ -23,6 +23,7 @@ from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.gradient_sums import GradientSum, WideGradientSum
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
+from chimera_runtime.stage.tensor_moves import SMALLEST
 from chimera_runtime.stage.weight_versions import Unstepped, Versions, WeightGroup, Weights, masters
 from chimera_runtime.start.memory_report import memory_report
 from chimera_runtime.start.probe import ProbeResult, probe_stages
@@ -88,8 +89,9 @@ def remarks(job: Job, backend: str, device: torch.device, probed: ProbeResult) -
         *[f"stage {s} {why}: it runs one micro-batch at a time, also where it has several" for s, why in alone if why],
         *[f"stage {s} has {why} in it: its I is a whole backward, and its W does nothing" for s, why in whole if why],
         *[
-            f"stage {s} saves nothing that can move to the host, such as weights, inputs, outputs, and what "
-            "torch.utils.checkpoint keeps: its offload and reload do nothing"
+            f"stage {s} saves no tensor of {SMALLEST} bytes or more that can move to the host, as weights, inputs, "
+            "outputs, carries and what torch.utils.checkpoint keeps stay where they are: its offload and reload do "
+            "nothing"
             for s, size in probed.moved_bytes.items()
             if not size
         ],

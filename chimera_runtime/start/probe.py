@@ -21,7 +21,7 @@ from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.gathering import largest_of_rows
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.module_state import ModuleState, StateSnapshot, state_of
-from chimera_runtime.stage.saved_tensors import Footprint, footprint_of_slices, largest_by_length
+from chimera_runtime.stage.saved_tensors import Footprint, footprint_of_slices, largest_mean
 from chimera_runtime.start import stage_probe
 from chimera_runtime.start.stage_probe import ProbedForward, StageCall
 from chimera_runtime.values.boundary import Boundary, Traits, traits_of_slices, with_shared
@@ -174,7 +174,7 @@ class _Probe:
         return differentiated
 
     def measure_moved(self, boundaries: list[Boundary]) -> dict[int, int]:
-        """Returns, for each stage whose saved tensors move, the bytes of a micro-batch, or of the largest slice."""
+        """Returns, for each stage whose saved tensors move, the bytes of a micro-batch, or the mean of a slice."""
         job, sizes_of = self.world.job, {}
         for stage in job.moving:
             if self._is_mine(stage):
@@ -184,7 +184,7 @@ class _Probe:
                         stage_probe.measure_moved(self.model, stage, self.built[stage], call, differentiable)
                         for call in self._calls[stage]
                     ]
-                self._publish(f"moved/{stage}", largest_by_length(sizes, job.lengths))
+                self._publish(f"moved/{stage}", largest_mean(sizes, job.lengths))
             sizes_of[stage] = self._read(f"moved/{stage}", stage)
         return sizes_of
 

@@ -1,5 +1,6 @@
 """``--peak-memory``: peak memory of every rank, next to the need that the report predicts."""
 
+import gc
 import resource
 import sys
 from contextlib import suppress
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from chimera_runtime.ranks.cpu_allocator import give_back
 from chimera_runtime.tools.watch.memory import RankNeed
 from chimera_runtime.values.byte_text import byte_text
 
@@ -37,6 +39,8 @@ class PeakMemory:
         if self._world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._world.device)
         else:
+            gc.collect()
+            give_back()
             with suppress(OSError):
                 _CLEAR.write_text("5", encoding="ascii")
 

@@ -11,6 +11,15 @@ import torch
 
 from chimera_runtime.blame import LaneOperation, Located, ModelError, UserCode, describe, during, ran_out
 from chimera_runtime.errors import BadCheckpoint, BadModel, Misuse, PeerLost, PlacedError, ScriptPlace
+from chimera_runtime.values.keywords import Stack
+
+
+class Alone(torch.nn.Module):
+    """A layer that takes a carry and returns none."""
+
+    def forward(self, x: torch.Tensor, carry: object = None) -> torch.Tensor:
+        return x
+
 
 SOURCE = """
 import torch
@@ -228,3 +237,30 @@ def test_what_memory_there_was_is_noted_where_it_ran_out() -> None:
         assert describe(users.value).splitlines()[-1] == "memory: all used"
     assert not ran_out(RuntimeError("another"))
     assert not ran_out(None)
+
+
+def test_what_this_package_finds_wrong_inside_of_a_forward_is_one_line_unless_the_users_code_asked_for_it(
+    model: tuple[Path, dict[str, Callable[[], None]]],
+) -> None:
+    layers = Stack({"0": Alone()})
+    with pytest.raises(ModelError) as found, UserCode("the forward of stage 0", 1):
+        layers(torch.ones(1, 2), _of_layers={"carry": None})
+    assert describe(found.value).startswith("the forward of stage 0: the forward of layer 0 has a parameter carry")
+    assert "\n" not in describe(found.value)
+    _, names = model
+
+    def wrong() -> None:
+        raise BadModel("a loss is named twice")
+
+    names["plain"].__globals__["deeper"] = wrong
+    with pytest.raises(ModelError) as asked, UserCode("the forward of stage 0", 1):
+        names["plain"]()
+    assert "Traceback" in describe(asked.value)
+
+
+def test_a_write_into_what_a_forward_has_received_gets_a_hint() -> None:
+    received = torch.ones(2, requires_grad=True)
+    for write in (lambda: received.mul_(2), lambda: received[:1].mul_(2)):
+        with pytest.raises(ModelError) as raised, UserCode("the forward of stage 0", 1):
+            write()
+        assert "let it work on a copy" in describe(raised.value).splitlines()[-1]

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from chimera_runtime.ranks.cpu_allocator import keep_memory
+from chimera_runtime.ranks.cpu_allocator import give_back, keep_memory
+from chimera_runtime.tools.watch.peak_memory import resident
 from tests.patience import PATIENCE
 
 ROUNDS = """
@@ -89,3 +90,12 @@ def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     """One without ``mallopt``, as musl or macOS."""
     monkeypatch.setattr("ctypes.CDLL", lambda _: object())
     assert not keep_memory({})
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not GNU's")
+def test_memory_that_is_free_between_what_is_in_use_goes_back() -> None:
+    pieces = [bytearray(b"x" * 100_000) for _ in range(640)]
+    pieces[:-1] = []
+    before = resident()
+    give_back()
+    assert before - resident() > 32 << 20

@@ -185,4 +185,4 @@ def test_a_stage_of_which_nothing_can_move_is_remarked_upon(alone: World, monkey
     monkeypatch.setattr(tensor_moves, "SMALLEST", 1)
     with worlds(alone, alone_job(moving=(0, 1))) as (world,):
         (said,) = assemble.remarks(world.job, world.backend, world.device, setting(world)[0].probed)
-    assert said.startswith("stage 0 saves nothing that can move to the host, such as weights, inputs")
+    assert said.startswith("stage 0 saves no tensor of 1024 bytes or more that can move to the host, as weights")
