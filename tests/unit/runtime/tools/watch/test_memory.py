@@ -82,7 +82,8 @@ def test_messages_of_a_third_value_count_by_the_buffers_that_receive_them(
     alone: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A number that goes back along each edge: the middle one of three stages has two slots for it, and sends four."""
-    monkeypatch.setitem(VALUES, "n", EdgeValue(False, made="norms", slots="norms_read", buffers="norm_buffers"))
+    value = EdgeValue(False, made="norms", slots="norms_read", buffers="norm_buffers", views="views")
+    monkeypatch.setitem(VALUES, "n", value)
     numbers = (torch.zeros(1, dtype=torch.float64),)
     monkeypatch.setattr(Boundary, "norm_buffers", lambda *_: numbers, raising=False)
     known = facts(1)
