@@ -408,10 +408,11 @@ class Compilation:
         of_program = isinstance(self._entry, Program | ProgramStream)
         written = searchable(lambda: self._written.level, is_program=of_program)
         further = dict(comparison.same_placement(request, written))
-        costs = request.forecast.within_bounds(written) if request.forecast else request.costs
-        return improvement(
-            written, costs.durations(self._header), dict(request.limits), further, request.search, self.tell
-        )
+        forecast, limits = request.forecast and request.forecast.within_bounds(written), dict(request.limits)
+        durations = (forecast or request.costs).durations(self._header)
+        if forecast and not limits:
+            written = forecast.with_room(written)
+        return improvement(written, durations, limits, further, request.search, self.tell)
 
     @_level
     def _checked(self) -> "Checked":

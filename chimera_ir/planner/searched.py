@@ -13,10 +13,10 @@ from chimera_ir.orders.budget import SearchBudget
 from chimera_ir.orders.improve import improvement
 from chimera_ir.orders.search import Ended
 from chimera_ir.planner.command_lines import scheme_argument
-from chimera_ir.planner.found_order import bounded
 from chimera_ir.planner.judge import Judge, Judged
 from chimera_ir.planner.rank import Progress, Ranking, by_throughput
 from chimera_ir.planner.recommendation import percent
+from chimera_ir.predict.free_memory import bounded
 from chimera_ir.predict.measured import Measured
 
 SEARCHED = 3

