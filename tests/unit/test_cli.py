@@ -287,15 +287,16 @@ def test_what_is_no_scheme_ends_in_a_short_diagnostic(run: Run, tmp_path: Path, 
 
 
 def test_a_baseline_beyond_the_limit_is_refused_before_it_is_built(run: Run, tmp_path: Path) -> None:
+    count = 1000
     text = "\n".join(
-        ["schedule wide", "workers 60000", "stages 1", "micro_batches 100", "pipe p on 0 micros 0..100", ""]
-        + ["worker 0:", *(f"  F m{m} s0\n  B m{m} s0" for m in range(100))]
-        + [f"worker {w}:" for w in range(1, 60000)]
+        ["schedule wide", f"workers {count}", "stages 1", f"micro_batches {count}"]
+        + [f"pipe p{w} on {w} micros {w}..{w + 1}" for w in range(count)]
+        + ["", *(f"worker {w}:\n  F m{w} s0\n  B m{w} s0" for w in range(count))]
     )
     (tmp_path / "wide.sir").write_text(text)
     ended = run("wide.sir", "--emit", "report")
     assert ended.status == WRONG_COMMAND
-    assert "has 12,000,000 operations, and the limit is 1,000,000; --max-operations 12000000 raises it" in ended.err
+    assert "has 2,000,000 operations, and the limit is 1,000,000; --max-operations 2000000 raises it" in ended.err
 
 
 def test_a_text_beyond_the_limit_is_refused(run: Run, tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def completed(typed: Run, monkeypatch: pytest.MonkeyPatch) -> Completed:
     [
         ("chimera ", COMMANDS),
         ("chimera p", ("plan", "profile")),
-        ("chimera explain ch60", ("CH601", "CH602", "CH603")),
+        ("chimera explain ch60", ("CH601", "CH602", "CH603", "CH604")),
         ("chimera profile ", ("layers", "links", "stages")),
         ("chimera compile --em", ("--emit",)),
         ("chimera compile gems --emit p", ("plan", "program")),

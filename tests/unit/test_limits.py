@@ -153,10 +153,12 @@ def test_a_baseline_that_is_too_large_is_told_before_anything_is_made_of_a_sched
 ) -> None:
     """Where only a level before the report is asked for, it is no mistake."""
     monkeypatch.setattr(lower, "lower", lambda *_, **__: pytest.fail("lowered"))
-    workers = 1000
-    body = "".join(f"worker {worker}:\n" + ("  F m0 s0\n  B m0 s0\n" * (worker == 0)) for worker in range(workers))
-    source = Source("a.sir", NUMBERS["workers of ir"](workers).text + body)
-    with pytest.raises(TooLarge, match="the baseline of the report, on 1,000 workers with 1 micro-batch, has 2,000"):
+    workers = range(32)
+    lines = ["schedule a", "workers 32", "stages 1", "micro_batches 32"]
+    lines += [f"pipe p{w} on {w} micros {w}..{w + 1}" for w in workers]
+    lines += ["", *(f"worker {w}:\n  F m{w} s0\n  B m{w} s0" for w in workers)]
+    source = Source("a.sir", "\n".join(lines))
+    with pytest.raises(TooLarge, match="the baseline of the report, on 32 workers with 32 micro-batches, has 2,048"):
         assert Compilation(Request(source, max_operations=1999), warn=pytest.fail).report
     with pytest.raises(pytest.fail.Exception, match="lowered"):
         assert Compilation(Request(source, max_operations=1999), warn=pytest.fail).program

@@ -15,7 +15,7 @@ def test_the_docs_say_how_many_of_the_library_finish(update_goldens: bool) -> No
     figures = len(programs), len(programs) - len(hanging)
     compare("gpus.md", "of {} programs of the library {} finish", *figures, update=update_goldens)
     assert {*hanging} == {"chimera_doubling", "dualpipe", "dualpipe_v", "interleaved"}
-    assert several == []
+    assert {*several} == {"dapple_recompute", "eager_1f1b"}
 
 
 def test_it_is_what_is_posted_ahead_that_holds_up_what_is_behind_it() -> None:

@@ -147,6 +147,8 @@ def test_it_takes_every_option_of_train_py_with_the_same_choices(capsys: pytest.
         "set",
         "cost",
         "recompute",
+        "offload",
+        "slice_lengths",
         "sync",
         "out",
         "max_operations",
