@@ -90,7 +90,7 @@ function signs({ all, state: { shows, dark }, differences }) {
 
 /**
  * Whether any schedule has moves of a kind.
- * @param {import("./store.js").Played[]} proven
+ * @param {Played[]} proven
  * @param {string} kind
  * @returns {boolean}
  */

@@ -114,7 +114,7 @@ def test_a_worker_that_waits_for_a_slow_stage_idles_by_imbalance_for_what_is_abo
     case = {"schedule": tables, "settings": [[1.0] * len(tables["sliders"])], "asked": ["span", "idle"]}
     ((answer,),) = calls(PLAYS, tmp_path, [case])
     assert answer["span"] == 13
-    none = {"fill": 0, "drain": 0, "dependency": 0, "link": 0, "imbalance": 0, "sum": 0}
+    none = {"fill": 0, "drain": 0, "dependency": 0, "link": 0, "imbalance": 0, "sum": 0, "host": 0}
     first, second = answer["idle"]["totals"]
     assert first == pytest.approx(none | {"dependency": 6, "imbalance": 1})
     assert second == pytest.approx(none | {"fill": 1, "drain": 2})

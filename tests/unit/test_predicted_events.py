@@ -44,18 +44,27 @@ def with_phase(events: Sequence[dict[str, Any]], phase: str) -> list[dict[str, A
 
 @pytest.mark.parametrize("scheme", library.names())
 def test_boxes_are_those_of_the_timeline_and_every_message_has_an_arrow(scheme: str) -> None:
+    """Moves of memory, which run beside the computations of a lane, are stretches of their process instead of boxes."""
     compilation = Compilation(Request(library.source(scheme)))
     events, timeline = events_of(compilation.trace), compilation.timeline
     boxes = defaultdict(list)
     for event in with_phase(events, "X"):
         if not event["name"].startswith("wait"):
             boxes[event["pid"] - FIRST_PROCESS].append((event["name"], event["ts"], event["dur"]))
+    moves = defaultdict(list)
+    ends = {(event["pid"], event["id"]): event for event in with_phase(events, "e")}
+    for event in with_phase(events, "b"):
+        if event["cat"] == "move":
+            end = ends[event["pid"], event["id"]]
+            moves[event["pid"] - FIRST_PROCESS].append((event["name"], event["ts"], end["ts"] - event["ts"]))
     for worker, lane in enumerate(timeline.lanes):
         tick = 1000 * timeline.tick
-        assert boxes[worker] == [
-            (line(timed.operation, timeline.header), float(timed.start * tick), float((timed.end - timed.start) * tick))
-            for timed in lane
-        ]
+        drawn: dict[bool, list[tuple[str, float, float]]] = {False: [], True: []}
+        for timed in lane:
+            name, length = line(timed.operation, timeline.header), float((timed.end - timed.start) * tick)
+            drawn[timed.operation.kind.moves].append((name, float(timed.start * tick), length))
+        assert boxes[worker] == drawn[False]
+        assert sorted(moves[worker]) == sorted(drawn[True])
     receives = [recv for lane in view_of(compilation.program).lanes for recv in lane if isinstance(recv, Recv)]
     assert len(with_phase(events, "s")) == len(receives)
 
