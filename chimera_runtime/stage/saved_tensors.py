@@ -21,8 +21,9 @@ class Footprint:
     """Memory that one forward of a stage keeps, in bytes; a storage that tensors share counts once.
 
     ``activations`` is M_a: everything that is saved for the backward except weights. ``saved_inputs`` and
-    ``saved_results`` are the parts of it that belong to the forward's input and results; ``inputs`` and ``results`` are
-    the bytes of input and results, saved or not. ``targets`` are the targets of the loss and the keyword arguments.
+    ``saved_results`` are the parts of it that belong to the forward's input and results, ``made_results`` is the latter
+    without inputs that the stage hands on; ``inputs`` and ``results`` are the bytes of input and results, saved or not.
+    ``targets`` are the targets of the loss and the keyword arguments.
 
     For split backwards, ``released`` is the memory that the first half frees, except inputs. ``operands`` are the
     gradients that are kept from the first half to the second, ``received_operands`` the ones among them that came from
@@ -43,6 +44,7 @@ class Footprint:
     received_operands: int = 0
     carry: int = 0
     carry_gradients: int = 0
+    made_results: int = 0
 
     def activations_with_inputs(self, is_fed: bool) -> int:
         """M_a with all inputs that another stage has sent (``is_fed``), saved for the backward or not."""
@@ -50,7 +52,11 @@ class Footprint:
 
     def resident(self, is_fed: bool) -> int:
         """The part of `activations_with_inputs` that an off-load leaves on the device: inputs and results."""
-        return self.saved_results + (self.inputs if is_fed else self.saved_inputs)
+        return self.made_results + (self.inputs if is_fed else self.saved_inputs)
+
+
+_LEAST = ("saved_inputs", "saved_results", "made_results", "released", "received_operands")
+"""Memory of which slices count as the one that has least."""
 
 
 class SavedTensors:
@@ -79,15 +85,17 @@ class SavedTensors:
         ``before`` and ``left`` are the tensors of the carries that it has read and left.
         """
         of_inputs, of_results, earlier, carried = map(memory_of, (inputs, results, before, left))
+        saved = self.sizes.keys()
         return Footprint(
             activations=sum(size for piece, size in self.sizes.items() if piece not in earlier.keys() | carried.keys()),
             inputs=sum(of_inputs.values()),
-            saved_inputs=sum(of_inputs[piece] for piece in of_inputs.keys() & self.sizes.keys()),
+            saved_inputs=sum(of_inputs[piece] for piece in of_inputs.keys() & saved),
             results=sum(of_results.values()),
-            saved_results=sum(of_results[piece] for piece in of_results.keys() & self.sizes.keys()),
+            saved_results=sum(of_results[piece] for piece in of_results.keys() & saved),
             targets=sum(memory_of(targets).values()),
             carry=sum(size for piece, size in carried.items() if piece not in earlier.keys() | of_inputs.keys()),
             carry_gradients=sum(t.numel() * t.element_size() for t in left if t.requires_grad),
+            made_results=sum(of_results[piece] for piece in (of_results.keys() & saved) - of_inputs.keys()),
         )
 
     def _pack(self, tensor: torch.Tensor) -> "_SavedTensor":
@@ -132,7 +140,7 @@ def footprint_of_slices(footprints: Sequence[Footprint], lengths: Sequence[int] 
         carry=mean("carry"),
         carry_gradients=largest_by_length([f.carry_gradients for f in (*footprints[-1:], *footprints[:-1])], lengths),
         **{name: largest(name) for name in ("inputs", "results", "targets", "operands")},
-        **{name: least(name) for name in ("saved_inputs", "saved_results", "released", "received_operands")},
+        **{name: least(name) for name in _LEAST},
     )
 
 

@@ -11,7 +11,16 @@ import pytest
 from chimera_ir.codegen import facts
 from chimera_runtime.errors import Misuse
 from chimera_runtime.program.compiled_program import INTERFACE, CompiledProgram, load
-from chimera_runtime.program.rank_facts import EvaluationFacts, RankFacts, Route, StageFacts, Turns, spread
+from chimera_runtime.program.rank_facts import (
+    EvaluationFacts,
+    HostedMicros,
+    KeptMicros,
+    RankFacts,
+    Route,
+    StageFacts,
+    Turns,
+    spread,
+)
 from chimera_runtime.program.stage_graph import VALUES
 from tests.unit.runtime.thread_ranks import job
 
@@ -83,11 +92,12 @@ RANKS = (
         {0: STAGE},
         (Route(1, 0, 1),),
         (Route(0, 1, 1), Route(0, 1, 3)),
-        (((0, 2, 1, 1, 2, 1),), ((0, 1, 0, 0, 0, 0),)),
+        ((KeptMicros(0, 2, 1, 1, 2, 1, 3),), (KeptMicros(0, 1, 0),)),
         Turns(-2, 3, 2, 1),
         ((0, 1), (2, 3)),
         (),
         EvaluationFacts({1: (1, 2)}, (Route(0, 1, 1),), (Route(0, 1, 3),)),
+        on_host=((HostedMicros(0, 3),),),
     ),
     RankFacts({}, (), (), (), None, (), ((0, 2),), EvaluationFacts({}, (), ())),
 )

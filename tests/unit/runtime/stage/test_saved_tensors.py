@@ -24,6 +24,19 @@ def test_weights_are_left_out_and_memory_counts_once() -> None:
     assert found == Footprint(2 * TENSOR, TENSOR, TENSOR, TENSOR, 0, 0)
 
 
+def test_an_input_that_is_handed_on_stays_on_the_device_once() -> None:
+    """The product saves both factors: one is the input, and the stage returns it as well; the other is a result."""
+    x = torch.ones(ROWS, WIDTH)
+    saved = SavedTensors(list)
+    with saved.counting():
+        y = torch.ones(ROWS, WIDTH, requires_grad=True).tanh()
+        z = y * x
+    found = saved.footprint((x,), (z, y, x.view(-1)), None)
+    assert (found.activations, found.saved_results, found.made_results) == (2 * TENSOR, 2 * TENSOR, TENSOR)
+    for is_fed in (False, True):
+        assert found.resident(is_fed) == found.activations_with_inputs(is_fed) == 2 * TENSOR
+
+
 def test_what_a_backward_has_used_is_no_longer_saved() -> None:
     saved = SavedTensors(list)
     with saved.counting():
