@@ -1,4 +1,4 @@
-"""What slices of the sequence save, and what they cost: bytes of each rank and step times, for several numbers of them.
+"""Savings and costs of slices of the sequence: bytes of each rank and step times, for several numbers of slices.
 
     .venv/bin/python benchmarks/slices.py [--rounds 3] [--steps 6] [--slices 1 2 4 8]
 

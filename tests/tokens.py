@@ -55,7 +55,7 @@ class HostLink:
 
     @property
     def left(self) -> list[object]:
-        """What is on the host or under way."""
+        """Values that are on the host or under way to it or back."""
         return [*self.copies, *self.done, *(cell for cell, place in self.places.items() if place != "worker")]
 
     def launch(self, each: Compute) -> bool:

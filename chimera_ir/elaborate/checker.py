@@ -52,7 +52,7 @@ class _Checker:
         return self._formulas.mistakes
 
     def check_scheme(self) -> None:
-        """Checks all lines."""
+        """Checks the parameters, declarations and pipes of the scheme; `mistakes` has what is wrong."""
         for parameter in self._scheme.parameters:
             self._formulas.formula(
                 parameter.default, Type.INTEGER, "the default of a parameter", self._defined, parameter.name

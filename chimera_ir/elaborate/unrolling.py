@@ -144,8 +144,8 @@ def _turns(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: TurnSize) -
     )
     # The order of operations without clocks is found in what is shown: its turns may be longer, and begin later.
     unclocked = any(line.clock is None for shape in shapes for line in shape.operations)
-    more = 3 * LONGEST_TURN + 2 * len(shapes[0].stage_range) if unclocked else 0
-    return 2 * (spread + max(MARGIN, settled)) + 1 + more
+    turns_of_lists = 3 * LONGEST_TURN + 2 * len(shapes[0].stage_range) if unclocked else 0
+    return 2 * (spread + max(MARGIN, settled)) + 1 + turns_of_lists
 
 
 def _too_many(shapes: Sequence[Shape], turn: TurnSize, turns: int, limit: int, period: int) -> list[Diagnostic]:

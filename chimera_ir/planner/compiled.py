@@ -99,8 +99,8 @@ class CompiledScheme:
     def reordered(self, order: Schedule) -> "CompiledScheme":
         """The scheme with its operations in another order, which has to be verified."""
         settings = tuple(self._settings.items())
-        more = self._max_operations, False, self._ties, self._durations, order
-        return CompiledScheme(self._scheme, settings, self._change, *more)
+        options = self._max_operations, False, self._ties, self._durations, order
+        return CompiledScheme(self._scheme, settings, self._change, *options)
 
     @property
     def _outline(self) -> Outline:

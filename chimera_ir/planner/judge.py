@@ -317,8 +317,8 @@ class _Compiler:
         where = () if durations is None else (choice.stages, choice.copies, choice.micro_batch_size)
         key = choice.source, choice.settings, where
         if self._last is None or self._last[0] != key:
-            more = judge.max_operations, trusted, judge.ties, durations or UNIT_COSTS
-            self._last = key, CompiledScheme(scheme, choice.settings, change, *more)
+            options = judge.max_operations, trusted, judge.ties, durations or UNIT_COSTS
+            self._last = key, CompiledScheme(scheme, choice.settings, change, *options)
             self._variants = {}
         if change not in self._variants:
             self._variants[change] = Variant(self._last[1], change)

@@ -51,7 +51,7 @@ class _Waits:
         # The moves that were launched, those of them under way by micro-batch and stage, and those waited for.
         launched: set[_Move] = set()
         under_way: dict[tuple[Micro, Stage], list[_Move]] = defaultdict(list)
-        over: set[_Move] = set()
+        ended: set[_Move] = set()
         for step in self._parts.steps:
             move, cells = _move(step), [(micro, step.stage) for micro in step.micros]
             text = line(step, header)
@@ -64,13 +64,13 @@ class _Waits:
             elif move not in self._launches:
                 missing = line(Compute(step.kind, step.micros, step.stage), header)
                 yield say.WaitForNoMove(step.origin, worker, text, missing)
-            elif move in over:
+            elif move in ended:
                 yield say.WaitRepeated(step.origin, worker, text, step.kind.noun, self._waits[move].origin)
             elif move not in launched:
                 launch = self._launches[move]
                 yield say.WaitBeforeLaunch(step.origin, worker, text, line(launch, header), launch.origin)
             else:
-                over.add(move)
+                ended.add(move)
                 for cell in cells:
                     under_way[cell].remove(move)
         for move, launch in self._launches.items():

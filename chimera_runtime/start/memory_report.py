@@ -27,11 +27,11 @@ def memory_report(device: torch.device, facts: RankFacts | None, slices: int = 1
         for micros in fullest
     ]
     host = max((sum(of_stage.activations for of_stage in moment) for moment in facts.on_host), default=0)
-    more = f", of up to {host / units:g} more on the host" if host else ""
+    host_part = f", of up to {host / units:g} more on the host" if host else ""
     return (
         f"memory: {used}; the schedule keeps {sum(f.copies for f in facts.stages.values())} x M_theta of weights here "
         f"({copies}) and up to {_activations(fullest) / units:g} x M_a of activations ({', '.join(words) or 'none'})"
-        f"{more}; "
+        f"{host_part}; "
         "--memory-limit of train.py says how many bytes that is"
     )
 

@@ -103,7 +103,7 @@ def losses(outcome: Outcome) -> list[str]:
 
 
 def test_a_run_resumes_where_it_ended_and_its_checkpoint_has_nothing_of_moves(ran: dict[str, Outcome]) -> None:
-    """The same schedule without moves reads it as well."""
+    """A checkpoint is read by the schedule without moves as well."""
     assert len(losses(ran["undisturbed"])) == 4
     assert losses(ran["saves"]) == losses(ran["undisturbed"])[:2]
     assert losses(ran["resumes"]) == losses(ran["stays"]) == losses(ran["undisturbed"])[2:]

@@ -73,7 +73,7 @@ def _trained(ground: Ground, folder: Path, name: str) -> Trial:
 
 
 def _moved(ground: Ground, folder: Path, name: str) -> Trial:
-    """The same model: pinned memory and a stream of its own carry what autograd saved to the host and back."""
+    """A model with moves: pinned memory and a stream of its own carry what autograd saved to the host and back."""
     directory, prepared = _moving(folder)
     options = ("--model", _GPT, "--check", "--steps", "5", "--micro-batch-size", "4", "--peak-memory", *ground.options)
     needed = r"(?s)check: passed.*step 5/5.*used on host"

@@ -99,7 +99,7 @@ def test_moves_go_with_all_else_that_a_scheme_says(name: str) -> None:
 
 @pytest.mark.parametrize("depth", [3, 4, 8, 12])
 def test_right_after_the_forward_and_before_the_backward_it_takes_two_and_what_moves(depth: int) -> None:
-    """Whatever the warm-up: one with which it computes, one that goes out and one that comes back; no time is lost."""
+    """With any warm-up: one that computes, one that goes out and one that comes back; no time is lost."""
     report = chimera_ir.compile(Source("a.chim", SOURCE), D=depth, N=2 * depth).report
     plain = chimera_ir.compile(library.source("dapple"), D=depth, N=2 * depth).report
     assert [*report.activations] == [3] * (depth - 2) + [2, 1]

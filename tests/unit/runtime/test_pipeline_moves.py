@@ -18,7 +18,7 @@ B, N, LENGTH, UPDATES = 2, 4, 4, 3
 
 TENSOR = B * LENGTH * WIDTH * 4
 FIRST, LAST = 4 * TENSOR, 5 * TENSOR
-"""What the stages save besides input and output: of tanh, dropout (two) and GELU; of the last stage the loss, too."""
+"""Tensors that the stages save besides input and output: of tanh, dropout (two) and GELU; the last also the loss."""
 
 MOVES = """
   offload(m, s) @ 10*m + 2 + s

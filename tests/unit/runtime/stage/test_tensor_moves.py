@@ -1,4 +1,4 @@
-"""What autograd saved moves to the host and back: gradients stay exact, and memory of the device is really free."""
+"""Tensors that autograd saved move to the host and back: gradients stay exact, and device memory is really free."""
 
 from collections.abc import Callable
 from typing import Any
@@ -153,7 +153,7 @@ def linked(module: nn.Module, **options: Any) -> tuple[Stage, LinkToHost]:
 
 
 def test_device_memory_is_free_between_the_moves_and_host_memory_after_them() -> None:
-    """What is handed on, weights and inputs stay; the next micro-batch uses the same memory of the host."""
+    """Tensors that are handed on, weights and inputs stay; the next micro-batch uses the same memory of the host."""
     module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
     of, link = linked(module)
     for micro in range(2):
