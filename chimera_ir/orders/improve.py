@@ -123,8 +123,13 @@ def improvement(
     hints = {header.scheme: instance.lanes} | {
         name: lanes for name, other in further.items() if (lanes := lanes_of(instance, other)) is not None
     }
+
+    def tell_progress(best: Fraction, bound: Fraction) -> None:
+        show = durations.unit.show
+        tell(f"best {show(best)}, at least {show(bound)}, gap {percent(1 - bound / best if best else Fraction(0))}")
+
     try:
-        result = search(instance, hints, budget, tell)
+        result = search(instance, hints, budget, tell_progress)
     except NoOrder as error:
         raise WrongOption("memory" if limits else "search", f": {_reason(instance, error, budget)}") from error
     kinds = {operation.kind.letter for operation in instance.operations}

@@ -1,9 +1,9 @@
 """The search for the shortest order: heuristics first, then CP-SAT in rounds, until the bound meets the best.
 
 In each round two solvers work at the same time, each in a thread. One looks for any order that is over by a target:
-the lower bound at first, then targets halfway to the best order, as long as none is found. The other one improves the
-best order, and the bound. Both stop at a fixed deterministic time, so the result depends on the clock only if that
-ends the search.
+the lower bound at first, then targets halfway to the best order, as long as none is found. The other one raises the
+bound with linear programs, as long as these do so; then it improves the best order, and the bound. Each stops after a
+fixed amount of work, so the result depends on the clock only if that ends the search.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
+from functools import cached_property
 from itertools import islice
 from operator import itemgetter
 from time import monotonic
@@ -19,6 +20,7 @@ from chimera_ir.orders.budget import SearchBudget
 from chimera_ir.orders.constraints import Constraints, constraints_of
 from chimera_ir.orders.cp_sat import Solved, Solver
 from chimera_ir.orders.dispatch import TimedOrder, improving
+from chimera_ir.orders.flow_bound import FlowAttempt, FlowBound
 from chimera_ir.orders.instance import OrderInstance
 from chimera_ir.orders.lower_bound import lower_bound
 from chimera_ir.orders.periodic import first_micro_batches, repeated
@@ -31,6 +33,9 @@ _HEURISTIC, _MOST_HEURISTIC = 0.15, 2.0
 
 _FIRST_ROUND, _MOST_FIRST_ROUND, _GROWTH = 0.04, 0.4, 1.6
 """Work of the first round, likewise, and by how much each round is longer than the one before it."""
+
+_PART_OF_ATTEMPT = 0.5
+"""The most work of a linear program, as a part of what is left."""
 
 _MOST_FOR_SOLVER = 6_000
 """The most operations of an instance that the solver gets as a whole."""
@@ -87,14 +92,15 @@ class NoOrder(Exception):
         self.impossible, self.needed = impossible, needed
 
 
-Tell = Callable[[str], None]
+Tell = Callable[[Fraction, Fraction], None]
+"""What is called with the makespan of the best order and the bound, in the unit of the costs, when one is better."""
 
 
 def search(
     instance: OrderInstance,
     hints: Mapping[str, Sequence[Sequence[int]]],
     budget: SearchBudget,
-    tell: Tell = lambda _: None,
+    tell: Tell = lambda _best, _bound: None,
 ) -> Found:
     """The best order of an instance that a search finds within a budget; ``hints`` are lanes of orders, by name.
 
@@ -122,15 +128,16 @@ def search(
     orders: list[Sequence[Sequence[int]]] = [instance.by_start(best.starts)] if best is not None else []
     orders += [hints[name] for name in starts_of if fits[name]]
     if not orders:
-        raise NoOrder(best_so_far.ended is Ended.PROVEN, constraints.needed_alone)
+        raise NoOrder(best_so_far.proven, constraints.needed_alone)
     makespan, lanes = min(((_makespan(instance, lanes), lanes) for lanes in orders), key=itemgetter(0))
+    assert best_so_far.least <= makespan, f"an order of {makespan} ticks, below the bound of {best_so_far.least}"
     return Found(
         lanes,
         makespan * instance.tick,
-        min(best_so_far.least, makespan) * instance.tick,
+        best_so_far.least * instance.tick,
         {name: instance.makespan(starts) * instance.tick if fits[name] else None for name, starts in starts_of.items()},
         budget,
-        best_so_far.ended,
+        Ended.PROVEN if best_so_far.least == makespan else best_so_far.ended,
     )
 
 
@@ -221,10 +228,6 @@ class _BestSoFar:
                 if self._over():
                     break
                 self._run_round(part)
-        if self.best is None:
-            self.ended = Ended.PROVEN if self.least > self._latest else self.ended
-        elif self.least >= self.best.makespan:
-            self.ended = Ended.PROVEN
 
     def _run_heuristics(self, first: Sequence[list[int]]) -> None:
         work = WORK_OF_OPERATION * len(self._constraints.durations)
@@ -250,17 +253,26 @@ class _BestSoFar:
         hint = self.best.starts if self.best else None
         target = min(self._target(most), most)
         seed = self._budget.seed
-        solvers = [
-            Solver(self._constraints, self.least, target, hint, any_order=True, limit=work, seed=seed),
-            Solver(self._constraints, self.least, most, hint, any_order=False, limit=work, seed=seed + 1),
-        ]
-        reached, improved = self._together(solvers)
+        attempt = self._next_attempt(most)
+        work = max(work, attempt.work) if attempt is not None else work
+        aiming = Solver(self._constraints, self.least, target, hint, any_order=True, limit=work, seed=seed)
+        second = attempt or Solver(
+            self._constraints, self.least, most, hint, any_order=False, limit=work, seed=seed + 1
+        )
+        reached, improved = self._together(aiming, second)
         self._work_left -= max(work / 10, reached.work, improved.work)
-        self.raise_bound(max(reached.bound, improved.bound))
         for solved in (reached, improved):
+            self.raise_bound(solved.bound)
             if solved.starts is not None:
                 self.offer(solved.starts)
         self._aimed = target if reached.starts is None and reached.bound <= target else None
+        if attempt is not None:
+            self._flow_bound.learn(attempt)
+
+    def _next_attempt(self, most: int) -> FlowAttempt | None:
+        """The next linear program, for a makespan of at most ``most``; None if it would not help, or take too long."""
+        attempt = self._flow_bound.next_attempt(self.least, most)
+        return attempt if attempt and attempt.work <= _PART_OF_ATTEMPT * self._work_left else None
 
     def _target(self, most: int) -> int:
         """The makespan to aim at: the bound or, if that was aimed at in vain, halfway from there to the best."""
@@ -269,7 +281,11 @@ class _BestSoFar:
 
     _aimed: int | None = None
 
-    def _together(self, solvers: Sequence[Solver]) -> list[Solved]:
+    @cached_property
+    def _flow_bound(self) -> FlowBound:
+        return FlowBound(self._constraints)
+
+    def _together(self, *solvers: Solver | FlowAttempt) -> list[Solved]:
         seconds = max(0.01, self._end - monotonic())
         with ThreadPoolExecutor(len(solvers)) as pool:
             runs = [pool.submit(solver.run, seconds) for solver in solvers]
@@ -281,15 +297,16 @@ class _BestSoFar:
                 raise
             return [run.result() for run in runs]
 
+    @property
+    def proven(self) -> bool:
+        """Whether no order is shorter than the best, or there is none."""
+        return self.least > (self._latest if self.best is None else self.best.makespan - 1)
+
     def _over(self) -> bool:
-        if self.best is not None and self.least >= self.best.makespan:
-            return True
-        if self.best is None and self.least > self._latest:
-            return True
-        if monotonic() >= self._end:
+        if not self.proven and monotonic() >= self._end:
             self.ended = Ended.CLOCK
             return True
-        return self._work_left <= 0
+        return self.proven or self._work_left <= 0
 
     @property
     def _latest(self) -> int:
@@ -299,5 +316,4 @@ class _BestSoFar:
 
     def _report(self) -> None:
         if self.best is not None:
-            gap = 1 - self.least / self.best.makespan if self.best.makespan else 0.0
-            self._tell(f"best {self.best.makespan:,}, at least {self.least:,} ticks, gap {gap:.1%}")
+            self._tell(self.best.makespan * self._instance.tick, self.least * self._instance.tick)
