@@ -6,6 +6,8 @@ micro-batch. So operations of a kind on a stage wait for each other, which leave
 
     F m1 s0     after F m0 s0       in turn
     F m4 s0     after W m0 s0       also in turn, if the worker has this stage alone and keeps at most 4 micro-batches
+
+Of micro-batches with weights 1, 2, 1, 2, those of weight 1 are taken in turn, and those of weight 2.
 """
 
 from collections import defaultdict
@@ -146,34 +148,35 @@ def _longest(order: Iterable[int], before: Sequence[Lags], durations: Sequence[i
 
 
 def _interchangeable(instance: OrderInstance) -> tuple[tuple[int, ...], ...]:
-    """The operations of each kind, stage and slice of a pipe by micro-batch, of the pipes where these are alike."""
-    header, classes = instance.header, defaultdict[tuple[str, object, int, int], list[tuple[Micro, int]]](list)
-    unlike = set[str]()
-    for number, operation in enumerate(instance.operations):
-        part = operation.parts[0]
-        micro, pipe = part.micros[0], header.pipe(part.micros[0]).name
-        if len(operation.parts) > 1 or len(part.micros) > 1:
-            unlike.add(pipe)
-        classes[pipe, part.kind, part.stage, micro % header.slices].append((micro, number))
-    counts = {pipe.name: len(pipe.micros) // header.slices for pipe in header.pipes}
-    by_class = {key: [number for _, number in sorted(several)] for key, several in classes.items()}
-    class_of = {number: key for key, numbers in by_class.items() for number in numbers}
-    for (pipe, *_), numbers in by_class.items():
-        # What a micro-batch costs, and how long its messages take, must not tell it from the others.
-        facts = {
+    """The operations of each kind, stage and slice of the micro-batches of a pipe that cost the same, in their turn."""
+    slices, parts = instance.header.slices, [operation.parts for operation in instance.operations]
+    keys = [(part.kind, part.stage, part.micros[0] % slices) for part, *_ in parts]
+    micro_batches = [part.micros[0] // slices for part, *_ in parts]
+    by_micro_batch, unlike = defaultdict[int, list[int]](list), set[int]()
+    for number, micro_batch in enumerate(micro_batches):
+        by_micro_batch[micro_batch].append(number)
+        micros = [micro for part in parts[number] for micro in part.micros]
+        if len(micros) > 1 or any(micro_batches[other] != micro_batch for other in instance.waits[number]):
+            unlike.update(micro // slices for micro in micros)
+    alike = defaultdict[object, list[int]](list)
+    for micro_batch in sorted(by_micro_batch.keys() - unlike):
+        numbers = by_micro_batch[micro_batch]
+        costs = frozenset(
             (
+                keys[number],
                 instance.machines[number],
                 instance.durations[number],
-                frozenset(
-                    (class_of[other], delay)
-                    for other, delay in zip(instance.waits[number], instance.delays[number], strict=True)
-                ),
+                frozenset(zip([keys[other] for other in instance.waits[number]], instance.delays[number], strict=True)),
             )
             for number in numbers
-        }
-        if len(facts) > 1 or len(numbers) != counts[pipe]:
-            unlike.add(pipe)
-    return tuple(tuple(numbers) for (pipe, *_), numbers in by_class.items() if pipe not in unlike)
+        )
+        alike[instance.header.pipe(parts[numbers[0]][0].micros[0]).name, costs].append(micro_batch)
+    classes = defaultdict[object, list[int]](list)
+    for group, several in alike.items():
+        for micro_batch in several:
+            for number in by_micro_batch[micro_batch]:
+                classes[group, keys[number]].append(number)
+    return tuple(map(tuple, classes.values()))
 
 
 def _holdings(instance: OrderInstance) -> Iterator[Holding]:

@@ -146,12 +146,15 @@ def _orders_from_few(instance: OrderInstance, constraints: Constraints, budget: 
 
     There are none if micro-batches differ, or if the instance is no larger than what the solver gets as a whole.
     """
-    of_micro_batch = len(constraints.classes) // len(instance.header.pipes)
-    total = min(len(pipe.micros) for pipe in instance.header.pipes) // instance.header.slices
+    header = instance.header
+    totals = {pipe.name: len(pipe.micros) // header.slices for pipe in header.pipes}
+    pipes = [header.pipe(instance.operations[numbers[0]].parts[0].micros[0]).name for numbers in constraints.classes]
+    alike = all(len(numbers) == totals[pipe] for pipe, numbers in zip(pipes, constraints.classes, strict=True))
     covered = sum(map(len, constraints.classes)) == len(constraints.durations)
-    if len(constraints.durations) <= _MOST_FOR_SOLVER or not covered:
+    if len(constraints.durations) <= _MOST_FOR_SOLVER or not covered or not alike:
         return
-    count = max(_MOST_OF_FEW // (of_micro_batch * len(instance.header.pipes)), instance.header.workers * 3 // 2)
+    total, of_micro_batch = min(totals.values()), len(constraints.classes) // len(totals)
+    count = max(_MOST_OF_FEW // (of_micro_batch * len(totals)), header.workers * 3 // 2)
     if 2 * count > total:
         return
     few, numbers = first_micro_batches(instance, count)

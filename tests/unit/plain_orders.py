@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import replace
+from random import Random
 
 import chimera_ir
 from chimera_ir.cost.durations import Costs
@@ -24,6 +25,18 @@ def instance(scheme: str, kinds: Costs, limit: int = 0, **parameters: int) -> Or
     limits = {Quantity.ACTIVATIONS: limit} if limit else {}
     bounded = replace(schedule, header=with_limits(schedule.header, limits))
     return instance_of(bounded, Costing(kinds.durations(bounded.header)))
+
+
+def with_random_durations(problem: OrderInstance, random: Random, most: int) -> OrderInstance:
+    """The instance with random durations by stage and kind; of two, one has micro-batches of weight 1 and 2 as well."""
+    weights, lengths = random.choice([(1,), (1, 1, 2)]), dict[object, int]()
+    weight_of = defaultdict[int, int](lambda: random.choice(weights))
+    durations = []
+    for operation in problem.operations:
+        part = operation.parts[0]
+        length = lengths.setdefault((part.kind, part.stage), random.randint(0, most))
+        durations.append(length * weight_of[part.micros[0] // problem.header.slices])
+    return replace(problem, durations=durations)
 
 
 def plain_optimum(problem: OrderInstance) -> int:

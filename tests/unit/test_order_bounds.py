@@ -1,7 +1,6 @@
 """Lower bounds of the makespan: never above the optimum of a plain model, and as high as it where memory is short."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib.util import find_spec
 from random import Random
 
@@ -9,23 +8,10 @@ import pytest
 
 from chimera_ir.orders.constraints import Constraints, constraints_of
 from chimera_ir.orders.flow_bound import FlowBound
-from chimera_ir.orders.instance import OrderInstance
 from chimera_ir.orders.lower_bound import lower_bound
-from tests.unit.plain_orders import costs, instance, plain_optimum
+from tests.unit.plain_orders import costs, instance, plain_optimum, with_random_durations
 
 pytestmark = pytest.mark.skipif(find_spec("ortools") is None, reason="OR-Tools is not installed: the extra search")
-
-
-def with_random_durations(problem: OrderInstance, random: Random) -> OrderInstance:
-    """The instance with random durations by stage and kind, and in every second one by micro-batch as well."""
-    micro_batches_differ = random.random() < 0.5
-    lengths: dict[object, int] = {}
-    durations = []
-    for operation in problem.operations:
-        part = operation.parts[0]
-        key = part.kind, part.stage, part.micros if micro_batches_differ else ()
-        durations.append(lengths.setdefault(key, random.randint(0, 4)))
-    return replace(problem, durations=durations)
 
 
 def flow_bound(constraints: Constraints, most: int) -> int:
@@ -52,7 +38,7 @@ def flow_bound(constraints: Constraints, most: int) -> int:
 def test_no_bound_is_above_the_optimum_of_a_plain_model(scheme: str, limit: int, parameters: Mapping[str, int]) -> None:
     random, problem = Random(scheme), instance(scheme, costs(F=1, B=2), limit, **parameters)
     for _ in range(20):
-        varied = with_random_durations(problem, random)
+        varied = with_random_durations(problem, random, most=4)
         constraints, optimum = constraints_of(varied), plain_optimum(varied)
         assert lower_bound(constraints) <= flow_bound(constraints, optimum) <= optimum
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +26,7 @@ from chimera_ir.page.contents import document
 from chimera_ir.source import Source
 from tests.unit.command import Run
 from tests.unit.conftest import calling
-from tests.unit.plain_orders import costs, instance, plain_optimum
+from tests.unit.plain_orders import costs, instance, plain_optimum, with_random_durations
 
 pytestmark = pytest.mark.skipif(find_spec("ortools") is None, reason="OR-Tools is not installed: the extra search")
 
@@ -78,13 +79,22 @@ def test_known_optima_are_reached_and_proven(
     ],
 )
 def test_the_optimum_is_that_of_a_plain_model(scheme: str, limit: int, parameters: Mapping[str, int]) -> None:
-    random = Random(f"{scheme} {limit}")
-    for _ in range(2):
-        kinds = costs(**{kind: random.randint(1, 5) for kind in "FBIW"})
-        problem = instance(scheme, kinds, limit, **parameters)
-        found = best(problem)
+    random, problem = Random(f"{scheme} {limit}"), instance(scheme, costs(F=1, B=2), limit, **parameters)
+    for _ in range(4):
+        varied = with_random_durations(problem, random, most=5)
+        found = best(varied)
         assert found.proven
-        assert found.makespan / problem.tick == plain_optimum(problem)
+        assert found.makespan / varied.tick == plain_optimum(varied)
+
+
+def test_micro_batches_of_one_weight_are_taken_in_turn() -> None:
+    problem = instance("dapple", costs(F=1, B=2), 4, D=4, N=8)
+    weights = [2, 1, 3, 1, 2, 1, 3, 3]
+    by_micro = [weights[operation.parts[0].micros[0]] for operation in problem.operations]
+    weighed = replace(problem, durations=[d * weight for d, weight in zip(problem.durations, by_micro, strict=True)])
+    classes = constraints_of(weighed).classes
+    assert sorted(map(len, classes)) == sorted([2, 3, 3] * 4 * 2)
+    assert all(len({by_micro[number] for number in numbers}) == 1 for numbers in classes)
 
 
 def test_a_bound_is_never_above_an_order_and_waits_hold_in_every_order_in_turn() -> None:
