@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from chimera_ir.flow.cycles import steady_run
 from chimera_ir.flow.engine import play
-from chimera_ir.flow.fold import fold
 from chimera_ir.flow.net import Net, net_of, newest, places_after
 from chimera_ir.ir.ids import Version, WeightGroup
 from chimera_ir.ir.levels import Header, Schedule
@@ -178,18 +177,32 @@ def _with_joins(
 def _steady_ends(net: Net, durations: Sequence[int]) -> Callable[[int], Fraction]:
     """The end of an operation in a run that repeats every turn, so that the order of its sums is that of every turn.
 
-    The run is the earliest one that ends no operation of a turn earlier than the earliest run of all updates does in
-    its middle turn. Mostly that has come to repeat by then.
+    The run is the earliest one that repeats and begins no operation on a micro-batch from 0 on before time 0.
     """
     if len(net.order) < len(net.operations):
         return lambda _: Fraction(0)  # workers wait for each other in a cycle, whatever the order
-    turn, header, ends = fold(net), net.schedule.header, net.ends(durations)
+    places = [in_turn(net.schedule.header, operation) for operation in net.operations]
+    numbers: dict[Instruction, int] = {}
+    for number, (place, turn) in enumerate(places):
+        if turn == 0:
+            numbers[place] = number
+    # The waits of each operation in any turn that is shown, by its number in turn 0: versions below 0 hide some.
+    waits: dict[int, dict[int, int]] = {number: {} for number in numbers.values()}
+    for number, before in enumerate(net.predecessors):
+        of_node = waits[numbers[places[number][0]]]
+        for other in before:
+            node, ago = numbers[places[other][0]], places[number][1] - places[other][1]
+            of_node[node] = min(ago, of_node.get(node, ago))
+    # Numbers without gaps, as `steady_run` wants them.
+    dense = {number: place for place, number in enumerate(waits)}
     steady = steady_run(
-        turn.waits, [durations[number] for number in turn.numbers], [ends[number] for number in turn.middle]
+        [[(dense[other], ago) for other, ago in of_node.items()] for of_node in waits.values()],
+        [durations[number] for number in waits],
+        [0] * len(waits),
     )
 
     def end(number: int) -> Fraction:
-        place, later_turns = in_turn(header, net.operations[number])
-        return steady.ends[turn.nodes[place]] + later_turns * steady.ratio
+        place, turn = places[number]
+        return steady.ends[dense[numbers[place]]] + turn * steady.ratio
 
     return end

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
-from chimera_ir.flow.cycles import NO_CYCLE, critical
-from chimera_ir.flow.fold import FoldedTurn, fold
+from chimera_ir.flow.cycles import NO_CYCLE, Waits, critical
 from chimera_ir.flow.net import Net, net_of
+from chimera_ir.flow.turn_net import TurnNet, turn_net
 from chimera_ir.ir.kinds import COSTED, KEPT, Kind, Pairing
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Operation
+from chimera_ir.ir.streams import stream_of
+from chimera_ir.ir.turns import in_turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +33,18 @@ class CriticalPath:
 
 @dataclass(frozen=True)
 class Structure:
-    """The part of a timeline without costs and recomputation; ``turn`` is the folded turn without a flush."""
+    """The part of a timeline without costs and recomputation; ``turn`` is the net of its turn without a flush."""
 
     net: Net
-    turn: FoldedTurn | None
+    turn: TurnNet | None
+
+    @cached_property
+    def numbers(self) -> Sequence[int]:
+        """The operations, by number in the net, that a critical path may have: all or, of a turn, one for each node."""
+        if self.turn is None:
+            return range(len(self.net.operations))
+        number_of = {in_turn(self.turn.header, operation): n for n, operation in enumerate(self.net.operations)}
+        return [number_of[in_turn(self.turn.header, operation)[0], 0] for operation in self.turn.operations]
 
     @cached_property
     def preferred(self) -> Sequence[int]:
@@ -43,9 +53,7 @@ class Structure:
         The path with the largest sum of these numbers has the most backwards; of those with as many, the most pairs;
         of these, the most input gradients; and of these, if memory moves, the most operations other than moves.
         """
-        operations: Sequence[Operation] = self.net.operations
-        if self.turn is not None:
-            operations = [operations[number] for number in self.turn.numbers]
+        operations = [self.net.operations[number] for number in self.numbers]
         # Each preference counts more than all operations together can sum up of the next one.
         header = self.net.schedule.header
         sizes = [int(header.weight(operation) * header.weight_unit) for operation in operations]
@@ -63,12 +71,14 @@ class Structure:
 
 
 def structure_of(schedule: Schedule, net: Net | None = None) -> Structure:
-    """The structure of a verified schedule, whose net is ``net`` if known; raises `ValueError` for a cycle."""
+    """The structure of a verified schedule, whose net is ``net`` if known.
+
+    Raises `ValueError` for a cycle, and for a stream that shows no turn of its steady state.
+    """
     header, net = schedule.header, net or net_of(schedule)
     if len(net.order) < len(net.operations):
         raise ValueError("the schedule closes a cycle; only a verified schedule has a timeline")
-    turn = fold(net) if header.asynchronous else None
-    return Structure(net, turn)
+    return Structure(net, turn_net(stream_of(schedule)) if header.asynchronous else None)
 
 
 def critical_path(header: Header, structure: Structure, durations: Sequence[int]) -> tuple[CriticalPath, list[int]]:
@@ -78,14 +88,12 @@ def critical_path(header: Header, structure: Structure, durations: Sequence[int]
 
     Without split backwards and pairs the number of backwards on a critical path fixes that of forwards, because
     durations are positive. So C_f and C_b are well defined.
-
-    Raises `ValueError` if a stream shows no turn of its steady state: it was not verified.
     """
     net = structure.net
     if not net.operations:
         return _counted(header, net, (), Fraction(0), 1), []
     if structure.turn is not None:
-        return _cycle(header, net, durations, structure.turn, structure.preferred), net.ends(durations)
+        return _cycle(header, structure, durations, structure.turn.waits), net.ends(durations)
     return _path(header, net, durations, structure.preferred)
 
 
@@ -94,7 +102,7 @@ def update_length(header: Header, structure: Structure, durations: Sequence[int]
     turn = structure.turn
     if turn is None:
         return Fraction(max(structure.net.ends(durations), default=0))
-    return critical(turn.waits, [durations[number] for number in turn.numbers]).cycle.ratio / header.per_turn
+    return critical(turn.waits, [durations[number] for number in structure.numbers]).cycle.ratio / header.per_turn
 
 
 def _path(
@@ -118,18 +126,14 @@ def _path(
     return _counted(header, net, reversed(path), Fraction(max(times)), 1), times
 
 
-def _cycle(
-    header: Header, net: Net, durations: Sequence[int], turn: FoldedTurn, preferred: Sequence[int]
-) -> CriticalPath:
+def _cycle(header: Header, structure: Structure, durations: Sequence[int], waits: Waits) -> CriticalPath:
     # First the cycles that take longest, then among their waits the cycle that is preferred.
-    longest = critical(turn.waits, [durations[number] for number in turn.numbers])
-    if longest.cycle == NO_CYCLE:
-        raise ValueError("the schedule is too short to show a steady state; only a verified schedule has one")
-    most = critical(longest.tight, preferred).cycle
+    longest = critical(waits, [durations[number] for number in structure.numbers])
+    most = critical(longest.tight, structure.preferred).cycle
     cycle = longest.cycle if most == NO_CYCLE else most
-    path = [turn.numbers[node] for node in cycle.nodes]
+    path = [structure.numbers[node] for node in cycle.nodes]
     updates = header.per_turn
-    return _counted(header, net, path, longest.cycle.ratio / updates, cycle.turns * updates)
+    return _counted(header, structure.net, path, longest.cycle.ratio / updates, cycle.turns * updates)
 
 
 def _counted(header: Header, net: Net, path: Iterable[int], length: Fraction, updates: int) -> CriticalPath:

@@ -71,17 +71,18 @@ class SteadyRun:
     ratio: Fraction
 
 
-def steady_run(waits: Waits, weights: Sequence[int], earliest: Sequence[int]) -> SteadyRun:
-    """The earliest run that repeats in which node n of turn 0 ends at ``earliest[n]`` or later.
+def steady_run(waits: Waits, weights: Sequence[int], turns: Sequence[int]) -> SteadyRun:
+    """The earliest run that repeats in which node n begins in turn ``-turns[n]`` at time 0 or later.
 
     Examples
     --------
-    >>> steady_run([[(1, 1)], [(0, 0), (1, 1)]], [1, 2], [0, 3]).ends
+    >>> steady_run([[(1, 1)], [(0, 0), (1, 1)]], [1, 2], [0, 0]).ends
     [Fraction(1, 1), Fraction(3, 1)]
     """
     ratio = critical(waits, weights).cycle.ratio
     unit = ratio.denominator
-    ends, _ = longest_paths(waits, weights, ratio, [end * unit for end in earliest])
+    starts = (weight * unit + turn * ratio.numerator for weight, turn in zip(weights, turns, strict=True))
+    ends, _ = longest_paths(waits, weights, ratio, starts)
     return SteadyRun([Fraction(end, unit) for end in ends], ratio)
 
 

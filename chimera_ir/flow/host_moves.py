@@ -21,13 +21,12 @@ moves, and `lower` writes the waits as lines.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
 
 from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import Counted
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.memory_bounds import Quantity
-from chimera_ir.ir.ops import Compute, Operation, WaitMove
+from chimera_ir.ir.ops import Compute, Operation, WaitMove, singles
 from chimera_ir.ir.turns import moved
 
 MoveStep = Compute | WaitMove
@@ -100,19 +99,16 @@ def _made_and_freed(header: Header, operation: Operation) -> tuple[int, int]:
     return made, freed
 
 
-def waits_in_turn(header: Header, lane: Sequence[Compute]) -> Mapping[int, Sequence[WaitMove]]:
-    """The lines of a turn of a stream that wait for moves, by the place before which each stands.
-
-    What a lane launches in one turn it may wait for in a later one.
-    """
-    length, period = len(lane), header.period
+def waits_in_turn(header: Header, operations: Sequence[Operation]) -> Waits:
+    """The waits of a turn of a stream; the place of a move of an earlier turn is negative, counted on to there."""
+    lane, length, period = singles(operations), len(operations), header.period
     # Places counted on from turn to turn, as those of the operations on the micro-batches of turn 0.
     touched: dict[tuple[Micro, Stage], list[int]] = defaultdict(list)
     for place, operation in enumerate(lane):
         for micro, stage in _cells(operation):
             touched[Micro(micro % period), stage].append(place - micro // period * length)
     following = [place for place, operation in enumerate(lane) if not operation.kind.moves]
-    waits: dict[int, list[tuple[int, WaitMove]]] = defaultdict(list)
+    waits: dict[int, list[int]] = defaultdict(list)
     for place, move in enumerate(lane):
         if not move.kind.moves:
             continue
@@ -124,9 +120,8 @@ def waits_in_turn(header: Header, lane: Sequence[Compute]) -> Mapping[int, Seque
             after = next((other for other in following if other > place), following[0] + length)
             ends.append(launched + after - place + 1)
         number, before = divmod(min(ends, default=launched + length), length)
-        line = WaitMove(move.kind, moved(move.micros, -(turn + number) * period), move.stage, move.origin)
-        waits[before].append((launched - number * length, line))
-    return {before: [line for _, line in sorted(lines, key=itemgetter(0))] for before, lines in waits.items()}
+        waits[before].append(launched - number * length)
+    return {before: sorted(moves) for before, moves in waits.items()}
 
 
 def leaves(move: Operation) -> bool:
@@ -139,10 +134,14 @@ def _cells(operation: Operation) -> Iterator[tuple[Micro, Stage]]:
     return ((micro, part.stage) for part in operation.parts for micro in part.micros)
 
 
-def waited(lane: Sequence[Operation], moves: Iterable[int]) -> Iterator[WaitMove]:
-    """The lines that wait for some moves of a lane, which are given by their places."""
-    parts = (part for move in moves for part in lane[move].parts)
-    return (WaitMove(part.kind, part.micros, part.stage, part.origin) for part in parts)
+def waited(lane: Sequence[Operation], moves: Iterable[int], period: int = 0) -> Iterator[WaitMove]:
+    """The lines that wait for some moves of a lane, which are given by their places.
+
+    ``period`` is that of a stream of which the lane is a turn; moves may then be of earlier turns.
+    """
+    for turn, place in (divmod(move, len(lane)) for move in moves):
+        for part in lane[place].parts:
+            yield WaitMove(part.kind, moved(part.micros, turn * period), part.stage, part.origin)
 
 
 def to_its_end(operation: Operation) -> tuple[MoveStep, ...]:

@@ -1,7 +1,7 @@
 """The net of a schedule: which compute operation waits for which.
 
 An operation waits for the operations that make the values it reads, for those before it in its lane that `queued`
-gives, and in a stream for the steps that make the weights it reads. In `dag`, sums and steps are nodes, too.
+gives, and in a stream for the steps that make the weights it reads.
 """
 
 from collections import defaultdict
@@ -12,7 +12,7 @@ from itertools import accumulate, chain, pairwise
 
 from chimera_ir.flow.engine import Time, ends, play
 from chimera_ir.flow.flow import ABSENT, Flow
-from chimera_ir.flow.host_moves import waits_of
+from chimera_ir.flow.host_moves import Waits, waits_of
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.kinds import Resource
 from chimera_ir.ir.levels import Header, Schedule
@@ -84,16 +84,18 @@ def queued(header: Header, lane: Iterable[Operation], numbers: Sequence[int]) ->
     """
     if header.lanes_only:
         return chain([()][: len(numbers)], zip(numbers[:-1], strict=True))
-    return _queued_by_resource(header, tuple(lane), numbers)
+    operations = tuple(lane)
+    waits = {place: [numbers[move] for move in moves] for place, moves in waits_of(header, operations).items()}
+    return queued_by_resource(operations, numbers, waits)
 
 
-def _queued_by_resource(header: Header, lane: Sequence[Operation], numbers: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def queued_by_resource(lane: Iterable[Operation], numbers: Sequence[int], waits: Waits) -> Iterator[tuple[int, ...]]:
+    """Yields what `queued` gives; ``waits`` has the moves, by number, that the lane waits for before each place."""
     last: dict[Resource, int] = {}
-    waits = waits_of(header, lane)
     # The moves that the lane has waited for since the last operation that occupies it.
     awaited: list[int] = []
     for place, operation in enumerate(lane):
-        awaited += [numbers[move] for move in waits.get(place, ())]
+        awaited += waits.get(place, ())
         resources = dict.fromkeys((Resource.LANE, operation.kind.occupies))
         queues = [last[resource] for resource in resources if resource in last]
         yield tuple(dict.fromkeys((*queues, *awaited)))

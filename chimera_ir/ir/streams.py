@@ -116,6 +116,15 @@ class LaneStream(OneLine):
 class ScheduleStream(LaneStream):
     """A schedule without end: its turns have compute operations alone, in the order in which a worker runs them."""
 
+    @cached_property
+    def lanes(self) -> tuple[tuple[Compute, ...], ...]:
+        """The operations of one turn of each worker."""
+        return tuple(tuple(computes(turn.instructions)) for turn in self.turns)
+
+    def with_lanes(self, lanes: Iterable[Sequence[Instruction]]) -> "ScheduleStream":
+        """The stream of the same header with other turns."""
+        return ScheduleStream(self.header, tuple(Turn(tuple(lane)) for lane in lanes))
+
     def view(self, updates: int) -> Schedule:
         """The schedule of the first ``updates`` updates."""
         lanes = (tuple(computes(unroll(self.header, turn, updates))) for turn in self.turns)

@@ -14,47 +14,29 @@ launched after everything that belongs to the operation before it; `flow.host_mo
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from chimera_ir.flow.host_moves import waited, waits_in_turn, waits_of
-from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Compute, Instruction, Operation, WaitMove
-from chimera_ir.ir.streams import ScheduleStream, computes
-from chimera_ir.ir.turns import Turn
+from chimera_ir.flow.host_moves import Waits, waited
+from chimera_ir.ir.levels import Schedule
+from chimera_ir.ir.ops import Instruction, Operation
+from chimera_ir.ir.streams import ScheduleStream
 
 Moves = Mapping[int, Sequence[Instruction]]
 """The moves and the waits for them before each operation of the lane without moves; its length is the lane's end."""
 
 
-def without_moves(schedule: Schedule) -> Schedule:
+def without_moves(level: Schedule | ScheduleStream) -> Schedule | ScheduleStream:
     """The schedule of the operations that occupy the lanes."""
-    lanes = (tuple(operation for operation in lane if not operation.kind.moves) for lane in schedule.lanes)
-    return replace(schedule, lanes=tuple(lanes))
+    return level.with_lanes(tuple(line for line in lane if not line.kind.moves) for lane in level.lanes)
 
 
-def stream_without_moves(stream: ScheduleStream) -> ScheduleStream:
-    """The stream of the operations that occupy the lanes."""
-    lanes = ((line for line in computes(turn.instructions) if not line.kind.moves) for turn in stream.turns)
-    return replace(stream, turns=tuple(Turn(tuple(lane)) for lane in lanes))
-
-
-def moves_between(header: Header, lane: Sequence[Operation]) -> Moves:
-    """The moves of a lane."""
-    return _between(lane, {place: [*waited(lane, moves)] for place, moves in waits_of(header, lane).items()})
-
-
-def moves_in_turn(header: Header, lane: Sequence[Compute]) -> Moves:
-    """The moves of a turn of a stream."""
-    return _between(lane, waits_in_turn(header, lane))
-
-
-def _between(lane: Sequence[Operation], waits: Mapping[int, Sequence[WaitMove]]) -> Moves:
+def moves_between(lane: Sequence[Operation], waits: Waits, period: int) -> Moves:
+    """The moves of a lane, which waits for them as ``waits`` says; ``period`` is that of a stream, or 0."""
     lines, following = defaultdict[int, list[Instruction]](list), 0
     for place, operation in enumerate(lane):
-        lines[following] += waits.get(place, ())
+        lines[following] += waited(lane, waits.get(place, ()), period)
         if operation.kind.moves:
             lines[following].append(operation)
         else:
             following += 1
-    lines[following] += waits.get(len(lane), ())
+    lines[following] += waited(lane, waits.get(len(lane), ()), period)
     return lines

@@ -15,18 +15,19 @@ The policies are in the modules of the passes: `comm` (messages), `buffers` (slo
 host and back). `insertion` puts the lanes together.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
+from chimera_ir.flow.host_moves import waits_in_turn, waits_of
 from chimera_ir.flow.net import Net, net_of
 from chimera_ir.ir.ids import Slot
 from chimera_ir.ir.levels import Program, Schedule
 from chimera_ir.ir.ops import Instruction, Operation, WaitSend
 from chimera_ir.ir.sharing import Communicators
-from chimera_ir.ir.streams import ProgramStream, ScheduleStream, computes
+from chimera_ir.ir.streams import ProgramStream, ScheduleStream
 from chimera_ir.lower.buffers import slots
 from chimera_ir.lower.comm import AHEAD, Traffic, communicate, earliest_run
 from chimera_ir.lower.insertion import with_inserted
-from chimera_ir.lower.launched_moves import Moves, moves_between, moves_in_turn, stream_without_moves, without_moves
+from chimera_ir.lower.launched_moves import Moves, moves_between, without_moves
 from chimera_ir.lower.streaming import lower_stream
 from chimera_ir.lower.sync import Duration, Insertions, synchronise
 
@@ -48,8 +49,8 @@ def lower(
     slot of its own while it is needed. Every stage that a worker holds is summed and stepped once per update. An
     inserted instruction has the origin of the operation that it serves.
 
-    The schedule has no errors by the rules "complete", "placed" and "acyclic"; ``net`` is its net or, of a stream, that
-    of a view, if known already. A receive is posted ``ahead`` operations before its use. ``duration`` gives the time of
+    The schedule has no errors by the rules "complete", "placed" and "acyclic"; ``net`` is the net of a schedule with a
+    flush, if known already. A receive is posted ``ahead`` operations before its use. ``duration`` gives the time of
     an operation in any unit, which decides where a bubble is (`sync`). The program must finish with the
     ``communicators``: one per directed pair of workers, or one per pair.
 
@@ -58,36 +59,24 @@ def lower(
     """
     if ahead < 0:
         raise ValueError("ahead must be at least 0")
-    if isinstance(schedule, ScheduleStream):
-        moves = [*_moves_in_turns(schedule)]
-        if schedule.header.moves:
-            schedule, net = stream_without_moves(schedule), None
-        return lower_stream(schedule, _of_view(schedule, net), ahead, duration, communicators, moves)
-    if schedule.header.asynchronous:
+    header, is_stream = schedule.header, isinstance(schedule, ScheduleStream)
+    if header.period and not is_stream:
         raise ValueError("some updates of a stream are not lowered by themselves")
-    header = schedule.header
-    moves = [moves_between(header, lane) if header.moves else {} for lane in schedule.lanes]
-    if schedule.header.moves:
+    moves: list[Moves] = [{}] * header.workers
+    if header.moves:
+        waits = waits_in_turn if is_stream else waits_of
+        moves = [moves_between(lane, waits(header, lane), header.period) for lane in schedule.lanes]
         schedule, net = without_moves(schedule), None
+    if isinstance(schedule, ScheduleStream):
+        return lower_stream(schedule, ahead, duration, communicators, moves)
     net = net or net_of(schedule)
-    run = None if schedule.header.answers else earliest_run(net)
+    run = None if header.answers else earliest_run(net)
     traffics = communicate(schedule, ahead, run, communicators)
     lanes = zip(schedule.lanes, traffics, synchronise(schedule, duration, net), moves, strict=True)
     return Program(
-        schedule.header,
+        header,
         tuple(_lane(lane, traffic, slots(traffic.postings), sums, between) for lane, traffic, sums, between in lanes),
     )
-
-
-def _moves_in_turns(stream: ScheduleStream) -> Iterator[Moves]:
-    for turn in stream.turns:
-        yield moves_in_turn(stream.header, tuple(computes(turn.instructions))) if stream.header.moves else {}
-
-
-def _of_view(stream: ScheduleStream, net: Net | None) -> Net:
-    """The net of a view of a stream that shows all that ever happens: ``net`` itself if it is of such a view."""
-    shown = stream.updates_shown
-    return net if net and net.schedule.header.updates >= shown else net_of(stream.view(shown))
 
 
 def _lane(

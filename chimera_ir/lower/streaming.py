@@ -23,12 +23,11 @@ from operator import attrgetter, itemgetter
 from sys import maxsize
 
 from chimera_ir.flow.flow import Flow, crossing
-from chimera_ir.flow.net import Net
 from chimera_ir.ir.ids import Micro, Worker
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Message
 from chimera_ir.ir.sharing import Communicators
-from chimera_ir.ir.streams import ProgramStream, ScheduleStream, computes
+from chimera_ir.ir.streams import ProgramStream, ScheduleStream
 from chimera_ir.ir.turns import Turn, moved
 from chimera_ir.lower.buffers import rings
 from chimera_ir.lower.comm import Link, Transfer, in_order, placed
@@ -40,7 +39,6 @@ from chimera_ir.lower.updates import update
 
 def lower_stream(
     stream: ScheduleStream,
-    net: Net,
     ahead: int,
     duration: Duration,
     communicators: Communicators,
@@ -53,9 +51,7 @@ def lower_stream(
     header, turns = stream.header, list[Turn]()
     links = _links(stream, ahead)
     traffics = in_order(placed(links, [maxsize] * header.workers, {}, ahead, communicators), -maxsize)
-    by_worker = zip(stream.turns, traffics, update(stream, net, duration), moves, strict=True)
-    for turn, traffic, insertions, between in by_worker:
-        lane = tuple(computes(turn.instructions))
+    for lane, traffic, insertions, between in zip(stream.lanes, traffics, update(stream, duration), moves, strict=True):
         slots, sizes = rings(traffic.postings, len(lane), header.period)
         turns.append(Turn(tuple(with_inserted(lane, traffic, slots, insertions, between)), sizes))
     return ProgramStream(header, tuple(turns))
@@ -66,7 +62,7 @@ def _links(stream: ScheduleStream, ahead: int) -> dict[Link, list[Transfer]]:
 
     They are those of as many turns as decide where the messages of turn 0 are posted and waited for.
     """
-    lengths = [len(turn.instructions) for turn in stream.turns]
+    lengths = [len(lane) for lane in stream.lanes]
     links = _of_turn(stream, lengths)
     # For each message, the turns of its sender and of its receiver in which it is sent and used.
     ends = {
@@ -83,7 +79,7 @@ def _links(stream: ScheduleStream, ahead: int) -> dict[Link, list[Transfer]]:
 def _of_turn(stream: ScheduleStream, lengths: Sequence[int]) -> Mapping[Link, list[Transfer]]:
     """The messages about the micro-batches of turn 0, by their first one; ``lengths`` has the lengths of the turns."""
     header, period = stream.header, stream.header.period
-    lanes = [list(enumerate(computes(turn.instructions))) for turn in stream.turns]
+    lanes = [list(enumerate(lane)) for lane in stream.lanes]
     # Each operation as the one on a micro-batch of turn 0.
     by_micro = (
         (place - micro // period * length, Compute(operation.kind, (Micro(micro % period),), operation.stage))

@@ -30,27 +30,25 @@ workers wait for this launch. So that no worker waits in a cycle, that step is m
 that can run only after the sum of the update before, if that operation comes before the place that the policy gives.
 
 All workers launch in one agreed order, as in `sync`: by the time at which the last member wants to launch, in the
-earliest run. A sum is over as soon as all workers have launched it; communication and steps take no time.
+earliest run that repeats. A sum is over as soon as all workers have launched it; communication and steps take no time.
 
-Places of a lane are counted on from turn to turn, as in `streaming`: what is at place p in one turn is at p + n in the
-next, where a turn has n operations, and its version is later by the updates of a turn.
+Places of a lane are counted on from turn to turn, as in `flow.turn_net`.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from sys import maxsize
 from typing import NamedTuple
 
 from chimera_ir.flow.cycles import longest_paths, steady_run
-from chimera_ir.flow.fold import FoldedTurn, fold
-from chimera_ir.flow.net import Net, newest
+from chimera_ir.flow.turn_net import TurnLane, TurnNet, turn_net
 from chimera_ir.ir.ids import Version, WeightGroup
-from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import AllReduce, Compute, Drop, Instruction, Stash, Step, WaitAllReduce
-from chimera_ir.ir.streams import ScheduleStream, computes
-from chimera_ir.ir.turns import in_turn
+from chimera_ir.ir.ops import AllReduce, Drop, Instruction, Stash, Step, WaitAllReduce
+from chimera_ir.ir.streams import ScheduleStream
 from chimera_ir.lower.sync import Duration, Insertions
 
 
@@ -81,44 +79,35 @@ class _GroupUpdate(NamedTuple):
         return self.launch.place, self.step, self.last
 
 
-_Marks = dict[WeightGroup, list[tuple[int, int]]]
-"""The operations of a turn that have to do with a group: the place and an update or a version of each."""
+@dataclass(frozen=True)
+class _Updates:
+    """The updates of a worker, by the operations of its turn.
 
-
-class _EndlessLane:
-    """The lane of a worker: its operations in turn 0 and, by group, what they need, read and add to.
-
-    ``summed`` counts the updates of a group that are surely summed when an operation runs, for groups to which some
-    worker adds nothing in an update.
+    ``summed`` has, for groups to which some worker adds nothing in an update, how many updates of the group are surely
+    summed when the operation at each place runs.
     """
 
-    def __init__(self, header: Header, operations: Sequence[Compute]) -> None:
-        self.operations, self.length, self.per_turn = operations, len(operations), header.per_turn
-        self.needs: _Marks = defaultdict(list)
-        self.reads: _Marks = defaultdict(list)
-        self.sums: _Marks = defaultdict(list)
-        self.summed: _Marks = {}
-        for place, operation in enumerate(operations):
-            for group in header.groups_with[operation.stage]:
-                self.needs[group].append((place, newest(header, operation)))
-                self.reads[group].append((place, operation.version or 0))
-                if operation.kind.sums:
-                    self.sums[group].append((place, header.update_of(operation.micros)))
+    lane: TurnLane
+    summed: dict[WeightGroup, list[tuple[int, int]]] = field(default_factory=dict)
 
     @property
     def uneven(self) -> Iterator[WeightGroup]:
         """The groups to whose gradients the worker adds nothing in some update."""
-        updates = range(self.per_turn)
-        return (group for group in self.needs if None in [self._last(self.sums[group], update) for update in updates])
+        sums, updates = self.lane.sums, range(self.lane.per_turn)
+        return (
+            group for group in self.lane.needs if None in [self.lane.last(sums[group], update) for update in updates]
+        )
 
     def of_turn(self) -> Iterator[_GroupUpdate]:
         """Yields the updates of turn 0: of each group, as many as a turn makes, from the one that makes version 1."""
-        return (self.update(group, version) for group in self.needs for version in range(1, self.per_turn + 1))
+        return (
+            self.update(group, version) for group in self.lane.needs for version in range(1, 1 + self.lane.per_turn)
+        )
 
     def update(self, group: WeightGroup, version: int) -> _GroupUpdate:
         """The update that makes a version of a group, in any turn."""
-        last, step = self._last(self.sums[group], version - 1), self._step(group, version)
-        read = self._last(self.reads[group], version - 1)
+        lane, step = self.lane, self._step(group, version)
+        last, read = lane.last(lane.sums[group], version - 1), lane.last(lane.reads[group], version - 1)
         # An update is launched after its last backward, or else behind the step before.
         launch = (last + 1, False) if last is not None else (self._step(group, version - 1), True)
         return _GroupUpdate(group, version, _Gap(*launch), step, step - 1 if read is None else read)
@@ -128,35 +117,26 @@ class _EndlessLane:
 
         The step before an update without backwards is made early, so that its launch keeps no worker waiting.
         """
-        early = self.summed[group] if self._last(self.sums[group], version) is None else []
-        # The first place, in any turn, that needs this version or a later one.
-        return min(
-            place - self.length * ((need - version) // self.per_turn) for place, need in (*self.needs[group], *early)
-        )
-
-    def _last(self, marks: Iterable[tuple[int, int]], number: int) -> int | None:
-        """The last place, in any turn, that has this number; None if there is no such place."""
-        turns = ((place, *divmod(number - have, self.per_turn)) for place, have in marks)
-        return max((place + self.length * turn for place, turn, rest in turns if not rest), default=None)
+        is_early = self.lane.last(self.lane.sums[group], version) is None
+        return self.lane.first_need(group, version, self.summed[group] if is_early else ())
 
 
-def update(stream: ScheduleStream, net: Net, duration: Duration) -> Iterator[Insertions]:
-    """The sums, steps, stashes and drops of turn 0 of every lane, by the policy above; ``duration`` is in any unit.
-
-    ``net`` is that of a view of the stream, which has the earliest run.
-    """
-    header, lanes = stream.header, _lanes(stream, net)
-    order = _agreed(header, lanes, net, duration)
-    for lane in lanes:
+def update(stream: ScheduleStream, duration: Duration) -> Iterator[Insertions]:
+    """The sums, steps, stashes and drops of turn 0 of every lane, by the policy above; ``duration`` is in any unit."""
+    net = turn_net(stream)
+    by_lane = _by_lane(net)
+    order = _agreed(net, by_lane, duration)
+    for updates in by_lane:
         # An update has lines in some turns. Launches that are as many turns earlier may delay its launch.
-        turns = [place // lane.length for update in lane.of_turn() for place in update.places]
+        lane = updates.lane
+        turns = [place // lane.length for update in updates.of_turn() for place in update.places]
         first, last = min(turns, default=0), max(turns, default=0)
-        versions = range(1 + (first - 2 * last - 1) * header.per_turn, 1 + (2 - first) * header.per_turn)
-        updates = [lane.update(group, version) for group in lane.needs for version in versions]
-        yield _insertions(lane, sorted(updates, key=order))
+        versions = range(1 + (first - 2 * last - 1) * lane.per_turn, 1 + (2 - first) * lane.per_turn)
+        several = [updates.update(group, version) for group in lane.needs for version in versions]
+        yield _insertions(lane, sorted(several, key=order))
 
 
-def _insertions(lane: _EndlessLane, updates: Iterable[_GroupUpdate]) -> Insertions:
+def _insertions(lane: TurnLane, updates: Iterable[_GroupUpdate]) -> Insertions:
     """The lines of updates, which come in the agreed order of their launches."""
     before: dict[int, list[Instruction]] = defaultdict(list)
     after: dict[int, list[Instruction]] = defaultdict(list)
@@ -175,76 +155,62 @@ def _insertions(lane: _EndlessLane, updates: Iterable[_GroupUpdate]) -> Insertio
     return Insertions(before, after)
 
 
-def _lanes(stream: ScheduleStream, net: Net) -> list[_EndlessLane]:
-    header = stream.header
-    lanes = [_EndlessLane(header, tuple(computes(turn.instructions))) for turn in stream.turns]
-    uneven = {group for lane in lanes for group in lane.uneven}
-    if not uneven:
-        return lanes
-    turn = fold(net)
-    for group in uneven:
-        nodes = [[_node(header, lane, turn, place) for place in range(lane.length)] for lane in lanes]
-        needs = [-maxsize] * len(turn.waits)
-        for lane, of_lane in zip(lanes, nodes, strict=True):
+def _by_lane(net: TurnNet) -> list[_Updates]:
+    """The updates of each worker."""
+    by_lane, per_turn = [*map(_Updates, net.lanes)], net.header.per_turn
+    for group in {group for updates in by_lane for group in updates.uneven}:
+        needs = [-maxsize] * len(net.operations)
+        for lane in net.lanes:
             for place, need in lane.needs.get(group, ()):
-                node, later = of_lane[place]
-                needs[node] = max(needs[node], need - later * header.per_turn)
+                node, _ = lane.node(place)
+                needs[node] = max(needs[node], need)
         # The most that any operation before needs: of an operation a turn earlier, less by the updates of a turn.
-        counts, _ = longest_paths(turn.waits, [0] * len(needs), Fraction(header.per_turn), needs)
-        for lane, of_lane in zip(lanes, nodes, strict=True):
-            lane.summed[group] = [
-                (place, counts[node] + later * header.per_turn) for place, (node, later) in enumerate(of_lane)
+        counts, _ = longest_paths(net.waits, [0] * len(needs), Fraction(per_turn), needs)
+        for updates in by_lane:
+            updates.summed[group] = [
+                (place, counts[updates.lane.first + place]) for place in range(updates.lane.length)
             ]
-    return lanes
-
-
-def _node(header: Header, lane: _EndlessLane, turn: FoldedTurn, place: int) -> tuple[int, int]:
-    """The node of the operation at a place of a lane, and the turn of its micro-batches."""
-    later, inside = divmod(place, lane.length)
-    operation, number = in_turn(header, lane.operations[inside])
-    return turn.nodes[operation], number + later
-
-
-def _by_version(update: _GroupUpdate) -> tuple[Fraction, int]:
-    return Fraction(update.version), 0
+    return by_lane
 
 
 def _agreed(
-    header: Header, lanes: Sequence[_EndlessLane], net: Net, duration: Duration
+    net: TurnNet, by_lane: Sequence[_Updates], duration: Duration
 ) -> Callable[[_GroupUpdate], tuple[Fraction, int]]:
     """The sort key of an update in the order of the launches; of sums with the same time, the later group is first.
 
-    The times are those of a run that repeats every turn: the earliest one that ends no operation of a turn earlier than
-    the earliest run of the view does in its middle turn. Mostly that has come to repeat by then.
+    The times are those of the earliest run that repeats every turn and begins no operation on a micro-batch of turn 0,
+    or of a later turn, before time 0.
     """
-    if all(len(groups) < 2 for groups in header.groups_of) or len(net.order) < len(net.operations):
-        return _by_version
-    turn, durations, numbers = fold(net), [*map(duration, net.operations)], header.group_numbers
+    header, numbers = net.header, net.header.group_numbers
 
     @cache
     def launched(group: WeightGroup, version: int) -> list[tuple[int, int]]:
         """The operations after which a sum is launched, by node and turn."""
-        updates = [(lane, lane.update(group, version)) for lane in lanes if group in lane.needs]
-        return [_node(header, lane, turn, update.launch.place - 1) for lane, update in updates]
+        return [
+            updates.lane.node(updates.update(group, version).launch.place - 1)
+            for updates in by_lane
+            if group in updates.lane.needs
+        ]
 
-    waits = [*turn.waits]
-    if any(lane.summed for lane in lanes):
-        # Steps also wait for the workers that launch a sum with nothing to add.
-        for lane in lanes:
-            for update in lane.of_turn():
-                node, step = _node(header, lane, turn, update.step)
-                sums = launched(update.group, update.version)
-                waits[node] = (*waits[node], *((other, step - number) for other, number in sums))
-    ends = net.ends(durations)
-    lengths, earliest = [durations[number] for number in turn.numbers], [ends[number] for number in turn.middle]
-    try:
-        run = steady_run(waits, lengths, earliest)
-    except ValueError:  # workers wait for each other in a cycle, whatever the order
-        return _by_version
+    run = None
+    if any(len(groups) > 1 for groups in header.groups_of):
+        waits = [*net.waits]
+        if any(updates.summed for updates in by_lane):
+            # Steps also wait for the workers that launch a sum with nothing to add.
+            for updates in by_lane:
+                for update in updates.of_turn():
+                    node, step = updates.lane.node(update.step)
+                    sums = launched(update.group, update.version)
+                    waits[node] = (*waits[node], *((other, step - number) for other, number in sums))
+        with suppress(ValueError):  # where workers wait for each other in a cycle, whatever the order
+            turns = [min(operation.micros) // header.period for operation in net.operations]
+            run = steady_run(waits, [*map(duration, net.operations)], turns)
 
     @cache
     def time(group: WeightGroup, version: int) -> Fraction:
         """The time at which a sum is over; it is not over before the one for the version before it."""
+        if run is None:
+            return Fraction(version)
         earlier = range(version - header.per_turn + 1, version + 1)
         sums = [operation for number in earlier for operation in launched(group, number)]
         return max(run.ends[node] + number * run.ratio for node, number in sums)

@@ -29,7 +29,7 @@ from chimera_ir.orders.instance import UNITS, Costing, Machine, OrderInstance, S
 from chimera_ir.plural import counted
 
 if TYPE_CHECKING:
-    from chimera_ir.flow.dag import IntGraph
+    from chimera_ir.flow.graphs import IntGraph
 
 Lanes = Sequence[Sequence[int]]
 """The operations of each worker, by number, in the order in which it runs them."""
@@ -206,7 +206,7 @@ class OrderGraph:
         A node has its ``operation``, ``worker``, ``resource`` and ``duration``, an edge the ``delay``. The order of the
         lanes is no edge.
         """
-        from chimera_ir.flow.dag import digraph
+        from chimera_ir.flow.graphs import digraph
 
         nodes = (
             {"operation": text, "worker": int(place.worker), "resource": place.resource.value, "duration": duration}

@@ -4,14 +4,14 @@ Every turn has the same events and the same waits between them. The time of an u
 with the largest ratio of seconds to turns, which is found exactly, without a long replay.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from functools import cache
 from math import lcm
 from typing import NamedTuple
 
 from chimera_ir.flow.cycles import NO_CYCLE, Waits, critical
-from chimera_ir.flow.fold import folded, within_folded
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.turns import in_turn
+from chimera_ir.ir.turns import in_turn, turn_number
 from chimera_ir.predict.events import Events, Node, Role
 
 
@@ -33,15 +33,37 @@ def turn_of(header: Header, events: Events, order: Sequence[int]) -> TimedTurn:
 
 
 def _folded(header: Header, events: Events, order: Sequence[int]) -> TimedTurn:
-    """The turn of a stream, folded from the turns that the program shows.
+    """The turn of a stream, folded from three turns that the program shows: each node stands for an event of each.
 
-    Messages that share ports may take longer in one turn than in another; the middle one of its turns gives the time
-    of an event.
+    The last turn shows all waits for earlier turns, and the first turn all waits for later turns: versions below 0 hide
+    only waits for earlier turns. The middle turn shows the times of the steady state: messages that share ports may
+    take longer in one turn than in another.
+
+    Some events are missing in warm-up and drain. There an event may wait directly for an event for which, in the steady
+    state, it waits through others. Such a direct wait changes nothing, as the path through the others takes longer.
     """
-    nodes = events.nodes
-    inside = within_folded(header, order, lambda number: nodes[number].instruction)
-    turn = folded(inside, events.before, lambda number: _reduced(header, nodes[number]))
-    return TimedTurn(turn.middle, turn.waits, [nodes[number].seconds for number in turn.middle], header.per_turn)
+    last = header.micro_batches // header.period - 1
+    turns = {0, last // 2, last}
+    place = cache(lambda number: _reduced(header, events.nodes[number]))
+    numbers: dict[Hashable, int] = {}
+    folded: list[list[int]] = []
+    nearest: list[dict[int, int]] = []
+    for number in order:
+        where = place(number) if turn_number(header, events.nodes[number].instruction) in turns else None
+        if where is None:
+            continue
+        node, turn = numbers.setdefault(where[0], len(numbers)), where[1]
+        if node == len(folded):
+            folded.append([])
+            nearest.append({})
+        folded[node].append(number)
+        for name, before in filter(None, map(place, events.before[number])):
+            # Of several waits for a node, the one that goes back the fewest turns implies the others.
+            other = numbers[name]
+            nearest[node][other] = min(turn - before, nearest[node].get(other, turn - before))
+    middle = [of_node[len(of_node) // 2] for of_node in folded]
+    seconds = [events.nodes[number].seconds for number in middle]
+    return TimedTurn(middle, [tuple(waits.items()) for waits in nearest], seconds, header.per_turn)
 
 
 def _whole(events: Events, order: Sequence[int]) -> TimedTurn:

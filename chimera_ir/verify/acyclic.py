@@ -1,7 +1,6 @@
 """Rule "acyclic": no operations wait for each other in a cycle, for data, in their lanes, or for sums and steps.
 
-The proof is the order of the net, in which each operation comes after all that it waits for. Where the net has a wait
-for an operation, the graph of `flow.dag` may have a sum and a step between the two.
+The proof is the order of the net, in which each operation comes after all that it waits for.
 """
 
 from collections.abc import Iterator
@@ -20,4 +19,4 @@ def acyclic(net: Net, plan: Plan | None) -> Iterator[Diagnostic]:
     if len(net.order) < len(net.operations):
         from chimera_ir.verify.cycle import cycle  # with networkx, which takes a while
 
-        yield cycle(net.schedule, plan)
+        yield cycle(net, plan)

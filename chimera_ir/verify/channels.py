@@ -67,7 +67,7 @@ def _disorder(program: Program) -> Iterator[Diagnostic]:
 
 def _deadlock(program: Program, transports: list[Transport], result: Played) -> Diagnostic:
     """The diagnostic of a shortest cycle of workers waiting for each other; ``result`` says where lanes stop."""
-    from chimera_ir.flow.dag import shortest_cycle  # with networkx, which takes a while
+    from chimera_ir.flow.graphs import shortest_cycle  # with networkx, which takes a while
 
     blocked = {Worker(w): place for w, place in enumerate(result.places) if place < len(program.lanes[w])}
     wanted = {worker: _wanted(program, worker, place, result) for worker, place in blocked.items()}

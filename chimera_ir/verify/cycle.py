@@ -1,32 +1,66 @@
 """The diagnostic of a cycle of operations that wait for each other."""
 
-from itertools import pairwise
+from enum import Enum
+from itertools import chain, pairwise
 from typing import assert_never
 
 from chimera_ir.diagnostics.catalogue import schedule as say
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.flow.dag import Dag, Edge
-from chimera_ir.ir.ids import Clock
-from chimera_ir.ir.kinds import KEPT
-from chimera_ir.ir.levels import Header, Plan, Schedule
+from chimera_ir.flow.graphs import shortest_cycle
+from chimera_ir.flow.net import Net, reads_of
+from chimera_ir.ir.ids import Clock, Worker
+from chimera_ir.ir.kinds import KEPT, Value
+from chimera_ir.ir.levels import Header, Plan
 from chimera_ir.ir.ops import Operation, Pair
 from chimera_ir.ir.text.printer import line
 
 
-def cycle(schedule: Schedule, plan: Plan | None) -> Diagnostic:
-    """The diagnostic of a shortest known cycle of a schedule that has one; ``plan`` as in `acyclic`."""
-    dag = Dag(schedule)
-    diagnostic = _Story(dag, dag.cycle(), schedule.header, plan).diagnostic()
-    dag.clear()
-    return diagnostic
+def cycle(net: Net, plan: Plan | None) -> Diagnostic:
+    """The diagnostic of a shortest known cycle of a net that has one; ``plan`` as in `acyclic`."""
+    return _Story(net, cycle_in(net), plan).diagnostic()
+
+
+def cycle_in(net: Net) -> tuple[int, ...]:
+    """A shortest known cycle of the operations that wait for ever: each before the next, and the last before the first.
+
+    It is empty if no operation waits for ever.
+    """
+    waiting = {*range(len(net.operations))}.difference(net.order)
+    after: dict[int, list[int]] = {number: [] for number in waiting}
+    for number in sorted(waiting):
+        for before in net.predecessors[number]:
+            if before in waiting:
+                after[before].append(number)
+    return shortest_cycle(after) if waiting else ()
+
+
+def first_value(header: Header, before: Operation, after: Operation) -> Value:
+    """The first value that an operation makes and another one reads."""
+    return next(
+        value
+        for reader in after.parts
+        for value in reader.kind.reads
+        for maker in before.parts
+        if value in maker.kind.makes and maker.stage in header.makers(value, reader.stage)
+        if not {micro - value.slices_on for micro in reader.micros}.isdisjoint(maker.micros)
+    )
+
+
+class _Why(Enum):
+    """The reason for which an operation comes before another: a value, their lane, or a sum and a step."""
+
+    DATA = "data"
+    LANE = "lane"
+    SYNC = "sync"
 
 
 class _Story:
     """The diagnostic of a cycle; of operations that only follow one another in a lane, the first and the last."""
 
-    def __init__(self, dag: Dag, nodes: tuple[int, ...], header: Header, plan: Plan | None) -> None:
-        self._dag = dag
-        self._header = header
+    def __init__(self, net: Net, nodes: tuple[int, ...], plan: Plan | None) -> None:
+        self._operations, self._header = net.operations, net.schedule.header
+        self._owners = [*chain.from_iterable([Worker(worker)] * len(lane) for worker, lane in enumerate(net.lanes))]
+        self._read = reads_of(net.schedule)
         self._clocks = (
             {line(planned.operation, self._header): planned.clock for planned in plan.clocked} if plan else {}
         )
@@ -49,27 +83,27 @@ class _Story:
         edges = list(pairwise((*self._nodes, self._nodes[0])))
         lanes = [(before, after) for before, after in edges if self._follows(before, after)]
         falling = [(before, after) for before, after in edges if lanes and self._falls(before, after)]
-        readers = [after for before, after in edges if self._dag.kind(before, after) is Edge.SYNC]
-        joined = [node for node in self._nodes if isinstance(self._dag.operations[node], Pair)]
+        readers = [after for before, after in edges if self._why(before, after) is _Why.SYNC]
+        joined = [node for node in self._nodes if isinstance(self._operations[node], Pair)]
         # The likeliest mistake comes first; the cycle is then told from there.
         suspects = [*(after for _, after in falling), *(before for before, _ in lanes), *readers, *joined]
         worst = suspects[0]
         at = self._nodes.index(worst)
         ring = (*self._nodes[at:], *self._nodes[:at])
         steps = tuple(self._step(before, after) for before, after in pairwise((*ring, ring[0])))
-        operation = self._dag.operations[worst]
+        operation = self._operations[worst]
         origin, text = operation.origin, line(operation, self._header)
         if falling:
-            before, after = (self._dag.operations[node] for node in falling[0])
+            before, after = (self._operations[node] for node in falling[0])
             message = say.CycleOfVersions if self._reads(*falling[0]) else say.CycleOfClocks
             return message(
                 origin, text, steps, line(after, self._header), self._clock(before), line(before, self._header)
             )
         if lanes:
-            first, second = (self._dag.operations[node] for node in lanes[0])
-            worker = self._dag.worker_of(lanes[0][0])
+            first, second = (self._operations[node] for node in lanes[0])
+            worker = self._owners[lanes[0][0]]
             return say.CycleOfLane(origin, text, steps, worker, line(second, self._header), line(first, self._header))
-        pair = next((self._dag.operations[node] for node in joined), None)
+        pair = next((self._operations[node] for node in joined), None)
         return (
             say.Cycle(origin, text, steps)
             if pair is None
@@ -77,35 +111,42 @@ class _Story:
         )
 
     def _step(self, node: int, following: int) -> say.CycleStep:
-        operation = self._dag.operations[node]
+        operation = self._operations[node]
         clock = self._clock(operation)
-        place = f"worker {self._dag.worker_of(node)}" + (f", clock {clock}" if clock is not None else "")
+        place = f"worker {self._owners[node]}" + (f", clock {clock}" if clock is not None else "")
         return say.CycleStep(line(operation, self._header), place, operation.origin, self._reason(node, following))
 
     def _reason(self, before: int, after: int) -> str:
-        kind = self._dag.kind(before, after)
+        kind = self._why(before, after)
         match kind:
-            case Edge.LANE:
-                return f"worker {self._dag.worker_of(before)} runs it first"
-            case Edge.SYNC if self._reads(before, after):
+            case _Why.LANE:
+                return f"worker {self._owners[before]} runs it first"
+            case _Why.SYNC if self._reads(before, after):
                 reason = "it reads weights that those gradients change"
-            case Edge.SYNC:
+            case _Why.SYNC:
                 reason = "those gradients are summed before its own"
-            case Edge.DATA:
+            case _Why.DATA:
                 reason = self._need(before, after)
             case _:
                 assert_never(kind)
         return f"{reason}, but the clock falls" if self._falls(before, after) else reason
 
+    def _why(self, before: int, after: int) -> _Why:
+        """DATA if the operation at ``after`` reads a value of that at ``before``, else LANE in one lane, or SYNC."""
+        if before in self._read[after]:
+            return _Why.DATA
+        return _Why.LANE if self._owners[before] == self._owners[after] and before < after else _Why.SYNC
+
     def _need(self, before: int, after: int) -> str:
         """The reason why the operation at node ``after`` needs what that at ``before`` makes."""
-        value, reader = self._dag.value(before, after), self._dag.operations[after].kind
-        return "an offload moves what its forward kept" if value is KEPT and reader.moves else value.reason
+        maker, reader = self._operations[before], self._operations[after]
+        value = first_value(self._header, maker, reader)
+        return "an offload moves what its forward kept" if value is KEPT and reader.kind.moves else value.reason
 
     def _reads(self, before: int, after: int) -> bool:
         """Whether the operation at node ``after`` reads weights that the gradients of that at ``before`` change."""
-        earlier, later = self._dag.operations[before], self._dag.operations[after]
-        synchronised = self._dag.kind(before, after) is Edge.SYNC
+        earlier, later = self._operations[before], self._operations[after]
+        synchronised = self._why(before, after) is _Why.SYNC
         if not synchronised:
             return False
         made = max(self._header.update_of(part.micros) for part in earlier.parts)
@@ -113,10 +154,10 @@ class _Story:
 
     def _follows(self, before: int, after: int) -> bool:
         """Whether node ``before`` comes before ``after`` only because their lane has this order."""
-        return self._dag.kind(before, after) is Edge.LANE
+        return self._why(before, after) is _Why.LANE
 
     def _falls(self, before: int, after: int) -> bool:
-        earlier, later = self._clock(self._dag.operations[before]), self._clock(self._dag.operations[after])
+        earlier, later = self._clock(self._operations[before]), self._clock(self._operations[after])
         return earlier is not None and later is not None and later <= earlier and not self._follows(before, after)
 
     def _clock(self, operation: Operation) -> Clock | None:

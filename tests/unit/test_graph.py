@@ -1,17 +1,16 @@
-"""The DAG: its nodes and edges on the smallest cases, its orders and cycles against plain definitions."""
+"""The net: its waits on the smallest cases, its orders and cycles against plain definitions."""
 
 import networkx as nx
 import pytest
 from hypothesis import given
 
-from chimera_ir.flow.dag import Dag, Edge
-from chimera_ir.flow.net import net_of
-from chimera_ir.ir.kinds import FORWARD
+from chimera_ir.flow.net import Net, net_of
 from chimera_ir.ir.levels import Plan, Schedule
 from chimera_ir.ir.text.reader import parse
 from chimera_ir.lower.order import order
 from chimera_ir.source import Source
-from tests.property.programs import one_direction, plans, two_directions
+from chimera_ir.verify.cycle import cycle_in
+from tests.property.programs import one_direction, plans
 from tests.property.updates import both_ways, schedule
 from tests.repeatable import examples
 
@@ -22,67 +21,48 @@ def read(text: str) -> Schedule:
     return order(level) if isinstance(level, Plan) else level
 
 
+def graph_of(net: Net) -> "nx.DiGraph[int]":
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(range(len(net.operations)))
+    graph.add_edges_from((before, after) for after, several in enumerate(net.predecessors) for before in several)
+    return graph
+
+
 def test_two_stages_one_micro_batch():
-    dag = Dag(order(one_direction(2, 1)))
-    f0, b0, f1, b1, sum0, sum1, step0, step1 = range(len(dag.graph))
-    assert not dag.graph.pred[f0]
-    assert tuple(dag.graph.pred[f1]) == (f0,)
-    assert tuple(dag.graph.pred[b1]) == (f1,)
-    assert set(dag.graph.pred[b0]) == {f0, b1}
-    assert tuple(dag.graph.succ[b1]) == (b0, sum1)
-    assert tuple(dag.graph.succ[sum0]) == (step0,)
-    assert tuple(dag.graph.succ[sum1]) == (step1,)
-    assert tuple(nx.topological_sort(dag.graph))[:4] == (f0, f1, b1, b0)
-    assert dag.cycle() == ()
-    assert [dag.worker_of(node) for node in (f0, b0, f1, b1)] == [0, 0, 1, 1]
-
-
-def test_kinds_of_edges():
-    dag = Dag(order(one_direction(1, 2)))
-    f0, b0, f1, _b1, sum0 = range(5)
-    assert dag.kind(f0, b0) is Edge.DATA
-    assert dag.kind(b0, f1) is Edge.LANE
-    assert dag.kind(3, sum0) is Edge.SYNC
-
-
-def test_a_sum_waits_for_every_holder():
-    dag = Dag(order(two_directions(2, 2)))
-    stage0 = len(dag.operations)
-    last = [node for node in range(stage0) if stage0 in dag.graph.succ[node]]
-    assert {dag.worker_of(node) for node in last} == {0, 1}
-    assert all(dag.operations[node].kind is not FORWARD for node in last)
-    assert len(dag.graph.succ[stage0]) == 2
+    net = net_of(order(one_direction(2, 1)))
+    f0, b0, f1, b1 = range(len(net.operations))
+    assert [{*net.predecessors[number]} for number in (f0, b0, f1, b1)] == [set(), {f0, b1}, {f0}, {f1}]
+    assert [*net.order] == [f0, f1, b1, b0]
+    assert cycle_in(net) == ()
 
 
 def test_updates_follow_one_another():
     """One stage, three updates of one micro-batch; the second reads no new weights, the third those of the second."""
-    dag = Dag(
+    net = net_of(
         read(
-            "plan x\nworkers 1\nstages 1\nmicro_batches 3\nupdates 3 period 1\npipe p on 0 micros 0..3\n"
-            "F m0 s0 v0 @ 0 on w0\nF m1 s0 v0 @ 1 on w0\nB m0 s0 v0 @ 2 on w0\nB m1 s0 v0 @ 3 on w0\n"
+            "plan x\nworkers 2\nstages 1\nmicro_batches 3\nupdates 3 period 1\n"
+            "pipe p on 0 micros 0..1 2..3\npipe q on 1 micros 1..2\n"
+            "F m0 s0 v0 @ 0 on w0\nF m1 s0 v0 @ 1 on w1\nB m0 s0 v0 @ 2 on w0\nB m1 s0 v0 @ 3 on w1\n"
             "F m2 s0 v2 @ 4 on w0\nB m2 s0 v2 @ 5 on w0\n"
         )
     )
-    _f0, _f1, b0, b1, f2, b2, sum1, sum2, sum3, step1, step2, step3 = range(len(dag.graph))
-    assert [[*dag.graph.pred[node]] for node in (sum1, sum2, sum3)] == [[b0], [b1], [b2]]
-    assert set(dag.graph.succ[step1]) == {b1, step2}, "the next gradients, where these were; and the next step"
-    assert set(dag.graph.succ[step2]) == {f2, b2, step3}
-    assert not dag.graph.succ[step3]
-    assert dag.cycle() == ()
-    assert dag.kind(b0, b1) is Edge.LANE
-    assert dag.kind(b1, sum2) is dag.kind(step2, f2) is Edge.SYNC
+    _f0, b0, f2, b2, f1, b1 = range(len(net.operations))
+    assert {*net.predecessors[b1]} == {f1, b0}, "the next gradients, where these were"
+    assert {*net.predecessors[f2]} == {b0, b1}, "the weights of the second update, and the lane"
+    assert {*net.predecessors[b2]} == {f2}
+    assert cycle_in(net) == ()
 
 
-def test_a_sum_of_every_update_waits_for_every_holder():
-    dag = Dag(schedule(both_ways(2), 3))
-    operations = len(dag.operations)
-    assert len(dag.graph) == operations + 2 * 3 + 2 * 3 * 2
-    for number in range(operations, operations + 6):
-        before = dag.graph.pred[number]
-        assert {dag.worker_of(node) for node in before} == {0, 1}
-        assert {dag.operations[node].micros[0] // 2 for node in before} == {(number - operations) % 3}
-        assert len(dag.graph.succ[number]) == 2
-    assert dag.cycle() == ()
+def test_a_step_waits_for_every_holder():
+    """Two pipes in both directions, updates of two micro-batches: what reads version 1 waits on both workers."""
+    net = net_of(schedule(both_ways(2), 3))
+    owner = [worker for worker, lane in enumerate(net.lanes) for _ in lane]
+    for lane in net.lanes:
+        first = next(number for number in lane if net.operations[number].parts[0].version == 1)
+        added = [other for other in nx.ancestors(graph_of(net), first) if net.operations[other].kind.sums]
+        stage = net.operations[first].parts[0].stage
+        of_update = [other for other in added if net.operations[other].parts[0].stage == stage]
+        assert {owner[other] for other in of_update if net.operations[other].parts[0].micros[0] < 2} == {0, 1}
 
 
 @pytest.mark.parametrize("version", [0, 1])
@@ -92,30 +72,30 @@ def test_weights_cannot_come_from_gradients_that_need_them(version: int):
         "F m0 s0 v0 @ 0 on w0\nF m0 s1 v0 @ 1 on w0\n"
         f"B m0 s1 v{version} @ 2 on w0\nB m0 s0 v0 @ 3 on w0\n"
     )
-    assert Dag(level).cycle() == ((2,) if version else ())
-    assert [*net_of(level).order] == ([0, 1] if version else [0, 1, 2, 3])
+    net = net_of(level)
+    assert cycle_in(net) == ((2,) if version else ())
+    assert [*net.order] == ([0, 1] if version else [0, 1, 2, 3])
 
 
 def test_a_cycle_is_found_and_is_shortest():
-    dag = Dag(
+    net = net_of(
         read(
             "schedule x\nworkers 1\nstages 1\nmicro_batches 3\npipe p on 0 micros 0..3\n"
             "worker 0:\n F m0 s0\n B m1 s0\n B m2 s0\n F m1 s0\n F m2 s0\n B m0 s0\n"
         )
     )
-    assert dag.cycle() in {(1, 2, 3), (2, 3, 1), (3, 1, 2)}
+    assert cycle_in(net) in {(1, 2, 3), (2, 3, 1), (3, 1, 2)}
 
 
 @examples(150)
 @given(plans)
 def test_an_order_or_a_cycle(plan):
-    net, dag = net_of(order(plan)), Dag(order(plan))
-    cycle = dag.cycle()
-    assert (len(net.order) < len(net.operations)) == bool(cycle)
+    net = net_of(order(plan))
+    graph, cycle = graph_of(net), cycle_in(net)
+    assert nx.is_directed_acyclic_graph(graph) == (len(net.order) == len(net.operations)) == (not cycle)
     if cycle:
-        assert all(a in dag.graph.pred[b] for a, b in zip(cycle, (*cycle[1:], cycle[0]), strict=True))
-        assert len(set(cycle)) == len(cycle)
+        assert all(graph.has_edge(a, b) for a, b in zip(cycle, (*cycle[1:], cycle[0]), strict=True))
+        assert len(set(cycle)) == len(cycle) == min(map(len, nx.simple_cycles(graph, length_bound=len(cycle))))
         return
-    place = {node: index for index, node in enumerate(nx.topological_sort(dag.graph))}
-    assert len(place) == len(dag.graph)
-    assert all(place[before] < place[node] for node in place for before in dag.graph.pred[node])
+    place = {node: index for index, node in enumerate(net.order)}
+    assert all(place[before] < place[node] for before, node in graph.edges)

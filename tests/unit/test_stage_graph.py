@@ -9,8 +9,8 @@ import pytest
 
 from chimera_ir.codegen.notation import Notation
 from chimera_ir.codegen.statements import Scribe, links
-from chimera_ir.flow.dag import Dag, Edge
 from chimera_ir.flow.flow import Flow, crossing
+from chimera_ir.flow.net import net_of
 from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.kinds import ACTIVATIONS, BACKWARD, FORWARD, GRADIENTS, KEPT, Kind, Value
 from chimera_ir.ir.levels import Header, Pipe, Schedule
@@ -18,6 +18,7 @@ from chimera_ir.ir.ops import Compute, Message
 from chimera_ir.ir.text.printer import line
 from chimera_ir.lower.forwards import forwards
 from chimera_ir.lower.lower import lower
+from chimera_ir.verify.cycle import cycle_in, first_value
 
 MICRO = Micro(0)
 FIRST, SECOND, LAST = map(Stage, range(3))
@@ -89,9 +90,10 @@ def test_a_value_crosses_to_each_of_its_readers() -> None:
 
 
 def test_the_graph_says_which_value_an_edge_is_about() -> None:
-    dag = Dag(SCHEDULE)
-    before, after = NUMBERS[operation(FORWARD, SECOND)], NUMBERS[operation(FORWARD, LAST)]
-    assert (dag.kind(before, after), dag.value(before, after), dag.cycle()) == (Edge.DATA, ACTIVATIONS, ())
+    before, after = operation(FORWARD, SECOND), operation(FORWARD, LAST)
+    net = net_of(SCHEDULE)
+    assert NUMBERS[before] in net.predecessors[NUMBERS[after]]
+    assert (first_value(HEADER, before, after), cycle_in(net)) == (ACTIVATIONS, ())
 
 
 def test_lanes_receive_from_every_stage_that_feeds_them_and_scripts_hand_all_of_it_on() -> None:

@@ -1,0 +1,144 @@
+"""The net of a turn: which operation of a stream waits for which, as a periodic system (`flow.cycles`).
+
+worker 0:                 worker 1:                 0  F m s0     waits for 1 a turn ago
+  F m s0 v-1                F m s1 v                1  B m-1 s0   waits for 0, for 0 and 3 a turn ago
+  B m-1 s0 v-2              B m s1 v                2  F m s1     waits for 0, for 3 a turn ago
+                                                    3  B m s1     waits for 2
+
+Nodes are the operations of all turns, lane by lane. Places of a lane are counted on from turn to turn, from the start
+of turn 0 of the worker; those before it are negative. What is at place p in one turn is at p + n in the next, where a
+turn has n operations, and its version is later by the updates of a turn.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+
+from chimera_ir.flow.cycles import Waits
+from chimera_ir.flow.flow import Flow
+from chimera_ir.flow.host_moves import waits_in_turn
+from chimera_ir.flow.net import newest, queued_by_resource
+from chimera_ir.ir.ids import Micro, WeightGroup
+from chimera_ir.ir.levels import Header
+from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.streams import ScheduleStream
+
+_Marks = dict[WeightGroup, list[tuple[int, int]]]
+"""The operations of a turn that have to do with a group: the place and an update or a version of each."""
+
+
+class TurnLane:
+    """The lane of a worker: its operations in turn 0, from node ``first`` on, and what they need, read and add to.
+
+    ``needs``, ``reads`` and ``sums`` have the versions that must exist, those that are read, and the updates, by group.
+    """
+
+    def __init__(self, header: Header, operations: tuple[Compute, ...], first: int) -> None:
+        self.operations, self.length, self.per_turn = operations, len(operations), header.per_turn
+        self.first = first
+        self.needs: _Marks = defaultdict(list)
+        self.reads: _Marks = defaultdict(list)
+        self.sums: _Marks = defaultdict(list)
+        for place, operation in enumerate(operations):
+            for group in header.groups_with[operation.stage] if not operation.kind.moves else ():
+                self.needs[group].append((place, newest(header, operation)))
+                self.reads[group].append((place, operation.version or 0))
+                if operation.kind.sums:
+                    self.sums[group].append((place, header.update_of(operation.micros)))
+
+    def node(self, place: int) -> tuple[int, int]:
+        """The node of the operation at a place, and its turn."""
+        turn, inside = divmod(place, self.length)
+        return self.first + inside, turn
+
+    def first_need(self, group: WeightGroup, version: int, early: Iterable[tuple[int, int]] = ()) -> int:
+        """The first place, in any turn, that needs a version or a later one, by ``needs`` or by the marks ``early``."""
+        return min(
+            place - self.length * ((need - version) // self.per_turn) for place, need in (*self.needs[group], *early)
+        )
+
+    def last(self, marks: Iterable[tuple[int, int]], number: int) -> int | None:
+        """The last place, in any turn, that has this number; None if there is no such place."""
+        turns = ((place, *divmod(number - have, self.per_turn)) for place, have in marks)
+        return max((place + self.length * turn for place, turn, rest in turns if not rest), default=None)
+
+
+@dataclass(frozen=True)
+class TurnNet:
+    """The net of a turn; node n is ``operations[n]``."""
+
+    header: Header
+    lanes: Sequence[TurnLane]
+
+    @cached_property
+    def operations(self) -> list[Compute]:
+        """The operations of all turns, lane by lane."""
+        return [operation for lane in self.lanes for operation in lane.operations]
+
+    @cached_property
+    def waits(self) -> Waits:
+        """The waits of each node: for values, for steps, and in its lane; of several for one node, the nearest."""
+        nearest: list[dict[int, int]] = [{} for _ in self.operations]
+        for node, other, ago in (*self._data(), *self._steps(), *self._queues()):
+            nearest[node][other] = min(ago, nearest[node].get(other, ago))
+        return [tuple(waits.items()) for waits in nearest]
+
+    def _queues(self) -> Iterator[tuple[int, int, int]]:
+        """Yields the waits for operations before in the lane, and for the moves that it has waited for."""
+        for lane in self.lanes:
+            for place, before in enumerate(self._queued(lane)):
+                for other, turn in map(lane.node, before):
+                    yield lane.first + place, other, -turn
+
+    def _queued(self, lane: TurnLane) -> Iterable[Iterable[int]]:
+        """The places that each operation of a turn follows, as in `flow.net.queued`."""
+        if self.header.lanes_only:
+            return ((place - 1,) for place in range(lane.length))
+        # In the second of two turns in a row, all that an operation follows is there.
+        places, of_turn = range(-lane.length, lane.length), waits_in_turn(self.header, lane.operations)
+        waits = {
+            start + place: [places[start] + move for move in moves]
+            for start in (0, lane.length)
+            for place, moves in of_turn.items()
+        }
+        return islice(queued_by_resource(lane.operations * 2, places, waits), lane.length, None)
+
+    def _data(self) -> Iterator[tuple[int, int, int]]:
+        """Yields the waits for operations that make what others read."""
+        period, operations = self.header.period, self.operations
+        # Each operation as the one on a micro-batch of turn 0, which in its lane is some turns later.
+        turns = [[micro // period for micro in operation.micros] for operation in operations]
+        total, latest = len(operations), max((turn for of in turns for turn in of), default=0)
+        by_micro = [
+            (node + total * (latest - turn), Compute(operation.kind, (Micro(micro % period),), operation.stage))
+            for node, (operation, of) in enumerate(zip(operations, turns, strict=True))
+            for micro, turn in zip(operation.micros, of, strict=True)
+        ]
+        flow = Flow(self.header, sorted(by_micro, key=lambda entry: entry[0]))
+        for number, single in by_micro:
+            later, node = divmod(number, total)
+            for made in flow.needs(single):
+                turn, other = divmod(made, total)
+                yield node, other, later - turn
+
+    def _steps(self) -> Iterator[tuple[int, int, int]]:
+        """Yields the waits for steps: the first operation that needs one waits for what adds last to its update."""
+        for lane in self.lanes:
+            for group in lane.needs:
+                for version in range(1, self.header.per_turn + 1):
+                    node, turn = lane.node(lane.first_need(group, version))
+                    for other_lane in self.lanes:
+                        last = other_lane.last(other_lane.sums.get(group, ()), version - 1)
+                        if last is not None:
+                            other, before = other_lane.node(last)
+                            yield node, other, turn - before
+
+
+def turn_net(stream: ScheduleStream) -> TurnNet:
+    """The net of a turn of a complete and placed stream."""
+    lanes: list[TurnLane] = []
+    for operations in stream.lanes:
+        lanes.append(TurnLane(stream.header, operations, lanes[-1].first + lanes[-1].length if lanes else 0))
+    return TurnNet(stream.header, lanes)
