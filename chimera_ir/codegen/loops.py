@@ -15,7 +15,7 @@ from chimera_ir.ir.ids import Micro, WeightGroup
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Instruction, Pair, singles
 from chimera_ir.ir.text.printer import Numbers, absolute, numbered_line, numbers_of
-from chimera_ir.ir.turns import Initial, Turn, extent, lowest
+from chimera_ir.ir.turns import Initial, Turn, extent, lowest, served_update
 
 _COLUMN = 74
 """The most characters of a statement whose comment is aligned with the others."""
@@ -112,12 +112,6 @@ def _in_rounds(notation: Notation) -> Numbers:
 def reach(header: Header, turn: Turn, initials: Mapping[WeightGroup, Initial]) -> tuple[int, int]:
     """Returns the first update of a run's first turn, and how many updates after the run its last turn begins."""
     step = header.per_turn
-    served = [(_update(header, line), lowest(initials, line)) for line in turn.instructions]
+    served = [(served_update(header, line), lowest(initials, line)) for line in turn.instructions]
     ahead = max((update - least for update, least in served), default=0)
     return -(ahead // step) * step, -min((update for update, _ in served), default=0)
-
-
-def _update(header: Header, instruction: Instruction) -> int:
-    """The update that an instruction serves, relative to the first one of the turn."""
-    first, _, of_updates = extent(instruction)
-    return first if of_updates else first // header.per_update

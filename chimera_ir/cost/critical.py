@@ -13,7 +13,7 @@ from chimera_ir.ir.kinds import COSTED, KEPT, Kind, Pairing
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Operation
 from chimera_ir.ir.streams import stream_of
-from chimera_ir.ir.turns import in_turn
+from chimera_ir.ir.turns import in_turn, turn_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,33 @@ class Structure:
 
     @cached_property
     def numbers(self) -> Sequence[int]:
-        """The operations, by number in the net, that a critical path may have: all or, of a turn, one for each node."""
+        """The operations, by number in the net, that a critical path may have: all or, of a turn, those of turn 0."""
         if self.turn is None:
             return range(len(self.net.operations))
-        number_of = {in_turn(self.turn.header, operation): n for n, operation in enumerate(self.net.operations)}
-        return [number_of[in_turn(self.turn.header, operation)[0], 0] for operation in self.turn.operations]
+        return [number for number, _ in self._turn_0]
+
+    @cached_property
+    def waits(self) -> Waits:
+        """The waits of the operations in ``numbers``, by their places there."""
+        assert self.turn is not None, "a schedule with a flush is no periodic system"
+        place, waits, header = (
+            {node: place for place, (_, node) in enumerate(self._turn_0)},
+            self.turn.waits,
+            self.turn.header,
+        )
+        # Nodes count turns from that of their lane, these waits from that of the micro-batch.
+        turns = [turn_number(header, operation) for operation in self.turn.operations]
+        counted = [[(place[other], ago + turns[node] - turns[other]) for other, ago in waits[node]] for node in place]
+        return [sorted(several, key=lambda wait: wait[1] > 0) for several in counted]
+
+    @cached_property
+    def _turn_0(self) -> list[tuple[int, int]]:
+        """The operations on micro-batches of turn 0 in the order of the net, by number and by node of the turn."""
+        assert self.turn is not None, "a schedule with a flush has no turns"
+        header, operations = self.turn.header, self.net.operations
+        nodes = {in_turn(header, operation)[0]: node for node, operation in enumerate(self.turn.operations)}
+        in_turns = ((number, *in_turn(header, operations[number])) for number in self.net.order)
+        return [(number, nodes[operation]) for number, operation, turn in in_turns if turn == 0]
 
     @cached_property
     def preferred(self) -> Sequence[int]:
@@ -93,16 +115,15 @@ def critical_path(header: Header, structure: Structure, durations: Sequence[int]
     if not net.operations:
         return _counted(header, net, (), Fraction(0), 1), []
     if structure.turn is not None:
-        return _cycle(header, structure, durations, structure.turn.waits), net.ends(durations)
+        return _cycle(header, structure, durations), net.ends(durations)
     return _path(header, net, durations, structure.preferred)
 
 
 def update_length(header: Header, structure: Structure, durations: Sequence[int]) -> Fraction:
     """The length of `critical_path` in linear time, without building the path."""
-    turn = structure.turn
-    if turn is None:
+    if structure.turn is None:
         return Fraction(max(structure.net.ends(durations), default=0))
-    return critical(turn.waits, [durations[number] for number in structure.numbers]).cycle.ratio / header.per_turn
+    return critical(structure.waits, [durations[number] for number in structure.numbers]).cycle.ratio / header.per_turn
 
 
 def _path(
@@ -126,9 +147,9 @@ def _path(
     return _counted(header, net, reversed(path), Fraction(max(times)), 1), times
 
 
-def _cycle(header: Header, structure: Structure, durations: Sequence[int], waits: Waits) -> CriticalPath:
+def _cycle(header: Header, structure: Structure, durations: Sequence[int]) -> CriticalPath:
     # First the cycles that take longest, then among their waits the cycle that is preferred.
-    longest = critical(waits, [durations[number] for number in structure.numbers])
+    longest = critical(structure.waits, [durations[number] for number in structure.numbers])
     most = critical(longest.tight, structure.preferred).cycle
     cycle = longest.cycle if most == NO_CYCLE else most
     path = [structure.numbers[node] for node in cycle.nodes]

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from operator import itemgetter
 
 from chimera_ir.flow.cycles import Waits
 from chimera_ir.flow.flow import Flow
@@ -53,6 +54,10 @@ class TurnLane:
         turn, inside = divmod(place, self.length)
         return self.first + inside, turn
 
+    def place(self, node: int, turn: int) -> int:
+        """The place of the operation of a node in a turn."""
+        return node - self.first + turn * self.length
+
     def first_need(self, group: WeightGroup, version: int, early: Iterable[tuple[int, int]] = ()) -> int:
         """The first place, in any turn, that needs a version or a later one, by ``needs`` or by the marks ``early``."""
         return min(
@@ -81,7 +86,7 @@ class TurnNet:
     def waits(self) -> Waits:
         """The waits of each node: for values, for steps, and in its lane; of several for one node, the nearest."""
         nearest: list[dict[int, int]] = [{} for _ in self.operations]
-        for node, other, ago in (*self._data(), *self._steps(), *self._queues()):
+        for node, other, ago in (*self._data(), *self._queues(), *self._steps()):
             nearest[node][other] = min(ago, nearest[node].get(other, ago))
         return [tuple(waits.items()) for waits in nearest]
 
@@ -107,21 +112,34 @@ class TurnNet:
 
     def _data(self) -> Iterator[tuple[int, int, int]]:
         """Yields the waits for operations that make what others read."""
-        period, operations = self.header.period, self.operations
-        # Each operation as the one on a micro-batch of turn 0, which in its lane is some turns later.
-        turns = [[micro // period for micro in operation.micros] for operation in operations]
-        total, latest = len(operations), max((turn for of in turns for turn in of), default=0)
-        by_micro = [
-            (node + total * (latest - turn), Compute(operation.kind, (Micro(micro % period),), operation.stage))
-            for node, (operation, of) in enumerate(zip(operations, turns, strict=True))
-            for micro, turn in zip(operation.micros, of, strict=True)
+        for node, operation in enumerate(self.operations):
+            for micro in operation.micros:
+                turn, single = divmod(micro, self.header.period)
+                for made in self.flow.needs(Compute(operation.kind, (Micro(single),), operation.stage)):
+                    other, before = self.at(made)
+                    yield node, other, -turn - before
+
+    @cached_property
+    def flow(self) -> Flow:
+        """The flow of values about the micro-batches of turn 0; `at` says what its numbers mean."""
+        period = self.header.period
+        numbered = [
+            (node + (self._latest - micro // period) * len(self.operations), kind, Micro(micro % period), stage)
+            for node, (kind, micros, stage) in enumerate((o.kind, o.micros, o.stage) for o in self.operations)
+            for micro in micros
         ]
-        flow = Flow(self.header, sorted(by_micro, key=lambda entry: entry[0]))
-        for number, single in by_micro:
-            later, node = divmod(number, total)
-            for made in flow.needs(single):
-                turn, other = divmod(made, total)
-                yield node, other, later - turn
+        numbered.sort(key=itemgetter(0))
+        return Flow(self.header, ((number, Compute(kind, (micro,), stage)) for number, kind, micro, stage in numbered))
+
+    def at(self, number: int) -> tuple[int, int]:
+        """The node of an operation of `flow`, and the turn of its lane in which it is."""
+        turn, node = divmod(number, len(self.operations))
+        return node, turn - self._latest
+
+    @cached_property
+    def _latest(self) -> int:
+        """The last turn, counted from that of its lane, to which a micro-batch of any operation belongs."""
+        return max((max(o.micros) // self.header.period for o in self.operations), default=0)
 
     def _steps(self) -> Iterator[tuple[int, int, int]]:
         """Yields the waits for steps: the first operation that needs one waits for what adds last to its update."""

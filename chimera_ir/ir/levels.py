@@ -361,10 +361,6 @@ class Schedule(OneLine):
     header: Header
     lanes: tuple[tuple[ops.Operation, ...], ...]
 
-    def with_lanes(self, lanes: Iterable[Sequence[ops.Operation]]) -> "Schedule":
-        """The schedule of the same header with other lanes."""
-        return Schedule(self.header, tuple(map(tuple, lanes)))
-
     @staticmethod
     def from_lanes(
         lanes: "Iterable[Iterable[Given]]", like: Header | None = None, *, name: str = "by_hand"

@@ -121,10 +121,6 @@ class ScheduleStream(LaneStream):
         """The operations of one turn of each worker."""
         return tuple(tuple(computes(turn.instructions)) for turn in self.turns)
 
-    def with_lanes(self, lanes: Iterable[Sequence[Instruction]]) -> "ScheduleStream":
-        """The stream of the same header with other turns."""
-        return ScheduleStream(self.header, tuple(Turn(tuple(lane)) for lane in lanes))
-
     def view(self, updates: int) -> Schedule:
         """The schedule of the first ``updates`` updates."""
         lanes = (tuple(computes(unroll(self.header, turn, updates))) for turn in self.turns)
@@ -147,11 +143,16 @@ class ProgramStream(LaneStream):
     @property
     def schedule(self) -> ScheduleStream:
         """The stream of the compute operations alone, in the same order."""
-        return ScheduleStream(self.header, tuple(Turn(tuple(computes(turn.instructions))) for turn in self.turns))
+        return stream_with(self.header, (computes(turn.instructions) for turn in self.turns))
 
 
 Level = Plan | Schedule | ScheduleStream | Program | ProgramStream
 """Any level that has a text."""
+
+
+def stream_with(header: Header, lanes: Iterable[Iterable[Instruction]]) -> ScheduleStream:
+    """The schedule without end in which a turn of worker w has the operations ``lanes[w]``."""
+    return ScheduleStream(header, tuple(Turn(tuple(lane)) for lane in lanes))
 
 
 def computes(lane: Iterable[Instruction]) -> Iterator[Compute]:

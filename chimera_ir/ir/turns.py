@@ -207,6 +207,12 @@ def turn_number(header: Header, instruction: ops.Instruction) -> int:
     return first // (header.per_turn if of_updates else header.period)
 
 
+def served_update(header: Header, instruction: ops.Instruction) -> int:
+    """The update to which an instruction or its first micro-batch belongs, counted as these are."""
+    first, _, of_updates = extent(instruction)
+    return first if of_updates else first // header.per_update
+
+
 def in_turn(header: Header, instruction: ops.Instruction) -> tuple[ops.Instruction, int]:
     """An instruction as it stands in turn 0, in slot 0 and without the version that it reads, and its turn.
 

@@ -14,11 +14,12 @@ launched after everything that belongs to the operation before it; `flow.host_mo
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from chimera_ir.flow.host_moves import Waits, waited
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.ir.ops import Instruction, Operation
-from chimera_ir.ir.streams import ScheduleStream
+from chimera_ir.ir.streams import ScheduleStream, stream_with
 
 Moves = Mapping[int, Sequence[Instruction]]
 """The moves and the waits for them before each operation of the lane without moves; its length is the lane's end."""
@@ -26,7 +27,8 @@ Moves = Mapping[int, Sequence[Instruction]]
 
 def without_moves(level: Schedule | ScheduleStream) -> Schedule | ScheduleStream:
     """The schedule of the operations that occupy the lanes."""
-    return level.with_lanes(tuple(line for line in lane if not line.kind.moves) for lane in level.lanes)
+    lanes = tuple(tuple(line for line in lane if not line.kind.moves) for lane in level.lanes)
+    return replace(level, lanes=lanes) if isinstance(level, Schedule) else stream_with(level.header, lanes)
 
 
 def moves_between(lane: Sequence[Operation], waits: Waits, period: int) -> Moves:

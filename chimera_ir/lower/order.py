@@ -21,8 +21,8 @@ from chimera_ir.ir.levels import Plan, Schedule
 from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.planned import Planned, Unclocked
 from chimera_ir.ir.recomputation import in_full
-from chimera_ir.ir.streams import PlanStream, ScheduleStream, computes
-from chimera_ir.ir.turns import Turn, later
+from chimera_ir.ir.streams import PlanStream, ScheduleStream, computes, stream_with
+from chimera_ir.ir.turns import later
 
 
 @overload
@@ -54,9 +54,7 @@ def order(plan: Plan | PlanStream) -> Schedule | ScheduleStream:
         else:
             unclocked.append(planned)
     if isinstance(plan, PlanStream):
-        return ScheduleStream(
-            plan.header, tuple(map(Turn, in_full(plan.header, [tuple(_turn(plan, lane)) for lane in lanes])))
-        )
+        return stream_with(plan.header, in_full(plan.header, [tuple(_turn(plan, lane)) for lane in lanes]))
     for lane in lanes:
         lane.sort(key=_moves_first if plan.header.moves else attrgetter("clock"))
     operations = [[planned.operation for planned in lane] for lane in lanes]

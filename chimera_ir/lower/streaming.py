@@ -19,10 +19,11 @@ Places of a lane are counted on from turn to turn, from the start of turn 0 of t
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from sys import maxsize
 
-from chimera_ir.flow.flow import Flow, crossing
+from chimera_ir.flow.flow import crossing
+from chimera_ir.flow.turn_net import TurnNet, turn_net
 from chimera_ir.ir.ids import Micro, Worker
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Message
@@ -48,22 +49,22 @@ def lower_stream(
 
     ``moves`` are the moves of memory of each turn, which the schedule does not have.
     """
-    header, turns = stream.header, list[Turn]()
-    links = _links(stream, ahead)
-    traffics = in_order(placed(links, [maxsize] * header.workers, {}, ahead, communicators), -maxsize)
-    for lane, traffic, insertions, between in zip(stream.lanes, traffics, update(stream, duration), moves, strict=True):
-        slots, sizes = rings(traffic.postings, len(lane), header.period)
+    net, turns = turn_net(stream), list[Turn]()
+    links = _links(net, ahead)
+    traffics = in_order(placed(links, [maxsize] * len(net.lanes), {}, ahead, communicators), -maxsize)
+    for lane, traffic, insertions, between in zip(stream.lanes, traffics, update(net, duration), moves, strict=True):
+        slots, sizes = rings(traffic.postings, len(lane), net.header.period)
         turns.append(Turn(tuple(with_inserted(lane, traffic, slots, insertions, between)), sizes))
-    return ProgramStream(header, tuple(turns))
+    return ProgramStream(net.header, tuple(turns))
 
 
-def _links(stream: ScheduleStream, ahead: int) -> dict[Link, list[Transfer]]:
+def _links(net: TurnNet, ahead: int) -> dict[Link, list[Transfer]]:
     """The messages of every directed pair of workers, in the order in which they are sent, around turn 0.
 
     They are those of as many turns as decide where the messages of turn 0 are posted and waited for.
     """
-    lengths = [len(lane) for lane in stream.lanes]
-    links = _of_turn(stream, lengths)
+    lengths = [lane.length for lane in net.lanes]
+    links = _of_turn(net)
     # For each message, the turns of its sender and of its receiver in which it is sent and used.
     ends = {
         link: [(t.produced // lengths[t.sender], t.used // lengths[t.receiver]) for t in transfers]
@@ -71,38 +72,33 @@ def _links(stream: ScheduleStream, ahead: int) -> dict[Link, list[Transfer]]:
     }
     reach = 2 * max((abs(sent - used) for sent, used in chain(*ends.values())), default=0) + 2 + ahead
     return {
-        link: _around(transfers, reach, {*chain(*ends[link])}, stream.header, lengths)
-        for link, transfers in links.items()
+        link: _around(transfers, reach, {*chain(*ends[link])}, net.header, lengths) for link, transfers in links.items()
     }
 
 
-def _of_turn(stream: ScheduleStream, lengths: Sequence[int]) -> Mapping[Link, list[Transfer]]:
-    """The messages about the micro-batches of turn 0, by their first one; ``lengths`` has the lengths of the turns."""
-    header, period = stream.header, stream.header.period
-    lanes = [list(enumerate(lane)) for lane in stream.lanes]
-    # Each operation as the one on a micro-batch of turn 0.
-    by_micro = (
-        (place - micro // period * length, Compute(operation.kind, (Micro(micro % period),), operation.stage))
-        for lane, length in zip(lanes, lengths, strict=True)
-        for place, operation in lane
-        for micro in operation.micros
-    )
-    flow = Flow(header, sorted(by_micro, key=itemgetter(0)))
+def _of_turn(net: TurnNet) -> Mapping[Link, list[Transfer]]:
+    """The messages about the micro-batches of turn 0, by their first one."""
+    header, period, flow = net.header, net.header.period, net.flow
     links: dict[Link, list[Transfer]] = defaultdict(list)
-    for worker, (lane, length) in enumerate(zip(lanes, lengths, strict=True)):
+    for number, lane in enumerate(net.lanes):
+        worker = Worker(number)
         of_turn = (
-            (place - turn * length, Compute(operation.kind, moved(operation.micros, -turn * period), operation.stage))
-            for place, operation in lane
+            (
+                place - turn * lane.length,
+                Compute(operation.kind, moved(operation.micros, -turn * period), operation.stage),
+            )
+            for place, operation in enumerate(lane.operations)
             for turn in [operation.micros[0] // period]
         )
-        for produced, message, peer in crossing(header, Worker(worker), of_turn):
+        for produced, message, peer in crossing(header, worker, of_turn):
+            receiver = net.lanes[peer]
             last_use = max(
-                flow.last_use(message._replace(micros=(Micro(micro % period),))) + micro // period * lengths[peer]
+                receiver.place(*net.at(flow.last_use(message._replace(micros=(Micro(micro % period),)))))
+                + micro // period * receiver.length
                 for micro in message.micros
             )
-            links[Worker(worker), peer].append(
-                Transfer(message, Worker(worker), peer, produced, flow.consumer(message), last_use)
-            )
+            used = receiver.place(*net.at(flow.consumer(message)))
+            links[worker, peer].append(Transfer(message, worker, peer, produced, used, last_use))
     return links
 
 

@@ -45,10 +45,9 @@ from sys import maxsize
 from typing import NamedTuple
 
 from chimera_ir.flow.cycles import longest_paths, steady_run
-from chimera_ir.flow.turn_net import TurnLane, TurnNet, turn_net
+from chimera_ir.flow.turn_net import TurnLane, TurnNet
 from chimera_ir.ir.ids import Version, WeightGroup
 from chimera_ir.ir.ops import AllReduce, Drop, Instruction, Stash, Step, WaitAllReduce
-from chimera_ir.ir.streams import ScheduleStream
 from chimera_ir.lower.sync import Duration, Insertions
 
 
@@ -80,7 +79,7 @@ class _GroupUpdate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Updates:
+class _LaneUpdates:
     """The updates of a worker, by the operations of its turn.
 
     ``summed`` has, for groups to which some worker adds nothing in an update, how many updates of the group are surely
@@ -121,9 +120,8 @@ class _Updates:
         return self.lane.first_need(group, version, self.summed[group] if is_early else ())
 
 
-def update(stream: ScheduleStream, duration: Duration) -> Iterator[Insertions]:
+def update(net: TurnNet, duration: Duration) -> Iterator[Insertions]:
     """The sums, steps, stashes and drops of turn 0 of every lane, by the policy above; ``duration`` is in any unit."""
-    net = turn_net(stream)
     by_lane = _by_lane(net)
     order = _agreed(net, by_lane, duration)
     for updates in by_lane:
@@ -155,9 +153,9 @@ def _insertions(lane: TurnLane, updates: Iterable[_GroupUpdate]) -> Insertions:
     return Insertions(before, after)
 
 
-def _by_lane(net: TurnNet) -> list[_Updates]:
+def _by_lane(net: TurnNet) -> list[_LaneUpdates]:
     """The updates of each worker."""
-    by_lane, per_turn = [*map(_Updates, net.lanes)], net.header.per_turn
+    by_lane, per_turn = [*map(_LaneUpdates, net.lanes)], net.header.per_turn
     for group in {group for updates in by_lane for group in updates.uneven}:
         needs = [-maxsize] * len(net.operations)
         for lane in net.lanes:
@@ -174,7 +172,7 @@ def _by_lane(net: TurnNet) -> list[_Updates]:
 
 
 def _agreed(
-    net: TurnNet, by_lane: Sequence[_Updates], duration: Duration
+    net: TurnNet, by_lane: Sequence[_LaneUpdates], duration: Duration
 ) -> Callable[[_GroupUpdate], tuple[Fraction, int]]:
     """The sort key of an update in the order of the launches; of sums with the same time, the later group is first.
 

@@ -25,7 +25,7 @@ _VEE = "ZBVZeroBubble"
 def unfit(level: Schedule | ScheduleStream) -> str:
     """The reason why torch cannot run a schedule, as a sentence; empty if it can."""
     header = level.header
-    if isinstance(level, ScheduleStream) or header.asynchronous:
+    if header.steps_inside:
         return "it has no flush, so its weights have versions, and torch has one version of each weight"
     shared = next((s for s, workers in enumerate(header.holders) if len(workers) > 1), None)
     if shared is not None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from chimera_ir.escapes import visible_lines
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Instruction
-from chimera_ir.ir.turns import extent, shifted
+from chimera_ir.ir.turns import served_update, shifted
 from chimera_ir.plural import counted
 from chimera_ir.predict.events import Events
 from chimera_ir.trace.fields import LONGEST, of_type, whole, word
@@ -201,8 +201,7 @@ def _instruction_at(
     turn = _turn(header, place)
     shown = turn if turn in of_turns and not before else min(of_turns, key=lambda other: abs(turn - before - other))
     done = shifted(of_turns[shown], (turn - shown) * header.per_update, turn - shown)
-    number, _, of_updates = extent(done)
-    return _LaneInstruction(done, of_turns[shown], number if of_updates else number // header.per_update)
+    return _LaneInstruction(done, of_turns[shown], served_update(header, done))
 
 
 def _key(header: Header, place: CallPlace) -> _Key:

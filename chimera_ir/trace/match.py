@@ -7,7 +7,7 @@ from itertools import islice, takewhile
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Instruction
 from chimera_ir.ir.streams import ProgramStream
-from chimera_ir.ir.turns import extent, unroll
+from chimera_ir.ir.turns import served_update, unroll
 from chimera_ir.trace.spans import Lane, LaneSpan, Load, recorded, words
 from chimera_ir.trace.trace_files import BadTrace, Rank, RecordedOperation, Trace
 
@@ -26,8 +26,7 @@ def instructions(program: Program | ProgramStream, worker: int, updates: int) ->
             yield from ((update, instruction) for instruction in lane)
         return
     for instruction in unroll(header, program.turns[worker], updates):
-        first, _, of_updates = extent(instruction)
-        yield (first if of_updates else first // header.per_update), instruction
+        yield served_update(header, instruction), instruction
 
 
 def ahead(trace: Trace, rank: Rank, lane: Lane) -> Iterator[tuple[int, Instruction]]:

@@ -20,7 +20,7 @@ from chimera_ir.ir.kinds import KINDS, NOTHING, Value, all_kinds
 from chimera_ir.ir.levels import MAX_AGE, MAX_MICRO_BATCHES, Header, Plan, Program, Schedule
 from chimera_ir.ir.planned import Planned, Unclocked
 from chimera_ir.ir.recomputation import in_full
-from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
+from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream, stream_with
 from chimera_ir.ir.text.header import integers, read_header, span
 from chimera_ir.ir.text.malformed import FORMS, FORMS_OF_TURN
 from chimera_ir.ir.text.structure import MOST_MISTAKES, tree_of
@@ -84,7 +84,7 @@ class _BodyReader:
     def _turns(self, lanes: Iterable[Iterable[Token]]) -> ScheduleStream | ProgramStream:
         if self._level == "schedule":
             turns_read = [ops.singles(self._operations(lane)) for lane in lanes]
-            return ScheduleStream(self._header, tuple(map(Turn, in_full(self._header, turns_read))))
+            return stream_with(self._header, in_full(self._header, turns_read))
         turns: list[Turn] = []
         for lane in lanes:
             self._rings = {}
