@@ -75,21 +75,21 @@ class StreamStage(StreamWeights):
         self._version = 0
         for method in OPERATIONS.values():
             setattr(self, method, partial(self._operate, method))
-        for method in MOVES.values():
-            for call in (method, f"wait_{method}"):
-                setattr(self, call, partial(self._move, call))
-        for value in VALUES.values():
-            setattr(self, value.made, partial(self._made, value.made))
+        moves = (call for method in MOVES.values() for call in (method, f"wait_{method}"))
+        for method in (*moves, *(value.made for value in VALUES.values())):
+            setattr(self, method, partial(self._call, method))
 
     def _operate(self, method: str, micros: Micros, *values: Any) -> None:
         """Runs an operation on micro-batches of the run, with the version from `at`."""
         if self._run.has(micros):
             getattr(self._stage.at(self._version), method)(micros, *values)
 
-    def _move(self, method: str, micros: Micros) -> None:
-        """Launches a move of micro-batches of the run, or waits for its end; no weights are read."""
-        if self._run.has(micros):
-            getattr(self._stage, method)(micros)
+    def _call(self, method: str, micros: Micros) -> Any:
+        """Calls a method that reads no weights: a move or a wait for it, or one that returns what the stage has made.
+
+        Returns no tensors for micro-batches outside the run.
+        """
+        return getattr(self._stage, method)(micros) if self._run.has(micros) else ()
 
     def begin(self, update: int) -> None:
         """Begins a run: its micro-batches are counted from the first one of ``update``."""
@@ -99,10 +99,6 @@ class StreamStage(StreamWeights):
         """Chooses the version of the weights for the next operation; negative versions are version 0."""
         self._version = max(0, version)
         return self
-
-    def _made(self, method: str, micros: Micros) -> Any:
-        """Returns a value that the stage has made; none for micro-batches outside the run."""
-        return getattr(self._stage, method)(micros) if self._run.has(micros) else ()
 
 
 class StreamLink:
