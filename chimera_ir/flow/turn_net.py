@@ -1,9 +1,9 @@
 """The net of a turn: which operation of a stream waits for which, as a periodic system (`flow.cycles`).
 
-worker 0:                 worker 1:                 0  F m s0     waits for 1 a turn ago
-  F m s0 v-1                F m s1 v                1  B m-1 s0   waits for 0, for 0 and 3 a turn ago
-  B m-1 s0 v-2              B m s1 v                2  F m s1     waits for 0, for 3 a turn ago
-                                                    3  B m s1     waits for 2
+worker 0:             worker 1:             0  F m s0     waits for 1 a turn ago
+  F m s0 v-1            F m s1 v            1  B m-1 s0   waits for 0, and for 3 a turn ago
+  B m-1 s0 v-2          B m s1 v            2  F m s1     waits for 0, and for 3 a turn ago
+                                            3  B m s1     waits for 2
 
 Nodes are the operations of all turns, lane by lane. Places of a lane are counted on from turn to turn, from the start
 of turn 0 of the worker; those before it are negative. What is at place p in one turn is at p + n in the next, where a
