@@ -8,7 +8,7 @@ from functools import cached_property
 
 from chimera_ir.flow.cycles import NO_CYCLE, Waits, critical
 from chimera_ir.flow.net import Net, net_of
-from chimera_ir.flow.turn_net import TurnNet, turn_net
+from chimera_ir.flow.turn_net import turn_net
 from chimera_ir.ir.kinds import COSTED, KEPT, Kind, Pairing
 from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Operation
@@ -33,40 +33,15 @@ class CriticalPath:
 
 @dataclass(frozen=True)
 class Structure:
-    """The part of a timeline without costs and recomputation; ``turn`` is the net of its turn without a flush."""
+    """The part of a timeline without costs and recomputation.
+
+    ``numbers`` are the operations, by number in the net, that a critical path may have: all or, without a flush, those
+    of one turn. ``waits`` are then the waits of these, by their places in ``numbers``; with a flush there are none.
+    """
 
     net: Net
-    turn: TurnNet | None
-
-    @cached_property
-    def numbers(self) -> Sequence[int]:
-        """The operations, by number in the net, that a critical path may have: all or, of a turn, those of turn 0."""
-        if self.turn is None:
-            return range(len(self.net.operations))
-        return [number for number, _ in self._turn_0]
-
-    @cached_property
-    def waits(self) -> Waits:
-        """The waits of the operations in ``numbers``, by their places there."""
-        assert self.turn is not None, "a schedule with a flush is no periodic system"
-        place, waits, header = (
-            {node: place for place, (_, node) in enumerate(self._turn_0)},
-            self.turn.waits,
-            self.turn.header,
-        )
-        # Nodes count turns from that of their lane, these waits from that of the micro-batch.
-        turns = [turn_number(header, operation) for operation in self.turn.operations]
-        counted = [[(place[other], ago + turns[node] - turns[other]) for other, ago in waits[node]] for node in place]
-        return [sorted(several, key=lambda wait: wait[1] > 0) for several in counted]
-
-    @cached_property
-    def _turn_0(self) -> list[tuple[int, int]]:
-        """The operations on micro-batches of turn 0 in the order of the net, by number and by node of the turn."""
-        assert self.turn is not None, "a schedule with a flush has no turns"
-        header, operations = self.turn.header, self.net.operations
-        nodes = {in_turn(header, operation)[0]: node for node, operation in enumerate(self.turn.operations)}
-        in_turns = ((number, *in_turn(header, operations[number])) for number in self.net.order)
-        return [(number, nodes[operation]) for number, operation, turn in in_turns if turn == 0]
+    numbers: Sequence[int]
+    waits: Waits
 
     @cached_property
     def preferred(self) -> Sequence[int]:
@@ -100,7 +75,19 @@ def structure_of(schedule: Schedule, net: Net | None = None) -> Structure:
     header, net = schedule.header, net or net_of(schedule)
     if len(net.order) < len(net.operations):
         raise ValueError("the schedule closes a cycle; only a verified schedule has a timeline")
-    return Structure(net, turn_net(stream_of(schedule)) if header.asynchronous else None)
+    return Structure(net, *_turn_in(net)) if header.asynchronous else Structure(net, range(len(net.operations)), ())
+
+
+def _turn_in(net: Net) -> tuple[Sequence[int], Waits]:
+    """The operations on micro-batches of turn 0 of a stream, in the order of its net, and their waits."""
+    turn, header = turn_net(stream_of(net.schedule)), net.schedule.header
+    nodes = {in_turn(header, operation)[0]: node for node, operation in enumerate(turn.operations)}
+    in_turns = ((number, *in_turn(header, net.operations[number])) for number in net.order)
+    first = {nodes[operation]: number for number, operation, in_which in in_turns if in_which == 0}
+    # Nodes count turns from that of their lane, these waits from that of the micro-batch.
+    place, turns = {node: place for place, node in enumerate(first)}, [turn_number(header, o) for o in turn.operations]
+    waits = [[(place[other], ago + turns[node] - turns[other]) for other, ago in turn.waits[node]] for node in first]
+    return [*first.values()], [sorted(several, key=lambda wait: wait[1] > 0) for several in waits]
 
 
 def critical_path(header: Header, structure: Structure, durations: Sequence[int]) -> tuple[CriticalPath, list[int]]:
@@ -114,14 +101,14 @@ def critical_path(header: Header, structure: Structure, durations: Sequence[int]
     net = structure.net
     if not net.operations:
         return _counted(header, net, (), Fraction(0), 1), []
-    if structure.turn is not None:
+    if structure.waits:
         return _cycle(header, structure, durations), net.ends(durations)
     return _path(header, net, durations, structure.preferred)
 
 
 def update_length(header: Header, structure: Structure, durations: Sequence[int]) -> Fraction:
     """The length of `critical_path` in linear time, without building the path."""
-    if structure.turn is None:
+    if not structure.waits:
         return Fraction(max(structure.net.ends(durations), default=0))
     return critical(structure.waits, [durations[number] for number in structure.numbers]).cycle.ratio / header.per_turn
 

@@ -164,8 +164,9 @@ class TimedRun:
     @cached_property
     def length(self) -> Fraction:
         """The time of an update."""
-        streams = self.structure.turn is not None
-        return update_length(self.header, self.structure, self.durations) if streams else Fraction(self.span)
+        if self.structure.waits:
+            return update_length(self.header, self.structure, self.durations)
+        return Fraction(self.span)
 
     @property
     def critical_path(self) -> CriticalPath:
@@ -201,7 +202,7 @@ def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Ti
             header, structure, [int(operation.kind is not RECOMPUTATION) for operation in operations]
         ),
         work=tuple(_work(header, lane) for lane in lanes),
-        steady_period=path.length if structure.turn else steady_period(header, structure.net, run.durations, path),
+        steady_period=path.length if structure.waits else steady_period(header, structure.net, run.durations, path),
     )
 
 

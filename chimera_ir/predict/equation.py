@@ -122,7 +122,7 @@ class _EquationTerms:
         self._sums = {group: setting.all_reduce(header, group) for group in header.groups}
         self._overlaps = (
             _streams(schedule, structure, self._run, self._sums)
-            if structure.turn
+            if structure.waits
             else _flushed(structure, self._run, launched, self._sums)
         )
 
