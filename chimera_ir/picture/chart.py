@@ -52,7 +52,9 @@ class Scale:
 
     def x(self, time: float | Fraction) -> Fraction:
         """The horizontal place of a time."""
-        return self.left + self.pixel * Fraction(time)
+        numerator, denominator = time.as_integer_ratio()
+        per_pixel = self.pixel.denominator * denominator
+        return Fraction(self.left * per_pixel + self.pixel.numerator * numerator, per_pixel)
 
     def y(self, worker: int) -> int:
         """The upper edge of a worker's lane."""
@@ -215,5 +217,9 @@ def _environment(folder: Path) -> Environment:
 
 
 def pixels(value: Fraction | float) -> str:
-    """A length to a hundredth of a pixel, without superfluous zeros."""
-    return f"{float(round(Fraction(value), 2)):.2f}".rstrip("0").rstrip(".")
+    """A length to a hundredth of a pixel, without superfluous zeros; of two that are as near, the even one."""
+    # In integers, as a large picture has ten thousands of lengths, and fractions are slow.
+    numerator, denominator = value.as_integer_ratio()
+    hundredths, rest = divmod(100 * numerator, denominator)
+    hundredths += 2 * rest > denominator or (2 * rest == denominator and hundredths % 2)
+    return f"{hundredths / 100:.2f}".rstrip("0").rstrip(".")
