@@ -15,13 +15,22 @@ from chimera_ir.commands.common import OUR_FAULT, WRONG_COMMAND, WRONG_TEXT
 from chimera_ir.lower import lower
 from tests.patience import PATIENCE
 from tests.repeatable import also
-from tests.unit.command import TINY, Run, contents, shell
+from tests.unit.command import TINY, Ended, Run, contents, shell
 
 ELSEWHERE = (Level.TORCH_CSV, Level.TORCH_CSV_COMMS, Level.HTML, Level.GRAPH)
 """Levels of test_for_torch, of test_page_tables and of test_order_graphs: a page has the text that was compiled."""
 
 LEVELS = [level.value for level in Level if level not in ELSEWHERE]
+PRINTED: dict[tuple[str, str], Ended] = {}
+"""What library schemes print, by name and level: each is compiled once for several tests."""
+
 MIDDLE = Path(__file__).resolve().parent.parent / "errors" / "middle"
+
+
+def printed(run: Run, scheme: str, level: str) -> Ended:
+    if (scheme, level) not in PRINTED:
+        PRINTED[scheme, level] = run(scheme, "--emit", level)
+    return PRINTED[scheme, level]
 
 
 # What is accepted, and what is printed.
@@ -32,7 +41,7 @@ MIDDLE = Path(__file__).resolve().parent.parent / "errors" / "middle"
 def test_every_level_of_every_library_scheme_prints_and_writes_nothing(
     run: Run, tmp_path: Path, scheme: str, level: str
 ) -> None:
-    ended = run(scheme, "--emit", level)
+    ended = PRINTED[scheme, level] = run(scheme, "--emit", level)
     assert (ended.status, ended.err) == (0, "")
     assert scheme in ended.out
     assert ended.out.endswith("\n")
@@ -44,18 +53,18 @@ def test_every_level_of_every_library_scheme_prints_and_writes_nothing(
 def test_a_level_read_back_from_its_text_gives_the_same_program_and_report(
     run: Run, tmp_path: Path, scheme: str, level: str
 ) -> None:
-    (tmp_path / "level.sir").write_text(run(scheme, "--emit", level).out)
+    (tmp_path / "level.sir").write_text(printed(run, scheme, level).out)
     for wanted in ("program", "report"):
-        assert run("level.sir", "--emit", wanted) == run(scheme, "--emit", wanted)
+        assert run("level.sir", "--emit", wanted) == printed(run, scheme, wanted)
 
 
 @pytest.mark.parametrize("scheme", library.names())
 def test_the_syntax_tree_read_back_from_its_text_gives_the_same_everything(
     run: Run, tmp_path: Path, scheme: str
 ) -> None:
-    (tmp_path / "again.chim").write_text(run(scheme, "--emit", "ast").out)
+    (tmp_path / "again.chim").write_text(printed(run, scheme, "ast").out)
     for wanted in LEVELS:
-        assert run("again.chim", "--emit", wanted) == run(scheme, "--emit", wanted)
+        assert run("again.chim", "--emit", wanted) == printed(run, scheme, wanted)
 
 
 def test_a_text_enters_at_its_level_and_has_none_below(run: Run, tmp_path: Path) -> None:
