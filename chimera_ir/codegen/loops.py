@@ -13,9 +13,9 @@ from chimera_ir.codegen.rolling import Loop, Piece, Straight, roll, unrolled
 from chimera_ir.codegen.statements import Scribe
 from chimera_ir.ir.ids import Micro, WeightGroup
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Compute, Instruction, Pair, singles
+from chimera_ir.ir.ops import Compute, Instruction, Pair, Recv, singles
 from chimera_ir.ir.text.printer import Numbers, absolute, numbered_line, numbers_of
-from chimera_ir.ir.turns import Initial, Turn, extent, lowest, served_update
+from chimera_ir.ir.turns import Initial, Ring, Turn, extent, lowest, served_update, shelf
 
 _COLUMN = 74
 """The most characters of a statement whose comment is aligned with the others."""
@@ -32,7 +32,8 @@ def counter(header: Header) -> str:
 def turn_lines(scribe: Scribe, turn: Turn) -> Iterator[str]:
     """The lines of a turn, relative to its first update and micro-batch."""
     header = scribe.header
-    notation = Notation(step=header.period, rings=turn.rings, variable="m", counter=counter(header))
+    rings = {line.message: turn.rings[shelf(line.message)] for line in turn.instructions if isinstance(line, Recv)}
+    notation = Notation(step=header.period, rings=rings, variable="m", counter=counter(header))
     outer = replace(scribe, notation=notation)
     # The script is a function of the turn's number; a stretch that repeats within a turn is a loop inside it.
     for piece in roll(header, turn.instructions, turn.slots):
@@ -49,14 +50,17 @@ def turn_lines(scribe: Scribe, turn: Turn) -> Iterator[str]:
 def _in_step(loop: Loop, notation: Notation) -> bool:
     """Whether one formula (`Notation.slot`) gives the slots of a loop's receives in every turn of ``notation``.
 
-    Either one message of a shelf comes for each micro-batch, in a round as in a turn, or a receive never changes slots.
+    Either a receive takes the next slot of one ring with each micro-batch, in a round as in a turn, or it never changes
+    slots.
     """
-    turns = ((ring, notation.rings[key]) for key, ring in loop.rings.items())
-    return all(
-        (ring.messages, turn.messages) == (loop.step, notation.step)
-        or ring.messages % ring.slots == turn.messages % turn.slots == 0
-        for ring, turn in turns
-    )
+
+    def fits(ring: Ring, turn: Ring) -> bool:
+        if ring.step % ring.slots == turn.step % turn.slots == 0:
+            return True
+        apart = (ring.step - loop.step) % ring.slots, (turn.step - notation.step) % turn.slots
+        return ring[1:] == turn[1:] and apart == (0, 0)
+
+    return all(fits(ring, notation.rings[message]) for message, ring in loop.rings.items())
 
 
 def lane_lines(scribe: Scribe, pieces: Iterable[Piece]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from chimera_ir.ir.ids import Micro, Slot, Version
 from chimera_ir.ir.ops import Message
-from chimera_ir.ir.turns import Ring, Shelf, shelf
+from chimera_ir.ir.turns import Ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +16,13 @@ class Notation:
     """Python expressions for the numbers of an instruction.
 
     In a loop they are relative to the round: ``variable`` stands for micro-batch ``micro``, and grows by ``step`` from
-    round to round; ``counter`` stands for update ``update``; ``rings`` has the slots that messages take in a cycle.
+    round to round; ``counter`` stands for update ``update``; ``rings`` has the slots of the receives, by message.
     Without a variable they are the instruction's own numbers.
     """
 
     micro: int = 0
     step: int = 1
-    rings: Mapping[Shelf, Ring] = field(default_factory=dict)
+    rings: Mapping[Message, Ring] = field(default_factory=dict)
     variable: str = ""
     counter: str = ""
     update: int = 0
@@ -40,17 +40,18 @@ class Notation:
         """The expression for the slot that a message is received into, as in ``(m + 1) % 4``."""
         if not self.variable:
             return str(slot)
-        messages, slots = self.rings[shelf(message)]
-        if messages % slots == 0:
+        ring = self.rings[message]
+        step, micro = ring.step % ring.slots, self.micro
+        if not step:
             return str(slot)
-        # The slots of a ring follow one another: ``messages`` further in every round, from ``start`` at 0.
+        # The variable is the number of the round, times a step; the slot is ``first`` plus what is left of both.
         number = self.variable
-        if messages == self.step:
-            start = (slot - self.micro) % slots
-        else:
-            start = (slot - self.micro // self.step * messages) % slots
-            number += (f" // {self.step}" if self.step > 1 else "") + (f" * {messages}" if messages > 1 else "")
-        return f"{number} % {slots}" if start == 0 else f"({_offset(number, start)}) % {slots}"
+        if step != self.step % ring.slots:
+            micro = micro // self.step * step
+            number += (f" // {self.step}" if self.step > 1 else "") + (f" * {step}" if step > 1 else "")
+        start = (slot - ring.first - micro) % ring.slots
+        place = f"{number} % {ring.slots}" if start == 0 else f"({_offset(number, start)}) % {ring.slots}"
+        return f"{ring.first} + {place}" if ring.first else place
 
 
 def _offset(name: str, by: int) -> str:

@@ -1,20 +1,20 @@
 """Search for the stretches of a lane that repeat, so that each can be a loop.
 
 A stretch repeats if every instruction is the same as the one a fixed number of lines before it, except that all its
-micro-batches are later by the same number, and that a receive takes the next slot of its ring: of slots that messages
-take round and round. The search knows no schemes: it takes the stretch whose loop saves most lines, then searches the
-rest of the lane on both sides.
+micro-batches are later by the same number, and that a receive goes on in its ring: in slots that it takes round and
+round. The search knows no schemes: it takes the stretch whose loop saves most lines, then searches the rest of the lane
+on both sides.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import assert_never
 
 from chimera_ir.ir import ops
-from chimera_ir.ir.ids import Worker
+from chimera_ir.ir.ids import Slot, Worker
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.turns import Ring, Shelf, in_slot, rings_of, shelf, shifted
+from chimera_ir.ir.turns import Ring, Shelf, shelf, shifted
 
 _ROUNDS, _SAVED = 4, 12
 """The fewest rounds of a loop, and the fewest lines that it has to save."""
@@ -37,13 +37,13 @@ class Straight:
 class Loop:
     """The instructions of the first of ``rounds`` rounds; in each further round micro-batches are ``step`` later.
 
-    ``rings`` has the slots that its receives take round and round.
+    ``rings`` has the slots that its receives take round and round, by their messages in the first round.
     """
 
     instructions: tuple[ops.Instruction, ...]
     rounds: int
     step: int
-    rings: Mapping[Shelf, Ring]
+    rings: Mapping[ops.Message, Ring]
 
 
 Piece = Straight | Loop
@@ -75,17 +75,24 @@ def unrolled(piece: Piece) -> Iterator[ops.Instruction]:
         return
     for number in range(piece.rounds):
         for instruction in piece.instructions:
-            yield in_slot(piece.rings, shifted(instruction, number * piece.step), number)
+            line = shifted(instruction, number * piece.step)
+            if isinstance(line, ops.Recv) and isinstance(instruction, ops.Recv):
+                line = replace(line, slot=piece.rings[instruction.message].later(line.slot, number))
+            yield line
 
 
 @dataclass(frozen=True, slots=True)
 class _Repetition:
-    """A candidate for a loop: from place ``start``, ``rounds`` times ``length`` lines, ``step`` micro-batches apart."""
+    """A candidate for a loop: from place ``start``, ``rounds`` times ``length`` lines, ``step`` micro-batches apart.
+
+    ``rings`` has the ring of each receive, by its place modulo ``length``.
+    """
 
     start: int
     length: int
     rounds: int
     step: int
+    rings: Mapping[int, Ring]
 
     @property
     def end(self) -> int:
@@ -108,8 +115,8 @@ class _NumberedLane:
         self.instructions, self.candidates = lane, _CANDIDATES * header.slices
         self.kinds: list[int] = []
         self.micros: list[int] = []
-        self.receives = [place for place, instruction in enumerate(lane) if isinstance(instruction, ops.Recv)]
         self.slots = dict(_used(lane) if slots is None else slots)
+        self.in_turn = _in_turn(lane, self.slots)
         # Lines with equal numbers may repeat each other; a line that never repeats has a negative number of its own.
         per_update = header.per_update
         for place, instruction in enumerate(lane):
@@ -126,7 +133,7 @@ class _NumberedLane:
         step = self.micros[anchor + length] - self.micros[anchor]
         if step <= 0:
             return None
-        rings = self.rings(anchor, length)
+        rings: dict[int, Ring] = {}
         # From the anchor to both sides, as long as each line is repeated one round later.
         start = anchor
         while start > low and self._again(start - 1, length, step, rings):
@@ -135,36 +142,13 @@ class _NumberedLane:
         while end + length < high and self._again(end, length, step, rings):
             end += 1
         rounds = (end + length - start) // length
-        stretch = _Repetition(start, length, rounds, step)
+        stretch = _Repetition(start, length, rounds, step, rings)
         return stretch if rounds >= _ROUNDS and stretch.saved >= _SAVED else None
 
-    def rings(self, start: int, length: int) -> dict[Shelf, Ring]:
-        """The ring of each shelf into which ``length`` lines from ``start`` on receive.
-
-        Where the first receive of a shelf has the same slot ``length`` lines later, its receives keep their slots: the
-        slots move on by no message.
-        """
-        begin, end = (bisect_left(self.receives, place) for place in (start, start + length))
-        places = self.receives[begin:end]
-        rings = rings_of([self.instructions[place] for place in places], self.slots)
-        undecided = {*rings}
-        for place in places:
-            first = self.instructions[place]
-            assert isinstance(first, ops.Recv)
-            key = shelf(first.message)
-            if key in undecided:
-                undecided.remove(key)
-                later = self.instructions[min(place + length, len(self.instructions) - 1)]
-                if isinstance(later, ops.Recv) and shelf(later.message) == key and later.slot == first.slot:
-                    rings[key] = Ring(0, self.slots[key])
-            if not undecided:
-                break
-        return rings
-
-    def _again(self, place: int, length: int, step: int, rings: Mapping[Shelf, Ring]) -> bool:
+    def _again(self, place: int, length: int, step: int, rings: dict[int, Ring]) -> bool:
         """Whether the line ``length`` lines after ``place`` repeats the line there, ``step`` micro-batches later.
 
-        A receive must take the next slot of its ring in ``rings``.
+        A receive must go on in its ring; ``rings`` has those that are known.
         """
         later = place + length
         if self.kinds[place] != self.kinds[later] or self.micros[later] - self.micros[place] != step:
@@ -172,8 +156,56 @@ class _NumberedLane:
         first, second = self.instructions[place], self.instructions[later]
         if not (isinstance(first, ops.Recv) and isinstance(second, ops.Recv)):
             return True
-        ring = rings.get(shelf(first.message))
-        return ring is not None and (first.slot + ring.messages) % ring.slots == second.slot
+        ring = rings.get(place % length)
+        if ring is None:
+            key = shelf(first.message)
+            slots = self.slots[key]
+            if key in self.in_turn:
+                ring = Ring(second.slot - first.slot, slots)
+            else:
+                ring = _ring(*self._slots_around(place, length, step, slots), slots)
+            if ring is None:
+                return False
+            rings[place % length] = ring
+        return ring.later(first.slot, 1) == second.slot
+
+    def _slots_around(self, place: int, length: int, step: int, most: int) -> tuple[list[Slot], bool]:
+        """Returns the slots of the receive at ``place`` and in the rounds around it, and whether they are a circle.
+
+        They are a circle if the receive comes back to its slot after at most ``most`` rounds.
+        """
+        slots = [self._slot(place)]
+        for by in (length, -length):
+            other = place + by
+            while 0 <= other < len(self.kinds) and len(slots) <= most:
+                apart = (self.micros[other] - self.micros[place]) * length, (other - place) * step
+                if self.kinds[other] != self.kinds[place] or apart[0] != apart[1]:
+                    break
+                if (slot := self._slot(other)) == slots[0 if by > 0 else -1]:
+                    return slots, True
+                slots.insert(len(slots) if by > 0 else 0, slot)
+                other += by
+        return slots, False
+
+    def _slot(self, place: int) -> Slot:
+        receive = self.instructions[place]
+        assert isinstance(receive, ops.Recv)
+        return receive.slot
+
+
+def _ring(rounds: Sequence[Slot], circle: bool, slots: int) -> Ring | None:
+    """The ring of a receive that takes these slots in successive rounds, of a shelf of ``slots`` slots; None if none.
+
+    In a ``circle`` the first slot comes again after the last: such a ring may have a part of the slots to itself, of
+    which a receive may leave out equally many after each that it takes.
+    """
+    following = [*pairwise(rounds), *([(rounds[-1], rounds[0])] if circle else [])]
+    step = rounds[1] - rounds[0] if len(rounds) > 1 else 0
+    rings = [Ring(step, slots)]
+    if circle and step:
+        apart = max(1, (max(rounds) - min(rounds)) // (len(rounds) - 1))
+        rings.append(Ring(step, apart * len(rounds), min(rounds)))
+    return next((ring for ring in rings if all(ring.later(slot, 1) == after for slot, after in following)), None)
 
 
 def _used(lane: Iterable[ops.Instruction]) -> dict[Shelf, int]:
@@ -184,6 +216,19 @@ def _used(lane: Iterable[ops.Instruction]) -> dict[Shelf, int]:
             key = shelf(instruction.message)
             slots[key] = max(slots.get(key, 0), instruction.slot + 1)
     return slots
+
+
+def _in_turn(lane: Iterable[ops.Instruction], slots: Mapping[Shelf, int]) -> set[Shelf]:
+    """The shelves whose slots a lane takes one after the other, round and round."""
+    latest: dict[Shelf, Slot] = {}
+    others: set[Shelf] = set()
+    for instruction in lane:
+        if isinstance(instruction, ops.Recv):
+            key, slot = shelf(instruction.message), instruction.slot
+            if key in latest and (latest[key] + 1 - slot) % slots[key]:
+                others.add(key)
+            latest[key] = slot
+    return {*latest} - others
 
 
 def _kind(header: Header, instruction: ops.Instruction) -> tuple[object, int | None]:
@@ -244,7 +289,9 @@ def _pieces(lane: _NumberedLane, low: int, high: int) -> Iterator[Piece]:
     if best is not None:
         yield from _pieces(lane, low, best.start)
         body = tuple(lane.instructions[best.start : best.start + best.length])
-        yield Loop(body, best.rounds, best.step, lane.rings(best.start, best.length))
+        places = enumerate(body, best.start)
+        rings = {line.message: best.rings[p % best.length] for p, line in places if isinstance(line, ops.Recv)}
+        yield Loop(body, best.rounds, best.step, rings)
         yield from _pieces(lane, best.end, high)
     elif high - low >= _LONG:
         middle = (low + high) // 2

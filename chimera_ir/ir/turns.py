@@ -18,7 +18,7 @@ a turn of worker 1:                    two updates:
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
@@ -33,10 +33,15 @@ Shelf = ops.Crossing
 
 
 class Ring(NamedTuple):
-    """The use of a shelf as a ring: each turn receives ``messages`` messages, into the next of its ``slots`` slots."""
+    """A ring of ``slots`` slots from ``first`` on: a receive goes ``step`` of them further in every turn or round."""
 
-    messages: int
+    step: int
     slots: int
+    first: int = 0
+
+    def later(self, slot: Slot, number: int) -> Slot:
+        """The slot of a receive ``number`` turns or rounds after it was ``slot``."""
+        return Slot(self.first + (slot - self.first + number * self.step) % self.slots)
 
 
 class Extent(NamedTuple):
@@ -68,14 +73,10 @@ class Turn:
 
     @cached_property
     def rings(self) -> Mapping[Shelf, Ring]:
-        """The use of each shelf."""
-        return rings_of(self.instructions, dict(self.slots))
-
-
-def rings_of(lines: Iterable[ops.Instruction], slots: Mapping[Shelf, int]) -> dict[Shelf, Ring]:
-    """The ring of each shelf that repeated lines receive into; ``slots`` has the number of slots of each shelf."""
-    received = Counter(shelf(line.message) for line in lines if isinstance(line, ops.Recv))
-    return {key: Ring(messages, slots[key]) for key, messages in received.items()}
+        """The ring of each shelf: all its slots, which the messages of a turn take one after the other."""
+        received = Counter(shelf(line.message) for line in self.instructions if isinstance(line, ops.Recv))
+        slots = dict(self.slots)
+        return {key: Ring(messages, slots[key]) for key, messages in received.items()}
 
 
 _TALK = (ops.Send, ops.Recv, ops.WaitSend, ops.WaitRecv)
@@ -240,12 +241,11 @@ def _shown(turn: Turn, instruction: ops.Instruction, number: int) -> ops.Instruc
 
 
 def in_slot(rings: Mapping[Shelf, Ring], instruction: ops.Instruction, number: int) -> ops.Instruction:
-    """An instruction of a turn or round; a receive gets the slot that it has ``number`` turns or rounds later."""
+    """An instruction of a turn; a receive gets the slot that it has ``number`` turns later."""
     if not isinstance(instruction, ops.Recv):
         return instruction
     message, source, slot, origin = instruction.message, instruction.source, instruction.slot, instruction.origin
-    ring = rings[shelf(message)]
-    return ops.Recv(message, source, Slot((slot + number * ring.messages) % ring.slots), origin)
+    return ops.Recv(message, source, rings[shelf(message)].later(slot, number), origin)
 
 
 def shelf(message: ops.Message) -> Shelf:

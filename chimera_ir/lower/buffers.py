@@ -12,8 +12,8 @@ B m2 s1                      B m2 s1
 """
 
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 
 from chimera_ir.ir.ids import Slot
@@ -41,30 +41,60 @@ def slots(postings: Iterable[Posting]) -> tuple[Slot, ...]:
     return tuple([next(slots_of[key]) for key in keys])
 
 
-def _few(uses: list[tuple[int, int]]) -> list[Slot]:
+def _few(uses: list[tuple[int, int]]) -> Sequence[Slot]:
     """The slot of each message of a shelf; ``uses`` has the place before which each is posted, and of its last use."""
-    lowest = _lowest(uses)
+    slots = _longest_free(uses)
     # The number of slots that the shelf needs if they are used round and round.
     posted = [before for before, _ in uses]
     size = max(bisect_right(posted, last_use) - number for number, (_, last_use) in enumerate(uses))
-    return [Slot(number % size) for number in range(len(uses))] if size == max(lowest) + 1 else lowest
+    return [Slot(number % size) for number in range(len(uses))] if size == max(slots) + 1 else _in_rings(slots)
 
 
-def _lowest(uses: list[tuple[int, int]]) -> list[Slot]:
-    """The lowest slot that is free for each message; a slot is free after the last use of the message in it.
+def _longest_free(uses: list[tuple[int, int]]) -> list[Slot]:
+    """The slot of each message that has been free for longest; a slot is free after the last use of the message in it.
 
-    ``uses`` are as in `_few`.
+    ``uses`` are as in `_few`. Where they repeat, so do the messages that follow one another in a slot.
     """
-    free: list[Slot] = []
+    free: deque[Slot] = deque()
     busy: list[tuple[int, Slot]] = []
-    lowest: list[Slot] = []
+    slots: list[Slot] = []
     for before, last_use in uses:
         while busy and busy[0][0] < before:
-            heappush(free, heappop(busy)[1])
-        slot = heappop(free) if free else Slot(len(busy))
+            free.append(heappop(busy)[1])
+        slot = free.popleft() if free else Slot(len(busy))
         heappush(busy, (last_use, slot))
-        lowest.append(slot)
-    return lowest
+        slots.append(slot)
+    return slots
+
+
+def _in_rings(slots: Sequence[Slot]) -> Sequence[Slot]:
+    """The slots under other numbers: where messages repeat, each takes the slots of a ring one after the other.
+
+    From each period to the next, the messages of one slot are in another one; slots that follow one another in this way
+    are a ring, and get successive numbers. The period is that of the middle half of the messages; without one the slots
+    keep their numbers.
+    """
+    # How many messages ago each slot was taken before: this does not depend on the slots' numbers.
+    latest: dict[Slot, int] = {}
+    ago: list[int] = []
+    for number, slot in enumerate(slots):
+        ago.append(number - latest.get(slot, number))
+        latest[slot] = number
+    quarter = len(slots) // 4
+    middle, end = range(quarter, len(slots) - quarter), len(slots) - quarter
+    period = next((p for p in range(1, quarter) if ago[quarter : end - p] == ago[quarter + p : end]), None)
+    if period is None:
+        return slots
+    # The slot that each is followed by in the next period.
+    following = {slots[number]: slots[number + period] for number in middle}
+    if len({*following.values()}) < len(following) or len(following) <= max(slots):
+        return slots
+    numbers: dict[Slot, Slot] = {}
+    for slot in sorted(following):
+        while slot not in numbers:
+            numbers[slot] = Slot(len(numbers))
+            slot = following[slot]
+    return [numbers[slot] for slot in slots]
 
 
 def rings(

@@ -234,7 +234,8 @@ def _receiving(receives: Iterable[Recv], rings: Mapping[Crossing, Ring]) -> Iter
     rooms: dict[Crossing, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for receive in receives:
         edge = receive.message.edge
-        slots, slot = rooms[edge], receive.slot % gcd(*rings[edge]) if edge in rings else receive.slot
+        slots, ring = rooms[edge], rings.get(edge)
+        slot = receive.slot % gcd(ring.step, ring.slots) if ring else receive.slot
         slots[slot] = max(slots[slot], len(receive.message.micros))
     for edge, slots in rooms.items():
         size = rings[edge].slots if edge in rings else len(slots)

@@ -1,12 +1,21 @@
 """Slices with all else that a scheme may have: no flush, recomputation with clocks, pairs, two directions."""
 
+from itertools import chain
+
 import pytest
 
 import chimera_ir
+from chimera_ir import library
+from chimera_ir.codegen.rolling import roll, unrolled
+from chimera_ir.compilation import Compilation
 from chimera_ir.errors import TextError
+from chimera_ir.ir.kinds import ACTIVATIONS
+from chimera_ir.ir.levels import Program
+from chimera_ir.ir.ops import Recv
 from chimera_ir.ir.text.printer import show
 from chimera_ir.ir.text.reader import parse
 from chimera_ir.planner.compiled import CompiledScheme, Variant
+from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.syntax import parser
 from chimera_ir.syntax.change import Change
@@ -94,3 +103,23 @@ def test_slices_of_other_micro_batches_are_another_schedule() -> None:
     by_micro_batch = digest("2*m + q", "2*(1 - m) + 1 - q")
     assert by_micro_batch == digest("2*(1 - m) + q", "2*m + 1 - q")
     assert by_micro_batch != digest("m + 2*q", "2*(1 - q) + 1 - m")
+
+
+@pytest.mark.parametrize(("name", "stages", "k"), [("seq1f1b", 6, 4), ("seq1f1b", 5, 3), ("seq1f1b_zb", 4, 4)])
+def test_receives_of_nested_slices_take_the_fewest_slots_and_still_repeat(name: str, stages: int, k: int) -> None:
+    lines: list[list[int]] = []
+    for micros in (24, 48):
+        request = Request(library.source(name), {"D": stages, "N": micros, "k": k})
+        lowered = Compilation(request).program
+        assert isinstance(lowered, Program)
+        pieces = [roll(lowered.header, lane) for lane in lowered.lanes]
+        lines.append([sum(len(piece.instructions) for piece in of_lane) for of_lane in pieces])
+        assert [[*chain.from_iterable(map(unrolled, of_lane))] for of_lane in pieces] == [*map(list, lowered.lanes)]
+        if name == "seq1f1b":
+            # A worker keeps stages - 1 - worker + k slices, and a receive is posted one operation ahead.
+            activations = [
+                {line.slot for line in lane if isinstance(line, Recv) and line.message.value is ACTIVATIONS}
+                for lane in lowered.lanes[1:]
+            ]
+            assert [*map(len, activations)] == [stages - 1 - worker + k + 1 for worker in range(1, stages)]
+    assert lines[0] == lines[1], "the loops do not grow with the micro-batches"
