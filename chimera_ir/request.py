@@ -118,7 +118,7 @@ def with_lengths(request: Request, header: Header) -> Header:
         raise WrongOption("slice_lengths", f": a micro-batch of {header.title} is not cut into slices")
     if isinstance(lengths, EqualTimes):
         assert request.forecast is not None, "`Options.request` asks for a profile"
-        return replace(header, lengths=normalized(request.forecast.equal_times(header)))
+        return replace(header, lengths=request.forecast.equal_times(header))
     if len(lengths) != header.slices:
         count, cut = counted(len(lengths), "length"), counted(header.slices, "slice")
         text = ",".join(map(str, lengths))

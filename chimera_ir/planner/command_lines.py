@@ -52,6 +52,7 @@ def _scheme_words(choice: Configuration, ties: Iterable[Tie]) -> list[str]:
     """The words that name a scheme with its parameters, and the clauses that are added to it."""
     words = [as_argument(scheme_argument(choice.source))]
     words += [f"{name}={value}" for name, value in choice.settings]
+    words += ["--slice-lengths", ",".join(map(str, choice.known_lengths))] if choice.known_lengths else []
     words += ["--recompute"] if choice.change.recompute else []
     words += ["--sync", choice.change.sync.value] if choice.change.sync else []
     return [*words, *(word for tie in ties for word in ("--tied", ",".join(map(str, tie))))]

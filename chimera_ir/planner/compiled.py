@@ -50,7 +50,8 @@ class CompiledScheme:
     All changes have the same plan, and lanes that differ in recomputation alone; ``change`` is the one that gives them.
     A ``trusted`` text (the library's) is not verified again, unless it has no flush and ``ties`` say that stages share
     parameters. Any other text must pass `Variant.check` before its lanes are used. Operations without clocks are
-    ordered under ``durations``. With an ``order`` all operations are in the order of this schedule.
+    ordered under ``durations``. With an ``order`` all operations are in the order of this schedule. Slices have these
+    ``lengths``, equal ones if there are none.
 
     Every method and property, also of `Variant`, raises `Rejected` if the scheme has errors, and `NoSuchTie` if the
     scheme lacks a stage of a tie.
@@ -66,19 +67,20 @@ class CompiledScheme:
         ties: tuple[Tie, ...] = (),
         durations: Durations = UNIT_COSTS,
         order: Schedule | None = None,
+        lengths: tuple[int, ...] = (),
     ) -> None:
-        self.trusted, self._order = trusted, order
+        self.trusted, self._order, self._lengths = trusted, order, lengths
         self._scheme, self._settings, self._change = scheme, dict(settings), change
         self._max_operations, self._ties, self._durations = max_operations, ties, durations
         self._outlines: dict[Change, Outline] = {}
         self._others: dict[bool, CompiledScheme] = {}
 
     def outline(self, change: Change) -> Outline:
-        """The outline of the scheme with a change; its header has the ties."""
+        """The outline of the scheme with a change; its header has the ties, and the lengths of slices."""
         if change not in self._outlines:
             outlined = outline(change.of(self._scheme), self._settings, self._max_operations)
-            header = outlined.header
-            self._outlines[change] = replace(outlined, header=replace(header, ties=groups(self._ties, header.stages)))
+            ties, header = groups(self._ties, outlined.header.stages), outlined.header
+            self._outlines[change] = replace(outlined, header=replace(header, ties=ties, lengths=self._lengths))
         return self._outlines[change]
 
     def header(self, change: Change) -> Header:
@@ -90,16 +92,16 @@ class CompiledScheme:
         if change.recompute == self._change.recompute:
             return self
         if change.recompute not in self._others:
-            settings = tuple(self._settings.items())
+            options = self._max_operations, self.trusted, self._ties, self._durations, None, self._lengths
             self._others[change.recompute] = CompiledScheme(
-                self._scheme, settings, change, self._max_operations, self.trusted, self._ties, self._durations
+                self._scheme, tuple(self._settings.items()), change, *options
             )
         return self._others[change.recompute]
 
     def reordered(self, order: Schedule) -> "CompiledScheme":
         """The scheme with its operations in another order, which has to be verified."""
         settings = tuple(self._settings.items())
-        options = self._max_operations, False, self._ties, self._durations, order
+        options = self._max_operations, False, self._ties, self._durations, order, self._lengths
         return CompiledScheme(self._scheme, settings, self._change, *options)
 
     @property
@@ -252,9 +254,8 @@ class Variant:
             return part.kind.letter, part.stage, [(numbers.setdefault(micro, len(numbers)), q) for micro, q in whole]
 
         lanes = [[list(map(described, operation.parts)) for operation in lane] for lane in self.compiled.lanes]
-        return sha256(
-            repr((header.halves, header.slices, header.strategies, header.stages_of, lanes)).encode()
-        ).hexdigest()
+        cut = header.halves, header.slices, header.lengths
+        return sha256(repr((cut, header.strategies, header.stages_of, lanes)).encode()).hexdigest()
 
     def check(self) -> None:
         """Verifies the schedule, unless its text is trusted; raises `Rejected` with its errors."""

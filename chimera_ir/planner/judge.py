@@ -31,7 +31,7 @@ from chimera_ir.predict.splits import LayerSplits
 from chimera_ir.profile.cluster import Cluster
 from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.profile.layers import stages_of
-from chimera_ir.request import Tie
+from chimera_ir.request import EqualTimes, Tie
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme, is_clocked
 from chimera_ir.syntax.change import Change
@@ -243,6 +243,7 @@ class _Compiler:
         return verdict
 
     def _verdict(self, choice: Configuration) -> Verdict:
+        choice = self._cut(choice)
         setting, variant = self._judge.setting(choice), self.variant(choice)
         compiled, header = variant.compiled, variant.header
         # The scheme has to be of the size that its parameters promise, and the profile has to know its operations.
@@ -290,8 +291,8 @@ class _Compiler:
         first = self._replayed(judged)
         if not layers or first.replayed is None:
             return first
-        even = self._evenly_split(choice)
-        verdict = first if even == choice else self._verdict(even)
+        even = self._evenly_split(choice.unjudged)
+        verdict = first if even.split == choice.split else self._verdict(even)
         if isinstance(verdict, LeftOut) or verdict is first:
             return first
         other = self._replayed(replace(verdict, equal=judged.equal))
@@ -304,7 +305,15 @@ class _Compiler:
     def needed(self, choice: Configuration) -> list[int]:
         return [need.total for need in self._needs(choice)]
 
+    def _cut(self, choice: Configuration) -> Configuration:
+        """The configuration, which has a split if there are layers, with lengths of slices that take equally long."""
+        if choice.lengths is not EqualTimes.EQUAL_TIMES:
+            return choice
+        judge = self._judge
+        return replace(choice, lengths=judge.setting(choice).equal_times(choice.slices, judge.profile.positions))
+
     def _needs(self, choice: Configuration) -> tuple[MemoryNeed, ...]:
+        choice = self._cut(choice)
         setting, variant = self._judge.setting(choice), self.variant(choice)
         return memory_of(variant.header, setting, variant.holdings(setting))
 
@@ -315,9 +324,9 @@ class _Compiler:
         # Where operations have no clocks, their order depends on what else is chosen, but not on a split of layers.
         durations = None if is_clocked(scheme) else Measured.of(judge.setting(self._evenly_split(choice)))
         where = () if durations is None else (choice.stages, choice.copies, choice.micro_batch_size)
-        key = choice.source, choice.settings, where
+        key = choice.source, choice.settings, choice.known_lengths, where
         if self._last is None or self._last[0] != key:
-            options = judge.max_operations, trusted, judge.ties, durations or UNIT_COSTS
+            options = judge.max_operations, trusted, judge.ties, durations or UNIT_COSTS, None, choice.known_lengths
             self._last = key, CompiledScheme(scheme, choice.settings, change, *options)
             self._variants = {}
         if change not in self._variants:

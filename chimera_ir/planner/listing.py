@@ -19,6 +19,7 @@ from chimera_ir.planner.space import LeftOut
 from chimera_ir.plural import counted
 from chimera_ir.predict.prediction_table import size
 from chimera_ir.profile.cluster import torchrun
+from chimera_ir.request import EqualTimes
 
 _COLUMNS = ("", "scheme", "W", "D", "B", "N", "more", "items/s", "time", "memory")
 _LEFT = ("scheme", "more")
@@ -107,6 +108,7 @@ def _more(judged: Judged, roles: Roles) -> str:
     settings = roles.without_micro_batches(choice.settings)
     words = [f"as {judged.scheme}"] if judged.is_alone else []
     words += [f"{name}={value}" for name, value in settings if roles.sizes != (name,) or value != choice.stages]
+    words += [EqualTimes.EQUAL_TIMES.value] if choice.lengths else []
     words += ["recompute"] if judged.recomputes else []
     words += [change.sync.value] if change.sync else []
     words += ["no flush"] if judged.asynchronous else []
@@ -153,6 +155,8 @@ def _attempted(left_out: LeftOut, roles: Roles) -> Iterator[str]:
             yield f"{name}={value}"
     if left_out.micro_batch_size:
         yield f"B={left_out.micro_batch_size}"
+    if left_out.choice and left_out.choice.lengths:
+        yield EqualTimes.EQUAL_TIMES.value
     if left_out.recompute:
         yield "recompute"
 
@@ -206,6 +210,7 @@ def _choice(judged: Judged) -> dict[str, object]:
         "throughput": rounded(judged.throughput),
         "memory": list(judged.memory) or None,
         **({} if choice.split is None else {"split": list(choice.split)}),
+        **({"slice_lengths": list(choice.known_lengths)} if choice.known_lengths else {}),
         **({} if judged.order is None else {"search": judged.order.as_json()}),
     }
 

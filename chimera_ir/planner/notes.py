@@ -21,6 +21,7 @@ def notes(ranking: Ranking, error: float, warnings: Sequence[str]) -> tuple[str,
         *_baseline(ranking),
         *(f"for {scheme_argument(out.source)} {out.detail}" for out in ranking.left_out if out.reason is Reason.SPACE),
         *_stale(ranking),
+        *_uneven(ranking),
         *_smaller(ranking),
         *_replays(ranking),
         *ranking.searched,
@@ -67,6 +68,13 @@ def _stale(ranking: Ranking) -> Iterator[str]:
         place, other = flushed[0]
         remark += f"; the first with a flush is number {place}, {other.scheme}"
     yield remark
+
+
+def _uneven(ranking: Ranking) -> Iterator[str]:
+    """Yields what slices of unequal lengths ask of the model, if the first choice has such slices."""
+    first = next(iter(ranking.choices), None)
+    if first and first.choice.lengths:
+        yield f"the slices of {first.scheme} have unequal lengths: `loss` must return a sum and a count, not a mean"
 
 
 def _smaller(ranking: Ranking) -> Iterator[str]:

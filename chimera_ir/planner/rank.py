@@ -96,9 +96,9 @@ def rank(
         asked = _merged((judged for judged in fitting if judged.choice.source in sources), baseline)
         unasked = _merged((judged for judged in fitting if judged.choice.source not in sources), baseline)
         # The first ones are replayed event by event, which may change their order.
-        replayed = {_unsplit(judged): judged for judged in _replayed([*unasked[:1], *asked], pool, progress)}
+        replayed = {judged.choice.unjudged: judged for judged in _replayed([*unasked[:1], *asked], pool, progress)}
         asked, unasked = (
-            by_throughput((replayed.get(_unsplit(j), j) for j in ranked), baseline) for ranked in (asked, unasked)
+            by_throughput((replayed.get(j.choice.unjudged, j) for j in ranked), baseline) for ranked in (asked, unasked)
         )
         # Exact bytes only for the rows that are shown; for the others the bounds are enough.
         shown = dict.fromkeys([*_first_of_each_name(asked)[:top], *asked[:top]])
@@ -133,11 +133,6 @@ def affordable(candidates: Iterable[_Thing], cost: Callable[[_Thing], int], limi
             yield candidate
 
 
-def _unsplit(judged: Judged) -> Configuration:
-    """The configuration without a split of layers, as a replay may change the split."""
-    return replace(judged.choice, split=None)
-
-
 def by_throughput(configurations: Iterable[Judged], baseline: Source) -> list[Judged]:
     """Configurations, fastest first, equally fast ones by `_plain`; all replayed ones come before the others."""
 
@@ -150,8 +145,8 @@ def by_throughput(configurations: Iterable[Judged], baseline: Source) -> list[Ju
 
 
 def _plain(choice: Configuration, baseline: Source) -> tuple[object, ...]:
-    """Sort key of equally fast configurations: the fewest parameters first, then the baseline."""
-    return len(choice.settings), choice.source != baseline, choice.source.name
+    """Sort key of equally fast configurations: the fewest parameters and equal slices first, then the baseline."""
+    return len(choice.settings), bool(choice.lengths), choice.source != baseline, choice.source.name
 
 
 def _merged(configurations: Iterable[Judged], baseline: Source) -> list[Judged]:
@@ -182,7 +177,10 @@ def _by_preference(choices: Iterable[Configuration], of_scheme: Roles) -> Iterat
         full = choice.micro_batches >= choice.workers or of_scheme.micro_batches is None
         return not full, -choice.micro_batch_size if full else choice.micro_batch_size
 
-    for family in grouped(choices, lambda choice: (of_scheme.without_micro_batches(choice.settings), choice.change)):
+    families = grouped(
+        choices, lambda choice: (of_scheme.without_micro_batches(choice.settings), choice.change, choice.lengths)
+    )
+    for family in families:
         yield sorted(family, key=preference)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
+from itertools import product
 
 from chimera_ir.diagnostics.catalogue.endless import RepeatsTooLate, TooManyInTurns
 from chimera_ir.diagnostics.catalogue.program import BoundExceeded
@@ -23,6 +24,7 @@ from chimera_ir.planner.sample import sample
 from chimera_ir.plural import counted
 from chimera_ir.profile import document
 from chimera_ir.profile.costs import ModelProfile
+from chimera_ir.request import EqualTimes
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Operation, PipeBlock, Scheme, SyncMode
 from chimera_ir.syntax.change import Change
@@ -80,7 +82,7 @@ class Configuration:
 
     ``change`` is applied to the scheme, for example recomputation of every stage. ``split`` is the first layer of each
     stage; None if the profile has no layers, or until the configuration has been judged. A micro-batch is cut into
-    ``slices``.
+    ``slices`` of these ``lengths``, none if they are equal; those with equal times are found when it is judged.
     """
 
     source: Source
@@ -93,6 +95,17 @@ class Configuration:
     change: Change
     split: tuple[int, ...] | None = None
     slices: int = 1
+    lengths: tuple[int, ...] | EqualTimes = ()
+
+    @property
+    def known_lengths(self) -> tuple[int, ...]:
+        """The lengths of the slices; none if they are equal, or until those with equal times are found."""
+        return () if isinstance(self.lengths, EqualTimes) else self.lengths
+
+    @property
+    def unjudged(self) -> "Configuration":
+        """The configuration without what is found when it is judged: the split, and lengths with equal times."""
+        return replace(self, split=None, lengths=EqualTimes.EQUAL_TIMES if self.lengths else ())
 
     @property
     def mini_batch(self) -> int:
@@ -310,10 +323,14 @@ class _Search:
         whole = {**settings, **({name: count} if name else {})}
         given = tuple((parameter, whole[parameter]) for parameter in self._names if parameter in whole)
         syncs = (None,) if outlined.steps_inside else self._question.syncs
-        for sync in syncs:
+        # Slices are tried with equal lengths and, where the profile has their times, with equal times.
+        costs = self._profile.layers or self._profile.depths[outlined.stages]
+        timed = 1 < outlined.slices <= self._profile.positions and all(part.at[size].slices for part in costs)
+        tried: tuple[tuple[int, ...] | EqualTimes, ...] = ((), EqualTimes.EQUAL_TIMES) if timed else ((),)
+        for lengths, sync in product(tried, syncs):
             change = Change(self._question.recomputation is Recomputation.ALWAYS, _CHANGED[sync])
             sizes = outlined.stages, outlined.workers, copies, count, size
-            yield Configuration(self._source, given, *sizes, change, slices=outlined.slices)
+            yield Configuration(self._source, given, *sizes, change, slices=outlined.slices, lengths=lengths)
 
     def _out(self, settings: dict[str, int], size: int | None, reason: Reason, detail: str) -> LeftOut:
         return LeftOut(self._source, tuple(settings.items()), size, reason, detail)

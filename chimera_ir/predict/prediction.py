@@ -25,7 +25,6 @@ from chimera_ir.predict.splits import LayerSplits, Split, loads_of
 from chimera_ir.profile.choose import Inputs, Wanted
 from chimera_ir.profile.cluster import torchrun
 from chimera_ir.profile.layers import stages_of
-from chimera_ir.profile.slice_costs import equal_times, slowest_stage
 from chimera_ir.verify.holdings import holdings
 
 
@@ -110,10 +109,6 @@ class Prediction:
         )
 
 
-RESOLUTION = 1_000
-"""The sum of the lengths of slices that take equally long, if a profile does not say how long an item is."""
-
-
 class BaselinePrediction(NamedTuple):
     """The prediction for a report's baseline, with seconds of an update by replay and bytes of the fullest worker."""
 
@@ -179,21 +174,19 @@ class Forecast:
         return Measured.of(self._setting(header))
 
     def equal_times(self, header: Header) -> tuple[int, ...]:
-        """The lengths of slices with which the slowest one, on the stage where it takes longest, is the fastest.
+        """The lengths of slices of `Setting.equal_times`.
 
-        They add up to the length of an item, or to `RESOLUTION` if the profile does not have it. Raises `WrongOption`
+        They add up to the length of an item, or to a round number if the profile does not have it. Raises `WrongOption`
         if the profile has no costs of slices, and the errors of `durations`.
         """
-        setting = self._setting(header)
-        length = self.inputs.counts.length if self.inputs.counts.length > 1 else RESOLUTION
+        setting, length = self._setting(header), self.inputs.counts.positions
         if not setting.slices_known:
             measures = f"chimera profile stages --slices {header.slices} measures them"
             raise WrongOption("slice_lengths", f" equal-times: the profile has no costs of slices; {measures}")
         if length < header.slices:
             items, cut = counted(length, "position"), counted(header.slices, "slice")
             raise WrongOption("slice_lengths", f" equal-times: an item of the profile has {items}, too few for {cut}")
-        stages = [(setting.timing(stage), costs.overhead) for stage, costs in enumerate(setting.stages)]
-        return equal_times(header.slices, length, slowest_stage(stages, length))
+        return setting.equal_times(header.slices, length)
 
     def _setting(self, header: Header) -> Setting:
         if self.sharded_optimizer and header.steps_inside:

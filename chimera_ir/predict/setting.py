@@ -7,10 +7,10 @@ from chimera_ir.ir.ids import Stage, WeightGroup, Worker
 from chimera_ir.ir.kinds import ACTIVATIONS
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Crossing, Pair
-from chimera_ir.ir.slice_lengths import extents, weighed
+from chimera_ir.ir.slice_lengths import extents, normalized, weighed
 from chimera_ir.profile.cluster import FREE, Cluster, HostLink, Link
 from chimera_ir.profile.costs import StageCosts, Timing, time_of
-from chimera_ir.profile.slice_costs import slice_terms, sliced
+from chimera_ir.profile.slice_costs import equal_times, slice_terms, sliced, slowest_stage
 
 _WHOLE = Fraction(1)
 _DIGITS = 12
@@ -47,6 +47,15 @@ class Setting:
     def slices_known(self) -> bool:
         """Whether the profile has the costs of slices of every micro-batch of this size."""
         return all(self.timing(stage).slices for stage in range(len(self.stages)))
+
+    def equal_times(self, slices: int, length: int) -> tuple[int, ...]:
+        """Lengths of slices, ``length`` together, with which the slowest one is the fastest; none if all are equal.
+
+        Times are those on the stage where a slice takes longest. The costs of slices are known, and ``length`` is at
+        least their number.
+        """
+        stages = [(self.timing(stage), costs.overhead) for stage, costs in enumerate(self.stages)]
+        return normalized(equal_times(slices, length, slowest_stage(stages, length)))
 
     def timing(self, stage: int) -> Timing:
         """Costs of a micro-batch on a stage."""

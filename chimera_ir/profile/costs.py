@@ -132,6 +132,10 @@ class StageCosts:
         return replace(self, at={size: timing}, step=0.0, step_noise=None, overhead=NO_OVERHEAD)
 
 
+UNKNOWN_LENGTH = 1_000
+"""The sum of the lengths of slices, if a profile does not say how long an item is."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
     """Costs of a model: ``depths[D]`` has its D stages in order; an item has ``length`` positions (words, pixels).
@@ -162,6 +166,11 @@ class ModelProfile:
     def overhead(self) -> Times:
         """The overhead of an operation, which is the same on every stage."""
         return next((part.overhead for parts in (self.layers, *self.depths.values()) for part in parts), NO_OVERHEAD)
+
+    @property
+    def positions(self) -> int:
+        """What the lengths of slices add up to: the length of an item or, if the profile lacks it, a round number."""
+        return self.length if self.length > 1 else UNKNOWN_LENGTH
 
     @property
     def has_slices(self) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ from chimera_ir import library
 from chimera_ir.commands import compile_command
 from chimera_ir.planner.command_lines import Files, compile_line, scheme_argument
 from chimera_ir.planner.space import MAX_OPERATIONS, Configuration
+from chimera_ir.profile.costs import ModelProfile
+from chimera_ir.profile.write import write_profile
 from chimera_ir.source import Source
 from chimera_ir.syntax.change import Change
 from tests.unit.command import TINY
 from tests.unit.test_measured import FAST_MIDDLE
 from tests.unit.test_measured import profile as staged
 from tests.unit.test_plan import FULL, Plan, cluster, found, plan, profile
+from tests.unit.test_slice_costs import setting
 
 __all__ = ["plan"]
 
@@ -187,6 +191,30 @@ def test_slices_are_considered_where_they_are_named_or_measured_and_thin_ones_lo
     assert "in slices" not in reasons(result)
     without_halves = sliced - {"seq1f1b_zb"}
     assert without_halves <= {choice["scheme"] for choice in result["choices"]}
+
+
+def test_slices_of_equal_times_are_ranked_beside_equal_lengths_and_compile_as_predicted(plan: Plan) -> None:
+    """Quarters of 2, 3, 4 and 5 seconds forward: 507 with equal lengths, 367.5 with equal times."""
+    *stages, last = setting().stages
+    timing = replace(last.at[1], output=0, gradient=0)
+    slices = tuple(replace(part, output=0, gradient=0) for part in timing.slices)
+    stages.append(replace(last, at={1: replace(timing, slices=slices)}))
+    model, on = write_profile(ModelProfile("m", {4: tuple(stages)}, length=40)), cluster(4)
+    asked = "--mini-batch", 8, "--scheme", "seq1f1b", "k=4", "--all"
+    result = found(plan(model, on, *asked, "--json"))
+    timed, equal = result["choices"]
+    assert (timed["slice_lengths"], equal.get("slice_lengths")) == ([15, 10, 8, 7], None)
+    assert [round(choice["T_replay"], 1) for choice in (timed, equal)] == [367.5, 507]
+    assert any("must return a sum and a count" in note for note in result["notes"])
+    line = result["commands"][0]
+    assert "--slice-lengths 15,10,8,7" in line
+    prediction = compiled(plan, model, on, line)["prediction"]
+    assert prediction["T_replay"] == timed["T_replay"]
+    assert prediction["memory"] == timed["memory"]
+    assert "k=4, equal-times" in plan(model, on, *asked).out
+    # The greedy rule chooses B for both kinds of lengths; a sequence too short to be cut has one.
+    assert len(found(plan(model, on, *asked, "--json", "--greedy"))["choices"]) == 2
+    assert len(found(plan(model.replace("length = 40", "length = 3"), on, *asked, "--json"))["choices"]) == 1
 
 
 def test_schemes_that_move_memory_are_ranked_if_the_cluster_has_a_link_to_the_host(plan: Plan) -> None:

@@ -86,6 +86,22 @@ def test_a_carry_is_counted_apart_and_what_passes_on_only_once() -> None:
     assert (footprint.activations, footprint.carry, footprint.carry_gradients) == (TENSOR, 3 * TENSOR, 3 * TENSOR)
 
 
+def test_an_input_or_a_result_that_is_left_as_the_carry_counts_once() -> None:
+    """The product saves the input and a result; the stage leaves both as its carry, and returns the result."""
+    x = torch.ones(ROWS, WIDTH, requires_grad=True)
+    saved = SavedTensors(list)
+    with saved.counting():
+        y = x.exp()
+        z = y * x
+    found = saved.footprint((x,), (y, z), None, left=(x, y))
+    assert (found.activations, found.saved_inputs, found.carry) == (TENSOR, TENSOR, TENSOR)
+    assert found.activations_with_inputs(is_fed=True) == found.resident(is_fed=True) == TENSOR
+    # The next slice gets the same tensors as its carry, and one of them as its input: nothing new is kept.
+    again = saved.footprint((x,), (y,), None, before=(x, y), left=(x, y))
+    assert (again.activations, again.carry) == (0, 0)
+    assert again.resident(is_fed=True) <= again.activations_with_inputs(is_fed=True)
+
+
 def test_slices_count_as_the_largest_mean_of_the_first_ones() -> None:
     """As many as are kept at any time are the first slices of their micro-batches."""
     growing = [Footprint(a, 1, 1, 2, 1, 3, released=a, operands=a, carry=a, carry_gradients=a) for a in (10, 20, 40)]
