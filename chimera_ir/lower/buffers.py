@@ -82,7 +82,10 @@ def _in_rings(slots: Sequence[Slot]) -> Sequence[Slot]:
         latest[slot] = number
     quarter = len(slots) // 4
     middle, end = range(quarter, len(slots) - quarter), len(slots) - quarter
-    period = next((p for p in range(1, quarter) if ago[quarter : end - p] == ago[quarter + p : end]), None)
+    period = next(
+        (p for p in range(1, quarter) if all(ago[n] == ago[n + p] for n in range(quarter, end - p))),
+        None,
+    )
     if period is None:
         return slots
     # The slot that each is followed by in the next period.

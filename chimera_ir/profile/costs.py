@@ -169,7 +169,7 @@ class ModelProfile:
 
     @property
     def positions(self) -> int:
-        """What the lengths of slices add up to: the length of an item or, if the profile lacks it, a round number."""
+        """The sum of the lengths of slices: the length of an item or, if the profile lacks it, a round number."""
         return self.length if self.length > 1 else UNKNOWN_LENGTH
 
     @property

@@ -87,17 +87,17 @@ class SavedTensors:
         of_inputs, of_results, earlier, carried = map(memory_of, (inputs, results, before, left))
         # A carry counts apart from activations; an input that the stage leaves as its carry counts as an input.
         saved = self.sizes.keys()
-        kept = saved - (earlier.keys() | (carried.keys() - of_inputs.keys()))
+        pieces = saved - (earlier.keys() | (carried.keys() - of_inputs.keys()))
         return Footprint(
-            activations=sum(self.sizes[piece] for piece in kept),
+            activations=sum(self.sizes[piece] for piece in pieces),
             inputs=sum(of_inputs.values()),
-            saved_inputs=sum(of_inputs[piece] for piece in of_inputs.keys() & kept),
+            saved_inputs=sum(of_inputs[piece] for piece in of_inputs.keys() & pieces),
             results=sum(of_results.values()),
             saved_results=sum(of_results[piece] for piece in of_results.keys() & saved),
             targets=sum(memory_of(targets).values()),
             carry=sum(size for piece, size in carried.items() if piece not in earlier.keys() | of_inputs.keys()),
             carry_gradients=sum(t.numel() * t.element_size() for t in left if t.requires_grad),
-            made_results=sum(of_results[piece] for piece in (of_results.keys() & kept) - of_inputs.keys()),
+            made_results=sum(of_results[piece] for piece in (of_results.keys() & pieces) - of_inputs.keys()),
         )
 
     def _pack(self, tensor: torch.Tensor) -> "_SavedTensor":
