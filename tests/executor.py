@@ -7,9 +7,9 @@ once. Gradients add up in one piece of memory per stage, and in one more per tie
 launch and its step. Weights are told apart by the steps that made them; a forward remembers those that it read, of its
 stage and of its ties, for its backward. A micro-batch meets one version of what stages share. A slice reads the carry
 of the slice before it, and its backward the gradient of its own carry, which that of the next slice left. What a
-forward kept is on the worker or on its host; a copy between the two runs at any moment after its launch, in the order
-of the launches, and what is copied is nowhere for sure until the lane has waited for it. Where the
-header restricts the kinds of operations there are forwards alone: each must have run once, and nothing is summed.
+forward or a first half kept is on the worker or on its host; a copy between the two runs at any moment after its
+launch, in order, and what is copied is nowhere for sure until the lane has waited for it. Where the header restricts
+the kinds of operations there are forwards alone: each must have run once, and nothing is summed.
 """
 
 import random
@@ -236,7 +236,7 @@ class Executor:
 
     def compute(self, worker: Worker, operation: Compute) -> None:
         micros, stage = operation.micros, operation.stage
-        if operation.kind.letter in ("offload", "reload"):
+        if operation.kind.letter.startswith(("offload", "reload")):
             self.demand(operation.version is None, "a copy reads no weights")
             self.demand(worker.host.launch(operation), "{} on worker {}: it is not there", operation, worker.number)
             return
@@ -278,7 +278,7 @@ class Executor:
             worker.kept[micro, stage] = (*source, weights)
             worker.inputs |= {(micro, stage)} & self.again
             if (micro, stage) not in self.again:
-                worker.host.places[micro, stage] = "worker"
+                worker.host.places["activations", micro, stage] = "worker"
         output = ("act", micros, stage)
         if stage > 0 and self.random.random() < 0.5:  # the output is a view of the input
             worker.outputs[output] = (source[0], source[0].value)
@@ -292,7 +292,7 @@ class Executor:
             cell, value, read = worker.kept[micro, stage]
             self.demand((cell.value, read) == (value, weights), "{} on {} recomputes something else", micro, stage)
             worker.inputs.remove((micro, stage))
-            worker.host.places[micro, stage] = "worker"
+            worker.host.places["activations", micro, stage] = "worker"
             self.carry(worker, micro, stage)
 
     def carry(self, worker: Worker, micro: int, stage: int) -> None:
@@ -333,12 +333,13 @@ class Executor:
         given = [self.input(worker, "grad", micros, stage + 1, stage)] if stage < self.stages - 1 else []
         for micro in micros:
             self.demand((micro, stage) in worker.kept.keys() - worker.inputs, "backward before its forward")
-            place = worker.host.places.pop((micro, stage))
+            place = worker.host.places.pop(("activations", micro, stage))
             self.demand(place == "worker", "backward of {} on {}, which is {}", micro, stage, place)
             cell, value, read = worker.kept.pop((micro, stage))
             self.demand(cell.value == value, "the activations of {} on {} were overwritten", micro, stage)
             self.demand(read == weights, "forward of {} on {} with {}, backward with {}", micro, stage, read, weights)
             worker.halves[micro, stage] = [(cell, value), *given]
+            worker.host.places["operands", micro, stage] = "worker"
             self.carry(worker, micro, stage)
             used = {("c", micro, stage), ("dc", micro, stage)} if (micro + 1) % self.slices else set()
             self.demand(used <= worker.carried, "the gradient of the carry of {} on {} lacks", micro, stage)
@@ -349,7 +350,8 @@ class Executor:
         for group in self.groups[stage]:
             self.demand(group not in worker.busy, "the gradients of {} change while they are summed", group)
         for micro in micros:
-            self.demand((micro, stage) in worker.halves, "weight gradient before the input gradient")
+            is_there = worker.host.places.pop(("operands", micro, stage), "") == "worker"
+            self.demand(is_there, "the operands of {} on {} are not there", micro, stage)
             for cell, value in worker.halves.pop((micro, stage)):
                 self.demand(cell.value == value, "what the weight gradient of {} on {} needs is gone", micro, stage)
             for group in self.groups[stage]:

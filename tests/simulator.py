@@ -157,7 +157,7 @@ class Simulator:
         free.give()
         for each in self.program.lanes[worker]:
             match each:
-                case Compute(kind, micros, stage) if kind.letter in ("offload", "reload"):
+                case Compute(kind, micros, stage) if kind.letter.startswith(("offload", "reload")):
                     if self.setting.cluster.host is not None:
                         yield self.busy(self.setting.cluster.host.link.overhead)
                     done = moved[kind.letter, micros, stage] = Signal()
@@ -278,11 +278,17 @@ class Simulator:
         return sum(int(weights[micro % len(weights)]) for micro in each.micros)
 
     def transfer(self, each: Compute) -> float:
-        """All that is kept of micro-batches but what stays, over the link to the host; at once without such a link."""
+        """All that is kept of micro-batches but what stays, over the link to the host; at once without such a link.
+
+        Between the halves of a backward that is without what the first half frees, and with gradients.
+        """
         host, kept = self.setting.cluster.host, self.setting.stages[each.stage].at[self.setting.micro_batch_size]
         if host is None:
             return 0.0
-        return host.link.alpha + host.link.beta * (kept.activations - kept.resident) * len(each.micros) / self.cut
+        whole = kept.activations - kept.resident
+        between = kept.activations - kept.released + kept.operands - kept.resident_operands
+        size = between if each.kind.letter.endswith("_operands") else whole
+        return host.link.alpha + host.link.beta * size * len(each.micros) / self.cut
 
     def step(self, stage: int) -> float:
         return self.setting.stages[stage].step

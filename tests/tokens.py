@@ -46,10 +46,11 @@ class HostLink:
     """Copies between a worker and its host, one after the other.
 
     ``copies`` are those that are not over, ``done`` those that the lane has not waited for since. ``places`` has where
-    it is that a micro-batch keeps on a stage: on the worker, on the host, or nowhere for sure, while it is copied.
+    it is that a micro-batch keeps on a stage, by what it is, ``activations`` or ``operands``: on the worker, on the
+    host, or nowhere for sure, while it is copied.
     """
 
-    places: dict[tuple[int, int], str] = field(default_factory=dict)
+    places: dict[tuple[str, int, int], str] = field(default_factory=dict)
     copies: list[Copied] = field(default_factory=list)
     done: list[Copied] = field(default_factory=list)
 
@@ -60,9 +61,9 @@ class HostLink:
 
     def launch(self, each: Compute) -> bool:
         """Whether all that is to be copied is where the copy begins."""
-        start = "worker" if each.kind.letter == "offload" else "host"
-        there = all(self.places.get((micro, each.stage)) == start for micro in each.micros)
-        self.places.update({(micro, each.stage): "nowhere" for micro in each.micros})
+        start = "worker" if each.kind.letter.startswith("offload") else "host"
+        there = all(self.places.get(cell) == start for cell in cells(each))
+        self.places.update(dict.fromkeys(cells(each), "nowhere"))
         self.copies.append(copied(each))
         return there
 
@@ -78,8 +79,14 @@ class HostLink:
 
     def wait(self, wait: WaitMove) -> None:
         self.done.remove(copied(wait))
-        end = "host" if wait.kind.letter == "offload" else "worker"
-        self.places.update({(micro, wait.stage): end for micro in wait.micros})
+        end = "host" if wait.kind.letter.startswith("offload") else "worker"
+        self.places.update(dict.fromkeys(cells(wait), end))
+
+
+def cells(each: Compute | WaitMove) -> list[tuple[str, int, int]]:
+    """What a copy moves, of each micro-batch."""
+    what = "operands" if each.kind.letter.endswith("_operands") else "activations"
+    return [(what, micro, each.stage) for micro in each.micros]
 
 
 def copied(each: Compute | WaitMove) -> Copied:

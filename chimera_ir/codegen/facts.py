@@ -42,7 +42,7 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
         **({"lengths": list(header.lengths)} if header.lengths else {}),
         **({"weights": list(map(int, header.weights))} if header.weights else {}),
         "recomputing": sorted({stage for pipe in header.pipes for stage in pipe.recompute}),
-        **({"moving": _stages(program, lambda operation: operation.kind.moves)} if header.moves else {}),
+        **_moving(program),
         "grouped": _stages(program, lambda operation: operation.size > 1),
         "kinds": _kinds(program),
         "split_backward": _stages(program, lambda operation: operation.kind.splits),
@@ -148,6 +148,15 @@ def _kept(header: Header, entry: Sequence[int]) -> Sequence[int]:
     if header.moves:
         return entry
     return entry[:-1] if header.slices > 1 else entry[:4]
+
+
+def _moving(program: Program) -> Facts:
+    """The stages that move activations, and those that move operands; nothing where no memory moves."""
+    if not program.header.moves:
+        return {}
+    operands = _stages(program, lambda operation: operation.kind.moves_operands)
+    moving = _stages(program, lambda operation: operation.kind.moves and not operation.kind.moves_operands)
+    return {"moving": moving, **({"moving_operands": operands} if operands else {})}
 
 
 def _evaluation(evaluation: Verified, worker: Worker) -> Facts:

@@ -24,6 +24,7 @@ COLUMN_OF: Mapping[Counted, str] = {
     Counted.CARRIES: "carries",
     Counted.CARRY_GRADIENTS: "carry_gradients",
     Counted.HOST: "on_host",
+    Counted.HOST_OPERANDS: "on_host",
 }
 """The column in which each unit of what a stage keeps is counted."""
 
@@ -109,7 +110,7 @@ def _changes(timeline: Timeline, lane: Sequence[Timed]) -> Iterator[_KeptChange]
 
     def changes(steps: Iterable[MoveStep], start: int, end: int) -> Iterator[_KeptChange]:
         for step, unit, amount in live.changes(header, steps, COLUMN_OF):
-            tick = end if live.is_at_end(unit, amount) else start
+            tick = end if live.is_at_end(step, unit, amount) else start
             yield _KeptChange(tick, words, unit, step.stage, amount)
 
     for place in range(len(lane) + bool(waits)):

@@ -308,7 +308,7 @@ def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], siz
         between_halves=tuple(size * peak for peak in halves),
         stashed_inputs=tuple(size * peak for peak in live.whole(header, live.inputs(schedule))),
         carries=tuple(peak * header.slices for peak in live.whole(header, live.peaks(schedule, Counted.CARRIES))),
-        host=tuple(size * peak for peak in live.whole(header, live.peaks(schedule, Counted.HOST))),
+        host=tuple(size * peak for peak in live.whole(header, live.on_host(schedule))),
         host_links=transfers(timeline),
     )
 

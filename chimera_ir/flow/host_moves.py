@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from chimera_ir.ir.ids import Micro, Stage
-from chimera_ir.ir.kinds import Counted
+from chimera_ir.ir.kinds import ON_WORKER
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.ops import Compute, Operation, WaitMove, singles
@@ -31,9 +31,6 @@ from chimera_ir.ir.turns import moved
 
 MoveStep = Compute | WaitMove
 """A step of a lane at which what it keeps may change: an operation, or the wait for a move."""
-
-_OF_ACTIVATIONS = (Counted.ACTIVATIONS, Counted.OPERANDS)
-"""The units in which what a forward keeps counts as M_a, whole or between the halves of a backward."""
 
 Waits = Mapping[int, Sequence[int]]
 """The moves, by place, that a lane waits for before the operation at each place; the lane's length is its end."""
@@ -89,13 +86,17 @@ class _MovingLane:
 
 
 def _made_and_freed(header: Header, operation: Operation) -> tuple[int, int]:
-    """The units (`Header.units`) whose activations an operation makes, and of which none are left when it is over."""
+    """The units (`Header.units`) of M_a that an operation adds from its start on, and that it frees at its end.
+
+    Operands that take the place of activations are neither.
+    """
     made = freed = 0
     for part in operation.parts:
-        size = header.length(part.micros)
-        made += size * sum(value.counted is Counted.ACTIVATIONS for value in part.kind.makes)
-        freed += size * sum(value.counted in _OF_ACTIVATIONS for value in part.kind.frees)
-        freed -= size * sum(value.counted is Counted.OPERANDS for value in part.kind.makes)
+        size, kind = header.length(part.micros), part.kind
+        added = sum(value.counted in ON_WORKER for value in kind.makes)
+        removed = sum(value.counted in ON_WORKER for value in kind.frees)
+        made += size * max(0, added - removed)
+        freed += size * max(0, removed - added)
     return made, freed
 
 
@@ -126,7 +127,7 @@ def waits_in_turn(header: Header, operations: Sequence[Operation]) -> Waits:
 
 def leaves(move: Operation) -> bool:
     """Whether a move is one to the host."""
-    return any(value.counted is Counted.HOST for part in move.parts for value in part.kind.makes)
+    return any(part.kind.offloads for part in move.parts)
 
 
 def _cells(operation: Operation) -> Iterator[tuple[Micro, Stage]]:

@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 from chimera_ir.flow.host_moves import MoveStep, with_waits
-from chimera_ir.ir.kinds import Counted, Kind, Value
+from chimera_ir.ir.kinds import ON_HOST_UNITS, ON_WORKER, Counted, Kind, Value
 from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import WaitMove, singles
 
@@ -119,9 +119,9 @@ def _changes_with_moves(
                 yield step, unit, per_micro * len(step.micros)
 
 
-def is_at_end(unit: Counted, amount: int) -> bool:
+def is_at_end(step: MoveStep, unit: Counted, amount: int) -> bool:
     """Whether a change counts from the end of its operation on: what is freed, and operands, which take its place."""
-    return amount < 0 or unit is Counted.OPERANDS
+    return amount < 0 or (unit is Counted.OPERANDS and not step.kind.moves)
 
 
 def waiting(header: Header) -> dict[Kind, int]:
@@ -130,7 +130,7 @@ def waiting(header: Header) -> dict[Kind, int]:
     Values on the host do not count.
     """
     values = (value for kind in header.kinds for value in kind.keeps_in_slice)
-    units = dict.fromkeys(value.counted for value in values if value.counted is not Counted.HOST)
+    units = dict.fromkeys(value.counted for value in values if value.counted not in ON_HOST_UNITS)
     effects = _effects_of(header.kinds, tuple(units), (1,) * header.slices)
     return {kind: sum(per_micro for _, per_micro in effects[kind][0]) for kind in header.kinds}
 
@@ -210,7 +210,12 @@ def activations(level: Schedule | Program) -> tuple[Peak, ...]:
     A micro-batch is live on a stage from its forward, or from its recomputation if the stage recomputes, until no later
     operation there needs anything of it.
     """
-    return peaks(level, Counted.ACTIVATIONS, Counted.OPERANDS)
+    return peaks(level, *ON_WORKER)
+
+
+def on_host(level: Schedule | Program) -> tuple[Peak, ...]:
+    """The `peaks` of micro-batches whose activations, or what is left of these, are in the memory of the host."""
+    return peaks(level, *ON_HOST_UNITS)
 
 
 def inputs(schedule: Schedule) -> tuple[Peak, ...]:

@@ -1,14 +1,16 @@
 """The table of kinds of compute operations. All that the compiler knows about a kind follows from its row.
 
-    kind       reads                                 makes      frees     sums   opens   occupies
-    F          y of the stages that feed it, c       y, a, c    -         no     yes     lane
-    F          y of the stages that feed it, c       y, x, c    -         no     yes     lane       if it recomputes
-    recompute  x, c                                  a          x         no     no      lane
-    B          a, dx of the stages it feeds, dc      dx, dc     a, c, dc  yes    no      lane
-    I          a, dx of the stages it feeds, dc      dx, dc, g  a, c, dc  no     no      lane
-    W          g                                     -          g         yes    no      lane
-    offload    a                                     h          a         no     no      host link
-    reload     h                                     a          h         no     no      host link
+    kind              reads                            makes      frees     sums   opens   occupies
+    F                 y of the stages that feed it, c  y, a, c    -         no     yes     lane
+    F                 y of the stages that feed it, c  y, x, c    -         no     yes     lane       if it recomputes
+    recompute         x, c                             a          x         no     no      lane
+    B                 a, dx of the stages it feeds, dc dx, dc     a, c, dc  yes    no      lane
+    I                 a, dx of the stages it feeds, dc dx, dc, g  a, c, dc  no     no      lane
+    W                 g                                -          g         yes    no      lane
+    offload           a                                h          a         no     no      host link
+    reload            h                                a          h         no     no      host link
+    offload_operands  g                                hg         g         no     no      host link
+    reload_operands   hg                               g          hg        no     no      host link
 
     value   counted as
     y, dx   message
@@ -18,31 +20,30 @@
     c       carries
     dc      carry gradients
     h       host
+    hg      host operands
 
 y is the output of a stage, a is what its forward keeps for the backward, x is its input, dx is the gradient of its
-input, g is what the gradient of its weights still needs, and h is a in the memory of the host. c and dc exist where
-micro-batches are cut into slices: the carry c is what a slice leaves for the next one on the same stage, such as keys
-and values. Its gradient dc is made by the backward of the slice that read it, so backwards take the slices in reverse.
+input, g is what the gradient of its weights still needs; h and hg are a and g in the memory of the host. c and dc exist
+where micro-batches are cut into slices: the carry c is what a slice leaves for the next one on the same stage, such as
+keys and values. The backward of the slice that read it makes its gradient dc, so backwards take the slices in reverse.
 
-On each stage a micro-batch, or each slice of it, has the kinds of one of the `alternatives`: F and B, or F, I and W. If
-the stage recomputes, its forward keeps the input alone, and recompute, which is the forward again, makes a. Offload and
-reload, both or neither, move a to the host and back while the worker computes (`flow.host_moves`). A value for
-another stage is gone after the operation that reads it there, any other value after the operation that frees it. A kind
-that frees a value and reads it frees what it read, as B does with the dc that the next slice made; else it frees what
-its own slice made. `Header.readers` says which stages read a value. No other module asks whether an operation *is* a
-forward: it asks what the operation's kind reads, makes, frees and sums. `flow.live` follows from what values are
-counted as.
+On each stage a micro-batch, or each slice of it, has one of the sets of kinds of `ir.alternatives`: F and B, or F, I
+and W. If the stage recomputes, its forward keeps the input alone, and recompute, which is the forward again, makes a.
+Offload and reload, both or neither, move a to the host and back while the worker computes (`flow.host_moves`), and so
+do offload_operands and reload_operands with g. A value for another stage is gone after the operation that reads it
+there, any other value after the operation that frees it. A kind that frees a value and reads it frees what it read, as
+B does with the dc that the next slice made; else it frees what its own slice made. `Header.readers` says which stages
+read a value. No other module asks whether an operation *is* a forward: it asks what the operation's kind reads, makes,
+frees and sums. `flow.live` follows from what values are counted as.
 
 A pair is an F and a B of different micro-batches that a worker runs as one operation. It reads, makes, frees and sums
 what both do, and has a cost of its own.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, cached_property
-from itertools import chain, combinations
 
 
 class Counted(Enum):
@@ -51,7 +52,8 @@ class Counted(Enum):
     ``ACTIVATIONS`` are M_a, what a forward keeps of a micro-batch; ``INPUT`` is the input of a forward that will run
     again; ``OPERANDS`` are what the first half of a backward leaves for the second, with the rest of the activations;
     ``CARRIES`` are what slices leave to the next ones, ``CARRY_GRADIENTS`` the gradients of these; ``MESSAGE`` is a
-    value for another stage; ``HOST`` is a value in host memory, any other is in the worker's memory.
+    value for another stage; ``HOST`` are activations and ``HOST_OPERANDS`` operands in host memory, any other value is
+    in the worker's memory.
     """
 
     ACTIVATIONS = "activations"
@@ -61,8 +63,16 @@ class Counted(Enum):
     CARRY_GRADIENTS = "carry gradients"
     MESSAGE = "message"
     HOST = "host"
+    HOST_OPERANDS = "host operands"
 
     __hash__ = object.__hash__  # faster than that of Enum, and walks along lanes look up units
+
+
+ON_WORKER = (Counted.ACTIVATIONS, Counted.OPERANDS)
+"""The units in which what a forward keeps counts as M_a on the worker, whole or between the halves of a backward."""
+
+ON_HOST_UNITS = (Counted.HOST, Counted.HOST_OPERANDS)
+"""The units in which it counts in the memory of the host."""
 
 
 class Resource(Enum):
@@ -140,6 +150,9 @@ OPERANDS = Value(
     "a weight gradient needs what its input gradient kept",
 )
 ON_HOST = Value("h", "activations on the host", Readers.OWN, Counted.HOST, "a reload needs what was offloaded")
+OPERANDS_ON_HOST = Value(
+    "hg", "operands on the host", Readers.OWN, Counted.HOST_OPERANDS, "a reload needs what was offloaded"
+)
 
 CARRY = Value("c", "carry", Readers.OWN, Counted.CARRIES, "a slice needs the carry of the slice before it", slices_on=1)
 CARRY_GRADIENT = Value(
@@ -211,6 +224,16 @@ class Kind:
         return self.occupies is Resource.HOST_LINK
 
     @property
+    def offloads(self) -> bool:
+        """Whether operations of this kind move a value to the host."""
+        return any(value.counted in ON_HOST_UNITS for value in self.makes)
+
+    @property
+    def moves_operands(self) -> bool:
+        """Whether operations of this kind move operands between the worker and its host."""
+        return self.moves and OPERANDS in (*self.reads, *self.makes)
+
+    @property
     def method(self) -> str:
         """The method of a stage that runs an operation of this kind, in scripts."""
         return self.call or self.noun.replace(" ", "_")
@@ -218,7 +241,7 @@ class Kind:
     @property
     def splits(self) -> bool:
         """Whether an operation of this kind is the first half of a split backward, which leaves operands."""
-        return any(value.counted is Counted.OPERANDS for value in self.makes)
+        return OPERANDS in self.makes and not self.moves
 
     @property
     def kinds(self) -> "tuple[Kind]":
@@ -267,12 +290,19 @@ INPUT_GRADIENT = Kind(
 )
 WEIGHT_GRADIENT = Kind("W", "weight gradient", (OPERANDS,), (), frees=(OPERANDS,), sums=True, call="backward_weights")
 RECOMPUTATION = Kind("recompute", "recomputation", (INPUT, CARRY), makes=(KEPT,), frees=(INPUT,), call="recompute")
-OFFLOAD = Kind("offload", "offload", (KEPT,), makes=(ON_HOST,), frees=(KEPT,), occupies=Resource.HOST_LINK)
-RELOAD = Kind("reload", "reload", (ON_HOST,), makes=(KEPT,), frees=(ON_HOST,), occupies=Resource.HOST_LINK)
 
-KINDS = {
-    row.letter: row for row in (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, RECOMPUTATION, OFFLOAD, RELOAD)
-}
+
+def _move(letter: str, noun: str, source: Value, target: Value) -> Kind:
+    return Kind(letter, noun, (source,), (target,), frees=(source,), occupies=Resource.HOST_LINK, call=letter)
+
+
+OFFLOAD = _move("offload", "offload", KEPT, ON_HOST)
+RELOAD = _move("reload", "reload", ON_HOST, KEPT)
+OFFLOAD_OPERANDS = _move("offload_operands", "offload of operands", OPERANDS, OPERANDS_ON_HOST)
+RELOAD_OPERANDS = _move("reload_operands", "reload of operands", OPERANDS_ON_HOST, OPERANDS)
+
+_IN_LANES = FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, RECOMPUTATION
+KINDS = {row.letter: row for row in (*_IN_LANES, OFFLOAD, RELOAD, OFFLOAD_OPERANDS, RELOAD_OPERANDS)}
 """A row of each letter, by letter, in the order in which reports name them; `all_kinds` has every row."""
 
 
@@ -311,41 +341,6 @@ PAIR = Pairing("pair", "pair", (FORWARD, BACKWARD))
 
 COSTED: dict[str, Kind | Pairing] = {**KINDS, PAIR.letter: PAIR}
 """The rows and pairings that have a cost, by the key of the cost."""
-
-
-def unmade(kinds: Iterable[Kind]) -> Iterator[tuple[Kind, Value]]:
-    """Yields each kind that reads a value of its own stage which none of the kinds makes, with the value."""
-    kinds = tuple(kinds)
-    made = {value for row in kinds for value in row.keeps}
-    yield from ((row, value) for row in kinds for value in row.reads if not value.crosses and value not in made)
-
-
-@cache
-def alternatives(kinds: tuple[Kind, ...]) -> tuple[tuple[Kind, ...], ...]:
-    """The sets of kinds that can be all operations of a micro-batch on a stage, the smallest set first.
-
-    One kind of a set opens the micro-batch. Each value of the stage that a kind of the set reads is made by one, and
-    each value that any kind frees is freed as often as it is made. If any kind sums gradients, one kind of each set
-    does.
-
-    Examples
-    --------
-    >>> alternatives((*all_kinds()[:-2],))
-    ((F, B), (F, B, recompute), (F, I, W), (F, I, W, recompute))
-    >>> alternatives((FORWARD, BACKWARD, OFFLOAD, RELOAD))
-    ((F, B), (F, B, offload, reload))
-    """
-    freed = {value for row in kinds for value in row.frees}
-    sums = int(any(row.sums for row in kinds))
-
-    def complete(several: tuple[Kind, ...]) -> bool:
-        kept = Counter(value for row in several for value in row.keeps if value in freed)
-        gone = Counter(value for row in several for value in row.frees)
-        once = sum(row.opens for row in several) == 1 and sum(row.sums for row in several) == sums
-        return once and kept == gone and not any(unmade(several))
-
-    subsets = chain.from_iterable(combinations(kinds, size) for size in range(1, len(kinds) + 1))
-    return tuple(filter(complete, subsets))
 
 
 def costed(letter: str) -> Kind | Pairing:

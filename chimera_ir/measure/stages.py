@@ -331,6 +331,7 @@ def _timings(station: Station, measured: Sequence[_Measured]) -> Iterator[Timing
             released=sizes.released,
             operands=sizes.operands,
             resident=sizes.resident,
+            resident_operands=sizes.resident_operands,
             carry=sizes.carry,
             carry_gradient=sizes.carry_gradients,
         )

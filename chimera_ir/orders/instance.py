@@ -23,7 +23,7 @@ from chimera_ir.flow.host_moves import MoveStep, leaves, waited
 from chimera_ir.flow.live import changes, is_at_end
 from chimera_ir.flow.net import newest, queued
 from chimera_ir.ir.ids import WeightGroup, Worker
-from chimera_ir.ir.kinds import Counted, Resource
+from chimera_ir.ir.kinds import ON_HOST_UNITS, ON_WORKER, Resource
 from chimera_ir.ir.levels import Header, Plan, Schedule
 from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.ops import Message, Operation, singles
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from chimera_ir.predict.charges import Charges
 
 UNITS = {
-    Quantity.ACTIVATIONS: (Counted.ACTIVATIONS, Counted.OPERANDS),
-    Quantity.HOST: (Counted.HOST,),
+    Quantity.ACTIVATIONS: ON_WORKER,
+    Quantity.HOST: ON_HOST_UNITS,
 }
 """The units that count against a bound, for the bounds that the order of operations decides and a schedule shows."""
 
@@ -349,8 +349,8 @@ def _changes(
         if key not in effects:
             amounts = {quantity: [0, 0] for quantity in quantities}
             for quantity, pair in amounts.items():
-                for _, unit, amount in changes(header, several, UNITS[quantity]):
-                    pair[is_at_end(unit, amount)] += amount
+                for step, unit, amount in changes(header, several, UNITS[quantity]):
+                    pair[is_at_end(step, unit, amount)] += amount
             effects[key] = tuple(
                 KeepsChange(store_of[worker, quantity], *pair) for quantity, pair in amounts.items() if any(pair)
             )

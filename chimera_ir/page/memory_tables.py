@@ -7,7 +7,7 @@ from typing import NamedTuple
 from chimera_ir.cost.report import Figures
 from chimera_ir.flow import live
 from chimera_ir.ir.ids import Worker
-from chimera_ir.ir.kinds import Counted
+from chimera_ir.ir.kinds import ON_HOST_UNITS, ON_WORKER, Counted
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.ops import Compute, WaitMove
@@ -53,13 +53,13 @@ def tables(
         chosen = [change for change in changes if change.unit in units]
         return _table(chosen, lambda change: change.micros / header.units)
 
-    activations = micro_batches(Counted.ACTIVATIONS, Counted.OPERANDS)
+    activations = micro_batches(*ON_WORKER)
     memory = [MemoryTable("M_a", "activations", nothing, limits, _floats(figures.activations), activations)]
     if header.recomputing:
         inputs = micro_batches(Counted.INPUT)
         memory.append(MemoryTable("inputs", "stashed inputs", nothing, None, _floats(figures.stashed_inputs), inputs))
     if header.moves:
-        on_host, peaks = micro_batches(Counted.HOST), live.whole(header, live.peaks(program, Counted.HOST))
+        on_host, peaks = micro_batches(*ON_HOST_UNITS), live.whole(header, live.on_host(program))
         memory.append(MemoryTable("host", "activations on the host", nothing, None, _floats(peaks), on_host))
     if memory_in_bytes is not None:
         memory.append(_bytes(header, changes, *memory_in_bytes))
@@ -94,8 +94,8 @@ def _changes(header: Header, rows: Sequence[OperationRow]) -> Iterator[_ChangeOf
     Operands alone take the place of the activations that are freed.
     """
     for number, row in enumerate(rows):
-        for _, unit, amount in live.changes(header, (row.operation,), KEPT_UNITS):
-            yield _ChangeOfRow(row, number, live.is_at_end(unit, amount), unit, amount)
+        for step, unit, amount in live.changes(header, (row.operation,), KEPT_UNITS):
+            yield _ChangeOfRow(row, number, live.is_at_end(step, unit, amount), unit, amount)
 
 
 def _changes_with_moves(program: Program, rows: Sequence[OperationRow]) -> Iterator[_ChangeOfRow]:
@@ -115,7 +115,7 @@ def _changes_with_moves(program: Program, rows: Sequence[OperationRow]) -> Itera
             for _, unit, amount in live.changes(program.header, (step,), KEPT_UNITS):
                 if not moves:
                     number = operations[place]
-                    yield _ChangeOfRow(rows[number], number, live.is_at_end(unit, amount), unit, amount)
+                    yield _ChangeOfRow(rows[number], number, live.is_at_end(step, unit, amount), unit, amount)
                     continue
                 row = OperationRow(Worker(worker), Compute(step.kind, step.micros, step.stage), Row.WHOLE, place)
                 follows = place < len(operations) and (waited or place == 0)

@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import chain
 from math import ceil, floor, lcm
 
 from chimera_ir.cost.number_text import Unit
@@ -52,7 +53,9 @@ class Measured:
         timings = [*whole, *(part for timing in whole for part in timing.slices)]
         times = [timing.seconds(kind) for timing in timings for kind in KINDS]
         times += [time_of(stage.overhead, kind) for stage in stages for kind in KINDS]
-        times += [seconds for stage in range(len(stages)) if header.moves for seconds in self.setting.transfer(stage)]
+        moves = [kind for kind in header.kinds if kind.moves]
+        transfers = (self.setting.transfer(stage, kind) for stage in range(len(stages)) for kind in moves)
+        times += chain.from_iterable(transfers)
         times += [timing.times[PAIR.letter] for timing in timings if PAIR.letter in timing.times]
         second = lcm(*(_exact(time).denominator for time in times))
         stage_size = lcm(*(share.denominator for parts in self.cut for _, share in parts))

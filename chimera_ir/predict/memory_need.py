@@ -10,7 +10,7 @@ from chimera_ir.ir.kinds import ACTIVATIONS, GRADIENTS, Counted, Value
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.predict.setting import Setting
 from chimera_ir.verify.holdings import Holdings, OnHost, holdings
-from chimera_runtime.program.kept_bytes import MicroBatchBytes, kept_bytes, on_other_workers, share
+from chimera_runtime.program.kept_bytes import MicroBatchBytes, hosted_bytes, kept_bytes, on_other_workers, share
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class MemoryNeed:
         Activations that wait for a backward, the inputs of stages that recompute, and values between the halves of a
         backward. Received values are in their receive buffers and count as messages.
     host
-        Activations in the memory of the worker's host, which are no part of the total.
+        Activations in the memory of the worker's host, and what is left of them there between the halves of a backward,
+        which are no part of the total.
     """
 
     weights: int
@@ -78,6 +79,7 @@ def worker_bytes(header: Header, setting: Setting, worker: int, need: MemoryNeed
             Counted.CARRIES: of_stage.carry,
             Counted.CARRY_GRADIENTS: of_stage.carry_gradients,
             Counted.HOST: of_stage.resident,
+            Counted.HOST_OPERANDS: of_stage.resident_operands,
         }
 
     return WorkerBytes(need.total - need.activations, by_unit)
@@ -108,7 +110,7 @@ class _Worker:
         )
 
     def _on_host(self, moment: Iterable[OnHost]) -> int:
-        return sum(share(micros, self.bytes_of(stage).moved, self._header.units) for stage, micros in moment)
+        return hosted_bytes(moment, lambda stage: self.bytes_of(stage).moved, self._header.units)
 
     def bytes_of(self, stage: int) -> MicroBatchBytes:
         """The bytes of a micro-batch on a stage, without those in receive buffers."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from chimera_ir.ir.ids import Stage, WeightGroup, Worker
-from chimera_ir.ir.kinds import ACTIVATIONS
+from chimera_ir.ir.kinds import ACTIVATIONS, Kind
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Crossing, Pair
 from chimera_ir.ir.slice_lengths import extents, normalized, weighed
@@ -103,7 +103,7 @@ class Setting:
         """
         if operation.kind.moves:
             share = Fraction(header.length(operation.micros), header.units)
-            return tuple(zip(self.transfer(stage), (_WHOLE, share), strict=True))
+            return tuple(zip(self.transfer(stage, operation.kind), (_WHOLE, share), strict=True))
         measured, letter = self.timing(stage), operation.kind.letter
         if header.slices > 1 and measured.slices:
             extent = extents(header.slice_lengths)[operation.micros[0] % header.slices]
@@ -123,10 +123,11 @@ class Setting:
         """The link of a worker to its host; free if the cluster has none."""
         return self.cluster.host or HostLink(FREE)
 
-    def transfer(self, stage: int) -> tuple[float, float]:
+    def transfer(self, stage: int, move: Kind) -> tuple[float, float]:
         """Seconds of a micro-batch's transfer to the host or back: those of any transfer, and those of its bytes."""
-        link = self.host.link
-        return link.alpha, round(link.beta * self.timing(stage).moved, _DIGITS)
+        link, sizes = self.host.link, self.timing(stage).kept.moved
+        size = sizes.operands if move.moves_operands else sizes.activations
+        return link.alpha, round(link.beta * size, _DIGITS)
 
     def host_link(self, workers: int, worker: int) -> tuple[Worker, float]:
         """The first worker of those that share a worker's link to the host, and how much longer each transfer takes.

@@ -52,7 +52,8 @@ class Timing:
     spread of the measured times as a share of the median, None where nothing was measured. The first half of a split
     backward frees ``released`` bytes of the activations; the second half needs the rest and ``operands``: bytes of
     gradients that are kept between the halves, received ones included. ``resident`` bytes of the activations, such as
-    the stage's input and output, stay on the worker when the rest is off-loaded.
+    the stage's input and output, stay on the worker when the rest is off-loaded, ``resident_operands`` bytes of what is
+    kept between the halves.
 
     ``slices`` has the costs of each slice, if the micro-batch was also measured in slices of equal length. A slice
     leaves a ``carry`` for the next ones, in bytes beyond those of earlier slices; ``carry_gradient`` has the bytes of
@@ -68,20 +69,17 @@ class Timing:
     released: int = 0
     operands: int = 0
     resident: int = 0
+    resident_operands: int = 0
     carry: int = 0
     carry_gradient: int = 0
     slices: tuple["Timing", ...] = ()
 
     @property
-    def moved(self) -> int:
-        """Bytes that go to the host when the activations are off-loaded."""
-        return self.activations - self.resident
-
-    @property
     def kept(self) -> MicroBatchBytes:
         """The bytes that the stage keeps, received inputs and gradients included."""
-        carries = self.carry, self.carry_gradient
-        return MicroBatchBytes(self.activations, self.input, self.released, self.operands, *carries, self.resident)
+        resident = self.resident, self.resident_operands
+        of_slices = self.carry, self.carry_gradient
+        return MicroBatchBytes(self.activations, self.input, self.released, self.operands, *of_slices, *resident)
 
     def plus(self, overhead: Times, times: float) -> "Timing":
         """The costs with the overhead of ``times`` further operations added to the time of each operation."""

@@ -83,7 +83,8 @@ def _merged(timings: Sequence[Timing], overhead: Times, opens: bool) -> Timing:
         noise=_mean([(timing.noise, timing.times["F"] + timing.times["B"]) for timing in timings]),
         released=0 if opens else _released(timings),
         operands=min(operands, last.gradient) if opens else operands,
-        resident=min(first.resident, first.input) + max(0, last.resident - last.input),
+        resident=_ends(first.input, first.resident, last.input, last.resident),
+        resident_operands=_ends(first.input, first.resident_operands, last.input, last.resident_operands),
         carry=sum(timing.carry for timing in timings),
         carry_gradient=sum(timing.carry_gradient for timing in timings),
         slices=tuple(_merged(of_slice, overhead, opens) for of_slice in zip(*(t.slices for t in timings), strict=True)),
@@ -94,6 +95,11 @@ def _opening(layers: Sequence[Times], overhead: Times, weights: float) -> dict[s
     """Times of the two halves of the first stage's backward; ``weights`` is that of the second half on other stages."""
     behind = sum(max(0.0, times["I"] - time_of(overhead, "I")) for times in layers[1:])
     return {"I": layers[0]["I"], "W": behind + weights}
+
+
+def _ends(first_input: int, of_first: int, last_input: int, of_last: int) -> int:
+    """Bytes of the first layer's input, and of the last layer's output or its gradient, among their resident bytes."""
+    return min(of_first, first_input) + max(0, of_last - last_input)
 
 
 def _released(timings: Sequence[Timing]) -> int:

@@ -182,13 +182,16 @@ def _timing(table: Table, part: str, last: bool, before: Timing | None, costs: _
     output = _size(table, "output", 0 if last else None)
     gradient = _size(table, "gradient_output", output)
     released, operands = _size(table, "released", 0), _size(table, "operands", 0)
-    resident, most = _size(table, "resident", 0), units.show_size(activations)
-    if released > activations:
-        example = f'released = "{most}"'
-        table.report(say.ReleasesTooMuch(table.place("released"), "released", example, most))
-    if resident > activations:
-        example = f'resident = "{most}"'
-        table.report(say.LeavesTooMuch(table.place("resident"), "resident", example, most))
+    resident, resident_operands = _size(table, "resident", 0), _size(table, "resident_operands", 0)
+    limits = (
+        ("released", released, activations, say.ReleasesTooMuch),
+        ("resident", resident, activations, say.LeavesTooMuch),
+        ("resident_operands", resident_operands, activations - released + operands, say.LeavesTooMuchHalfway),
+    )
+    for name, size, most, message in limits:
+        if size > max(0, most):
+            shown = units.show_size(max(0, most))
+            table.report(message(table.place(name), name, f'{name} = "{shown}"', shown))
     for name in ("output", "gradient_output") if last else ():
         if table.has(name):
             table.report(say.LastStageSends(table.place(name), part, name))
@@ -202,6 +205,7 @@ def _timing(table: Table, part: str, last: bool, before: Timing | None, costs: _
         released=released,
         operands=operands,
         resident=resident,
+        resident_operands=resident_operands,
     )
 
 

@@ -58,6 +58,7 @@ def sliced(timing: Timing, overhead: Times, lengths: tuple[int, ...]) -> Timing:
         released=len(parts) * min(part.released for part in parts),
         operands=len(parts) * max(part.operands for part in parts),
         resident=len(parts) * max(part.resident for part in parts),
+        resident_operands=len(parts) * max(part.resident_operands for part in parts),
         carry=_largest_mean([*_carries(parts, of_slices), 0], lengths),
         carry_gradient=max(gradients, default=0),
         slices=(),

@@ -70,6 +70,7 @@ def _timing(timing: Timing, last: bool, cost: Callable[[float], str]) -> dict[st
     sizes = {"activations": timing.activations, "input": timing.input}
     sizes |= {} if last else {"output": timing.output, "gradient_output": timing.gradient}
     further = {"released": timing.released, "operands": timing.operands, "resident": timing.resident}
+    further["resident_operands"] = timing.resident_operands
     further |= {"carry": timing.carry, "carry_gradient": timing.carry_gradient}
     sizes |= {name: size for name, size in further.items() if size}
     written = {name: show_size(size) for name, size in sizes.items()}

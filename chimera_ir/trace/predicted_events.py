@@ -30,6 +30,7 @@ _KEPT = {
     Counted.INPUT: "inputs kept",
     Counted.OPERANDS: "operands of split backwards",
     Counted.HOST: "activations on the host in M_a",
+    Counted.HOST_OPERANDS: "operands on the host",
 }
 """Names of the counters of memory; values on their way to other stages are not counted."""
 
@@ -132,8 +133,8 @@ class _Drawn:
             changes_of: dict[Counted, list[tuple[int, int]]] = {unit: [] for unit in _KEPT}
             for event in lane:
                 if isinstance(event.instruction, Compute | Pair):
-                    for _, unit, amount in changes(header, to_its_end(event.instruction), list(_KEPT)):
-                        time = event.end if is_at_end(unit, amount) else event.start
+                    for step, unit, amount in changes(header, to_its_end(event.instruction), list(_KEPT)):
+                        time = event.end if is_at_end(step, unit, amount) else event.start
                         changes_of[unit].append((self._at(time), amount))
             for unit, unit_changes in changes_of.items():
                 for time, amount in _amounts(unit_changes).items():

@@ -19,7 +19,7 @@ from chimera_ir.diagnostics.catalogue import lanes as say
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.host_moves import MoveStep
 from chimera_ir.ir.ids import Micro, Stage, Worker
-from chimera_ir.ir.kinds import Counted, Kind
+from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.lane_parts import LaneParts
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Compute, WaitMove
@@ -83,14 +83,15 @@ class _Waits:
         for move in dict.fromkeys(under_way):
             if move not in self._waits:
                 continue
-            wait, out = self._waits[move], any(value.counted is Counted.HOST for value in move[0].makes)
+            wait, out = self._waits[move], move[0].offloads
             message = say.UseBeforeOut if out else say.UseBeforeBack
             texts = line(step, self._header), line(wait, self._header)
-            yield message(step.origin, self._worker, *texts, wait.origin, f"the activations of {self._content(move)}")
+            yield message(step.origin, self._worker, *texts, wait.origin, self._content(move))
 
     def _content(self, move: _Move) -> str:
-        _, micros, stage = move
-        return f"{micros_name(micros, self._header.slices)} on stage {stage}"
+        kind, micros, stage = move
+        what = "operands" if kind.moves_operands else "activations"
+        return f"the {what} of {micros_name(micros, self._header.slices)} on stage {stage}"
 
 
 def _move(step: MoveStep) -> _Move:

@@ -12,11 +12,13 @@ from dataclasses import replace
 from itertools import combinations, islice, product
 
 from chimera_ir.diagnostics.catalogue.groups import PairOfOne, PairUneven
+from chimera_ir.diagnostics.catalogue.lanes import OperandsOfWhole
 from chimera_ir.diagnostics.catalogue.schedule import DoneTwice, Duplicate, Missing, MissingMove, Skipped
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.ir.alternatives import alternatives
 from chimera_ir.ir.ids import Micro, Stage, Worker
-from chimera_ir.ir.kinds import Kind, alternatives
+from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import NOWHERE, Compute, Pair
 from chimera_ir.ir.text.printer import line, micros_name
@@ -26,6 +28,8 @@ _LISTED = 100_000
 """The most incomplete cells, each a micro-batch on a stage, that are counted for a pipe."""
 
 _Placed = tuple[Worker, Compute]
+
+_Repetition = Duplicate | DoneTwice | OperandsOfWhole
 
 _Cells = Mapping[int, Sequence[_Placed]]
 """The operations of each micro-batch on each stage, at ``micro * stages + stage``.
@@ -76,7 +80,7 @@ def _is_complete(header: Header, operations: Iterable[_Placed], whole: Iterable[
 
 def _repeated(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -> Iterator[Diagnostic]:
     """Yields the operations that `_clash` with another in their cell: they occur twice, or do the work of the other."""
-    twice: dict[tuple[Span, Span], list[Duplicate | DoneTwice]] = {}
+    twice: dict[tuple[Span, Span], list[_Repetition]] = {}
     for several in cells.values():
         both = _clash(several, whole)
         if both is not None:
@@ -96,11 +100,15 @@ def _clash(several: Sequence[_Placed], whole: Sequence[tuple[Kind, ...]]) -> tup
     return None
 
 
-def _again(header: Header, second: _Placed, first: _Placed) -> Duplicate | DoneTwice:
+def _again(header: Header, second: _Placed, first: _Placed) -> _Repetition:
     (worker, operation), (first_worker, earlier) = second, first
     if operation.kind is earlier.kind:
         where = line(operation, header), worker, first_worker, earlier.origin, _directions(header)
         return Duplicate(operation.origin, *where, 1)
+    for (place, move), (_, backward) in (second, first), (first, second):
+        if move.kind.moves_operands:
+            texts = line(move, header), place, line(backward, header), backward.origin
+            return OperandsOfWhole(move.origin, *texts, 1)
     return DoneTwice(
         operation.origin, line(operation, header), line(earlier, header), worker, first_worker, earlier.origin, 1
     )

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 from chimera_ir.flow.host_moves import MoveStep
 from chimera_ir.flow.live import changes, highest_by_key, repeated
 from chimera_ir.ir.ids import Stage, WeightGroup
-from chimera_ir.ir.kinds import Counted
+from chimera_ir.ir.kinds import ON_HOST_UNITS, Counted
 from chimera_ir.ir.lane_parts import LaneParts, parts_of
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import Crossing, Drop, Recv, Stash
@@ -32,7 +32,8 @@ class Kept(NamedTuple):
     alone, and ``begun`` those between the two halves of a split backward. During a backward that runs the forward
     again, its micro-batches count in ``activations`` and in ``inputs``. ``carries`` counts the slices whose carry is
     kept, and ``carry_gradients`` the gradients of carries that wait for the backward of their slice. ``on_host`` counts
-    micro-batches whose activations are on the host, or on their way there or back.
+    micro-batches whose activations are on the host, or on their way there or back, ``operands_on_host`` those of which
+    it is what the second half of the backward needs.
     """
 
     stage: Stage
@@ -42,13 +43,18 @@ class Kept(NamedTuple):
     carries: int = 0
     carry_gradients: int = 0
     on_host: int = 0
+    operands_on_host: int = 0
 
 
 class OnHost(NamedTuple):
-    """The number of micro-batches of which a stage keeps the activations in the memory of the worker's host."""
+    """Numbers of micro-batches of which a stage keeps something in the memory of the worker's host.
+
+    ``activations`` counts those whose activations are there, ``operands`` those between the halves of their backward.
+    """
 
     stage: Stage
     activations: int
+    operands: int
 
 
 Moment = tuple[Kept, ...]
@@ -60,12 +66,9 @@ KEPT_UNITS = (
     Counted.OPERANDS,
     Counted.CARRIES,
     Counted.CARRY_GRADIENTS,
-    Counted.HOST,
+    *ON_HOST_UNITS,
 )
-"""The units of the numbers of a `Kept`, in their order."""
-
-HOST_UNITS = (Counted.HOST,)
-"""The units of the numbers of an `OnHost`, in their order."""
+"""The units of the numbers of a `Kept`, in their order; those of an `OnHost` are the last ones."""
 
 _Counts = tuple[int, ...]
 """The numbers of a moment: those of all stages in the first unit, then in the next one, and so on."""
@@ -159,7 +162,7 @@ def on_host(
     header: Header, stages: Sequence[Stage], lane: Iterable[MoveStep], period: int = 0
 ) -> tuple[tuple[OnHost, ...], ...]:
     """The fullest moments in the memory of the worker's host; arguments as in `fullest`."""
-    return _not_exceeded(OnHost, stages, _moments(header, stages, lane, period, HOST_UNITS))
+    return _not_exceeded(OnHost, stages, _moments(header, stages, lane, period, ON_HOST_UNITS))
 
 
 def _moments(

@@ -21,7 +21,6 @@ from chimera_ir.diagnostics.catalogue.program import (
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow import live
 from chimera_ir.ir.ids import Worker
-from chimera_ir.ir.kinds import Counted
 from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.memory_bounds import Bound, Quantity
 from chimera_ir.ir.ops import NOWHERE
@@ -45,7 +44,7 @@ def memory(schedule: Schedule | Program) -> Iterator[Diagnostic]:
             case Quantity.ACTIVATIONS:
                 yield from _micros(BoundExceeded, schedule, bound, live.activations(schedule))
             case Quantity.HOST:
-                yield from _micros(HostExceeds, schedule, bound, live.peaks(schedule, Counted.HOST))
+                yield from _micros(HostExceeds, schedule, bound, live.on_host(schedule))
             case Quantity.WEIGHTS:
                 if not schedule.header.steps_inside:
                     yield from _weights(WeightsExceed, schedule, bound, held)

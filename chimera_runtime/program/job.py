@@ -21,8 +21,8 @@ class Job:
 
     A micro-batch is cut into ``parts``: halves, or the ``slices`` of a sequence. ``recomputing`` are the stages that
     recompute, ``grouped`` the stages with operations over several micro-batches, ``split_backward`` the stages with
-    backwards in two halves, ``moving`` the stages whose saved tensors move to the host and back. ``kinds`` are the
-    letters of all kinds of operations.
+    backwards in two halves, ``moving`` the stages whose saved tensors move to the host and back, ``moving_operands``
+    those of which what is kept between the halves does. ``kinds`` are the letters of all kinds of operations.
 
     Without a flush the lanes repeat every ``period`` micro-batches. ``reads[s]`` gives the version of the weights that
     stage s reads for each micro-batch of a period, as an offset to the number of updates in the periods before; it is
@@ -54,8 +54,14 @@ class Job:
     communicators: tuple[str, ...] = ("directed",)
     slices: int = 1
     moving: tuple[int, ...] = ()
+    moving_operands: tuple[int, ...] = ()
     weights: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
+
+    @property
+    def moves(self) -> bool:
+        """Whether anything moves to the host and back."""
+        return bool(self.moving or self.moving_operands)
 
     @property
     def row_parts(self) -> int:

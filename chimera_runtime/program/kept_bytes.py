@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import starmap
 from typing import NamedTuple
 
-from chimera_runtime.program.rank_facts import KeptMicros
+from chimera_runtime.program.rank_facts import HostedMicros, KeptMicros
+
+
+class MovedBytes(NamedTuple):
+    """Bytes of a micro-batch that go to the host: of its activations, or of what is left of them between the halves."""
+
+    activations: int
+    operands: int = 0
 
 
 class MicroBatchBytes(NamedTuple):
@@ -16,7 +23,7 @@ class MicroBatchBytes(NamedTuple):
     ``activations`` are kept until the backward, ``input`` alone if the stage recomputes. The first half of a split
     backward frees ``released`` bytes of the activations, and leaves ``operands`` for the second half. A slice leaves
     ``carry`` for the next one, and ``carry_gradients`` for the one before. ``resident`` bytes of the activations stay
-    on the worker when the rest is off-loaded.
+    on the worker when the rest is off-loaded, and ``resident_operands`` bytes of what is kept between the halves.
     """
 
     activations: int
@@ -26,11 +33,12 @@ class MicroBatchBytes(NamedTuple):
     carry: int = 0
     carry_gradients: int = 0
     resident: int = 0
+    resident_operands: int = 0
 
     @property
-    def moved(self) -> int:
-        """Bytes that go to the host when the activations are off-loaded."""
-        return self.activations - self.resident
+    def moved(self) -> MovedBytes:
+        """Bytes that go to the host."""
+        return MovedBytes(self.activations - self.resident, self.halfway - self.resident_operands)
 
     @property
     def halfway(self) -> int:
@@ -46,13 +54,14 @@ class MicroBatchBytes(NamedTuple):
         """The bytes without ``inputs`` and ``gradients``, which are in receive buffers."""
         activations = max(0, self.activations - inputs)
         resident = max(0, self.resident - inputs)
-        return self._replace(
+        without = self._replace(
             activations=activations,
             input=max(0, self.input - inputs),
             released=min(activations, self.released),
             operands=max(0, self.operands - gradients),
             resident=min(activations, resident),
         )
+        return without._replace(resident_operands=max(0, without.halfway - self.moved.operands))
 
 
 def kept_bytes(moment: Iterable[Sequence[int]], sizes: Callable[[int], MicroBatchBytes], parts: int = 1) -> int:
@@ -63,15 +72,25 @@ def kept_bytes(moment: Iterable[Sequence[int]], sizes: Callable[[int], MicroBatc
     which ``sizes`` are given.
     """
     total = halving = 0
-    for stage, activations, inputs, begun, carries, carry_gradients, on_host in starmap(KeptMicros, moment):
+    for stage, activations, inputs, begun, carries, carry_gradients, *on_host in starmap(KeptMicros, moment):
         of_stage = sizes(stage)
-        total += share(on_host, of_stage.resident, parts)
+        resident = of_stage.resident, of_stage.resident_operands
+        total += sum(share(count, size, parts) for count, size in zip(on_host, resident, strict=True))
         total += share(carries, of_stage.carry, parts) + share(carry_gradients, of_stage.carry_gradients, parts)
         total += share(activations, of_stage.activations, parts) + share(inputs, of_stage.input, parts)
         if begun:
             total += share(begun, of_stage.halfway, parts)
             halving = max(halving, of_stage.halving)
     return total + halving
+
+
+def hosted_bytes(moment: Iterable[Sequence[int]], sizes: Callable[[int], MovedBytes], parts: int = 1) -> int:
+    """Bytes on the host at a moment: for each stage what `HostedMicros` counts; ``parts`` as in `kept_bytes`."""
+    return sum(
+        share(count, size, parts)
+        for stage, *counts in starmap(HostedMicros, moment)
+        for count, size in zip(counts, sizes(stage), strict=True)
+    )
 
 
 def share(count: int, size: int, parts: int) -> int:

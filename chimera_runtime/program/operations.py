@@ -8,10 +8,13 @@ OPERATIONS = {
     "recompute": "recompute",
     "offload": "offload",
     "reload": "reload",
+    "offload_operands": "offload_operands",
+    "reload_operands": "reload_operands",
 }
 """The method that runs an operation, by the letter of its kind."""
 
-MOVES = {"offload": "offload", "reload": "reload"}
+_MOVES = ("offload", "reload", "offload_operands", "reload_operands")
+MOVES = {letter: OPERATIONS[letter] for letter in _MOVES}
 """The method that launches a move between device and host, by its letter; ``wait_`` and this name is its end."""
 
 MAKES = {"F": ("y",), "B": ("dx",), "I": ("dx",)}

@@ -92,7 +92,8 @@ class KeptMicros(NamedTuple):
     ``activations`` counts the micro-batches of which all activations are kept, ``inputs`` those of which only the input
     is, to recompute the rest, and ``begun`` the micro-batches between the two halves of their backward. A slice counts
     as a micro-batch: ``carries`` counts those whose carry is kept, ``carry_gradients`` those whose carry has a gradient
-    that waits for their backward. ``on_host`` counts the micro-batches whose activations are in the memory of the host.
+    that waits for their backward. ``on_host`` counts the micro-batches whose activations are in the memory of the host,
+    ``operands_on_host`` those of which what the second half of the backward needs is there.
     """
 
     stage: int
@@ -102,16 +103,18 @@ class KeptMicros(NamedTuple):
     carries: int = 0
     carry_gradients: int = 0
     on_host: int = 0
+    operands_on_host: int = 0
 
 
 class HostedMicros(NamedTuple):
     """Numbers of micro-batches of which a stage has something on the host at one moment.
 
-    ``activations`` counts those whose activations are there.
+    ``activations`` counts those whose activations are there, ``operands`` those between the halves of their backward.
     """
 
     stage: int
     activations: int
+    operands: int = 0
 
 
 @dataclass(frozen=True)

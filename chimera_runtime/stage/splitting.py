@@ -15,7 +15,7 @@ used several times along the way get each of their gradients once.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -33,7 +33,18 @@ _WHOLE = {
 }
 """Nodes that must run in one run of the engine with all others, by name, and where they come from."""
 
-EdgeGradients = list[tuple[GradientEdge, torch.Tensor]]
+
+class MovedGradient(Protocol):
+    """A gradient that was moved to the host, of which ``unpacked`` returns the tensor once it is back."""
+
+    def unpacked(self) -> torch.Tensor:
+        """Returns the tensor."""
+
+
+Operand = torch.Tensor | MovedGradient
+"""A gradient that is kept for the second half of a backward."""
+
+EdgeGradients = list[tuple[GradientEdge, Operand]]
 """Gradients, each with the edge of the autograd graph along which the backward continues to the weights."""
 
 _AT_ONCE = 2**22
@@ -45,7 +56,7 @@ class LateFork(NamedTuple):
 
     node: Node
     edges: Sequence[int]
-    gradients: tuple[torch.Tensor | None, ...]
+    gradients: tuple[Operand | None, ...]
 
 
 JointRun = tuple[EdgeGradients, list[LateFork]]
@@ -94,26 +105,45 @@ class SplitBackward:
         is_complete = isinstance(node, BackwardCFunction)
 
         def note(computed: Tensors, received: tuple[torch.Tensor | None, ...]) -> None:
-            early = [(_edge(node, i), computed[i]) for i in edges if computed[i] is not None]
+            early: EdgeGradients = [(_edge(node, i), computed[i]) for i in edges if computed[i] is not None]
             late = [] if is_complete else [i for i in edges if computed[i] is None]
             self._parts.append((early, LateFork(node, late, received) if late else None))
 
         return note
 
     @property
-    def operands(self) -> list[torch.Tensor]:
+    def operands(self) -> list[Operand]:
         """Gradients that are kept for the second half, in addition to what the forward has saved."""
         early = [gradient for gradients, _ in self._parts for _, gradient in gradients]
         late = [gradient for _, fork in self._parts if fork is not None for gradient in fork.gradients]
         return [*early, *(gradient for gradient in late if gradient is not None)]
+
+    def replace_operands(self, replacement: Callable[[Operand], Operand]) -> None:
+        """Puts the ``replacement`` of each operand in its place."""
+        for place, (early, late) in enumerate(self._parts):
+            gradients = [(edge, replacement(gradient)) for edge, gradient in early]
+            if late is not None:
+                received = [None if gradient is None else replacement(gradient) for gradient in late.gradients]
+                late = late._replace(gradients=tuple(received))
+            self._parts[place] = gradients, late
+
+    @property
+    def nodes(self) -> list[Node]:
+        """Nodes of the graph from which the second half runs; they keep all that it still needs of the forward."""
+        late = [fork.node for _, fork in self._parts if fork is not None]
+        return [*late, *(edge.node for early, _ in self._parts for edge, _ in early)]
 
     def finish(self) -> None:
         """Runs the second half, which adds to the gradients of the weights. Call it once."""
         for early, late in _batches(_joint(self._parts)):
             gradients = [*early, *_called_again(late)]
             if gradients:
-                torch.autograd.backward([edge for edge, _ in gradients], [gradient for _, gradient in gradients])
+                torch.autograd.backward([edge for edge, _ in gradients], [_tensor(operand) for _, operand in gradients])
         self._parts = []
+
+
+def _tensor(operand: Operand) -> torch.Tensor:
+    return operand if isinstance(operand, torch.Tensor) else operand.unpacked()
 
 
 def _way(roots: Iterable[Node], inputs: Iterable[Node]) -> dict[Node, bool]:
@@ -196,7 +226,8 @@ def _called_again(forks: Sequence[LateFork]) -> EdgeGradients:
 
     def call() -> None:
         for node, edges, received in forks:
-            result: Any = node(*received)  # type: ignore[operator]
+            gradients_of_outputs = [None if operand is None else _tensor(operand) for operand in received]
+            result: Any = node(*gradients_of_outputs)  # type: ignore[operator]
             computed = result if isinstance(result, tuple) else (result,)
             gradients.extend(
                 (_edge(node, i), _fitted(_edge(node, i), computed[i])) for i in edges if computed[i] is not None
@@ -248,27 +279,57 @@ class WholeBackward:
         for parameter, _ in before:
             parameter.grad = None
         torch.autograd.backward(roots, gradients)
-        self._apart = [(parameter, parameter.grad) for parameter, _ in before]
+        self._apart: list[tuple[torch.nn.Parameter, Operand]] = [
+            (parameter, parameter.grad) for parameter, _ in before if parameter.grad is not None
+        ]
         for parameter, gradient in before:
             parameter.grad = gradient
 
     @property
-    def operands(self) -> list[torch.Tensor]:
+    def operands(self) -> list[Operand]:
         """Gradients of the weights that `finish` will add."""
-        return [gradient for _, gradient in self._apart if gradient is not None]
+        return [gradient for _, gradient in self._apart]
+
+    def replace_operands(self, replacement: Callable[[Operand], Operand]) -> None:
+        """Puts the ``replacement`` of each operand in its place."""
+        self._apart = [(parameter, replacement(gradient)) for parameter, gradient in self._apart]
+
+    @property
+    def nodes(self) -> list[Node]:
+        """No nodes: the graph is no longer needed."""
+        return []
 
     def finish(self) -> None:
         """Adds the gradients that were kept. Call it once."""
-        for parameter, gradient in self._apart:
+        for parameter, operand in self._apart:
+            gradient = _tensor(operand)
             if parameter.grad is None:
                 parameter.grad = gradient
-            elif gradient is not None:
+            else:
                 parameter.grad += gradient
         self._apart = []
 
 
 SecondHalf = SplitBackward | WholeBackward
 """A backward whose first half has run; `finish` runs the second half."""
+
+
+def run_first_half(
+    roots: Tensors,
+    gradients: Tensors,
+    leaves: Tensors,
+    parameters: Iterable[torch.nn.Parameter],
+    *,
+    is_whole: bool,
+    apart: bool,
+) -> SecondHalf:
+    """Runs the first half of a backward, or all of it if it cannot be split (``is_whole``); returns the second half.
+
+    Other arguments are those of `SplitBackward` and `WholeBackward`.
+    """
+    if is_whole:
+        return WholeBackward(roots, gradients, parameters, apart=apart)
+    return SplitBackward(roots, gradients, leaves)
 
 
 class HalfBackward(NamedTuple):

@@ -28,7 +28,7 @@ from chimera_runtime.stage.recomputation import (
     versions_of_arguments,
 )
 from chimera_runtime.stage.rerun_comparison import ForwardDigest, IsCompared, in_some
-from chimera_runtime.stage.splitting import HalfBackward, SecondHalf, SplitBackward, WholeBackward
+from chimera_runtime.stage.splitting import HalfBackward, run_first_half
 from chimera_runtime.stage.stage_input import StageInput
 from chimera_runtime.stage.stage_output import SendOutput, StageOutput
 from chimera_runtime.stage.tensor_moves import TensorMoves
@@ -104,7 +104,7 @@ class Stage(WeightGroup):
         self._saved: dict[int, SavedGraph | SavedInput] = {}
         self._half_backwards: dict[int, HalfBackward] = {}
         self._made: dict[tuple[str, Micros], tuple[Tensors, list[int]]] = {}
-        self._moves = TensorMoves(number, self._saved, host_link)
+        self._moves = TensorMoves(number, self._saved, self._half_backwards, host_link)
 
     def reserve(self, rooms: Mapping[str, Sequence[int]], device: torch.device) -> None:
         """Allocates the receive buffers; ``rooms`` gives, for each value, the micro-batches that fit in each slot."""
@@ -326,11 +326,9 @@ class Stage(WeightGroup):
     def _backward_input(self, micro: int, gradients: Tensors) -> Tensors:
         graph, roots, initial, counts = self._roots_of(micro, gradients)
         with self._in_backward:
-            second_half: SecondHalf
-            if self._traits.whole:  # a graph that cannot be split: all of it runs now, and the second half only adds
-                second_half = WholeBackward(roots, initial, self.module.parameters(), apart=self.weights.overlap)
-            else:
-                second_half = SplitBackward(roots, initial, (*graph.leaves, *graph.carries.leaves))
+            leaves, parameters = (*graph.leaves, *graph.carries.leaves), self.module.parameters()
+            is_whole, apart = bool(self._traits.whole), self.weights.overlap
+            second_half = run_first_half(roots, initial, leaves, parameters, is_whole=is_whole, apart=apart)
         self._half_backwards[micro] = HalfBackward(second_half, counts)
         return self._take_gradients(micro, graph, counts)
 
@@ -375,15 +373,17 @@ class Stage(WeightGroup):
     # ---- moves
 
     def _move(self, run: str, micros: Micros) -> None:
-        """Launches a move of what autograd saved for a backward, or waits for its end, see `TensorMoves`."""
-        with self._during(run.replace("_", " "), micros), self._in_backward:
+        """Launches a move of what a backward, or its second half, needs, or waits for its end, see `TensorMoves`."""
+        with self._during(run.replace("wait_", "wait "), micros), self._in_backward:
             for micro in micros if isinstance(micros, tuple) else (micros,):
                 getattr(self._moves, run)(micro)
 
-    offload = partialmethod(_move, "offload")
-    wait_offload = partialmethod(_move, "wait_offload")
-    reload = partialmethod(_move, "reload")
-    wait_reload = partialmethod(_move, "wait_reload")
+    offload, reload = partialmethod(_move, "offload"), partialmethod(_move, "reload")
+    wait_offload, wait_reload = partialmethod(_move, "wait_offload"), partialmethod(_move, "wait_reload")
+    offload_operands = partialmethod(_move, "offload_operands")
+    wait_offload_operands = partialmethod(_move, "wait_offload_operands")
+    reload_operands = partialmethod(_move, "reload_operands")
+    wait_reload_operands = partialmethod(_move, "wait_reload_operands")
 
     # ---- update
 

@@ -9,7 +9,7 @@ import torch
 from chimera_runtime.errors.stage import tensor_was_unused_at_first
 from chimera_runtime.values.boundary import Boundary
 from chimera_runtime.values.nested import fresh, mapped
-from chimera_runtime.values.shared_memory import note_input, unshared
+from chimera_runtime.values.shared_memory import note_received, unshared
 from chimera_runtime.values.tensors import Tensors, plain
 
 
@@ -28,7 +28,7 @@ class StageInput:
         """Returns the leaves of a new graph, and the argument of the module: the leaves in new containers."""
         if self.before is None:
             argument = mapped(inputs, torch.clone) if self.copies else fresh(inputs)
-            note_input(argument)
+            note_received(argument)
             return (), argument
         leaves = tuple(t.detach().requires_grad_(r) for t, r in zip(inputs, self.before.recorded, strict=True))
         return leaves, self.before.form.filled(leaves)

@@ -15,6 +15,7 @@ from chimera_runtime.ranks.device_to_host import Numbers, Reader, from_host
 from chimera_runtime.values.boundary import Boundary
 from chimera_runtime.values.losses import Loss, Tally, added, as_pair
 from chimera_runtime.values.nested import is_rows, leaves, parts, taken_apart
+from chimera_runtime.values.shared_memory import note_received
 from chimera_runtime.values.tensors import Tensors
 
 Finished = tuple[Tensors, Tensors]
@@ -49,6 +50,7 @@ class SendOutput:
 
     def gradients(self, _roots: Tensors, received: Tensors) -> Tensors:
         """Returns the received gradients as new tensors, so that a slot notices if a hook keeps one."""
+        note_received(received)
         return tuple([t.detach() for t in (received[:-1] if self.after.counted else received)])
 
     def counts(self, _micro: int, received: Tensors) -> Tensors:

@@ -1,4 +1,4 @@
-"""Moves of what autograd saved of a micro-batch, to the host and, before its backward, back to the device.
+"""Moves of what a micro-batch keeps, to the host and, before it is needed, back to the device.
 
     offload         takes all saved tensors out of the graph, which gets a `SavedView` in place of each. A storage moves
                     once, however many tensors lie in it: its copy to the host is launched
@@ -7,17 +7,21 @@
     wait reload     the memory on the host is released
     backward        autograd asks the views for their tensors, which lie in the new memory
 
-A storage moves if nothing but the graph holds it. So weights, carries and inputs stay where they are, and so does what
-a module keeps, what micro-batches share, and what is still being sent. What a stage hands on to another, and what comes
-from the dataset, stays in any case; so do small storages, whose move takes longer than it is worth.
+Before a backward, or its first half, this moves what autograd saved. Between two halves (``offload_operands`` and so
+on) it moves what the second half needs: gradients, and what is still saved in the part of the graph that they lead to.
+
+A storage moves if nothing but the graph, or the half backward, holds it. So weights, carries and inputs stay where they
+are, and so does what a module keeps, what micro-batches share, and what is still being sent. What stages hand on to one
+another, and what comes from the dataset, stays in any case; so do small storages, whose move takes longer than it is
+worth.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import Node, get_gradient_edge
 
 from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.ranks.accelerator import CpuAccelerator
@@ -25,6 +29,7 @@ from chimera_runtime.ranks.host_link import LinkToHost
 from chimera_runtime.ranks.staging import Room
 from chimera_runtime.stage.graph_nodes import reachable, saved_tensors_of
 from chimera_runtime.stage.recomputation import SavedGraph, SavedInput
+from chimera_runtime.stage.splitting import HalfBackward, Operand, SecondHalf
 from chimera_runtime.values.shared_memory import is_handed_on, is_shared
 from chimera_runtime.values.tensors import Tensors
 
@@ -43,10 +48,10 @@ class Geometry(NamedTuple):
 
 @dataclass(eq=False)
 class SavedStorage:
-    """A storage of ``size`` bytes in which a graph has saved tensors.
+    """A storage of ``size`` bytes in which a graph has saved tensors, or a half backward has gradients.
 
-    ``memory`` are its bytes on the device, None while they are on the host alone; ``views`` are its tensors, until it
-    has moving.
+    ``memory`` are its bytes on the device, None while they are on the host alone, and as long as it has never moved.
+    ``views`` are the tensors in it that are to move, until they have.
     """
 
     stage: int
@@ -63,13 +68,15 @@ class SavedStorage:
         return view
 
     def can_move(self) -> bool:
-        """Whether nothing but the views holds the storage. Call it once, when all its tensors are packed."""
-        tensor = self.views[0].tensor
-        assert tensor is not None
-        if is_shared(tensor, len(self.views)):
+        """Whether nothing but its views and ``memory`` hold the storage. Call it when all its tensors are packed."""
+        tensors = [tensor for view in self.views if (tensor := view.tensor) is not None]
+        holders = len(tensors) + (self.memory is not None)
+        tensor = self.memory if self.memory is not None else tensors[0]
+        if is_shared(tensor, holders):
             self.views = []
             return False
-        self.memory = torch.empty(0, dtype=torch.uint8, device=self.device).set_(tensor.untyped_storage())
+        if self.memory is None:
+            self.memory = torch.empty(0, dtype=torch.uint8, device=self.device).set_(tensor.untyped_storage())
         return True
 
     def release(self) -> None:
@@ -118,24 +125,81 @@ class SavedView:
         self.tensor = None
 
 
+class Storages:
+    """The storages of tensors that are taken out of a graph and out of a half backward, by the number of the storage.
+
+    Raises torch's error if a saved tensor was written since it was saved.
+    """
+
+    def __init__(self, stage: int, device: torch.device) -> None:
+        self._stage = stage
+        self._device = device
+        self._storages: dict[int, SavedStorage] = {}
+
+    def movable(self) -> list[SavedStorage]:
+        """Returns the storages that can move."""
+        return [storage for storage in self._storages.values() if storage.can_move()]
+
+    def pack(self, operand: Operand) -> Operand:
+        """Returns what is kept in place of an operand: the operand itself, if it stays."""
+        if isinstance(operand, torch.Tensor) and _is_ordinary(operand, self._device):
+            return self._storage_of(operand).pack(operand)
+        return operand
+
+    def take_saved(self, nodes: Iterable[Node]) -> None:
+        """Takes the tensors out of the graph that ``nodes`` and all those behind them have saved."""
+        for node in reachable(nodes):
+            for saved, unpack in saved_tensors_of(node):
+                view = getattr(saved, "data", None)
+                if isinstance(view, SavedView):
+                    self._take_again(view)
+                elif getattr(saved, "unpack_hook", None) is None:
+                    self._take(saved, unpack)
+                # Else the user's code saves it in a way of its own, as torch.utils.checkpoint does.
+
+    def _take(self, saved: Any, unpack: Callable[[], torch.Tensor | None]) -> None:
+        tensor = unpack()
+        if tensor is not None and _is_ordinary(tensor, self._device):
+            storage = self._storage_of(tensor)
+            saved.register_hooks(storage.pack, SavedView.unpacked)
+
+    def _take_again(self, view: "SavedView") -> None:
+        """Takes a tensor that was packed for an earlier move, whether that moved its storage or not."""
+        memory = view.storage.memory if view.tensor is None else view.tensor
+        if memory is not None:
+            self._storages.setdefault(memory.untyped_storage()._cdata, view.storage)
+        if view.tensor is not None:
+            view.storage.views.append(view)
+
+    def _storage_of(self, tensor: torch.Tensor) -> SavedStorage:
+        memory = tensor.untyped_storage()
+        return self._storages.setdefault(memory._cdata, SavedStorage(self._stage, tensor.device, memory.nbytes()))
+
+
 def saved_storages(stage: int, roots: Tensors) -> list[SavedStorage]:
     """Takes the tensors that the graph from ``roots`` on has saved out of it; returns the storages that can move.
 
     Raises torch's error if a tensor was written since it was saved.
     """
-    storages: dict[int, SavedStorage] = {}
-    for node in reachable(get_gradient_edge(root).node for root in roots):
-        for saved, unpack in saved_tensors_of(node):
-            if getattr(saved, "unpack_hook", None) is not None:
-                continue  # the user's code saves it in a way of its own, as torch.utils.checkpoint does
-            tensor = unpack()
-            if tensor is not None and _is_ordinary(tensor, roots[0].device):
-                memory = tensor.untyped_storage()
-                storage = storages.setdefault(memory._cdata, SavedStorage(stage, tensor.device, memory.nbytes()))
-                saved.register_hooks(storage.pack, SavedView.unpacked)
-                del memory
-            del tensor
-    return [storage for storage in storages.values() if storage.can_move()]
+    if not roots:
+        return []
+    storages = Storages(stage, roots[0].device)
+    storages.take_saved(get_gradient_edge(root).node for root in roots)
+    return storages.movable()
+
+
+def operand_storages(stage: int, second_half: SecondHalf) -> list[SavedStorage]:
+    """Takes all that the second half of a backward needs out of it; returns the storages that can move.
+
+    Errors as in `saved_storages`.
+    """
+    device = next((operand.device for operand in second_half.operands if isinstance(operand, torch.Tensor)), None)
+    if device is None:
+        return []
+    storages = Storages(stage, device)
+    storages.take_saved(second_half.nodes)
+    second_half.replace_operands(storages.pack)
+    return storages.movable()
 
 
 def _is_ordinary(tensor: torch.Tensor, device: torch.device) -> bool:
@@ -159,21 +223,34 @@ class TensorMoves:
     """The moves of a stage, by micro-batch, over the ``link`` of its rank.
 
     ``saved`` is what the forwards of the stage have saved; of a forward that runs again, nothing moves.
+    ``half_backwards`` are those whose second half is to come.
     """
 
-    def __init__(self, stage: int, saved: Mapping[int, SavedGraph | SavedInput], link: LinkToHost | None) -> None:
+    def __init__(
+        self,
+        stage: int,
+        saved: Mapping[int, SavedGraph | SavedInput],
+        half_backwards: Mapping[int, HalfBackward],
+        link: LinkToHost | None,
+    ) -> None:
         self._stage = stage
         self._saved = saved
+        self._half_backwards = half_backwards
         self._link = LinkToHost(CpuAccelerator()) if link is None else link
         self._under_way: dict[int, MovingStorages] = {}
 
     def offload(self, micro: int) -> None:
-        """Launches the copies to the host; raises torch's error if a saved tensor was written."""
+        """Launches the copies of activations to the host; raises torch's error if a saved tensor was written."""
         saved = self._saved[micro]
-        storages = saved_storages(self._stage, saved.all_roots if isinstance(saved, SavedGraph) else ())
-        self._under_way[micro] = MovingStorages(
-            storages, *self._link.to_host([s.memory for s in storages if s.memory is not None])
-        )
+        self._launch(micro, saved_storages(self._stage, saved.all_roots if isinstance(saved, SavedGraph) else ()))
+
+    def offload_operands(self, micro: int) -> None:
+        """Launches the copies of what the second half of a backward needs to the host; errors as in `offload`."""
+        self._launch(micro, operand_storages(self._stage, self._half_backwards[micro].second_half))
+
+    def _launch(self, micro: int, storages: Sequence[SavedStorage]) -> None:
+        rooms, copied = self._link.to_host([s.memory for s in storages if s.memory is not None])
+        self._under_way[micro] = MovingStorages(storages, rooms, copied)
 
     def wait_offload(self, micro: int) -> None:
         """Releases the memory on the device; errors as in `SavedStorage.release`."""
@@ -192,3 +269,5 @@ class TensorMoves:
         moving = self._under_way.pop(micro)
         self._link.wait(moving.copied)
         self._link.free(moving.rooms)
+
+    wait_offload_operands, reload_operands, wait_reload_operands = wait_offload, reload, wait_reload

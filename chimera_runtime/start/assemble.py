@@ -92,8 +92,14 @@ def remarks(job: Job, backend: str, device: torch.device, probed: ProbeResult) -
             f"stage {s} saves no tensor of {SMALLEST} bytes or more that can move to the host, as weights, inputs, "
             "outputs, carries and what torch.utils.checkpoint keeps stay where they are: its offload and reload do "
             "nothing"
-            for s, size in probed.moved_bytes.items()
-            if not size
+            for s in job.moving
+            if not probed.moved_bytes[s].activations
+        ],
+        *[
+            f"stage {s} keeps nothing of {SMALLEST} bytes or more between I and W that can move to the host: its "
+            "offload_operands and reload_operands do nothing"
+            for s in job.moving_operands
+            if not probed.moved_bytes[s].operands
         ],
         *cuda_warnings(backend, device.type),
     ]

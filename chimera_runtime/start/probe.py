@@ -18,6 +18,7 @@ from chimera_runtime.errors import start as mistakes
 from chimera_runtime.errors.stage import carry_is_empty
 from chimera_runtime.model.model import Model
 from chimera_runtime.program.job import Job
+from chimera_runtime.program.kept_bytes import MovedBytes
 from chimera_runtime.ranks.gathering import largest_of_rows
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.module_state import ModuleState, StateSnapshot, state_of
@@ -43,7 +44,7 @@ class ProbeResult:
     stage. ``footprints`` have the memory that a forward of each stage keeps; they are empty unless it was measured.
     ``expected_count`` estimates the count of an update, see `losses.expected_count`; it is None if ``loss`` returns a
     mean. ``auxiliary`` are the names of the auxiliary losses of all stages. ``moved_bytes`` has the bytes of a
-    micro-batch that go to the host, for each stage whose saved tensors move.
+    micro-batch that go to the host, for each stage of which anything moves.
     """
 
     boundaries: list[Boundary]
@@ -51,7 +52,7 @@ class ProbeResult:
     footprints: list[Footprint]
     expected_count: float | None
     auxiliary: tuple[str, ...] = ()
-    moved_bytes: Mapping[int, int] = field(default_factory=dict)
+    moved_bytes: Mapping[int, MovedBytes] = field(default_factory=dict)
 
     def before(self, stage: int, job: Job) -> Boundary | None:
         """The tensors that a stage gets of the stage that feeds it; None if it takes the input of the dataset."""
@@ -173,20 +174,30 @@ class _Probe:
             self._measure_halves(differentiated)
         return differentiated
 
-    def measure_moved(self, boundaries: list[Boundary]) -> dict[int, int]:
-        """Returns, for each stage whose saved tensors move, the bytes of a micro-batch, or the mean of a slice."""
-        job, sizes_of = self.world.job, {}
-        for stage in job.moving:
+    def measure_moved(self, boundaries: list[Boundary]) -> dict[int, MovedBytes]:
+        """Returns, for each stage of which anything moves, the bytes of a micro-batch, or the mean of a slice."""
+        job = self.world.job
+        sizes_of: dict[int, MovedBytes] = {}
+        for stage in sorted({*job.moving, *job.moving_operands}):
             if self._is_mine(stage):
                 differentiable = boundaries[stage].differentiable if job.fed[stage] else None
                 with all_generators_kept():
-                    sizes = [
-                        stage_probe.measure_moved(self.model, stage, self.built[stage], call, differentiable)
-                        for call in self._calls[stage]
-                    ]
-                self._publish(f"moved/{stage}", largest_mean(sizes, job.lengths))
-            sizes_of[stage] = self._read(f"moved/{stage}", stage)
+                    sizes = [self._moved(stage, call, differentiable) for call in self._calls[stage]]
+                self._publish(
+                    f"moved/{stage}", [largest_mean(of_kind, job.lengths) for of_kind in zip(*sizes, strict=True)]
+                )
+            sizes_of[stage] = MovedBytes(*self._read(f"moved/{stage}", stage))
         return sizes_of
+
+    def _moved(self, stage: int, call: StageCall, differentiable: tuple[bool, ...] | None) -> MovedBytes:
+        """The bytes that move to the host, of one call of a stage."""
+        job, arguments = self.world.job, (self.model, stage, self.built[stage], call, differentiable)
+        return MovedBytes(
+            stage_probe.measure_moved(*arguments) if stage in job.moving else 0,
+            stage_probe.measure_moved_operands(*arguments, apart=bool(job.period))
+            if stage in job.moving_operands
+            else 0,
+        )
 
     def release(self, boundaries: list[Boundary]) -> list[Boundary]:
         """Frees all graphs and restores the modules; returns the boundaries with ``owned_by_stage``.

@@ -14,15 +14,15 @@ from chimera_runtime.stage.auxiliary_losses import collecting, roots_of
 from chimera_runtime.stage.module_state import state_of
 from chimera_runtime.stage.recomputation import versions_of
 from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, memory_of
-from chimera_runtime.stage.splitting import SecondHalf, SplitBackward, WholeBackward, obstacle
+from chimera_runtime.stage.splitting import SecondHalf, obstacle, run_first_half
 from chimera_runtime.stage.stage_output import root_of
-from chimera_runtime.stage.tensor_moves import saved_storages
+from chimera_runtime.stage.tensor_moves import operand_storages, saved_storages
 from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.carries import NO_CARRY, Carry, slice_arguments, slice_length
 from chimera_runtime.values.keywords import Keywords
 from chimera_runtime.values.losses import as_pair
 from chimera_runtime.values.nested import ONE_TENSOR, Form, fresh, is_rows, taken_apart
-from chimera_runtime.values.shared_memory import note_input
+from chimera_runtime.values.shared_memory import note_received
 from chimera_runtime.values.tensors import Tensors, has_drawn, states_beside_torch
 
 
@@ -180,18 +180,10 @@ def measure_halves(
         probed = probe_forward(model, stage, module, call, measures=False)
     roots = probed.roots(differentiable)
     gradients = tuple(map(torch.zeros_like, roots))
-    outputs = {*map(id, probed.outputs)}
-    received = memory_of([gradient for root, gradient in zip(roots, gradients, strict=True) if id(root) in outputs])
+    received = memory_of(_received(probed, roots, gradients))
     before, inputs = dict(saved.sizes), memory_of((probed.inputs, call.carry.tensors))
     carried = memory_of(probed.carry).keys() - inputs.keys()
-    with UserCode(f"the backward of stage {stage}", FAILED):
-        half: SecondHalf = (
-            WholeBackward(roots, gradients, module.parameters(), apart=False)
-            if is_whole
-            else SplitBackward(roots, gradients, (*probed.inputs, *probed.carry_leaves))
-        )
-    for leaf in (*probed.inputs, *probed.carry_leaves, *module.parameters()):
-        leaf.grad = None
+    half = _half(stage, module, probed, roots, gradients, is_whole=is_whole, apart=False)
     # The last references to the part of the graph that the second half does not need: now its memory is released.
     del probed, roots
     # What is left of the carry counts as an operand, because the first half frees the carry.
@@ -203,6 +195,31 @@ def measure_halves(
         "operands": sum(operands.values()),
         "received_operands": sum(received[piece] for piece in received.keys() & operands.keys()),
     }
+
+
+def _received(probed: ProbedForward, roots: Tensors, gradients: Tensors) -> list[torch.Tensor]:
+    """The ``gradients`` of those roots that are outputs: another stage sends them."""
+    outputs = {*map(id, probed.outputs)}
+    return [gradient for root, gradient in zip(roots, gradients, strict=True) if id(root) in outputs]
+
+
+def _half(
+    stage: int,
+    module: torch.nn.Module,
+    probed: ProbedForward,
+    roots: Tensors,
+    gradients: Tensors,
+    *,
+    is_whole: bool,
+    apart: bool,
+) -> SecondHalf:
+    """Runs the first half of a backward, as `run_first_half`, and clears all gradients."""
+    leaves = (*probed.inputs, *probed.carry_leaves)
+    with UserCode(f"the backward of stage {stage}", FAILED):
+        half = run_first_half(roots, gradients, leaves, module.parameters(), is_whole=is_whole, apart=apart)
+    for leaf in (*leaves, *module.parameters()):
+        leaf.grad = None
+    return half
 
 
 def measure_moved(
@@ -217,10 +234,37 @@ def measure_moved(
     ``differentiable`` is as in `probe_backward`. Data, what is handed on, and a carry stay.
     """
     probed = probe_forward(model, stage, module, call, measures=False)
-    note_input((call.inputs, call.target, call.keywords, probed.carry, *([] if call.is_last else [probed.outputs])))
+    _note_what_stays(call, probed)
     roots = tuple(map(root_of, probed.roots(differentiable)))
     del probed
     return sum(storage.size for storage in saved_storages(stage, roots))
+
+
+def measure_moved_operands(
+    model: Model,
+    stage: int,
+    module: torch.nn.Module,
+    call: StageCall,
+    differentiable: tuple[bool, ...] | None,
+    *,
+    apart: bool,
+) -> int:
+    """Runs a forward and the first half of its backward; returns the bytes for the second half that can move.
+
+    ``apart`` is as in `WholeBackward`, other arguments and what stays as in `measure_moved`, gradients of outputs, too.
+    """
+    probed = with_obstacle(probe_forward(model, stage, module, call, measures=False))
+    _note_what_stays(call, probed)
+    roots = probed.roots(differentiable)
+    gradients = tuple(map(torch.zeros_like, roots))
+    note_received([] if call.is_last else _received(probed, roots, gradients))
+    half = _half(stage, module, probed, roots, gradients, is_whole=bool(probed.traits.whole), apart=apart)
+    del probed, roots, gradients
+    return sum(storage.size for storage in operand_storages(stage, half))
+
+
+def _note_what_stays(call: StageCall, probed: ProbedForward) -> None:
+    note_received((call.inputs, call.target, call.keywords, probed.carry, *([] if call.is_last else [probed.outputs])))
 
 
 def _generators_of_torch() -> list[torch.Tensor]:

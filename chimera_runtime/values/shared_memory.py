@@ -71,15 +71,15 @@ def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], inpu
                 raise mistakes.memory_was_returned_twice(stage, earlier[1], micro)
 
 
-def note_input(inputs: Any) -> None:
-    """Notes which memory a stage has from the dataset, for `is_handed_on`."""
-    for tensor in taken_apart(inputs)[0]:
+def note_received(values: Any) -> None:
+    """Notes which memory a stage has from the dataset, or gradients from another stage, for `is_handed_on`."""
+    for tensor in taken_apart(values)[0]:
         if tensor.layout == torch.strided:
             setattr(tensor.untyped_storage(), _NOTE, (None, None, tensor.data_ptr()))
 
 
 def is_handed_on(tensor: torch.Tensor) -> bool:
-    """Whether the memory of a tensor has been handed on by a stage, or comes from the dataset."""
+    """Whether the memory of a tensor has been handed on by a stage, or `note_received` knows it."""
     return hasattr(tensor.untyped_storage(), _NOTE)
 
 

@@ -61,7 +61,8 @@ def _header(workers: int, placements: list[list[int]], micros: list[list[int]], 
 def random_sliced_plan(seed: int, trouble: float, moving: float = 0.0) -> Plan:
     """Random pipes and slices, backwards whole or split, in a random order that the data allow.
 
-    A share of the clocks, ``trouble``, is moved; a share of what stages keep, ``moving``, goes to the host and back.
+    A share of the clocks, ``trouble``, is moved; a share of what stages keep, ``moving``, goes to the host and back, of
+    activations and of operands.
     """
     rng = random.Random(seed)
     workers, stages, micro_batches, slices = (rng.randint(1, most) for most in (3, 3, 3, 3))
@@ -77,8 +78,9 @@ def random_sliced_plan(seed: int, trouble: float, moving: float = 0.0) -> Plan:
     split = {cell for cell in product(range(header.micro_batches), range(stages)) if rng.random() < 0.4}
     kept = [(n, s) for n, s in product(range(header.micro_batches), range(stages)) if not header.recomputes(n, s)]
     out = {cell for cell in kept if moving and rng.random() < moving}
-    header = replace(header, moves=bool(out))
-    waiting = {key: set(needs) for key, needs in _needs(header, split, out)}
+    operands_out = {cell for cell in sorted(split) if moving and rng.random() < moving}
+    header = replace(header, moves=bool(out or operands_out))
+    waiting = {key: set(needs) for key, needs in _needs(header, split, out, operands_out)}
     clock, planned = 0, []
     while waiting:
         letter, number, stage = rng.choice([key for key, needs in waiting.items() if needs.isdisjoint(waiting)])
@@ -93,10 +95,13 @@ def random_sliced_plan(seed: int, trouble: float, moving: float = 0.0) -> Plan:
     return Plan(replace(header, lengths=lengths), tuple(planned))
 
 
-def _needs(header: Header, split: set[tuple[int, int]], out: set[tuple[int, int]]) -> Iterator[tuple[Done, list[Done]]]:
+def _needs(
+    header: Header, split: set[tuple[int, int]], out: set[tuple[int, int]], operands_out: set[tuple[int, int]]
+) -> Iterator[tuple[Done, list[Done]]]:
     """Every operation with those that it waits for.
 
-    In a cell of ``split`` the backward has two halves; what a cell of ``out`` keeps goes to the host and back.
+    In a cell of ``split`` the backward has two halves; what a cell of ``out`` keeps goes to the host and back, and what
+    a cell of ``operands_out`` keeps between the halves.
     """
 
     def back(number: int, stage: int) -> Done:
@@ -112,7 +117,11 @@ def _needs(header: Header, split: set[tuple[int, int]], out: set[tuple[int, int]
             yield ("reload", n, s), [("offload", n, s)]
         yield back(n, s), [("reload" if (n, s) in out else "F", n, s), *later]
         if (n, s) in split:
-            yield ("W", n, s), [("I", n, s)]
+            moved = (n, s) in operands_out
+            yield ("W", n, s), [("reload_operands" if moved else "I", n, s)]
+            if moved:
+                yield ("offload_operands", n, s), [("I", n, s)]
+                yield ("reload_operands", n, s), [("offload_operands", n, s)]
 
 
 moving_plans = st.builds(

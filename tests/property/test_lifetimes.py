@@ -27,7 +27,7 @@ from tests.property.test_split_backward import split
 from tests.repeatable import examples
 from tests.unit.test_codegen import CASES, compiled, named
 
-KEPT = ("activations", "input", "operands", "carries", "carry gradients", "host")
+KEPT = ("activations", "input", "operands", "carries", "carry gradients", "host", "host operands")
 """The units of the numbers of a moment, in their order."""
 
 Held = set[tuple[str, int, int]]
@@ -61,8 +61,9 @@ def played(header: Header, lane: Iterable[Compute | WaitMove]) -> Iterator[Held]
                 held |= {("operands", micro, stage) for micro in operation.micros if letter == "I"}
             case "W":
                 held -= {("operands", micro, stage) for micro in operation.micros}
-            case "offload" | "reload" as letter:
-                start, end = ("activations", "host") if letter == "offload" else ("host", "activations")
+            case "offload" | "reload" | "offload_operands" | "reload_operands" as letter:
+                way = ("operands", "host operands") if letter.endswith("operands") else ("activations", "host")
+                start, end = way if letter.startswith("offload") else way[::-1]
                 if isinstance(operation, WaitMove):
                     held -= {(start, micro, stage) for micro in operation.micros}
                 else:
@@ -121,8 +122,8 @@ def moving_agrees(program: Program) -> None:
     for number, (parts, held) in enumerate(zip(program.parts, holdings(program), strict=True)):
         stages, moments = program.header.stages_of[number], list(played(program.header, parts.steps))
         assert held.fullest == front(program.header, stages, moments)
-        assert held.on_host == front(program.header, stages, moments, ("host",))
-        for units in (("activations", "operands"), ("host",)):
+        assert held.on_host == front(program.header, stages, moments, ("host", "host operands"))
+        for units in (("activations", "operands"), ("host", "host operands")):
             peak = live.peaks(program, *(unit for unit in Counted if unit.value in units))[number]
             assert peak.amount == most(program.header, moments, *units)
 

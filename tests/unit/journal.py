@@ -192,7 +192,7 @@ class FakeStage(FakeWeights):
         self.halfway: set[int] = set()
         self.again: set[int] = set()
         self.under_way: set[tuple[str, Micros]] = set()
-        self.on_host: set[Micros] = set()
+        self.on_host: set[tuple[str, Micros]] = set()
         self.made: set[tuple[str, Micros]] = set()
 
     def forward(self, micros: Micros, inputs: Any, targets: Any = None) -> None:
@@ -223,7 +223,7 @@ class FakeStage(FakeWeights):
         last = self.number == self.journal.job.stages - 1
         assert gradients == (() if last else ("dx", group(micros), self.number + 1))
         assert self.waiting >= {*group(micros)}
-        assert self.on_host.isdisjoint({micros})
+        assert ("", micros) not in self.on_host
         self.waiting -= {*group(micros)}
         self.again -= {*group(micros)}
         self.made |= {("dx", micros)} if self.number else set()
@@ -241,6 +241,7 @@ class FakeStage(FakeWeights):
 
     def backward_weights(self, micros: Micros) -> None:
         assert self.halfway >= {*group(micros)}
+        assert ("_operands", micros) not in self.on_host
         self.halfway -= {*group(micros)}
         self.journal.lines.append(f"W {listed(self.journal, micros)} s{self.number}{self.version}")
 
@@ -249,20 +250,25 @@ class FakeStage(FakeWeights):
         return "dx", group(micros), self.number
 
     def _launch(self, kind: str, micros: Micros) -> None:
-        assert self.waiting >= {*group(micros)}
-        assert (micros in self.on_host) == (kind == "reload")
+        what = kind.removeprefix("offload").removeprefix("reload")
+        assert (self.halfway if what else self.waiting) >= {*group(micros)}
+        assert ((what, micros) in self.on_host) == kind.startswith("reload")
         self.under_way.add((kind, micros))
         self.journal.lines.append(f"{kind} {listed(self.journal, micros)} s{self.number}{self.version}")
 
     def _wait(self, kind: str, micros: Micros) -> None:
         self.under_way.remove((kind, micros))
-        self.on_host ^= {micros}
+        self.on_host ^= {(kind.removeprefix("offload").removeprefix("reload"), micros)}
         self.journal.lines.append(f"wait {kind} {listed(self.journal, micros)} s{self.number}{self.version}")
 
     offload = partialmethod(_launch, "offload")
     reload = partialmethod(_launch, "reload")
     wait_offload = partialmethod(_wait, "offload")
     wait_reload = partialmethod(_wait, "reload")
+    offload_operands = partialmethod(_launch, "offload_operands")
+    reload_operands = partialmethod(_launch, "reload_operands")
+    wait_offload_operands = partialmethod(_wait, "offload_operands")
+    wait_reload_operands = partialmethod(_wait, "reload_operands")
 
 
 class EvaluatedStage(FakeStage):

@@ -68,7 +68,10 @@ def test_costs_of_other_slices_are_refused(scheme: str) -> None:
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="the kinds are F, B, I, W, recompute, offload, reload and pair"):
+    with pytest.raises(
+        ValueError,
+        match="the kinds are F, B, I, W, recompute, offload, reload, offload_operands, reload_operands and pair",
+    ):
         Costs.parse("G", "1")
 
 

@@ -7,6 +7,7 @@ from chimera_ir.cost.simulate import simulate
 from chimera_ir.flow import live
 from chimera_ir.flow.flow import Flow, preceding
 from chimera_ir.flow.host_moves import with_waits
+from chimera_ir.ir.alternatives import alternatives
 from chimera_ir.ir.ids import Clock, Micro, Stage, Worker
 from chimera_ir.ir.kinds import (
     BACKWARD,
@@ -16,13 +17,14 @@ from chimera_ir.ir.kinds import (
     KEPT,
     KINDS,
     OFFLOAD,
+    OFFLOAD_OPERANDS,
     RECOMPUTATION,
     RELOAD,
+    RELOAD_OPERANDS,
     WEIGHT_GRADIENT,
     Counted,
     Kind,
     all_kinds,
-    alternatives,
 )
 from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule
 from chimera_ir.ir.ops import Compute
@@ -34,7 +36,7 @@ from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.verify.conflict_free import conflict_free
-from chimera_ir.verify.holdings import HOST_UNITS, KEPT_UNITS, Kept, fullest, holdings
+from chimera_ir.verify.holdings import KEPT_UNITS, Kept, fullest, holdings
 from chimera_ir.verify.verify import verify_schedule
 
 PREFETCH = Kind("P", "prefetch", reads=(KEPT,), makes=())
@@ -54,6 +56,14 @@ def test_a_value_may_be_made_again_by_another_kind() -> None:
     )
 
 
+def test_a_backward_that_is_not_split_has_no_operands_to_move() -> None:
+    """Moves make what they read of one another, in a circle that nothing begins."""
+    moves = OFFLOAD_OPERANDS, RELOAD_OPERANDS
+    assert alternatives((FORWARD, BACKWARD, *moves)) == ((FORWARD, BACKWARD),)
+    split = FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
+    assert alternatives((*split, *moves)) == (split, (*split, *moves))
+
+
 def test_a_value_may_be_made_by_one_kind_or_another() -> None:
     assert alternatives((FORWARD, FORWARD_OF_INPUT, RECOMPUTATION, BACKWARD)) == (
         (FORWARD, BACKWARD),
@@ -71,6 +81,8 @@ def test_a_kind_comes_after_those_that_make_all_that_it_can_read() -> None:
     assert before[OFFLOAD] == before[BACKWARD] == frozenset()
     assert before[RELOAD] == {OFFLOAD}
     assert before[WEIGHT_GRADIENT] == {INPUT_GRADIENT}
+    assert before[OFFLOAD_OPERANDS] == {INPUT_GRADIENT}
+    assert before[RELOAD_OPERANDS] == {INPUT_GRADIENT, OFFLOAD_OPERANDS}
     assert preceding((FORWARD, OFFLOAD, RELOAD))[RELOAD] == {FORWARD, OFFLOAD}
 
 
@@ -135,7 +147,7 @@ def test_what_is_offloaded_takes_bytes_of_the_host() -> None:
     assert isinstance(program, Program)
     (held,) = holdings(program)
     assert held.fullest == ((Kept(Stage(0), 2, 0, 0, on_host=2),),)
-    assert held.on_host == (((Stage(0), 2),),)
+    assert held.on_host == (((Stage(0), 2, 0),),)
     timing = Timing({"F": 1.0, "B": 2.0}, activations=700, input=100, output=0, gradient=0)
     cluster = Cluster("any", 10**6, 1, 10**12, 0, FREE, FREE, FREE)
     setting = Setting((StageCosts(10, 20, 30, {1: timing}),), cluster, 1, 1)
@@ -168,4 +180,4 @@ def test_operations_on_one_clock_conflict_if_they_occupy_the_same(second: Kind, 
 def test_whatever_a_stage_keeps_is_counted_in_a_column_of_its_own() -> None:
     """A kind that is right in time and wrong in memory would keep a value of a unit that no column has."""
     kept = {value.counted for row in KINDS.values() for value in row.keeps}
-    assert kept <= {*KEPT_UNITS, *HOST_UNITS}
+    assert kept <= {*KEPT_UNITS}

@@ -73,7 +73,7 @@ def assert_linear(stage: StageCosts, last: bool, first: bool = False) -> None:
         message = size * WIDTH * FLOAT
         assert at.activations == (LAYERS + (2 if last else 0)) * message
         assert at.input == (2 if last else 1) * message
-        assert at.moved == (LAYERS - 1 + (2 if last else 0)) * message
+        assert at.kept.moved.activations == (LAYERS - 1 + (2 if last else 0)) * message
         assert (at.output, at.gradient) == ((0, 0) if last else (message, message))
         if not (first and last):
             assert at.released == (2 * message if last else 0)

@@ -277,3 +277,17 @@ class RecomputesInPart(Diagnostic, code="CH331"):
     stage: int
     micro: int
     count: int
+
+
+class OperandsOfWhole(Diagnostic, code="CH332"):
+    """A move of what a weight gradient needs, of a micro-batch whose backward is not split."""
+
+    title = "`{move}` moves operands of a backward that is not split{count:and more}"
+    label = "on worker {worker}"
+    help = "split the backward into `I` and `W`, which have operands between them, or remove both moves"
+    related = ("backward_span", "`{backward}` is the whole backward")
+    move: str
+    worker: int
+    backward: str
+    backward_span: Span
+    count: int

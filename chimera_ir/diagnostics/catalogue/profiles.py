@@ -145,6 +145,12 @@ LeavesTooMuch = ReleasesTooMuch.worded(
 )
 """More memory left on the worker by an off-load than there are activations."""
 
+LeavesTooMuchHalfway = ReleasesTooMuch.worded(
+    "LeavesTooMuchHalfway",
+    label="an off-load of operands leaves what is kept between the halves on the worker at most, {activations}",
+)
+"""More memory left on the worker by an off-load of operands than is kept between the halves of a backward."""
+
 
 class WrongSplit(OutOfRange):
     """A split whose numbers are not the first layers of its stages."""

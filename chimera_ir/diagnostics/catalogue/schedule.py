@@ -321,7 +321,7 @@ class Missing(Diagnostic, code="CH302"):
 
 
 MissingMove = Missing.worded(
-    "MissingMove", help="add `{operations}` on worker {worker}: what is offloaded is reloaded before the backward"
+    "MissingMove", help="add `{operations}` on worker {worker}: what is offloaded is reloaded before it is read"
 )
 
 

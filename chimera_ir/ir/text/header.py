@@ -10,8 +10,9 @@ from lark import Token
 from chimera_ir.diagnostics.catalogue import irheader as say
 from chimera_ir.diagnostics.catalogue.irtext import NumberOutOfRange
 from chimera_ir.diagnostics.model import Attempts, Rejected
+from chimera_ir.ir.alternatives import alternatives, unmade
 from chimera_ir.ir.ids import Micro, Stage, WeightGroup, Worker
-from chimera_ir.ir.kinds import Kind, all_kinds, alternatives, unmade
+from chimera_ir.ir.kinds import Kind, all_kinds
 from chimera_ir.ir.levels import MAX_MICRO_BATCHES, MAX_STAGES, MAX_WORKERS, Header, Pipe, Strategy
 from chimera_ir.ir.memory_bounds import Bound, Quantity
 from chimera_ir.ir.slice_lengths import MAX_LENGTH, normalized

@@ -18,7 +18,7 @@ from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.model.ties import by_group
 from chimera_runtime.optimizer.sharding import Sharding
-from chimera_runtime.program.kept_bytes import MicroBatchBytes, kept_bytes, on_other_workers
+from chimera_runtime.program.kept_bytes import MicroBatchBytes, MovedBytes, hosted_bytes, kept_bytes, on_other_workers
 from chimera_runtime.program.rank_facts import KeptMicros
 from chimera_runtime.program.stage_graph import VALUES
 from chimera_runtime.program.weight_groups import Group
@@ -104,8 +104,8 @@ class RankNeed:
 
     def on_host(self) -> int:
         """Returns the bytes that moves need on the host, at most."""
-        moments = (sum(self._share(n, self._moved(stage)) for stage, n in moment) for moment in self._facts.on_host)
-        return max(moments, default=0)
+        sizes, moments = self.context.probed.moved_bytes, self._facts.on_host
+        return max((hosted_bytes(moment, sizes.__getitem__, self._whole) for moment in moments), default=0)
 
     @property
     def _whole(self) -> int:
@@ -115,9 +115,6 @@ class RankNeed:
 
     def _share(self, units: float, size: int) -> int:
         return math.ceil(Fraction(units) * size / self._whole)
-
-    def _moved(self, stage: int) -> int:
-        return self.context.probed.moved_bytes[stage]
 
     def _stepped(self) -> Iterator[list[torch.nn.Parameter]]:
         """Yields the parameters, or shards, that the optimizer of each weight group steps."""
@@ -196,15 +193,19 @@ class RankNeed:
     def _bytes_of(self, stage: int) -> MicroBatchBytes:
         probed, job = self.context.probed, self.context.world.job
         footprint, traits = probed.footprints[stage], probed.traits[stage]
+        activations = footprint.activations_with_inputs(bool(job.feeding[stage]))
         apart = self._weights_of(stage) if traits.whole and job.period else 0
+        operands = footprint.operands + apart
+        to_host = probed.moved_bytes.get(stage, MovedBytes(0))
         return MicroBatchBytes(
-            activations=footprint.activations_with_inputs(bool(job.feeding[stage])),
+            activations=activations,
             input=input_bytes(self._built[stage], traits, footprint),
             released=footprint.released,
-            operands=footprint.operands + apart,
+            operands=operands,
             carry=footprint.carry,
             carry_gradients=footprint.carry_gradients,
-            resident=footprint.activations_with_inputs(bool(job.feeding[stage])) - probed.moved_bytes.get(stage, 0),
+            resident=activations - to_host.activations,
+            resident_operands=activations - footprint.released + operands - to_host.operands,
         ).without_received(
             inputs=footprint.inputs if self._are_elsewhere(stage, job.feeding[stage]) else 0,
             gradients=footprint.received_operands if self._are_elsewhere(stage, job.fed[stage]) else 0,

@@ -50,7 +50,7 @@ class PeakMemory:
         Where saved tensors move to the host, it also has the bytes needed and used there. Every rank calls it, before
         any of them ends.
         """
-        host = (self._on_host, self._world.host_link.peak) if self._world.job.moving else ()
+        host = (self._on_host, self._world.host_link.peak) if self._world.job.moves else ()
         mine = self._copies, self._activations, (self._need, self._used(), *host)
         of_ranks = self._world.control_group.collect("peak", mine, "for the memory that it has used")
         if self._world.place.rank:

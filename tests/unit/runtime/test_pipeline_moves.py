@@ -23,6 +23,9 @@ FIRST, LAST = 4 * TENSOR, 5 * TENSOR
 MOVES = """
   offload(m, s) @ 10*m + 2 + s
   reload(m, s) @ 10*m + 30 + s"""
+OPERANDS = """
+  offload_operands(m, s) @ 10*m + 38 + s
+  reload_operands(m, s) @ 10*m + 84 + s"""
 WHOLE = f"""  micros m in 0..4
   F(m, s) @ 10*m + s {MOVES}
   B(m, s) @ 10*m + 35 - s"""
@@ -31,6 +34,14 @@ SCHEMES = {
     "halves of a backward": f"""  micros m in 0..4
   F(m, s) @ 10*m + s {MOVES}
   I(m, s) @ 10*m + 35 - s
+  W(m, s) @ 10*m + 86 + s""",
+    "operands": f"""  micros m in 0..4
+  F(m, s) @ 10*m + s
+  I(m, s) @ 10*m + 35 - s {OPERANDS}
+  W(m, s) @ 10*m + 86 + s""",
+    "activations, then operands": f"""  micros m in 0..4
+  F(m, s) @ 10*m + s {MOVES}
+  I(m, s) @ 10*m + 35 - s {OPERANDS}
   W(m, s) @ 10*m + 86 + s""",
     "recomputation": f"""  micros m in 0..4
   recompute when s == 0
@@ -93,7 +104,7 @@ def compiled(folder: Path, operations: str, moves: bool, tied: bool) -> Path:
     head = "workers 1\nupdate every N" if "reads" in operations else "workers 1"
     text = f"{head}\npipe down {{\n  stages s in 0..2 on 0\n{operations}\n}}\n"
     if not moves:
-        text = re.sub(r"^  (offload|reload)\(.*$", "", text, flags=re.M)
+        text = re.sub(r"^  (offload|reload)(_operands)?\(.*$", "", text, flags=re.M)
     scheme = folder / f"{'moves' if moves else 'stays'}.chim"
     scheme.write_text(f"scheme {scheme.stem}(D = 2, N = 4)\n{text}")
     chimera_ir.compile(scheme, options=chimera_ir.Options(tied=[[0, 1]] if tied else [])).write(folder / scheme.stem)

@@ -100,24 +100,30 @@ def made(kind: Callable[..., nn.Module]) -> nn.Module:
     return kind() if kind is Nothing else kind(WIDTH, WIDTH)
 
 
-def trained(of: Stage, *, moves: bool, halves: bool = False) -> list[Any]:
-    """Runs all forwards, then all backwards; returns what is handed on, and the gradients of the weights."""
+def trained(of: Stage, *, moves: bool, halves: bool = False, operands: bool = False) -> list[Any]:
+    """Runs all forwards, then all backwards; returns what is handed on, and the gradients of the weights.
+
+    With ``moves`` activations move, with ``operands`` what the second halves need.
+    """
     results: list[Any] = []
     for micro in range(MICROS):
         of.forward(micro, rows(data(1), micro))
         results += of.outputs(micro)
-        if moves:
-            of.offload(micro)
-            of.wait_offload(micro)
+        run(of, micro, ["offload", "wait_offload"] if moves else [])
     for micro in range(MICROS):
-        if moves:
-            of.reload(micro)
-            of.wait_reload(micro)
+        run(of, micro, ["reload", "wait_reload"] if moves else [])
         (of.backward_input if halves else of.backward)(micro, rows(data(2), micro))
         results += of.input_gradients(micro)
+        run(of, micro, ["offload_operands", "wait_offload_operands"] if operands else [])
     for micro in range(MICROS) if halves else ():
+        run(of, micro, ["reload_operands", "wait_reload_operands"] if operands else [])
         of.backward_weights(micro)
     return [*results, *[p.grad for p in of.module.parameters()]]
+
+
+def run(of: Stage, micro: int, methods: list[str]) -> None:
+    for method in methods:
+        getattr(of, method)(micro)
 
 
 @pytest.mark.parametrize("halves", [False, True])
@@ -127,6 +133,10 @@ def test_gradients_are_bitwise_those_of_a_stage_whose_tensors_stay(
 ) -> None:
     stays, moves = [trained(stage(made(kind)), moves=moves, halves=halves) for moves in (False, True)]
     assert all(map(torch.equal, stays, moves))
+    for moved in (False, True) if halves else ():
+        of, link = linked(made(kind))
+        assert all(map(torch.equal, stays, trained(of, moves=moved, halves=True, operands=True)))
+        assert link.held == 0
 
 
 # What moves.
@@ -148,7 +158,7 @@ def sizes(of: Stage, micro: int) -> list[int]:
 def linked(module: nn.Module, **options: Any) -> tuple[Stage, LinkToHost]:
     link = LinkToHost(CpuAccelerator())
     of = stage(module, **options)
-    of._moves = TensorMoves(1, of._saved, link)
+    of._moves = TensorMoves(1, of._saved, of._half_backwards, link)
     return of, link
 
 

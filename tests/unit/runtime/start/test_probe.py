@@ -14,6 +14,7 @@ from chimera_runtime import auxiliary_loss
 from chimera_runtime.blame import ModelError
 from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.errors import Misuse
+from chimera_runtime.program.kept_bytes import MovedBytes
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage import tensor_moves
 from chimera_runtime.start import assemble, probe
@@ -103,10 +104,13 @@ def test_the_bytes_that_go_to_the_host_are_measured_of_the_stages_that_have_move
     monkeypatch.setattr(tensor_moves, "SMALLEST", 1)
     turning, tensor = then(lambda y: y.sin().cos().tanh()), 3 * WIDTH * 8
     result = found(alone, turning, turning, linear, moving=(0, 1), measures=True)
-    assert result.moved_bytes == {0: 2 * tensor, 1: 2 * tensor}
+    assert result.moved_bytes == {0: MovedBytes(2 * tensor), 1: MovedBytes(2 * tensor)}
     for stage, footprint in enumerate(result.footprints[:2]):
         is_fed = stage > 0
-        assert footprint.activations_with_inputs(is_fed) - footprint.resident(is_fed) == result.moved_bytes[stage]
+        assert (
+            footprint.activations_with_inputs(is_fed) - footprint.resident(is_fed)
+            == result.moved_bytes[stage].activations
+        )
     assert found(alone, turning, turning).moved_bytes == {}
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from chimera_runtime.program.kept_bytes import MovedBytes
 from chimera_runtime.program.rank_facts import HostedMicros
 from chimera_runtime.ranks.world import World
 from chimera_runtime.tools.watch import peak_memory
@@ -72,7 +73,7 @@ def test_where_tensors_move_the_host_has_columns_and_is_not_in_what_is_used(
     monkeypatch.setattr(peak_memory, "_read", lambda _name: 5 * MIB)
     with worlds(alone, alone_job(moving=(0, 1))) as (world,):
         made, built = setting(world, replace(facts(0, 1), on_host=((HostedMicros(1, 2),),)), measures=True)
-        made = replace(made, probed=replace(made.probed, moved_bytes={0: 0, 1: MIB}))
+        made = replace(made, probed=replace(made.probed, moved_bytes={0: MovedBytes(0), 1: MovedBytes(MIB)}))
         peak = PeakMemory(RankNeed(made, made.model.steps, built), MIB)
         world.host_link.to_host([torch.empty(MIB + 1, dtype=torch.uint8)])
         said = peak.lines()

@@ -1,0 +1,56 @@
+"""The sets of kinds that can be all operations of a micro-batch on a stage, as the table of kinds implies them."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import chain, combinations
+
+from chimera_ir.ir.kinds import Kind, Value
+
+
+def unmade(kinds: Iterable[Kind]) -> Iterator[tuple[Kind, Value]]:
+    """Yields each kind that reads a value of its own stage which none of the kinds makes, with the value."""
+    kinds = tuple(kinds)
+    made = {value for row in kinds for value in row.keeps}
+    yield from ((row, value) for row in kinds for value in row.reads if not value.crosses and value not in made)
+
+
+@cache
+def alternatives(kinds: tuple[Kind, ...]) -> tuple[tuple[Kind, ...], ...]:
+    """The sets of kinds that can be all operations of a micro-batch on a stage, the smallest set first.
+
+    One kind of a set opens the micro-batch. Each value of the stage that a kind of the set reads is made by one that
+    can run before it, and each value that any kind frees is freed as often as it is made. If any kind sums gradients,
+    one kind of each set does.
+
+    Examples
+    --------
+    >>> from chimera_ir.ir.kinds import BACKWARD, FORWARD, OFFLOAD, RELOAD, all_kinds
+    >>> alternatives((*all_kinds()[:-4],))
+    ((F, B), (F, B, recompute), (F, I, W), (F, I, W, recompute))
+    >>> alternatives((FORWARD, BACKWARD, OFFLOAD, RELOAD))
+    ((F, B), (F, B, offload, reload))
+    """
+    freed = {value for row in kinds for value in row.frees}
+    sums = int(any(row.sums for row in kinds))
+
+    def complete(several: tuple[Kind, ...]) -> bool:
+        kept = Counter(value for row in several for value in row.keeps if value in freed)
+        gone = Counter(value for row in several for value in row.frees)
+        once = sum(row.opens for row in several) == 1 and sum(row.sums for row in several) == sums
+        return once and kept == gone and not any(unmade(several)) and _can_run(several)
+
+    subsets = chain.from_iterable(combinations(kinds, size) for size in range(1, len(kinds) + 1))
+    return tuple(filter(complete, subsets))
+
+
+def _can_run(kinds: Iterable[Kind]) -> bool:
+    """Whether the kinds can run in some order in which each finds what it reads of its own stage and slice."""
+    waiting, made = set(kinds), set[Value]()
+    while waiting:
+        ready = {kind for kind in waiting if all(v.crosses or v.slices_on or v in made for v in kind.reads)}
+        if not ready:
+            return False
+        waiting -= ready
+        made.update(value for kind in ready for value in kind.keeps)
+    return True
