@@ -25,6 +25,10 @@ PIPE = """pipe {name} {{
 WHOLE = "  B(m, s) @ {late}3*m + 4 - s"
 HALVES = """  I(m, s) @ {late}3*m + 4 - s
   W(m, s) @ {late}3*m + 5"""
+OPERANDS = """  I(m, s) @ {late}3*m + 4 - s
+  offload_operands(m, s) @ {late}3*m + 20 - s
+  reload_operands(m, s) @ {late}3*m + 40
+  W(m, s) @ {late}3*m + 41"""
 
 
 def pipe(name: str, on: str, micros: str, backward: str = WHOLE, late: str = "", more: str = "", when: str = "") -> str:
@@ -33,7 +37,7 @@ def pipe(name: str, on: str, micros: str, backward: str = WHOLE, late: str = "",
 
 
 DOWN, EARLY = pipe("down", "s", "0..4"), pipe("down", "s", "0..2", HALVES)
-UP = pipe("up", "1 - s", "2..4", HALVES, late="1000 + ")
+UP = pipe("up", "1 - s", "2..4", OPERANDS, late="1000 + ")
 AGAIN = pipe("down", "s", "0..4", more="recompute when s == 1\n  ", when=" when s == 0")
 STREAM = pipe("down", "s", "0..", more="reads version max(0, m/2 - 1)\n  ")
 SCHEMES = {

@@ -27,6 +27,7 @@ RULES = {
     "CH318": "complete, placed",
     "CH329": "complete, placed",
     "CH330": "complete, placed",
+    "CH332": "complete, placed",
     "CH401": "missing",
     "CH402": "redundant",
     "CH403": "misplaced",
