@@ -184,6 +184,7 @@ class Station:
                 released=footprint.released,
                 operands=footprint.operands + self.gradient_bytes - footprint.received_operands,
                 resident=footprint.resident(self.before is not None),
+                resident_operands=footprint.resident_operands(self.before is not None, self.gradient_bytes),
                 carry=footprint.carry,
                 carry_gradients=footprint.carry_gradients,
             )

@@ -27,7 +27,7 @@ class Footprint:
 
     For split backwards, ``released`` is the memory that the first half frees, except inputs. ``operands`` are the
     gradients that are kept from the first half to the second, ``received_operands`` the ones among them that came from
-    the next stage.
+    the next stage. ``kept_results`` is the part of ``made_results`` that is kept as long.
 
     Of a slice, ``carry`` is the memory that its carry adds to those of earlier slices, saved for the backward or not;
     it is not part of ``activations``. ``carry_gradients`` are the gradients of the whole carry.
@@ -42,6 +42,7 @@ class Footprint:
     released: int = 0
     operands: int = 0
     received_operands: int = 0
+    kept_results: int = 0
     carry: int = 0
     carry_gradients: int = 0
     made_results: int = 0
@@ -54,8 +55,12 @@ class Footprint:
         """The part of `activations_with_inputs` that an off-load leaves on the device: inputs and results."""
         return self.made_results + (self.inputs if is_fed else self.saved_inputs)
 
+    def resident_operands(self, is_fed: bool, received: int) -> int:
+        """The part of what is kept between two halves that stays: as in `resident`, and ``received`` gradients."""
+        return self.kept_results + (self.inputs if is_fed else self.saved_inputs) + received
 
-_LEAST = ("saved_inputs", "saved_results", "made_results", "released", "received_operands")
+
+_LEAST = ("saved_inputs", "saved_results", "made_results", "released", "received_operands", "kept_results")
 """Memory of which slices count as the one that has least."""
 
 

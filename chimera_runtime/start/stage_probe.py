@@ -182,7 +182,7 @@ def measure_halves(
     gradients = tuple(map(torch.zeros_like, roots))
     received = memory_of(_received(probed, roots, gradients))
     before, inputs = dict(saved.sizes), memory_of((probed.inputs, call.carry.tensors))
-    carried = memory_of(probed.carry).keys() - inputs.keys()
+    carried, results = memory_of(probed.carry).keys() - inputs.keys(), memory_of(probed.outputs)
     half = _half(stage, module, probed, roots, gradients, is_whole=is_whole, apart=False)
     # The last references to the part of the graph that the second half does not need: now its memory is released.
     del probed, roots
@@ -194,6 +194,7 @@ def measure_halves(
         "released": sum(before[piece] for piece in released),
         "operands": sum(operands.values()),
         "received_operands": sum(received[piece] for piece in received.keys() & operands.keys()),
+        "kept_results": sum(results[piece] for piece in results.keys() & (saved.sizes.keys() - inputs.keys())),
     }
 
 

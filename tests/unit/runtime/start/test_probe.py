@@ -114,6 +114,28 @@ def test_the_bytes_that_go_to_the_host_are_measured_of_the_stages_that_have_move
     assert found(alone, turning, turning).moved_bytes == {}
 
 
+def test_of_what_is_kept_between_halves_gradients_and_the_graph_below_them_move(
+    alone: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stage 1 keeps its input and what it received; above its first layer, one tensor and one gradient are left.
+
+    Profiles tell the same from sizes alone.
+    """
+    monkeypatch.setattr(tensor_moves, "SMALLEST", 1)
+    tensor = 3 * WIDTH * 8
+
+    class Deep(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+    options: dict[str, Any] = {"moving_operands": (1,), "split_backward": (1,), "measures": True}
+    result = found(alone, linear, Deep, linear, **options)
+    assert result.moved_bytes == {1: MovedBytes(0, 2 * tensor)}
+    footprint = result.footprints[1]
+    halfway = footprint.activations_with_inputs(True) - footprint.released + footprint.operands
+    assert halfway - footprint.resident_operands(True, footprint.received_operands) == 2 * tensor
+
+
 @pytest.mark.parametrize("placement", [(0, 1, 2), (0, 1, 0), (1, 1, 0)])
 def test_all_ranks_find_the_same_wherever_the_stages_are(alone: World, placement: tuple[int, ...]) -> None:
     modules = (then(lambda y: (y, y.detach() + 1)), First, then(lambda y: y.sum(1)))
