@@ -9,7 +9,9 @@ have imported, compiled and cached is in memory once. The fixtures of a session 
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -40,8 +42,7 @@ def run_in_workers(session: pytest.Session, count: int) -> None:
     os.write(filling, b"".join(number.to_bytes(_BYTES) for number in range(len(files))))
     os.close(filling)
 
-    processes: dict[Connection, int] = {}
-    pending: dict[Connection, list[pytest.Item]] = {}
+    workers: dict[Connection, _Worker] = {}
 
     def start() -> None:
         ours, theirs = Pipe(duplex=False)
@@ -52,42 +53,59 @@ def run_in_workers(session: pytest.Session, count: int) -> None:
             ours.close()
             _work(session, files, queue, theirs)
         theirs.close()
-        processes[ours], pending[ours] = process, []
+        workers[ours] = _Worker(process)
 
     def receive(connection: Connection) -> None:
+        worker = workers[connection]
         try:
             event, facts = connection.recv()
         except EOFError:
-            _, status = os.waitpid(processes.pop(connection), 0)
-            lost = pending.pop(connection)
-            for item in lost:
-                _report_lost(item, os.waitstatus_to_exitcode(status))
-            if lost:
+            del workers[connection]
+            _, status = os.waitpid(worker.process, 0)
+            end = f"the worker ended, with status {os.waitstatus_to_exitcode(status)}: {worker.error}"
+            for item in worker.pending:
+                item.ihook.pytest_runtest_logreport(
+                    report=pytest.TestReport(item.nodeid, item.location, {}, "failed", end, "call")
+                )
+            if worker.pending:
                 start()
+            elif status:
+                raise RuntimeError(end) from None
             return
         match event:
             case "takes":
-                pending[connection] += files[facts]
+                worker.pending += files[facts]
             case "ends":
-                pending[connection].pop(0)
+                worker.pending.pop(0)
+            case "fails":
+                worker.error = facts
             case _:
                 _repeat(session.config, event, facts)
 
     try:
         for _ in range(min(count, len(files))):
             start()
-        while processes:
-            for connection in wait([*processes]):
+        while workers:
+            for connection in wait([*workers]):
                 receive(connection)  # type: ignore[arg-type]
             if session.shouldfail:
                 raise session.Failed(session.shouldfail)
             if session.shouldstop:
                 raise session.Interrupted(session.shouldstop)
     finally:
-        for process in processes.values():
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
+        for worker in workers.values():
+            os.kill(worker.process, signal.SIGKILL)
+            os.waitpid(worker.process, 0)
         os.close(queue)
+
+
+@dataclass
+class _Worker:
+    """A worker: its process, the tests that it has taken and not ended, and the error that ends it."""
+
+    process: int
+    pending: list[pytest.Item] = field(default_factory=list)
+    error: str = ""
 
 
 class _Sender:
@@ -112,12 +130,6 @@ def _repeat(config: pytest.Config, event: str, facts: Mapping[str, Any]) -> None
     if event == "pytest_runtest_logreport":
         facts = {"report": config.hook.pytest_report_from_serializable(config=config, data=facts)}
     getattr(config.hook, event)(**facts)
-
-
-def _report_lost(item: pytest.Item, status: int) -> None:
-    words = f"the worker that had this test to run ended, with status {status}"
-    report = pytest.TestReport(item.nodeid, item.location, {}, "failed", words, "call")
-    item.ihook.pytest_runtest_logreport(report=report)
 
 
 def _work(session: pytest.Session, files: Sequence[list[pytest.Item]], queue: int, results: Connection) -> None:
@@ -147,5 +159,7 @@ def _work(session: pytest.Session, files: Sequence[list[pytest.Item]], queue: in
             results.send(("ends", None))
             item = following
         status = 0
+    except BaseException:
+        results.send(("fails", traceback.format_exc()))
     finally:
         os._exit(status)
