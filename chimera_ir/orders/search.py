@@ -200,6 +200,7 @@ class _BestSoFar:
         self._work = self._work_left = budget.deterministic_seconds
         self.least, self.ended = least, Ended.BUDGET
         self.best: TimedOrder | None = None
+        self._aimed: int | None = None
 
     def offer(self, starts: Sequence[int]) -> None:
         """Keeps an order, given by starts in ticks, if it is the best.
@@ -251,18 +252,15 @@ class _BestSoFar:
             part *= _GROWTH
 
     def _run_round(self, work: float) -> None:
-        work = min(work, self._work_left)
+        # What is looked for: an order over by the target, and a higher bound or an order below the best.
         most = self._latest if self.best is None else self.best.makespan - 1
-        hint = self.best.starts if self.best else None
         target = min(self._target(most), most)
-        seed = self._budget.seed
         attempt = self._next_attempt(most)
-        work = max(work, attempt.work) if attempt is not None else work
-        aiming = Solver(self._constraints, self.least, target, hint, any_order=True, limit=work, seed=seed)
-        second = attempt or Solver(
-            self._constraints, self.least, most, hint, any_order=False, limit=work, seed=seed + 1
-        )
+        work = max(min(work, self._work_left), attempt.work if attempt else 0.0)
+        aiming = self._solver(target, any_order=True, limit=work, seed=self._budget.seed)
+        second = attempt or self._solver(most, any_order=False, limit=work, seed=self._budget.seed + 1)
         reached, improved = self._together(aiming, second)
+        # What is known afterwards.
         self._work_left -= max(work / 10, reached.work, improved.work)
         for solved in (reached, improved):
             self.raise_bound(solved.bound)
@@ -271,6 +269,11 @@ class _BestSoFar:
         self._aimed = target if reached.starts is None and reached.bound <= target else None
         if attempt is not None:
             self._flow_bound.learn(attempt)
+
+    def _solver(self, most: int, *, any_order: bool, limit: float, seed: int) -> Solver:
+        """A solver for orders that are over by ``most``, which begins with the best order."""
+        hint = self.best.starts if self.best else None
+        return Solver(self._constraints, self.least, most, hint, any_order=any_order, limit=limit, seed=seed)
 
     def _next_attempt(self, most: int) -> FlowAttempt | None:
         """The next linear program, for a makespan of at most ``most``; None if it would not help, or take too long."""
@@ -281,8 +284,6 @@ class _BestSoFar:
         """The makespan to aim at: the bound or, if that was aimed at in vain, halfway from there to the best."""
         aimed = self._aimed
         return self.least if aimed is None or aimed >= most - 1 else max(self.least, (aimed + most + 1) // 2)
-
-    _aimed: int | None = None
 
     @cached_property
     def _flow_bound(self) -> FlowBound:

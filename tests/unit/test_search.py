@@ -80,7 +80,7 @@ def test_known_optima_are_reached_and_proven(
 )
 def test_the_optimum_is_that_of_a_plain_model(scheme: str, limit: int, parameters: Mapping[str, int]) -> None:
     random, problem = Random(f"{scheme} {limit}"), instance(scheme, costs(F=1, B=2), limit, **parameters)
-    for _ in range(4):
+    for _ in range(3):
         varied = with_random_durations(problem, random, most=5)
         found = best(varied)
         assert found.proven
@@ -145,6 +145,12 @@ def test_an_instance_too_large_for_the_solver_is_searched_by_few_of_its_micro_ba
     assert fits_stores(problem, alone.lanes)
     monkeypatch.setattr("chimera_ir.orders.search._orders_from_few", lambda *_: [])
     assert alone.makespan <= best(problem, budget).makespan
+
+
+def test_a_bound_above_an_order_is_an_error_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chimera_ir.orders.search.lower_bound", lambda _: 52)
+    with pytest.raises(AssertionError, match="an order of 51 ticks, below the bound of 52"):
+        best(instance("zb_v", costs(F=1, I=1, W=1), 8, P=4, N=8))
 
 
 def test_an_interrupted_search_returns_the_best_order_so_far() -> None:
