@@ -6,6 +6,7 @@ the directory has a copy of (`tests.e2e.preloaded`).
 """
 
 import atexit
+import ctypes
 import io
 import multiprocessing
 import os
@@ -30,6 +31,9 @@ from typing import NoReturn
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTS = "TESTS_IMPORTED_BEFORE_RANKS"
 """Variable of the environment with names of modules that torchrun imports before its ranks are forked from it."""
+
+FINALIZED = "TESTS_RANKS_ARE_FINALIZED"
+"""Variable of the environment with which ranks end as an interpreter does: it destroys all objects."""
 
 SERVER = "TESTS_SERVER_OF_FORKS"
 """Variable of the environment with the address of a server from which a torchrun on a command line is forked."""
@@ -244,7 +248,8 @@ def _until_end(act: Callable[..., object], *arguments: object) -> NoReturn:
         status = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        sys.stdout.flush()
     os._exit(status if isinstance(status, int) else 0 if status is None else 1)
 
 
@@ -288,6 +293,8 @@ def _as_script(training_script: str, *training_script_args: str) -> None:
     sys.path[0] = os.path.dirname(os.path.abspath(training_script))
     sys.argv = [training_script, *training_script_args]
     atexit._clear()  # what was registered by the processes that this one was forked from
+    if FINALIZED in os.environ:
+        _finalized(training_script)
     try:
         runpy.run_path(training_script, run_name="__main__")
     except SystemExit as end:
@@ -295,3 +302,17 @@ def _as_script(training_script: str, *training_script_args: str) -> None:
             raise  # else torchrun would wait for what its function returns
     finally:
         atexit._run_exitfuncs()
+
+
+def _finalized(training_script: str) -> NoReturn:
+    """Runs a script, and ends this process as the interpreter of a command line ends."""
+    status = 0
+    try:
+        runpy.run_path(training_script, run_name="__main__")
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    ctypes.pythonapi.Py_Exit(status)
+    raise AssertionError("Py_Exit returned")

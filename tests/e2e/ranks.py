@@ -139,10 +139,10 @@ def launched(
     return forking.torchrun(words, environment() | dict(variables), directory.parent, PATIENCE)
 
 
-def torchrun_afresh(script: Path, ranks: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs any script on ranks as from the command line: none is forked from a process that has imported torch."""
-    words = ("--standalone", f"--nproc-per-node={ranks}", str(script), *arguments)
-    return forking.torchrun_of_interpreters(words, environment() | variables, Path.cwd(), PATIENCE)
+def torchrun_script(script: Path, ranks: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """As `torchrun`, for any script."""
+    words = (f"--nproc-per-node={ranks}", str(script), *arguments)
+    return forking.torchrun(words, environment() | variables, Path.cwd(), PATIENCE)
 
 
 def interrupted(

@@ -17,7 +17,7 @@ from tests.e2e.ranks import (
     interrupted,
     ranks_left,
     run_all,
-    torchrun_afresh,
+    torchrun,
 )
 
 pytestmark = pytest.mark.e2e
@@ -101,7 +101,7 @@ def test_a_torchrun_that_is_killed_leaves_no_rank_behind(two_stages: Path, tmp_p
 def test_torchruns_summary_has_the_users_traceback_as_the_cause(two_stages: Path) -> None:
     """It takes the rank for the cause whose error came first."""
     arguments = ("--model", str(MODELS / "raising.py"), "--micro-batch-size", "2")
-    done = torchrun_afresh(two_stages / "train.py", 2, *arguments, RAISE="forward:plain:4:1")
+    done = torchrun(two_stages, 2, *arguments, RAISE="forward:plain:4:1")
     _, cause = done.stderr.split("Root Cause (first observed failure):")
     assert "rank      : 1 " in cause
     words = "rank 1 (worker 1): the forward of stage 1 (micro-batch 0 of update 2, F m0 s1): "

@@ -23,7 +23,7 @@ from tests.e2e.ranks import (
     ranks_left,
     run_all,
     torchrun,
-    torchrun_afresh,
+    torchrun_script,
 )
 from tests.unit.test_page_tables import document_in
 
@@ -47,9 +47,9 @@ def test_a_rank_that_is_killed_ends_the_others_with_one_message(two_stages: Path
     width = "3000" if phase == "all-reduce" else "4"
     file = tmp_path / "metrics.json"
     arguments = ("--model", FAILING, "--steps", "500", "--metrics", str(file))
-    done = torchrun(two_stages, 2, *arguments, FAIL=f"kill-in-{phase}:1:30", WIDTH=width)
+    done = torchrun(two_stages, 2, *arguments, FAIL=f"kill-in-{phase}:1:6", WIDTH=width)
     assert done.returncode != 0
-    assert 1 <= len(metrics(file)) <= 30, "those that were over are in the file"
+    assert 1 <= len(metrics(file)) <= 6, "those that were over are in the file"
     (message,) = ours(done)
     assert message.startswith("train.py: rank 0 (worker 0): wait ")
     assert "rank 1: the connection was closed" in message
@@ -323,6 +323,7 @@ def test_metrics_that_cannot_be_written_at_the_end_are_a_message_after_training(
 
 WITHOUT = {
     "2>&-": "import os, sys; os.close(2); sys.stderr = None",
+    ">&- 2>&-": "import os, sys; os.close(1); os.close(2); sys.stdout = sys.stderr = None",
     ">/dev/full 2>&1": "import os; full = os.open('/dev/full', os.O_WRONLY); os.dup2(full, 1); os.dup2(full, 2)",
     "> >(true)": "import os; reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 1)",
 }
@@ -342,7 +343,7 @@ WITHOUT = {
 def test_a_rank_trains_on_without_standard_streams_and_ends_with_its_status(
     tmp_path: Path, redirected: str, steps: str, status: int, updates: int | None
 ) -> None:
-    """It alone is all ranks of the job. Twice it is an interpreter of its own, from its beginning to its end."""
+    """It alone is all ranks of the job. Once it is an interpreter of its own, which flushes at its end."""
     directory, file = compiled(tmp_path, "dapple", D=1, N=1), tmp_path / "metrics.json"
     words = [str(directory / "train.py"), "--model", FAILING, "--steps", steps, "--metrics", str(file)]
     variables = environment() | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -364,7 +365,8 @@ def test_a_world_of_the_wrong_size_is_one_clear_message(two_stages: Path) -> Non
 
 
 def test_a_rank_that_has_lost_another_in_a_sum_can_end(two_stages: Path) -> None:
-    """In a process of its own, as only the end of an interpreter destroys communicators."""
-    done = torchrun_afresh(HERE / "loops" / "stuck.py", 2, str(two_stages), PYTHONPATH=str(HERE.parents[1]))
+    """Ranks end as interpreters do, as only that destroys communicators."""
+    job = (HERE / "loops" / "stuck.py", 2, str(two_stages))
+    done = torchrun_script(*job, PYTHONPATH=str(two_stages), **{forking.FINALIZED: ""})
     assert done.returncode == 1
     assert "PeerLost: rank 1 (worker 1): wait for the norm of the gradients" in done.stderr

@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
+from tests.repeatable import also
 
 LOOPS = Path(__file__).resolve().parent / "loops"
 LOOP, COUNTS = LOOPS / "mesh.py", LOOPS / "mesh_counts.py"
 COUNTED = "sharded", "penalized", "partly sharded", "summed", "split", "plain", "sharded and replicated"
 KINDS = {"shards": "DTensor", "tensors": "DTensor Parameter"}
-SCHEMES = ("chimera", "dapple", "zb_h1")
+SCHEMES = also(("chimera", "zb_h1"), ("dapple",))
+"""With replicas of each stage and without; whole backwards and halves. A search has the fourth combination, too."""
 
 pytestmark = pytest.mark.e2e
 

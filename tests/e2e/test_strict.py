@@ -28,7 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     jobs = []
     for number, scheme in enumerate(SAMPLE):
         late = {"STRICT_LATE": "1"} if number % 2 else {}
-        program = compiled(folder, scheme, **on_workers(scheme, 4, 6))
+        program = compiled(folder, scheme, **on_workers(scheme, 4, 6 if scheme == "chimera" else 4))
         model = "carried.py" if scheme in SLICED else "zoo.py"
         jobs.append(Job(scheme, program, STRICT, model, environment | late))
     return run_all(folder, 4, jobs)
@@ -163,7 +163,7 @@ def paired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     slow = {"STRICT_DELAY": "0.003", "STRICT_SEED": "1", "STRICT_QUEUES": "8", "STRICT_ALONE": "1"}
     jobs = [
         *(
-            Job(scheme, compiled(folder, scheme, asked=("--communicators", "pair"), D=4, N=6), STRICT, environment=slow)
+            Job(scheme, compiled(folder, scheme, asked=("--communicators", "pair"), D=4, N=4), STRICT, environment=slow)
             for scheme in ("dapple", "chimera", "pipedream_2bw")
         ),
         Job("refused", compiled(folder, "dapple", D=4, N=4), PAIR),

@@ -1,4 +1,8 @@
-"""What is generated trains: every library scheme computes what one process computes, for any number of copies."""
+"""What is generated trains: every library scheme computes what one process computes, for any number of copies.
+
+A run has each reason for a case once: a scheme, a number of copies, a layout, a number of micro-batches. A search has
+every scheme with each of them.
+"""
 
 import json
 from collections.abc import Iterator
@@ -12,27 +16,27 @@ from tests.repeatable import also
 SCHEMES = Path(__file__).resolve().parent / "schemes"
 LIBRARY = ("gpipe", "dapple", "gems", "chimera")
 SECTION_3_5 = ("chimera_doubling", "chimera_halving")
+TWICE = also(("dapple", "chimera"), ("gpipe", "gems"))
+"""Schemes whose replicas are compared: with copies alone, and with two pipes as well."""
 
 pytestmark = pytest.mark.e2e
 
 
 def four_ranks(folder: Path) -> Iterator[Job]:
-    """D=4 with one copy, D=2 with two, D=1 with four; training after the check, to compare losses and weights."""
+    """D=4 with one copy, D=2 with two, D=1 with four; training after the check, to compare losses."""
     for scheme in LIBRARY:
-        directory = compiled(folder, scheme, D=4, N=4)
-        witness = folder / f"witness-{scheme}"
-        witness.mkdir()
-        arguments = ("--check", "--steps", "4", "--micro-batch-size", "2", "--metrics", str(folder / f"{scheme}.json"))
-        yield Job(f"{scheme}-D4", directory, arguments, environment={"WITNESS": str(witness)})
-        if scheme in also(("dapple", "chimera"), ("gpipe", "gems")):
-            halves = compiled(folder, scheme, D=2, N=3)
-            yield Job(f"{scheme}-D2-W2", halves, ("--check-only", "--seed", "7"))
-            yield Job(f"{scheme}-D2-W2-replica", halves, ("--check-only", "--layout", "replica"))
-    for parameters in also(({"N": 3}, {"N": 5, "f": 2}), ({"N": 1}, {"N": 6})):
+        arguments = ("--check", "--steps", "2", "--micro-batch-size", "2", "--metrics", str(folder / f"{scheme}.json"))
+        yield Job(f"{scheme}-D4", compiled(folder, scheme, D=4, N=4), arguments)
+    usual = (("dapple", "replica"), ("chimera", "pipeline"))
+    searched = (("dapple", "pipeline"), ("chimera", "replica"), ("gpipe", "replica"), ("gems", "pipeline"))
+    for scheme, layout in also(usual, searched):
+        arguments = ("--check-only", "--seed", "7", "--layout", layout)
+        yield Job(f"{scheme}-D2-W2-{layout}", compiled(folder, scheme, D=2, N=3), arguments)
+    for parameters in also(({"N": 5, "f": 2},), ({"N": 1}, {"N": 3}, {"N": 6})):
         directory = compiled(folder, "chimera", D=4, **parameters)
         yield Job(f"bidirectional-{parameters}", directory)
-    for scheme, micro_batches in also((("dapple", 16), ("chimera", 24)), (("gpipe", 16),)):
-        yield Job(f"{scheme}-loop", compiled(folder, scheme, D=4, N=micro_batches), ("--check", "--steps", "2"))
+    for scheme, micro_batches in also((("dapple", 8), ("chimera", 20)), (("gpipe", 16), ("chimera", 24))):
+        yield Job(f"{scheme}-loop-{micro_batches}", compiled(folder, scheme, D=4, N=micro_batches))
     yield Job("alone", compiled(folder, "dapple", D=1, N=2), ("--check-only", "--micro-batch-size", "2"))
     for scheme in ("wave", "shared", "crossed", "again", "bubble"):
         yield Job(scheme, compiled(folder, str(SCHEMES / f"{scheme}.chim")))
@@ -47,15 +51,17 @@ def several_at_once(folder: Path) -> Iterator[Job]:
     """Operations over several micro-batches: one by one for the model with dropout, at once for the one without."""
     for scheme in SECTION_3_5:
         directory = compiled(folder, scheme, D=4, N=12)
-        arguments = ("--check", "--steps", "2", "--micro-batch-size", "2", "--metrics", str(folder / f"{scheme}.json"))
-        yield Job(f"{scheme}-D4", directory, arguments)
         yield Job(f"{scheme}-plain", directory, ("--check-only", "--micro-batch-size", "2"), "plain.py")
-        two = compiled(folder, scheme, D=2, N=4)
-        yield Job(f"{scheme}-D2-W2", two, ("--check-only", "--seed", "7", "--micro-batch-size", "4"))
-        rehearse = ("--rehearse", "F=0.002,B=0.004", "--steps", "2", "--micro-batch-size", "2")
-        yield Job(f"{scheme}-rehearsed", directory, rehearse)
+        eight = compiled(folder, scheme, D=4, N=8)
+        yield Job(f"{scheme}-D4", eight, ("--check-only", "--micro-batch-size", "2"))
+        for micro_batch_size in also(("2",) if scheme == "chimera_doubling" else (), ("4",)):
+            arguments = ("--check-only", "--seed", "7", "--micro-batch-size", micro_batch_size)
+            yield Job(f"{scheme}-D2-W2-{micro_batch_size}", compiled(folder, scheme, D=2, N=4), arguments)
+    rehearse = ("--rehearse", "F=0.002,B=0.004", "--steps", "2", "--micro-batch-size", "2")
+    for scheme in also(SECTION_3_5[:1], SECTION_3_5[1:]):
+        yield Job(f"{scheme}-rehearsed", compiled(folder, scheme, D=4, N=8), rehearse)
     groups = compiled(folder, str(SCHEMES / "groups.chim"))
-    yield Job("groups", groups, ("--check", "--steps", "2"))
+    yield Job("groups", groups)
     yield Job("groups-plain", groups, ("--check-only", "--micro-batch-size", "3"), "plain.py")
     yield Job("again-plain", compiled(folder, str(SCHEMES / "again.chim"), N=8), model="plain.py")
 
@@ -78,30 +84,36 @@ def several_stages(folder: Path) -> Iterator[Job]:
         ("interleaved_overlap", {"P": 4, "v": 1, "N": 5}),
     )
     for scheme, parameters in also(usual, searched):
-        yield Job(f"{scheme}-{parameters}", compiled(folder, scheme, **parameters), ("--check", "--steps", "2"))
+        yield Job(f"{scheme}-{parameters}", compiled(folder, scheme, **parameters))
 
 
 def two_ranks(folder: Path) -> Iterator[Job]:
-    """Gradients that are none or sparse; buffers that come late; results that are only marked conjugate."""
-    for what in ("unused-output", "sparse", "late-buffer", "conjugate", "frozen-0", "frozen-1"):
-        for scheme in ("dapple", "chimera"):
-            directory = compiled(folder, scheme, D=2, N=2)
-            yield Job(f"{what}-{scheme}", directory, ("--check", "--steps", "2"), "vary.py", {"VARY": what})
+    """Gradients that are none or sparse; buffers that come late; results that are only marked conjugate.
+
+    Under chimera gradients are summed over two ranks, under dapple they are not.
+    """
+    gradients, values = ("unused-output", "sparse", "frozen-0"), ("late-buffer", "conjugate", "frozen-1")
+    usual = [*((what, "dapple") for what in gradients), *((what, "chimera") for what in (*gradients, *values))]
+    for what, scheme in also(usual, ((what, "dapple") for what in values)):
+        directory = compiled(folder, scheme, D=2, N=2)
+        yield Job(f"{what}-{scheme}", directory, ("--check", "--steps", "2"), "vary.py", {"VARY": what})
 
 
 def eight_ranks(folder: Path) -> Iterator[Job]:
     """D=4 with two copies, D=2 with four, and D=8."""
-    for scheme in LIBRARY:
+    for scheme in TWICE:
         witness = folder / f"witness-{scheme}"
         witness.mkdir()
         directory = compiled(folder, scheme, D=4, N=2)
         arguments = ("--check", "--steps", "3", "--micro-batch-size", "2", "--metrics", str(folder / f"{scheme}.json"))
         yield Job(f"{scheme}-D4-W2", directory, arguments, environment={"WITNESS": str(witness)})
-    for number, scheme in enumerate((*also(("dapple", "gems"), ("gpipe", "chimera")), *SECTION_3_5)):
+    for number, scheme in enumerate(
+        also(("gems", "chimera_halving"), ("gpipe", "chimera", "dapple", "chimera_doubling"))
+    ):
         layout = ("pipeline", "replica")[number % 2]
         arguments = ("--check-only", "--layout", layout, "--micro-batch-size", "2")
         yield Job(f"{scheme}-D2-W4-{layout}", compiled(folder, scheme, D=2, N=4), arguments)
-    for scheme in SECTION_3_5:
+    for scheme in also((), SECTION_3_5):
         yield Job(f"{scheme}-D8", compiled(folder, scheme, D=8, N=16), ("--check-only", "--micro-batch-size", "2"))
     yield Job("chimera-D8", compiled(folder, "chimera", D=8, N=8, f=2))
 
@@ -128,7 +140,7 @@ def losses(folder: Path, scheme: str) -> list[float]:
 def weights(folder: Path, scheme: str, steps: int) -> dict[str, set[tuple[str, ...]]]:
     """The digests of the weights after every step, by stage, as every rank saw them.
 
-    Before them are those of the check, as many steps; on rank 0 also those of stages that it does not hold.
+    Before them are those of the check; on rank 0 also those of stages that it does not hold.
     """
     seen: dict[str, set[tuple[str, ...]]] = {}
     for log in sorted((folder / f"witness-{scheme}").iterdir()):
@@ -179,12 +191,12 @@ def test_eight_ranks_compute_the_gradients_of_one_process(eight: tuple[Path, dic
 
 def test_every_synchronous_scheme_takes_the_same_steps(four: tuple[Path, dict[str, Outcome]]) -> None:
     first, *others = (losses(four[0], scheme) for scheme in LIBRARY)
-    assert len(first) == 4
+    assert len(first) == 2
     for other in others:
         assert other == pytest.approx(first, rel=1e-9)
 
 
-@pytest.mark.parametrize("scheme", LIBRARY)
+@pytest.mark.parametrize("scheme", TWICE)
 def test_replicas_of_a_stage_stay_bitwise_equal(eight: tuple[Path, dict[str, Outcome]], scheme: str) -> None:
     seen = weights(eight[0], scheme, 3)
     assert {stage: len(different) for stage, different in seen.items()} == dict.fromkeys("0123", 1), "replicas drifted"

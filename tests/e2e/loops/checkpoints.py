@@ -19,7 +19,7 @@ from chimera_runtime import BadCheckpoint, Checkpoints, Layers, Misuse, Pipeline
 from chimera_runtime.blame import ModelError
 from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer
 
-SIZE, WIDTH, UPDATES, AT = 2, 4, 7, 3
+SIZE, WIDTH, UPDATES, AT = 2, 4, 5, 3
 
 Named = list[tuple[str, nn.Parameter]]
 
@@ -179,9 +179,7 @@ def sharded(folder: Path, *directories: str) -> None:
     shared.close()
     for directory, source, shards in [
         (first, "whole", True),
-        (first, "shared", False),
         (first, "shared", True),
-        (other, "whole", True),
         (other, "shared", False),
         (other, "shared", True),
     ]:
