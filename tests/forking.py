@@ -7,6 +7,7 @@ the directory has a copy of (`tests.e2e.preloaded`).
 
 import atexit
 import ctypes
+import gc
 import io
 import multiprocessing
 import os
@@ -261,6 +262,7 @@ def _launch(words: Sequence[str]) -> None:
 
     for name in os.environ.pop(IMPORTS, "").split():
         import_module(name)
+    gc.freeze()  # a collection in a rank would touch all that was imported, and copy its pages
     if seconds := os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
         ProcessContext.join = partialmethod(ProcessContext.join, grace_period=float(seconds))
     _ALL_FORKED[:] = os.pipe()

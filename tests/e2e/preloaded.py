@@ -74,6 +74,7 @@ for _device in (_torch.cuda, _torch.mtia, _torch.xpu):
         _device.manual_seed_all = lambda seed: None
 _STATES = states(RUNTIME)
 _MODULES = _modules()
+_MODULES[f"{_PACKAGE}.tools.command.options"].parser_of_options()  # which takes long, and is made once in a process
 sys.meta_path.insert(0, Preloaded())
 gc.enable()
 gc.freeze()  # a collection would touch all objects, and a process that is forked copy their pages

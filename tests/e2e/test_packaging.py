@@ -17,7 +17,9 @@ import pytest
 from packaging.requirements import Requirement
 
 import chimera_ir
-from tests.e2e.ranks import compiled
+from tests import forking
+from tests.e2e.copies import add_bytecode
+from tests.e2e.ranks import compiled, environment
 from tests.patience import PATIENCE
 from tests.programs import program
 
@@ -207,8 +209,10 @@ def test_what_is_generated_imports_where_the_compiler_and_its_libraries_are_not(
         for path in sorted(directory.rglob("*.py"))
     ]
     assert {"train", "rank_0", "rank_3", "chimera_runtime", "chimera_runtime.tools.launch"} <= set(modules)
+    add_bytecode(directory)
     program = f"""
 import importlib, sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "Preloaded"]
 sys.path.insert(0, {str(directory)!r})
 for name in ("chimera_ir", "click", "lark", "rich"):
     sys.modules[name] = None
@@ -216,4 +220,5 @@ for name in {modules!r}:
     module = importlib.import_module(name)
     assert module.__file__.startswith({str(directory)!r}), module.__file__
 """
-    call(sys.executable, "-I", "-B", "-c", program)
+    done = forking.python(program, (), environment(), tmp_path, PATIENCE)
+    assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.copies import add_bytecode
 from tests.e2e.ranks import HERE, Job, Outcome, compiled, run_all
 from tests.sizes import on_workers
 
@@ -202,6 +203,7 @@ def spoiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     jobs: list[Job] = []
     for number, (name, bug) in enumerate(BUGS.items()):
         directory = compiled(folder / str(number), bug.scheme, D=4, N=bug.micro_batches)
+        add_bytecode(directory)
         bug.inflict(directory)
         environment = {"STRICT_PATIENCE": "3", "STRICT_MEETING": bug.meeting, "STRICT_ALONE": "1"}
         jobs.append(Job(f"gloo {name}", directory, ("--check-only", "--timeout", "60" if bug.forgiven else "5")))

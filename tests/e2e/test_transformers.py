@@ -11,11 +11,14 @@ import pytest
 import torch
 
 from tests.e2e.ranks import Job, compiled, run_all
+from tests.repeatable import also
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "examples" / "hf_gpt2.py"
 DOUBLE = Path(__file__).resolve().parent / "loops" / "hf_double.py"
 STEPS = "10"
+EXPERTS = also(("experts-exported",), ("experts",))
+"""Jobs with the mixture of experts: under chimera, and without pairs of stages on a worker."""
 IMPORTS = ("tests.e2e.transformers_preloaded",)
 
 pytestmark = [
@@ -62,8 +65,9 @@ def experts(folder: Path, dapple: Path, chimera: Path) -> Iterator[Job]:
     (folder / "text.txt").write_bytes(EXAMPLE.read_bytes())
     of_model = f"--hf={folder}/experts", f"--text={folder}/text.txt", "--length=32", "--micro-batch-size=2"
     exporting = "--check", "--steps=1", "--learning-rate=1e-30", "--checkpoint-layers", f"--export={folder}/again"
-    yield Job("experts", dapple / "train.py", (*of_model, "--check-only"), model=None, imports=IMPORTS)
-    yield Job("experts-exported", chimera / "train.py", (*of_model, *exporting), model=None, imports=IMPORTS)
+    for name in EXPERTS:
+        program, options = (chimera, exporting) if name == "experts-exported" else (dapple, ("--check-only",))
+        yield Job(name, program / "train.py", (*of_model, *options), model=None, imports=IMPORTS)
 
 
 def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(
@@ -90,7 +94,7 @@ def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(
             Job(
                 "example",
                 EXAMPLE,
-                (dapple, "--steps", "20", "--export", str(exported)),
+                (dapple, "--steps", STEPS, "--export", str(exported)),
                 model=None,
             ),
             *experts(tmp_path, Path(dapple), Path(chimera)),
@@ -105,8 +109,8 @@ def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(
         for mine, theirs in zip(lines(outcomes[name].said[0]), expected, strict=True):
             assert mine == pytest.approx(theirs, rel=0, abs=2e-6), name
     held_out = lines(outcomes["example"].said[0])[-1][-1]
-    assert held_out < 0.7 * math.log(256), "it learns"
-    for name in ("experts", "experts-exported"):
+    assert held_out < 0.75 * math.log(256), "it learns"
+    for name in EXPERTS:
         assert re.search(r"^check: passed$", outcomes[name].said[0], re.M)
         assert re.search(r"^  reference\(\): 38 parameters; loss off by", outcomes[name].said[0], re.M)
     assert re.search(r"^  reference\(\): 57 parameters; loss off by", outcomes["long"].said[0], re.M)

@@ -7,6 +7,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -186,11 +187,9 @@ OPTIONS = (
 """The options of train.py, which are those of `chimera run`, too."""
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parses the options of train.py; the words after ``--`` become ``args``, for the model file.
-
-    Raises `Misuse` if an option is unknown, missing or has a value that it cannot have.
-    """
+@cache
+def parser_of_options() -> argparse.ArgumentParser:
+    """Parser of `OPTIONS`, made once in a process."""
     parser = _Parser(prog="train.py", description="Trains a model with the program beside it. Start it with torchrun.")
     exclusive = parser.add_mutually_exclusive_group()
     for name, help, metavar, type, default, choices in OPTIONS:
@@ -199,6 +198,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
             add(name, action="store_true", help=help)
         else:
             add(name, help=help, metavar=metavar, type=type, default=default, choices=choices)
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parses the options of train.py; the words after ``--`` become ``args``, for the model file.
+
+    Raises `Misuse` if an option is unknown, missing or has a value that it cannot have.
+    """
+    parser = parser_of_options()
 
     # The words after -- belong to the model file.
     words, for_model = list(arguments), []
