@@ -61,19 +61,14 @@ class Case:
         assert isinstance(schedule, Schedule)
         costs = Costs()
         for kind, cost in self.costs.items():
-            costs = costs.using(kind, str(cost))
+            by_stage = [cost * factor for factor in self.factors] * (schedule.header.stages // len(self.factors))
+            costs = costs.using_stages(kind, ",".join(map(str, by_stage)))
         limits = {Quantity.ACTIVATIONS: self.limit} if self.limit else {}
         bounded = replace(schedule, header=with_limits(schedule.header, limits))
         problem = instance_of(bounded, Costing(costs.durations(bounded.header)))
-        durations = [
-            duration
-            * self.factors[part.parts[0].stage % len(self.factors)]
-            * self.weights[part.parts[0].micros[0] % len(self.weights)]
-            for part, duration in zip(problem.operations, problem.durations, strict=True)
-        ]
         others = comparison.same_placement(compilation.request, schedule)
         hints = {name: lanes for name, other in others if (lanes := lanes_of(problem, other)) is not None}
-        return replace(problem, durations=durations), {self.scheme: problem.lanes} | hints
+        return problem, {self.scheme: problem.lanes} | hints
 
 
 F1B2, EVEN, UNEVEN, PRIMES = (
@@ -138,6 +133,14 @@ CASES: Mapping[str, Sequence[Case]] = {
         Case("chimera", {"D": 8, "N": 16}, {"F": 3, "B": 5}, 8),
         Case("chimera", {"D": 8, "N": 16}, F1B2, 6),
         Case("bitpipe", {"P": 4, "N": 8}, F1B2),
+    ),
+    "unequal stages": (
+        split(8, 16, UNEVEN, 8, (4, 4, 4, 6, 4, 4, 4, 3)),
+        split(8, 16, PRIMES, 8, (10, 11, 9, 10, 14, 10, 11, 8)),
+        Case("zb_v", {"P": 4, "N": 8}, UNEVEN, 8, (4, 4, 4, 4, 4, 4, 4, 6)),
+        Case("waves", {"P": 4, "N": 8}, F1B2, 0, (4, 4, 4, 4, 4, 4, 4, 6)),
+        Case("chimera", {"D": 4, "N": 8}, F1B2, 4, (4, 4, 4, 6)),
+        Case("chimera", {"D": 8, "N": 16}, F1B2, 8, (4, 4, 4, 4, 4, 4, 4, 6)),
     ),
 }
 

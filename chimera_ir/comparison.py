@@ -20,12 +20,17 @@ if TYPE_CHECKING:
     from chimera_ir.syntax.ast import Scheme
 
 
+def workers_with_stages(header: Header) -> int:
+    """The number of workers, without those that the text leaves out and others that have no stage."""
+    return sum(map(bool, header.stages_of))
+
+
 def plain_request(request: Request, header: Header) -> Request:
     """The request for the library's baseline, as large as ``header``, on as many workers as have stages there.
 
     Raises `AboveMaxOperations` above the limit.
     """
-    workers = sum(map(bool, header.stages_of))
+    workers = workers_with_stages(header)
     operations = 2 * workers * header.whole_micro_batches
     if operations > request.max_operations:
         what = f"the baseline of the report, {_size(header)},"
@@ -62,14 +67,16 @@ def opposing(request: Request, header: Header) -> Request:
 
 
 def request_against(against: Source, request: Request, like: Header) -> Request:
-    """The request for a text to compare with; its parameters give it the workers and micro-batches of ``like``.
+    """The request for a text to compare with, on as many workers with stages and micro-batches as ``like`` has.
 
     Raises `Incomparable` if no parameters give it this size. Raises `TextError` if the text has mistakes that do not
     depend on its parameters.
     """
     settings = {} if not against.is_scheme else _fitting(against, like, request.max_operations)
+    costs = request.costs.of_model_in(like.stages)
     alone = replace(request, against=None, search=None, limits=(), weighed_like=_weighed(like), offload=False)
-    return replace(alone, source=against, settings=settings, change=Change(), forecast=None, ties=(), slice_lengths=())
+    alone = replace(alone, change=Change(), forecast=None, ties=(), slice_lengths=())
+    return replace(alone, source=against, settings=settings, costs=costs)
 
 
 def weighed(header: Header, like: Header | None) -> Header:
@@ -118,17 +125,22 @@ def _fitting(against: Source, like: Header, max_operations: int) -> Mapping[str,
 def fitting(
     scheme: "Scheme", like: Header, max_operations: int, fixed: Mapping[str, int] | None = None
 ) -> Mapping[str, int] | Rejected | None:
-    """The fewest settings that, with those that are ``fixed``, give a scheme the workers and micro-batches of a header.
+    """The fewest settings that, with those that are ``fixed``, give a scheme the size of a header.
+
+    The size is the number of workers that have stages, and the number of micro-batches.
 
     Parameters that both schemes have keep the value of the header's scheme, if that is possible. If no settings fit,
     the result is the first rejection of the scheme at one of the tried sizes, or None if it was never rejected.
 
     Examples
     --------
+    >>> from chimera_ir.ir.ids import Worker
+    >>> from chimera_ir.ir.levels import Pipe
     >>> from chimera_ir.source import Source
     >>> from chimera_ir.syntax.parser import parse
     >>> text = "scheme a(P = 2, M = 1) workers P pipe p { stages s in 0..P on s  micros m in 0..M  F(m, s) @ m + s }"
-    >>> fitting(parse(Source("", text)), Header("other", (), 4, 4, 6, ()), 1000)
+    >>> workers = tuple(map(Worker, range(4)))
+    >>> fitting(parse(Source("", text)), Header("other", (), 4, 4, 6, (Pipe("p", workers, ()),)), 1000)
     {'P': 4, 'M': 6}
     """
     from chimera_ir.elaborate.elaborate import outline, parameter_names
@@ -144,7 +156,7 @@ def fitting(
             continue
         except ParameterError:
             continue
-        if (header.workers, header.whole_micro_batches) == (like.workers, like.whole_micro_batches):
+        if _sizes(header) == _sizes(like):
             return settings
     return refused
 
@@ -175,7 +187,7 @@ def _candidates(names: Sequence[str], like: Header) -> Iterator[Mapping[str, int
 
     Each is first tried with the values that ``like`` has for the other ``names``.
     """
-    sizes = like.workers, like.whole_micro_batches
+    sizes = _sizes(like)
     shared = {name: value for name, value in like.parameters if name in names}
     both = (dict(zip(pair, sizes, strict=True)) for pair in permutations(names, 2))
     alone = ({name: size} for size in sizes for name in names)
@@ -185,7 +197,7 @@ def _candidates(names: Sequence[str], like: Header) -> Iterator[Mapping[str, int
 
 def require_same_size(header: Header, like: Header, name: str) -> None:
     """Raises `Incomparable` if the text ``name`` has other numbers of workers or micro-batches than ``like``."""
-    if (header.workers, header.whole_micro_batches) != (like.workers, like.whole_micro_batches):
+    if _sizes(header) != _sizes(like):
         raise Incomparable("against", f" {name}: it is a schedule {_size(header)}, and the one at hand {_size(like)}")
 
 
@@ -199,5 +211,10 @@ def refusing(name: str, like: Header) -> Iterator[None]:
         raise Incomparable("against", f" {name}: it does not compile {_size(like)}: {excess}") from None
 
 
+def _sizes(header: Header) -> tuple[int, int]:
+    return workers_with_stages(header), header.whole_micro_batches
+
+
 def _size(header: Header) -> str:
-    return f"on {counted(header.workers, 'worker')} with {counted(header.whole_micro_batches, 'micro-batch')}"
+    workers, micros = _sizes(header)
+    return f"on {counted(workers, 'worker')} with {counted(micros, 'micro-batch')}"

@@ -1,6 +1,7 @@
 """Options of the compiler: for Python by `compile`, on the command line by options of the same names."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from operator import index
@@ -16,6 +17,7 @@ from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.slice_lengths import MAX_LENGTH
 from chimera_ir.orders.budget import SearchBudget
+from chimera_ir.plural import listed
 from chimera_ir.request import MAX_OPERATIONS, EqualTimes, Request, Tie
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme, SyncMode
@@ -53,6 +55,8 @@ class Options:
     costs
         Cost per micro-batch of the kinds F, B, I and W, as in ``{"B": 2.5}`` or ``{"B": "5/3"}``, or the cost of each
         of its slices: ``{"F": [2, 3, 4, 5]}``.
+    stage_costs
+        The same costs on each stage, for kinds whose stages cost unequally: ``{"F": [4, 4, 5, 6]}``.
     slice_lengths
         The relative lengths of the slices of a micro-batch, as in ``[640, 512, 448, 448]``; by default all are equal.
         With ``"equal-times"`` the profile says with which lengths all take about as long.
@@ -104,6 +108,7 @@ class Options:
     """
 
     costs: Mapping[str, Cost | Sequence[Cost]] = field(default_factory=dict)
+    stage_costs: Mapping[str, Sequence[Cost]] = field(default_factory=dict)
     slice_lengths: Sequence[int] | Literal["equal-times"] = ()
     recompute: bool = False
     offload: Literal["auto"] | None = None
@@ -164,22 +169,13 @@ class Options:
 
     def cost_model(self) -> Costs:
         """The costs, exactly as they were written."""
-        _require(isinstance(self.costs, Mapping), "costs", self.costs, 'write them as in {"F": 1, "B": 2.5}')
         costs = Costs()
-        for kind, cost in self.costs.items():
-            _require(kind in COST_LETTERS, "costs", kind, f"the kinds are {', '.join(COST_LETTERS)}")
-            by_slice = cost if isinstance(cost, list | tuple) else [cost]
-            known = all(isinstance(part, Cost) and not isinstance(part, bool) for part in by_slice)
-            _require(
-                known and bool(by_slice),
-                f"costs[{kind!r}]",
-                cost,
-                "it is a number, a text as '5/3', or one for each slice",
-            )
-            try:
-                costs = costs.using(kind, ",".join(map(str, by_slice)))
-            except ValueError as error:
-                raise OptionError(f"costs: {error}") from error
+        for kind, text in _cost_texts("costs", self.costs, '{"F": 1, "B": 2.5}', "slice"):
+            with _as_option("costs"):
+                costs = costs.using(kind, text)
+        for kind, text in _cost_texts("stage_costs", self.stage_costs, '{"F": [4, 4, 5, 6]}', "stage"):
+            with _as_option("stage_costs"):
+                costs = costs.using_stages(kind, text)
         return costs
 
     def limits(self) -> tuple[tuple[Quantity, int], ...]:
@@ -224,12 +220,15 @@ class Options:
         lengths = EqualTimes.EQUAL_TIMES if isinstance(self.slice_lengths, str) else tuple(self.slice_lengths)
         if lengths and not source.is_scheme:
             raise OptionError(f"{spell('slice_lengths')}: {source.name} has its own; give lengths to its scheme")
+        if twice := [kind for kind in self.costs if kind in self.stage_costs]:
+            names = f"{spell('costs')}, {spell('stage_costs')}"
+            raise OptionError(f"{names}: both say what {listed(twice)} costs; leave one of them out")
         forecast = self._forecast(spell)
         if lengths is EqualTimes.EQUAL_TIMES and not forecast:
             needed = f"{spell('profile')}, {spell('cluster')} and {spell('micro_batch_size')}"
             raise OptionError(f"{spell('slice_lengths')} {lengths.value}: times are those of a profile; add {needed}")
-        if forecast and self.costs:
-            names = f"{spell('costs')}, {spell('profile')}"
+        if forecast and (self.costs or self.stage_costs):
+            names = f"{spell('costs' if self.costs else 'stage_costs')}, {spell('profile')}"
             raise OptionError(f"{names}: both say how long operations take; leave one of them out")
         return Request(
             source,
@@ -330,6 +329,31 @@ def read_inputs(profile: Path, cluster: Path, spell: Spell) -> "Inputs":
             raise
     said = f"{spell('profile')} {profile} is a cluster file, and {spell('cluster')} {cluster} a profile"
     raise OptionError(f"{said}: exchange them")
+
+
+def _cost_texts(name: str, by_kind: object, example: str, part: str) -> Iterator[tuple[str, str]]:
+    """Yields each kind with its costs as on the command line; raises `OptionError` for what is not a cost.
+
+    ``part`` is what several costs are for, a slice or a stage.
+    """
+    if not isinstance(by_kind, Mapping):
+        raise OptionError(f"{name} is {by_kind!r:.60}: write them as in {example}")
+    for kind, cost in by_kind.items():
+        _require(kind in COST_LETTERS, name, kind, f"the kinds are {', '.join(COST_LETTERS)}")
+        costs = cost if isinstance(cost, list | tuple) else [cost]
+        are_costs = all(isinstance(value, Cost) and not isinstance(value, bool) for value in costs)
+        says = f"it is a number, a text as '5/3', or one for each {part}"
+        _require(are_costs and bool(costs), f"{name}[{kind!r}]", cost, says)
+        yield kind, ",".join(map(str, costs))
+
+
+@contextmanager
+def _as_option(name: str) -> Iterator[None]:
+    """Context in which a `ValueError` is an `OptionError` of an option."""
+    try:
+        yield
+    except ValueError as error:
+        raise OptionError(f"{name}: {error}") from error
 
 
 def _require(holds: bool, name: str, value: object, says: str) -> None:

@@ -29,7 +29,7 @@ from chimera_ir.request import Request
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(
-    r"(?<=^```console\n)\$ (?:chimera[- ](?:compile|compare|plan|profile)|python docs/paper_tables).*?(?=^```$)",
+    r"(?<=^```console\n)\$ (?:chimera[- ](?:compile|compare|plan|profile|search)|python docs/paper_tables).*?(?=^```$)",
     re.MULTILINE | re.DOTALL,
 )
 CALL = re.compile(r"(?P<words>[^|'\"<>;&$]+?)(?P<filter>(?: 2>&1)? \|.*)?")

@@ -12,7 +12,6 @@ import click
 from chimera_ir.commands import completion
 from chimera_ir.commands.common import WrongCommand
 from chimera_ir.commands.sections import Function
-from chimera_ir.cost.durations import COST_LETTERS, Costs
 
 Parse = Callable[[Iterable[str]], Mapping[str, object]]
 
@@ -64,25 +63,6 @@ def _is_order(word: str) -> bool:
 def single_values(given: Iterable[str]) -> dict[str, int]:
     """The value of each name, from words like ``N=8``."""
     return {name: _integer(name, value) for name, value in _texts(given).items()}
-
-
-def costs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    """Callback of ``--cost``: the cost of each kind that is given, as it was written."""
-    by_kind: dict[str, str] = {}
-    for text in given:
-        kind, equals, value = text.partition("=")
-        if not (equals and kind in COST_LETTERS):
-            raise WrongCommand(
-                f"--cost {text}: write KIND=COST with one of the kinds {', '.join(COST_LETTERS)}, as in --cost B=2.5"
-            )
-        if kind in by_kind:
-            raise WrongCommand(f"--cost {kind}: given twice")
-        try:
-            Costs().using(kind, value)
-        except ValueError as error:
-            raise WrongCommand(f"--cost {text}: {error}") from error
-        by_kind[kind] = value
-    return by_kind
 
 
 def listed_values(given: Iterable[str]) -> dict[str, tuple[int, ...]]:

@@ -21,7 +21,7 @@ MARK = "<!DOCTYPE html>\n<!-- written by chimera compare -->\n"
 """The first lines of a page of this command."""
 
 AS_IN_COMPILE = (
-    *("costs", "recompute", "max_operations", "library"),
+    *("costs", "stage_costs", "recompute", "max_operations", "library"),
     *("profile", "cluster", "copies", "micro_batch_size", "layout", "shard_optimizer"),
 )
 """The options that mean the same as those of chimera compile."""
@@ -30,7 +30,7 @@ AS_IN_COMPILE = (
 @click.command(
     cls=SectionedCommand,
     sections={
-        "Common options": "--set --cost --recompute",
+        "Common options": "--set --cost --stage-cost --recompute",
         "A prediction in seconds": "--profile --cluster --micro-batch-size --copies --layout --shard-optimizer",
         "Output": "--html --json --quiet",
     },

@@ -13,15 +13,15 @@ import click
 from chimera_ir import cache, errors, library, output, progress, texts
 from chimera_ir.answer import ENDINGS, Answer, Level, Output, produce, starting_in_torch
 from chimera_ir.commands import completion
-from chimera_ir.commands.assignments import costs, listed_values, setting
+from chimera_ir.commands.assignments import listed_values, setting
 from chimera_ir.commands.common import DOES_NOT_FIT, FILE, WRONG_TEXT, WrongCommand, run, write, write_json
+from chimera_ir.commands.cost_options import costing
 from chimera_ir.commands.library_list import described, listed_library
 from chimera_ir.commands.page_files import PAGE, refuse_page, write_page
 from chimera_ir.commands.search_options import SECONDS, searching
 from chimera_ir.commands.sections import SectionedCommand, all_of, as_json, colored, general, is_quiet, remark, report
 from chimera_ir.commands.stage_options import COMMUNICATORS, OFFLOAD, SLICE_LENGTHS, TIED, parse_split
 from chimera_ir.compilation import Compilation
-from chimera_ir.cost.durations import COST_LETTERS
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.diagnostics.render import blocks
 from chimera_ir.escapes import as_argument, command_line, visible
@@ -39,14 +39,7 @@ SCHEME = "scheme"
 """The value of ``--emit`` for a scheme with clocks that are fitted to the orders of several sizes."""
 
 compiling = all_of(
-    click.option(
-        "--cost",
-        "costs",
-        multiple=True,
-        callback=costs,
-        metavar="KIND=VALUE",
-        help=f"Cost of {listed(COST_LETTERS, 'or')} per micro-batch, or of each slice: F=2,3.",
-    ),
+    costing,
     SLICE_LENGTHS,
     click.option("--recompute", is_flag=True, help="Every stage keeps only its input, and runs its forward again."),
     OFFLOAD,
@@ -80,8 +73,8 @@ compiling = all_of(
     cls=SectionedCommand,
     sections={
         "Common options": "--set --out --emit --against --list",
-        "The schedule": "--cost --slice-lengths --recompute --offload --sync --tied --communicators --search --memory "
-        "--seed",
+        "The schedule": "--cost --stage-cost --slice-lengths --recompute --offload --sync --tied --communicators "
+        "--search --memory --seed",
         "A prediction in seconds": "--profile --cluster --micro-batch-size --copies --split --layout --shard-optimizer "
         "--require-fit",
         "Output": "--html --details --json --table --quiet",

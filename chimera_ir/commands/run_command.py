@@ -41,7 +41,7 @@ _MACHINES = (
 """Options of torchrun for several machines, which are refused."""
 
 _OF_COMPILER = (
-    *("costs", "slice_lengths", "recompute", "offload", "sync", "tied"),
+    *("costs", "stage_costs", "slice_lengths", "recompute", "offload", "sync", "tied"),
     *("communicators", "max_operations", "library"),
 )
 """The options that decide what is compiled; ``communicators`` is an option of train.py, too."""
@@ -109,7 +109,7 @@ class _WithModelArguments(SectionedCommand):
         ),
         "Ranks and devices": "--backend --device --layout --timeout --memory-limit --backend-module",
         "Without training": "--check-only --rehearse",
-        "The schedule": "--cost --slice-lengths --recompute --offload --sync --tied --communicators",
+        "The schedule": "--cost --stage-cost --slice-lengths --recompute --offload --sync --tied --communicators",
     },
 )
 @click.argument("scheme", shell_complete=completion.schemes)

@@ -14,7 +14,7 @@ DEFAULT = 15.0
 @click.command(
     cls=SectionedCommand,
     sections={
-        "Common options": "--seconds --memory --cost --set --emit --out --against",
+        "Common options": "--seconds --memory --cost --stage-cost --set --emit --out --against",
         "The schedule": "--recompute --sync --tied --communicators --seed",
         "A prediction in seconds": "--profile --cluster --micro-batch-size --copies --split --layout --shard-optimizer",
         "Output": "--html --details --json --table --quiet",

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from chimera_ir.cost.number_text import Unit, exact
+from chimera_ir.cost.stage_shares import stage_shares
 from chimera_ir.errors import WrongOption
 from chimera_ir.ir.kinds import COSTED, KEPT, KINDS, PAIR, RECOMPUTATION
 from chimera_ir.ir.levels import Header, Schedule
@@ -17,6 +18,11 @@ from chimera_ir.plural import counted, listed
 
 COST_LETTERS = tuple(COSTED)
 """The letters of the kinds of compute operations and of pairs, in the order in which reports name them."""
+
+_PARTS = tuple(part.letter for part in PAIR.kinds)
+
+IN_FULL = 8
+"""The most stages whose costs a line names one by one."""
 
 _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18}|/[0-9]{1,18})?|\.[0-9]{1,18}", re.ASCII)
 
@@ -78,7 +84,9 @@ class Costs(Mapping[str, Fraction]):
     has the kinds that are set), it includes recomputation, which then takes no time unless it is set as well.
 
     ``shares`` has, for kinds whose slices cost unequally, the share of each slice of a micro-batch in the cost; slices
-    of other kinds cost the same.
+    of other kinds cost the same. ``factors`` has, for kinds whose stages cost unequally, the cost of each stage as a
+    multiple of the mean, which is then the cost of the kind. With ``stages`` they are the costs of a model in as many
+    stages, and `durations` those of the same model in the stages of a schedule.
 
     Raises `TypeError` if there is no such kind.
     """
@@ -88,11 +96,14 @@ class Costs(Mapping[str, Fraction]):
         *,
         user_set: tuple[str, ...] = (),
         shares: Mapping[str, tuple[Fraction, ...]] = MappingProxyType({}),
+        factors: Mapping[str, tuple[Fraction, ...]] = MappingProxyType({}),
+        stages: int | None = None,
         **costs: Fraction,
     ) -> None:
         if unknown := costs.keys() - COSTED.keys():
             raise TypeError(f"no kind of operation is called {', '.join(sorted(unknown))}")
-        self.user_set, self.shares, self._given = user_set, shares, costs
+        self.user_set, self.shares, self.factors, self.stages = user_set, shares, factors, stages
+        self._given = costs
         rows = {letter: costs.get(letter, Fraction(kind.cost)) for letter, kind in KINDS.items()}
         joint = sum((rows[kind.letter] for kind in PAIR.kinds), Fraction(0))
         self._costs = {**rows, PAIR.letter: joint, **costs}
@@ -114,12 +125,15 @@ class Costs(Mapping[str, Fraction]):
 
     @property
     def _facts(self) -> tuple[object, ...]:
-        return tuple(self._costs.items()), self.user_set, tuple(self.shares.items())
+        by_part = tuple(self.shares.items()), tuple(self.factors.items())
+        return tuple(self._costs.items()), self.user_set, by_part, self.stages
 
     def __repr__(self) -> str:
         costs = (f"{kind}={cost!r}" for kind, cost in self._costs.items())
         shares = f", shares={dict(self.shares)!r}" if self.shares else ""
-        return f"Costs({', '.join(costs)}, user_set={self.user_set!r}{shares})"
+        factors = f", factors={dict(self.factors)!r}" if self.factors else ""
+        stages = f", stages={self.stages}" if self.stages else ""
+        return f"Costs({', '.join(costs)}, user_set={self.user_set!r}{shares}{factors}{stages})"
 
     @staticmethod
     def parse(kind: str, text: str) -> Fraction:
@@ -157,13 +171,44 @@ class Costs(Mapping[str, Fraction]):
         by_slice = [self.parse(kind, cost) for cost in text.split(",")]
         whole = sum(by_slice, Fraction(0))
         if len(by_slice) > 1:
-            return self._with_shares({**self.shares, kind: tuple(cost / whole for cost in by_slice)})._using(
-                kind, whole
-            )
+            shares = tuple(cost / whole for cost in by_slice)
+            return self._using(kind, whole)._with(shares={**self.shares, kind: shares})
         return self._using(kind, whole)
 
-    def _with_shares(self, shares: Mapping[str, tuple[Fraction, ...]]) -> "Costs":
-        return Costs(user_set=self.user_set, shares=shares, **self._given)
+    def using_stages(self, kind: str, text: str) -> "Costs":
+        """The costs with that of one kind replaced by a list that a user wrote, of its cost on each stage.
+
+        Raises errors like `parse`, and `ValueError` for a pair, whose operations may be on two stages.
+
+        Examples
+        --------
+        >>> costs = Costs().using_stages("F", "4,4,5,7")
+        >>> costs["F"], costs.factors["F"][3]
+        (Fraction(5, 1), Fraction(7, 5))
+        """
+        if kind in COSTED and kind not in KINDS:
+            raise ValueError(f"a {kind} is on two stages: give the costs of {listed(_PARTS)}")
+        by_stage = [self.parse(kind, cost) for cost in text.split(",")]
+        mean = sum(by_stage, Fraction(0)) / len(by_stage)
+        factors = tuple(cost / mean for cost in by_stage)
+        return self._using(kind, mean)._with(factors={**self.factors, kind: factors})
+
+    def _with(
+        self,
+        costs: Mapping[str, Fraction] | None = None,
+        user_set: tuple[str, ...] | None = None,
+        shares: Mapping[str, tuple[Fraction, ...]] | None = None,
+        factors: Mapping[str, tuple[Fraction, ...]] | None = None,
+        stages: int | None = None,
+    ) -> "Costs":
+        """The costs with what is given in place of what they have; ``stages`` are those that are given, or none."""
+        return Costs(
+            user_set=self.user_set if user_set is None else user_set,
+            shares=self.shares if shares is None else shares,
+            factors=self.factors if factors is None else factors,
+            stages=stages,
+            **(self._given if costs is None else costs),
+        )
 
     def _using(self, kind: str, cost: Fraction) -> "Costs":
         costs = {kind: cost}
@@ -174,22 +219,30 @@ class Costs(Mapping[str, Fraction]):
 
     def changed(self, costs: Mapping[str, Fraction], user_set: tuple[str, ...] | None = None) -> "Costs":
         """The costs with those of some kinds replaced and, if given, other kinds ``user_set``."""
-        chosen = self.user_set if user_set is None else user_set
-        return Costs(user_set=chosen, shares=self.shares, **{**self._given, **costs})
+        return self._with({**self._given, **costs}, user_set)
 
     def durations(self, header: Header) -> "Costs":
-        """The costs themselves; raises `WrongOption` if they are those of more or fewer slices than the header has."""
+        """The costs in the stages of a header; raises `WrongOption` if they are those of other slices or stages."""
+        if self.stages is not None:
+            return self.recut(self.stages, header.stages).durations(header)
         for kind, shares in self.shares.items():
             if len(shares) != header.slices:
                 costs, cut = counted(len(shares), "slice"), counted(header.slices, "slice")
                 wrong = f" {kind}: it has costs for {costs}, and a micro-batch of {header.title} has {cut}"
                 raise WrongOption("costs", wrong)
+        for kind, factors in self.factors.items():
+            if len(factors) != header.stages:
+                costs, has = counted(len(factors), "stage"), counted(header.stages, "stage")
+                raise WrongOption("stage_costs", f" {kind}: it has costs for {costs}, and {header.title} has {has}")
         return self
 
     def report_costs(self, header: Header, path: Sequence[Operation]) -> tuple[tuple[str, Fraction], ...]:
-        """Each kind with its cost, as a report shows it; where slices cost unequally, the mean of those on ``path``."""
+        """Each kind with its cost, as a report shows it; the mean on ``path`` where slices or stages cost unequally."""
         costs = dict(self)
-        for kind in self.shares if header.slices > 1 else ():
+        unequal = [*(self.shares if header.slices > 1 else ()), *self.factors]
+        if unequal and PAIR.letter not in self._given:
+            unequal.append(PAIR.letter)
+        for kind in unequal:
             operations = [operation for operation in path if operation.kind.letter == kind]
             if operations:
                 total = sum((self.duration(operation, header) for operation in operations), Fraction(0))
@@ -201,20 +254,39 @@ class Costs(Mapping[str, Fraction]):
     def summary(self, header: Header, kinds: Collection[str]) -> str:
         """The costs of some kinds in one line."""
         costs = self.report_costs(header, ())
-        return ", ".join(
-            f"{kind} = {exact(cost)}{self._by_slice(header, kind)}" for kind, cost in costs if kind in kinds
-        )
+        return ", ".join(f"{kind} = {self._in_words(header, kind, cost)}" for kind, cost in costs if kind in kinds)
+
+    def _in_words(self, header: Header, kind: str, cost: Fraction) -> str:
+        return self._of_stages(kind) if kind in self.factors else f"{exact(cost)}{self._by_slice(header, kind)}"
+
+    def _of_stages(self, kind: str) -> str:
+        """The costs of all stages, as a table of the language is written; of many stages the least and the most."""
+        costs = [self[kind] * factor for factor in self.factors[kind]]
+        if len(costs) > IN_FULL:
+            return f"{exact(min(costs))} to {exact(max(costs))}"
+        return f"[{', '.join(map(exact, costs))}]"
 
     def _by_slice(self, header: Header, kind: str) -> str:
         """The costs of slices that differ, in brackets."""
         shares = self.shares.get(kind, ()) if header.slices > 1 else ()
         return f" ({', '.join(exact(self[kind] * share) for share in shares)})" if shares else ""
 
+    def of_model_in(self, stages: int) -> "Costs":
+        """The costs as those of a model in ``stages`` stages."""
+        return self._with(stages=stages)
+
     def recut(self, stages: int, into: int) -> "Costs":
-        """The costs of ``into`` stages: with half as many stages, each is twice as large."""
+        """The costs of the same model in ``into`` stages: with half as many stages, each is twice as large."""
         kinds = [kind for kind in self if kind in KINDS or kind in self._given]
         costs = {kind: self[kind] * stages / into for kind in kinds}
-        return Costs(user_set=self.user_set, shares=self.shares, **costs)
+        factors = self.factors
+        if stages != into:
+            cut = stage_shares(stages, into)
+            factors = {
+                kind: tuple(sum(of[old] * part for old, part in parts) * Fraction(into, stages) for parts in cut)
+                for kind, of in self.factors.items()
+            }
+        return self._with(costs, factors=factors)
 
     def for_baseline(self, splits: bool) -> "Costs":
         """The costs for a baseline whose backwards may be whole where the schedule's are split, or the other way round.
@@ -225,14 +297,27 @@ class Costs(Mapping[str, Fraction]):
         halves_set = not {"I", "W"}.isdisjoint(self.user_set)
         if splits and halves_set and "B" not in self.user_set:
             user_set = (*self.user_set, "B") if "I" in self.user_set else self.user_set
-            return self.changed({"B": self["I"] + self["W"]}, user_set)
+            return self.changed({"B": self["I"] + self["W"]}, user_set)._with(factors=self._factors_and("B", "IW"))
         if not splits and not halves_set and "B" in self.user_set:
-            return self.changed(dict.fromkeys("IW", self["B"] / 2), (*self.user_set, "I", "W"))
+            halved = self.changed(dict.fromkeys("IW", self["B"] / 2), (*self.user_set, "I", "W"))
+            return halved._with(factors=halved._factors_and("I", "B"))._with(factors=halved._factors_and("W", "B"))
         return self
 
+    def _factors_and(self, joint: str, kinds: str) -> Mapping[str, tuple[Fraction, ...]]:
+        """The factors, with those of a kind that costs as much as others together on each stage."""
+        stages = max(len(self.factors.get(kind, ())) for kind in kinds)
+        whole = sum((self[kind] for kind in kinds), Fraction(0))
+        equal = (Fraction(1),) * stages
+        costs = [[self[kind] * factor for factor in self.factors.get(kind, equal)] for kind in kinds]
+        factors = tuple(sum(of_stage) / whole for of_stage in zip(*costs, strict=True))
+        return {**self.factors, joint: factors} if stages else self.factors
+
     def tick(self, header: Header) -> Fraction:
-        """The longest time of which the costs of a micro-batch, and of each part of one, are multiples."""
-        whole = lcm(*(cost.denominator for cost in self.values())) * header.parts
+        """The longest time of which the costs of micro-batches, and of their parts, are multiples on every stage."""
+        derived = {PAIR.letter} - {*self._given}
+        costs = [cost for kind, cost in self.items() if kind not in self.factors and kind not in derived]
+        costs += [self[kind] * factor for kind, factors in self.factors.items() for factor in factors]
+        whole = lcm(*(cost.denominator for cost in costs)) * header.parts
         shared = ((self[kind] * share).denominator for kind, shares in self.shares.items() for share in shares)
         return Fraction(1, lcm(whole, *shared) * header.weight_unit)
 
@@ -240,10 +325,16 @@ class Costs(Mapping[str, Fraction]):
         """A remark on each cost that the user has set for a kind of operation that the schedule lacks."""
         letters = {operation.kind.letter for lane in schedule.lanes for operation in lane}
         return tuple(
-            f"--cost {letter}={exact(cost)} changes nothing: no operation of this schedule is of kind {letter}"
-            for letter, cost in ((letter, self[letter]) for letter in self.user_set)
+            f"{words} changes nothing: no operation of this schedule is of kind {letter}"
+            for letter in self.user_set
             if letter not in letters
+            for words in [self._as_written(letter)]
         )
+
+    def _as_written(self, kind: str) -> str:
+        """The option that set the cost of a kind."""
+        costs = ",".join(exact(self[kind] * factor) for factor in self.factors.get(kind, (Fraction(1),)))
+        return f"--{'stage-cost' if kind in self.factors else 'cost'} {kind}={costs}"
 
     @property
     def unit(self) -> Unit:
@@ -253,16 +344,20 @@ class Costs(Mapping[str, Fraction]):
     def duration(self, operation: Operation, header: Header) -> Fraction:
         """The duration of an operation, in proportion to its number of micro-batches; a half counts as a half.
 
-        Where slices or micro-batches cost unequally, a pair without a cost of its own takes as long as its two parts.
+        Where slices, stages or micro-batches cost unequally, a pair without a cost of its own takes as long as its two
+        parts.
         """
         letter = operation.kind.letter
-        if (self.shares or header.loads) and isinstance(operation, Pair) and letter not in self._given:
+        if (self.shares or self.factors or header.loads) and isinstance(operation, Pair) and letter not in self._given:
             return sum((self.duration(part, header) for part in operation.parts), Fraction(0))
         return self._costs[letter] * self.share(operation, header)
 
     def share(self, operation: Operation, header: Header) -> Fraction:
-        """The share of the cost of a whole micro-batch that an operation has; more than 1 if it is over several."""
+        """The duration of an operation as a multiple of the cost of its kind."""
         shares = self.shares.get(operation.kind.letter, ()) if header.slices > 1 else ()
         if shares:
-            return shares[operation.parts[0].micros[0] % header.slices] * weighed(operation, header.weights)
-        return Fraction(header.weight(operation), header.parts)
+            share = shares[operation.parts[0].micros[0] % header.slices] * weighed(operation, header.weights)
+        else:
+            share = Fraction(header.weight(operation), header.parts)
+        factors = self.factors.get(operation.kind.letter)
+        return share * factors[operation.parts[0].stage] if factors else share

@@ -11,6 +11,7 @@ from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.diagnostics.render import MAX_SHOWN
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.elaborate.builtins import BUILTINS
+from chimera_ir.ir.kinds import KINDS
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.spelling import FOREIGN_NAMES
@@ -291,6 +292,9 @@ class FormulaChecker:
                     limits = builtin.least, builtin.most
                     self.mistakes.append(say.WrongArity(node.span, builtin.signature, *limits, count))
                 return Type.INTEGER
+            case None if name in KINDS:
+                self.mistakes.append(say.OperationInFormula(node.function.span, name))
+                return None
             case None:
                 self._unknown(name, node.function.span, scope, defining)
                 return None

@@ -151,7 +151,8 @@ class OrderGraph:
             starts = self.instance.starts(lanes)
             return starts and list(map(add, starts, self.instance.durations))
         total = sum(map(len, lanes))
-        if total != len(self.instance.durations) or len(lanes) != self.instance.header.workers:
+        least = min((min(lane) for lane in lanes if lane), default=0)
+        if least < 0 or total != len(self.instance.durations) or len(lanes) != self.instance.header.workers:
             self._require_complete(lanes)
         try:
             ends = self._played(lanes)

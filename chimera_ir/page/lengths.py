@@ -107,5 +107,7 @@ class Lengths:
             return Slider(name, label, 1, 4)
         if name in self._costs.shares:
             label += ", all slices"
+        if name in self._costs.factors:
+            label += ", mean of the stages"
         value = float(self._costs[name]) if name in COSTED else 0.0
         return Slider(name, label, value, max(4.0, 2 * value))

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import chain
-from math import ceil, floor, lcm
+from math import lcm
 
 from chimera_ir.cost.number_text import Unit
+from chimera_ir.cost.stage_shares import StagePart, stage_shares
 from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.kinds import COSTED, KINDS, PAIR, Kind, Pairing
 from chimera_ir.ir.levels import Header, Schedule
@@ -15,21 +16,18 @@ from chimera_ir.ir.ops import Compute, Operation, Pair, singles
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.costs import time_of
 
-_Part = tuple[Stage, Fraction]
-"""A stage of a profile, and a share of it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Durations of operations in a setting; ``cut[s]`` has the shares of the profile's stages that make up stage s."""
 
     setting: Setting
-    cut: tuple[tuple[_Part, ...], ...]
+    cut: tuple[tuple[StagePart, ...], ...]
 
     @staticmethod
     def of(setting: Setting) -> "Measured":
         """Durations for a schedule that has the stages of the profile."""
-        return Measured(setting, _cut(len(setting.stages), len(setting.stages)))
+        return Measured(setting, stage_shares(len(setting.stages), len(setting.stages)))
 
     def duration(self, operation: Operation, header: Header) -> Fraction:
         """Seconds of an operation on its stage, for all its micro-batches; for a pair, the time of both together."""
@@ -63,7 +61,7 @@ class Measured:
 
     def recut(self, stages: int, into: int) -> "Measured":
         """Durations of the same model if the ``stages`` stages of the profile become ``into`` stages of equal size."""
-        return Measured(self.setting, _cut(stages, into))
+        return Measured(self.setting, stage_shares(stages, into))
 
     def report_costs(self, header: Header, path: Sequence[Operation]) -> tuple[tuple[str, Fraction], ...]:
         """Mean cost per micro-batch (of weight 1) of each kind on ``path``; times the counts, these give its length."""
@@ -131,16 +129,3 @@ _ZERO = Fraction(0)
 def _exact(seconds: float) -> Fraction:
     """The exact value of a time as it is written in the file: ``0.1`` is one tenth."""
     return Fraction(repr(seconds))
-
-
-@lru_cache(maxsize=2**8)
-def _cut(stages: int, into: int) -> tuple[tuple[_Part, ...], ...]:
-    """Returns for each of ``into`` new stages of equal size the old stages in it, each with the share of it there."""
-    size = Fraction(stages, into)
-    return tuple(
-        tuple(
-            (Stage(stage), min((number + 1) * size, Fraction(stage) + 1) - max(number * size, Fraction(stage)))
-            for stage in range(floor(number * size), ceil((number + 1) * size))
-        )
-        for number in range(into)
-    )

@@ -196,8 +196,9 @@ def _path(figures: Figures, prediction: Prediction | None) -> str:
         for kind, mean in figures.costs.items()
         if figures.counts.get(kind) and costs.get(kind, mean) != mean
     ]
-    of_slices = f", where the slices on it make {' and '.join(means)}" if means else ""
-    return f"critical path{free}: {terms or 'empty'} = {figures.durations.unit.show(figures.makespan)}{of_slices}"
+    parts = "slices" if figures.header.slices > 1 else "stages"
+    of_parts = f", where the {parts} on it make {' and '.join(means)}" if means else ""
+    return f"critical path{free}: {terms or 'empty'} = {figures.durations.unit.show(figures.makespan)}{of_parts}"
 
 
 def _moves(report: Report) -> str:

@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from chimera_ir import library
-from chimera_ir.comparison import fitting, require_same_size
+from chimera_ir.comparison import fitting, require_same_size, workers_with_stages
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.report import Report
 from chimera_ir.cost.simulate import Timeline
@@ -168,18 +168,16 @@ def _fitted(text: _Text, settings: Settings, like: Header, ask: Ask) -> Mapping[
     if isinstance(chosen, Rejected):
         return Refused.of(chosen.diagnostics)
     if chosen is None:
-        workers, micros = counted(like.workers, "worker"), counted(like.whole_micro_batches, "micro-batch")
+        workers, micros = counted(workers_with_stages(like), "worker"), counted(like.whole_micro_batches, "micro-batch")
         return Refused(Incomparable.__name__, f"with no values of its parameters it has {workers} and {micros}")
     return chosen
 
 
 def _shown(request: Request, like: Header) -> Shown:
     """Figures and timeline of the schedule of a request; costs are those of a stage of the header ``like``."""
-    compilation = Compilation(request)
+    compilation = Compilation(replace(request, costs=request.costs.of_model_in(like.stages)))
     header = compilation.schedule.header
     require_same_size(header, like, request.source.name)
-    if header.stages != like.stages:
-        compilation = Compilation(replace(request, costs=request.costs.recut(like.stages, header.stages)))
     report, prediction, size = compilation.report, compilation.prediction, Fraction(like.stages, header.stages)
     return Shown(
         report=report,

@@ -115,3 +115,18 @@ def test_from_python_it_is_an_option() -> None:
     assert chimera_ir.compile("dapple", options=options).report.baseline.header.scheme == "gpipe"
     with pytest.raises(chimera_ir.CompileError, match=r"against chimera_halving.chim: it does not compile"):
         _ = chimera_ir.compile("dapple", N=6, options=chimera_ir.Options(against="chimera_halving")).report
+
+
+def test_workers_without_stages_do_not_count(run: Run, tmp_path: Path) -> None:
+    """A scheme on four of five workers is compared with schemes of four, in both directions."""
+    lines = (
+        "stages s in 0..D on if s < 2 then s else s + 1",
+        "micros m in 0..N",
+        "F(m, s) @ m + s",
+        "B(m, s) @ N + m + 2*D - s",
+    )
+    (tmp_path / "spare.chim").write_text(
+        "scheme spare(D = 4, N = 8)\nworkers D + 1 except 2\npipe down {\n  " + "\n  ".join(lines) + "\n}\n"
+    )
+    assert baseline(run, "spare.chim", "--against", "chimera")["scheme"] == "chimera"
+    assert baseline(run, "chimera", "--set", "N=8", "--against", "spare.chim")["scheme"] == "spare"

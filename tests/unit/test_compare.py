@@ -75,6 +75,8 @@ def test_costs_are_those_of_a_stage_of_the_scheme_that_decides() -> None:
     whole = entries("zb_v", "dapple", "P=4", "N=8")
     assert whole["zb_v"]["report"]["makespan"] == 2 * report["makespan"]
     assert whole["dapple"]["report"]["makespan"] == 2 * 3 * (8 + 3)
+    by_stage = entries("dapple", "interleaved", "D=4", "N=1", "--stage-cost", "F=1,2,3,4", "--stage-cost", "B=2,4,6,8")
+    assert [entry["report"]["makespan"] for entry in by_stage.values()] == [30, 30]
 
 
 def test_a_scheme_that_is_refused_has_a_word_a_code_and_its_reason_below() -> None:

@@ -60,6 +60,43 @@ def test_slices_cost_what_a_list_says() -> None:
     assert "F = 14 (2, 3, 4, 5), B = 28 (4, 6, 8, 10)" in unequal.report.durations.summary(unequal.report.header, "FB")
 
 
+HEAVY_END = {"F": "4,4,4,6", "B": "8,8,8,12", "I": [4, 4, 4, 6], "W": [4, 4, 4, 6]}
+
+
+def test_stages_cost_what_a_list_says() -> None:
+    """1F1B: the way to the last stage, the slowest, then its work, and the way back."""
+    report = chimera_ir.compile("dapple", options=Options(stage_costs={**HEAVY_END}), D=4, N=8).report
+    assert report.makespan == 3 * 4 + 8 * (6 + 12) + 3 * 8
+    assert sum(count * report.costs[kind] for kind, count in report.counts.items()) == report.makespan
+    assert report.durations.summary(report.header, "FB") == "F = [4, 4, 4, 6], B = [8, 8, 8, 12]"
+
+
+def test_a_pair_takes_as_long_as_its_two_stages_say() -> None:
+    """DualPipe runs pairs of two stages: all work of a worker and its bubbles are at least the makespan."""
+    timeline = chimera_ir.compile("dualpipe", options=Options(stage_costs={**HEAVY_END}), D=4, N=8).timeline
+    lengths = {(timed.end - timed.start) * timeline.tick for lane in timeline.lanes for timed in lane}
+    assert lengths >= {4 + 8, 4 + 12, 6 + 8}
+
+
+def test_a_baseline_in_other_stages_has_the_costs_of_the_same_model() -> None:
+    """A single micro-batch takes all the work of the model, however many stages there are."""
+    stages = {"F": [3, 1, 4, 1, 5, 9, 2, 6], "I": [5, 3, 5, 8, 9, 7, 9, 3], "W": [2, 3, 8, 4, 6, 2, 6, 4]}
+    whole = sum(map(sum, stages.values()))
+    assert chimera_ir.compile("zb_v", options=Options(stage_costs=stages), P=4, N=1).report.baseline.makespan == whole
+    halved = Options(stage_costs={**HEAVY_END}, against="interleaved")
+    assert chimera_ir.compile("dapple", options=halved, D=4, N=1).report.baseline.makespan == 18 + 36
+
+
+def test_costs_of_other_stages_are_refused() -> None:
+    compilation = chimera_ir.compile("dapple", options=Options(stage_costs={"F": [2, 3]}), D=4)
+    with pytest.raises(
+        chimera_ir.CompileError, match=r"stage_costs F: it has costs for 2 stages, and dapple\(D=4, N=8\)"
+    ):
+        _ = compilation.report
+    with pytest.raises(chimera_ir.CompileError, match=r"a pair is on two stages: give the costs of F and B"):
+        Options(stage_costs={"pair": [2, 3]})
+
+
 @pytest.mark.parametrize("scheme", ["seq1f1b", "dapple"])
 def test_costs_of_other_slices_are_refused(scheme: str) -> None:
     compilation = chimera_ir.compile(scheme, options=Options(costs={"F": [2, 3]}))

@@ -115,6 +115,7 @@ def test_bounds_are_limits_of_stores() -> None:
         (lambda lanes: lanes[:-1], "there are 3 lanes for 4 workers"),
         (lambda lanes: [*lanes[:-1], [999, *lanes[-1][1:]]], "there is no operation 999, numbers are 0 to 47"),
         (lambda lanes: [*lanes[:-1], [-1, *lanes[-1][:-1]]], "there is no operation -1"),
+        (lambda lanes: [*lanes[:-1], [*lanes[-1][:-1], -1]], "there is no operation -1"),
     ],
 )
 def test_lanes_that_lack_operations_or_have_them_elsewhere_are_refused(

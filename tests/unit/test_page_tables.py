@@ -26,7 +26,7 @@ PROFILED = Options(
     profile=EXAMPLES / "small.profile.toml", cluster=EXAMPLES / "small.cluster.toml", micro_batch_size=8, copies=2
 )
 CASES = {
-    "two directions": ("chimera", {"D": 4, "N": 4}, Options()),
+    "two directions": ("chimera", {"D": 4, "N": 4}, Options(stage_costs={"F": [1, 2, 3, 5]})),
     "halves": ("chimera_halving", {"D": 4, "N": 4}, Options(costs={"F": "1/3"})),
     "pairs": ("dualpipe_v", {"P": 2, "N": 6}, Options(costs={"pair": 2})),
     "split backwards": ("zb_h1", {"D": 4, "N": 4}, Options()),
@@ -257,7 +257,7 @@ def test_integers_that_no_column_of_four_bytes_holds_are_numbers_of_eight() -> N
         }
 
 
-def test_sliders_and_words_of_unequal_slices_say_what_they_are() -> None:
+def test_sliders_and_words_of_unequal_slices_and_stages_say_what_they_are() -> None:
     costs = chimera_ir.Options(costs={"F": "2,3,4,5"})
     shown = document(chimera_ir.compile("seq1f1b", options=costs, k=4))
     sliders = {slider.name: (slider.label, slider.value) for slider in shown.schedules[0].sliders}
@@ -265,6 +265,9 @@ def test_sliders_and_words_of_unequal_slices_say_what_they_are() -> None:
     assert sliders["B"] == ("backward", 2)
     (path,) = (note for note in shown.notes if "critical path" in note)
     assert "8.75 F + 8.75 B = 186.5, where the slices on it make F = 19.3" in path
+    costs = chimera_ir.Options(stage_costs={"F": [4, 4, 4, 6]})
+    (slider, *_) = document(chimera_ir.compile("dapple", options=costs, D=4)).schedules[0].sliders
+    assert (slider.name, slider.label, slider.value) == ("F", "forward, mean of the stages", 4.5)
 
 
 def test_what_the_costs_of_backwards_include_is_said_where_something_recomputes() -> None:

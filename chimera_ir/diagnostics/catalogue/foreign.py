@@ -71,7 +71,8 @@ UNSAYABLE = _by_token(
         "cost costs duration durations time takes weight weights": (
             "costs",
             "durations are given when it is compiled: `--cost F=1 --cost B=2`, "
-            "or `--profile FILE` for those of each stage; micro-batches differ by `micros m in 0..N weigh 1 + m % 2`",
+            "for each stage `--stage-cost F=4,4,5,6` or `--profile FILE`; "
+            "micro-batches differ by `micros m in 0..N weigh 1 + m % 2`",
         ),
         "slice sequence tokens chunks quarters thirds parts": (
             "parts of a micro-batch",

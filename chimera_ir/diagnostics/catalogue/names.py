@@ -22,6 +22,15 @@ class UnnamedNumber(UnknownName):
     quantity: str
 
 
+class OperationInFormula(Diagnostic, code="CH295"):
+    """An operation where a formula should be: the line before it ends with `@`, `prefer` or `when`."""
+
+    title = "`{name}(..)` is an operation, and has no value"
+    label = "read as a part of the formula before it"
+    help = "write a formula behind the `@`, `prefer` or `when` that stands before it, as in `@ 2*m + s`"
+    name: str
+
+
 class UsedTooEarly(Diagnostic, code="CH202"):
     """A name that is defined only further down."""
 

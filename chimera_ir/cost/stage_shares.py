@@ -1,0 +1,29 @@
+"""The same model in another number of stages: which parts of the old stages are in each new one."""
+
+from fractions import Fraction
+from functools import lru_cache
+from math import ceil, floor
+
+from chimera_ir.ir.ids import Stage
+
+StagePart = tuple[Stage, Fraction]
+"""A stage, and a share of it."""
+
+
+@lru_cache(maxsize=2**8)
+def stage_shares(stages: int, into: int) -> tuple[tuple[StagePart, ...], ...]:
+    """Returns for each of ``into`` new stages of equal size the old stages in it, each with the share of it there.
+
+    Examples
+    --------
+    >>> stage_shares(2, 4)[3], stage_shares(4, 2)[0]
+    (((1, Fraction(1, 2)),), ((0, Fraction(1, 1)), (1, Fraction(1, 1))))
+    """
+    size = Fraction(stages, into)
+    return tuple(
+        tuple(
+            (Stage(stage), min((number + 1) * size, Fraction(stage) + 1) - max(number * size, Fraction(stage)))
+            for stage in range(floor(number * size), ceil((number + 1) * size))
+        )
+        for number in range(into)
+    )
