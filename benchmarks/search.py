@@ -61,14 +61,19 @@ class Case:
         assert isinstance(schedule, Schedule)
         costs = Costs()
         for kind, cost in self.costs.items():
-            by_stage = [cost * factor for factor in self.factors] * (schedule.header.stages // len(self.factors))
-            costs = costs.using_stages(kind, ",".join(map(str, by_stage)))
+            costs = costs.using(kind, str(cost))
         limits = {Quantity.ACTIVATIONS: self.limit} if self.limit else {}
         bounded = replace(schedule, header=with_limits(schedule.header, limits))
         problem = instance_of(bounded, Costing(costs.durations(bounded.header)))
+        durations = [
+            duration
+            * self.factors[part.parts[0].stage % len(self.factors)]
+            * self.weights[part.parts[0].micros[0] % len(self.weights)]
+            for part, duration in zip(problem.operations, problem.durations, strict=True)
+        ]
         others = comparison.same_placement(compilation.request, schedule)
         hints = {name: lanes for name, other in others if (lanes := lanes_of(problem, other)) is not None}
-        return problem, {self.scheme: problem.lanes} | hints
+        return replace(problem, durations=durations), {self.scheme: problem.lanes} | hints
 
 
 F1B2, EVEN, UNEVEN, PRIMES = (

@@ -6,8 +6,7 @@ import click
 
 from chimera_ir.commands.common import WrongCommand
 from chimera_ir.commands.sections import all_of
-from chimera_ir.cost.durations import COST_LETTERS, Costs
-from chimera_ir.ir.kinds import KINDS
+from chimera_ir.cost.durations import COST_LETTERS, SINGLE_LETTERS, Costs
 from chimera_ir.plural import listed
 
 
@@ -48,7 +47,7 @@ costing = all_of(
         "--stage-cost",
         "stage_costs",
         multiple=True,
-        callback=_by_kind("--stage-cost", tuple(KINDS), "F=4,4,5,6", Costs().using_stages),
+        callback=_by_kind("--stage-cost", SINGLE_LETTERS, "F=4,4,5,6", Costs().using_stages),
         metavar="KIND=V,V,..",
         help="Cost of a kind per micro-batch on each stage, where stages cost unequally: F=4,4,5,6.",
     ),

@@ -19,6 +19,9 @@ from chimera_ir.plural import counted, listed
 COST_LETTERS = tuple(COSTED)
 """The letters of the kinds of compute operations and of pairs, in the order in which reports name them."""
 
+SINGLE_LETTERS = tuple(KINDS)
+"""The letters of the kinds without pairs, whose two operations may be on two stages."""
+
 _PARTS = tuple(part.letter for part in PAIR.kinds)
 
 IN_FULL = 8
@@ -310,7 +313,7 @@ class Costs(Mapping[str, Fraction]):
         equal = (Fraction(1),) * stages
         costs = [[self[kind] * factor for factor in self.factors.get(kind, equal)] for kind in kinds]
         factors = tuple(sum(of_stage) / whole for of_stage in zip(*costs, strict=True))
-        return {**self.factors, joint: factors} if stages else self.factors
+        return {**self.factors, **({joint: factors} if factors else {})}
 
     def tick(self, header: Header) -> Fraction:
         """The longest time of which the costs of micro-batches, and of their parts, are multiples on every stage."""

@@ -1,4 +1,4 @@
-"""The same model in another number of stages: which parts of the old stages are in each new one."""
+"""Parts of the stages of a model that are in each stage when it is cut into another number of them."""
 
 from fractions import Fraction
 from functools import lru_cache
