@@ -8,11 +8,13 @@ import chimera_ir
 from chimera_ir import Options, library
 from chimera_ir.errors import TextError
 from chimera_ir.flow import live
-from chimera_ir.ir.kinds import Counted
+from chimera_ir.ir.kinds import KINDS, Counted
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Compute, WaitMove
 from chimera_ir.ir.text.printer import show
 from chimera_ir.ir.text.reader import parse
+from chimera_ir.predict.memory_need import memory
+from chimera_ir.predict.replay import replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, HostLink, Link
 from chimera_ir.profile.costs import StageCosts, Timing
@@ -50,6 +52,14 @@ SLICED = """  slices q in 0..2
 SPLIT = "  F(m, s) @ 6*m + 2*s\n  I(m, s) @ 6*m + 6*D-1 - 2*s\n  W(m, s) @ 6*m + 6*D+1 - 2*s\n" + moved(
     "6*m + 2*s", "6*m + 6*D-1 - 2*s"
 )
+HALFWAY = """  F(m, s) @ 8*m + 2*s
+  offload(m, s) @ 8*m + 2*s + 1 when s == 0
+  reload(m, s) @ 8*m + 8*D-3 - 2*s when s == 0
+  I(m, s) @ 8*m + 8*D-2 - 2*s
+  offload_operands(m, s) @ 8*m + 8*D-1 - 2*s
+  reload_operands(m, s) @ 8*m + 8*D+2 - 2*s
+  W(m, s) @ 8*m + 8*D+3 - 2*s
+"""
 AGAIN = """  F(m, s) @ 2*m + 2*s
   recompute(m, s) @ 2*N + 4*D + 6*m when s == 0
   offload(m, s) @ 2*N + 4*D + 6*m + 1 when s == 0
@@ -66,6 +76,7 @@ TEXTS = {
     "in one direction": "scheme a(D = 3, N = 4)\n" + pipe(PLAIN),
     "in slices": "scheme a(D = 2, N = 2)\n" + pipe(SLICED),
     "with split backwards": "scheme a(D = 2, N = 3)\n" + pipe(SPLIT),
+    "between halves": "scheme a(D = 2, N = 3)\n" + pipe(HALFWAY),
     "after a recomputation": "scheme a(D = 2, N = 3)\n" + pipe(AGAIN),
     "in pairs": "scheme a(D = 1, N = 3)\n" + pipe(PAIRED),
     "in two directions": "scheme a(D = 2, N = 1)\n"
@@ -95,6 +106,7 @@ def test_moves_go_with_all_else_that_a_scheme_says(name: str) -> None:
     facts = json.loads(compilation.scripts.files["program.json"])
     assert 0 in facts["moving"]
     assert facts["ranks"][0]["on_host"]
+    assert ("moving_operands" in facts) == ("operands" in TEXTS[name])
 
 
 @pytest.mark.parametrize("depth", [3, 4, 8, 12])
@@ -138,13 +150,39 @@ def test_pictures_traces_and_curves_show_what_moves() -> None:
 @pytest.mark.parametrize("cost", [1, 4])
 def test_a_replay_takes_as_long_as_the_simulator_and_the_timeline(name: str, cost: int) -> None:
     """Also where a copy takes longer than the operation beside it, so that lanes wait and copies queue."""
-    costs = {"offload": cost, "reload": cost}
+    costs = dict.fromkeys(("offload", "reload", "offload_operands", "reload_operands"), cost)
     compilation = chimera_ir.compile(Source("a.chim", TEXTS[name]), options=Options(costs=costs))
     program = compilation.verified.program
     stage = StageCosts(1, 1, 0, {1: Timing(TIMES, 1, 1, 1, 1)})
     free = Cluster("free", 4096, 1, 1, 0, FREE, FREE, FREE, host=HostLink(Link(0.0, cost)))
     simulated = Simulator(program, Setting((stage,) * program.header.stages, free, 1, 1)).ended
     assert max(simulated.values()) == compilation.replay.span == compilation.report.makespan
+
+
+def test_operands_take_bytes_and_time_of_their_own() -> None:
+    """Of 5 bytes 1 stays; between the halves there are 5 - 1 + 2, of which 4 stay. Lines say what the host has."""
+    program = chimera_ir.compile(Source("a.chim", TEXTS["between halves"])).verified.program
+    timing = Timing(TIMES, 5, 1, 1, 1, released=1, operands=2, resident=1, resident_operands=4)
+    link = HostLink(Link(0.0, 0.25))
+    cluster = Cluster("free", 4096, 1, 1, 0, FREE, FREE, FREE, host=link)
+    setting = Setting((StageCosts(1, 1, 0, {1: timing}),) * 2, cluster, 1, 1)
+    assert [setting.transfer(0, KINDS[kind])[1] for kind in ("reload", "offload_operands")] == [4 * 0.25, 2 * 0.25]
+    simulator = Simulator(program, setting)
+    assert replay(program, setting).seconds == max(simulator.ended.values())
+    assert [need.host for need in memory(program, setting)] == [
+        on_host(program, worker, {"offload": 4, "offload_operands": 2}) for worker in range(2)
+    ]
+
+
+def on_host(program: Program, worker: int, sizes: dict[str, int]) -> int:
+    """The most bytes on the host of a worker, by its lines: from each launch there to the wait for the way back."""
+    amounts = [0]
+    for line in program.lanes[worker]:
+        if isinstance(line, Compute) and line.kind.letter in sizes:
+            amounts.append(amounts[-1] + sizes[line.kind.letter])
+        if isinstance(line, WaitMove) and line.kind.letter.startswith("reload"):
+            amounts.append(amounts[-1] - sizes[line.kind.letter.replace("reload", "offload")])
+    return max(amounts)
 
 
 def test_a_program_may_wait_where_it_likes_and_is_counted_by_its_lines() -> None:
