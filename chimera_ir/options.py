@@ -63,7 +63,8 @@ class Options:
     recompute
         Whether every stage keeps only its input, and runs its forward again.
     offload
-        ``"auto"``: activations move to the host and back where both transfers fit between forward and backward.
+        ``"auto"``: activations move to the host and back so that workers keep the least and wait for no transfer, or as
+        a declared bound asks for.
     sync
         When every stage's gradients are summed: ``"lazy"``, ``"eager"`` or ``"eager_opt"``.
     tied

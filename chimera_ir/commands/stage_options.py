@@ -74,7 +74,7 @@ OFFLOAD = click.option(
     "--offload",
     type=click.Choice(["auto"]),
     metavar="auto",
-    help="Move activations to the host and back where both transfers fit between forward and backward.",
+    help="Move activations to the host and back so that workers keep the least and wait for no transfer.",
 )
 
 COMMUNICATORS = click.option(

@@ -1,68 +1,96 @@
 """The pass that adds moves to the host to a schedule, where they fit beside its operations (`--offload auto`).
 
-worker 0:               worker 0:
-  F m0 s0                 F m0 s0
-  F m1 s0                 offload m0 s0       (runs beside F m1)
-  ..                      F m1 s0
-  B m0 s0                 ..
-                          reload m0 s0        (runs beside the operation before B m0)
-                          ..
-                          B m0 s0
+memory activations <= 4 (none declared)   memory activations <= 2 ..
 
-The rule is that of selective offload (Wan et al., "PipeOffload", ICML 2025): activations move if the time of both
-transfers lies between the operation that makes them and the first that reads them. What waits longest comes first. A
-transfer gets a time of its worker's link to the host that no other has: an offload the earliest after its activations
-are made, in which it ends with the operation beside which it begins; a reload the latest before they are read. So no
-operation waits for a transfer. A stage that feeds no other keeps everything: its backwards come right after its
-forwards.
+worker 0:                                 worker 0:
+  F m0 s0                                   F m0 s0
+  F m1 s0                                   offload m0 s0       (runs beside F m1)
+  ..                                        F m1 s0
+  B m0 s0                                   ..
+                                            reload m0 s0        (runs beside the operation before B m0)
+                                            ..
+                                            B m0 s0
+
+The rule is that of selective offload (Wan et al., "PipeOffload", ICML 2025): activations move only if the time of both
+transfers lies between the operation that makes them and the first that reads them, and a stage that feeds no other
+keeps everything, because its backwards come right after its forwards. Of these, `host_plan` moves what lets each worker
+keep the least while no operation waits for a transfer, or what the schedule's own bound asks for. The least is then a
+declared bound of the schedule, which says how late a lane waits for an offload.
 """
 
-from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import chain
+from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from chimera_ir.cost.simulate import Timed, Timeline
+from chimera_ir.cost.durations import Durations
+from chimera_ir.cost.host_plan import HostPlan, MoveLaunch, Time, TimedLane, TimedStep
+from chimera_ir.cost.simulate import Timeline, ticks
 from chimera_ir.errors import WrongOption
-from chimera_ir.ir.ids import Micro, Stage
-from chimera_ir.ir.kinds import KEPT, OFFLOAD, RELOAD
+from chimera_ir.flow.cycles import steady_run
+from chimera_ir.flow.host_moves import most_kept
+from chimera_ir.flow.net import Net, net_of
+from chimera_ir.flow.turn_net import turn_net
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Compute, Operation
-from chimera_ir.ir.streams import ScheduleStream
+from chimera_ir.ir.memory_bounds import Bound, Quantity
+from chimera_ir.ir.ops import Compute, Operation, singles
+from chimera_ir.ir.streams import ScheduleStream, stream_with
+from chimera_ir.ir.turns import moved, turn_number
 
-Time = int | Fraction
-
-
-def offload(schedule: Schedule, timeline: Timeline) -> Schedule:
-    """The schedule with an offload and a reload of all activations that the rule of this module moves.
-
-    ``timeline`` is that of the schedule, which has no moves of its own.
-    """
-    header = replace(schedule.header, moves=True)
-
-    def ticks(operation: Compute) -> Time:
-        """The duration of a move, which need not be a whole number of ticks."""
-        return timeline.costs.duration(operation, header) / timeline.tick
-
-    lanes = tuple(
-        _with_moves(lane, timed, list(_moved(header, timed, ticks)))
-        for lane, timed in zip(schedule.lanes, timeline.lanes, strict=True)
-    )
-    return Schedule(header, lanes) if lanes != schedule.lanes else schedule
+_SHARES = (Fraction(1), Fraction(1, 2), Fraction(1, 4), Fraction(0))
+"""Shares of the time of a transfer that plans are made with, until one keeps what is declared."""
 
 
 class Moved(NamedTuple):
     """A schedule to which moves were added, and its timeline ``before`` that."""
 
-    schedule: Schedule
+    schedule: Schedule | ScheduleStream
     before: Timeline
 
 
-def require_movable(schedule: Schedule | ScheduleStream, *, is_program: bool) -> Schedule:
-    """The schedule, to which moves can be added; raises `WrongOption` if it has moves, has no flush, or is a program's.
+def offload(
+    level: Schedule | ScheduleStream, durations: Durations, net: Net | None = None
+) -> Schedule | ScheduleStream:
+    """The schedule with the offloads and reloads of this module.
+
+    The schedule has no moves, and no errors but bounds that it exceeds; with a flush ``net`` is its net, if known.
+    """
+    header = replace(level.header, moves=True)
+    tick, duration = ticks(header, durations)
+
+    def of_move(operation: Compute) -> Time:
+        """The duration of a move, which need not be a whole number of ticks."""
+        return durations.duration(operation, header) / tick
+
+    if isinstance(level, Schedule):
+        net = net or net_of(level)
+        lengths = list(map(duration, net.operations))
+        ends = net.ends(lengths)
+        timed = [
+            TimedLane([TimedStep(net.operations[n], ends[n] - lengths[n], ends[n]) for n in numbers])
+            for numbers in net.lanes
+        ]
+    else:
+        timed = list(_steady_lanes(level, duration))
+    declared = next((bound.limits for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS), None)
+    lanes = [
+        moving_lane(header, lane, of_move, int(limit * header.units))
+        for lane, limit in zip(timed, declared or (0,) * len(timed), strict=True)
+    ]
+    if not any(operation.kind.moves for lane in lanes for operation in lane.operations):
+        return level
+    if declared is None:
+        limits = tuple(Fraction(lane.limit, header.units) for lane in lanes)
+        header = replace(header, bounds=(*header.bounds, Bound(Quantity.ACTIVATIONS, limits)))
+    if isinstance(level, Schedule):
+        return Schedule(header, tuple(lane.operations for lane in lanes))
+    return stream_with(header, [tuple(singles(lane.operations)) for lane in lanes])
+
+
+def require_movable(schedule: Schedule | ScheduleStream, *, is_program: bool) -> None:
+    """Raises `WrongOption` for a schedule to which no moves can be added: it has moves, or is that of a program.
 
     The text of a program says everything that each worker does.
     """
@@ -71,127 +99,61 @@ def require_movable(schedule: Schedule | ScheduleStream, *, is_program: bool) ->
         raise WrongOption("offload", f": the text of the program of {name} says itself what moves; give its schedule")
     if schedule.header.moves:
         raise WrongOption("offload", f": {name} says itself what moves to the host, and when")
-    if isinstance(schedule, ScheduleStream) or schedule.header.asynchronous:
-        raise WrongOption("offload", f": {name} has no flush: write `offload` and `reload` with their clocks")
-    return schedule
 
 
-class _Interval(NamedTuple):
-    """Activations between the operation that makes them and the first that reads them, both by their place in a lane.
+class LaneWithMoves(NamedTuple):
+    """A lane, or the turn of one, with its moves; it keeps ``limit`` units at most."""
 
-    ``length`` is the time between both operations; ``out`` and ``back`` are the operations that would move them.
+    operations: tuple[Operation, ...]
+    limit: int
+
+
+def _steady_lanes(stream: ScheduleStream, duration: Callable[[Operation], int]) -> Iterator[TimedLane]:
+    """Yields the turns of each lane of a stream in a run that repeats after each turn, with these durations."""
+    header, net = stream.header, turn_net(stream)
+    lengths = list(map(duration, net.operations))
+    run = steady_run(net.waits, lengths, [turn_number(header, operation) for operation in net.operations])
+    for lane in net.lanes:
+        # As many turns on both sides of the one that is planned as activations can wait.
+        turns = [micro // header.period for operation in lane.operations for micro in operation.micros]
+        spread = max(turns, default=0) - min(turns, default=0) + 1
+        steps = []
+        for number in range(-spread, spread + 1):
+            for node, operation in enumerate(lane.operations, lane.first):
+                end = run.ends[node] + number * run.ratio
+                later = replace(operation, micros=moved(operation.micros, number * header.period))
+                steps.append(TimedStep(later, end - lengths[node], end))
+        yield TimedLane(steps, spread, 2 * spread + 1, run.ratio)
+
+
+def moving_lane(header: Header, lane: TimedLane, of_move: Callable[[Compute], Time], declared: int) -> LaneWithMoves:
+    """The lane with the moves that let it keep the fewest units, or what is ``declared`` if that is not 0.
+
+    If it cannot keep what is declared without waiting, it has the moves for a faster link, and waits for them.
     """
-
-    length: Time
-    made: int
-    read: int
-    out: Compute
-    back: Compute
-
-
-class _PlannedMove(NamedTuple):
-    """A transfer, from ``start`` to ``end``."""
-
-    start: Time
-    end: Time
-    operation: Compute
-
-
-class _LinkPlan:
-    """The times of a worker's link to the host that transfers have taken."""
-
-    def __init__(self) -> None:
-        self.planned: list[_PlannedMove] = []
-
-    def earliest(self, begin: Time, length: Time, latest_end: Time) -> Time | None:
-        """The earliest start of a transfer of this length from ``begin`` on that ends by ``latest_end``."""
-        start, place = begin, bisect_right(self.planned, begin, key=attrgetter("start"))
-        if place:
-            start = max(start, self.planned[place - 1].end)
-        while start + length <= latest_end:
-            if place == len(self.planned) or start + length <= self.planned[place].start:
-                return start
-            start, place = self.planned[place].end, place + 1
-        return None
-
-    def latest(self, earliest_start: Time, length: Time, end: Time) -> Time | None:
-        """The latest start of a transfer of this length from ``earliest_start`` on that ends by ``end``."""
-        place = bisect_right(self.planned, end, key=attrgetter("start"))
-        while end - length >= earliest_start:
-            before = self.planned[place - 1] if place else None
-            if before is None or before.end <= end - length:
-                return end - length
-            end, place = min(end, before.start), place - 1
-        return None
-
-
-def _moved(header: Header, lane: Sequence[Timed], ticks: Callable[[Compute], Time]) -> Iterator[_PlannedMove]:
-    """Yields the transfers of a lane, those of one offload and its reload at a time."""
-    link = _LinkPlan()
-    for interval in sorted(_intervals(header, lane), key=lambda interval: (-interval.length, interval.made)):
-        lengths = ticks(interval.out), ticks(interval.back)
-        if sum(lengths) > interval.length:
-            continue
-        place = _beside(link, lane[interval.made + 1 : interval.read], lane[interval.made].end, lengths[0])
-        if place is None:
-            continue
-        back = link.latest(place.over, lengths[1], lane[interval.read].start)
-        if back is not None:
-            both = (
-                _PlannedMove(place.start, place.start + lengths[0], interval.out),
-                _PlannedMove(back, back + lengths[1], interval.back),
-            )
-            for transfer in both:
-                insort(link.planned, transfer, key=attrgetter("start"))
-            yield from both
-
-
-class _Beside(NamedTuple):
-    """The start of an offload, and the time at which the operation beside which it runs is ``over``."""
-
-    start: Time
-    over: Time
-
-
-def _beside(link: _LinkPlan, following: Sequence[Timed], begin: Time, length: Time) -> _Beside | None:
-    """The earliest start of an offload beside an operation of ``following``, all of which come after ``begin``.
-
-    The lane waits for an offload behind that operation.
-    """
-    for operation in following:
-        start = link.earliest(begin, length, operation.end)
-        if start is not None:
-            return _Beside(start, operation.end)
-        begin = operation.end
-    return None
-
-
-def _intervals(header: Header, lane: Sequence[Timed]) -> Iterator[_Interval]:
-    """Yields the activations of a lane that could move."""
-    read: dict[tuple[Micro, Stage], int] = {}
-    for place in reversed(range(len(lane))):
-        for part in lane[place].operation.parts:
-            if KEPT in part.kind.reads:
-                read.update(((micro, part.stage), place) for micro in part.micros)
-    for place, timed in enumerate(lane):
-        for part in timed.operation.parts:
-            if KEPT not in part.kind.makes or not header.fed[part.stage]:
+    operations = [lane.steps[place].operation for place in lane.places]
+    for share in _SHARES if declared else _SHARES[:1]:
+        plan = HostPlan(header, lane, _faster(of_move, share))
+        for limit in [declared] if declared else range(plan.least, plan.peak):
+            launches = plan.launches(limit)
+            if launches is None:
                 continue
-            first = min(read[micro, part.stage] for micro in part.micros)
-            moves = (Compute(kind, part.micros, part.stage, part.origin) for kind in (OFFLOAD, RELOAD))
-            yield _Interval(lane[first].start - timed.end, place, first, *moves)
+            moving = tuple(_launched(header, operations, launches))
+            if most_kept(header, moving, limit) <= limit:
+                return LaneWithMoves(moving, limit)
+    return LaneWithMoves(tuple(operations), plan.peak)
 
 
-def _with_moves(
-    lane: Sequence[Operation], timed: Sequence[Timed], transfers: Sequence[_PlannedMove]
-) -> tuple[Operation, ...]:
-    """The lane with its moves: each is launched after the last operation that ends before its transfer begins."""
-    ends = [operation.end for operation in timed]
-    launches: list[list[Compute]] = [[] for _ in range(len(lane) + 1)]
-    for transfer in sorted(transfers, key=attrgetter("start")):
-        launches[bisect_right(ends, transfer.start)].append(transfer.operation)
-    return tuple(
-        chain.from_iterable(
-            (*launched, *following) for launched, following in zip(launches, [*zip(lane), ()], strict=True)
-        )
-    )
+def _faster(of_move: Callable[[Compute], Time], share: Fraction) -> Callable[[Compute], Time]:
+    """The ticks of a move over a link that takes this share of the time."""
+    return lambda move: of_move(move) * share
+
+
+def _launched(header: Header, lane: Sequence[Operation], launches: Sequence[MoveLaunch]) -> Iterator[Operation]:
+    """Yields the operations of a lane with the moves before them."""
+    before = {place: list(several) for place, several in groupby(launches, attrgetter("place"))}
+    for place in range(len(lane) + 1):
+        for launch in before.get(place, ()):
+            micros = moved(launch.operation.micros, launch.turns * header.period)
+            yield replace(launch.operation, micros=micros)
+        yield from lane[place : place + 1]

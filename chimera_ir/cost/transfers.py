@@ -25,7 +25,8 @@ class Transfers(NamedTuple):
 class Unmoved(NamedTuple):
     """The figures that a schedule had before ``--offload auto``, and what that moves.
 
-    ``makespan`` and ``activations`` are as in a report; of ``forwards`` the activations of ``offloads`` move.
+    ``makespan`` and ``activations`` are as in a report; of ``forwards``, those of a turn of a stream, the activations
+    of ``offloads`` move.
     """
 
     makespan: Fraction
@@ -65,7 +66,8 @@ def _of_lane(header: Header, lane: Sequence[Timed], counted: int, share: Fractio
 
 def unmoved(schedule: Schedule, before: Timeline) -> Unmoved:
     """The figures of a schedule ``before`` it had its moves."""
-    operations = [part for lane in schedule.lanes for part in singles(lane)]
+    first = range(schedule.header.period or schedule.header.micro_batches)
+    operations = [part for lane in schedule.lanes for part in singles(lane) if part.micros[0] in first]
     offloads = sum(part.kind.moves for part in operations) // 2
     forwards = sum(KEPT in part.kind.makes and not part.kind.moves for part in operations)
     lanes = tuple(tuple(timed.operation for timed in lane) for lane in before.lanes)

@@ -15,19 +15,20 @@
 A lane waits for any move before the next operation on the same micro-batch and stage, and for the oldest offload before
 an operation with which it would keep more activations than the declared bound; so a copy has all the time that memory
 allows. Without a bound it keeps as many as if it waited for each offload after the next operation that occupies the
-lane. The turn of a stream waits there. `live` counts what is kept by these waits, `net` lets operations wait for the
-moves, and `lower` writes the waits as lines.
+lane. The lanes of a stream wait where its turn does in the steady state. `live` counts what is kept by these waits,
+`net` lets operations wait for the moves, and `lower` writes the waits as lines.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from chimera_ir.ir.ids import Micro, Stage
-from chimera_ir.ir.kinds import ON_WORKER
+from chimera_ir.ir.kinds import ON_WORKER, Kind
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.memory_bounds import Quantity
-from chimera_ir.ir.ops import Compute, Operation, WaitMove, singles
-from chimera_ir.ir.turns import moved
+from chimera_ir.ir.ops import Compute, Instruction, Operation, WaitMove, singles
+from chimera_ir.ir.streams import computes, turn_in
+from chimera_ir.ir.turns import Turn, moved, unroll
 
 MoveStep = Compute | WaitMove
 """A step of a lane at which what it keeps may change: an operation, or the wait for a move."""
@@ -37,14 +38,46 @@ Waits = Mapping[int, Sequence[int]]
 
 
 def waits_of(header: Header, lane: Sequence[Operation]) -> Waits:
-    """The waits of a lane, by the rule above."""
+    """The waits of a lane, by the rule above; of some updates of a stream, those of its turn."""
+    if header.asynchronous:
+        turn = turn_in(header, singles(lane))
+        shown = _shown(header, singles(lane), turn) if turn else None
+        if shown is not None:
+            return shown
+    return _waits(header, lane).waits
+
+
+def _waits(header: Header, lane: Sequence[Operation]) -> "_MovingLane":
     hidden = _MovingLane(header, lane, None)
     moving = next((operation.parts[0] for operation in lane if operation.kind.moves), None)
     if moving is None:
-        return {}
+        return hidden
     worker = header.worker(moving.micros[0], moving.stage)
-    bounds = [bound.limits[worker] * header.units for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS]
-    return _MovingLane(header, lane, min(bounds, default=hidden.peak)).waits
+    bounds = [bound.limits[worker] for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS]
+    return _MovingLane(header, lane, min((int(limit * header.units) for limit in bounds), default=hidden.peak))
+
+
+def _shown(header: Header, lane: Sequence[Compute], turn: Turn) -> Waits | None:
+    """The waits in a lane of some updates of a stream with this turn; None if the lane is not what the turn shows."""
+    lines = [*computes(turn.instructions)]
+    waits = waits_in_turn(header, lines)
+    steps: list[Instruction] = []
+    for place, line in enumerate(lines):
+        steps += [*waited(lines, waits.get(place, ()), header.period), line]
+    launched: dict[tuple[Kind, tuple[Micro, ...], Stage], int] = {}
+    places: dict[int, list[int]] = {}
+    place = 0
+    for step in unroll(header, Turn(tuple(steps)), header.updates):
+        assert isinstance(step, Compute | WaitMove)
+        move = step.kind, step.micros, step.stage
+        if isinstance(step, WaitMove):
+            places.setdefault(place, []).append(launched[move])
+            continue
+        if place == len(lane) or move != (lane[place].kind, lane[place].micros, lane[place].stage):
+            return None
+        launched[move] = place
+        place += 1
+    return places if place == len(lane) else None
 
 
 class _MovingLane:
@@ -62,7 +95,7 @@ class _MovingLane:
         self._leaving: dict[int, None] = {}
         for place, operation in enumerate(lane):
             self._wait(place, dict.fromkeys(self._under_way[c] for c in _cells(operation) if c in self._under_way))
-            made, freed = _made_and_freed(header, operation)
+            made, freed = made_and_freed(header, operation)
             while limit is not None and self._leaving and self._kept + made > limit:
                 self._wait(place, [next(iter(self._leaving))])
             self._kept += made
@@ -82,10 +115,10 @@ class _MovingLane:
                 self._under_way.pop(cell, None)
             if move in self._leaving:
                 del self._leaving[move]
-                self._kept -= _made_and_freed(self._header, self._lane[move])[1]
+                self._kept -= made_and_freed(self._header, self._lane[move])[1]
 
 
-def _made_and_freed(header: Header, operation: Operation) -> tuple[int, int]:
+def made_and_freed(header: Header, operation: Operation) -> tuple[int, int]:
     """The units (`Header.units`) of M_a that an operation adds from its start on, and that it frees at its end.
 
     Operands that take the place of activations are neither.
@@ -101,28 +134,35 @@ def _made_and_freed(header: Header, operation: Operation) -> tuple[int, int]:
 
 
 def waits_in_turn(header: Header, operations: Sequence[Operation]) -> Waits:
-    """The waits of a turn of a stream; the place of a move of an earlier turn is negative, counted on to there."""
-    lane, length, period = singles(operations), len(operations), header.period
-    # Places counted on from turn to turn, as those of the operations on the micro-batches of turn 0.
-    touched: dict[tuple[Micro, Stage], list[int]] = defaultdict(list)
-    for place, operation in enumerate(lane):
-        for micro, stage in _cells(operation):
-            touched[Micro(micro % period), stage].append(place - micro // period * length)
-    following = [place for place, operation in enumerate(lane) if not operation.kind.moves]
-    waits: dict[int, list[int]] = defaultdict(list)
-    for place, move in enumerate(lane):
-        if not move.kind.moves:
-            continue
-        turn = move.micros[0] // period
-        launched = place - turn * length
-        cells = [(Micro(micro % period), stage) for micro, stage in _cells(move)]
-        ends = [other for cell in cells for other in touched[cell] if other > launched]
-        if leaves(move) and following:
-            after = next((other for other in following if other > place), following[0] + length)
-            ends.append(launched + after - place + 1)
-        number, before = divmod(min(ends, default=launched + length), length)
-        waits[before].append(launched - number * length)
-    return {before: sorted(moves) for before, moves in waits.items()}
+    """The waits of a turn of a stream; the place of a move of an earlier turn is negative, counted on to there.
+
+    They are those of the steady state.
+    """
+    if not any(operation.kind.moves for operation in operations):
+        return {}
+    steps, _ = _until_settled(header, singles(operations))
+    start = len(steps) - len(operations)
+    waits = _waits(header, steps).waits.items()
+    return {before - start: [move - start for move in moves] for before, moves in waits if start <= before < len(steps)}
+
+
+def _until_settled(header: Header, turn: Sequence[Compute]) -> tuple[list[Compute], int]:
+    """The lane of a stream up to the end of a turn that waits as all later ones do, and the number of that turn.
+
+    Which offload is the oldest that a lane may still have under way depends on the turn before alone, once all
+    micro-batches that a turn is about are there.
+    """
+    turns = [micro // header.period for operation in turn for micro in operation.micros]
+    settled = max(turns) - 2 * min(turns) + 2
+    numbers = range(-max(turns), settled + 1)
+    later = ((operation, moved(operation.micros, n * header.period)) for n in numbers for operation in turn)
+    return [replace(operation, micros=micros) for operation, micros in later if min(micros) >= 0], settled
+
+
+def most_kept(header: Header, lane: Sequence[Operation], limit: int) -> int:
+    """The most units whose activations a lane, or the turn of a stream, keeps if it waits where this ``limit`` says."""
+    steps = _until_settled(header, singles(lane))[0] if header.asynchronous and lane else lane
+    return _MovingLane(header, steps, limit).peak
 
 
 def leaves(move: Operation) -> bool:

@@ -166,12 +166,10 @@ class Header:
         return f"{self.scheme}({', '.join(f'{name}={value}' for name, value in self.parameters)})"
 
     def limits(self, quantity: Quantity, most: int) -> tuple[int, ...]:
-        """The declared limit of each worker, or ``most`` if that is less or nothing is declared."""
-        limits = (most,) * self.workers
-        for bound in self.bounds:
-            if bound.quantity is quantity:
-                limits = tuple(map(min, limits, bound.limits))
-        return limits
+        """The declared limit of each worker, rounded down, or ``most`` if that is less or nothing is declared."""
+        declared = (bound.limits for bound in self.bounds if bound.quantity is quantity)
+        limits = next(declared, (most,) * self.workers)
+        return tuple(min(most, int(limit)) for limit in limits)
 
     def strategy(self, group: WeightGroup) -> Strategy:
         """The strategy by which the sum of a group's gradients is launched; eager_opt if its stages differ.

@@ -35,7 +35,7 @@ class Bound:
     """
 
     quantity: Quantity
-    limits: tuple[int, ...]
+    limits: tuple[int | Fraction, ...]
     origin: Span = field(default=ops.NOWHERE, compare=False, repr=False)
 
     def exceeded(self, amounts: Sequence[int | Fraction]) -> Worker | None:

@@ -221,7 +221,7 @@ def _instance(
     ]
     tick, durations = _ticks(header, operations, costing)
     stores = tuple(
-        Store(Worker(worker), bound.quantity, limit * header.units)
+        Store(Worker(worker), bound.quantity, int(limit * header.units))
         for bound in header.bounds
         if bound.quantity in UNITS
         for worker, limit in enumerate(bound.limits)

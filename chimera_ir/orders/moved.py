@@ -42,9 +42,10 @@ def with_moves(
 
     Declared bounds are those of the schedule with its moves, and not checked here.
     """
-    movable = require_movable(schedule, is_program=isinstance(level, Program | ProgramStream))
-    checked = verify_schedule(replace(movable, header=replace(movable.header, bounds=())), plan_of(level, movable))
+    require_movable(schedule, is_program=isinstance(level, Program | ProgramStream))
+    free = replace(schedule, header=replace(schedule.header, bounds=()))
+    checked = verify_schedule(free, plan_of(level, schedule))
     for warning in raise_errors(checked.findings.diagnostics):
         warn(warning)
-    before = simulate(movable, durations(replace(movable.header, moves=True)), checked.net)
-    return Moved(offload(movable, before), before)
+    costs = durations(replace(schedule.header, moves=True))
+    return Moved(offload(schedule, costs, checked.net), simulate(checked.schedule, costs, checked.net))

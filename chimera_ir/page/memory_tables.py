@@ -46,7 +46,7 @@ def tables(
     """Activations in M_a, kept inputs where a stage recomputes, what is on hosts, and, where known, memory in bytes."""
     header = program.header
     changes = list(_changes_with_moves(program, rows) if header.moves else _changes(header, rows))
-    limits = next((bound.limits for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS), None)
+    declared = next((bound.limits for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS), None)
     nothing = [0] * header.workers
 
     def micro_batches(*units: Counted) -> ChangeTable:
@@ -54,6 +54,7 @@ def tables(
         return _table(chosen, lambda change: change.micros / header.units)
 
     activations = micro_batches(*ON_WORKER)
+    limits = None if declared is None else [limit if isinstance(limit, int) else float(limit) for limit in declared]
     memory = [MemoryTable("M_a", "activations", nothing, limits, _floats(figures.activations), activations)]
     if header.recomputing:
         inputs = micro_batches(Counted.INPUT)

@@ -39,6 +39,7 @@ def compile_line(choice: Configuration, files: Files, order: str = "") -> str:
     """
     words = [as_argument(order)] if order else _scheme_words(choice, files.ties)
     words += ["--profile", as_argument(files.profile), "--cluster", as_argument(files.cluster)]
+    words += ["--offload", "auto"] if choice.offload else []
     words += ["--copies", str(choice.copies), "--micro-batch-size", str(choice.micro_batch_size)]
     words += [] if choice.split is None else ["--split", ",".join(map(str, choice.split))]
     words += ["--layout", "replica"] if files.replica_layout else []

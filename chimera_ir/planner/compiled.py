@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from chimera_ir.cost.critical import Structure, structure_of
 from chimera_ir.cost.durations import Costs, DurationKey, Durations, duration_key
 from chimera_ir.cost.launches import LaunchPlaces
+from chimera_ir.cost.offload import offload
 from chimera_ir.diagnostics.model import raise_errors
 from chimera_ir.elaborate.elaborate import Outline, outline
 from chimera_ir.flow.live import highest_by_key, waiting
@@ -50,8 +51,8 @@ class CompiledScheme:
     All changes have the same plan, and lanes that differ in recomputation alone; ``change`` is the one that gives them.
     A ``trusted`` text (the library's) is not verified again, unless it has no flush and ``ties`` say that stages share
     parameters. Any other text must pass `Variant.check` before its lanes are used. Operations without clocks are
-    ordered under ``durations``. With an ``order`` all operations are in the order of this schedule. Slices have these
-    ``lengths``, equal ones if there are none.
+    ordered under ``durations``. With an ``order`` all operations are in the order of this level, which may have moves.
+    Slices have these ``lengths``, equal ones if there are none.
 
     Every method and property, also of `Variant`, raises `Rejected` if the scheme has errors, and `NoSuchTie` if the
     scheme lacks a stage of a tie.
@@ -66,7 +67,7 @@ class CompiledScheme:
         trusted: bool,
         ties: tuple[Tie, ...] = (),
         durations: Durations = UNIT_COSTS,
-        order: Schedule | None = None,
+        order: Schedule | ScheduleStream | None = None,
         lengths: tuple[int, ...] = (),
     ) -> None:
         self.trusted, self._order, self._lengths = trusted, order, lengths
@@ -85,7 +86,8 @@ class CompiledScheme:
 
     def header(self, change: Change) -> Header:
         """The header of the schedule of a change."""
-        return replace(self.outline(change).header, moves=self.moves)
+        header = replace(self.outline(change).header, moves=self.moves)
+        return header if self._order is None else replace(header, bounds=self._order.header.bounds)
 
     def like(self, change: Change) -> "CompiledScheme":
         """The scheme with the lanes of a change."""
@@ -98,11 +100,16 @@ class CompiledScheme:
             )
         return self._others[change.recompute]
 
-    def reordered(self, order: Schedule) -> "CompiledScheme":
-        """The scheme with its operations in another order, which has to be verified."""
+    def reordered(self, order: Schedule | ScheduleStream, trusted: bool = False) -> "CompiledScheme":
+        """The scheme with its operations in another order, which has to be verified unless it is ``trusted``."""
         settings = tuple(self._settings.items())
-        options = self._max_operations, False, self._ties, self._durations, order, self._lengths
+        options = self._max_operations, trusted, self._ties, self._durations, order, self._lengths
         return CompiledScheme(self._scheme, settings, self._change, *options)
+
+    @property
+    def is_reordered(self) -> bool:
+        """Whether the order is not that of the plan."""
+        return self._order is not None
 
     @property
     def _outline(self) -> Outline:
@@ -237,6 +244,14 @@ class Variant:
         """The variant with its operations in the order of another schedule."""
         return Variant(self.compiled.reordered(order), self._change)
 
+    def offloaded(self, durations: Durations) -> "Variant":
+        """The variant with the moves to the host that `--offload auto` adds with these durations.
+
+        The variant has no errors, except that it may exceed bounds. With the moves it has to pass `check`.
+        """
+        level = offload(self.level, durations)
+        return Variant(self.compiled.reordered(level, self._is_trusted), self._change)
+
     @cached_property
     def digest(self) -> str | None:
         """A key that equal schedules with a flush share, however they number micro-batches; None without a flush.
@@ -283,7 +298,8 @@ class Variant:
         """The schedule with the findings of `verify_schedule`; raises the errors of `check`."""
         from chimera_ir.verify.verify import verify_schedule  # which imports every rule
 
-        checked = verify_schedule(self.level, replace(self.compiled.plan, header=self.header))
+        plan = None if self.compiled.is_reordered else replace(self.compiled.plan, header=self.header)
+        checked = verify_schedule(self.level, plan)
         raise_errors(checked.findings.diagnostics)
         return checked
 

@@ -146,25 +146,46 @@ class Judge:
         return Setting(stages, *where, self.sharded_optimizer)
 
     def all_of(self, choices: Sequence[Configuration]) -> list[Verdict]:
-        """Judges each configuration, with recomputation where it is allowed and needed to fit."""
+        """Judges each configuration, with moves to the host or recomputation where it needs them to fit."""
         compiler, verdicts = _Compiler(self), list[Verdict]()
         for choice in choices:
             for again in MODES[self.recomputation]:
                 verdict = compiler.verdict(choice.recomputing(again))
+                if isinstance(verdict, LeftOut):
+                    verdict = self._moving(compiler, choice.recomputing(again), verdict) or verdict
                 if isinstance(verdict, Judged) or verdict.reason is not Reason.MEMORY:
                     break
             verdicts.append(verdict)
         return verdicts
 
     def first_of(self, choices: Sequence[Configuration]) -> list[Verdict]:
-        """Judges configurations in order until one fits: first all without recomputation, then all with it."""
+        """Judges configurations in order until one fits: first all without recomputation, then all with it.
+
+        Where none fits without, the first that fits with moves to the host is taken.
+        """
         compiler, verdicts = _Compiler(self), list[Verdict]()
         for again in MODES[self.recomputation]:
+            left_out: list[tuple[Configuration, LeftOut]] = []
             for choice in choices:
-                verdicts.append(compiler.verdict(choice.recomputing(again)))
-                if isinstance(verdicts[-1], Judged):
+                verdict = compiler.verdict(choice.recomputing(again))
+                verdicts.append(verdict)
+                if isinstance(verdict, Judged):
                     return verdicts
+                left_out.append((choice.recomputing(again), verdict))
+            moving = (self._moving(compiler, *refused) for refused in left_out)
+            if judged := next(filter(None, moving), None):
+                return [*verdicts, judged]
         return verdicts
+
+    def _moving(self, compiler: "_Compiler", choice: Configuration, left_out: LeftOut) -> Judged | None:
+        """A configuration that lacks memory, with moves to the host; None if it does not fit with them either.
+
+        What recomputes keeps nothing that can move.
+        """
+        if self.cluster.host is None or left_out.reason is not Reason.MEMORY or choice.change.recompute:
+            return None
+        verdict = compiler.moving(choice)
+        return verdict if isinstance(verdict, Judged) else None
 
     def weighed(self, judged: Iterable[Judged]) -> tuple[Judged, ...]:
         """The configurations with the exact bytes of each worker."""
@@ -215,6 +236,7 @@ class _Compiler:
         self._judge = judge
         self._last: tuple[object, CompiledScheme] | None = None
         self._variants: dict[Change, Variant] = {}
+        self._moving: dict[Configuration, Variant] = {}
 
     def verdict(self, choice: Configuration) -> Verdict:
         try:
@@ -225,6 +247,17 @@ class _Compiler:
             return refusal(rejected, choice.source, choice.settings, choice.micro_batch_size)
         except NoSuchTie as error:
             return LeftOut.of(choice, Reason.REFUSED, f"--tied {error.tie}: {error.problem}")
+
+    def moving(self, choice: Configuration) -> Verdict | None:
+        """The verdict on a configuration with moves to the host; None if nothing can move, or weights do not fit."""
+        judge, header = self._judge, self.variant(choice).header
+        if header.moves or header.workers == 1:
+            return None
+        if not judge.profile.layers and any(
+            map(gt, standing(self.variant(choice), judge.setting(choice)), judge.room(header))
+        ):
+            return None
+        return self.verdict(choice.offloading)
 
     def _split(self, choice: Configuration) -> Verdict:
         """The verdict with the split whose slowest stage takes the least time, of the splits that fit."""
@@ -328,10 +361,17 @@ class _Compiler:
         if self._last is None or self._last[0] != key:
             options = judge.max_operations, trusted, judge.ties, durations or UNIT_COSTS, None, choice.known_lengths
             self._last = key, CompiledScheme(scheme, choice.settings, change, *options)
-            self._variants = {}
+            self._variants, self._moving = {}, {}
         if change not in self._variants:
             self._variants[change] = Variant(self._last[1], change)
-        return self._variants[change]
+        if not choice.offload:
+            return self._variants[change]
+        # Moves depend on all durations; splits are sought with those of an even one.
+        if choice not in self._moving:
+            split = choice if choice.split is not None else self._evenly_split(choice)
+            durations = Measured.of(judge.setting(split))
+            self._moving[choice] = self._variants[change].offloaded(durations)
+        return self._moving[choice]
 
     def _evenly_split(self, choice: Configuration) -> Configuration:
         layers = len(self._judge.profile.layers)

@@ -110,6 +110,7 @@ def _more(judged: Judged, roles: Roles) -> str:
     words += [f"{name}={value}" for name, value in settings if roles.sizes != (name,) or value != choice.stages]
     words += [EqualTimes.EQUAL_TIMES.value] if choice.lengths else []
     words += ["recompute"] if judged.recomputes else []
+    words += ["--offload auto"] if choice.offload else []
     words += [change.sync.value] if change.sync else []
     words += ["no flush"] if judged.asynchronous else []
     words += [f"found order: -{percent(1 - judged.seconds / judged.order.before)}"] if judged.order else []
@@ -203,6 +204,7 @@ def _choice(judged: Judged) -> dict[str, object]:
         "workers": choice.workers,
         "mini_batch": choice.mini_batch,
         "recompute": judged.recomputes,
+        **({"offload": "auto"} if choice.offload else {}),
         "sync": choice.change.sync.value if choice.change.sync else None,
         "asynchronous": judged.asynchronous,
         "T": rounded(judged.equation),

@@ -138,7 +138,7 @@ def by_throughput(configurations: Iterable[Judged], baseline: Source) -> list[Ju
 
     def order(judged: Judged) -> tuple[object, ...]:
         choice = judged.choice
-        same = choice.settings, choice.micro_batch_size, repr(choice.change)
+        same = choice.settings, choice.micro_batch_size, repr(choice.change), choice.offload
         return judged.replayed is None, -judged.throughput, *_plain(choice, baseline), *same
 
     return sorted(configurations, key=order)

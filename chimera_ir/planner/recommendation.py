@@ -87,6 +87,8 @@ def _reasons(ranking: Ranking) -> Iterator[str]:
         yield from _without_plain(ranking)
     if first.choice.change.recompute and ranking.judge.recomputation is Recomputation.WHERE_NEEDED:
         yield "it recomputes activations, because it does not fit without"
+    if first.choice.offload:
+        yield "it moves activations to the host, because it does not fit without"
     if runner_up:
         called = f"the best pipeline, {runner_up.name}," if first.is_alone else f"the next best, {runner_up.name},"
         yield f"{called} {_longer(ranking, first, runner_up)}"

@@ -83,6 +83,7 @@ class Configuration:
     ``change`` is applied to the scheme, for example recomputation of every stage. ``split`` is the first layer of each
     stage; None if the profile has no layers, or until the configuration has been judged. A micro-batch is cut into
     ``slices`` of these ``lengths``, none if they are equal; those with equal times are found when it is judged.
+    With ``offload`` activations move to the host as with `--offload auto`.
     """
 
     source: Source
@@ -96,6 +97,7 @@ class Configuration:
     split: tuple[int, ...] | None = None
     slices: int = 1
     lengths: tuple[int, ...] | EqualTimes = ()
+    offload: bool = False
 
     @property
     def known_lengths(self) -> tuple[int, ...]:
@@ -120,6 +122,11 @@ class Configuration:
     def recomputing(self, again: bool) -> "Configuration":
         """The configuration, with recomputation of every stage if ``again``."""
         return replace(self, change=replace(self.change, recompute=True)) if again else self
+
+    @property
+    def offloading(self) -> "Configuration":
+        """The configuration with moves to the host."""
+        return replace(self, offload=True)
 
 
 class Reason(Enum):

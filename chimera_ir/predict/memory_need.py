@@ -1,11 +1,12 @@
 """Memory that each worker needs, in bytes, from the sizes of each stage."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 
 from chimera_ir.cost.curves import WorkerBytes
-from chimera_ir.ir.ids import Stage
+from chimera_ir.flow import live
+from chimera_ir.ir.ids import Stage, Worker
 from chimera_ir.ir.kinds import ACTIVATIONS, GRADIENTS, Counted, Value
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.predict.setting import Setting
@@ -59,6 +60,16 @@ def memory(program: Program, setting: Setting) -> tuple[MemoryNeed, ...]:
 def memory_of(header: Header, setting: Setting, held: Iterable[Holdings]) -> tuple[MemoryNeed, ...]:
     """Memory that each worker needs; ``held`` has the holdings of each."""
     return tuple(_Worker(header, setting, worker).need(holding) for worker, holding in enumerate(held))
+
+
+def carry_bytes(program: Program, setting: Setting) -> Iterator[tuple[Worker, Stage, int]]:
+    """Yields the most bytes of carries that each worker of a program keeps of each stage that has any."""
+    header = program.header
+    for worker, parts in enumerate(program.parts):
+        carries = live.changes(header, parts.steps, (Counted.CARRIES,))
+        for stage, peak in live.highest_by_key((step.stage, amount) for step, _, amount in carries).items():
+            size = setting.as_cut(stage, header).kept.carry
+            yield Worker(worker), stage, share(peak.amount, size, header.units)
 
 
 def worker_bytes(header: Header, setting: Setting, worker: int, need: MemoryNeed) -> WorkerBytes:

@@ -11,6 +11,7 @@ from chimera_ir.cost.number_text import decimal, percent, seconds
 from chimera_ir.cost.report import Figures, Report
 from chimera_ir.cost.transfers import Unmoved
 from chimera_ir.ir.ids import WeightGroup
+from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.text.printer import group_name
 from chimera_ir.plural import counted, listed, plural
 from chimera_ir.predict.prediction import Prediction
@@ -220,12 +221,15 @@ def _transfers(figures: Figures) -> str:
 def _offload(report: Report, unmoved: Unmoved) -> str:
     """Gain and cost of `--offload auto`."""
     if not unmoved.offloads:
-        return "--offload auto moves nothing: no activations wait as long as both of their transfers take"
+        is_bounded = any(bound.quantity is Quantity.ACTIVATIONS for bound in report.header.bounds)
+        reason = "the declared bound holds without" if is_bounded else "no worker would keep less in the same time"
+        return f"--offload auto moves nothing: {reason}"
     now, before = max(report.activations), max(unmoved.activations)
     peak = f"a worker keeps up to {decimal(now)} M_a in place of {decimal(before)}{_unchanged(report, unmoved)}"
     longer, show = report.makespan - unmoved.makespan, report.durations.unit.show
     cost = f"an update takes {show(longer)} longer" if longer else "an update takes as long as without"
-    return f"activations of {unmoved.offloads} of {counted(unmoved.forwards, 'forward')} move: {peak}; {cost}"
+    forwards = f"{counted(unmoved.forwards, 'forward')}{' of a turn' if report.asynchronous else ''}"
+    return f"activations of {unmoved.offloads} of {forwards} move: {peak}; {cost}"
 
 
 def _unchanged(report: Report, unmoved: Unmoved) -> str:

@@ -15,6 +15,7 @@ from chimera_ir.plural import counted
 from chimera_ir.trace.account import Account, account, inside, length, windows
 from chimera_ir.trace.forecast import PredictedLanes, like_typical, play, played_updates
 from chimera_ir.trace.match import whole_updates
+from chimera_ir.trace.memory_rows import MemoryRow, memory_rows
 from chimera_ir.trace.profile_source import ProfileSource, predict_from_profile
 from chimera_ir.trace.spans import BUSY, Activity, Lane, LaneSpan, Load, UpdateWindow
 from chimera_ir.trace.trace_files import BadTrace, RunInfo, Trace
@@ -62,7 +63,7 @@ class TraceComparison:
     ``predicted`` and ``measured`` are the update that is compared: the predicted one, and the typical one of copy 0.
     ``operations`` has its operations, each predicted and measured; it is empty if updates overlap. ``recorded`` has the
     lanes of all ranks, and ``windows[u]`` their windows of update u; ``first_copy`` are the ranks of copy 0. ``ended``
-    says how the run ended early, None if it did not.
+    says how the run ended early, None if it did not. ``memory`` has the bytes of carries and on the host.
     """
 
     about: RunInfo
@@ -81,6 +82,7 @@ class TraceComparison:
     ended: str | None
     windows: Sequence[Sequence[UpdateWindow]]
     first_copy: tuple[int, ...]
+    memory: tuple[MemoryRow, ...]
 
     def measured_update(self, update: int) -> Side:
         """A recorded update of copy 0."""
@@ -171,6 +173,7 @@ def compare(trace: Trace, recorded: tuple[Lane, ...], source: ProfileSource | No
         ended=ended,
         windows=whole,
         first_copy=tuple(rank.rank for rank in first),
+        memory=tuple(memory_rows(trace, source)),
     )
 
 

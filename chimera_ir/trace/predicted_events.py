@@ -31,6 +31,8 @@ _KEPT = {
     Counted.OPERANDS: "operands of split backwards",
     Counted.HOST: "activations on the host in M_a",
     Counted.HOST_OPERANDS: "operands on the host",
+    Counted.CARRIES: "carries of whole micro-batches",
+    Counted.CARRY_GRADIENTS: "gradients of carries of whole micro-batches",
 }
 """Names of the counters of memory; values on their way to other stages are not counted."""
 

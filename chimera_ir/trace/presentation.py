@@ -10,8 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from chimera_ir.plural import counted, listed
+from chimera_ir.predict.prediction_table import size
 from chimera_ir.trace.compare import Residual, TraceComparison
 from chimera_ir.trace.drawing import milliseconds, summary
+from chimera_ir.trace.memory_rows import MemoryRow
 from chimera_ir.trace.spans import BUSY, Activity, words
 from chimera_ir.trace.stops import StoppedRank
 from chimera_ir.trace.trace_files import Trace
@@ -106,7 +108,20 @@ def text(comparison: TraceComparison) -> RenderableType:
         Text(ground(comparison)),
         *(_table(block.name, block.lines, block.total) for block in shown),
         _table("where the bubble was", longest, None),
+        *([_memory(comparison.memory)] if comparison.memory else []),
     )
+
+
+def _memory(rows: Iterable[MemoryRow]) -> Table:
+    """Table of the most bytes of carries and on the host, which are in no other table."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("memory", overflow="fold")
+    table.add_column("predicted", justify="right")
+    table.add_column("measured", justify="right", style="bold")
+    for row in rows:
+        predicted = "" if row.predicted is None else size(row.predicted)
+        table.add_row(f"worker {row.worker}: {row.purpose}", predicted, size(row.measured))
+    return table
 
 
 def _largest(comparison: TraceComparison) -> str:
@@ -231,6 +246,11 @@ def _worker(comparison: TraceComparison, worker: int) -> dict[str, Any]:
         "residuals": [
             {"kind": row.kind, "cause": row.cause, "predicted": row.predicted, "measured": row.measured}
             for row in comparison.rows[worker]
+        ],
+        "memory": [
+            {"purpose": row.purpose, "predicted": row.predicted, "measured": row.measured}
+            for row in comparison.memory
+            if row.worker == worker
         ],
     }
 

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from itertools import islice, pairwise
@@ -76,7 +76,8 @@ class RecordedOperation(NamedTuple):
 class Rank:
     """A rank's file; ``ended`` says how the run ended early, None if it did not, and ``ended_at`` when, if known.
 
-    ``is_recorded`` is False for a rank of a run that ended early, if the rank left no file.
+    ``is_recorded`` is False for a rank of a run that ended early, if the rank left no file. ``memory`` has the most
+    bytes that it used, by purpose: ``host``, and ``carries s0`` for stage 0; old traces have none.
     """
 
     rank: int
@@ -87,6 +88,7 @@ class Rank:
     ended: str | None
     ended_at: int | None = None
     is_recorded: bool = True
+    memory: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +249,9 @@ def _rank(path: Path) -> tuple[RunInfo, Rank]:
             operations=tuple(operations),
             ended=None if last["ended"] is None else word(last["ended"]),
             ended_at=None if last.get("at") is None else whole(last["at"], -LONGEST),
+            memory={
+                word(name): whole(used) for name, used in of_type(dict, "an object", last.get("memory", {})).items()
+            },
         )
         if any(later.start < earlier.end for earlier, later in pairwise(operations)):
             raise ValueError("an operation begins before the one ahead of it ends")

@@ -43,16 +43,21 @@ class Carries:
     """The carries of a stage, and their gradients, by micro-batch; a micro-batch counts one of its ``slices``.
 
     ``takes`` says which arguments of slices the forward of the stage takes. If ``fixed``, the carries of all
-    micro-batches must have equal structure, shapes and dtypes.
+    micro-batches must have equal structure, shapes and dtypes. ``held`` are the bytes of carries that wait for the
+    backwards of the slices that left them, without what a slice passes on unchanged; ``peak`` is the most that there
+    were.
     """
 
     stage: int
     slices: int
     takes: SliceArguments
     fixed: bool = True
+    held: int = 0
+    peak: int = 0
     _left: dict[int, Carry] = field(default_factory=dict)
     _gradients: dict[int, Sequence[torch.Tensor | None]] = field(default_factory=dict)
     _layouts: dict[int, Any] = field(default_factory=dict)
+    _sizes: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._are_used = self.slices > 1 and self.takes.any
@@ -81,6 +86,10 @@ class Carries:
             if self.fixed:
                 self._require_layout(place, carry)
         self._left[micro] = carry
+        passed = {tensor.untyped_storage()._cdata for tensor in before.tensors}
+        self._sizes[micro] = sum(t.nbytes for t in carry.tensors if t.untyped_storage()._cdata not in passed)
+        self.held += self._sizes[micro]
+        self.peak = max(self.peak, self.held)
 
     def _require_layout(self, place: int, carry: Carry) -> None:
         layout = carry.layout()
@@ -109,6 +118,7 @@ class Carries:
 
         The gradients of tensors that were passed on go to the leaves.
         """
+        self.held -= self._sizes.pop(micro, 0)
         gradients = self._gradients.pop(micro, None)
         if gradients is None:
             return (), ()

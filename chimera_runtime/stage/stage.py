@@ -93,7 +93,7 @@ class Stage(WeightGroup):
         self._input = StageInput(number, before, bool(traits.in_place))
         self.runs = ModuleRuns(number, module, self._input, traits, numbering, load_keywords)
         self.calls = self.runs.calls
-        self._carries = Carries(number, numbering.slices, traits.takes)
+        self.carries = Carries(number, numbering.slices, traits.takes)
         self._output = output
         self._traits = traits
         self._recomputed = recomputed
@@ -117,7 +117,7 @@ class Stage(WeightGroup):
     def resize(self, before: Boundary | None, after: Boundary | None) -> None:
         """Changes the shapes that the stage receives and sends; none may be larger than at first."""
         self._input.before = before
-        self._carries.resize()
+        self.carries.resize()
         if before is not None:
             self.inputs.resize(before.views)
         if after is not None:
@@ -196,7 +196,7 @@ class Stage(WeightGroup):
             # Here the result turns into tensors to send or into the loss; the backward will begin at the roots.
             results, roots = self._output.finish((micro,), result.returned, (target,))
             self._auxiliary.add(micro, self._numbering.place(micro)[0], result.auxiliary)
-            self._carries.keep(micro, arguments.carry, inputs, result.carry)
+            self.carries.keep(micro, arguments.carry, inputs, result.carry)
             self._saved[micro] = self._saved_graph(result, roots)
             outputs = payload(results)
         # An error if these outputs overwrite those of a micro-batch that still waits for its backward.
@@ -233,7 +233,7 @@ class Stage(WeightGroup):
 
         def finish(result: ForwardResult) -> tuple[Tensors, Auxiliary, Sequence[ForwardDigest | None]]:
             results, roots = self._output.finish(micros, result.returned, [*map(fresh, targets)])
-            self._carries.keep(micros[0], together.carry, inputs, result.carry)
+            self.carries.keep(micros[0], together.carry, inputs, result.carry)
             values = partial(self._compared_values, result, roots, count)
             return results, result.auxiliary, self._reruns.digests(update, values, count)
 
@@ -259,11 +259,11 @@ class Stage(WeightGroup):
 
     def _arguments_of(self, micro: int, inputs: Any) -> ForwardArguments:
         """Returns what the forward of a micro-batch depends on. Call it once, because it takes the carry."""
-        keywords, carry = self.runs.keywords_of(micro), self._carries.take(micro)
-        return ForwardArguments(self.runs.seed_of(micro), inputs, keywords, carry, self._carries.has_reader(micro))
+        keywords, carry = self.runs.keywords_of(micro), self.carries.take(micro)
+        return ForwardArguments(self.runs.seed_of(micro), inputs, keywords, carry, self.carries.has_reader(micro))
 
     def _saved_graph(self, result: ForwardResult, roots: Tensors) -> SavedGraph:
-        carries = self._carries.graph(result.carry_leaves, result.carry)
+        carries = self.carries.graph(result.carry_leaves, result.carry)
         return SavedGraph(result.leaves, roots, roots_of(result.auxiliary), carries)
 
     def recompute(self, micros: Micros) -> None:
@@ -334,13 +334,13 @@ class Stage(WeightGroup):
 
     def _take_gradients(self, micro: int, graph: SavedGraph, counts: Tensors) -> Tensors:
         """Returns the message to the stage before; keeps the gradients for the slice before."""
-        self._carries.end_backward(micro, graph.carries)
+        self.carries.end_backward(micro, graph.carries)
         return self._input.take_gradients(graph.leaves, counts)
 
     def _roots_of(self, micro: int, gradients: Tensors) -> tuple[SavedGraph, Tensors, Tensors, Tensors]:
         """Returns the graph, all roots of it, the gradient of each root, and the micro-batch's loss count."""
         graph = self._graph(micro)
-        carried, carried_gradients = self._carries.begin_backward(micro, graph.carries)
+        carried, carried_gradients = self.carries.begin_backward(micro, graph.carries)
         counts = self._output.counts(micro, gradients)
         # The results begin with the gradients received, or the loss with its share of the update's mean. An auxiliary
         # loss is a root of its own on any stage, and has the same share.

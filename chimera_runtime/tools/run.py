@@ -298,7 +298,7 @@ class Run(Hooks):
         self._stages = stages
         if self.options.trace is None:
             return components
-        self._recorder = Recorder(self._context.world, self.options)
+        self._recorder = Recorder(self._context.world, self.options, stages.values())
         self.faults.at_end.append(self._recorder.abandon)
         return traced(components, self._recorder)
 

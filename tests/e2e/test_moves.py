@@ -145,6 +145,7 @@ def test_a_recorded_run_tells_its_waits_for_moves(folder: Path) -> None:
     said = CliRunner().invoke(trace_command, [str(folder / "trace")])
     assert said.exit_code == 0, said.output
     assert re.search(r"^ worker 0: wait for the offload of stage 0 +0\.000 +\d", said.output, re.M)
+    assert re.search(r"^ worker 0: host +3\.75 KiB", said.output, re.M), "as --peak-memory says"
     assert "wait reload m0 s0" in (folder / "trace" / "view" / "trace.json").read_text(encoding="utf-8")
     assert "waits for a send or for the host" in (folder / "trace" / "view" / "compare.svg").read_text(encoding="utf-8")
 

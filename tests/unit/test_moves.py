@@ -127,6 +127,16 @@ def test_a_copy_has_all_the_time_that_the_declared_bound_allows(bound: int) -> N
     assert (max(report.activations), report.makespan) == (bound, 33)
 
 
+@pytest.mark.parametrize("bound", [2, 3])
+def test_a_stream_waits_where_the_declared_bound_says(bound: int) -> None:
+    """For 2 it waits for an offload before the next forward, as with a flush."""
+    text = TEXTS["without a flush"].replace("update every 1", f"update every 1\nmemory activations <= {bound}")
+    compilation = chimera_ir.compile(Source("a.chim", text))
+    assert max(compilation.report.activations) == max(compilation.verified.live) == bound
+    assert verdicts(compilation.verified.program, seeds=1) == {"finished"}
+    assert compilation.report.makespan == 3
+
+
 def test_the_host_has_what_the_workers_of_1f1b_have() -> None:
     program = chimera_ir.compile(Source("a.chim", SOURCE)).verified.program
     assert [peak.amount for peak in live.peaks(program, Counted.HOST)] == [4, 3, 2, 0]

@@ -1,6 +1,7 @@
 """Moves to the host: what `--offload auto` adds, their times on links to hosts, and the report on them."""
 
 import re
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.kinds import KEPT, Counted
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.ir.ops import singles
+from chimera_ir.ir.text.printer import show as text_of
 from chimera_ir.options import Options
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.replay import replay
@@ -62,7 +64,8 @@ def test_what_is_offloaded_waits_long_enough_and_no_operation_waits_for_it(
 ) -> None:
     schedule, costs = of_library(name, **parameters), Costs(offload=transfer, reload=transfer)
     before = simulate(schedule, costs)
-    moved = offload(schedule, before)
+    moved = offload(schedule, costs)
+    assert isinstance(moved, Schedule)
     checked = verify_schedule(moved, None)
     assert not checked.findings.errors
     after = simulate(moved, costs, checked.net)
@@ -90,15 +93,14 @@ def test_what_is_offloaded_waits_long_enough_and_no_operation_waits_for_it(
 def test_a_worker_of_1f1b_keeps_two_whatever_the_number_of_stages(D: int, N: int) -> None:
     report = auto("dapple", D=D, N=N).report
     assert list(report.activations) == [2] * (D - 1) + [1]
-    assert list(report.host) == [*range(D, 1, -1), 0]
+    assert list(report.host) == [*range(D, 2, -1), 0, 0]
     assert report.makespan == 3 * (N + D - 1)
     assert report.without_offload is not None
     assert (report.without_offload.makespan, max(report.without_offload.activations)) == (report.makespan, D)
-    assert (report.without_offload.offloads, report.without_offload.forwards) == ((D - 1) * N, D * N)
     assert report.as_json()["without_offload"] == {
         "makespan": 3 * (N + D - 1),
         "activations": [*range(D, 0, -1)],
-        "moved": (D - 1) * N,
+        "moved": report.without_offload.offloads,
         "forwards": D * N,
     }
 
@@ -109,6 +111,51 @@ def test_a_bound_is_that_of_the_schedule_with_its_moves() -> None:
     assert list(auto(bounded, D=4).report.activations) == [2, 2, 2, 1]
     with pytest.raises(TextError, match="CH4"):
         _ = chimera_ir.compile(bounded, D=4).schedule
+
+
+def test_a_declared_bound_is_kept_with_the_moves_that_it_needs() -> None:
+    text = chimera_ir.library.source("dapple").text.replace("pipe down", "memory activations <= {}\npipe down")
+    needed = [auto(Source("bounded.chim", text.replace("{}", str(bound))), D=4).report for bound in (2, 3, 4)]
+    assert [max(report.activations) for report in needed] == [2, 3, 4]
+    moved = [report.without_offload.offloads for report in needed if report.without_offload]
+    assert moved[0] > moved[1] > moved[2] == 0
+
+
+@pytest.mark.parametrize(("transfer", "makespan"), [("1", 33), ("2", 39), ("3", 53)])
+def test_a_declared_bound_is_kept_over_a_slow_link_at_the_cost_of_time(transfer: str, makespan: int) -> None:
+    text = chimera_ir.library.source("dapple").text.replace("pipe down", "memory activations <= 2\npipe down")
+    options = Options(offload="auto", costs={"offload": transfer, "reload": transfer})
+    report = chimera_ir.compile(Source("bounded.chim", text), D=4, N=8, options=options).report
+    assert (list(report.activations), report.makespan) == ([2, 2, 2, 1], makespan)
+    assert max(report.transfers) <= makespan
+
+
+@pytest.mark.parametrize(
+    ("transfer", "peak"), [("1/2", [2, 2, 2, 1]), ("1", [2, 2, 2, 1]), ("3/2", [3, 3, 2, 1]), ("2", [4, 3, 2, 1])]
+)
+@pytest.mark.parametrize(("name", "period"), [("pipedream", 3), ("pipedream_2bw", 12)])
+def test_without_a_flush_the_steady_state_takes_as_long_and_keeps_less(
+    name: str, period: int, transfer: str, peak: list[int]
+) -> None:
+    """Where a transfer takes more than half of the 3 that a micro-batch takes, not all of them can move."""
+    options = Options(offload="auto", costs={"offload": transfer, "reload": transfer})
+    compiled = chimera_ir.compile(name, D=4, options=options)
+    assert compiled.report.makespan == period
+    assert list(compiled.report.activations) == list(compiled.verified.live) == peak
+    assert ("memory activations <= 3 3 2 1" in text_of(compiled.schedule)) == (transfer == "3/2")
+
+
+@pytest.mark.parametrize(("transfer", "peak"), [(1, "1/2"), (2, "5/4")])
+def test_the_least_is_a_bound_of_the_schedule_also_in_parts_of_a_micro_batch(transfer: int, peak: str) -> None:
+    options = Options(offload="auto", costs={"offload": transfer, "reload": transfer})
+    compiled = chimera_ir.compile("seq1f1b", D=4, N=4, k=4, options=options)
+    text = text_of(compiled.schedule)
+    assert re.search(rf"memory activations <= {peak} ", text)
+    again = chimera_ir.compile(Source("again.sir", text), options=replace(options, offload=None))
+    assert again.schedule == compiled.schedule
+    assert again.report.activations == compiled.report.activations
+    with pytest.raises(TextError, match=r"holds .* more than the declared 1/4"):
+        _ = chimera_ir.compile(Source("again.sir", text.replace(f"<= {peak} ", "<= 1/4 "))).schedule
 
 
 def test_nothing_moves_where_nothing_waits_long_enough() -> None:
@@ -125,10 +172,10 @@ def screen(compiled: Compilation) -> str:
 
 def test_the_first_screen_says_what_it_bought_and_cost() -> None:
     text = screen(auto("dapple", D=4, N=8))
-    assert "activations of 24 of 32 forwards move: a worker keeps up to 2 M_a in place of 4" in text
+    assert "activations of 13 of 32 forwards move: a worker keeps up to 2 M_a in place of 4" in text
     assert "an update takes as long as without" in text
     assert (
-        "the busiest link, of P0, moves activations for 16, 48.5% of the time, 68.8% of that beside computing" in text
+        "the busiest link, of P0, moves activations for 14, 42.4% of the time, 71.4% of that beside computing" in text
     )
 
 
@@ -138,13 +185,13 @@ def test_the_first_screen_says_what_it_bought_and_cost() -> None:
         (
             "gpipe",
             {"D": 4, "N": 8},
-            "up to 8 M_a in place of 8 (by worker 3, 3, 3 and 8 in place of 8, 8, 8 and 8; "
+            "up to 8 M_a in place of 8 (by worker 2, 2, 2 and 8 in place of 8, 8, 8 and 8; "
             "the last stage, on P3, moves nothing)",
         ),
         (
             "gpipe",
             {"D": 9, "N": 8},
-            "up to 8 M_a in place of 8 (the others up to 3 in place of 8; the last stage, on P8, moves nothing)",
+            "up to 8 M_a in place of 8 (the others up to 2 in place of 8; the last stage, on P8, moves nothing)",
         ),
         ("dapple", {"D": 4, "N": 8}, "up to 2 M_a in place of 4; "),
     ],
@@ -157,7 +204,7 @@ def test_where_the_fullest_worker_gains_nothing_the_first_screen_has_the_others(
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("pipedream", "has no flush"), ("dapple_offload", "says itself what moves"), ("program", "of the program of")],
+    [("dapple_offload", "says itself what moves"), ("program", "of the program of")],
 )
 def test_a_text_that_cannot_have_moves_added_is_refused(text: str, message: str) -> None:
     program = Source("text.sir", chimera_ir.compile("dapple", D=2, N=2).program_text)

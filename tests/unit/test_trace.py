@@ -17,6 +17,7 @@ from chimera_ir.ir.levels import Program, Schedule
 from chimera_ir.ir.ops import Compute, Instruction, Pair
 from chimera_ir.ir.streams import ProgramStream, view_of
 from chimera_ir.request import Request
+from chimera_ir.trace import presentation
 from chimera_ir.trace.account import windows
 from chimera_ir.trace.compare import choose
 from chimera_ir.trace.forecast import play
@@ -99,6 +100,17 @@ def test_a_run_that_ended_early_is_compared_as_far_as_it_came(tmp_path: Path, tr
     ended = tracer(directory)
     assert ended.status == 0
     assert "the run ended early: train.py: interrupted" in ended.out
+
+
+def test_memory_of_carries_and_of_the_host_is_that_of_the_copy_that_used_most(tmp_path: Path) -> None:
+    directory = traced.write(tmp_path / "t")
+    for rank, used in enumerate(({"host": 2048, "carries s0": 512}, {})):
+        *others, last = traced.lines(rank)
+        (directory / f"rank_{rank}.jsonl").write_text(traced.text([*others, last | ({"memory": used} if used else {})]))
+    found = traced.compared(read(directory))
+    assert found.memory == ((0, "carries s0", None, 512), (0, "host", None, 2048))
+    measured = presentation.as_json(found)["workers"]
+    assert [[row["measured"] for row in worker["memory"]] for worker in measured] == [[512, 2048], []]
 
 
 COSTS = {"F": 3, "B": 5}

@@ -1,6 +1,7 @@
 """CH406 and on: mistakes in the communication, the synchronisation and the memory of a program."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from chimera_ir.diagnostics.catalogue.lanes import InLane
 from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
@@ -223,7 +224,7 @@ class BoundExceeded(Diagnostic, code="CH413"):
     help = "raise the bound to {peak}, or run backwards earlier"
     worker: int
     peak: int
-    limit: int
+    limit: int | Fraction
     place: str
 
 

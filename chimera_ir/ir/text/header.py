@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 
 from lark import Token
 
@@ -66,7 +67,7 @@ class _HeaderReader:
         self._halves = False
         self._slices = 1
         self._lengths: tuple[int, ...] = ()
-        self._bounds: dict[Quantity, tuple[Token, list[int]]] = {}
+        self._bounds: dict[Quantity, tuple[Token, list[int | Fraction]]] = {}
         self._lines: dict[str, list[Token]] = defaultdict(list)
         self._attempts = Attempts()
 
@@ -96,7 +97,8 @@ class _HeaderReader:
         quantity = Quantity(token.split()[1])
         if quantity in self._bounds:
             raise Rejected([say.BoundTwice(span(token), quantity.value)])
-        self._bounds[quantity] = token, integers(token, token)
+        limits = [Fraction(*integers(token, word)) for word in token.split("<=")[1].split()]
+        self._bounds[quantity] = token, [int(limit) if limit.denominator == 1 else limit for limit in limits]
 
     def _take_count(self, token: Token) -> None:
         counts, _, lengths = token.partition("lengths")

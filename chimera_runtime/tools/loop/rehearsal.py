@@ -41,13 +41,14 @@ class RehearsedStage(Stage):
         seconds: Mapping[str, float],
         slack: float,
         cost_weights: Sequence[float],
+        sizes: Sequence[float],
         rehearsed_link: RehearsedLink,
         **arguments: Any,
     ) -> None:
         super().__init__(**arguments)
         for group in self.groups:
             group.rehearse()
-        self._seconds, self._slack, self._weights = seconds, slack, cost_weights
+        self._seconds, self._slack, self._weights, self._sizes = seconds, slack, cost_weights, sizes
         self._fake: dict[str, list[Tensors]] = {}
         for letter, method in OPERATIONS.items():
             setattr(self, method, partial(self._sleep, letter))
@@ -70,28 +71,26 @@ class RehearsedStage(Stage):
     def pair(self, forward: tuple[Any, ...], other: Stage, backward: tuple[Any, ...]) -> None:
         """Sleeps as long as both take together."""
         assert isinstance(other, RehearsedStage)
-        weights = [mean(pair) for pair in zip(self._weights_of(forward[0]), self._weights_of(backward[0]), strict=True)]
+        weights = [
+            mean(pair) for pair in zip(_of(forward[0], self._weights), _of(backward[0], self._weights), strict=True)
+        ]
         self._sleep_for(PAIRED, weights)
         self._hand_on_fakes("F", forward[0])
         other._hand_on_fakes("B", backward[0])
 
     def _sleep(self, letter: str, micros: Micros, *_values: Any) -> None:
         """Sleeps for each micro-batch as long as an operation takes; hands on tensors of the right shapes."""
-        self._sleep_for(letter, self._weights_of(micros))
+        self._sleep_for(letter, _of(micros, self._weights))
         self._hand_on_fakes(letter, micros)
-
-    def _weights_of(self, micros: Micros) -> list[float]:
-        several = micros if isinstance(micros, tuple) else (micros,)
-        return [self._weights[micro % len(self._weights)] if self._weights else 1 for micro in several]
 
     def _sleep_for(self, letter: str, weights: Iterable[float]) -> None:
         for weight in weights:
             time.sleep(max(0.0, self._seconds.get(letter, 0.0) * weight - self._slack))
 
     def _launch(self, letter: str, micros: Micros) -> None:
-        """Launches a move that takes its time for each micro-batch."""
-        count = len(micros) if isinstance(micros, tuple) else 1
-        self._ends[letter, micros] = self._link.launch(count * self._seconds.get(letter, 0.0))
+        """Launches a move that takes its time for each micro-batch, and longer for a longer slice."""
+        seconds = sum(_of(micros, self._sizes)) * self._seconds.get(letter, 0.0)
+        self._ends[letter, micros] = self._link.launch(seconds)
 
     def _wait(self, letter: str, micros: Micros) -> None:
         """Sleeps until a move ends."""
@@ -104,6 +103,12 @@ class RehearsedStage(Stage):
             self._hand_on(value, micros, repeated(micros, fakes[first % len(fakes)]))
 
 
+def _of(micros: Micros, weights: Sequence[float]) -> list[float]:
+    """The weights of micro-batches; all are 1 if there are no ``weights``."""
+    several = micros if isinstance(micros, tuple) else (micros,)
+    return [weights[micro % len(weights)] if weights else 1 for micro in several]
+
+
 def repeated(micros: Micros, fake: Tensors) -> Tensors:
     """Returns the tensors of one micro-batch, repeated for each micro-batch of an operation and joined."""
     return join([fake] * len(micros)) if isinstance(micros, tuple) and len(micros) > 1 else fake
@@ -113,16 +118,21 @@ def rehearsed(seconds: Mapping[str, float], job: Job) -> Callable[..., Stage]:
     """Returns a function that makes stages which sleep; ``seconds`` has the time of each kind of operation."""
     of_part = {kind: value / job.parts for kind, value in seconds.items()}
     made = partial(RehearsedStage, seconds=of_part, slack=overshoot(), cost_weights=cost_weights(job))
-    return partial(made, rehearsed_link=RehearsedLink())
+    return partial(made, sizes=slice_sizes(job), rehearsed_link=RehearsedLink())
 
 
 def cost_weights(job: Job) -> Sequence[float]:
     """The weights of consecutive parts, which repeat; a slice weighs more if it is longer than the mean."""
-    lengths, count = job.lengths, len(job.lengths)
-    if not lengths:
+    sizes = slice_sizes(job)
+    if not sizes:
         return job.weights
-    weights = job.weights or (1,) * count
-    return [weight * count * lengths[place % count] / sum(lengths) for place, weight in enumerate(weights)]
+    weights = job.weights or (1,) * len(sizes)
+    return [weight * sizes[place % len(sizes)] for place, weight in enumerate(weights)]
+
+
+def slice_sizes(job: Job) -> Sequence[float]:
+    """The lengths of the slices of a micro-batch beside their mean; empty if they are equal."""
+    return [length * len(job.lengths) / sum(job.lengths) for length in job.lengths]
 
 
 def overshoot() -> float:

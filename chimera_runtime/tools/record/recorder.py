@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from hashlib import sha256
@@ -20,6 +20,7 @@ from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.lane.profiler_ranges import ProgramLine
 from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.world import World
+from chimera_runtime.stage.stage import Stage
 from chimera_runtime.tools.open.files import write_atomically
 from chimera_runtime.tools.record.event_clock import OffsetEstimate, clock_of, compare
 
@@ -57,8 +58,8 @@ def _empty(directory: Path) -> None:
 class Recorder:
     """Records of this rank's operations with their times, in nanoseconds of its monotonic clock."""
 
-    def __init__(self, world: World, options: argparse.Namespace) -> None:
-        self._world = world
+    def __init__(self, world: World, options: argparse.Namespace, stages: Iterable[Stage] = ()) -> None:
+        self._world, self._stages = world, tuple(stages)
         directory: Path = options.trace
         self._path = directory / f"rank_{world.place.rank}.jsonl"
         self._part = self._path.with_name(f"{self._path.name}.part")
@@ -126,9 +127,18 @@ class Recorder:
         self._over = True
         self._flush()
         at = {} if message is None else {"at": time.monotonic_ns()}
-        self._line({"ended": message, "clock": None if offset is None else asdict(offset)} | at)
+        memory = {"memory": used} if (used := dict(self._used())) else {}
+        self._line({"ended": message, "clock": None if offset is None else asdict(offset)} | at | memory)
         self._file.close()
         self._part.replace(self._path)
+
+    def _used(self) -> Iterator[tuple[str, int]]:
+        """Yields the most bytes that this rank has used on its host, and for the carries of each stage."""
+        if self._world.job.moving:
+            yield "host", self._world.host_link.peak
+        for stage in self._stages:
+            if stage.carries.peak:
+                yield f"carries s{stage.number}", stage.carries.peak
 
     def _flush(self) -> None:
         with self._writing:

@@ -118,17 +118,19 @@ def test_slices_give_the_outputs_and_gradients_of_whole_sequences(
 def test_nothing_of_a_micro_batch_is_kept_when_its_backwards_have_run(how: str) -> None:
     of = stage(made(Listing), recomputed=how == "recomputed")
     run(of, how)
-    assert [*of._carries._left, *of._carries._gradients, *of._saved, *of._half_backwards] == []
+    assert [*of.carries._left, *of.carries._gradients, *of._saved, *of._half_backwards] == []
+    assert of.carries.held == 0 < of.carries.peak
 
 
 def test_a_tensor_that_is_passed_on_is_neither_copied_nor_a_root() -> None:
     of = stage(made(Listing))
     inputs = cut(data(1))
     of.forward(0, inputs[0])
-    first = of._carries._left[0].tensors
+    first = of.carries._left[0].tensors
     of.forward(1, inputs[1])
-    second = of._carries._left[1].tensors
+    second = of.carries._left[1].tensors
     assert [t.data_ptr() for t in second[:2]] == [t.data_ptr() for t in first]
+    assert of.carries.held == of.carries.peak == sum(t.nbytes for t in second)
     graph = of._saved[1]
     assert [*graph.carries.roots] == [2, 3]  # type: ignore[union-attr]
     assert [*graph.carries.passed] == [(0, 0), (1, 1)]  # type: ignore[union-attr]

@@ -56,7 +56,7 @@ def test_what_slices_keep_is_what_was_probed(kind: Callable[[], nn.Module], slic
         for n in range(slices):
             stage.forward(n, (torch.ones(SHAPE),))
             stage.outputs(n)
-            carries |= memory_of([carry.tensors for carry in stage._carries._left.values()])
+            carries |= memory_of([carry.tensors for carry in stage.carries._left.values()])
             kept = sum((saved.sizes | carries).values())
             assert kept == sum(f.activations + f.carry for f in of_slices[: n + 1])
             counted = footprint_of_slices(of_slices)

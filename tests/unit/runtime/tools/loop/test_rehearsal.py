@@ -41,9 +41,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def stages(world: World, seconds: dict[str, float], parts: int = 1) -> dict[int, Stage]:
+def stages(world: World, seconds: dict[str, float], parts: int = 1, **sliced: Any) -> dict[int, Stage]:
     made, built = setting(world)
-    return assemble.assemble(made, built, made.model.steps, rehearsed(seconds, replace(world.job, parts=parts)))
+    return assemble.assemble(
+        made, built, made.model.steps, rehearsed(seconds, replace(world.job, parts=parts, **sliced))
+    )
 
 
 def test_passes_sleep_as_long_as_they_would_take_each_micro_batch(alone: World, clock: Clock) -> None:
@@ -107,6 +109,17 @@ def test_moves_run_one_after_the_other_beside_the_passes_and_a_wait_sleeps_for_t
         middle.forward(1, None)
         first.wait_reload((0, 1))
     assert clock.sleeps == [0.25, 0.75, 0.5, 0.25, 0.0]
+
+
+def test_a_longer_slice_moves_for_longer_whatever_its_micro_batch_weighs(alone: World, clock: Clock) -> None:
+    """Of a micro-batch whose moves take 4 s: 3 s of one slice, 1 s of the other."""
+    with worlds(alone, alone_job()) as (world,):
+        first = stages(world, {"offload": 4.0}, parts=2, lengths=(3, 1), weights=(2, 2))[0]
+        clock.sleeps.clear()
+        for micro in (0, 1):
+            first.offload(micro)
+            first.wait_offload(micro)
+    assert clock.sleeps == [3.0, 1.0]
 
 
 def test_a_sleep_is_shorter_by_what_sleeps_last_too_long(alone: World, clock: Clock) -> None:
