@@ -1,7 +1,7 @@
 """The scripts that the pages show run, and do what the pages say; what a stage may do inside changes no result."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -130,18 +130,26 @@ def test_the_loop_of_the_readme_prints_a_line_for_each_update_on_one_rank(runs: 
     assert all(line.startswith("loss ") for line in printed[0])
 
 
+def assert_says(printed: Sequence[str], shown: Sequence[str]) -> None:
+    """Compares lines with those of a page, whose numbers another processor may round otherwise: float32 adds up."""
+    number = r"\d+\.\d+"
+    assert [re.sub(number, "number", line) for line in printed] == [re.sub(number, "number", line) for line in shown]
+    numbers, expected = ([float(text) for text in re.findall(number, "\n".join(lines))] for lines in (printed, shown))
+    assert numbers == pytest.approx(expected, rel=0.02)
+
+
 def test_all_scripts_print_what_the_page_says(runs: dict[str, Outcome]) -> None:
     (printed,) = re.findall(r"^```console\n(step.*?)^```$", page_text("from_pipelining.md"), re.M | re.S)
     for whose in ("theirs", "one_line", "ours"):
         runs[whose].assert_passed()
         lines = [line for line in runs[whose].said[0].splitlines() if line.startswith("step ")]
-        assert lines == printed.splitlines(), whose
+        assert_says(lines, printed.splitlines())
 
 
 def test_the_loop_of_the_tutorial_prints_what_the_page_says(runs: dict[str, Outcome]) -> None:
     runs["own_loop"].assert_passed()
     lines = [line for line in runs["own_loop"].said[0].splitlines() if line.startswith("update ")]
-    assert lines == re.findall(r"^update .*$", page_text("your_loop.md"), re.M)
+    assert_says(lines, re.findall(r"^update .*$", page_text("your_loop.md"), re.M))
 
 
 def test_the_network_of_the_tutorial_continues_under_another_schedule_as_the_page_says(
@@ -156,7 +164,8 @@ def test_the_network_of_the_tutorial_continues_under_another_schedule_as_the_pag
         for step, loss in re.findall(r"^step +(\d+)/\d+  loss (\S+)", runs[out].said[0], re.M)
     }
     assert shown.keys() == {"1", "60"}
-    assert {step: printed[step] for step in shown} == shown
+    losses = {step: float(loss) for step, loss in printed.items() if step in shown}
+    assert losses == pytest.approx({step: float(loss) for step, loss in shown.items()}, rel=0.02)
 
 
 def test_the_schedule_of_the_tutorial_trains_what_one_process_trains(runs: dict[str, Outcome]) -> None:
