@@ -158,7 +158,7 @@ def _interchangeable(instance: OrderInstance) -> tuple[tuple[int, ...], ...]:
         micros = [micro for part in parts[number] for micro in part.micros]
         if len(micros) > 1 or any(micro_batches[other] != micro_batch for other in instance.waits[number]):
             unlike.update(micro // slices for micro in micros)
-    alike = defaultdict[object, list[int]](list)
+    equal_cost = defaultdict[object, list[int]](list)
     for micro_batch in sorted(by_micro_batch.keys() - unlike):
         numbers = by_micro_batch[micro_batch]
         costs = frozenset(
@@ -170,10 +170,10 @@ def _interchangeable(instance: OrderInstance) -> tuple[tuple[int, ...], ...]:
             )
             for number in numbers
         )
-        alike[instance.header.pipe(parts[numbers[0]][0].micros[0]).name, costs].append(micro_batch)
+        equal_cost[instance.header.pipe(parts[numbers[0]][0].micros[0]).name, costs].append(micro_batch)
     classes = defaultdict[object, list[int]](list)
-    for group, several in alike.items():
-        for micro_batch in several:
+    for group, members in equal_cost.items():
+        for micro_batch in members:
             for number in by_micro_batch[micro_batch]:
                 classes[group, keys[number]].append(number)
     return tuple(map(tuple, classes.values()))

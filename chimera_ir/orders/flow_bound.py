@@ -46,7 +46,7 @@ class _Class(NamedTuple):
     duration: int
 
 
-class _Wait(NamedTuple):
+class _ClassWait(NamedTuple):
     """The n-th operation of a class starts at least ``ticks`` after the (n - shift)-th of an earlier class."""
 
     later: int
@@ -55,7 +55,7 @@ class _Wait(NamedTuple):
     ticks: int
 
 
-class _Row(NamedTuple):
+class _UpperLimit(NamedTuple):
     """An inequality: the variables, each times its factor, add up to at most ``most``, or more if it may exceed."""
 
     factors: Mapping[int, int]
@@ -84,15 +84,15 @@ class FlowBound:
         # The makespan to try next, and one that was not excluded, so that no later one can be.
         self._promising, self._beyond = 0, sys.maxsize
 
-    def _between_classes(self) -> Iterator[_Wait]:
+    def _between_classes(self) -> Iterator[_ClassWait]:
         """Yields the waits that all operations of a class have, but for the first ones."""
-        constraints, counts = self._constraints, defaultdict[_Wait, int](int)
+        constraints, counts = self._constraints, defaultdict[_ClassWait, int](int)
         for number, waits in enumerate(constraints.waits):
             later, place = self._place[number]
             for other, lag in waits:
                 earlier, turn = self._place[other]
                 if earlier != later:
-                    counts[_Wait(later, earlier, place - turn, constraints.durations[other] + lag)] += 1
+                    counts[_ClassWait(later, earlier, place - turn, constraints.durations[other] + lag)] += 1
         for wait, count in counts.items():
             if wait.shift >= 0 and count == len(self._classes[wait.later].numbers) - wait.shift:
                 yield wait
@@ -133,8 +133,8 @@ class FlowBound:
         else:
             self._beyond = attempt.makespan
 
-    def _program(self, makespan: int) -> "_Program":
-        program = _Program(self._constraints, self._classes, makespan)
+    def _program(self, makespan: int) -> "_FlowProgram":
+        program = _FlowProgram(self._constraints, self._classes, makespan)
         if not program.impossible:
             program.add_turns()
             for wait in self._waits:
@@ -152,7 +152,7 @@ class FlowAttempt:
     over by ``makespan``, and ``excess`` how far the machines' limits are exceeded.
     """
 
-    def __init__(self, program: "Callable[[], _Program]", makespan: int, work: float) -> None:
+    def __init__(self, program: "Callable[[], _FlowProgram]", makespan: int, work: float) -> None:
         from ortools.linear_solver.python.model_builder import Solver
 
         self.program, self._solver = program, Solver("GLOP")
@@ -172,13 +172,13 @@ class FlowAttempt:
         return Solved(None, self.makespan + 1 if self.excluded else 0, self.work)
 
 
-class _Program:
+class _FlowProgram:
     """The linear program of a makespan; variable ``c * steps + t`` is the number of starts N_c(t)."""
 
     def __init__(self, constraints: Constraints, classes: Sequence[_Class], makespan: int) -> None:
         self._classes, self._steps = classes, makespan + 1
         self._least, self._most = list[int](), list[int]()
-        self._rows: list[_Row] = []
+        self._rows: list[_UpperLimit] = []
         self.impossible, self.excess = False, 0.0
         for entry in classes:
             earliest, latest = [0] * self._steps, [0] * self._steps
@@ -198,7 +198,7 @@ class _Program:
             for now in range(self._steps - 1):
                 self._add([(key, now, 1), (key, now + 1, -1)], 0)
 
-    def add_wait(self, wait: _Wait) -> None:
+    def add_wait(self, wait: _ClassWait) -> None:
         """Adds a wait between classes."""
         for now in range(self._steps):
             self._add([(wait.later, now, 1), (wait.earlier, now - wait.ticks, -1)], wait.shift)
@@ -235,7 +235,7 @@ class _Program:
         if largest <= most:
             return
         if factors:
-            self._rows.append(_Row(factors, most, may_exceed))
+            self._rows.append(_UpperLimit(factors, most, may_exceed))
         else:
             self.impossible = True
 

@@ -93,7 +93,7 @@ class NoOrder(Exception):
 
 
 Tell = Callable[[Fraction, Fraction], None]
-"""What is called with the makespan of the best order and the bound, in the unit of the costs, when one is better."""
+"""Called with the makespan of the best order and the bound, in the unit of the costs, when one is better."""
 
 
 def search(
@@ -149,9 +149,9 @@ def _orders_from_few(instance: OrderInstance, constraints: Constraints, budget: 
     header = instance.header
     totals = {pipe.name: len(pipe.micros) // header.slices for pipe in header.pipes}
     pipes = [header.pipe(instance.operations[numbers[0]].parts[0].micros[0]).name for numbers in constraints.classes]
-    alike = all(len(numbers) == totals[pipe] for pipe, numbers in zip(pipes, constraints.classes, strict=True))
+    is_uniform = all(len(numbers) == totals[pipe] for pipe, numbers in zip(pipes, constraints.classes, strict=True))
     covered = sum(map(len, constraints.classes)) == len(constraints.durations)
-    if len(constraints.durations) <= _MOST_FOR_SOLVER or not covered or not alike:
+    if len(constraints.durations) <= _MOST_FOR_SOLVER or not covered or not is_uniform:
         return
     total, of_micro_batch = min(totals.values()), len(constraints.classes) // len(totals)
     count = max(_MOST_OF_FEW // (of_micro_batch * len(totals)), header.workers * 3 // 2)
