@@ -41,7 +41,8 @@ interface Schedule {
 }
 
 /** `preference` decides between critical paths of equal length: the path with the most micro-batches of preference 3
- *  is taken; of those, with the most pairs (two operations of one event); of those, with the most of preference 1. */
+ *  is taken; of those, with the most pairs (two operations of one event); of those, with the most of preference 1; of
+ *  those, where memory moves, with the most operations other than moves. */
 interface OperationKind {
   letter: string; // "F"
   name: string; // "forward"

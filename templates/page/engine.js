@@ -219,23 +219,45 @@ function numbered(operations, rows, count) {
 
 /**
  * Weight of every event among critical paths of equal length, by the rule of the compiler: the path with the most
- * micro-batches of preference 3, then the one with the most pairs, then the one with the most of preference 1.
+ * micro-batches of preference 3, then the one with the most pairs, then the one with the most of preference 1, and, if
+ * memory moves, then the one with the most of all that are not moves.
  * @param {Schedule} schedule
- * @param {Lists} rows of the operations of each event
+ * @param {Lists} rows of the operations of each event; moves are not among them
  * @returns {Float64Array}
  */
-function preferences({ kinds, operations }, rows) {
-  let unit = 1;
-  for (let row = 0; row < operations.size.length; row++) unit += operations.size[row];
-  const weight = new Float64Array(rows.from.length - 1);
-  for (let event = 0; event < weight.length; event++) {
+function preferences({ kinds, operations, moves }, rows) {
+  const events = rows.from.length - 1;
+  const size = new Float64Array(events);
+  const rank = new Uint8Array(events);
+  const sums = [0, 0, 0, 0];
+  const grain = measureOf(operations.size) / 2;
+  for (let event = 0; event < events; event++) {
     const parts = listOf(rows, event);
-    for (const row of parts) {
-      const rank = parts.length > 1 ? 2 : kinds[operations.kind[row]].preference;
-      if (rank > 0) weight[event] += unit ** (rank - 1) * operations.size[row];
-    }
+    if (parts.length === 0) continue;
+    // A pair has the mean size of its two operations.
+    const both = operations.size[parts[0]] + operations.size[parts[parts.length - 1]];
+    size[event] = Math.round(both / 2 / grain);
+    rank[event] = parts.length > 1 ? 2 : kinds[operations.kind[parts[0]]].preference;
+    sums[rank[event]] += size[event];
   }
-  return weight;
+  // Each rank counts more than all operations of the ranks below it can sum up.
+  const last = moves.event.length > 0 ? 1 : 0;
+  const units = [0, 1 + last * sums.reduce((sum, amount) => sum + amount), 0, 0];
+  for (let number = 2; number < units.length; number++) units[number] = units[number - 1] * (1 + sums[number - 1]);
+  return size.map((amount, event) => amount * (units[rank[event]] + last));
+}
+
+/**
+ * The largest number of which all sizes are whole multiples, up to rounding.
+ * @param {ArrayLike<number>} sizes
+ * @returns {number}
+ */
+function measureOf(sizes) {
+  let measure = 0;
+  for (const size of new Set(Array.from(sizes))) {
+    for (let rest = size; rest > 1e-6; ) [measure, rest] = [rest, Math.abs(measure - Math.round(measure / rest) * rest)];
+  }
+  return measure;
 }
 
 /**
