@@ -218,7 +218,7 @@ class Compilation:
         self.tell("comparing with the baseline")
         sums = verified.weights, launches(verified.program, timeline), names(verified.rules)
         unmoved = self._moved.before if self.request.offload else None
-        made = report(verified.schedule, self._durations, baseline, *sums, timeline, copies, unmoved)
+        made = report(verified.schedule, self._durations, baseline, *sums, timeline, copies, unmoved, verified.program)
         results = verified.with_evaluation(lambda: self.verified_evaluation)
         choices = (CommunicatorChoice(result.communicators.value, result.count, result.blocked) for result in results)
         return replace(made, communicators=tuple(choices))

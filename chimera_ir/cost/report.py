@@ -13,7 +13,7 @@ from chimera_ir.cost.transfers import Transfers, Unmoved, transfers, unmoved
 from chimera_ir.flow import live
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.kinds import PAIR, Counted
-from chimera_ir.ir.levels import Header, Schedule
+from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import Operation, singles
 
 _Json = dict[str, object]
@@ -235,6 +235,7 @@ def report(
     timeline: Timeline | None = None,
     baseline_weights: Sequence[int] | None = None,
     before: Timeline | None = None,
+    program: Program | None = None,
 ) -> Report:
     """The report on a verified schedule and a verified baseline for the same workers and micro-batches.
 
@@ -242,7 +243,8 @@ def report(
     their durations, weights and activations. ``weights`` are the copies of weights that each worker keeps,
     ``baseline_weights`` those of the baseline, by default one of each stage. ``verified`` are the names of the proven
     rules, in the order of the report; ``timeline`` is that of the schedule with these costs, if the caller has it, and
-    ``before`` the one that it had before moves were added to it.
+    ``before`` the one that it had before moves were added to it. Where memory moves, workers keep what the lines of
+    ``program`` say, if it is given: the text of a program may wait where it likes.
     """
     # The baseline's costs: for as many stages as it has, and for backwards that are split or whole as its are.
     timeline = timeline or simulate(schedule, costs)
@@ -254,7 +256,8 @@ def report(
     comparable = costs.for_baseline(splits).recut(schedule.header.stages, baseline.header.stages)
     base_timeline = timeline if same else simulate(baseline, comparable)
     base = _figures(baseline, base_timeline, baseline_weights or stages_held(baseline.header), size, base_splits)
-    figures = _figures(schedule, timeline, weights, Fraction(1), splits)
+    keeps = program if program is not None and schedule.header.moves else schedule
+    figures = _figures(keeps, timeline, weights, Fraction(1), splits)
     stale = staleness(schedule)
     remarks = (*_remarks(schedule), *warning(stale, schedule.header.per_update), *costs.remarks(schedule))
     return Report(
@@ -270,9 +273,9 @@ def report(
     )
 
 
-def activations(schedule: Schedule) -> tuple[Fraction, ...]:
+def activations(level: Schedule | Program) -> tuple[Fraction, ...]:
     """The peak of each worker's activations in M_a; a stage that recomputes has them while a backward runs."""
-    return live.whole(schedule.header, live.activations(schedule))
+    return live.whole(level.header, live.activations(level))
 
 
 def stages_held(header: Header) -> tuple[int, ...]:
@@ -286,13 +289,16 @@ def _splits(schedule: Schedule) -> bool:
     return any(kind.splits for kind in kinds)
 
 
-def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], size: Fraction, splits: bool) -> Figures:
+def _figures(
+    level: Schedule | Program, timeline: Timeline, weights: Sequence[int], size: Fraction, splits: bool
+) -> Figures:
     """The figures of a schedule; each of its stages is as large as ``size`` of the stages that M_a and M_theta measure.
 
-    ``splits`` says whether its backwards are split.
+    ``level`` says what workers keep: the schedule itself or its program. ``splits`` says whether its backwards are
+    split.
     """
-    header = schedule.header
-    halves = live.whole(header, live.between_halves(schedule)) if splits else (Fraction(0),) * len(schedule.lanes)
+    header = level.header
+    halves = live.whole(header, live.between_halves(level)) if splits else (Fraction(0),) * len(level.lanes)
     return Figures(
         header=header,
         durations=timeline.costs,
@@ -304,11 +310,11 @@ def _figures(schedule: Schedule, timeline: Timeline, weights: Sequence[int], siz
         counts=timeline.critical_path.counts,
         clock_span=timeline.clock_span,
         weights=tuple(size * copies for copies in weights),
-        activations=tuple(size * peak for peak in activations(schedule)),
+        activations=tuple(size * peak for peak in activations(level)),
         between_halves=tuple(size * peak for peak in halves),
-        stashed_inputs=tuple(size * peak for peak in live.whole(header, live.inputs(schedule))),
-        carries=tuple(peak * header.slices for peak in live.whole(header, live.peaks(schedule, Counted.CARRIES))),
-        host=tuple(size * peak for peak in live.whole(header, live.on_host(schedule))),
+        stashed_inputs=tuple(size * peak for peak in live.whole(header, live.inputs(level))),
+        carries=tuple(peak * header.slices for peak in live.whole(header, live.peaks(level, Counted.CARRIES))),
+        host=tuple(size * peak for peak in live.whole(header, live.on_host(level))),
         host_links=transfers(timeline),
     )
 

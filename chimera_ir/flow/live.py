@@ -218,14 +218,14 @@ def on_host(level: Schedule | Program) -> tuple[Peak, ...]:
     return peaks(level, *ON_HOST_UNITS)
 
 
-def inputs(schedule: Schedule) -> tuple[Peak, ...]:
+def inputs(level: Schedule | Program) -> tuple[Peak, ...]:
     """The `peaks` of inputs that are kept for recomputation."""
-    return peaks(schedule, Counted.INPUT)
+    return peaks(level, Counted.INPUT)
 
 
-def between_halves(schedule: Schedule) -> tuple[Peak, ...]:
+def between_halves(level: Schedule | Program) -> tuple[Peak, ...]:
     """The `peaks` of micro-batches between the halves of their backward."""
-    return peaks(schedule, Counted.OPERANDS)
+    return peaks(level, Counted.OPERANDS)
 
 
 def whole(header: Header, peaks: Iterable[Peak]) -> tuple[Fraction, ...]:

@@ -202,7 +202,8 @@ def test_a_program_may_wait_where_it_likes_and_is_counted_by_its_lines() -> None
     assert [peak.amount for peak in live.activations(program)] == [3, 2, 1]
     assert [peak.amount for peak in live.activations(early)] == [2, 2, 1]
     assert verdicts(early, seeds=1) == {"finished"}
-    assert chimera_ir.compile(Source("", show(early))).verified.live == (2, 2, 1)
+    compiled = chimera_ir.compile(Source("", show(early)))
+    assert compiled.verified.live == compiled.report.activations == (2, 2, 1)
     bounded = show(early).replace("micro_batches 4", "micro_batches 4\nmemory activations <= 2")
     assert chimera_ir.compile(Source("", bounded)).verified.live == (2, 2, 1)
     with pytest.raises(TextError, match="holds the activations of 2"):
