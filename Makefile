@@ -73,7 +73,6 @@ typescript: $(READY)  ## install what checks the types in the scripts of a page
 
 # What a change usually breaks, in two minutes on two cores: the rules on the text of files, every message, the compiler
 # from end to end, the core of the runtime, and some of the properties.
-CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 2)')
 QUICK := $(addprefix tests/test_,$(addsuffix .py,architecture claims closed_types docs names)) tests/errors chimera_ir/diagnostics chimera_ir/syntax \
   $(addprefix tests/unit/test_,$(addsuffix .py,cli codegen compilation cost elaborate highlight ir_text library lower \
     picture prediction render report scripts syntax verify)) \
@@ -82,13 +81,12 @@ QUICK := $(addprefix tests/test_,$(addsuffix .py,architecture claims closed_type
     stage/test_stage test_pipeline))
 quick: export PYTHONDONTWRITEBYTECODE =
 quick: check  ## the checks, and the tests that a change usually breaks: two minutes
-	$(BIN)/pytest $(QUICK) --doctest-modules -m "not slow" --workers=$(CORES)
+	$(BIN)/pytest $(QUICK) --doctest-modules -m "not slow" --numprocesses=auto --dist=worksteal
 
 # One run for everything. Ranks often wait, for one another and for time to pass: two workers share a core, and each works
-# through whole files, as the tests of a file share what they compile (tests/workers.py). The checks run while one process
-# collects the tests, and what they say comes in one piece. Without bytecode each of the hundreds of processes would
-# compile the modules again.
-WORKERS ?= $(shell expr 2 '*' $(CORES))
+# through whole files, as the tests of a file share what they compile. The checks run at the same time, and what they say
+# comes in one piece. Without bytecode each of the hundreds of processes would compile the modules again.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 2))')
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)  ## every check and test
 	@$(MAKE) --no-print-directory --jobs=4 checked tests
@@ -100,7 +98,7 @@ checked:
 # Tests write some hundred thousand small files: into memory, where it has room for them.
 tests: export TMPDIR := $(or $(TMPDIR),$(shell $(PYTHON) -c 'import shutil; print("/dev/shm" * (shutil.disk_usage("/dev/shm").free > 4 << 30))' 2>/dev/null))
 tests: $(COMPILED) browser examples torchtitan typescript
-	$(BIN)/pytest tests chimera_ir docs/paper_tables docs/conformance --doctest-modules --workers=$(WORKERS)
+	$(BIN)/pytest tests chimera_ir docs/paper_tables docs/conformance --doctest-modules --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
 # What the steps are, and what they have to say: tests/gpu. GPU_PYTHON is an interpreter that has chimera_ir and a torch
 # for the machine's driver, if the torch of constraints.txt is none.
@@ -115,7 +113,7 @@ test-torch:  ## the tests of the runtime under another torch: make test-torch TO
 	$(if $(TORCH),,$(error which release? make test-torch TORCH=2.6.0))
 	$(PYTHON) -m venv $(TORCH_VENV)
 	$(TORCH_VENV)/bin/pip install --quiet --disable-pip-version-check -e '.[dev]' 'torch==$(TORCH)'
-	$(TORCH_VENV)/bin/pytest tests/unit/runtime tests/e2e/test_check.py tests/e2e/test_failures.py --workers=$(CORES)
+	$(TORCH_VENV)/bin/pytest tests/unit/runtime tests/e2e/test_check.py tests/e2e/test_failures.py --numprocesses=auto --dist=worksteal
 
 clean:  ## remove the virtual environment and everything that was built
 	rm -rf $(VENV) .venv-torch-* gpu.out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

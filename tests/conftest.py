@@ -6,13 +6,13 @@ import signal
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from tests import forking
 from tests.repeatable import PROFILE
-from tests.workers import run_in_workers
 
 settings.load_profile(PROFILE)
 
@@ -32,26 +32,20 @@ for variable in ("COLUMNS", "FORCE_COLOR", "NO_COLOR"):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="write what the compiler says as what is expected")
-    parser.addoption("--workers", type=int, default=0, help="run files in so many processes forked from this one")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Has all workers of pytest-xdist fork from one process that has imported torch, where tests of ranks may run."""
+    ranks = TESTS / "e2e"
+    asked = (Path(word.partition("::")[0]).resolve() for word in node.config.args)
+    if any(path.is_relative_to(ranks) or ranks.is_relative_to(path) for path in asked):
+        node.workerinput |= forking.served()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Starts the process that ranks are forked from, if workers may need it: it imports torch during collection."""
-    ranks = TESTS / "e2e"
-    paths = [Path(word.partition("::")[0]).resolve() for word in config.args]
-    launched = any(path.is_relative_to(ranks) or ranks.is_relative_to(path) for path in paths)
-    if launched and config.getoption("workers", 0):
-        forking.served()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """Runs the tests in workers, if some are asked for."""
-    workers = session.config.getoption("workers", 0)
-    if not workers or session.config.getoption("collectonly") or session.testsfailed:
-        return None
-    run_in_workers(session, workers)
-    return True
+    if address := getattr(config, "workerinput", {}).get(forking.SERVER):
+        forking.use_server(address)
 
 
 @pytest.fixture

@@ -193,12 +193,6 @@ def served() -> dict[str, str]:
     return {SERVER: str(forkserver._forkserver._forkserver_address)}  # type: ignore[attr-defined]
 
 
-def keep_server() -> None:
-    """Makes the server, if any, of the process that this one is a fork of the one that forks for this process."""
-    if address := forkserver._forkserver._forkserver_address:  # type: ignore[attr-defined]
-        use_server(address)
-
-
 def replace_torchrun(words: Sequence[str]) -> NoReturn:
     """Makes a process that has started as torchrun one that forks its ranks; its path begins with the project."""
     if address := os.environ.pop(SERVER, None):

@@ -4,9 +4,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
-from functools import cache
 from importlib import metadata
 from itertools import count
 
@@ -14,15 +12,13 @@ COMPILE = (sys.executable, "-c", "from chimera_ir.start import compile_; compile
 """chimera-compile, of the package that the tests import."""
 
 
-@cache
-def _ports(process: int) -> Iterator[int]:
-    """Below those that a system hands out by itself; processes of tests begin at different ones."""
-    return count(10_000 + process * 20 % 20_000)
+_ports = count(10_000 + os.getpid() * 20 % 20_000)
+"""Below those that a system hands out by itself; processes of tests begin at different ones."""
 
 
 def free_port() -> int:
     """A port for a server that is started later, and that no other process is given in the meantime."""
-    for port in _ports(os.getpid()):
+    for port in _ports:
         with suppress(OSError), socket.socket() as server:
             server.bind(("127.0.0.1", port))
             return port
