@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from chimera_ir.fitting.scheme_fit import fit_scheme
     from chimera_ir.ir.levels import Schedule
     from chimera_ir.options import Options, compile
+    from chimera_ir.planner.planning import rank_schemes
     from chimera_ir.source import Source
     from chimera_ir.sweeps.sweep import sweep
 
@@ -28,6 +29,7 @@ __all__ = [
     "__version__",
     "compile",
     "fit_scheme",
+    "rank_schemes",
     "sweep",
 ]
 
@@ -39,6 +41,7 @@ _HOMES = {
     "CompileError": "errors",
     "fit_scheme": "fitting.scheme_fit",
     "Options": "options",
+    "rank_schemes": "planner.planning",
     "Schedule": "ir.levels",
     "Source": "source",
     "sweep": "sweeps.sweep",

@@ -188,6 +188,15 @@ class Options:
             _require(_is_in(limit), f"memory[{name!r}]", limit, "it is a whole number from 1 on")
         return tuple((Quantity(name), limit) for name, limit in self.memory.items())
 
+    def budget(self, spell: Spell = str) -> SearchBudget | None:
+        """The budget of the search, None without one; raises `OptionError` if only a search has another option."""
+        if self.search is not None:
+            return SearchBudget(self.search, self.seed)
+        if conflicting := self.memory or self.seed:
+            name = "memory" if conflicting is self.memory else "seed"
+            raise OptionError(f"{spell(name)}: it is for a search; add {spell('search')}")
+        return None
+
     def ties(self) -> tuple[Tie, ...]:
         """The groups of stages that share parameters."""
         says = 'write groups of stages, by number, "first" or "last", as in [("first", "last")]'
@@ -212,9 +221,7 @@ class Options:
             raise OptionError(f"{names}: {source.name} says both itself; ask for them when you compile its scheme")
         if source.is_ir and self.tied:
             raise OptionError(f"{spell('tied')}: an IR text says itself which stages are tied, in its header")
-        if self.search is None and (conflicting := self.memory or self.seed):
-            name = "memory" if conflicting is self.memory else "seed"
-            raise OptionError(f"{spell(name)}: it is for a search; add {spell('search')}")
+        budget = self.budget(spell)
         if self.search is not None and self.offload:
             names = f"{spell('search')}, {spell('offload')}"
             raise OptionError(f"{names}: search first, then give the schedule that was found to {spell('offload')}")
@@ -242,7 +249,7 @@ class Options:
             self._against(spell),
             Communicators(self.communicators or Communicators.DIRECTED),
             self.require_fit,
-            None if self.search is None else SearchBudget(self.search, self.seed),
+            budget,
             self.limits(),
             offload=self.offload == "auto",
             slice_lengths=lengths,
@@ -263,7 +270,7 @@ class Options:
             raise OptionError(f"{', '.join(map(spell, given))}: a prediction needs {needed} together")
         from chimera_ir.predict.prediction import Forecast
 
-        inputs = read_inputs(Path(self.profile), Path(self.cluster), spell)
+        inputs = read_inputs(self.profile, self.cluster, spell)
         split = None if self.split is None else tuple(self.split)
         replicas = self.layout == "replica"
         return Forecast(inputs, self.copies or 1, self.micro_batch_size, replicas, split, self.shard_optimizer)
@@ -318,11 +325,11 @@ def require_parameters(settings: Mapping[str, object], scheme: Scheme) -> None:
             raise OptionError(f"{option.name} is no parameter but an option: write options=Options({option.name}=...)")
 
 
-def read_inputs(profile: Path, cluster: Path, spell: Spell) -> "Inputs":
+def read_inputs(profile: str | PathLike[str], cluster: str | PathLike[str], spell: Spell) -> "Inputs":
     """A profile and a cluster, read from their files; errors as in `Options.request`."""
     from chimera_ir.profile.choose import Unfit, are_swapped, read_both
 
-    sources = texts.read(profile, spell("profile")), texts.read(cluster, spell("cluster"))
+    sources = texts.read(Path(profile), spell("profile")), texts.read(Path(cluster), spell("cluster"))
     try:
         return read_both(*sources)
     except Unfit:

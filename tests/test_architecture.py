@@ -76,6 +76,7 @@ IMPORTS = {
     "planner": {
         *("library", "source", "diagnostics", "syntax", "elaborate", "ir", "flow", "lower", "verify", "cost"),
         *("profile", "errors", "predict", "request", "garbage", "escapes", "orders"),
+        *("compilation", "options", "texts"),
     },
     "fitting": {
         *("compilation", "diagnostics", "elaborate", "errors", "flow", "ir", "lower", "orders", "planner", "request"),
@@ -93,7 +94,7 @@ IMPORTS = {
     },
     "start": {"commands", "garbage"},
     "__main__": {"start"},
-    "__init__": {"compilation", "errors", "fitting", "ir", "options", "source", "sweeps"},
+    "__init__": {"compilation", "errors", "fitting", "ir", "options", "planner", "source", "sweeps"},
 }
 """What each part of the package may import of the others; `compilation` sees nearly all of it."""
 

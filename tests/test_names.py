@@ -39,7 +39,7 @@ CEILINGS = {
     "cache": 3,
     "chimera_runtime": 7,
     "codegen": 1,
-    "commands": 14,
+    "commands": 13,
     "comparison": 1,
     "cost": 1,
     "diagnostics": 1,

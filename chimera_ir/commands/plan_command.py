@@ -3,10 +3,11 @@
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import click
 
-from chimera_ir import library, output, progress, texts
+from chimera_ir import output, progress, texts
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import setting, single_values
 from chimera_ir.commands.common import (
@@ -22,36 +23,22 @@ from chimera_ir.commands.common import (
 from chimera_ir.commands.search_options import SECONDS, SEED
 from chimera_ir.commands.sections import SectionedCommand, as_json, general, is_quiet, remark
 from chimera_ir.commands.stage_options import TIED, tied_by_transformer
-from chimera_ir.compilation import Compilation
 from chimera_ir.console import printed
-from chimera_ir.diagnostics.suggest import closest
-from chimera_ir.elaborate.elaborate import parameter_names
-from chimera_ir.errors import CompileError
-from chimera_ir.escapes import visible
-from chimera_ir.options import read_inputs
-from chimera_ir.orders.budget import SearchBudget
-from chimera_ir.orders.cp_sat import require_solver
 from chimera_ir.orders.improve import ORDER_MARK
 from chimera_ir.planner import listing
 from chimera_ir.planner.command_lines import Files, order_file
-from chimera_ir.planner.judge import Judge
 from chimera_ir.planner.listing import View
 from chimera_ir.planner.notes import notes
-from chimera_ir.planner.rank import rank
+from chimera_ir.planner.planning import MOST, rank_schemes
 from chimera_ir.planner.recommendation import recommendation
-from chimera_ir.planner.searched import SEARCHED, searched
-from chimera_ir.planner.space import MAX_OPERATIONS, Question, Recomputation
+from chimera_ir.planner.searched import SEARCHED
+from chimera_ir.planner.space import MAX_OPERATIONS
 from chimera_ir.plural import counted
-from chimera_ir.profile.choose import Inputs
-from chimera_ir.request import Request
 from chimera_ir.source import Source
-from chimera_ir.syntax.ast import Scheme, SyncMode
+from chimera_ir.syntax.ast import SyncMode
 
 ERROR = 0.1
 """The default error of equation 1: within 10 % of the measured time (section 4.2.2)."""
-
-MOST = 10**6
-"""The most workers, and the most items of a mini-batch."""
 
 _LIBRARY = "--library"
 
@@ -162,7 +149,7 @@ def plan_command(
     syncs: tuple[str, ...],
     tied: list[list[int | str]],
     hf: str | None,
-    layout: str,
+    layout: Literal["pipeline", "replica"],
     sharded_optimizer: bool,
     search: float | None,
     seed: int,
@@ -188,46 +175,46 @@ def plan_command(
     if hf is not None and not tied:
         require_torch("reading a model of transformers")
         tied = tied_by_transformer(Path(hf))
-    sources = tuple(_scheme(name, directories) for name in schemes) if schemes else _library(directories)
-    modes = {None: Recomputation.WHERE_NEEDED, True: Recomputation.ALWAYS, False: Recomputation.NEVER}
-    recomputation = modes[recompute]
-    if search is not None:
-        require_solver("a search")
-    elif seed:
-        raise WrongCommand("--seed: it is for a search; add --search")
-    # Files and schemes first: their mistakes end the command before any work.
-    inputs = read_inputs(profile, cluster, "--{}".format)
-    model = inputs.model()
-    number = _workers(inputs, workers)
-    parsed = _parsed(sources, settings)
-    strategies = tuple(dict.fromkeys(map(SyncMode, syncs)))
-    streams = bool(schemes) if asynchronous is None else asynchronous
-    # The question says which configurations there are, the judge what is known of model and cluster.
-    needs = {"sliced": bool(schemes), "hosted": inputs.cluster.host is not None}
-    question = Question(number, mini_batch, settings, recomputation, strategies, streams, max_operations, **needs)
-    trusted = frozenset(map(library.source, library.names()))
-    ties = tuple(map(tuple, tied))
-    replicas = layout == "replica"
-    judge = Judge(
-        *(parsed, model, inputs.cluster, replicas, recomputation, max_operations, trusted, ties, sharded_optimizer)
+    files = Files(
+        str(profile), str(cluster), layout == "replica", max_operations, tuple(map(tuple, tied)), sharded_optimizer
     )
-    files = Files(str(profile), str(cluster), replicas, max_operations, ties, sharded_optimizer)
     with progress.shown(is_quiet()) as doing:
-        ranking = rank(sources, question, judge, greedy, max(top, choose), doing)
-        if search is not None:
-            ranking = searched(ranking, SearchBudget(search, seed), doing)
+        ranked = rank_schemes(
+            *(_scheme(name, directories) for name in schemes),
+            profile=profile,
+            cluster=cluster,
+            mini_batch=mini_batch,
+            workers=workers,
+            settings=settings,
+            asynchronous=asynchronous,
+            greedy=greedy,
+            recompute=recompute,
+            syncs=syncs,
+            tied=tied,
+            layout=layout,
+            shard_optimizer=sharded_optimizer,
+            search=search,
+            seed=seed,
+            top=max(top, choose),
+            max_operations=max_operations,
+            library=directories,
+            spell=_spelled,
+            warn=lambda words: remark(f"warning: {words}"),
+            tell=doing,
+        )
+        ranking = ranked.ranking
         doing("explaining the first choice")
         answer = recommendation(ranking)
     # The recommendation, the ranking, and the commands of the chosen configuration.
     rows = ranking.rows(everything or as_json)
     if rows and choose > len(rows):
         raise WrongCommand(f"--choose {choose}: there are only {counted(len(rows), 'row')}, and more with --all")
-    remarks = notes(ranking, error, inputs.warnings)
+    remarks = notes(ranking, error, ranked.warnings)
     chosen = rows[choose - 1] if rows else None
     if chosen and chosen.order:
         _write_order(chosen.order.text, Path(order_file(chosen.choice, chosen.scheme)))
     if as_json:
-        write_json(listing.as_json(ranking, answer, remarks, inputs.warnings, chosen, files))
+        write_json(listing.as_json(ranking, answer, remarks, ranked.warnings, chosen, files))
     else:
         view = View(top, everything, why)
         write(printed(lambda console: console.print(listing.table(ranking, answer, remarks, view))))
@@ -237,21 +224,9 @@ def plan_command(
         sys.exit(WRONG_TEXT)
 
 
-def _library(directories: tuple[Path, ...]) -> tuple[Source, ...]:
-    """Every scheme of the library; a file of a further directory that is not a scheme is skipped with a warning."""
-    further = library.further(directories, _LIBRARY)
-    shipped, sources = library.names(), []
-    for name in library.names(further):
-        try:
-            source = library.source(name, further)
-            if name not in shipped:
-                _ = Compilation(Request(source)).scheme
-        except CompileError as error:
-            reason = visible(str(error).splitlines()[0])
-            remark(f"warning: {name} is left out of the plan: {reason}")
-        else:
-            sources.append(source)
-    return tuple(sources)
+def _spelled(argument: str) -> str:
+    """An argument of `rank_schemes` as it is written on the command line."""
+    return "--set" if argument == "settings" else f"--{argument.replace('_', '-')}"
 
 
 def _write_order(text: str, file: Path) -> None:
@@ -261,36 +236,7 @@ def _write_order(text: str, file: Path) -> None:
 
 
 def _scheme(name: str, directories: tuple[Path, ...]) -> Source:
-    source = texts.scheme_or_ir(name, directories, _LIBRARY, lambda text: remark(f"remark: {text}"))
-    if not source.is_scheme:
-        raise WrongCommand(f"--scheme {name}: it has no parameters to choose; name its scheme")
-    return source
-
-
-def _parsed(sources: tuple[Source, ...], settings: dict[str, int]) -> dict[Source, Scheme]:
-    """Parses ``sources`` and the library's baseline; raises `WrongCommand` for a setting that no source has."""
-    parsed = {source: Compilation(Request(source)).scheme for source in sources}
-    known = dict.fromkeys(name for scheme in parsed.values() for name in parameter_names(scheme))
-    for name in settings:
-        if name not in known:
-            guess = closest(name, known)
-            advice = f"did you mean {guess}?" if guess else f"there are {', '.join(known)}"
-            raise WrongCommand(f"--set {name}: no scheme has such a parameter; {advice}")
-    baseline, _ = library.baseline(1, 1)
-    return parsed if baseline in parsed else {**parsed, baseline: Compilation(Request(baseline)).scheme}
-
-
-def _workers(inputs: Inputs, asked: int | None) -> int:
-    """P: ``asked``, which must fit into one node or fill whole nodes; if it is None, all workers of the cluster."""
-    cluster = inputs.cluster
-    number = cluster.workers if asked is None else asked
-    if number > cluster.workers:
-        raise WrongCommand(f"--workers {number}: the cluster {cluster.name} has {cluster.workers}")
-    if number > cluster.per_node and number % cluster.per_node:
-        raise WrongCommand(
-            f"--workers {number}: a node has {cluster.per_node}, and torchrun starts equally many on each"
-        )
-    return number
+    return texts.scheme_or_ir(name, directories, _LIBRARY, lambda text: remark(f"remark: {text}"))
 
 
 main = partial(run, plan_command, "chimera-plan")

@@ -180,8 +180,8 @@ def as_json(
         "mini_batch": question.mini_batch,
         "memory_available": judge.available,
         "recommendation": [answer.answer, *answer.reasons],
-        "choices": [_choice(judged) for judged in ranking.choices],
-        "baseline": _choice(ranking.reference) if ranking.reference else None,
+        "choices": [as_values(judged) for judged in ranking.choices],
+        "baseline": as_values(ranking.reference) if ranking.reference else None,
         "notes": list(notes),
         "warnings": list(warnings),
         "left_out_by_reason": dict(sorted(reasons.items())),
@@ -190,7 +190,8 @@ def as_json(
     }
 
 
-def _choice(judged: Judged) -> dict[str, object]:
+def as_values(judged: Judged) -> dict[str, object]:
+    """A configuration with its predictions as plain data."""
     choice = judged.choice
     return {
         "scheme": scheme_argument(choice.source),

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from chimera_ir import rank_schemes
 from chimera_ir.commands import compile_command
 from chimera_ir.commands.common import WRONG_COMMAND
+from chimera_ir.errors import OptionError
 from chimera_ir.orders import cp_sat
 from tests.unit.test_plan import FULL, Plan, cluster, found, plan, profile
 
@@ -40,6 +42,25 @@ def test_a_better_order_is_ranked_with_its_gain_and_compiles_as_predicted(plan: 
     text = FILE.read_text(encoding="utf-8")
     assert found(plan(model, on, *ASKED, "--search", 600)) == result
     assert FILE.read_text(encoding="utf-8") == text
+
+
+def test_a_program_gets_the_same_ranking_and_compiles_its_best_order(plan: Plan) -> None:
+    model, on = profile((4,), (1,), weights="100 B"), cluster(2)
+    result = found(plan(model, on, *ASKED, "--search", 600))
+    files = {"profile": "m.toml", "cluster": "c.toml"}
+    ranked = rank_schemes("waves", **files, mini_batch=6, settings={"P": 2, "w": 1}, search=600)
+    assert ranked.rows == result["choices"]
+    best = ranked.compilation()
+    assert best.prediction is not None
+    assert best.prediction.replay.seconds == pytest.approx(0.39)
+    # Without a search, it compiles the scheme: 0.4 s.
+    plain = rank_schemes("waves", **files, mini_batch=6, settings={"P": 2, "w": 1}).compilation()
+    assert plain.prediction is not None
+    assert (plain.scheme.name.text, plain.prediction.replay.seconds) == ("waves", pytest.approx(0.4))
+    for argument, says in {"mini_batch": "0: it is a whole", "seed": "it is for a search", "workers": "has 2"}.items():
+        arguments = {"mini_batch": 6, argument: {"mini_batch": 0, "seed": 1, "workers": 3}[argument]}
+        with pytest.raises(OptionError, match=f"{argument}.*{says}"):
+            rank_schemes("waves", **files, **arguments)  # type: ignore[arg-type]
 
 
 def test_an_order_keeps_the_memory_of_the_workers(plan: Plan) -> None:

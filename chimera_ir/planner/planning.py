@@ -1,0 +1,247 @@
+"""The ranking of schemes for a model and a cluster, as ``chimera plan`` shows it, for programs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import Literal
+
+from chimera_ir import library as schemes_of_library
+from chimera_ir import texts
+from chimera_ir.compilation import Compilation
+from chimera_ir.diagnostics.suggest import closest
+from chimera_ir.elaborate.elaborate import parameter_names
+from chimera_ir.errors import CompileError, OptionError
+from chimera_ir.escapes import visible
+from chimera_ir.options import Options, Spell, integer, read_inputs
+from chimera_ir.orders.cp_sat import require_solver
+from chimera_ir.planner.judge import Judge, Judged
+from chimera_ir.planner.listing import as_values
+from chimera_ir.planner.rank import Progress, Ranking, rank
+from chimera_ir.planner.searched import searched
+from chimera_ir.planner.space import MAX_OPERATIONS, Question, Recomputation
+from chimera_ir.plural import counted
+from chimera_ir.profile.choose import Inputs
+from chimera_ir.request import Request
+from chimera_ir.source import Source
+from chimera_ir.syntax.ast import Scheme, SyncMode
+
+MOST = 10**6
+"""The most workers, and the most items of a mini-batch."""
+
+_RECOMPUTATION = {None: Recomputation.WHERE_NEEDED, True: Recomputation.ALWAYS, False: Recomputation.NEVER}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RankedSchemes:
+    """Configurations that fit a cluster, best first; `compilation` compiles one as it was predicted.
+
+    ``warnings`` are those about the profile and the cluster. ``options`` are the options that all compilations share.
+    """
+
+    ranking: Ranking
+    warnings: tuple[str, ...]
+    options: Options
+
+    @property
+    def choices(self) -> tuple[Judged, ...]:
+        """The configurations that fit, best first, with their predictions."""
+        return self.ranking.choices
+
+    @property
+    def rows(self) -> list[dict[str, object]]:
+        """The configurations as plain values, for a table of pandas or polars: `choices` of ``chimera plan --json``."""
+        return [as_values(judged) for judged in self.choices]
+
+    def compilation(self, place: int = 0) -> Compilation:
+        """The compilation of the configuration at a place of `choices`, in the order that a search found if any."""
+        judged = self.choices[place]
+        choice = judged.choice
+        options = replace(
+            self.options,
+            copies=choice.copies,
+            micro_batch_size=choice.micro_batch_size,
+            split=choice.split,
+            offload="auto" if choice.offload else None,
+            shard_optimizer=self.options.shard_optimizer and not judged.asynchronous,
+            max_operations=max(self.options.max_operations, 2 * choice.workers * choice.micro_batches),
+        )
+        if judged.order:
+            return Compilation.of(judged.order.schedule, replace(options, tied=()))
+        changed = replace(
+            options,
+            recompute=choice.change.recompute,
+            sync=choice.change.sync,
+            slice_lengths=choice.known_lengths,
+        )
+        return Compilation(changed.request(choice.source, dict(choice.settings)))
+
+    def __repr__(self) -> str:
+        return f"<RankedSchemes: {counted(len(self.choices), 'configuration')}>"
+
+
+def rank_schemes(
+    *schemes: str | PathLike[str] | Source,
+    profile: str | PathLike[str],
+    cluster: str | PathLike[str],
+    mini_batch: int,
+    workers: int | None = None,
+    settings: Mapping[str, int] | None = None,
+    asynchronous: bool | None = None,
+    greedy: bool = False,
+    recompute: bool | None = None,
+    syncs: Sequence[str] = (SyncMode.EAGER_OPT.value,),
+    tied: Sequence[Sequence[int | str]] = (),
+    layout: Literal["pipeline", "replica"] = "pipeline",
+    shard_optimizer: bool = False,
+    search: float | None = None,
+    seed: int = 0,
+    top: int = 10,
+    max_operations: int = MAX_OPERATIONS,
+    library: Sequence[str | PathLike[str]] = (),
+    spell: Spell = str,
+    warn: Callable[[str], None] = lambda _: None,
+    tell: Progress = lambda _: None,
+) -> RankedSchemes:
+    """Ranks every way to train a model on a cluster that fits its memory, as ``chimera plan`` does.
+
+    Parameters
+    ----------
+    schemes
+        Each as in `compile`; without any, the library.
+    profile, cluster
+        Paths of the files that say what the model's stages cost and what the model runs on.
+    mini_batch
+        Items of an update.
+    workers
+        How many to use; by default all of the cluster.
+    settings
+        Fixed parameters of the schemes.
+    asynchronous
+        Whether to consider schemes without a flush; by default those that are named.
+    greedy
+        Whether only the largest B that fits counts, for each W and D.
+    recompute
+        Whether activations are always or never recomputed; by default where they do not fit otherwise.
+    syncs
+        Strategies for gradient sums to consider.
+    tied, layout, shard_optimizer, max_operations, library
+        As in `Options`.
+    search, seed
+        Seconds in which a search looks for a better order of each of the first rows, and the seed of its chance.
+    top
+        How many configurations are weighed to the byte.
+    spell, warn, tell
+        The spelling of arguments in messages; called with each scheme that is left out; called with each step.
+
+    Raises `CompileError` if an argument has a value that it cannot have, or a text cannot be read.
+    """
+    # What compilations of the result share; Options refuses what they cannot have.
+    shared = Options(
+        profile=profile,
+        cluster=cluster,
+        tied=tied,
+        layout=layout,
+        shard_optimizer=shard_optimizer,
+        max_operations=max_operations,
+        search=search,
+        seed=seed,
+        library=library,
+    )
+    _require_whole("mini_batch", mini_batch, spell)
+    _require_whole("top", top, spell)
+    modes = [mode.value for mode in SyncMode]
+    if unknown := [sync for sync in syncs if sync not in modes]:
+        raise OptionError(f"{spell('syncs')}: {unknown[0]!r:.60}: it is one of {', '.join(modes)}")
+    if recompute not in (None, True, False):
+        raise OptionError(f"{spell('recompute')} is {recompute!r:.60}: it is True, False or None")
+    budget = shared.budget(spell)
+    if budget is not None:
+        require_solver("a search")
+    # Files and schemes first: their mistakes end the call before any work.
+    fixed = {name: integer(name, value) for name, value in (settings or {}).items()}
+    named = tuple(texts.source(scheme, library) for scheme in schemes)
+    if other := next((source for source in named if not source.is_scheme), None):
+        raise OptionError(f"{spell('scheme')} {other.name}: it has no parameters to choose; name its scheme")
+    sources = named or _library(library, spell, warn)
+    inputs = read_inputs(profile, cluster, spell)
+    model = inputs.model()
+    number = _workers(inputs, workers, spell)
+    parsed = _parsed(sources, fixed, spell)
+    # The question says which configurations there are, the judge what is known of model and cluster.
+    question = Question(
+        workers=number,
+        mini_batch=mini_batch,
+        settings=fixed,
+        recomputation=_RECOMPUTATION[recompute],
+        syncs=tuple(dict.fromkeys(map(SyncMode, syncs))),
+        asynchronous=bool(schemes) if asynchronous is None else asynchronous,
+        max_operations=max_operations,
+        sliced=bool(schemes),
+        hosted=inputs.cluster.host is not None,
+    )
+    judge = Judge(
+        schemes=parsed,
+        profile=model,
+        cluster=inputs.cluster,
+        replica_layout=layout == "replica",
+        recomputation=question.recomputation,
+        max_operations=max_operations,
+        trusted=frozenset(map(schemes_of_library.source, schemes_of_library.names())),
+        ties=shared.ties(),
+        sharded_optimizer=shard_optimizer,
+    )
+    ranking = rank(sources, question, judge, greedy, top, tell)
+    if budget is not None:
+        ranking = searched(ranking, budget, tell)
+    return RankedSchemes(ranking, tuple(inputs.warnings), replace(shared, search=None, seed=0))
+
+
+def _require_whole(name: str, value: object, spell: Spell) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
+        raise OptionError(f"{spell(name)} is {value!r:.60}: it is a whole number from 1 to {MOST:,}")
+
+
+def _library(
+    directories: Sequence[str | PathLike[str]], spell: Spell, warn: Callable[[str], None]
+) -> tuple[Source, ...]:
+    """Every scheme of the library; a file of a further directory that is not a scheme is skipped with a warning."""
+    further = schemes_of_library.further(directories, spell("library"))
+    shipped, sources = schemes_of_library.names(), []
+    for name in schemes_of_library.names(further):
+        try:
+            source = schemes_of_library.source(name, further)
+            if name not in shipped:
+                _ = Compilation(Request(source)).scheme
+        except CompileError as error:
+            reason = visible(str(error).splitlines()[0])
+            warn(f"{name} is left out of the plan: {reason}")
+        else:
+            sources.append(source)
+    return tuple(sources)
+
+
+def _parsed(sources: tuple[Source, ...], settings: dict[str, int], spell: Spell) -> dict[Source, Scheme]:
+    """Parses ``sources`` and the library's baseline; raises `OptionError` for a setting that no source has."""
+    parsed = {source: Compilation(Request(source)).scheme for source in sources}
+    parameters = dict.fromkeys(name for scheme in parsed.values() for name in parameter_names(scheme))
+    for name in settings:
+        if name not in parameters:
+            guess = closest(name, parameters)
+            advice = f"did you mean {guess}?" if guess else f"there are {', '.join(parameters)}"
+            raise OptionError(f"{spell('settings')} {name}: no scheme has such a parameter; {advice}")
+    baseline, _ = schemes_of_library.baseline(1, 1)
+    return parsed if baseline in parsed else {**parsed, baseline: Compilation(Request(baseline)).scheme}
+
+
+def _workers(inputs: Inputs, asked: int | None, spell: Spell) -> int:
+    """P: ``asked``, which must fit into one node or fill whole nodes; if it is None, all workers of the cluster."""
+    cluster = inputs.cluster
+    if asked is None:
+        return cluster.workers
+    _require_whole("workers", asked, spell)
+    if asked > cluster.workers:
+        raise OptionError(f"{spell('workers')} {asked}: the cluster {cluster.name} has {cluster.workers}")
+    if asked > cluster.per_node and asked % cluster.per_node:
+        reason = f"a node has {cluster.per_node}, and torchrun starts equally many on each"
+        raise OptionError(f"{spell('workers')} {asked}: {reason}")
+    return asked
