@@ -181,7 +181,7 @@ class Compilation:
 
     @_level
     def graph(self) -> "OrderGraph":
-        """The problem of ordering the operations, for programs that search; of one update, so not without a flush."""
+        """The problem of ordering the operations, for programs that search; without a flush, those of shown updates."""
         from chimera_ir.orders.graph import graph_of
 
         return graph_of(self.schedule, self._durations)

@@ -27,7 +27,7 @@ class SizedOrder:
         """The order of a compilation; raises `NotFitted` if it has no flush."""
         schedule = compilation.schedule
         if not isinstance(schedule, Schedule):
-            raise NotFitted(f"{schedule.header.title}: it has no flush")
+            raise NotFitted(f"{schedule.header.title}: it has no flush, and clocks are fitted to orders of one update")
         improvement = compilation.improvement
         return SizedOrder(schedule, improvement.result.proven if improvement else None)
 

@@ -23,7 +23,7 @@ from chimera_ir.errors import OptionError
 from chimera_ir.flow import live
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.ir.memory_bounds import Bound, Quantity
-from chimera_ir.ir.streams import ScheduleStream
+from chimera_ir.ir.streams import ScheduleStream, stream_of
 from chimera_ir.ir.text.printer import line
 from chimera_ir.orders.instance import UNITS, Costing, Machine, OrderInstance, Store, instance_of
 from chimera_ir.plural import counted
@@ -74,8 +74,20 @@ class OrderGraph:
         """The lanes of the schedule that the graph was made of."""
         return self.instance.lanes
 
-    def schedule(self, lanes: Lanes) -> Schedule:
-        """The schedule with these lanes, under the header of the first one; `Compilation.of` verifies it."""
+    def schedule(self, lanes: Lanes) -> Schedule | ScheduleStream:
+        """The schedule with these lanes, under the header of the first one; `Compilation.of` verifies it.
+
+        Without a flush, it repeats what the lanes have in their middle; lanes that repeat nothing raise `OptionError`.
+        """
+        shown = self._shown(lanes)
+        if not shown.header.asynchronous:
+            return shown
+        try:
+            return stream_of(shown)
+        except ValueError as error:
+            raise OptionError(f"lanes: {error}") from error
+
+    def _shown(self, lanes: Lanes) -> Schedule:
         self._require_complete(lanes)
         return self.instance.schedule(lanes)
 
@@ -97,7 +109,7 @@ class OrderGraph:
         """The most that each store keeps, in parts of micro-batches, as the workers run these lanes."""
         self._require_complete(lanes)
         if self.instance.header.moves:
-            schedule = self.schedule(lanes)
+            schedule = self._shown(lanes)
             of = {store.quantity: live.peaks(schedule, *UNITS[store.quantity]) for store in self.instance.stores}
             return [of[store.quantity][store.worker].amount for store in self.instance.stores]
         amounts, peaks = [0] * len(self.instance.stores), [0] * len(self.instance.stores)
@@ -261,11 +273,11 @@ class OrderGraph:
 def graph_of(schedule: Schedule | ScheduleStream, durations: Durations) -> OrderGraph:
     """The graph of a verified schedule under the costs of operations, in which activations count on each worker.
 
-    Raises `OptionError` if the schedule is a stream.
+    Of a stream it has the updates that are shown, from warm-up to drain.
     """
-    header = schedule.header
     if isinstance(schedule, ScheduleStream):
-        raise OptionError(f"{header.title}: without a flush there is no graph of one update")
+        schedule = schedule.view(schedule.updates_shown)
+    header = schedule.header
     costing = Costing.of(durations, header)
     counted = Quantity.ACTIVATIONS
     if counted in {bound.quantity for bound in header.bounds}:

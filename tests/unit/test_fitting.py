@@ -169,7 +169,10 @@ def test_without_a_solver_a_fit_names_what_to_install(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(("pipedream",), "it has no flush"), (("dapple", "D=-1,0"), "it has no size with orders: the model has at least")],
+    [
+        (("pipedream",), "it has no flush, and clocks are fitted to orders of one update"),
+        (("dapple", "D=-1,0"), "it has no size with orders: the model has at least"),
+    ],
 )
 def test_the_command_says_what_cannot_be_fitted(run: Run, words: tuple[str, ...], message: str) -> None:
     ended = run(*words, "--emit", "scheme")

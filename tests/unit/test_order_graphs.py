@@ -93,9 +93,20 @@ def test_messages_of_a_cluster_are_delays() -> None:
     assert delays[True] == 0 < delays[False]
 
 
-def test_a_scheme_without_a_flush_has_no_graph_of_one_update() -> None:
-    with pytest.raises(OptionError, match=r"pipedream.D=4.: without a flush"):
-        assert chimera_ir.compile("pipedream").graph
+@pytest.mark.parametrize("scheme", ["pipedream", "amdp"])
+def test_without_a_flush_the_graph_has_the_updates_that_are_shown(scheme: str) -> None:
+    """Its lanes are timed as the simulator times them, and give the stream back."""
+    c = chimera_ir.compile(scheme, D=4)
+    graph = c.graph
+    starts = graph.starts(graph.lanes)
+    assert starts is not None
+    timed = {f"{timed.operation}": timed.start * c.timeline.tick for lane in c.timeline.lanes for timed in lane}
+    assert {f"{o}": start * graph.tick for o, start in zip(graph.instance.operations, starts, strict=True)} == timed
+    assert max(graph.peaks(graph.lanes)) == max(c.report.activations) * c.schedule.header.parts
+    other = graph.schedule(graph.lanes)
+    assert Compilation.of(other).schedule == c.schedule
+    with pytest.raises(OptionError, match="no turn of a steady state"):
+        graph.schedule([lane[::-1] for lane in graph.lanes])
 
 
 def test_bounds_are_limits_of_stores() -> None:
