@@ -354,9 +354,11 @@ class _Compiler:
         # Configurations come sorted by scheme and parameters: the last compiled scheme is the only one worth keeping.
         judge, change = self._judge, choice.change
         scheme, trusted = judge.schemes[choice.source], choice.source in judge.trusted
-        # Where operations have no clocks, their order depends on what else is chosen, but not on a split of layers.
-        durations = None if is_clocked(scheme) else Measured.of(judge.setting(self._evenly_split(choice)))
-        where = () if durations is None else (choice.stages, choice.copies, choice.micro_batch_size)
+        # Where operations have no clocks, their order depends on the costs of the stages, so on what else is chosen;
+        # splits are sought with those of an even one.
+        split = choice if choice.split is not None else self._evenly_split(choice)
+        durations = None if is_clocked(scheme) else Measured.of(judge.setting(split))
+        where = () if durations is None else (choice.stages, choice.copies, choice.micro_batch_size, split.split)
         key = choice.source, choice.settings, choice.known_lengths, where
         if self._last is None or self._last[0] != key:
             options = judge.max_operations, trusted, judge.ties, durations or UNIT_COSTS, None, choice.known_lengths
@@ -366,9 +368,8 @@ class _Compiler:
             self._variants[change] = Variant(self._last[1], change)
         if not choice.offload:
             return self._variants[change]
-        # Moves depend on all durations; splits are sought with those of an even one.
+        # Moves depend on all durations.
         if choice not in self._moving:
-            split = choice if choice.split is not None else self._evenly_split(choice)
             durations = Measured.of(judge.setting(split))
             self._moving[choice] = self._variants[change].offloaded(durations)
         return self._moving[choice]

@@ -232,3 +232,26 @@ def test_an_even_split_is_taken_where_its_replay_is_faster(plan: Plan) -> None:
     slow = cluster(2).replace('bandwidth = "unlimited"', 'bandwidth = "100 MB/s"', 1)
     choices = found(plan(model, slow, "--mini-batch", 16, "--json", "--scheme", "gems"))["choices"]
     assert [choice["split"] for choice in choices if choice["D"] == 2] == [[0, 2]]
+
+
+FREE = """scheme free(D = 3, N = 4)
+workers D
+memory activations on w <= 2*(D-w) - 1
+pipe p {
+  stages s in 0..D on s
+  micros m in 0..N
+  F(m, s)
+  B(m, s)
+}
+"""
+
+
+def test_operations_without_clocks_are_ordered_by_the_costs_of_the_split(plan: Plan) -> None:
+    """Another profile has the stages of the split itself, so their costs are the only ones that can order it."""
+    Path("free.chim").write_text(FREE, encoding="utf-8")
+    rows = tuple((forward, 1, 1) for forward in (2, 8, 1, 3, 1, 5))
+    options = ("free.chim", "--no-recompute", "--set", "D=3")
+    (choice, *_) = asked(plan, of_layers(rows), 3, "10 GB", *options)
+    assert choice["split"] == [0, 1, 3]
+    (other, *_) = asked(plan, of_stages(rows, choice["split"]), 3, "10 GB", *options)
+    assert (choice["T"], choice["T_replay"]) == pytest.approx((other["T"], other["T_replay"]), rel=1e-9)
