@@ -325,14 +325,26 @@ class Costs(Mapping[str, Fraction]):
         return Fraction(1, lcm(whole, *shared) * header.weight_unit)
 
     def remarks(self, schedule: Schedule) -> tuple[str, ...]:
-        """A remark on each cost that the user has set for a kind of operation that the schedule lacks."""
+        """Remarks on costs of kinds that the schedule lacks, and on the default costs of slices beside given ones."""
         letters = {operation.kind.letter for lane in schedule.lanes for operation in lane}
-        return tuple(
+        needless = (
             f"{words} changes nothing: no operation of this schedule is of kind {letter}"
             for letter in self.user_set
             if letter not in letters
             for words in [self._as_written(letter)]
         )
+        return (*needless, *self._default_slices(schedule.header, letters))
+
+    def _default_slices(self, header: Header, letters: Collection[str]) -> Iterator[str]:
+        """Yields a remark if the user has set the costs of slices of some kinds alone.
+
+        Lists of costs are those of slices, a default cost is that of the whole micro-batch.
+        """
+        unset = [letter for letter in SINGLE_LETTERS if letter in letters and letter not in self._given]
+        if header.slices > 1 and unset and not self.shares.keys().isdisjoint(letters):
+            costs = listed([f"{letter} = {exact(self[letter])}" for letter in unset])
+            together = f"for the {header.slices} slices of a micro-batch together"
+            yield f"{costs} by default, {together}: give {listed(unset)} the costs of slices as well"
 
     def _as_written(self, kind: str) -> str:
         """The option that set the cost of a kind."""

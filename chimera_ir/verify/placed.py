@@ -25,7 +25,7 @@ def placed(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iter
 
 def _header(header: Header) -> Iterator[Diagnostic]:
     if not _even(header):
-        yield UnevenPlan(NOWHERE, header.micro_batches, header.updates, header.period)
+        yield UnevenPlan(NOWHERE, header.micro_batches, header.updates, header.period, header.slices)
     for pipe in header.pipes:
         if len(pipe.workers) != header.stages:
             yield say.StagesUnplaced(NOWHERE, pipe.name, len(pipe.workers), header.stages, header.stages - 1)
@@ -37,7 +37,8 @@ def _header(header: Header) -> Iterator[Diagnostic]:
     for micro in (*range(header.micro_batches), *sorted(occurrences)):
         times = occurrences[micro] if 0 <= micro < header.micro_batches else occurrences[micro] + 1
         if times != 1:
-            yield say.MicrosNotNumbered(NOWHERE, micro, occurrences[micro], header.micro_batches - 1)
+            whole, last = micro // header.slices, header.micro_batches // header.slices - 1
+            yield say.MicrosNotNumbered(NOWHERE, whole, occurrences[micro], last)
             return
 
 

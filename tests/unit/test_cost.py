@@ -336,3 +336,16 @@ def test_the_critical_path_is_the_longest_of_all_with_the_most_backwards(schedul
     assert found.counts["B"] == best
     assert counts(list(found.operations)) == (found.counts["F"], found.counts["B"])
     assert list(found.operations) in every
+
+
+def test_costs_of_slices_beside_a_default_cost_are_remarked() -> None:
+    """A list has a cost for each slice, a default is that of the whole micro-batch: 1/2 for each of 4 slices here."""
+
+    def remarks(scheme: str, **costs: str) -> tuple[str, ...]:
+        return chimera_ir.compile(scheme, options=Options(costs=costs), D=2, N=2).report.remarks
+
+    together = "by default, for the 4 slices of a micro-batch together: give"
+    assert remarks("seq1f1b", F="1,2,3,4") == (f"B = 2 {together} B the costs of slices as well",)
+    halves = f"I = 1 and W = 1 {together} I and W the costs of slices as well"
+    assert remarks("seq1f1b_zb", F="1,2,3,4") == (halves,)
+    assert remarks("seq1f1b", F="1,2,3,4", B="2,4,6,8") == remarks("seq1f1b", F="10") == ()

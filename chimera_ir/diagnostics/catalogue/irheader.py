@@ -1,6 +1,7 @@
 """CH505 and on: mistakes in the header of an IR text."""
 
 from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.plural import counted
 from chimera_ir.source import Span
 
 
@@ -102,14 +103,37 @@ class HalvesLeftOver(Diagnostic, code="CH516"):
 
 
 class UnevenUpdates(Diagnostic, code="CH517"):
-    """Micro-batches that the updates cannot share equally, or a period that is not a number of whole updates."""
+    """Micro-batches that the updates cannot share equally, or a period that is not a number of whole updates.
 
-    title = "{updates:update} that repeat every {period} cannot be made of {micro_batches:micro-batch}"
+    ``count`` and ``period`` are in parts of micro-batches: of ``slices`` each one.
+    """
+
+    title = "{updates:update} that repeat every {repeated} cannot be made of {whole:micro-batch}{cut}"
     label = "the updates would not have equally many micro-batches"
     help = "`updates U period L`: U divides the micro-batches, and L is a multiple of what an update takes"
-    micro_batches: int
+    count: int
     updates: int
     period: int
+    slices: int = 1
+
+    @property
+    def whole(self) -> int:
+        """Number of micro-batches."""
+        return self.count // self.slices
+
+    @property
+    def cut(self) -> str:
+        """Words on the slices of each micro-batch."""
+        return f" of {counted(self.slices, 'slice')}" if self.slices > 1 else ""
+
+    @property
+    def repeated(self) -> str:
+        """The period, in slices if there are any."""
+        return self.parts(self.period)
+
+    def parts(self, count: int) -> str:
+        """A number of parts in words."""
+        return counted(count, "slice") if self.slices > 1 else str(count)
 
 
 class PeriodTooShort(UnevenUpdates):
@@ -118,9 +142,9 @@ class PeriodTooShort(UnevenUpdates):
     label = "an update takes {taken_by_update}"
 
     @property
-    def taken_by_update(self) -> int:
-        """Number of micro-batches of an update."""
-        return self.micro_batches // self.updates
+    def taken_by_update(self) -> str:
+        """The micro-batches of an update, or its slices."""
+        return self.parts(self.count // self.updates)
 
 
 UnevenPlan = UnevenUpdates.worded(

@@ -201,9 +201,9 @@ class _HeaderReader:
             return updates, micro_batches
         period = periods[0]
         if updates < 1 or micro_batches % updates:
-            raise Rejected([say.UnevenUpdates(span(token), micro_batches, updates, period)])
+            raise Rejected([say.UnevenUpdates(span(token), micro_batches, updates, period, self._slices)])
         if period < 1 or period % (micro_batches // updates):
-            raise Rejected([say.PeriodTooShort(span(token), micro_batches, updates, period)])
+            raise Rejected([say.PeriodTooShort(span(token), micro_batches, updates, period, self._slices)])
         return updates, period
 
     def _read_strategies(self) -> tuple[tuple[Stage, Strategy], ...]:
