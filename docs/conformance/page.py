@@ -42,10 +42,12 @@ def page() -> str:
 def _answer(numbers: Mapping[str, Sequence[Compared]]) -> str:
     differing = {name: sum(not number.agrees for number in several) for name, several in numbers.items()}
     count, wrong = sum(map(len, numbers.values())), sum(differing.values())
+    derived = sum(bool(number.number.derived) for several in numbers.values() for number in several)
     names = ", ".join(f"{name} ({number})" for name, number in differing.items() if number)
     return _wrapped(
-        f"**Answer.** {count - wrong} of {count} published numbers agree, at every size that was compiled. The other "
-        f"{wrong} have the reason below their table: {names}."
+        f"**Answer.** {count - wrong - derived} of {count - derived} published numbers agree, at every size that was "
+        f"compiled. The other {wrong} have the reason below their table: {names}. {derived} more were not taken from a "
+        "publication but derived from the published order, and agree."
     )
 
 
@@ -78,7 +80,8 @@ def _cells(number: Compared, notes: Mapping[Number, str]) -> Iterator[str]:
         yield _listed(number.published)
     else:
         yield f"`{formula}`" if over == "1" else f"`({formula}) / ({over})`"
-    yield f"{number.number.place} {notes.get(number.number, '')}".strip()
+    source = number.number.place or f"not published, derived: {number.number.derived}"
+    yield f"{source} {notes.get(number.number, '')}".strip()
 
 
 def _difference(number: Compared) -> str:

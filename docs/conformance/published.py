@@ -53,13 +53,15 @@ class Measure(Enum):
 class Number:
     """A published figure: a formula of the size, or of two whose ratio it is, and where it stands.
 
-    ``differs`` is why what compiles has another figure, at some size.
+    ``derived`` is how it follows from the published order, for a figure that is not itself taken from a publication and
+    has no place in one. ``differs`` is why what compiles has another figure, at some size.
     """
 
     measure: Measure
     formula: str
     over: str
     place: str
+    derived: str
     differs: str
 
     def at(self, where: Size) -> Fraction:
@@ -126,7 +128,9 @@ def _schedule(data: Mapping[str, object]) -> Published:
 
 def _number(data: Mapping[str, str]) -> Number:
     over, differs = data.get("over", "1"), data.get("differs", "")
-    return Number(Measure(data["figure"]), data["formula"], over, data["place"], differs)
+    return Number(
+        Measure(data["figure"]), data["formula"], over, data.get("place", ""), data.get("derived", ""), differs
+    )
 
 
 def compared(schedule: Published) -> tuple[Compared, ...]:
