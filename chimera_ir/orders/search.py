@@ -3,7 +3,8 @@
 In each round two solvers work at the same time, each in a thread. One looks for any order that is over by a target:
 the lower bound at first, then targets halfway to the best order, as long as none is found. The other one raises the
 bound with linear programs, as long as these do so; then it improves the best order, and the bound. Each stops after a
-fixed amount of work, so the result depends on the clock only if that ends the search.
+fixed amount of work, so the result depends on the clock only if that ends the search. Once the best order
+is longer than the bound by a single tick, one round gets all the work that is left.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -256,6 +257,8 @@ class _BestSoFar:
         most = self._latest if self.best is None else self.best.makespan - 1
         target = min(self._target(most), most)
         attempt = self._next_attempt(most)
+        if self.least == most and not attempt:  # A longer round would do the same again, from its beginning.
+            work = self._work_left
         work = max(min(work, self._work_left), attempt.work if attempt else 0.0)
         aiming = self._solver(target, any_order=True, limit=work, seed=self._budget.seed)
         second = attempt or self._solver(most, any_order=False, limit=work, seed=self._budget.seed + 1)

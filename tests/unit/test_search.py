@@ -7,6 +7,7 @@ from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -121,6 +122,23 @@ def test_the_same_search_finds_the_same_and_never_less_than_it_began_with() -> N
     again = search(problem, {"first": first.lanes}, SearchBudget(seconds=600, work=1e-6))
     assert again.hints == {"first": first.makespan}
     assert again.makespan <= first.makespan
+
+
+def test_one_round_gets_all_the_work_where_a_single_makespan_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer rounds would begin again: zb_v (4,8) with 6 activations ended at 54 with them, where 53 is the optimum."""
+    limits, solver = list[object](), cp_sat.Solver
+
+    def recording(*rest: Any, **options: Any) -> cp_sat.Solver:
+        limits.append(options["limit"])
+        return solver(*rest, **options)
+
+    problem = instance("waves", costs(F=1, B=2), P=2, N=3)
+    assert (lower_bound(constraints_of(problem)), problem.makespan(problem.starts(problem.lanes) or [])) == (21, 22)
+    monkeypatch.setattr("chimera_ir.orders.search.improving", lambda *_: [])
+    monkeypatch.setattr("chimera_ir.orders.search.FlowBound.next_attempt", lambda *_: None)
+    monkeypatch.setattr("chimera_ir.orders.search.Solver", recording)
+    assert best(problem).makespan == 21
+    assert limits == [UNBOUNDED.deterministic_seconds] * 2
 
 
 def test_an_order_of_few_micro_batches_is_one_of_many_with_its_middle_repeated() -> None:
