@@ -1,4 +1,4 @@
-"""How good the orders of a search are, on 46 instances, beside the best order of the heuristics alone.
+"""How good the orders of a search are, on 52 instances, beside the best order of the heuristics alone.
 
     .venv/bin/python benchmarks/search.py [--work 10] [--only WORD] [--markdown PAGE]
 
