@@ -32,7 +32,7 @@ _SCALE = 2**20
 """Multipliers are rounded to multiples of 1 / _SCALE."""
 
 _WORK_OF_ROWS = 5e-9
-"""Deterministic time of a linear program by the square of its number of rows, about: CP-SAT needs as long for it."""
+"""Work of a linear program by the square of its number of rows: about what CP-SAT does in the time that it takes."""
 
 _FALL_OF_EXCESS = 0.5
 """About how much of an excess is the part by which the makespan is too short."""
