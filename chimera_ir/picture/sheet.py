@@ -53,6 +53,14 @@ def draw(title: str, rows: Sequence[Sequence[Panel]]) -> str:
     return filled("sheet.svg.j2", title=title, width=width, height=height, left=LEFT, head=_HEAD, panels=placed)
 
 
+def of_order(timeline: Timeline, before: Timeline | None) -> str:
+    """A timeline as SVG; that of an order that a search found stands above the one ``before``, on the same scale."""
+    if before is None:
+        return svg.draw(timeline)
+    title, other = timeline.header.title, before.header.title
+    return draw(title, [[Panel("found", timeline)], [Panel("before" if other == title else other, before)]])
+
+
 def _common_unit(rows: Sequence[Sequence[Panel]]) -> Fraction:
     """Pixels for a unit of time: enough for the shortest operations, unless the longest row is then too wide."""
     fair = max(svg.fair_unit(panel.timeline) for panel in chain.from_iterable(rows))

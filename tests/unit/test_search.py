@@ -1,6 +1,7 @@
 """The search for the best order: published optima, a plain model of the same problem, the command."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -290,6 +291,13 @@ def test_report_and_page_show_the_order_beside_the_one_before_with_all_clauses()
     tables = document(compilation).schedules
     assert [table.name for table in tables] == ["waves P=2 w=1 N=6 hop=2 (found)", "waves P=2 w=1 N=6 hop=2 (before)"]
     assert [table.facts.makespan for table in tables] == [51, 52]
+    # The picture has both on one scale: a box of the same operation is as wide in either.
+    found, earlier = compilation.files["timeline.svg"].split(">before<")
+    assert "makespan 51" in found
+    assert "makespan 52" in earlier
+    first = re.compile(r'width="([0-9.]+)"[^>]*><title>forward of micro-batch 0 on stage 0\b')
+    widths = [first.findall(part) for part in (found, earlier)]
+    assert widths[0] == widths[1] != []
 
 
 DOCUMENTS = Path(__file__).resolve().parents[2] / "docs/examples"
