@@ -2,6 +2,7 @@
 
     .venv/bin/python benchmarks/compile_scale.py [--runs 5] [--large] [--markdown PAGE]
     .venv/bin/python benchmarks/compile_scale.py --slices [--runs 5]
+    .venv/bin/python benchmarks/compile_scale.py --unclocked [--runs 5]
 
 Ours is all of it: from the text of a library scheme to a verified program with its report, no files. Theirs is the
 lowering of a given order of operations alone (``_add_unshard_reshard``, ``_add_reduce_grad``, ``_add_send_recv``, as
@@ -11,7 +12,8 @@ Each measurement is a process of its own that reports the CPU time of the work w
 they take turns, and the first round is thrown away. An exponent is the slope of the least-squares line through the
 logarithms of operations and median time: over all sizes, and over those of at least 4,096 operations, for below what
 does not grow counts. ``--large`` goes on to a million operations, measured once; theirs is left out there.
-``--slices`` compiles 1F1B and, with as many operations, Seq1F1B of four slices, in turns.
+``--slices`` compiles 1F1B and, with as many operations, Seq1F1B of four slices, in turns;
+``--unclocked`` compiles 1F1B and 1,008,000 operations of the same chain, under its bound, that the compiler orders.
 """
 
 import argparse
@@ -38,6 +40,20 @@ SCHEMES = ("dapple", "chimera")
 SLICED, SLICES, OF_SLICES = "seq1f1b", 4, (64, 512)
 """A scheme with slices, their number, and the workers and slices with which it is compared."""
 
+UNCLOCKED, OF_UNCLOCKED = "unclocked", (64, 7875)
+"""1F1B's operations without their clocks, and the size at which they are compared."""
+
+UNCLOCKED_TEXT = """scheme unclocked(D = 4, N = 8)
+workers D
+memory activations on w <= D - w
+pipe down {
+  stages s in 0..D on s
+  micros m in 0..N
+  F(m, s)
+  B(m, s)
+}
+"""
+
 
 class Run(NamedTuple):
     """CPU seconds, and peak memory in bytes; of ours also the nodes of the DAG."""
@@ -54,10 +70,12 @@ def ours(scheme: str) -> Callable[[int, int], Callable[[], object]]:
         from chimera_ir import library
         from chimera_ir.compilation import Compilation
         from chimera_ir.request import Request
+        from chimera_ir.source import Source
 
+        text = Source("unclocked.chim", UNCLOCKED_TEXT) if scheme == UNCLOCKED else library.source(scheme)
         sliced = {"k": SLICES, "N": micro_batches // SLICES} if scheme == SLICED else {}
         settings = {"D": depth, "N": micro_batches} | sliced
-        request = Request(library.source(scheme), settings, max_operations=10_000_000)
+        request = Request(text, settings, max_operations=10_000_000)
 
         def work() -> object:
             compilation = Compilation(request)
@@ -97,7 +115,7 @@ def theirs(depth: int, micro_batches: int) -> Callable[[], object]:
 
 
 SYSTEMS: Mapping[str, Callable[[int, int], Callable[[], object]]] = {
-    **{scheme: ours(scheme) for scheme in (*SCHEMES, SLICED)},
+    **{scheme: ours(scheme) for scheme in (*SCHEMES, SLICED, UNCLOCKED)},
     THEIRS: theirs,
 }
 
@@ -125,16 +143,17 @@ def measured(system: str, size: tuple[int, int]) -> Run:
     return Run(*json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
 
 
-def beside_slices(runs: int) -> str:
-    """The CPU time of compiling a scheme with slices beside that of 1F1B with as many operations."""
+def beside_whole(scheme: str, size: tuple[int, int], how: str, runs: int) -> str:
+    """The CPU time of compiling a scheme beside that of 1F1B with as many operations; ``how`` are its parameters."""
     whole = SCHEMES[0]
-    rounds = [{scheme: measured(scheme, OF_SLICES) for scheme in (whole, SLICED)} for _ in range(runs + 1)][1:]
-    against = ratio([each[SLICED].seconds for each in rounds], [each[whole].seconds for each in rounds])
-    seconds = {scheme: _middle([each[scheme] for each in rounds]) for scheme in (whole, SLICED)}
-    depth, count = OF_SLICES
+    rounds = [{system: measured(system, size) for system in (whole, scheme)} for _ in range(runs + 1)]
+    rounds = rounds[1:] or rounds
+    against = ratio([each[scheme].seconds for each in rounds], [each[whole].seconds for each in rounds])
+    seconds = {system: _middle([each[system] for each in rounds]) for system in (whole, scheme)}
+    depth, count = size
     return (
-        f"{2 * depth * count:,} operations: {whole} D={depth} N={count} {seconds[whole]:.2f} s, {SLICED} D={depth} "
-        f"N={count // SLICES} k={SLICES} {seconds[SLICED]:.2f} s, ratio {against}"
+        f"{2 * depth * count:,} operations: {whole} D={depth} N={count} {seconds[whole]:.2f} s, {scheme} {how} "
+        f"{seconds[scheme]:.2f} s, ratio {against}"
     )
 
 
@@ -195,15 +214,20 @@ def main() -> None:
         help="write the data file and the picture, and the summary between the page's marks",
     )
     parser.add_argument("--slices", action="store_true", help="compare with a scheme with slices alone")
+    parser.add_argument("--unclocked", action="store_true", help="compare with operations without clocks alone")
     parser.add_argument("--one", nargs=3, metavar=("SYSTEM", "D", "N"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         one(options.one[0], int(options.one[1]), int(options.one[2]))
         return
     if options.slices:
-        print(beside_slices(options.runs))
+        depth, count = OF_SLICES
+        print(beside_whole(SLICED, OF_SLICES, f"D={depth} N={count // SLICES} k={SLICES}", options.runs))
         return
-    points: dict[str, list[tuple[int, float]]] = {system: [] for system in SYSTEMS if system != SLICED}
+    if options.unclocked:
+        print(beside_whole(UNCLOCKED, OF_UNCLOCKED, "D={} N={}".format(*OF_UNCLOCKED), options.runs))
+        return
+    points: dict[str, list[tuple[int, float]]] = {system: [] for system in (*SCHEMES, THEIRS)}
     listed: list[list[str]] = []
     for size in (*SIZES, *(LARGE if options.large else ())):
         systems = SCHEMES if size in LARGE else tuple(points)
