@@ -181,7 +181,7 @@ def measure_halves(
     roots = probed.roots(differentiable)
     gradients = tuple(map(torch.zeros_like, roots))
     received = memory_of(_received(probed, roots, gradients))
-    before, inputs = dict(saved.sizes), memory_of((probed.inputs, call.carry.tensors))
+    before, inputs = dict(saved.sizes), memory_of((call.inputs, call.carry.tensors))
     carried, results = memory_of(probed.carry).keys() - inputs.keys(), memory_of(probed.outputs)
     half = _half(stage, module, probed, roots, gradients, is_whole=is_whole, apart=False)
     # The last references to the part of the graph that the second half does not need: now its memory is released.

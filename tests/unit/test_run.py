@@ -149,6 +149,7 @@ def test_it_takes_every_option_of_train_py_with_the_same_choices(capsys: pytest.
         "recompute",
         "offload",
         "slice_lengths",
+        "stage_costs",
         "sync",
         "out",
         "max_operations",

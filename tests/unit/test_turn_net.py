@@ -25,7 +25,7 @@ def test_the_waits_of_two_stages() -> None:
 
 
 def test_the_lane_waits_for_a_move_where_the_program_does() -> None:
-    """The reload takes the link after the offload; the lane waits for it before the backward, for the offload after."""
+    """The reload takes the link after the offload; the backward waits for it, and for the offload of the turn before."""
     net = turn_net(
         read("worker 0:\n F m s0 v-1\n offload m s0\n reload m-1 s0\n B m-1 s0 v-2\nworker 1:\n F m s1 v\n B m s1 v\n")
     )
@@ -33,7 +33,7 @@ def test_the_lane_waits_for_a_move_where_the_program_does() -> None:
     assert (forward, 0) in net.waits[offload]
     assert (offload, 0) in net.waits[reload]
     assert (reload, 0) in net.waits[backward]
-    assert (offload, 1) in net.waits[forward]
+    assert (offload, 1) in net.waits[backward]
 
 
 @pytest.mark.parametrize(
