@@ -24,12 +24,16 @@ Finished = tuple[Tensors, Tensors]
 
 @dataclass
 class SendOutput:
-    """The output of a stage that has a next one: tensors, as the `Boundary` ``after`` to that stage describes them."""
+    """The output of a stage that has a next one: tensors, as the `Boundary` ``after`` to that stage describes them.
+
+    ``moves_operands`` says that what the second half of a backward needs moves to the host, received gradients exempt.
+    """
 
     number: int
     after: Boundary
     share: float = 1.0
     scale: float = 1.0
+    moves_operands: bool = False
 
     def finish(self, micros: Sequence[int], returned: Any, _targets: Sequence[Any]) -> Finished:
         """Turns what the module returned for micro-batches, joined along dimension 0, into tensors and roots.
@@ -50,7 +54,8 @@ class SendOutput:
 
     def gradients(self, _roots: Tensors, received: Tensors) -> Tensors:
         """Returns the received gradients as new tensors, so that a slot notices if a hook keeps one."""
-        note_received(received)
+        if self.moves_operands:
+            note_received(received)
         return tuple([t.detach() for t in (received[:-1] if self.after.counted else received)])
 
     def counts(self, _micro: int, received: Tensors) -> Tensors:

@@ -164,7 +164,8 @@ def assemble(
 
     def output_of(number: int, module: torch.nn.Module, of_stage: Numbering) -> StageOutput:
         if job.fed[number]:
-            return SendOutput(number, probed.boundaries[number], share)
+            moves_operands = number in job.moving_operands
+            return SendOutput(number, probed.boundaries[number], share, moves_operands=moves_operands)
         trains = any(p.requires_grad for p in module.parameters())
         trains = trains or any(any(probed.boundaries[stage].recorded) for stage in job.feeding[number])
         counted = probed.expected_count is not None

@@ -25,7 +25,7 @@ def test_the_waits_of_two_stages() -> None:
 
 
 def test_the_lane_waits_for_a_move_where_the_program_does() -> None:
-    """The reload takes the link after the offload; the backward waits for it, and for the offload of the turn before."""
+    """The reload takes the link after the offload; the backward waits for it, and for the offload one turn before."""
     net = turn_net(
         read("worker 0:\n F m s0 v-1\n offload m s0\n reload m-1 s0\n B m-1 s0 v-2\nworker 1:\n F m s1 v\n B m s1 v\n")
     )

@@ -220,7 +220,10 @@ def test_a_small_storage_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_data_and_what_is_handed_on_stay_even_if_nothing_else_holds_them() -> None:
     """The output of the last stage moves, and so does what the loss saves."""
     module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
-    for number, before, output, moving in ((0, None, SendOutput(0, ONE), 0), (1, ONE, loss_output(), 2 * BYTES)):
+    for number, before, output, moving in (
+        (0, None, SendOutput(0, ONE, moves_operands=True), 0),
+        (1, ONE, loss_output(), 2 * BYTES),
+    ):
         of, link = linked(module, number=number, before=before, output=output)
         of.forward(0, data(1)[0] if before is None else rows(data(1), 0), data(3)[0])
         if not moving:
