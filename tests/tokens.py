@@ -84,7 +84,7 @@ class HostLink:
 
 
 def cells(each: Compute | WaitMove) -> list[tuple[str, int, int]]:
-    """What a copy moves, of each micro-batch."""
+    """The value that a copy moves, of each micro-batch."""
     what = "operands" if each.kind.letter.endswith("_operands") else "activations"
     return [(what, micro, each.stage) for micro in each.micros]
 

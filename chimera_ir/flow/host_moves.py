@@ -39,22 +39,23 @@ Waits = Mapping[int, Sequence[int]]
 
 def waits_of(header: Header, lane: Sequence[Operation]) -> Waits:
     """The waits of a lane, by the rule above; of some updates of a stream, those of its turn."""
+    if not any(operation.kind.moves for operation in lane):
+        return {}
     if header.asynchronous:
         turn = turn_in(header, singles(lane))
         shown = _shown(header, singles(lane), turn) if turn else None
         if shown is not None:
             return shown
-    return _waits(header, lane).waits
+    return _waits(header, lane)
 
 
-def _waits(header: Header, lane: Sequence[Operation]) -> "_MovingLane":
-    hidden = _MovingLane(header, lane, None)
-    moving = next((operation.parts[0] for operation in lane if operation.kind.moves), None)
-    if moving is None:
-        return hidden
+def _waits(header: Header, lane: Sequence[Operation]) -> Waits:
+    """The waits of a lane that has moves."""
+    moving = next(operation.parts[0] for operation in lane if operation.kind.moves)
     worker = header.worker(moving.micros[0], moving.stage)
-    bounds = [bound.limits[worker] for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS]
-    return _MovingLane(header, lane, min((int(limit * header.units) for limit in bounds), default=hidden.peak))
+    declared = [bound.limits[worker] for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS]
+    limit = int(min(declared) * header.units) if declared else _MovingLane(header, lane, None).peak
+    return _MovingLane(header, lane, limit).waits
 
 
 def _shown(header: Header, lane: Sequence[Compute], turn: Turn) -> Waits | None:
@@ -140,14 +141,14 @@ def waits_in_turn(header: Header, operations: Sequence[Operation]) -> Waits:
     """
     if not any(operation.kind.moves for operation in operations):
         return {}
-    steps, _ = _until_settled(header, singles(operations))
+    steps = _until_settled(header, singles(operations))
     start = len(steps) - len(operations)
-    waits = _waits(header, steps).waits.items()
+    waits = _waits(header, steps).items()
     return {before - start: [move - start for move in moves] for before, moves in waits if start <= before < len(steps)}
 
 
-def _until_settled(header: Header, turn: Sequence[Compute]) -> tuple[list[Compute], int]:
-    """The lane of a stream up to the end of a turn that waits as all later ones do, and the number of that turn.
+def _until_settled(header: Header, turn: Sequence[Compute]) -> list[Compute]:
+    """The lane of a stream up to the end of a turn that waits as all later ones do.
 
     Which offload is the oldest that a lane may still have under way depends on the turn before alone, once all
     micro-batches that a turn is about are there.
@@ -156,12 +157,12 @@ def _until_settled(header: Header, turn: Sequence[Compute]) -> tuple[list[Comput
     settled = max(turns) - 2 * min(turns) + 2
     numbers = range(-max(turns), settled + 1)
     later = ((operation, moved(operation.micros, n * header.period)) for n in numbers for operation in turn)
-    return [replace(operation, micros=micros) for operation, micros in later if min(micros) >= 0], settled
+    return [replace(operation, micros=micros) for operation, micros in later if min(micros) >= 0]
 
 
 def most_kept(header: Header, lane: Sequence[Operation], limit: int) -> int:
     """The most units whose activations a lane, or the turn of a stream, keeps if it waits where this ``limit`` says."""
-    steps = _until_settled(header, singles(lane))[0] if header.asynchronous and lane else lane
+    steps = _until_settled(header, singles(lane)) if header.asynchronous and lane else lane
     return _MovingLane(header, steps, limit).peak
 
 

@@ -38,7 +38,7 @@ class MovedGradient(Protocol):
     """A gradient that was moved to the host, of which ``unpacked`` returns the tensor once it is back."""
 
     def unpacked(self) -> torch.Tensor:
-        """Returns the tensor."""
+        """Returns the gradient, in the memory of the device."""
 
 
 Operand = torch.Tensor | MovedGradient

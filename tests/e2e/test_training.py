@@ -1,4 +1,4 @@
-"""What is generated trains: every library scheme computes what one process computes, for any number of copies.
+"""Training with generated scripts: every library scheme computes what one process computes, for any number of copies.
 
 A run has each reason for a case once: a scheme, a number of copies, a layout, a number of micro-batches. A search has
 every scheme with each of them.

@@ -22,7 +22,7 @@ ELSEWHERE = (Level.TORCH_CSV, Level.TORCH_CSV_COMMS, Level.HTML, Level.GRAPH)
 
 LEVELS = [level.value for level in Level if level not in ELSEWHERE]
 PRINTED: dict[tuple[str, str], Ended] = {}
-"""What library schemes print, by name and level: each is compiled once for several tests."""
+"""Output of library schemes by name and level: each is compiled once for several tests."""
 
 MIDDLE = Path(__file__).resolve().parent.parent / "errors" / "middle"
 

@@ -118,7 +118,7 @@ class UnevenUpdates(Diagnostic, code="CH517"):
 
     @property
     def whole(self) -> int:
-        """Number of micro-batches."""
+        """Micro-batches of the text, whose numbers count slices."""
         return self.count // self.slices
 
     @property

@@ -112,7 +112,7 @@ def test_moves_run_one_after_the_other_beside_the_passes_and_a_wait_sleeps_for_t
 
 
 def test_a_longer_slice_moves_for_longer_whatever_its_micro_batch_weighs(alone: World, clock: Clock) -> None:
-    """Of a micro-batch whose moves take 4 s: 3 s of one slice, 1 s of the other."""
+    """A micro-batch moves in 4 s: 3 s for one slice, 1 s for the other."""
     with worlds(alone, alone_job()) as (world,):
         first = stages(world, {"offload": 4.0}, parts=2, lengths=(3, 1), weights=(2, 2))[0]
         clock.sleeps.clear()
