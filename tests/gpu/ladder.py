@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -25,11 +26,30 @@ FAILURES = (
 )
 """Steps in which a rank fails: their names, what the model does, what the message has to say."""
 
+MOVING = (
+    ("saved tensors", "docs/examples/offloaded.chim", 2),
+    ("operands of weight gradients", "docs/examples/zb_offloaded.chim", 4),
+)
+"""What moves to the host, a scheme file that moves it, and how many workers it is compiled for."""
+
+CHECKED = r"(?s)check: passed.*step 5/5"
+
 _ZOO = "tests/e2e/models/zoo.py"
+_CARRIED = "tests/e2e/models/carried.py"
 _FAILING = "tests/e2e/models/failing.py"
 _GPT = "examples/gpt.py"
-_OFFLOADED = "docs/examples/offloaded.chim"
+_LONG_CONTEXT = "examples/long_context.py"
 _UNREAD = "tests/gpu/unread.py"
+
+
+@dataclass(frozen=True)
+class Program:
+    """Programs of ranks: their directory, the command that makes it, how many workers and slices they have."""
+
+    directory: Path
+    command: str
+    workers: int
+    slices: int
 
 
 def steps(ground: Ground, folder: Path) -> Iterator[tuple[str, Callable[[str], Trial]]]:
@@ -42,11 +62,20 @@ def steps(ground: Ground, folder: Path) -> Iterator[tuple[str, Callable[[str], T
             copies = ground.ranks // workers
             for scheme in library.names():
                 yield f"{scheme} on {workers} workers, W = {copies}", partial(_checked, ground, folder, scheme, workers)
-    yield "a byte-level GPT", partial(_trained, ground, folder)
-    yield "a byte-level GPT whose saved tensors move to the host", partial(_moved, ground, folder)
-    for scheme in ("dapple", "chimera", "pipedream_2bw"):
-        yield f"the host of {scheme} does not wait for the device", partial(_unread, ground, folder, scheme)
-    yield "the host of moves of memory does not wait for the device", partial(_unread, ground, folder, "")
+    most = max(workers for workers in WORKERS if workers <= ground.ranks)
+    gpt, long_context = partial(_needed, folder, "chimera", most), partial(_needed, folder, "seq1f1b", most)
+    yield "a byte-level GPT", partial(_trained, ground, gpt, _GPT)
+    yield "a model for long contexts, in slices", partial(_trained, ground, long_context, _LONG_CONTEXT)
+    moves = [(moving, partial(_compiled, folder, file, D=size, N=8)) for moving, file, size in MOVING if size <= most]
+    for moving, program in moves:
+        yield f"a byte-level GPT whose {moving} move to the host", partial(_moved, ground, program)
+    for scheme in ("dapple", "chimera", "pipedream_2bw", "seq1f1b"):
+        yield (
+            f"the host of {scheme} does not wait for the device",
+            partial(_unread, ground, partial(_needed, folder, scheme, 2)),
+        )
+    for moving, program in moves:
+        yield f"the host of moves of {moving} does not wait for the device", partial(_unread, ground, program)
     for name, failure, needed in FAILURES:
         yield name, partial(_failing, ground, folder, failure, needed)
     yield "step times beside torch.distributed.pipelining", partial(_measured, ground)
@@ -54,47 +83,45 @@ def steps(ground: Ground, folder: Path) -> Iterator[tuple[str, Callable[[str], T
 
 def _checked(ground: Ground, folder: Path, scheme: str, workers: int, name: str) -> Trial:
     """A scheme on so many workers, with as many copies as there is room for, compared with one process."""
-    fitting = _compiled(folder, scheme, workers)
-    if fitting is None:
+    program = _fitting(folder, scheme, workers)
+    if program is None:
         return Trial(name, CommandLine(()), succeeds(""), unfit=f"the scheme does not take {workers} workers")
-    directory, prepared = fitting
-    options = ("--model", _ZOO, "--check-only", "--micro-batch-size", "2", *ground.options)
+    model = _ZOO if program.slices == 1 else _CARRIED
+    options = ("--model", model, "--check-only", "--micro-batch-size", "2", *ground.options)
     ranks = ground.ranks // workers * workers
-    return Trial(name, _launch(ground, directory, ranks, options), succeeds("check: passed"), prepared)
+    return Trial(name, _launch(ground, program, options, ranks=ranks), succeeds("check: passed"), program.command)
 
 
-def _trained(ground: Ground, folder: Path, name: str) -> Trial:
+def _trained(ground: Ground, made: Callable[[], Program], model: str, name: str) -> Trial:
     """A model in float32 that is checked and then trains."""
-    workers = max(workers for workers in WORKERS if workers <= ground.ranks)
-    directory, prepared = _needed(folder, "chimera", workers)
-    options = ("--model", _GPT, "--check", "--steps", "5", "--micro-batch-size", "4", *ground.options)
-    command = _launch(ground, directory, workers, options)
-    return Trial(name, command, succeeds(r"(?s)check: passed.*step 5/5"), prepared, telling=True)
+    program = made()
+    options = ("--model", model, "--check", "--steps", "5", "--micro-batch-size", "4", *ground.options)
+    return Trial(name, _launch(ground, program, options), succeeds(CHECKED), program.command, telling=True)
 
 
-def _moved(ground: Ground, folder: Path, name: str) -> Trial:
+def _moved(ground: Ground, made: Callable[[], Program], name: str) -> Trial:
     """A model with moves: pinned memory and a stream of its own carry what autograd saved to the host and back."""
-    directory, prepared = _moving(folder)
+    program = made()
     options = ("--model", _GPT, "--check", "--steps", "5", "--micro-batch-size", "4", "--peak-memory", *ground.options)
-    needed = r"(?s)check: passed.*step 5/5.*used on host"
-    return Trial(name, _launch(ground, directory, 2, options), succeeds(needed), prepared, telling=True)
+    judge = succeeds(CHECKED + ".*used on host")
+    return Trial(name, _launch(ground, program, options), judge, program.command, telling=True)
 
 
-def _unread(ground: Ground, folder: Path, scheme: str, name: str) -> Trial:
-    """Updates in which torch raises an error where the host waits for the device; without a scheme, one with moves."""
-    directory, prepared = _needed(folder, scheme, 2) if scheme else _moving(folder)
+def _unread(ground: Ground, made: Callable[[], Program], name: str) -> Trial:
+    """Updates in which torch raises an error where the host waits for the device."""
+    program = made()
     options = ("--model", _UNREAD, "--steps", "6", *ground.options)
-    needed = r"(?s)watched 3 updates.*step 6/6"
+    judge = succeeds(r"(?s)watched 3 updates.*step 6/6")
     unfit = "the CPU stands in for the device" if ground.pretended else ""
-    return Trial(name, _launch(ground, directory, 2, options), succeeds(needed), prepared, unfit)
+    return Trial(name, _launch(ground, program, options), judge, program.command, unfit)
 
 
 def _failing(ground: Ground, folder: Path, failure: str, needed: str, name: str) -> Trial:
     """One rank of two fails: the other ends, and says why."""
-    directory, prepared = _needed(folder, "chimera", 2)
+    program = _needed(folder, "chimera", 2)
     options = ("--model", _FAILING, "--steps", "500", "--timeout", str(TIMEOUT), *ground.options)
-    command = _launch(ground, directory, 2, options, {"FAIL": failure})
-    return Trial(name, command, ends_with_one_message(needed), prepared)
+    command = _launch(ground, program, options, {"FAIL": failure})
+    return Trial(name, command, ends_with_one_message(needed), program.command)
 
 
 def _measured(ground: Ground, name: str) -> Trial:
@@ -117,37 +144,39 @@ def _unfit_for_measuring(ground: Ground) -> str:
     return "slow by design" if ground.backend == "strict" else ""
 
 
-def _moving(folder: Path) -> tuple[Path, str]:
-    """The directory of a scheme with moves of memory on two workers, and the command that makes it."""
-    directory = folder / "offloaded"
-    chimera_ir.compile(ROOT / _OFFLOADED, D=2, N=8).write(directory)
-    return directory, f"chimera compile {_OFFLOADED} --set D=2 --set N=8 --out {directory}"
+def _needed(folder: Path, scheme: str, workers: int) -> Program:
+    program = _fitting(folder, scheme, workers)
+    assert program is not None, f"{scheme} compiles for {workers} workers"
+    return program
 
 
-def _needed(folder: Path, scheme: str, workers: int) -> tuple[Path, str]:
-    fitting = _compiled(folder, scheme, workers)
-    assert fitting is not None, f"{scheme} compiles for {workers} workers"
-    return fitting
-
-
-def _compiled(folder: Path, scheme: str, workers: int) -> tuple[Path, str] | None:
-    """The directory of a scheme and the command that makes it; None if the scheme does not take so many workers."""
+def _fitting(folder: Path, scheme: str, workers: int) -> Program | None:
+    """A scheme of the library with the first number of micro-batches that it takes; None if not so many workers."""
     names = library.parameters(scheme)
     size = "P" if "P" in names else "D"
     for micro_batches in MICRO_BATCHES if "N" in names else (0,):
         settings = {size: workers} | ({"N": micro_batches} if micro_batches else {})
-        directory = folder / "-".join([scheme, *(f"{name}{value}" for name, value in settings.items())])
         try:
-            chimera_ir.compile(scheme, **settings).write(directory)
+            return _compiled(folder, scheme, **settings)
         except CompileError:
             continue
-        chosen = " ".join(f"--set {name}={value}" for name, value in settings.items())
-        return directory, f"chimera compile {scheme} {chosen} --out {directory}"
     return None
 
 
+def _compiled(folder: Path, scheme: str, **settings: int) -> Program:
+    """Programs of a library scheme or of a file of this repository; raises CompileError."""
+    directory = folder / "-".join([Path(scheme).stem, *(f"{name}{value}" for name, value in settings.items())])
+    compilation = chimera_ir.compile(ROOT / scheme if scheme.endswith(".chim") else scheme, **settings)
+    compilation.write(directory)
+    chosen = " ".join(f"--set {name}={value}" for name, value in settings.items())
+    header = compilation.schedule.header
+    return Program(directory, f"chimera compile {scheme} {chosen} --out {directory}", header.workers, header.slices)
+
+
 def _launch(
-    ground: Ground, directory: Path, ranks: int, options: tuple[str, ...], variables: dict[str, str] | None = None
+    ground: Ground, program: Program, options: tuple[str, ...], variables: dict[str, str] | None = None, ranks: int = 0
 ) -> CommandLine:
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
-    return CommandLine((*torchrun, *ground.started_by, str(directory / "train.py"), *options), variables or {})
+    """Starts a rank for each worker, or so many ranks."""
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    started = (*torchrun, f"--nproc-per-node={ranks or program.workers}", *ground.started_by)
+    return CommandLine((*started, str(program.directory / "train.py"), *options), variables or {})

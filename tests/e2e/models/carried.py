@@ -47,7 +47,9 @@ class Attention(nn.Module):
         if self.joins:
             left = [[keys, values]]
         scores = queries @ keys.transpose(1, 2) / math.sqrt(WIDTH)
-        hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1 + keys.shape[1] - queries.shape[1])
+        hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=x.device).triu(
+            1 + keys.shape[1] - queries.shape[1]
+        )
         if SPOILT == "future":
             hidden[:] = False
         y = x + self.out(scores.masked_fill(hidden, -math.inf).softmax(2) @ values)
