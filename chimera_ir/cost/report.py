@@ -81,11 +81,6 @@ class Figures:
         return len(self.header.pipes)
 
     @property
-    def asynchronous(self) -> bool:
-        """Whether there is no flush between updates."""
-        return self.header.asynchronous
-
-    @property
     def critical_path(self) -> Mapping[str, Fraction]:
         """The operations of each kind on the critical path, as in ``{"C_f": 4, "C_b": 6}``."""
         counts = {"F": Fraction(0), "B": Fraction(0), **self.counts}
@@ -220,8 +215,8 @@ class Report(Figures):
             **_further(self),
             **({"weights": list(map(number, map(Fraction, self.header.weights)))} if self.header.weights else {}),
             **({} if self.without_offload is None else {"without_offload": self.without_offload.as_json()}),
-            "asynchronous": self.asynchronous,
-            **(ages if self.asynchronous else {}),
+            "asynchronous": self.header.asynchronous,
+            **(ages if self.header.asynchronous else {}),
         }
 
 

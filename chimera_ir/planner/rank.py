@@ -29,9 +29,6 @@ WEIGHED_OPERATIONS = 30_000
 REPLAYED_OPERATIONS = 20_000
 """The most compute operations, in total, of the configurations that are replayed."""
 
-ASYNCHRONOUS_OPERATIONS = 4
-"""Factor on the operations of an asynchronous schedule: lowering it for a replay takes that much longer."""
-
 _ALONE = 20_000
 """The least operations for each further process: with fewer, its start would take longer than its work."""
 
@@ -257,10 +254,9 @@ def _replayed(candidates: Sequence[Judged], pool: _Pool, progress: Progress) -> 
     left, chosen = REPLAYED_OPERATIONS, list[Judged]()
     first = _first_of_each_name(candidates)
     for judged in dict.fromkeys([*first, *candidates]):
-        cost = judged.operations * (ASYNCHRONOUS_OPERATIONS if judged.asynchronous else 1)
-        if (judged in first or len(chosen) < REPLAYED) and cost <= left:
+        if (judged in first or len(chosen) < REPLAYED) and judged.operations <= left:
             chosen.append(judged)
-            left -= cost
+            left -= judged.operations
     progress("replaying the first choices")
     return chain.from_iterable(pool.do(Judge.replayed, _families(chosen)))
 

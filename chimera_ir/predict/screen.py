@@ -228,7 +228,7 @@ def _offload(report: Report, unmoved: Unmoved) -> str:
     peak = f"a worker keeps up to {decimal(now)} M_a in place of {decimal(before)}{_unchanged(report, unmoved)}"
     longer, show = report.makespan - unmoved.makespan, report.durations.unit.show
     cost = f"an update takes {show(longer)} longer" if longer else "an update takes as long as without"
-    forwards = f"{counted(unmoved.forwards, 'forward')}{' of a turn' if report.asynchronous else ''}"
+    forwards = f"{counted(unmoved.forwards, 'forward')}{' of a turn' if report.header.asynchronous else ''}"
     return f"activations of {unmoved.offloads} of {forwards} move: {peak}; {cost}"
 
 

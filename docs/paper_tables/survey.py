@@ -166,7 +166,7 @@ def _amount(figure: Figure, report: Report) -> Amount:
         case Figure.STASHED_INPUTS:
             return _interval(report.stashed_inputs)
         case Figure.SYNCHRONOUS:
-            return not report.asynchronous
+            return not report.header.asynchronous
         case _:
             assert_never(figure)
 
