@@ -103,11 +103,11 @@ def during(operation: Callable[[], LaneOperation]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class UserCode:
-    """Context that can be used many times; the user's code is called inside, and its errors become a `ModelError`.
+    """Context in which the user's code is called: an error of that code becomes a `ModelError`.
 
-    SystemExit becomes a `ModelError`, too, and so does a KeyboardInterrupt if Ctrl-C cannot have raised it. A
-    `ModelError` of an inner context and a `PeerLost` stay as they are. A `BadModel` that no line of the user's code has
-    raised is shown without a traceback.
+    The context can be entered many times. SystemExit becomes a `ModelError`, too, and so does a KeyboardInterrupt if
+    Ctrl-C cannot have raised it. A `ModelError` of an inner context and a `PeerLost` stay as they are. A `BadModel`
+    that no line of the user's code has raised is shown without a traceback.
     """
 
     doing: str
@@ -185,7 +185,10 @@ def place_of_thread(frame: FrameType | None) -> ScriptPlace | None:
 
 
 def _first_place(frames: Iterable[tuple[FrameType, int]]) -> ScriptPlace | None:
-    """Finds the function of a script that trains: so a rank need not note what it does while it runs."""
+    """Finds the frame of the script's training function, and returns its line and counters; None if there is none.
+
+    So a rank need not record, while it runs, how far it has come.
+    """
     for frame, line in frames:
         if frame.f_code.co_name in _TRAINING and {"INTERFACE", "PROGRAM"} <= frame.f_globals.keys():
             variables = {**frame.f_locals}
