@@ -219,8 +219,8 @@ class Pipeline:
         micro_batches
             The mini-batch as N pairs.
         accumulate
-            Whether to keep the gradients that are there, as if all mini-batches since they were cleared had been one;
-            each has the weight of its count if ``loss`` returns counts.
+            Whether to keep the gradients that are there: ``.grad`` is then as if all mini-batches since it was cleared
+            had been one. Mini-batches have equal weights, or those of their counts if ``loss`` returns counts.
         scaler
             Multiplies the loss by its scale, the same on all ranks: see `unscale_`.
 
@@ -413,7 +413,7 @@ class Pipeline:
         return self._state.unsaved()
 
     def average_state(self, average: Average, what: str) -> AverageState:
-        """The state of an average of the weights that the caller keeps; errors as of `AverageState`."""
+        """Returns the object that saves and loads an average of the weights, called ``what``; see `AverageState`."""
         return AverageState(what, average, self._state)
 
     def export_weights(self, path: str | Path) -> None:
@@ -429,10 +429,10 @@ class Pipeline:
         export_weights(self._state, Path(path))
 
     def load_weights(self, path: str | Path) -> list[str]:
-        """Loads parameters, and buffers that are there, from a file as `export_weights` writes it; errors as there.
+        """Loads the parameters and buffers of this rank from a file as `export_weights` writes it; every rank calls it.
 
-        Every rank calls it, and reads what it holds: each parameter must be there, in its shape. Returned are the names
-        in the file that the model does not have.
+        The file must have each parameter, in its shape; a buffer that it lacks stays as it is. Returned are the names
+        in the file that the model does not have. Raises BadCheckpoint if the file cannot be read, or lacks a parameter.
         """
         self._guard.finish()
         return load_weights(self._state, Path(path))
