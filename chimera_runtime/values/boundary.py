@@ -42,7 +42,7 @@ class Boundary:
         return cls(form, tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors), recorded, recorded)
 
     def with_slices(self, others: "Sequence[Boundary]") -> "Boundary | None":
-        """The boundary for this first slice and the ``others``; None if they differ in more than shapes."""
+        """Merges this boundary, of slice 0, with those of the ``others``; None if they differ in more than shapes."""
         slices = (self, *others)
         if any(
             (b.form, b.dtypes, [*map(len, b.shapes)]) != (self.form, self.dtypes, [*map(len, self.shapes)])
@@ -53,7 +53,7 @@ class Boundary:
         return replace(self, shapes=largest, of_slices=tuple(b.shapes for b in slices))
 
     def at(self, micro: int) -> "Boundary":
-        """The boundary for a micro-batch, of which slices have unequal lengths, or for every micro-batch."""
+        """Returns the boundary of one micro-batch: that of its slice if slices have unequal lengths, else this one."""
         if not self.of_slices:
             return self
         return replace(self, shapes=self.of_slices[micro % len(self.of_slices)], of_slices=())
@@ -76,15 +76,15 @@ class Boundary:
         return (*gradients, *counts)
 
     def views(self, memory: Tensors, micros: int, first: int = 0) -> Tensors:
-        """Views of the first elements of buffers that may be larger, in the shapes of a message of activations.
+        """Returns views of buffers in the shapes of a message of activations; the buffers may be larger.
 
-        The message is of ``micros`` micro-batches, of which ``first`` is the first.
+        The message has ``micros`` micro-batches, of which ``first`` is the first.
         """
         boundary = self.at(first)
         return tuple(first_part(tensor, boundary.shape(i, micros)) for i, tensor in enumerate(memory))
 
     def gradient_views(self, memory: Tensors, micros: int, first: int = 0) -> Tensors:
-        """Views as of `views`, in the shapes of a message of gradients."""
+        """Returns views of buffers in the shapes of a message of gradients, as `views` does for activations."""
         boundary = self.at(first)
         shapes = compress([boundary.shape(i, micros) for i in range(len(self.shapes))], self.differentiable)
         counts = [(micros,)] if self.counted else []
@@ -128,11 +128,11 @@ class Traits:
 
     ``buffers`` are the names of the buffers that the stage updates in its forward. ``alone`` is the reason why the
     stage cannot run several micro-batches in one call, ``whole`` the reason why the backward cannot be split into two
-    halves. ``keywords`` are the names of the keyword arguments that the stage takes, ``shared`` of those among them
-    that other stages take as well, ``auxiliary`` of the auxiliary losses that it adds. ``seeds_all`` says that the
-    stage draws from the generators of Python or NumPy: then each forward seeds these as well. ``in_place`` names
-    arguments that the stage writes: then it gets copies of the user's inputs and keyword arguments. ``takes`` says
-    which arguments of slices it takes.
+    halves. ``keywords`` are the names of the keyword arguments that the stage takes; ``shared`` are the ones among them
+    that other stages take as well. ``auxiliary`` are the names of the auxiliary losses that the stage adds.
+    ``seeds_all`` says that the stage draws from the generators of Python or NumPy: then each forward seeds these as
+    well. ``in_place`` names arguments that the stage writes: then it gets copies of the user's inputs and keyword
+    arguments. ``takes`` says which arguments of slices the stage takes.
     """
 
     buffers: tuple[str, ...]

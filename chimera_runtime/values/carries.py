@@ -1,8 +1,8 @@
 """Carries: what a stage leaves for the next slice of a micro-batch, such as keys and values of attention.
 
 A stage that looks back says so by its signature: ``forward(x, carry=None, start=0)`` returns its output and a carry. It
-gets the carry of the slice before, None for the first slice, and the position at which its slice starts. Of a stack of
-layers, the carry is a dict of those of its layers.
+gets the carry of the slice before, None for the first slice, and the position at which its slice starts. The carry of a
+stack of layers is a dict of the carries of its layers.
 """
 
 from collections.abc import Container, Mapping
@@ -20,7 +20,7 @@ CARRY, START = "carry", "start"
 """Names of the parameters by which a forward takes the carry, and the position of the first item of its slice."""
 
 OF_LAYERS = "_of_layers"
-"""Name of the keyword argument by which a stack of layers takes both, apart from micro-batches' keyword arguments."""
+"""Name of the keyword argument in which a stack of layers gets carry and start, apart from those of a batch."""
 
 _BY_NAME = {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
 
@@ -29,7 +29,7 @@ _BY_NAME = {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
 class SliceArguments:
     """Whether the forward of a stage takes the carry, and then returns one, and whether it takes the start.
 
-    If ``by_layer``, the stage is a stack of layers, and takes them for those.
+    If ``by_layer``, the stage is a stack of layers: it takes these arguments in order to pass them on to its layers.
     """
 
     carry: bool = False
@@ -42,7 +42,7 @@ class SliceArguments:
         return self.carry or self.start
 
     def without(self, keywords: Container[str]) -> "SliceArguments":
-        """Returns the arguments that do not have the name of a keyword argument of the micro-batches."""
+        """Returns these arguments less those that a keyword argument of the micro-batches is called by."""
         return replace(self, carry=self.carry and CARRY not in keywords, start=self.start and START not in keywords)
 
     def split_result(self, name: str, returned: Any) -> tuple[Any, Any]:
@@ -95,11 +95,11 @@ class Carry:
         return cls(tuple([t.detach() for t in tensors]), tuple([t.requires_grad for t in tensors]), form, position)
 
     def leaves(self) -> Tensors:
-        """Returns the leaves of a new graph: the tensors, without a copy."""
+        """Returns the tensors as leaves of a new graph, without copying them."""
         return tuple([t.detach().requires_grad_(r) for t, r in zip(self.tensors, self.recorded, strict=True)])
 
     def arguments(self, takes: SliceArguments, tensors: Tensors) -> Mapping[str, Any]:
-        """Returns the keyword arguments of a forward that reads this carry, with ``tensors`` in place of its own."""
+        """Returns the keyword arguments with which a forward reads this carry; ``tensors`` replace the carry's own."""
         arguments: dict[str, Any] = {CARRY: self.form.filled(tensors)} if takes.carry else {}
         if takes.start:
             arguments[START] = self.position

@@ -25,9 +25,7 @@ class KeywordNames:
     needed: frozenset[str]
 
     def require(self, keywords: Mapping[str, Any], what: str) -> None:
-        """Raises `Misuse` if keyword arguments have a name that is not in the example, or lack one that this rank
-        needs.
-        """
+        """Raises `Misuse` if a name is not in the example, or a name that this rank needs is missing."""
         names = keywords.keys()
         if names == self.example:
             return

@@ -77,7 +77,7 @@ def expected_count(count: float | None, micro_batches: int) -> float | None:
 
 
 class Count:
-    """Count of an update so far, of the micro-batches whose backward a stage has run.
+    """Sum of the loss counts of the micro-batches whose backward a stage has run in this update.
 
     All gradients have been divided by the ``expected`` count: see `expected_count`.
     """

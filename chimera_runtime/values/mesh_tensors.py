@@ -28,7 +28,7 @@ def whole(tensor: Any) -> torch.Tensor:
 
 
 def settled(tensor: torch.Tensor) -> torch.Tensor:
-    """Waits for the sum over ranks that makes a tensor, which may be under way with tensor parallelism."""
+    """Returns a tensor with its values: with tensor parallelism, the sum over ranks that makes it may be under way."""
     return tensor.clone() if hasattr(tensor, "trigger_wait") else tensor
 
 
@@ -86,7 +86,7 @@ def reduce_over(mesh: Any, numbers: torch.Tensor, wait: Callable[[Any], object],
 
 
 def norms(tensors: Iterable[torch.Tensor], norm_type: float) -> list[float]:
-    """Returns the norm of the tensors of each layout together, as torch takes no others at once.
+    """Returns one norm for each layout: torch takes several tensors in one call only if they are spread alike.
 
     All ranks over which a tensor is spread call it.
     """
@@ -105,10 +105,10 @@ def rest(module: torch.nn.Module) -> None:
 
 
 def misplaced(module: torch.nn.Module, members: Sequence[int] | None) -> str | None:
-    """Returns the reason why no pipeline supports the way in which a module is spread, with advice; else None.
+    """Returns why a pipeline cannot train a module that is spread in this way, with advice; None if it can.
 
-    ``members`` are the ranks of the pipelines, no two of which may hold parts of one tensor. Without a flush it
-    is None: nothing may be spread.
+    ``members`` are the ranks of the pipelines, no two of which may hold parts of one tensor. Without a flush
+    ``members`` is None, and nothing may be spread.
     """
     tensors = [*module.parameters(), *module.buffers()]
     wrapper = next((name for part in module.modules() if (name := _made_by(part, _WRAPPERS))), None)

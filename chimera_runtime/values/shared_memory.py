@@ -11,7 +11,8 @@ from chimera_runtime.values.nested import taken_apart
 from chimera_runtime.values.tensors import Tensors
 
 Views = Callable[[Tensors, int, int], Tensors]
-"""Function that returns the part of a slot's buffers that a message needs, by its micro-batches: number, and first."""
+"""Function (buffers of a slot, micro-batches of a message, the first of these) that returns the message's part of them.
+"""
 
 _COUNT: Any = getattr(torch._C, "_storage_Use_Count", None)
 """Private function of torch that counts the holders of a storage. Without it all memory counts as shared."""
@@ -29,7 +30,7 @@ _ALONE = 0 if _COUNT is None else _holders(torch.empty(1))
 
 
 def is_shared(tensor: torch.Tensor, tensors: int = 1) -> bool:
-    """Whether more than so many tensors, of which this is one, or an autograd graph may hold its memory."""
+    """Whether more than ``tensors`` tensors, this one included, or an autograd graph may hold the tensor's memory."""
     return _COUNT is None or _holders(tensor) >= _ALONE + tensors
 
 
@@ -72,7 +73,7 @@ def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], inpu
 
 
 def note_received(values: Any) -> None:
-    """Notes which memory a stage has from the dataset, or gradients from another stage, for `is_handed_on`."""
+    """Marks the memory of inputs from the dataset, or of gradients from another stage, for `is_handed_on`."""
     for tensor in taken_apart(values)[0]:
         if tensor.layout == torch.strided:
             setattr(tensor.untyped_storage(), _NOTE, (None, None, tensor.data_ptr()))
@@ -102,10 +103,10 @@ class ReleasedTensors:
 class Slots:
     """Slots, the receive buffers of a stage for one direction: slot k has room for ``rooms[k]`` micro-batches.
 
-    ``make`` allocates the buffers of a message with a number of micro-batches, of which each message has the part that
-    ``views`` returns, or all. The content of a slot may be needed for
-    longer than the program says: by the graph of the next stage, if a stage hands its input on, or by a stage that
-    keeps its input. Such a slot moves to new memory before its next message; the old memory stays with its holder.
+    ``make(room)`` allocates the buffers of a slot with that room. A message uses the part of them that ``views``
+    returns, or all of them if that is None. The content of a slot may be needed for longer than the program says: by
+    the graph of the next stage, if a stage hands its input on, or by a stage that keeps its input. Such a slot moves to
+    new memory before its next message; the old memory stays with its holder.
     """
 
     def __init__(

@@ -7,8 +7,8 @@ from itertools import accumulate, pairwise
 def slice_bounds(length: int, lengths: Sequence[int]) -> list[tuple[int, int]]:
     """Returns start and end of each slice of a sequence, which has at least as many items as slices.
 
-    Each boundary is at the item nearest to its share of the sequence, of two equally near ones at the later, and moved
-    only so far that every slice has an item.
+    Each boundary is at the item nearest to its share of the sequence, or at the later of two that are equally near;
+    then it moves as far as is needed for every slice to have an item.
 
     Examples
     --------
