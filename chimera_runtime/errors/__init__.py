@@ -13,7 +13,8 @@ TERMINATED = 143
 class ScriptPlace(NamedTuple):
     """A ``line`` of a rank's script, with the values of the ``counters`` of its loops at that time.
 
-    ``update`` is the one from which micro-batches count: without a flush, the first of all that are under way or done.
+    Micro-batches count from the first one of ``update``; without a flush that is the first update since the pipelines
+    were last empty.
     """
 
     update: int
