@@ -86,7 +86,7 @@ def load(directory: Path) -> CompiledProgram:
 
 
 def parsed(text: str) -> tuple[Job, tuple[RankFacts, ...]]:
-    """Parses a program.json. Raises `ValueError`, `TypeError`, `KeyError` or `AttributeError` if the text is none."""
+    """Parses a program.json. Raises `ValueError`, `TypeError`, `KeyError` or `AttributeError` for other text."""
     facts = _frozen(json.loads(text))
     ranks = tuple(map(facts_of_rank, facts.pop("ranks")))
     del facts["interface"]

@@ -21,8 +21,8 @@ class Job:
 
     A micro-batch is cut into ``parts``: halves, or the ``slices`` of a sequence. ``recomputing`` are the stages that
     recompute, ``grouped`` the stages with operations over several micro-batches, ``split_backward`` the stages with
-    backwards in two halves, ``moving`` the stages whose saved tensors move to the host and back, ``moving_operands``
-    those of which what is kept between the halves does. ``kinds`` are the letters of all kinds of operations.
+    backwards in two halves. ``moving`` are the stages whose activations move to the host and back, ``moving_operands``
+    the stages that move what is kept between the halves. ``kinds`` are the letters of all kinds of operations.
 
     Without a flush the lanes repeat every ``period`` micro-batches. ``reads[s]`` gives the version of the weights that
     stage s reads for each micro-batch of a period, as an offset to the number of updates in the periods before; it is
@@ -30,8 +30,8 @@ class Job:
     update. With a flush ``period`` and ``lag`` are 0.
 
     ``communicators`` are the choices of communicators with which the program is proven to finish. ``weights`` say how
-    long a rehearsal sleeps for each part of a micro-batch, and repeat; if there are none, all weigh 1. ``lengths`` are
-    the relative lengths of slices, if these differ.
+    long a rehearsal sleeps for one part of a micro-batch after the other, relative to each other, and repeat; if there
+    are none, all weigh 1. ``lengths`` are the relative lengths of slices, if these differ.
     """
 
     name: str
@@ -89,12 +89,12 @@ class Job:
 
     @cached_property
     def fed(self) -> tuple[tuple[int, ...], ...]:
-        """The stages that stage s feeds, as ``fed[s]``; one that feeds none computes the loss."""
+        """The stages that stage s feeds, as ``fed[s]``; a stage that feeds no other computes the loss."""
         return stage_graph.fed(self.stages)
 
     @cached_property
     def feeding(self) -> tuple[tuple[int, ...], ...]:
-        """The stages that feed stage s, as ``feeding[s]``; one that none feeds takes the input of the dataset."""
+        """The stages that feed stage s, as ``feeding[s]``; a stage that no other feeds gets the dataset's input."""
         return stage_graph.feeding(self.stages)
 
     @cached_property

@@ -11,7 +11,7 @@ from chimera_runtime.program.rank_facts import HostedMicros, KeptMicros
 
 
 class MovedBytes(NamedTuple):
-    """Bytes of a micro-batch that go to the host: of its activations, or of what is left of them between the halves."""
+    """Bytes of a micro-batch that move to the host: its ``activations``, or its ``operands`` between the two halves."""
 
     activations: int
     operands: int = 0
@@ -51,7 +51,7 @@ class MicroBatchBytes(NamedTuple):
         return min(self.released, self.operands)
 
     def without_received(self, inputs: int, gradients: int) -> "MicroBatchBytes":
-        """The bytes without ``inputs`` and ``gradients``, which are in receive buffers."""
+        """The bytes less ``inputs`` bytes of input and ``gradients`` bytes of gradients that lie in receive buffers."""
         activations = max(0, self.activations - inputs)
         resident = max(0, self.resident - inputs)
         without = self._replace(
@@ -67,9 +67,9 @@ class MicroBatchBytes(NamedTuple):
 def kept_bytes(moment: Iterable[Sequence[int]], sizes: Callable[[int], MicroBatchBytes], parts: int = 1) -> int:
     """Bytes of activations at a moment: for each stage what `KeptMicros` counts, times its ``sizes``.
 
-    If a stage has micro-batches between the halves of their backward, the moment may be in a first half, where what it
-    has made and what it is about to free are both in memory. ``parts`` is the number of counted micro-batches in one of
-    which ``sizes`` are given.
+    If a stage has micro-batches between the halves of their backward, the moment may be within a first half: then what
+    that half has made and what it is about to free are both in memory. Where micro-batches are cut into ``parts``,
+    `KeptMicros` counts parts, and ``sizes`` are those of a whole micro-batch.
     """
     total = halving = 0
     for stage, activations, inputs, begun, carries, carry_gradients, *on_host in starmap(KeptMicros, moment):
@@ -101,9 +101,9 @@ def share(count: int, size: int, parts: int) -> int:
 def on_other_workers(
     neighbours: Iterable[int], stage: int, worker: int, placement: Iterable[Sequence[int]]
 ) -> list[int]:
-    """The neighbours of a stage that ``worker`` holds in no pipe in which it holds the stage: it receives their values.
+    """The neighbours of a stage that are on other workers than ``worker`` in each pipe in which it holds the stage.
 
-    ``placement`` has the worker of each stage, pipe by pipe.
+    So the worker receives their values. ``placement`` has the worker of each stage, pipe by pipe.
     """
     here = [pipe for pipe in placement if pipe[stage] == worker]
     return [neighbour for neighbour in neighbours if not any(pipe[neighbour] == worker for pipe in here)]

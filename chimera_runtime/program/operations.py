@@ -15,10 +15,11 @@ OPERATIONS = {
 
 _MOVES = ("offload", "reload", "offload_operands", "reload_operands")
 MOVES = {letter: OPERATIONS[letter] for letter in _MOVES}
-"""The method that launches a move between device and host, by its letter; ``wait_`` and this name is its end."""
+"""The method that launches each move between device and host, by its letter; the method ``wait_<name>`` waits for it.
+"""
 
 MAKES = {"F": ("y",), "B": ("dx",), "I": ("dx",)}
 """The values that an operation makes for other stages, by the letter of its kind; others make none."""
 
 PAIRED = "pair"
-"""The name of a forward and a backward that run as one, among the letters, and their method."""
+"""Name, in place of a letter, of a forward and a backward that run as one operation; also the name of their method."""

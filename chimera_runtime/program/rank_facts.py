@@ -27,17 +27,17 @@ class StageFacts:
     Attributes
     ----------
     slots
-        Sizes of the receive buffers (slots) for each value, by its letter, in micro-batches.
+            Sizes of the receive buffers (slots) for each value, by its letter, in micro-batches.
     copies
-        Number of copies of the stage's weights.
+            Number of copies of the stage's weights.
     sending
-        The largest number of micro-batches, or parts of them, that are being sent at one time, for each value, by its
-        letter.
+            The largest number of micro-batches, or parts of them, that are being sent at one time, for each value, by
+        its letter.
     recomputed
-        The micro-batches that are recomputed, counted within a cycle of the schedule: half-open runs (start, stop).
+            The micro-batches that are recomputed, counted within a cycle of the schedule: half-open runs (start, stop).
     initial
-        Two versions, 0 or less: in the `stash` line that keeps the initial weights, and in the `drop` line that frees
-        these. All versions below 0 stand for the weights of version 0.
+            Two version numbers, 0 or less, which both mean the initial weights: the one in the `stash` line that keeps
+        them, and the one in the `drop` line that frees them.
     """
 
     slots: dict[str, tuple[int, ...]]
@@ -89,11 +89,11 @@ class EvaluationFacts:
 class KeptMicros(NamedTuple):
     """Numbers of micro-batches of which a stage keeps something at one moment.
 
-    ``activations`` counts the micro-batches of which all activations are kept, ``inputs`` those of which only the input
-    is, to recompute the rest, and ``begun`` the micro-batches between the two halves of their backward. A slice counts
-    as a micro-batch: ``carries`` counts those whose carry is kept, ``carry_gradients`` those whose carry has a gradient
-    that waits for their backward. ``on_host`` counts the micro-batches whose activations are in the memory of the host,
-    ``operands_on_host`` those of which what the second half of the backward needs is there.
+    ``activations`` counts the micro-batches of which all activations are kept, ``inputs`` the micro-batches of which
+    only the input is kept, to recompute the rest, and ``begun`` the micro-batches between the two halves of their
+    backward. A slice counts as a micro-batch: ``carries`` counts slices whose carry is kept, ``carry_gradients`` slices
+    whose carry has a gradient that waits for their backward. ``on_host`` counts the micro-batches whose activations are
+    in the memory of the host, ``operands_on_host`` the micro-batches between the halves whose operands are there.
     """
 
     stage: int

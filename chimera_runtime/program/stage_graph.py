@@ -10,8 +10,9 @@ from typing import NamedTuple
 class EdgeValue(NamedTuple):
     """A value that a stage makes for the stages that it feeds, or, if not ``onward``, for those that feed it.
 
-    ``made`` is the method of a stage that returns it, ``slots`` the attribute of a stage with its receive buffers, and
-    ``buffers`` the method of a `Boundary` that allocates them, and ``views`` that which returns a message's part.
+    Three names of methods and one of an attribute: `Stage.<made>` returns the value, and `Stage.<slots>` has its
+    receive buffers, which `Boundary.<buffers>` allocates; `Boundary.<views>` returns the part of them that a message
+    uses.
     """
 
     onward: bool
@@ -48,5 +49,5 @@ def readers(value: str, stage: int, stages: int) -> tuple[int, ...]:
 
 
 def implied(source: int, target: int, stages: int) -> str:
-    """The value that the two stages of a message imply: the first that goes from ``source`` to ``target``."""
+    """The value of a message that names only its stages: the first in `VALUES` from ``source`` to ``target``."""
     return next(value for value in VALUES if target in readers(value, source, stages))
