@@ -69,15 +69,15 @@ class CpuAccelerator(Accelerator):
 
     @property
     def computing(self) -> Any:
-        """Stands for the order of the calls."""
+        """None: a CPU has no streams, and does everything in the order of the calls."""
         return None
 
     def stream(self) -> Any:
-        """Stands for the order of the calls."""
+        """Returns None, as `computing` does."""
         return None
 
     def record(self, stream: Any) -> Any:
-        """Stands for an event that is over."""
+        """Returns None, which stands for an event that is over."""
         return None
 
     def wait(self, stream: Any, event: Any) -> None:

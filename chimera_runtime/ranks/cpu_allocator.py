@@ -17,7 +17,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """Numbers from malloc.h of the GNU C library."""
 
 _SETTINGS = ("trim_threshold", "mmap_threshold", "mmap_max")
-"""Settings of its malloc by which a user may decide otherwise."""
+"""Settings of malloc in glibc; if the user has chosen any of them, `keep_memory` changes nothing."""
 
 
 def give_back() -> None:

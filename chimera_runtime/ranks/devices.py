@@ -15,8 +15,9 @@ DEFAULT_QUEUES = 8
 LOADING_VARIABLE, EAGER = "CUDA_MODULE_LOADING", "EAGER"
 """Time at which kernels are loaded: ``EAGER`` when CUDA starts, by default when each is first launched.
 
-To load a kernel CUDA may wait for those that run. If one of them receives a message that is posted ahead, the host
-waits for another rank in the middle of its computation, and that for this one (gpus.md, "Kernels are loaded").
+To load a kernel, CUDA may wait for the kernels that run. If one of them receives a message that is posted ahead, the
+host waits, in the middle of its computation, for the rank that sends the message, and that rank may wait for this one
+(gpus.md, "Kernels are loaded").
 """
 
 

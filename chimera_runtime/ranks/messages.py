@@ -49,9 +49,8 @@ def unrecorded(post: Callable[..., Any], *arguments: Any, **options: Any) -> Any
 class Names:
     """Describes this rank, and messages of the schedule, in errors about waits that have failed.
 
-    ``slices`` is the number of slices of a micro-batch, which tags count.
-
-    ``check`` raises the error of an earlier time-out. What fails after it does so because communicators are aborted.
+    ``slices`` is the number of slices of a micro-batch, which tags count. ``check`` raises the error of an earlier
+    time-out: after it communicators are aborted, so that other waits fail as well, and only the first error says why.
     """
 
     rank: int

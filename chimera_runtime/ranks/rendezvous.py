@@ -88,8 +88,8 @@ def require_own_store() -> None:
 def waits_of(store: Store, rank: int, message: str, others: Sequence[int], *, is_late: bool) -> list[str]:
     """Shares the message with which this rank has given up, and returns sentences about what the others wait for.
 
-    The others have a moment to give up as well. If the wait ``is_late``, and no connection was closed, a rank that
-    shares no message is not in a call of the pipeline.
+    The others have a moment to give up as well. ``is_late`` says that the wait timed out, and no connection was closed:
+    then a rank that shares no message is not in a call of the pipeline.
     """
     notes, deadline = [], time.monotonic() + (_LATE_MOMENT if is_late else _LOST_MOMENT)
     with suppress(RuntimeError):

@@ -52,7 +52,7 @@ class Room:
 
 
 class Rooms:
-    """Pool of pinned memory, of ``size`` bytes. Each piece has a power of two, to which torch rounds as well."""
+    """Pool of pinned memory, of ``size`` bytes so far. A piece has a power of two bytes, as torch gives it anyway."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
