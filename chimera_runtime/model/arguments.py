@@ -16,7 +16,7 @@ _NAME = "_name_in_model"
 
 
 def bound(function: Callable[..., Any], positional: int, offered: Mapping[str, Any], file: Path) -> Callable[..., Any]:
-    """Returns a function with the offered arguments that it takes by name bound; calls give ``positional`` others.
+    """Binds the ``offered`` arguments that a function takes by name; calls give its ``positional`` first ones.
 
     Raises `Misuse` if the function needs an argument that is not offered.
     """

@@ -218,8 +218,8 @@ def shared(built: Modules, model: Model) -> Iterator[tuple[End, End]]:
 def refuse_undeclared(built: Modules, ties: Sequence[Tie], model: Model) -> None:
     """Raises `Misuse` if stages, or layers of a stage, are known to share a parameter that is not tied.
 
-    Known are the stages of this process, and parameters that a module lists in ``_tied_weights_keys``. The message has
-    the line that declares the tie.
+    A rank knows of parameters that stages of its own share, and of those that a module lists in ``_tied_weights_keys``.
+    The message has the line that declares the tie.
     """
     tied = {end for tie in ties for ends in tie.parameters for end in ends}
     for first, other in shared(built, model):
