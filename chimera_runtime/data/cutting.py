@@ -19,7 +19,7 @@ CutSlice = Callable[..., Any]
 """Function ``cut_slice`` of a model file: a value of a micro-batch, which value it is, a slice's number, and the count.
 
 The value is the micro-batch's ``"input"``, ``"target"`` or ``"keywords"``; the result is the slice of it. Where slices
-have unequal lengths, a fifth argument is the function that returns the slice's start and end in a sequence of a length.
+have unequal lengths, a fifth argument is a function from the length of a sequence to the slice's start and end in it.
 """
 
 COMPONENTS = ("input", "target", "keywords")
@@ -30,11 +30,11 @@ _CUTTING = UserCode("cut_slice of a micro-batch", MISUSED)
 
 @dataclass(frozen=True)
 class MicroBatchParts:
-    """The ``count`` parts of a micro-batch of ``items`` items: along dimension 0 or, if ``slices`` is not 1, slices.
+    """Cuts a micro-batch of ``items`` items into ``count`` parts: along dimension 0 or, if ``slices`` > 1, into slices.
 
-    All tensors of inputs and targets have the sequence in dimension 1, and so have keyword arguments with two
-    dimensions or more. Every part has other keyword arguments whole. With ``cut_slice`` that function cuts slices.
-    ``lengths`` are the relative lengths of slices, if these differ.
+    To be cut into slices, all tensors of inputs and targets have the sequence in dimension 1, and so have keyword
+    arguments with two dimensions or more; every slice has other keyword arguments whole. If there is a function
+    ``cut_slice``, it cuts slices instead. ``lengths`` are the relative lengths of slices, if these differ.
     """
 
     items: int
@@ -89,7 +89,7 @@ class MicroBatchParts:
 
 
 def _takes(function: Callable[..., Any], arguments: int) -> bool:
-    """Whether a function can be called with so many positional arguments."""
+    """Whether a function can be called with this number of positional arguments."""
     try:
         signature(function).bind(*range(arguments))
     except (TypeError, ValueError):

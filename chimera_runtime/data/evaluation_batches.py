@@ -80,7 +80,10 @@ def evaluation_batches(
 
 
 def _require(batch: Triple, names: KeywordNames | None, cut: int | None, parts: MicroBatchParts) -> None:
-    """Raises `Misuse` if a batch has the wrong keyword arguments, or cannot be cut; with ``cut``, between items."""
+    """Raises `Misuse` if a batch has the wrong keyword arguments or cannot be cut.
+
+    ``cut`` is the number of its items if the batch is to be cut between items, else None.
+    """
     if names is not None:
         names.require(batch[2], _BATCH)
     if cut is not None:

@@ -203,7 +203,8 @@ class Feed(MicroBatchSource):
     def _loaded(self, update: int, load: Callable[[int], Pair], micro: int) -> Triple:
         """Checks what a function returns for a micro-batch, and notes its facts before it can change.
 
-        The last micro-batch is kept, because its parts, and their inputs and targets, mostly follow one another.
+        The last micro-batch is kept: mostly its parts, and the inputs and targets of each, are asked for one after
+        another.
         """
         key = update, load, micro
         if self._checked is not None and self._checked[0] == key:

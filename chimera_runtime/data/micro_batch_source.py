@@ -40,10 +40,10 @@ class MicroBatchSource(ABC):
 
 @dataclass(frozen=True)
 class CutBatch(MicroBatchSource):
-    """A mini-batch that its owner has cut: a triple for each micro-batch, or for each part where these are cut.
+    """A mini-batch that its owner has cut: a triple for each micro-batch, or for each part where micro-batches are cut.
 
-    Unlike the items of other mini-batches, tensors may have any shape, and triples may hold anything that stages and
-    loss take. ``micro_batch_size`` is the number of parts.
+    Tensors may have any shape, not only one with the items along dimension 0, and triples may hold anything that stages
+    and loss take. ``micro_batch_size`` is the number of parts.
     """
 
     triples: Sequence[Triple]
@@ -103,7 +103,7 @@ class Batches(MicroBatchSource):
         return ItemOrder(self.dataset, self.seed, sampler=self.sampler)
 
     def component(self, update: int, micro: int, number: int) -> Any:
-        """One of the three parts of a micro-batch, which is collated unless the call before has done so."""
+        """Returns inputs, targets or keyword arguments of a micro-batch; the micro-batch collated last is kept."""
         later, place_in_update = divmod(micro, self.micro_batches * self.parts)
         uncut, part = divmod(place_in_update, self.parts)
         place = update + later, uncut
