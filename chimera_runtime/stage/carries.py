@@ -1,9 +1,11 @@
 """The carries of a stage on their way from slice to slice, and their gradients on the way back.
 
-    F(q)      reads the carry of q-1, whose tensors are leaves of its graph, and leaves a carry for q+1
-    B(q)      begins at its results and at its carry, with the gradients that B(q+1) has left; it leaves those of q-1
+        F(q)      reads the carry of slice q-1, whose tensors are leaves of its graph, and returns a carry for slice q+1
+        B(q)      begins at the results of F(q), and at its carry with the gradients that B(q+1) has computed;
+                            it computes the gradients of the carry of q-1
 
-A tensor that a forward passes on unchanged is no root: its gradient goes on to the leaf, to which the backward adds.
+A tensor of the carry that F(q) passes on unchanged is no root of its graph: the gradient from B(q+1) goes straight to
+the leaf, and B(q) adds to it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +26,11 @@ _NO_ROOTS: Mapping[int, torch.Tensor] = MappingProxyType({})
 
 
 class CarryGraph(NamedTuple):
-    """The part of a graph that belongs to carries: from the ``leaves`` read to the roots in the carry that is left.
+    """The part of a forward's graph that belongs to carries.
 
-    ``roots`` are by the number of the tensor in the carry; ``passed`` are pairs of such a number and that of the leaf
-    which is passed on.
+    ``leaves`` are the tensors of the carry that the forward has read. ``roots`` are tensors of the carry that it has
+    returned, by their number in that carry. A tensor that it has passed on unchanged is not a root: ``passed`` has its
+    number in the returned carry, and the number of the leaf.
     """
 
     leaves: Tensors = ()
@@ -40,12 +43,12 @@ _NO_CARRIES = CarryGraph()
 
 @dataclass
 class Carries:
-    """The carries of a stage, and their gradients, by micro-batch; a micro-batch counts one of its ``slices``.
+    """The carries of a stage, and their gradients. Each of the ``slices`` of a sequence counts as a micro-batch.
 
     ``takes`` says which arguments of slices the forward of the stage takes. If ``fixed``, the carries of all
-    micro-batches must have equal structure, shapes and dtypes. ``held`` are the bytes of carries that wait for the
-    backwards of the slices that left them, without what a slice passes on unchanged; ``peak`` is the most that there
-    were.
+    micro-batches must have equal structure, shapes and dtypes. ``held`` are the bytes of carries that are kept, each
+    until the backward of the slice that returned it, without what a slice passes on unchanged; ``peak`` is the most
+    that there were.
     """
 
     stage: int
@@ -63,19 +66,18 @@ class Carries:
         self._are_used = self.slices > 1 and self.takes.any
 
     def take(self, micro: int) -> Carry:
-        """Returns and forgets what a forward of this micro-batch reads: the carry of the slice before."""
+        """Removes and returns the carry that the forward of this micro-batch reads: that of the slice before."""
         return self._left.pop(micro - 1) if self._are_used and micro % self.slices else NO_CARRY
 
     def has_reader(self, micro: int) -> bool:
-        """Whether a slice follows that reads what a forward of this micro-batch leaves."""
+        """Whether a slice follows that reads the carry which the forward of this micro-batch returns."""
         return self._are_used and (micro + 1) % self.slices != 0
 
     def keep(self, micro: int, before: Carry, inputs: Any, value: Any) -> None:
-        """Keeps ``value``, the carry that a forward on ``inputs`` leaves for the slice after, if there is one.
+        """Keeps ``value``, the carry that a forward on ``inputs`` has returned, if a slice follows that reads it.
 
-        ``before`` is the carry that the forward has read.
-
-        Raises `BadModel` if the carry is empty, or differs from that of an earlier micro-batch.
+        ``before`` is the carry that the forward has read. Raises `BadModel` if the carry is empty, or differs from that
+        of an earlier micro-batch.
         """
         if not self.has_reader(micro):
             return
@@ -102,7 +104,7 @@ class Carries:
         self._layouts.clear()
 
     def graph(self, leaves: Tensors, value: Any) -> CarryGraph:
-        """Returns the carries' part of the graph of a forward that has read ``leaves`` and left the carry ``value``."""
+        """Returns the carries' part of a forward's graph: it has read ``leaves`` and returned the carry ``value``."""
         if value is None:
             return CarryGraph(leaves) if leaves else _NO_CARRIES
         numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
@@ -114,9 +116,9 @@ class Carries:
         )
 
     def begin_backward(self, micro: int, graph: CarryGraph) -> tuple[Tensors, Tensors]:
-        """Returns the roots in the carry of a micro-batch that have got a gradient, and these gradients.
+        """Returns the roots in the carry of a micro-batch for which there are gradients, and these gradients.
 
-        The gradients of tensors that were passed on go to the leaves.
+        The gradients of tensors that the forward has passed on unchanged go to the leaves.
         """
         self.held -= self._sizes.pop(micro, 0)
         gradients = self._gradients.pop(micro, None)

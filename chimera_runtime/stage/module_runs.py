@@ -19,11 +19,11 @@ from chimera_runtime.values.nested import fresh, mapped
 from chimera_runtime.values.tensors import seed_all, seed_torch
 
 LoadKeywords = Callable[[int, int], Keywords]
-"""Function of an update and a number that loads the keyword arguments of a micro-batch, counted from its first one."""
+"""Function (update, number) that loads the keyword arguments of a micro-batch, counted from the first of the update."""
 
 
 class ModuleRuns:
-    """Runs of a stage's module, each after seeding; both runs of a recomputed forward are made here, from equal seeds.
+    """Runs of a stage's module, each after seeding: the second run of a recomputed forward has the same random numbers.
 
     ``load_keywords`` is None if there are no keyword arguments.
     """

@@ -108,7 +108,7 @@ class ModuleState:
 
     @contextmanager
     def as_of(self, former: StateSnapshot, thorough: bool = False) -> Iterator[list[str]]:
-        """Context for the second run of a forward. Inside, the module has its ``former`` state; then the present again.
+        """Context for the second run of a forward: the module has its ``former`` state, afterwards the present one.
 
         Yields a list, which is empty until the context ends. Then the list names everything that the second run has
         changed and the first run had not.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from chimera_runtime.stage.stage import Stage
 
 METHOD = "forward_and_backward"
-"""The name of the method."""
+"""Name of the method with which a module runs a forward and a backward together."""
 
 
 class Backward:

@@ -32,7 +32,7 @@ _OFTEN = 2
 class ForwardArguments(NamedTuple):
     """Arguments of a run of a module: seed, input and keyword arguments, and the carry that it reads.
 
-    It ``leaves_carry`` if a slice follows that reads one.
+    ``leaves_carry`` says that a slice follows, for which the run returns a carry.
     """
 
     seed: int
@@ -69,7 +69,7 @@ class SavedGraph(NamedTuple):
 
     @property
     def all_roots(self) -> Tensors:
-        """The roots, auxiliary losses and what is left for the next slice."""
+        """The roots, the auxiliary losses, and the roots in the carry for the next slice."""
         return (*self.roots, *self.auxiliary, *self.carries.roots.values())
 
 

@@ -149,4 +149,4 @@ def _mixed(numbers: torch.Tensor) -> torch.Tensor:
 
 
 IsCompared = Callable[[int], bool]
-"""Whether the forwards of an update are compared; updates are counted from the start of the run."""
+"""Function that says whether the forwards of an update are compared; updates are counted from the start of the run."""

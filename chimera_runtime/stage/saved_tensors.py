@@ -56,12 +56,12 @@ class Footprint:
         return self.made_results + (self.inputs if is_fed else self.saved_inputs)
 
     def resident_operands(self, is_fed: bool, received: int) -> int:
-        """The part of what is kept between two halves that stays: as in `resident`, and ``received`` gradients."""
+        """The bytes kept between two halves that an off-load leaves on the device, with ``received`` gradients."""
         return self.kept_results + (self.inputs if is_fed else self.saved_inputs) + received
 
 
 _LEAST = ("saved_inputs", "saved_results", "made_results", "released", "received_operands", "kept_results")
-"""Memory of which slices count as the one that has least."""
+"""Fields of a `Footprint` in which the slice with the least memory stands for all slices."""
 
 
 class SavedTensors:
@@ -87,7 +87,8 @@ class SavedTensors:
     def footprint(self, inputs: Any, results: Any, targets: Any, before: Tensors = (), left: Tensors = ()) -> Footprint:
         """Returns the footprint of a forward. Only this forward may have been counted.
 
-        ``before`` and ``left`` are the tensors of the carries that it has read and left.
+        ``before`` are the tensors of the carry that it has read, ``left`` the tensors of the carry that it has
+        returned.
         """
         of_inputs, of_results, earlier, carried = map(memory_of, (inputs, results, before, left))
         # A carry counts apart from activations; an input that the stage leaves as its carry counts as an input.
@@ -124,10 +125,12 @@ class SavedTensors:
 
 
 def footprint_of_slices(footprints: Sequence[Footprint], lengths: Sequence[int] = ()) -> Footprint:
-    """Returns the footprint to count for each slice of a micro-batch, of which the first ones are kept at any time.
+    """Returns one footprint that stands for each slice of a micro-batch.
 
-    Activations and carries count as the largest mean over first slices, other memory as that of the largest slice. If
-    slices have unequal ``lengths``, it is that of the whole micro-batch, of which each slice counts by its length.
+    At any time some first slices of a micro-batch are kept: so activations and carries are the largest mean over the
+    first k slices, for any k. The fields in `_LEAST` are those of the smallest slice, all others those of the largest.
+    If slices have unequal ``lengths``, the footprint is that of a whole micro-batch, of which each slice has a share by
+    its length.
     """
     whole, counts = sum(lengths) or 1, lengths or (1,) * len(footprints)
 
@@ -152,14 +155,20 @@ def footprint_of_slices(footprints: Sequence[Footprint], lengths: Sequence[int] 
 
 
 def largest_mean(sizes: Sequence[int], lengths: Sequence[int]) -> int:
-    """Returns the largest mean over first slices; of unequal ``lengths`` that of a whole, of which each is a share."""
+    """Returns the largest mean size of the first k slices, for any k.
+
+    With unequal ``lengths`` the mean is the size of a whole micro-batch of which these slices have a share by length.
+    """
     whole, counts = sum(lengths) or 1, lengths or (1,) * len(sizes)
     sums = accumulate(sizes)
     return max(-(-total * whole // count) for count, total in zip(accumulate(counts), sums, strict=True))
 
 
 def largest_by_length(sizes: Sequence[int], lengths: Sequence[int]) -> int:
-    """Returns the largest size; of slices of unequal ``lengths`` the least size of a whole, whose shares are enough."""
+    """Returns the largest size of a slice.
+
+    With unequal ``lengths`` it is the size of a whole micro-batch of which the share of every slice is large enough.
+    """
     whole = sum(lengths) or 1
     return max(-(-size * whole // length) for size, length in zip(sizes, lengths or (1,) * len(sizes), strict=True))
 

@@ -177,7 +177,7 @@ class Stage(WeightGroup):
             self._made[value, micros] = tensors, versions(tensors)
 
     def _handed_on(self, value: str, micros: Micros) -> Tensors:
-        """Returns and forgets a value of this stage. Raises `BadModel` if a tensor was written since it was made."""
+        """Removes and returns a value of this stage. Raises `BadModel` if a tensor was written since it was made."""
         tensors, before = self._made.pop((value, micros))
         if versions(tensors) != before:
             raise memory_was_written(self.number, "another stage", micros)
@@ -373,7 +373,7 @@ class Stage(WeightGroup):
     # ---- moves
 
     def _move(self, run: str, micros: Micros) -> None:
-        """Launches a move of what a backward, or its second half, needs, or waits for its end, see `TensorMoves`."""
+        """Calls the method ``run`` of `TensorMoves` for each micro-batch: it launches a move, or waits for its end."""
         with self._during(run.replace("wait_", "wait "), micros), self._in_backward:
             for micro in micros if isinstance(micros, tuple) else (micros,):
                 getattr(self._moves, run)(micro)

@@ -93,9 +93,9 @@ class SavedStorage:
 
 @dataclass(eq=False)
 class SavedView:
-    """A saved tensor of a `SavedStorage`: autograd keeps it in place of ``tensor``, None once it has moved.
+    """Stand-in for a tensor that autograd saves and a graph keeps; ``tensor`` is None once it has moved.
 
-    ``version`` counts the writes of the tensor up to the time when it was saved.
+    The tensor lies in ``storage``. ``version`` counts the writes of the tensor up to the time when it was saved.
     """
 
     storage: SavedStorage
@@ -104,7 +104,7 @@ class SavedView:
     tensor: torch.Tensor | None
 
     def unpacked(self) -> torch.Tensor:
-        """Returns the tensor (a hook of autograd). Raises `BadModel` if it is on the host, or errors as `written`."""
+        """Returns the tensor (a hook of autograd). Raises `BadModel` if it is on the host, or was written since."""
         if self.tensor is not None:
             return self.unwritten(self.tensor)
         memory, (dtype, offset, shape, stride) = self.storage.memory, self.geometry
@@ -177,7 +177,7 @@ class Storages:
 
 
 def saved_storages(stage: int, roots: Tensors) -> list[SavedStorage]:
-    """Takes the tensors that the graph from ``roots`` on has saved out of it; returns the storages that can move.
+    """Takes the tensors that a graph has saved out of it, from ``roots`` on; returns the storages that can move.
 
     Raises torch's error if a tensor was written since it was saved.
     """
@@ -189,7 +189,7 @@ def saved_storages(stage: int, roots: Tensors) -> list[SavedStorage]:
 
 
 def operand_storages(stage: int, second_half: SecondHalf) -> list[SavedStorage]:
-    """Takes all that the second half of a backward needs out of it; returns the storages that can move.
+    """Takes the tensors that the second half of a backward keeps out of it; returns the storages that can move.
 
     Errors as in `saved_storages`.
     """
