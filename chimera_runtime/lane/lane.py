@@ -9,7 +9,7 @@ from chimera_runtime.program.rank_facts import Route
 from chimera_runtime.program.weight_groups import Group
 
 Load = Callable[[int, int], Any]
-"""Function of an update and a number: loads the micro-batch with this number from the first of the update on."""
+"""Function (update, number) that loads the input or target of a micro-batch, counted from the first of the update."""
 
 
 class LaneComponents(NamedTuple):

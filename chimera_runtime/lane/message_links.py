@@ -1,4 +1,4 @@
-"""The links of a worker: one for the messages with a value from one stage to another, incoming or outgoing."""
+"""The links of a worker: each carries the messages with one value from one stage to another, in or out."""
 
 from typing import Any
 

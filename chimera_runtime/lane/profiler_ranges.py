@@ -39,17 +39,17 @@ class ProgramLine(NamedTuple):
         return self.text(slices=1)
 
     def text(self, slices: int) -> str:
-        """Returns the line, where micro-batches count one of so many slices each."""
+        """Returns the line as schedule.sir has it, if a micro-batch has ``slices`` slices, each of which is counted."""
         micros = ",".join(micro_text(micro, slices) for micro in self.micros)
         line = " ".join(filter(None, (self.verb, micros, self.place, self.rest)))
         return line if self.also is None else f"{line} & {self.also.text(slices)}"
 
 
 Lines = Mapping[str, Callable[..., ProgramLine]]
-"""Functions by the name of a method, each from the arguments of a call to the line that the call runs."""
+"""Function, for each method by its name, that makes from the arguments of a call the line that the call runs."""
 
 Around = Callable[[Callable[..., Any], Callable[..., ProgramLine]], Callable[..., Any]]
-"""Function that makes from a method, and a function of `Lines`, what is called in place of the method."""
+"""Function (method, its function in `Lines`) that returns what is called in place of the method."""
 
 
 class WrappedPart:

@@ -20,13 +20,13 @@ from chimera_runtime.program.weight_groups import Group
 
 @dataclass
 class UpdateRange:
-    """The updates of a run, with ``per_update`` micro-batches each."""
+    """A run of a stream: the ``updates`` started since it began, with ``per_update`` micro-batches each."""
 
     per_update: int
     updates: int = 0
 
     def has(self, micros: Micros) -> bool:
-        """Whether the micro-batches of an operation are in the run: all of them, or else none."""
+        """Whether the micro-batches of an operation are in the run; either all of them are, or none."""
         first = micros[0] if isinstance(micros, tuple) else micros
         return 0 <= first < self.updates * self.per_update
 
@@ -36,10 +36,11 @@ class UpdateRange:
 
 
 class StreamWeights:
-    """The weights of a stage or a tie in a run. Calls for versions that the run does not make do nothing, except two.
+    """The weights of a stage or a tie in a run: calls for versions that no update of the run makes do nothing.
 
-    The first micro-batches would read versions below 0 and read version 0, the initial weights, instead. The call that
-    stashes version ``stashed`` keeps version 0, and the call that drops ``dropped`` frees it; both are 0 or less.
+    There are two exceptions. The first micro-batches would read versions below 0; they read version 0, the initial
+    weights, instead. So the call that stashes version ``stashed`` keeps version 0, and the call that drops version
+    ``dropped`` frees it; both numbers are 0 or less.
     """
 
     def __init__(self, weights: Any, run: UpdateRange, stashed: int, dropped: int) -> None:
@@ -116,9 +117,10 @@ class StreamLink:
 
 
 class StreamLane(Lane):
-    """The lane of a stream: calls for micro-batches or versions outside the updates of ``run`` do nothing.
+    """The lane of a stream: calls for micro-batches or versions that are not of the updates in ``run`` do nothing.
 
-    ``initial`` has for each weight group the pair (``stashed``, ``dropped``) of `StreamWeights`.
+    ``run`` has the updates that the caller has started since `begin`; `Driver` adds to them. ``initial`` has for each
+    weight group the pair (``stashed``, ``dropped``) of `StreamWeights`.
     """
 
     def __init__(self, components: LaneComponents, run: UpdateRange, initial: Mapping[Group, tuple[int, int]]) -> None:
