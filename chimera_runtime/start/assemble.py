@@ -121,9 +121,10 @@ def agree_on_weights(control_group: ControlGroup, job: Job, built: dict[int, tor
 
 
 def loss_share(job: Job, copies: int, probed: ProbeResult) -> float:
-    """Weight of one micro-batch's loss in the loss of the update of all copies: the gradient of the loss.
+    """Weight of the loss of one micro-batch in the loss of the update over all copies.
 
-    If ``loss`` returns sums and counts, the weight has an estimated count; `GradientSum` corrects it by the actual one.
+    The backward of the loss begins with it as its gradient. If ``loss`` returns sums and counts, the weight has an
+    estimated count; `GradientSum` corrects it by the actual one.
     """
     return 1 / (probed.expected_count or job.passes * copies)
 

@@ -45,8 +45,8 @@ def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool, reads_sha
 class LoaderMaker:
     """Makes the loaders of a pipeline; every rank makes the same ones, in the same order.
 
-    ``workers`` has the facts of each worker, ``traits`` those of each stage, among them the names of the keyword
-    arguments that it takes. ``varying`` says that every rank looks at the shapes of each mini-batch. Loaders that are
+    ``workers`` has the facts of each worker, ``traits`` the traits of each stage, with the names of the keyword
+    arguments that the stage takes. If ``varying``, every rank looks at the shapes of each mini-batch. Loaders that are
     given no seed take ``seed``, that of the pipeline.
     """
 

@@ -175,7 +175,7 @@ class _Probe:
         return differentiated
 
     def measure_moved(self, boundaries: list[Boundary]) -> dict[int, MovedBytes]:
-        """Returns, for each stage of which anything moves, the bytes of a micro-batch, or the mean of a slice."""
+        """Returns the bytes of a micro-batch that move to the host, by stage; of slices, the largest mean."""
         job = self.world.job
         sizes_of: dict[int, MovedBytes] = {}
         for stage in sorted({*job.moving, *job.moving_operands}):

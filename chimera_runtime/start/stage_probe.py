@@ -30,7 +30,7 @@ class StageCall(NamedTuple):
     """Arguments of a stage. ``inputs`` are the tensors of the stage before, or the input from the dataset on stage 0.
 
     ``before`` describes the tensors of the stage before; None on stage 0. Only the last stage has a target. ``carry``
-    is that of the slice before; the stage ``leaves_carry`` if a slice follows.
+    is that of the slice before; ``leaves_carry`` says that a slice follows, for which the stage returns a carry.
     """
 
     before: Boundary | None
@@ -49,9 +49,9 @@ class ProbedForward:
     ``inputs`` are the input tensors, for which gradients go back to the stage before. ``outputs`` and ``form`` are the
     tensors that the module returned and their structure; on the last stage the loss alone. ``traits`` is the behaviour
     of the stage; ``traits.whole`` is empty until `with_obstacle`. ``footprint`` is the memory that the forward keeps
-    for the backward; ``activations`` in it is 0 if that was not measured. ``count`` came with the loss, if ``loss``
-    returns one. A backward begins at the ``auxiliary`` losses as well, and at ``carry``, which is for the next
-    slice, and None if none follows. ``carry_leaves`` are the tensors of the carry of the slice before.
+    for the backward; ``activations`` in it is 0 if that was not measured. ``count`` is the count that ``loss`` has
+    returned with a sum, else None. ``carry`` is for the next slice, None if no slice follows; a backward begins at it
+    and at the ``auxiliary`` losses as well. ``carry_leaves`` are the tensors of the carry of the slice before.
     """
 
     inputs: Tensors
@@ -75,7 +75,7 @@ class ProbedForward:
         return tuple([t for t in (*outputs, *self.auxiliary, *carried) if t.requires_grad])
 
     def next_carry(self, call: StageCall) -> Carry:
-        """The carry for the next slice, of a forward that was called with ``call``."""
+        """The carry for the next slice; ``call`` has the arguments of this forward."""
         return Carry.of(self.carry, call.carry.position + slice_length(call.inputs))
 
 
@@ -252,7 +252,8 @@ def measure_moved_operands(
 ) -> int:
     """Runs a forward and the first half of its backward; returns the bytes for the second half that can move.
 
-    ``apart`` is as in `WholeBackward`, other arguments and what stays as in `measure_moved`, gradients of outputs, too.
+    ``apart`` is as in `WholeBackward`, other arguments are as in `measure_moved`. What stays there stays here, and so
+    do the gradients of outputs.
     """
     probed = with_obstacle(probe_forward(model, stage, module, call, measures=False))
     _note_what_stays(call, probed)
