@@ -87,7 +87,7 @@ class Accumulation:
             set_gradient(parameter, made)
 
     def _is_cleared(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether the gradient of a parameter without a gradient was cleared since the last step."""
+        """Whether a parameter without a gradient counts as cleared since the last step, as `Accumulation` says."""
         return parameter in self._versions_left or (bool(self._versions_left) and not self._earlier_gradients)
 
     def _is_set(self, parameter: torch.nn.Parameter) -> bool:

@@ -17,8 +17,8 @@ class Hooks:
     """Functions that `Pipeline` calls while it is made. They change nothing here; a tool overrides some of them.
 
     ``measures`` says whether the memory that a forward of each stage keeps is measured at start; ``loads`` whether data
-    are loaded, as a rehearsal needs none; ``explains`` whether the error of a lost rank gets notes about the waits of
-    other ranks. They take seconds to collect; tools that follow all waits themselves do without.
+    are loaded: a rehearsal needs none. ``explains`` says whether the error of a lost rank gets notes about the waits of
+    other ranks. The notes take seconds to collect; a tool that follows all waits itself does without them.
     """
 
     measures = False
