@@ -159,12 +159,10 @@ class _PartlyIncoming(Incoming):
 class Evaluation:
     """Runs rounds of micro-batches through the pipelines of a copy; every rank of the copy runs the same rounds.
 
-    Rounds follow each other without a barrier, so the pipelines stay full from the first round to the last.
-
-    ``stages`` are the stages of the rank in training, of which no update may be under way, and ``size`` is the number
-    of items of a micro-batch there. ``output`` receives what the module of the last stage returns. ``varying`` fits the
-    stages to batches with smaller shapes than the example, if the pipeline takes these. ``cut_slice`` is as in
-    `MicroBatchParts`.
+    Rounds follow each other without a barrier, so the pipelines stay full from the first round to the last. ``stages``
+    are the stages with which the rank trains; no update of them may be under way. ``size`` is the number of items of a
+    micro-batch in training. ``output`` receives what the module of the last stage returns. ``varying``, if the pipeline
+    has it, fits the stages to batches with smaller shapes than the example. ``cut_slice`` is as in `MicroBatchParts`.
     """
 
     context: RankContext
@@ -264,9 +262,9 @@ class Evaluation:
 
 
 def _are_slices(outputs: Sequence[Any], length: int | None, lengths: Sequence[int]) -> bool:
-    """Whether all tensors have a dimension 1, that of their slice if the ``length`` of sequences is known.
+    """Whether every tensor has a dimension 1, with the size of its slice if the ``length`` of a sequence is known.
 
-    The outputs are those of slices of these relative ``lengths``, one micro-batch after the other.
+    ``outputs`` has those of all slices, micro-batch after micro-batch; ``lengths`` are the relative lengths of slices.
     """
     bounds = slice_bounds(length, lengths) if length else []
 
