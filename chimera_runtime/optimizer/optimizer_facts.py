@@ -146,7 +146,7 @@ def _groups(optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]]:
 
 
 def _value(value: Any) -> Any:
-    """A setting as it is compared: of a CPU tensor the number, of a tensor on a device None, to avoid a wait."""
+    """A setting as ranks compare it: a CPU tensor as its number; a tensor on a device as None, to avoid a wait."""
     if isinstance(value, torch.Tensor):
         return value.item() if value.numel() == 1 and value.device.type == "cpu" else None
     if isinstance(value, tuple | list):

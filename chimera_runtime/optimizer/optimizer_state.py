@@ -28,8 +28,8 @@ class SavedGroup:
     """A parameter group of an optimizer, as a checkpoint saves it for each parameter in it.
 
     ``settings`` are the learning rate and the like; ``entries`` are entries of the optimizer's ``state_dict`` other
-    than settings and the state of parameters. A checkpoint of format 1 has neither the class of the ``optimizer`` nor
-    its ``schedulers``: in their order, each with its state for this group alone.
+    than settings and the state of parameters. ``optimizer`` is the optimizer's class; ``schedulers`` are its schedulers
+    in order, each with its state for this group alone. Both are None if they come from a checkpoint of format 1.
     """
 
     settings: dict[str, Any]
@@ -221,6 +221,6 @@ def plain(group: SavedGroup) -> dict[str, Any]:
 
 
 def group_of(plain: Mapping[str, Any]) -> SavedGroup:
-    """Returns the group that `plain` has returned as containers."""
+    """Returns the group from plain containers: the inverse of `plain`."""
     schedulers = [(TorchClass(*of), GroupStates(common, of_group)) for of, common, of_group in plain["schedulers"]]
     return SavedGroup(plain["settings"], plain["entries"], TorchClass(*plain["kind"]), schedulers)

@@ -33,10 +33,10 @@ class ShardedOptimizer(optim.Optimizer):
 
     All ranks that hold a parameter must step together, and make the steps of several sharded optimizers in one order.
 
-    ``groups`` has the parameters of this rank by weight group, in the order of `by_group`. ``make`` makes an optimizer
-    of the shards of these, in the same order: ``of_shards``, with all the state that this rank keeps. ``elementwise``
-    says that this optimizer computes each number of a parameter by itself; that is known of those in `ELEMENTWISE`. If
-    it does not ``gathers``, the caller calls `gather` after all steps of the rank.
+    ``groups`` has the parameters of this rank by weight group, in the order of `by_group`. ``make`` gets the shards of
+    these parameters, in the same order, and makes their optimizer: ``of_shards``, with all the state that this rank
+    keeps. ``elementwise`` says that this optimizer computes each number of a parameter by itself; that is known of
+    those in `ELEMENTWISE`. If ``gathers`` is false, the caller calls `gather` after all steps of the rank.
 
     Raises `Misuse` if ``make`` returns something else than an optimizer, or an optimizer that may not be elementwise.
     """
