@@ -92,7 +92,7 @@ class State:
         self._take_extra(extra)
 
     def require_trainable(self, updates: int) -> None:
-        """Raises `Misuse` as `require_values` does, and in some of the updates also as `require_known` does."""
+        """Raises `Misuse` as `require_values` does; also as `require_known`, if weights were loaded or `is_due`."""
         self.require_values()
         if not self._is_known or is_due(updates):
             self.require_known()
@@ -132,7 +132,7 @@ class State:
 
     @property
     def aliases(self) -> dict[str, str]:
-        """The other names of tied parameters, each with the name in the state."""
+        """The other names of tied parameters, each with the one name that the state has for the parameter."""
         return {
             name_in_model(self.model, *end): name_in_model(self.model, *ends[0])
             for tie in self.ties
