@@ -40,7 +40,10 @@ _number = count()
 
 @dataclass(frozen=True)
 class Resumed:
-    """A checkpoint that was loaded, its numbers of updates and of items of all copies, and remarks for the user."""
+    """A checkpoint that was loaded, and remarks for the user; it was saved after ``update`` updates.
+
+    ``items`` is the number of items of all copies that training had used by then.
+    """
 
     path: Path
     update: int
@@ -226,7 +229,10 @@ class Checkpoints:
         dist.destroy_process_group(self._exchange.group)
 
     def claim(self) -> None:
-        """Locks the directory for this job now: in the first `save` an error would lose work. Errors as in `save`."""
+        """Locks the directory for this job before training, as an error in the first `save` would lose work.
+
+        Errors as in `save`.
+        """
         if self._is_locked:
             return
         complaint = None

@@ -150,7 +150,7 @@ def _gathered(written: Path) -> dict[str, str]:
 
 
 def damage(checkpoint: Path, which: int, of: int) -> str | None:
-    """Checks the files ``which``, ``which + of``, ..; returns a complaint if one is damaged, else None."""
+    """Checks every ``of``-th file, from number ``which`` on; returns a complaint if one is damaged, else None."""
     try:
         hashes: dict[str, str] = json.loads((checkpoint / _HASHES).read_text())
         names: Sequence[str] = sorted(hashes.keys())
