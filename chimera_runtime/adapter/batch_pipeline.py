@@ -51,7 +51,7 @@ class BatchPipeline(Pipeline):
         self._run_round(EvaluationBatch([1] * len(batch.triples), batch.triples.__getitem__))
 
     def take_results(self) -> list[Result]:
-        """Removes and returns the results of the batch, on each rank with the last stage those of all such ranks.
+        """Removes and returns the results of the batch; every rank that holds the last stage gets those of all these.
 
         Each of these ranks calls it, and no other.
         """

@@ -15,8 +15,8 @@ from chimera_runtime.errors import adapter as mistakes
 class Cutting:
     """The way in which batches are cut into micro-batches, and outputs are merged.
 
-    ``args``, ``kwargs`` and ``outputs`` are the chunk specs of torch, or None. ``parts`` is the number of micro-batches
-    here that are one in the schedule.
+    ``args``, ``kwargs`` and ``outputs`` are the chunk specs of torch, or None. Of the ``micro_batches`` here, ``parts``
+    are one micro-batch of the compiled schedule.
     """
 
     micro_batches: int

@@ -12,9 +12,10 @@ from chimera_runtime.values.tensors import Tensors
 
 
 class Result(NamedTuple):
-    """Loss and output of a micro-batch, without graphs; None where there is no target, and where none is kept.
+    """Loss and output of a micro-batch, without graphs.
 
-    The output is in a tuple, as an output may be None.
+    The loss is None if there is no target. The output is None if outputs are not kept, else a tuple with the output,
+    which may itself be None.
     """
 
     loss: torch.Tensor | None
@@ -57,7 +58,7 @@ def losses_of(results: Iterable[Result]) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class LossFactor:
-    """The factor N that makes the mean of N losses, whose gradients an update computes, their sum; or 1."""
+    """Factor of the losses of an update, which are averaged: 1 leaves the mean of N losses; N makes it their sum."""
 
     factor: int
 

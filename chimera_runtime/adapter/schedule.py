@@ -41,7 +41,7 @@ def stages_of(directory: str | Path, rank: int) -> tuple[int, ...]:
 class CompiledSchedule:
     """A compiled schedule with the interface of those of torch.distributed.pipelining.
 
-    A script or a trainer that uses one of those changes the line that makes it. In bidirectional schedules several
+    A script or a trainer that uses one of torch's changes the line that makes it. In bidirectional schedules several
     ranks hold the first stage, or the last one: each of them is given the inputs, or the targets, of the whole batch.
     Gradients are summed over the replicas of a stage; losses and outputs are there on every rank with the last stage.
     Calls raise Misuse if arguments do not fit together, else the errors of `Pipeline`.
@@ -245,9 +245,10 @@ class CompiledSchedule:
         return self._cutting.merged([output for (output,) in filter(None, outputs)])
 
     def _ready(self, batch: CutBatch, trains: bool) -> BatchPipeline:
-        """The pipeline, which the first batch makes; after forwards alone the first batch to train on makes it again.
+        """Returns the pipeline, which the first batch makes.
 
-        Then it is known which outputs of a stage have gradients.
+        If that batch runs forwards alone, the first batch to train on makes the pipeline anew: only then is it known
+        which outputs of a stage have gradients.
         """
         if self._pipeline is None or (trains and not self._has_trained):
             self.close()
