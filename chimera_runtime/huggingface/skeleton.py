@@ -25,7 +25,7 @@ _INTERNALS = frozenset(vars(torch.nn.Module()))
 
 
 class LayersReached(Exception):
-    """Ends a forward at a layer, which was to get the states ``hidden``."""
+    """Exception that ends a forward at a layer; ``hidden`` are the states that the layer would have got."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class StandIn(torch.nn.Module):
 
 
 class Absent(torch.nn.Module):
-    """A module that another part of the model has. Its result is not used, and only has to be a tensor that adds."""
+    """Stand-in for a module that another part of the model has; its result is unused, but must be a tensor."""
 
     def forward(self, value: Any = None, *_: Any, **__: Any) -> torch.Tensor:
         """Returns hidden states as they are, and zero in place of anything else."""
@@ -91,7 +91,7 @@ class Skeleton:
 
     @property
     def names(self) -> dict[str, tuple[int, str]]:
-        """The place of each parameter and saved buffer: its layer, and its name there without that of the part."""
+        """The place of each parameter and saved buffer: its layer, and its name in that layer's model or block."""
         state = self.model.state_dict(keep_vars=True)
         places = {name: (0 if _owner(name) in self.before else self.count + 1, name) for name in state}
         for index, block in enumerate(self._blocks):
@@ -203,7 +203,12 @@ class _NotAChain(Exception):
 
 
 class _ChainTrace:
-    """Record of a forward with stand-ins: hidden states and forms of the other arguments of layers, and modules."""
+    """Record of a forward of the model with `StandIn` objects in place of its layers.
+
+    ``hidden`` are the states that each layer returned. ``forms`` are structure, shapes and types of each layer's other
+    arguments. ``before`` and ``after`` are the names of the modules with parameters that ran before the first layer and
+    after the last one.
+    """
 
     def __init__(self, count: int, as_result: Callable[[torch.Tensor], Any]) -> None:
         self.count, self.as_result = count, as_result
@@ -258,7 +263,7 @@ def _called(trace: _ChainTrace, name: str, _module: torch.nn.Module, _inputs: An
 
 
 def _owners(model: torch.nn.Module) -> set[str]:
-    """The names of modules that have parameters; one inside another belongs to that."""
+    """The names of modules with parameters of their own, without those inside another such module."""
     owners: set[str] = set()
     for name, module in model.named_modules():
         if any(True for _ in module.parameters(recurse=False)) and not any(name.startswith(f"{o}.") for o in owners):

@@ -13,7 +13,7 @@ Item = tuple[torch.Tensor, torch.Tensor]
 """Tokens of shape (length), and the same as labels, which the loss shifts by one."""
 
 HELD_OUT = 10
-"""One of so many items is held out: the last ones of the text."""
+"""One of this number of items is held out: the last ones of the text."""
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
