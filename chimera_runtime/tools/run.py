@@ -294,7 +294,7 @@ class Run(Hooks):
         return Stage if rehearse is None else rehearsed(rehearse, job)
 
     def wrapped(self, components: LaneComponents, stages: dict[int, Stage]) -> LaneComponents:
-        """Components that record each call, with ``--trace``; the record is kept however the run ends."""
+        """Returns the components; with ``--trace``, wrapped to record each call, and the record is always kept."""
         self._stages = stages
         if self.options.trace is None:
             return components
@@ -303,7 +303,7 @@ class Run(Hooks):
         return traced(components, self._recorder)
 
     def outcomes_class(self, job: Job) -> type[Outcomes]:
-        """Outcomes without losses if updates overlap, as the progress gathers these at less cost.
+        """Returns a class of outcomes without losses if updates overlap: the progress gathers losses at less cost.
 
         If the model file has an ``on_step``, outcomes do have losses, as it may read them.
         """

@@ -26,7 +26,8 @@ TOLERANCES = {
     torch.bfloat16: 5e-2,
 }
 """Largest error of gradients, relative to the largest gradient of their stage: kernels round differently for several
-micro-batches at once. Also of weights after `torch.optim.SGD`, relative to the largest step of the stage."""
+micro-batches at once. Also the largest error of weights after `torch.optim.SGD`, relative to the largest step of the
+stage."""
 
 ADAPTIVE_TOLERANCES = {
     torch.float64: 1e-9,
@@ -222,7 +223,7 @@ def _train_in_one_process(
 
 
 def share_of(error: float, scale: float) -> float:
-    """Error divided by a size, or infinity if that is not a number."""
+    """Error divided by ``scale``, or infinity if the quotient is not a number."""
     if error == 0:
         return 0.0
     relative = error / scale if scale else math.inf

@@ -87,8 +87,7 @@ def _built(reference: Reference, model: ModelFile) -> torch.nn.Module:
 
 @dataclass(eq=False)
 class Partners:
-    """Pairs of parameters, one of a stage and one of the user's model; ``wrong`` has complaints about those that do not
-    fit.
+    """Pairs of parameters, one of a stage and one of the user's model; ``wrong`` has complaints about misfits.
 
     ``names`` has for each stage the name in the user's model of each parameter and buffer; ``tied`` has groups of
     parameters that are declared to be one.

@@ -127,9 +127,9 @@ class _InTurn(torch.nn.ModuleDict):
 
 
 def _called(module: torch.nn.Module, value: Any, named: Mapping[str, Any], carry: Any, start: int) -> tuple[Any, Any]:
-    """Calls a module on the slice that begins at ``start``, with the carry from the one before; returns both results.
+    """Calls a module on the slice that begins at ``start``, with the carry of the slice before.
 
-    The carry is None where the module has none.
+    Returns the output and the carry for the next slice; the carry is None where the module has none.
     """
     if isinstance(module, _InTurn):
         return module.in_turn(value, named, carry, start)
@@ -233,9 +233,10 @@ class Training:
         return [history.take_gradients(factor) for history in self.histories]
 
     def _passes(self, batches: Sequence[Any], copy: int, first: int) -> Iterator[tuple[float, float, dict[str, float]]]:
-        """Yields the loss sums and the count of a micro-batch, or of each of its slices, ``first`` being their number.
+        """Yields loss, count and auxiliary losses of a micro-batch, or of each of its slices, from number ``first`` on.
 
-        Then it adds the gradients, divided by the number of all micro-batches, by a backward from all losses.
+        At the end it runs a backward from all of these losses, divided by the number of micro-batches of all copies,
+        which adds to the gradients.
         """
         reference = self._reference
         for history in self.histories:

@@ -120,7 +120,11 @@ def _slice(value: Any, number: int, lengths: Sequence[int], device: torch.device
 
 
 def items_of_slices(length: int, lengths: Sequence[int]) -> list[int]:
-    """The numbers of items of slices: a boundary is at the nearest item that leaves one to each slice on both sides."""
+    """Returns the number of items of each slice of a sequence of ``length`` items; ``lengths`` are relative.
+
+    Each boundary between slices is at the nearest item with which every slice before it and after it has at least one
+    item.
+    """
     ends = [0]
     for place in range(1, len(lengths) + 1):
         exact = Fraction(length * sum(lengths[:place]), sum(lengths))

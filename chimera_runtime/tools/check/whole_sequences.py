@@ -37,7 +37,7 @@ class SliceAgreement:
 
 
 class _CheckedStages:
-    """Stages in one of the two ways: loss and gradients of a micro-batch, and the outputs of each stage."""
+    """Runs the stages on one micro-batch, in slices or as a whole; keeps loss, gradients and outputs to compare."""
 
     def __init__(self, reference: Reference) -> None:
         self.stages = [reference.build(stage).eval() for stage in range(reference.stages)]

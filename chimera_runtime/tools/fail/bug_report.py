@@ -160,7 +160,9 @@ class BugReport:
 
 
 def _account_of(error: BaseException, timeout: float) -> RaisedError:
-    """Reads what an error says; a wait that ended by the time-out took as long, that of other waits is not known."""
+    """Reads what an error says. If it says that a wait timed out, the wait took ``timeout`` seconds; others are
+    unknown.
+    """
     place = error.place if isinstance(error, PlacedError) else None
     is_late = isinstance(error, PeerLost) and NO_ANSWER in str(error)
     return RaisedError(

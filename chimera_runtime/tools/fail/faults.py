@@ -174,10 +174,10 @@ class Faults:
         return message, True
 
     def watch_signals(self, size: int) -> None:
-        """Starts a thread that ends this rank, one of ``size``, at a SIGINT, SIGTERM or SIGHUP; or see ``at_sigterm``.
+        """Starts a thread that at a SIGINT, SIGTERM or SIGHUP ends this rank, one of ``size``, or calls ``at_sigterm``.
 
-        In a thread, because the main thread may be waiting for a message. A SIGHUP that is ignored, as under ``nohup``,
-        stays ignored.
+        It is a thread because the main thread may be waiting for a message. A SIGHUP that is ignored, as under
+        ``nohup``, stays ignored.
         """
         signals, woken = socket.socketpair()
         woken.setblocking(False)

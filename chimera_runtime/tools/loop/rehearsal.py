@@ -131,7 +131,7 @@ def cost_weights(job: Job) -> Sequence[float]:
 
 
 def slice_sizes(job: Job) -> Sequence[float]:
-    """The lengths of the slices of a micro-batch beside their mean; empty if they are equal."""
+    """The length of each slice of a micro-batch, divided by their mean; empty if all are equal."""
     return [length * len(job.lengths) / sum(job.lengths) for length in job.lengths]
 
 

@@ -96,7 +96,8 @@ class Saving:
     def is_due(self, outcome: Outcome | None) -> bool:
         """Whether to save after an update with this outcome.
 
-        Also sets `is_over`, from the outcome of the update before: this outcome would wait for the slowest rank.
+        Also sets `is_over`, from the outcome of the update before: to read this outcome would be to wait for the
+        slowest rank.
         """
         if outcome is not None:
             self._outcomes.append(outcome)

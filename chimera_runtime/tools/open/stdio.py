@@ -15,7 +15,7 @@ from typing import TextIO
 from chimera_runtime.errors.tools import stdout_cannot_be_written
 
 _CLEARED = "\r\x1b[K"
-"""Moves to the begin of the line and clears it: ECMA-48, which every terminal of today understands."""
+"""Moves to the beginning of the line and clears it, in codes of ECMA-48, which terminals of today understand."""
 
 last_lines: deque[str] = deque(maxlen=100)
 """The last lines that this rank has written, for a bug report."""

@@ -109,7 +109,10 @@ class RankNeed:
 
     @property
     def _whole(self) -> int:
-        """The number of units (`Job.units`) of a micro-batch of which sizes are those of all slices; 1 if of one."""
+        """The number of counted units to which measured sizes belong.
+
+        If slices have unequal lengths, sizes are those of a whole micro-batch, which has `Job.units`; else of one unit.
+        """
         job = self.context.world.job
         return job.units if job.lengths else 1
 
@@ -178,9 +181,9 @@ class RankNeed:
         return sum(micros * sizes[letter] for letter, micros in facts.sending.items())
 
     def _message(self, letter: str, stage: int, is_before: bool) -> int:
-        """Bytes of a value in a micro-batch's messages with the stages that feed a stage, or, without, that it feeds.
+        """Bytes of a value of a micro-batch in the messages between a stage and its neighbours on one side.
 
-        ``is_before`` chooses the stages that feed it.
+        These are the stages that feed it if ``is_before``, else the stages that it feeds.
         """
         job = self.context.world.job
         ends = job.feeding[stage] if is_before else (stage,) if job.fed[stage] else ()

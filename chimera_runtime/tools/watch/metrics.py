@@ -16,15 +16,16 @@ from chimera_runtime.tools.open.files import write_atomically
 _NAMES = (b"loss", b"step_seconds", b"cpu_seconds")
 _PAUSE = 1.0
 _SHARE = 100
-"""The file is written again after ``_PAUSE`` seconds, and ``_SHARE`` times the duration of the last write, at least."""
+"""The file is written again after ``_PAUSE`` seconds at the earliest, and ``_SHARE`` times the time of the last write.
+"""
 
 
 class Metrics:
-    """One JSON object with a list for each of three numbers, an entry per update; null for a number that is not finite.
+    """Writes the file of ``--metrics``: a JSON object with a list for each of three numbers, an entry per update.
 
-    The file is complete at every moment: it is written under another name and renamed. Nothing is formatted twice, and
-    writing takes at most a hundredth of the time, however long the run. A file that is not a regular one, such as a
-    pipe, is written once, by `close`.
+    A number that is not finite is null. The file is complete at every moment: it is written under another name and
+    renamed. Nothing is formatted twice, and writing takes at most a hundredth of the time, however long the run. A file
+    that is not a regular one, such as a pipe, is written once, by `close`.
 
     Raises `Unwritable` if the file cannot be written.
     """
@@ -65,7 +66,10 @@ class Metrics:
             raise mistakes.metrics_are_incomplete(self._given, error.strerror, self._saved, self._count) from error
 
     def keep(self) -> None:
-        """Does the same as `close` if it is possible; not with a pipe, which may have no reader and block."""
+        """Writes as `close` does, without its errors; called when the run ends early.
+
+        It does nothing for a pipe, which may have no reader and block.
+        """
         if not self._once:
             with suppress(Unwritable):
                 self.close()

@@ -52,7 +52,7 @@ _SHOWN_EVERY = 0.1
 """Seconds between lines on a terminal; faster ones could not be read."""
 
 _SUMMED = 16
-"""One in so many overlapping updates has a sum of its loss over the ranks."""
+"""One in this number of overlapping updates has a sum of its loss over the ranks."""
 
 _UNSUMMED = array("d")
 """Placeholder for the sum in all other updates."""
@@ -287,7 +287,7 @@ class PartialOutcome(Outcome):
         return False
 
     def settle(self) -> None:
-        """Raises `Misuse`, as there is no sum over the ranks."""
+        """Raises `Misuse`: there is no sum over the ranks to wait for, as `Progress` gathers the losses."""
         raise Misuse(mistakes.LOSS_IS_GATHERED_ELSEWHERE)
 
 

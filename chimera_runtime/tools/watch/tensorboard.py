@@ -35,7 +35,7 @@ class TensorBoard:
                 self._writer.add_scalar(tag, number, facts["update"])
 
     def keep(self) -> None:
-        """Does the same as `close` if it is possible."""
+        """Writes and ends as `close` does, without its errors; called when the run ends early."""
         with suppress(Unwritable):
             self.close()
 
