@@ -66,7 +66,7 @@ compiling = all_of(
         help="A directory of further schemes, beside those of CHIMERA_LIBRARY.",
     ),
 )
-"""Adds to a command's function the options, except ``--set``, that all commands share that compile a scheme."""
+"""Decorator that adds to a command's function the options that all compiling commands share, except ``--set``."""
 
 
 @click.command(
@@ -218,7 +218,7 @@ def compile_command(
 
 
 def _fitted(texts: Sequence[str], values: Mapping[str, tuple[int, ...]], options: Mapping[str, Any]) -> str:
-    """The text of a scheme with clocks fitted to the orders of SCHEME at several sizes, or of several texts."""
+    """The text of a scheme whose clocks are fitted to the orders of SCHEME at several sizes, or of several texts."""
     from chimera_ir.fitting.sizes import fitted, fitted_texts
 
     sources = [_text(text, options) for text in texts]
@@ -236,7 +236,10 @@ def _fitted(texts: Sequence[str], values: Mapping[str, tuple[int, ...]], options
 
 
 def _show_page(file: Path, request: Request, no_cache: bool) -> None:
-    """Writes the page of a request to ``file``; of a text with a mistake its page, before the error is raised."""
+    """Writes the page of a request to ``file``.
+
+    If the text has a mistake, writes the page of it and raises the error.
+    """
     refuse_page(file, PAGE_MARK)
     try:
         page = _answer_to(request, Level.HTML, no_cache, details=False).printed
@@ -273,7 +276,7 @@ def answered(
     """The request for SCHEME and its answer, from the cache if it is there; shows the warnings.
 
     ``settings`` are values of parameters, ``options`` fields of `Options`, ``wanted`` and ``details`` as in `produce`.
-    With ``no_cache`` the answer is always made now.
+    With ``no_cache`` the cache is neither read nor written.
     """
     request = requested(scheme, settings, options)
     return request, _answer_to(request, wanted, no_cache, details)
@@ -368,7 +371,7 @@ def _question(request: Request, wanted: Level | None, color: bool, details: bool
 
 
 def _compiled(request: Request, wanted: Level | None, color: bool, details: bool) -> Answer:
-    """The answer to a `_question`, made now; if an error ends it, warnings found so far are shown all the same."""
+    """Compiles the request, whose answer the cache lacks; after an error, the warnings found before are still shown."""
     warnings: list[Diagnostic] = []
     try:
         with progress.shown(is_quiet()) as tell:

@@ -13,7 +13,7 @@ from chimera_ir.plural import listed
 def _by_kind(
     option: str, kinds: Sequence[str], example: str, check: Callable[[str, str], object]
 ) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, str]]:
-    """The callback of an option: the costs of each kind that is given, as they were written."""
+    """The callback of an option: checks words KIND=COST, and returns the cost of each kind as it was written."""
 
     def callback(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> dict[str, str]:
         by_kind: dict[str, str] = {}
@@ -52,4 +52,4 @@ costing = all_of(
         help="Cost of a kind per micro-batch on each stage, where stages cost unequally: F=4,4,5,6.",
     ),
 )
-"""Adds to a command's function what operations cost."""
+"""Decorator that adds ``--cost`` and ``--stage-cost`` to a command's function."""

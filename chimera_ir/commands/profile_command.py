@@ -163,7 +163,10 @@ def _measure(
     as_json: bool,
     once: bool = False,
 ) -> None:
-    """Writes the profile of a model cut to each of ``depths``, or of layers; ``once`` measures one of equal ones."""
+    """Measures a model, cut into each number of stages in ``depths`` or, without any, by layers; writes the profile.
+
+    ``once`` measures only one of several equal layers.
+    """
     require_torch("measuring")
     if (model is None) == (hf is None):
         raise WrongCommand("give either MODEL.py or --hf PATH_OR_NAME")
@@ -289,7 +292,7 @@ def _warnings(remarks: tuple[str, ...]) -> tuple[str, ...]:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Yields a function that shows what is measured, and how many steps of how many are done; none if quiet."""
+    """Yields a function that shows what is measured, and how many of all steps are done; it shows nothing if quiet."""
     console = Console(stderr=True)
     if is_quiet():
         yield _no_bar

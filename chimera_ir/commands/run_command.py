@@ -88,7 +88,7 @@ class _WithModelArguments(SectionedCommand):
     """A command whose function is given the words behind ``--``, unread, as ``model_arguments``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Reads the words before ``--``."""
+        """Parses the words before ``--``, and keeps those behind it unread."""
         end = args.index("--") if "--" in args else len(args)
         ctx.params["model_arguments"] = tuple(args[end + 1 :])
         return super().parse_args(ctx, args[:end])
@@ -202,7 +202,7 @@ def _words(training: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _become(command: list[str], variables: dict[str, str]) -> NoReturn:
-    """Replaces this process by another program, whose environment also has ``variables``, with its exit status."""
+    """Replaces this process by ``command``, whose exit status is then ours; its environment also has ``variables``."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:

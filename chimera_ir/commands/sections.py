@@ -82,7 +82,7 @@ def is_quiet() -> bool:
 
 
 def report(text: str) -> None:
-    """Writes a text that the user did not ask for to standard output; nothing with ``--quiet``."""
+    """Writes to standard output what goes beyond the answer, such as where it was written; nothing if quiet."""
     if not is_quiet():
         click.echo(text, nl=False, color=colored(sys.stdout))
 

@@ -45,7 +45,7 @@ def parse_lengths(_: click.Context, __: click.Parameter, text: str | None) -> tu
 
 
 def tied_by_transformer(source: Path) -> list[list[int | str]]:
-    """The groups of stages that share parameters of a model of transformers; needs torch.
+    """The groups of stages that share parameters in a model of the transformers library; needs torch.
 
     Raises `WrongCommand` if the model cannot be read, or cut into layers.
     """
