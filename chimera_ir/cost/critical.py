@@ -20,10 +20,9 @@ from chimera_ir.ir.turns import in_turn, turn_number
 class CriticalPath:
     """Operations that follow one another without a gap, each needing the operation before it.
 
-    The path goes from time 0 to the end; in a stream, it is a cycle from a turn of the steady state to
-    a later turn. ``length`` is the time of one update, in ticks. ``counts`` has, by the letter of each kind in the
-    schedule, how many micro-batches of this kind are on the path per update, each as often as it weighs: C_f and C_b of
-    section 3.4.
+    The path goes from time 0 to the end; in a stream, it is a cycle from a turn of the steady state to a later turn.
+    ``length`` is the time of one update, in ticks. ``counts`` says for each kind in the schedule, by its letter, how
+    many micro-batches the operations on the path have per update, by weight: C_f and C_b of section 3.4.
     """
 
     operations: tuple[Operation, ...]
@@ -33,10 +32,11 @@ class CriticalPath:
 
 @dataclass(frozen=True)
 class Structure:
-    """The part of a timeline without costs and recomputation.
+    """The part of a timeline that costs and recomputation do not change.
 
-    ``numbers`` are the operations, by number in the net, that a critical path may have: all or, without a flush, those
-    of one turn. ``waits`` are then the waits of these, by their places in ``numbers``; with a flush there are none.
+    ``numbers`` are the operations, by number in the net, that can be on a critical path: all or, without a flush, those
+    of one turn. ``waits`` says, without a flush, for which places in ``numbers`` each of them waits, and how many turns
+    back; with a flush it is empty.
     """
 
     net: Net
@@ -45,10 +45,10 @@ class Structure:
 
     @cached_property
     def preferred(self) -> Sequence[int]:
-        """A number for each operation, or node of the turn, that decides between critical paths of equal length.
+        """A number for each operation in ``numbers``, which decides between critical paths of equal length.
 
-        The path with the largest sum of these numbers has the most backwards; of those with as many, the most pairs;
-        of these, the most input gradients; and of these, if memory moves, the most operations other than moves.
+        The path with the largest sum of these numbers has the most backwards; of those with as many, the most pairs; of
+        these, the most input gradients; and of these, if memory moves, the most operations other than moves.
         """
         operations = [self.net.operations[number] for number in self.numbers]
         # Each preference counts more than all operations together can sum up of the next one.
@@ -145,7 +145,7 @@ def _cycle(header: Header, structure: Structure, durations: Sequence[int]) -> Cr
 
 
 def _counted(header: Header, net: Net, path: Iterable[int], length: Fraction, updates: int) -> CriticalPath:
-    """The critical path of the operations ``path``, by their numbers in ``net``, which spans ``updates`` updates."""
+    """The critical path through the operations with the numbers ``path`` in ``net``; it spans ``updates`` updates."""
     operations = tuple(net.operations[number] for number in path)
     micros: dict[str, int | Fraction] = defaultdict(int)
     for operation in operations:

@@ -58,9 +58,9 @@ class WorkerBytes(NamedTuple):
 def kept(timeline: Timeline, worker: int, bytes_of: Callable[[int], WorkerBytes] | None = None) -> list[Row]:
     """A row for each change of what a worker keeps: the time, the operation, and what is kept from then on.
 
-    Amounts are in micro-batches on a stage: activations in M_a, in columns of their own other values, if there are any.
-    What an operation makes is kept from its start, what it frees until its end. With ``bytes_of``, which gives those of
-    a worker, there are bytes as well.
+    Amounts are in micro-batches on a stage, so activations are in M_a; other values have columns of their own, if there
+    are any. What an operation makes counts from its start, what it frees until its end. ``bytes_of`` gives the bytes of
+    a worker; with it, each row has a number of bytes as well.
 
     Raises `IndexError` if there is no such worker.
     """

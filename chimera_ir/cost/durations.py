@@ -20,7 +20,7 @@ COST_LETTERS = tuple(COSTED)
 """The letters of the kinds of compute operations and of pairs, in the order in which reports name them."""
 
 SINGLE_LETTERS = tuple(KINDS)
-"""The letters of the kinds without pairs, whose two operations may be on two stages."""
+"""The letters of all kinds but pairs, whose two operations may be on two stages."""
 
 _PARTS = tuple(part.letter for part in PAIR.kinds)
 
@@ -72,7 +72,7 @@ def duration_key(operation: Operation, header: Header) -> DurationKey:
 
 
 def weighing(header: Header) -> str:
-    """Words on the weights of micro-batches that follow costs; empty if all weigh 1."""
+    """Words about the weights of micro-batches, to stand behind costs; empty without weights."""
     if not header.weights:
         return ""
     least, most = (exact(Fraction(weight)) for weight in (min(header.weights), max(header.weights)))
@@ -88,8 +88,8 @@ class Costs(Mapping[str, Fraction]):
 
     ``shares`` has, for kinds whose slices cost unequally, the share of each slice of a micro-batch in the cost; slices
     of other kinds cost the same. ``factors`` has, for kinds whose stages cost unequally, the cost of each stage as a
-    multiple of the mean, which is then the cost of the kind. With ``stages`` they are the costs of a model in as many
-    stages, and `durations` those of the same model in the stages of a schedule.
+    multiple of the mean, which is then the cost of the kind. If ``stages`` is given, the costs are those of the model
+    cut into that many stages, and `durations` converts them to the stages of a schedule.
 
     Raises `TypeError` if there is no such kind.
     """
@@ -204,7 +204,7 @@ class Costs(Mapping[str, Fraction]):
         factors: Mapping[str, tuple[Fraction, ...]] | None = None,
         stages: int | None = None,
     ) -> "Costs":
-        """The costs with what is given in place of what they have; ``stages`` are those that are given, or none."""
+        """A copy with the given fields in place of its own; ``stages`` is None unless it is given."""
         return Costs(
             user_set=self.user_set if user_set is None else user_set,
             shares=self.shares if shares is None else shares,
@@ -221,7 +221,7 @@ class Costs(Mapping[str, Fraction]):
         return self.changed(costs, (*self.user_set, kind))
 
     def changed(self, costs: Mapping[str, Fraction], user_set: tuple[str, ...] | None = None) -> "Costs":
-        """The costs with those of some kinds replaced and, if given, other kinds ``user_set``."""
+        """A copy with the costs of some kinds replaced and, if it is given, with another ``user_set``."""
         return self._with({**self._given, **costs}, user_set)
 
     def durations(self, header: Header) -> "Costs":
@@ -263,19 +263,19 @@ class Costs(Mapping[str, Fraction]):
         return self._of_stages(kind) if kind in self.factors else f"{exact(cost)}{self._by_slice(header, kind)}"
 
     def _of_stages(self, kind: str) -> str:
-        """The costs of all stages, as a table of the language is written; of many stages the least and the most."""
+        """The cost of a kind on each stage, as a list of the scheme language; of many stages the least and the most."""
         costs = [self[kind] * factor for factor in self.factors[kind]]
         if len(costs) > IN_FULL:
             return f"{exact(min(costs))} to {exact(max(costs))}"
         return f"[{', '.join(map(exact, costs))}]"
 
     def _by_slice(self, header: Header, kind: str) -> str:
-        """The costs of slices that differ, in brackets."""
+        """The costs of the slices of a kind, in brackets; empty if they cost the same."""
         shares = self.shares.get(kind, ()) if header.slices > 1 else ()
         return f" ({', '.join(exact(self[kind] * share) for share in shares)})" if shares else ""
 
     def of_model_in(self, stages: int) -> "Costs":
-        """The costs as those of a model in ``stages`` stages."""
+        """A copy of the costs, marked as those of a model in ``stages`` stages."""
         return self._with(stages=stages)
 
     def recut(self, stages: int, into: int) -> "Costs":
@@ -307,7 +307,7 @@ class Costs(Mapping[str, Fraction]):
         return self
 
     def _factors_and(self, joint: str, kinds: str) -> Mapping[str, tuple[Fraction, ...]]:
-        """The factors, with those of a kind that costs as much as others together on each stage."""
+        """The factors, with those of the kind ``joint``, which costs as much as ``kinds`` together on each stage."""
         stages = max(len(self.factors.get(kind, ())) for kind in kinds)
         whole = sum((self[kind] for kind in kinds), Fraction(0))
         equal = (Fraction(1),) * stages
@@ -325,7 +325,7 @@ class Costs(Mapping[str, Fraction]):
         return Fraction(1, lcm(whole, *shared) * header.weight_unit)
 
     def remarks(self, schedule: Schedule) -> tuple[str, ...]:
-        """Remarks on costs of kinds that the schedule lacks, and on the default costs of slices beside given ones."""
+        """Remarks on costs of kinds that the schedule lacks, and on default costs next to costs of slices."""
         letters = {operation.kind.letter for lane in schedule.lanes for operation in lane}
         needless = (
             f"{words} changes nothing: no operation of this schedule is of kind {letter}"
@@ -336,7 +336,7 @@ class Costs(Mapping[str, Fraction]):
         return (*needless, *self._default_slices(schedule.header, letters))
 
     def _default_slices(self, header: Header, letters: Collection[str]) -> Iterator[str]:
-        """Yields a remark if the user has set the costs of slices of some kinds alone.
+        """Yields a remark if the user has set costs by slice for some kinds, and others keep their default.
 
         Lists of costs are those of slices, a default cost is that of the whole micro-batch.
         """

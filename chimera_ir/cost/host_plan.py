@@ -37,8 +37,8 @@ class TimedStep(NamedTuple):
 class TimedLane:
     """The operations of a lane in order.
 
-    Of a stream these are several turns, each of ``length`` operations, a ``period`` after the one before it. What moves
-    in the turn ``planned`` moves in all. With a flush there is one turn.
+    For a stream, ``steps`` has several turns, each of `length` operations and a ``period`` after the one before it.
+    Moves are planned for the turn number ``planned``, and repeat in all turns. With a flush there is one turn.
     """
 
     steps: Sequence[TimedStep]
@@ -58,12 +58,15 @@ class TimedLane:
 
     @property
     def shifts(self) -> range:
-        """The numbers of all turns, counted from any turn."""
+        """The distances, in turns, from any turn to any other: forwards, backwards and 0."""
         return range(1 - self.turns, self.turns)
 
 
 class MoveLaunch(NamedTuple):
-    """The launch of a move ``turns`` after the turn that is planned, before the operation at ``place`` of that turn."""
+    """The launch of a move in the planned turn, before the operation at ``place``.
+
+    ``operation`` names micro-batches of the planned turn; those that move are ``turns`` turns later.
+    """
 
     place: int
     start: Time
@@ -86,7 +89,7 @@ class _TimeOnLink(NamedTuple):
 
 
 class _TakenTimes:
-    """The times of a worker's link to its host that transfers have taken; each comes again in other turns."""
+    """The times at which a worker's link to its host is taken; a transfer takes its time again in every turn."""
 
     def __init__(self, lane: TimedLane) -> None:
         self._transfers: list[_TimeOnLink] = []
@@ -102,7 +105,7 @@ class _TakenTimes:
             self._transfers.remove(_TimeOnLink(transfer.start + after, transfer.end + after))
 
     def earliest(self, begin: Time, length: Time, latest_end: Time) -> _TimeOnLink | None:
-        """The earliest transfer of this length from ``begin`` on that ends by ``latest_end``."""
+        """The earliest free time of this length from ``begin`` to ``latest_end``; None if there is none."""
         if self._longest is not None and length > self._longest:
             return None
         start, place = begin, bisect_right(self._transfers, begin, key=attrgetter("start"))
@@ -115,7 +118,7 @@ class _TakenTimes:
         return None
 
     def latest(self, earliest_start: Time, length: Time, end: Time) -> _TimeOnLink | None:
-        """The latest transfer of this length from ``earliest_start`` on that ends by ``end``."""
+        """The latest free time of this length from ``earliest_start`` to ``end``; None if there is none."""
         if self._longest is not None and length > self._longest:
             return None
         place = bisect_left(self._transfers, end, key=attrgetter("start"))
@@ -128,7 +131,7 @@ class _TakenTimes:
 
 
 class HostPlan:
-    """Plans of a lane; ``ticks`` gives the time of a move over the link."""
+    """Plans for the moves of a lane; ``ticks`` gives the time that a move takes on the link."""
 
     def __init__(self, header: Header, lane: TimedLane, ticks: Callable[[Compute], Time]) -> None:
         self._header, self._lane, self._ticks = header, lane, ticks
@@ -176,7 +179,7 @@ class HostPlan:
         return sorted(launches, key=attrgetter("place", "start"))
 
     def _transfers(self, link: _TakenTimes, interval: _Interval, place: int) -> list[tuple[_TimeOnLink, Compute]]:
-        """Takes the times of the link with which activations are away at ``place``; none if the link has no such."""
+        """Takes two times on the link, out and back, so that activations are away at ``place``; empty if none are."""
         out, back = (
             Compute(kind, interval.micros, interval.part.stage, interval.part.origin) for kind in (OFFLOAD, RELOAD)
         )
@@ -192,7 +195,7 @@ class HostPlan:
         return [(leaving, out), (returning, back)]
 
     def _move_away(self, away: list[int], interval: _Interval, leaving: _TimeOnLink, returning: _TimeOnLink) -> None:
-        """Counts what is away in every turn: from the wait for the offload to the launch of the reload."""
+        """Counts activations as away in every turn: from the wait for the offload to the launch of the reload."""
         first = bisect_left(self._starts, leaving.end)
         for turn in self._lane.shifts:
             after = turn * self._lane.length
@@ -204,7 +207,7 @@ class HostPlan:
         return bisect_right(self._ends, transfer.start)
 
     def _launched(self, moves: Iterable[tuple[_TimeOnLink, Compute]]) -> Iterator[MoveLaunch]:
-        """Yields the launches of moves in the turn that is planned, where each has one."""
+        """Yields the launches of moves, each brought into the turn that is planned."""
         places = self._lane.places
         for transfer, operation in moves:
             turn, place = divmod(self._place(transfer) - places.start, self._lane.length)

@@ -40,7 +40,7 @@ from chimera_ir.ir.streams import ScheduleStream, stream_with
 from chimera_ir.ir.turns import moved, turn_number
 
 _SHARES = (Fraction(1), Fraction(1, 2), Fraction(1, 4), Fraction(0))
-"""Shares of the time of a transfer that plans are made with, until one keeps what is declared."""
+"""Factors on the time of transfers: plans are made with one after another, until one keeps what is declared."""
 
 
 class Moved(NamedTuple):
@@ -150,7 +150,7 @@ def _faster(of_move: Callable[[Compute], Time], share: Fraction) -> Callable[[Co
 
 
 def _launched(header: Header, lane: Sequence[Operation], launches: Sequence[MoveLaunch]) -> Iterator[Operation]:
-    """Yields the operations of a lane with the moves before them."""
+    """Yields the operations of a lane, with each move before the operation at its place."""
     before = {place: list(several) for place, several in groupby(launches, attrgetter("place"))}
     for place in range(len(lane) + 1):
         for launch in before.get(place, ()):

@@ -39,7 +39,7 @@ def steady_period(header: Header, net: Net, durations: Sequence[int], path: Crit
 
 
 def _awaited(header: Header, net: Net) -> Mapping[int, Iterable[int]]:
-    """The operations, by number, of the iteration before that the first operation of each lane (the key) waits for."""
+    """The operations of the iteration before for which the first operation of each lane (the key) waits, by number."""
     last = _last_additions(header, net)
     return {
         lane.start: {lane[-1], *(number for group in header.groups_of[worker] for number in last.get(group, ()))}

@@ -88,7 +88,7 @@ class Figures:
 
     @property
     def costs(self) -> Mapping[str, Fraction]:
-        """The cost of an operation by the letter of its kind: of stages or slices that differ the mean on the path."""
+        """The cost of an operation by its kind's letter; if stages or slices cost unequally, the mean on the path."""
         costs = self.durations.report_costs(self.header, self.path)
         return {kind: cost for kind, cost in costs if kind != PAIR.letter or kind in self.counts}
 

@@ -1,4 +1,4 @@
-"""Parts of the stages of a model that are in each stage when it is cut into another number of them."""
+"""A model cut into another number of stages: the parts of the old stages that are in each new one."""
 
 from fractions import Fraction
 from functools import lru_cache
@@ -12,7 +12,7 @@ StagePart = tuple[Stage, Fraction]
 
 @lru_cache(maxsize=2**8)
 def stage_shares(stages: int, into: int) -> tuple[tuple[StagePart, ...], ...]:
-    """Returns for each of ``into`` new stages of equal size the old stages in it, each with the share of it there.
+    """Returns for each of ``into`` new stages of equal size the old stages in it, each with the share that is there.
 
     Examples
     --------

@@ -23,10 +23,10 @@ class Transfers(NamedTuple):
 
 
 class Unmoved(NamedTuple):
-    """The figures that a schedule had before ``--offload auto``, and what that moves.
+    """The figures that a schedule had before ``--offload auto``, and how much that moves.
 
-    ``makespan`` and ``activations`` are as in a report; of ``forwards``, those of a turn of a stream, the activations
-    of ``offloads`` move.
+    ``makespan`` and ``activations`` are as in a report. Of ``forwards`` forwards (in a stream, of those of a turn), the
+    activations of ``offloads`` move.
     """
 
     makespan: Fraction
