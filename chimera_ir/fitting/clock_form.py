@@ -21,15 +21,16 @@ from chimera_ir.fitting.terms import tabulated, times, weighted
 from chimera_ir.fitting.whole_numbers import Inequality, least_solution
 
 Statement = tuple[str, str, int]
-"""Operations that share a clock, by pipe, kind and arm; the name of the pipe is empty if pipes share clocks."""
+"""The key of operations whose clocks have one formula: pipe (empty if all pipes have the same clocks), kind and arm."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockForm:
-    """The form of clocks: their ``terms``, and what has a clock of its own.
+    """The form of clocks: the terms of their formulas, and which operations have a formula of their own.
 
-    ``shared`` is whether all pipes have the same clocks. ``arms`` are conditions on the stage: stages that meet the
-    first n of them, and no more, are on arm n.
+    ``rates`` are terms in the micro-batch, whose factors all formulas share; ``slopes`` are terms in the stage and the
+    slice, ``constants`` in parameters alone. ``shared`` is whether all pipes have the same clocks. ``arms`` are
+    conditions on the stage: stages that meet the first n of them, and no more, are on arm n.
     """
 
     rates: tuple[str, ...]
@@ -40,7 +41,7 @@ class ClockForm:
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """All terms of a clock."""
+        """All terms of a formula."""
         return (*self.rates, *self.slopes, *self.constants)
 
     def statements(self, order: Observed) -> list[Statement]:
@@ -61,7 +62,7 @@ class Clocks:
 
     @property
     def unknowns(self) -> list[int]:
-        """The factors of all clocks, those of rates once, as `fitted_clocks` numbers them."""
+        """The factors of all formulas, numbered as in `fitted_clocks`; those of rates, which the formulas share, once."""
         rates = len(self.form.rates)
         several = list(self.factors.values())
         return [*several[0][:rates], *(factor for factors in several for factor in factors[rates:])]
@@ -89,7 +90,10 @@ class Clocks:
 
 
 def fitted_clocks(form: ClockForm, orders: Sequence[Observed], without: Container[int] = ()) -> Clocks | None:
-    """Clocks of a form that keep all orders, with the factor 0 for the unknowns ``without``; None if there are none."""
+    """Clocks of a form that keep all orders; the unknowns ``without`` get the factor 0.
+
+    None if there are no such clocks.
+    """
     statements = [form.statements(order) for order in orders]
     kinds = list(dict.fromkeys(statement for several in statements for statement in several))
     terms, rates = form.terms, len(form.rates)
@@ -129,8 +133,8 @@ def _price(term: str, base: int) -> int:
 def forms(frame: Frame, pipes: int) -> Iterator[ClockForm]:
     """Yields forms of clocks, the simplest first.
 
-    Clocks are linear; then in units of micro-batches; then stages count round the workers, or each way through the
-    workers has clocks of its own.
+    At first clocks are linear; then micro-batches count in units; then stages count round the workers, or each way
+    through the workers has clocks of its own.
     """
     q = frame.variables[2:]
     workers, stages = bracketed(frame.workers), bracketed(frame.stages)
@@ -162,5 +166,5 @@ def _words(text: str) -> list[str]:
 
 
 def _products(pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """The products of a constant and a formula of variables."""
+    """The products of each factor and its term; a term that is a formula gets brackets."""
     return tuple(times(factor, term if term.isidentifier() else f"({term})") for factor, term in pairs)

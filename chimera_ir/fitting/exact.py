@@ -5,7 +5,7 @@ from fractions import Fraction
 
 
 def exact_fit(rows: Sequence[Sequence[int]], values: Sequence[int]) -> list[int] | None:
-    """Whole numbers x with ``row * x == value`` for all rows, of columns as far left as possible; None without any.
+    """Whole numbers x with ``row * x == value`` for all rows, 0 for as many last columns as possible; None without any.
 
     Examples
     --------

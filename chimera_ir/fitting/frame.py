@@ -111,7 +111,7 @@ def _all_recompute(order: Observed, pipe: Pipe) -> bool:
 
 
 def _places(frame: Frame) -> list[Sequence[str]]:
-    """Sets of terms for the worker of a stage: a line, round the workers, there and back once, or several times."""
+    """Sets of terms to try for the worker of a stage: a line, round the workers, there and back once or often."""
     workers, stages, constants = bracketed(frame.workers), bracketed(frame.stages), frame.constants
     back, zigzag = f"min(s, {stages} - 1 - s)", f"s % (2*{workers})"
     turn = f"min({zigzag}, 2*{workers} - 1 - {zigzag})"
@@ -120,7 +120,7 @@ def _places(frame: Frame) -> list[Sequence[str]]:
 
 
 def _numberings(frame: Frame) -> list[Sequence[str]]:
-    """Sets of terms for the number of a micro-batch of a pipe: a line, or in units."""
+    """Sets of terms to try for the number of a micro-batch of a pipe: a line, or in units."""
     lines: list[Sequence[str]] = [("m", *frame.constants)]
     for unit in frame.units:
         units = [times(term, f"(m / ({unit}))") for term in ("1", *frame.names)]
@@ -129,7 +129,7 @@ def _numberings(frame: Frame) -> list[Sequence[str]]:
 
 
 def _formula(what: str, candidates: Iterable[Sequence[str]], values: Sequence[tuple[Observed, Point, int]]) -> str:
-    """The first sum of a set of terms that has all values; each is of an order at a point. Raises `NotFitted`."""
+    """The first sum of terms that equals all ``values``, each at a point of an order; else raises `NotFitted`."""
     for terms in candidates:
         rows = [
             row

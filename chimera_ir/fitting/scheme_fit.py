@@ -135,7 +135,7 @@ def _fitted(form: ClockForm, pool: Sequence[Observed]) -> tuple[Clocks | None, l
 
 
 def _shortened(clocks: Clocks, training: Sequence[Observed], orders: Sequence[Observed]) -> Clocks:
-    """The clocks with as few terms as give the same orders, or others that do with fewer terms."""
+    """Clocks of the same form that keep all orders with fewer terms, if any are found; else the clocks themselves."""
     without = {number for number, factor in enumerate(clocks.unknowns) if not factor}
     for number in range(len(clocks.unknowns) - 1, -1, -1):
         if number not in without:

@@ -12,7 +12,7 @@ from chimera_ir.ir.levels import Schedule
 from chimera_ir.planner.roles import roles
 
 STAGES, MICRO_BATCHES = (2, 3, 4, 5, 6, 8), (2, 3, 5, 8, 11, 14)
-"""Values of parameters that give the number of stages, and of that of the number of micro-batches."""
+"""Values to try for parameters that give the number of stages, and for one that gives that of micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
