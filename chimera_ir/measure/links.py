@@ -203,8 +203,8 @@ class _Bench:
     def pair(self, pair: tuple[int, int], size: int) -> tuple[list[float], list[float], list[float]]:
         """Measures messages of ``size`` bytes between the ranks of ``pair``.
 
-        Returns seconds of a message (half a ping-pong, without the pauses), from one arrival to the next where messages
-        follow one another, and of posts.
+        Returns three lists of seconds: of a message (half a ping-pong, without the pauses); from one arrival to the
+        next in a stream, where messages follow one another; and of a post.
         """
         me, (a, b) = self._world.place.rank, pair
         self._tag = 0
@@ -224,7 +224,7 @@ class _Bench:
         return [(trip - pause) / 2 for trip, pause in zip(trips, pauses, strict=True)], gaps, posted + answered
 
     def fan_out(self, hub: int, ends: tuple[int, int], size: int) -> list[float]:
-        """Seconds from message to message of ``size`` bytes at ranks ``ends``, to which ``hub`` sends at once."""
+        """Seconds between arrivals of ``size`` bytes at each of ``ends``, the two ranks to which ``hub`` sends."""
         me = self._world.place.rank
         self._tag = 0
         if me in (hub, *ends):

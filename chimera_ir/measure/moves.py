@@ -7,9 +7,10 @@ import torch
 
 
 def round_trips(device: torch.device, size: int) -> Callable[[int], list[float]]:
-    """A function that moves ``size`` bytes to the host and back in so many rounds, and returns half of each time.
+    """Returns a function that moves ``size`` bytes to the host and back, in as many rounds as it is told.
 
-    Host memory is pinned if the device is a GPU. On a CPU both copies are within its memory, as in training there.
+    It returns half of the seconds of each round. Host memory is pinned if the device is a GPU. On a CPU both copies are
+    within its memory, as in training there.
     """
     on_gpu = device.type == "cuda"
     here = torch.zeros(size, dtype=torch.uint8, device=device)

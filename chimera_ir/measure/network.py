@@ -39,13 +39,13 @@ class Host:
 class LinkTimes:
     """Measured times of messages and sums, in seconds, on the hosts of the ranks (``nodes``).
 
-    Messages, streams and posts are by (whether within a node, bytes), fan-outs by whether they are within a node, sums
-    by (ranks, bytes). A message takes half a ping-pong, posting included. ``streams`` has the times from a message to
-    the next one, which the sender sends right after it; ``fan_outs`` the same for the largest size, while the sender
-    sends as many messages to another rank, which is missing if no rank has two neighbours to send to. A sum lasts from
-    the start of its last launch to its end; ``posts`` are of messages, ``launches`` of sums of the smallest size.
-    ``moves`` are transfers between a rank and its host by bytes, ``moves_at_once`` those of the largest size while all
-    ranks make them.
+    The keys of messages, streams and posts are (whether within a node, bytes), those of sums (ranks, bytes). A message
+    takes half a ping-pong, posting included. ``streams`` has the times from one arrival to the next of messages that
+    are sent right after one another. ``fan_outs`` has these times for the largest size and a sender that sends as many
+    messages to a second rank, by whether all are within a node; there are none if no rank has two neighbours. A sum
+    lasts from the start of its last launch to its end; ``posts`` are of messages, ``launches`` of sums of the smallest
+    size. ``moves`` are transfers between a rank and its host by bytes, ``moves_at_once`` those of the largest size
+    while all ranks make them.
     """
 
     nodes: tuple[Host, ...]
@@ -126,7 +126,7 @@ def _message_link(measured: LinkTimes, within: bool) -> Link:
 
 
 def _host_link(measured: LinkTimes, per_node: int) -> HostLink:
-    """The link to the host that fits transfers; so many workers of a node share it as slow each other down."""
+    """The link to the host that fits the transfers; its number of sharing workers is the slowdown that was measured."""
     line = fit.messages([_point(size, 1, samples, 0.0) for size, samples in measured.moves.items()])
     return HostLink(_rounded(line, 0.0), min(per_node, max(1, round(_crowded(measured)))))
 

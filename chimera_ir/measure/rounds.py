@@ -42,7 +42,11 @@ class PassCosts(NamedTuple):
 
 
 def costs_of_round(station: Station, number: int, clock: Stopwatch) -> list[PassCosts]:
-    """Costs of the passes of a round, by slice; backwards take the slices in reverse."""
+    """Measures the passes of round ``number`` through a stage; returns their costs, by slice.
+
+    A round has a micro-batch with an ordinary backward, one that recomputes, and one with a backward in halves.
+    Backwards take the slices in reverse.
+    """
     turn = MeasuredTurn.of(number)
     station.refill()
     forward = by_slice(station, clock, station.forward, turn.ordinary)
@@ -60,7 +64,7 @@ def costs_of_round(station: Station, number: int, clock: Stopwatch) -> list[Pass
 def by_slice(
     station: Station, clock: Stopwatch, run: Callable[[int], None], micro_batch: int, reverse: bool = False
 ) -> list[float]:
-    """Runs all slices of a micro-batch; returns the cost of each, in the order of the sequence."""
+    """Runs a pass on all slices of a micro-batch; returns the cost of each, in the order of the sequence."""
     slices = station.slices_of(micro_batch)
     costs = {number: clock(partial(run, number)) for number in (slices[::-1] if reverse else slices)}
     return [costs[number] for number in slices]
