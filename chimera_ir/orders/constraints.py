@@ -40,9 +40,9 @@ Lags = tuple[tuple[int, int], ...]
 class Constraints:
     """All that an order of operations must respect; times are in ticks, and operations are those of an instance.
 
-    ``holdings`` are those that ``waits`` do not imply, for the stores with ``limits``. ``ranks`` has the place of each
-    operation's micro-batch in an order in which one after the other can be finished. ``classes`` has the operations
-    that are taken in turn.
+    ``holdings`` are those whose stores may exceed their ``limits`` although the ``waits`` are kept. ``ranks`` has the
+    place of each operation's micro-batch in an order in which one after the other can be finished. ``classes`` has the
+    operations that are taken in turn.
     """
 
     machines: Sequence[int]
@@ -98,7 +98,7 @@ class Constraints:
 
     @property
     def needed_alone(self) -> dict[int, int]:
-        """The most that a micro-batch keeps at once in each store that may be full, if no other one is there."""
+        """The room that a micro-batch needs in each store with holdings, if no other one is there; the most of all."""
         sums = defaultdict[tuple[int, int], int](int)
         for store, amount, opened, _ in self.holdings:
             sums[store, self.ranks[opened]] += amount
@@ -108,7 +108,7 @@ class Constraints:
         return most
 
     def in_turn(self, starts: Sequence[int]) -> list[int]:
-        """The starts of a feasible order, given to the operations of each class in turn."""
+        """The starts of a feasible order, dealt anew within each class: the earliest to the first, and so on."""
         turned = [*starts]
         for several in self.classes:
             for number, start in zip(several, sorted(starts[number] for number in several), strict=True):
@@ -261,7 +261,7 @@ def _implied(instance: OrderInstance, held: Sequence[_HoldingClass], limit: int)
 
 
 def _before_within(instance: OrderInstance, numbers: Sequence[int]) -> set[tuple[int, int]]:
-    """The pairs of some operations of which the first comes before the second, whatever the order."""
+    """The pairs of the given operations of which the second waits for the first, directly or through others."""
     pairs = set[tuple[int, int]]()
     for late in numbers:
         reached, pending = {late}, [late]
@@ -274,7 +274,7 @@ def _before_within(instance: OrderInstance, numbers: Sequence[int]) -> set[tuple
 
 
 def _ranks(instance: OrderInstance) -> list[int]:
-    """The place of each operation's micro-batch, or of the last one of several, in its pipe; slices are one."""
+    """The rank of each operation's micro-batch, or of the last one of several; slices of one share its rank."""
     header = instance.header
     places = {micro: place // header.slices for pipe in header.pipes for place, micro in enumerate(sorted(pipe.micros))}
     pipes = {pipe.name: number for number, pipe in enumerate(header.pipes)}

@@ -35,7 +35,7 @@ _WORK_OF_ROWS = 5e-9
 """Work of a linear program by the square of its number of rows: about what CP-SAT does in the time that it takes."""
 
 _FALL_OF_EXCESS = 0.5
-"""About how much of an excess is the part by which the makespan is too short."""
+"""An estimate: a makespan that needs an excess is too short by about this part of the excess."""
 
 
 class _Class(NamedTuple):
@@ -193,18 +193,18 @@ class _FlowProgram:
             self._most += accumulate(earliest)
 
     def add_turns(self) -> None:
-        """Adds that operations that have started stay started."""
+        """Adds rows: no number of starts falls with time."""
         for key in range(len(self._classes)):
             for now in range(self._steps - 1):
                 self._add([(key, now, 1), (key, now + 1, -1)], 0)
 
     def add_wait(self, wait: _ClassWait) -> None:
-        """Adds a wait between classes."""
+        """Adds the rows of a wait between classes."""
         for now in range(self._steps):
             self._add([(wait.later, now, 1), (wait.earlier, now - wait.ticks, -1)], wait.shift)
 
     def add_machines(self) -> None:
-        """Adds that each machine runs one operation at a time."""
+        """Adds rows: each machine runs one operation at a time."""
         by_machine = defaultdict[int, list[tuple[int, int]]](list)
         for key, entry in enumerate(self._classes):
             by_machine[entry.machine].append((key, entry.duration))
@@ -214,7 +214,7 @@ class _FlowProgram:
                 self._add(terms, 1, may_exceed=True)
 
     def add_store(self, amounts: Mapping[tuple[int, int], int], limit: int) -> None:
-        """Adds that a store keeps no more than its limit."""
+        """Adds rows: a store keeps no more than its limit."""
         for now in range(self._steps - 1):
             terms = [(first, now, amount) for (first, _), amount in amounts.items()]
             terms += [(last, now - self._classes[last].duration, -amount) for (_, last), amount in amounts.items()]

@@ -35,7 +35,7 @@ ORDER_MARK = "# order of a search: "
 
 @dataclass(frozen=True, slots=True)
 class Improvement:
-    """A schedule that a search found, not yet verified, with what is known of it and of its costs in words."""
+    """A schedule that a search found, not yet verified, with the search's result and the costs in words."""
 
     schedule: Schedule
     result: Found
@@ -137,7 +137,7 @@ def improvement(
 
 
 def lanes_of(instance: OrderInstance, schedule: Schedule) -> Sequence[Sequence[int]] | None:
-    """The lanes of another schedule of the same operations on the same workers, by number; None if they are not."""
+    """The lanes of another schedule by number; None if it has other operations, or has them on other workers."""
     places = [instance.places[machine].worker for machine in instance.machines]
     number_of = {operation: number for number, operation in enumerate(instance.operations)}
     if Counter(chain.from_iterable(schedule.lanes)) != Counter(instance.operations):

@@ -89,11 +89,11 @@ class OrderInstance:
 
     ``machines[n]`` is the number in ``places`` of the machine that runs operation n, which takes ``durations[n]`` ticks
     of length ``tick``. It starts once each operation in ``waits[n]`` is over for as long as ``delays[n]`` says at the
-    same place. ``steps[n]`` are its computations and the waits for moves that count with it: for itself if it goes to
-    the host, for those that it reads from if they come back. ``changes[n]`` are the changes by these to the ``stores``.
-    ``lanes[w]`` has the operations of worker w that have clocks, in the order of these. ``blocks`` has each operation
-    of a plan with the recomputations that the plan leaves out, which come right before it; a search may move these.
-    ``preferences`` are those of the plan.
+    same place. ``steps[n]`` are its computations, and waits for moves: an offload has the wait for itself, an operation
+    that reads what reloads bring back has the waits for these. ``changes[n]`` are the changes by these to the
+    ``stores``. ``lanes[w]`` has the operations of worker w that have clocks, in the order of the clocks. ``blocks`` has
+    each operation of a plan with the recomputations that the plan leaves out, which come right before it; a search may
+    move these. ``preferences`` are those of the plan.
     """
 
     header: Header
@@ -196,7 +196,7 @@ def _instance(
     by_clock: Iterable[int],
     costing: Costing,
 ) -> OrderInstance:
-    """The instance of operations in ``blocks``; ``by_clock`` are the blocks with clocks, in the order of these."""
+    """The instance of operations in ``blocks``; ``by_clock`` has the blocks with clocks, in the order of the clocks."""
     operations = tuple(chain.from_iterable(blocks))
     workers = [worker for worker, block in zip(workers_of_blocks, blocks, strict=True) for _ in block]
     numbers = iter(range(len(operations)))
@@ -246,7 +246,7 @@ def _instance(
 
 
 def _steps(header: Header, operations: Sequence[Operation]) -> Iterator[tuple[int, ...]]:
-    """Yields the waits of each operation of a stream for a step: for all operations that add to its gradients."""
+    """Yields for each operation of a stream those that add to the gradients of the step that it waits for."""
     adding: dict[tuple[WeightGroup, int], list[int]] = {}
     for number, operation in enumerate(singles(operations)):
         if operation.kind.sums:
@@ -258,7 +258,7 @@ def _steps(header: Header, operations: Sequence[Operation]) -> Iterator[tuple[in
 
 
 def _move_steps(operations: Sequence[Operation], waits: Sequence[Sequence[int]]) -> list[tuple[MoveStep, ...]]:
-    """The steps of each operation, as `OrderInstance` has them: by `flow.host_moves`, a lane waits for moves there."""
+    """The steps of each operation, as in `OrderInstance`; a lane waits for moves where `flow.host_moves` says so."""
     out = {number for number, operation in enumerate(operations) if operation.kind.moves and leaves(operation)}
     steps: list[tuple[MoveStep, ...]] = []
     for number, (operation, others) in enumerate(zip(operations, waits, strict=True)):

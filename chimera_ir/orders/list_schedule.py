@@ -1,7 +1,6 @@
 """List schedule: a free worker runs the job that is preferred among those that are ready.
 
-    F takes 1, B takes 2, of two micro-batches on two stages; what answers is preferred to what opens a micro-batch
-
+    F takes 1, B takes 2, of two micro-batches on two stages; a backward is preferred to a forward
     time      0     1     2     3     4     5     6     7     8
     worker 0  F m0  F m1              B m0  B m0        B m1  B m1
     worker 1        F m0  B m0  B m0  F m1  B m1  B m1
@@ -59,7 +58,7 @@ class Capacity(Protocol):
 
 
 class Greedy:
-    """Room in which every job fits for which there is room when it starts."""
+    """Room without foresight: a job fits if there is room for what it adds when it starts."""
 
     def __init__(self, jobs: Jobs) -> None:
         self._changes, self._ranks, self._free = jobs.changes, jobs.ranks, list(jobs.limits)

@@ -66,11 +66,11 @@ def ordered(plan: Plan, costing: Costing) -> Schedule:
     """The schedule of a complete plan in which each free worker runs what is preferred among what is ready.
 
     Operations with clocks keep their order, and are preferred to those without. Of these, the ones with a ``prefer``
-    line come first, those with the smaller value before others. Then what hands on the answer to another stage comes
-    first, and what hands nothing on last; then the smaller micro-batch; then the deeper stage.
+    line come first, those with the smaller value before others. Then what hands a gradient on comes first, then
+    forwards, and last what hands nothing on; then the smaller micro-batch; then the deeper stage.
 
-    Raises `Rejected` if a declared bound cannot be kept. Operations that wait for one another in a cycle are last
-    in their lanes, where the rule "acyclic" finds them.
+    Raises `Rejected` if a declared bound cannot be kept. Operations that wait for one another in a cycle are last in
+    their lanes, where the rule "acyclic" finds them.
     """
     instance = instance_of(plan, costing)
     jobs = jobs_of(instance)
@@ -133,11 +133,11 @@ def jobs_of(instance: OrderInstance) -> Jobs:
 def _useful(
     instance: OrderInstance, chains: Sequence[Sequence[int]], job_of: Sequence[int], waits: Sequence[Sequence[int]]
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yields each move without a clock that comes back, with the jobs that must have started before it does.
+    """Yields each reload without a clock, with the jobs that must have started before it does.
 
-    These are all others that the reader of the move waits for and, if the reader has a clock, the operation two before
-    it: so the move runs beside the last operation before its reader, and what it brings back is there no longer than
-    that.
+    These are all others that its reader waits for and, if the reader has a clock, the operation two places before the
+    reader: so the reload runs beside the last operation before its reader, and what it brings back is there no longer
+    than that.
     """
     if not instance.header.moves:
         return
@@ -169,7 +169,7 @@ def _outside_delays(instance: OrderInstance, block: tuple[int, ...]) -> list[int
 
 
 def _changes(several: Sequence[Sequence[KeepsChange]]) -> tuple[Keeps, ...]:
-    """The changes by operations that follow one another, with the most that they add counted from the start on."""
+    """The joint change by operations that follow one another: the peak counts from the start on, the rest at the end."""
     stores: dict[int, tuple[int, int]] = {}
     for changes in several:
         for store, at_start, at_end in changes:

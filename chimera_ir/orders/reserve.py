@@ -119,7 +119,7 @@ class Admission:
         return most
 
     def queue(self, job: int) -> tuple[Hashable, int]:
-        """A queue for each group, in its order; one for all jobs, by rank, that would be the first of their groups."""
+        """A queue for each group, in its order; one by rank for jobs that would be the first of their groups."""
         adds = tuple((store, start) for store, start, _ in self._jobs.changes[job] if start)
         group = self._group[job]
         if not adds:
@@ -149,7 +149,7 @@ class Admission:
         return self._shares[group][store].need(job) <= room
 
     def start(self, job: int) -> Sequence[int]:
-        """Counts a job that starts; returns the ready jobs of its group, if this has only begun."""
+        """Counts a job that starts; if it is the first of its group, returns the ready jobs of the group."""
         group, shares = self._group[job], self._shares[self._group[job]]
         others: Sequence[int] = ()
         if not self._entered[group]:

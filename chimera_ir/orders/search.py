@@ -33,7 +33,7 @@ _HEURISTIC, _MOST_HEURISTIC = 0.15, 2.0
 """Work of the heuristics: a part of the budget, and the most, in seconds."""
 
 _FIRST_ROUND, _MOST_FIRST_ROUND, _GROWTH = 0.04, 0.4, 1.6
-"""Work of the first round, likewise, and by how much each round is longer than the one before it."""
+"""Work of the first round: a part of the budget, and the most, in seconds; then the factor from round to round."""
 
 _PART_OF_ATTEMPT = 0.5
 """The most work of a linear program, as a part of what is left."""
@@ -317,7 +317,7 @@ class _BestSoFar:
 
     @property
     def _latest(self) -> int:
-        """A makespan that some order has, if there is any: one operation at a time, and all delays."""
+        """Upper bound of the shortest makespan, if there is any order: one operation at a time, and all delays."""
         constraints = self._constraints
         return sum(constraints.durations) + sum(lag for waits in constraints.waits for _, lag in waits)
 
