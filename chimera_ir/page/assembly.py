@@ -66,7 +66,7 @@ def _style(folder: Path) -> str:
 
 @cache
 def _script(folder: Path, main: str) -> str:
-    """All modules that ``main`` imports, and it, as one module: each after those that it imports, in one scope."""
+    """``main`` and all modules that it imports as one text: each module after those that it imports, in one scope."""
     texts: dict[str, str] = {}
 
     def add(name: str) -> None:

@@ -95,7 +95,7 @@ def document(levels: Levels) -> PageDocument:
 
 
 def _distinct_names(tables: Sequence[ScheduleTables], levels: Levels) -> list[str]:
-    """Names that differ: of two schedules with one name also that one is found, or the ends of their sources' paths."""
+    """Names that tell schedules apart: equal ones get "found" and "before", or the ends of their sources' paths."""
     names = [table.name for table in tables]
     if len({*names}) > 1:
         return names
@@ -131,7 +131,7 @@ class ShownSchedule:
 
     @property
     def program(self) -> Program:
-        """The program with a flush or, without one, as many updates as show all that ever happens."""
+        """The program; without a flush, as many of its updates as show all that ever happens."""
         return self.verified.program
 
     @property

@@ -31,13 +31,13 @@ VERBS: dict[type[ops.Instruction], str] = {
     ops.WaitAllReduce: "wait all_reduce",
     ops.Step: "step",
 }
-"""The words of instructions that are about a message or a sum, without it."""
+"""The verbs of instructions about a message or a sum; in a text, what they are about follows."""
 
 _OF_MESSAGES = (ops.Send, ops.Recv, ops.WaitSend, ops.WaitRecv)
 _OF_SUMS = (ops.AllReduce, ops.WaitAllReduce, ops.Step)
 
 MOVING: dict[type[ops.Instruction], str] = {ops.WaitMove: "wait move"}
-"""Words of instructions about moves of memory, which a document has if anything moves."""
+"""The verbs of instructions about moves of memory; a document has them only if something moves."""
 
 _VERB_NUMBERS = {instruction: number for number, instruction in enumerate((*VERBS, *MOVING), 1)}
 
@@ -48,7 +48,10 @@ _SumKey = tuple[WeightGroup, Version | None]
 
 
 class EventTables(NamedTuple):
-    """Events and what they are about; ``of_rows`` has the event of each operation."""
+    """Tables of events, and of the messages, sums and moves that they are about.
+
+    ``of_rows`` has the event of each operation.
+    """
 
     events: EventTable
     messages: MessageTable
@@ -59,7 +62,7 @@ class EventTables(NamedTuple):
 
 
 def tables(events: Events, rows: Sequence[OperationRow], charges: Charges, lengths: Lengths) -> EventTables:
-    """The tables of the events of a program, whose operations are ``rows``; adds their forms to ``lengths``."""
+    """The tables of the events of a program, whose operations are ``rows``; adds the forms of events to ``lengths``."""
     listed = _Listed(events, rows, charges)
     turn = listed.turn() if charges.header.asynchronous else None
     events_table, subjects = listed.events_table(lengths), (listed.messages_table(), listed.sums_table())

@@ -21,7 +21,7 @@ _Terms = tuple[tuple[str, float], ...]
 
 
 class Lengths:
-    """Collects the forms of events, each once, and the sliders that they need.
+    """Collects the forms of events (their lengths, as sums over sliders), each once, and the sliders that they need.
 
     Without a profile a slider is a cost per micro-batch. A message or a sum, which is free at first, takes as long as
     its slider says, a message in proportion to its micro-batches. With a profile a slider is a factor on its seconds.

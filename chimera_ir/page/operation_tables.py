@@ -91,7 +91,7 @@ def tables(header: Header, rows: Sequence[OperationRow], events: Column) -> Oper
 
 
 def share(micros: int | Fraction, parts: int) -> float:
-    """The number of whole micro-batches in ``micros`` parts of one."""
+    """Whole micro-batches in ``micros`` parts, of which each has ``parts``: an integer if there is no rest."""
     return int(micros // parts) if micros % parts == 0 else float(micros / parts)
 
 

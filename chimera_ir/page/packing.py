@@ -62,7 +62,7 @@ def _is_column(value: object) -> bool:
 
 
 def _narrowest(numbers: Sequence[float]) -> "tuple[str, array[Any], bool]":
-    """The type of a column, its numbers or, if these take fewer bytes, their differences, and which of both it is."""
+    """Returns the type of a column, its numbers, and whether these are differences, as they take fewer bytes."""
     try:
         integers: array[int] = array("i", numbers)  # type: ignore[arg-type]
     except (TypeError, OverflowError):  # not all are integers of four bytes

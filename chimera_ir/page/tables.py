@@ -10,7 +10,7 @@ Column = Sequence[int] | Sequence[float]
 
 
 class Nested(NamedTuple):
-    """Rows of several numbers: all numbers one after another, and where those of each row begin; one longer."""
+    """Rows of several numbers in two columns: all numbers in a sequence, and where each row begins, then the end."""
 
     numbers: list[int]
     starts: list[int]

@@ -16,7 +16,7 @@ from chimera_ir.verify.verify import ProvenScripts, Verified
 
 
 def source_text(source: Source, rows: Iterable[OperationRow]) -> SourceText:
-    """The text that was compiled, with the lines that the operations come from; without the folder that it is in."""
+    """The text that was compiled, named without its folder, with the line that each operation comes from."""
 
     @cache
     def line_at(offset: int) -> int:

@@ -169,7 +169,7 @@ class _Sketch:
         return next((row for row in makers if row != ABSENT and self.rows[row].worker == worker), None)
 
     def _named(self, mistake: Diagnostic) -> Iterable[int]:
-        """The rows that a mistake names, by their words or a line beside them; else those that its place stands for."""
+        """The rows that a mistake names, by their words or a line next to them; else those that come from its place."""
         texts = [value for entry in fields(mistake) if isinstance(value := getattr(mistake, entry.name), str)]
         worker = getattr(mistake, "worker", -1)
         named = [self.numbers.get(text, self.of_lines.get((worker, text))) for text in texts]
