@@ -67,7 +67,7 @@ class Scale:
         return LaneRow(name, baseline, pixels(left), y, pixels(right - left))
 
     def ticks(self, span: float, factor: Fraction | int, unit: str) -> Iterator[Tick]:
-        """Yields marks at round times up to ``span``, in a unit of which a unit of time has ``factor``."""
+        """Yields marks at round times up to ``span``, labelled in ``unit``, of which a unit of time has ``factor``."""
         distance = step(80 * factor / self.pixel)
         for number in range(int(Fraction(span) * factor / distance) + 1):
             time = number * distance
@@ -217,7 +217,7 @@ def _environment(folder: Path) -> Environment:
 
 
 def pixels(value: Fraction | float) -> str:
-    """A length to a hundredth of a pixel, without superfluous zeros; of two that are as near, the even one."""
+    """A length to a hundredth of a pixel, without superfluous zeros; half a hundredth goes to the even digit."""
     # In integers, as a large picture has ten thousands of lengths, and fractions are slow.
     numerator, denominator = value.as_integer_ratio()
     hundredths, rest = divmod(100 * numerator, denominator)
