@@ -57,9 +57,9 @@ def most(variant: Variant, setting: Setting) -> list[int] | None:
     """Upper bound on the bytes that each worker needs, with as many messages under way as there can be.
 
     A stage that recomputes holds the activations of what was recomputed last, one stage at a time. There is no bound
-    for slices of unequal lengths, for a stream whose streams are not in order, where a receive may be posted any time
-    before its use, or that splits backwards, where received gradients may stay in their buffers. Nor is there one where
-    memory moves: what is kept depends on when lanes wait for the moves.
+    for slices of unequal lengths. Without a flush there is none if micro-batches do not pass in order, because a
+    receive may be posted any time before its use, or if backwards are split, because received gradients may stay in
+    their buffers. Nor is there one where memory moves: what is kept depends on when lanes wait for the moves.
     """
     compiled, header = variant.compiled, variant.header
     if header.moves or header.lengths:

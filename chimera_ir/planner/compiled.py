@@ -46,13 +46,13 @@ All are 1 where no worker has several gradient sums to launch.
 
 
 class CompiledScheme:
-    """A scheme with its parameters, compiled on demand; all changes of the scheme share what is computed here.
+    """A scheme with its parameters, compiled on demand: what is the same for every `Change` of it is computed once.
 
-    All changes have the same plan, and lanes that differ in recomputation alone; ``change`` is the one that gives them.
-    A ``trusted`` text (the library's) is not verified again, unless it has no flush and ``ties`` say that stages share
-    parameters. Any other text must pass `Variant.check` before its lanes are used. Operations without clocks are
-    ordered under ``durations``. With an ``order`` all operations are in the order of this level, which may have moves.
-    Slices have these ``lengths``, equal ones if there are none.
+    The plan is the same for all changes; lanes differ only in recomputation, and those here are the lanes with
+    ``change``. A ``trusted`` text (the library's) is not verified again, unless it has no flush and ``ties`` say that
+    stages share parameters. Any other text must pass `Variant.check` before its lanes are used. Operations without
+    clocks are ordered under ``durations``. With an ``order`` all operations are in the order of this level, which may
+    have moves. Slices have these ``lengths``, equal ones if there are none.
 
     Every method and property, also of `Variant`, raises `Rejected` if the scheme has errors, and `NoSuchTie` if the
     scheme lacks a stage of a tie.
@@ -90,7 +90,7 @@ class CompiledScheme:
         return header if self._order is None else replace(header, bounds=self._order.header.bounds)
 
     def like(self, change: Change) -> "CompiledScheme":
-        """The scheme with the lanes of a change."""
+        """The compiled scheme with the lanes for ``change``: this one, unless the two differ in recomputation."""
         if change.recompute == self._change.recompute:
             return self
         if change.recompute not in self._others:
@@ -174,7 +174,7 @@ class CompiledScheme:
 
     @cached_property
     def loads(self) -> list[StageLoad]:
-        """The load of each stage."""
+        """The load of each stage: the copies of its weights, and the micro-batches between forward and backward."""
         holders = self._outline.header.holders
         copies = [max(self.copies[w][Stage(stage)] for w in workers) for stage, workers in enumerate(holders)]
         return list(map(StageLoad, copies, self.begun))
@@ -290,7 +290,7 @@ class Variant:
 
     @property
     def _is_trusted(self) -> bool:
-        """Whether verification is skipped: the text is trusted, and no tie, without a flush, must read one version."""
+        """Whether verification is skipped: the text is trusted, and has a flush or no stages that share parameters."""
         return self.compiled.trusted and not (self.header.ties and self.header.steps_inside)
 
     @cached_property

@@ -178,9 +178,9 @@ class Judge:
         return verdicts
 
     def _moving(self, compiler: "_Compiler", choice: Configuration, left_out: LeftOut) -> Judged | None:
-        """A configuration that lacks memory, with moves to the host; None if it does not fit with them either.
+        """The verdict on a configuration that lacks memory, if it fits with moves to the host; else None.
 
-        What recomputes keeps nothing that can move.
+        A configuration that recomputes keeps nothing that could move.
         """
         if self.cluster.host is None or left_out.reason is not Reason.MEMORY or choice.change.recompute:
             return None
@@ -339,7 +339,7 @@ class _Compiler:
         return [need.total for need in self._needs(choice)]
 
     def _cut(self, choice: Configuration) -> Configuration:
-        """The configuration, which has a split if there are layers, with lengths of slices that take equally long."""
+        """The configuration; slices that are to take equally long get their lengths, which depend on its split."""
         if choice.lengths is not EqualTimes.EQUAL_TIMES:
             return choice
         judge = self._judge

@@ -29,7 +29,7 @@ _FOLDED = "more"
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Options of the table: ``top`` rows; ``everything``, or each name's best; with ``why`` also what was left out."""
+    """Options of the table: ``top`` rows of ``everything``, or of each name's best; ``why`` others are left out."""
 
     top: int
     everything: bool

@@ -104,7 +104,7 @@ def _parallelism(alone: Judged) -> str:
 
 
 def _without_plain(ranking: Ranking) -> Iterator[str]:
-    """Yields the reason why plain data parallelism is not among the choices, if it is not."""
+    """Yields a reason why plain data parallelism is not among the choices, if one is known."""
     depths, available, need = ranking.judge.profile.depths, size(ranking.judge.available), plain_need(ranking)
     is_missing = depths and 1 not in depths
     if need:

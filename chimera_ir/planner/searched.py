@@ -69,7 +69,7 @@ def _is_searchable(judge: Judge, judged: Judged) -> bool:
 
 
 def _result(judge: Judge, judged: Judged, budget: SearchBudget, tell: Progress) -> _SearchResult:
-    """The search of a configuration; one without free bytes follows if the result of the first needs too many."""
+    """Searches for a better order of a configuration; once more without free bytes if the result needs too many."""
     setting, variant = judge.setting(judged.choice), judge.variant(judged)
     measured = Measured.of(setting)
     (weighed,) = (judged,) if judged.memory else judge.weighed([judged])

@@ -257,7 +257,7 @@ class _Search:
         return stages in self._depths or (self._is_fixed and stages <= len(self._profile.layers))
 
     def _is_missed(self, settings: Mapping[str, int]) -> bool:
-        """Whether the user may miss a combination: if its sizes make a depth of the profile, or are fixed."""
+        """Whether the user may wonder where a combination is: its sizes make a depth of the profile, or are fixed."""
         sizes = self._roles.sizes
         return math.prod(settings[name] for name in sizes) in self._depths or self._is_fixed
 
