@@ -108,7 +108,7 @@ def events_of(program: Program, charges: Charges) -> Events:
 
 
 class _Gathered:
-    """Collects events lane by lane; that of a message or sum is of the lane that first posts it, others add waits."""
+    """Collects events lane by lane: the lane that first posts a message or a sum adds its event, others add waits."""
 
     def __init__(self, charges: Charges) -> None:
         self.nodes: list[Node] = []

@@ -15,7 +15,7 @@ from chimera_ir.predict.setting import Setting
 
 
 def bounded(schedule: Schedule, setting: Setting, free: Iterable[int]) -> Schedule:
-    """A schedule whose workers may keep the activations that they keep at most, and those that ``free`` bytes hold.
+    """The schedule with a bound on activations: each worker's own peak, and what its ``free`` bytes hold besides.
 
     Bounds that the schedule declares stay as they are.
     """

@@ -1,4 +1,4 @@
-"""Durations of operations from a profile; messages take no time, as in every timeline (section 2), but in a replay."""
+"""Durations of operations from a profile. Messages take no time in a timeline (section 2); a replay adds theirs."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

@@ -97,7 +97,7 @@ def worker_bytes(header: Header, setting: Setting, worker: int, need: MemoryNeed
 
 
 class _Worker:
-    """Computes the memory of a worker; sizes are of whole micro-batches, of which the program counts units."""
+    """Computes the memory of a worker; sizes are those of whole micro-batches, counts those of `Header.units`."""
 
     def __init__(self, header: Header, setting: Setting, worker: int) -> None:
         self._header = header

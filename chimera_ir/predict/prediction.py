@@ -227,7 +227,7 @@ class Forecast:
         }
 
     def with_room(self, schedule: Schedule) -> Schedule:
-        """The verified schedule, whose workers are bound to keep no more activations than their memory holds.
+        """The verified schedule with a bound on each worker's activations: no more than its memory holds.
 
         What the schedule itself keeps is always allowed. Activations that move to the host are not bound. Raises the
         errors of `durations`.

@@ -233,7 +233,7 @@ def _offload(report: Report, unmoved: Unmoved) -> str:
 
 
 def _unchanged(report: Report, unmoved: Unmoved) -> str:
-    """The memory of each worker, where those that keep the most keep as much as without the moves; empty elsewhere."""
+    """Text on the memory of each worker, if the fullest ones keep as much as without the moves; else empty."""
     now, before = report.activations, unmoved.activations
     fullest = [worker for worker, peak in enumerate(now) if peak == max(now)]
     if any(now[worker] != before[worker] for worker in fullest):

@@ -49,7 +49,7 @@ class Setting:
         return all(self.timing(stage).slices for stage in range(len(self.stages)))
 
     def equal_times(self, slices: int, length: int) -> tuple[int, ...]:
-        """Lengths of slices, ``length`` together, with which the slowest one is the fastest; none if all are equal.
+        """Lengths of slices, ``length`` in all, for which the slowest slice is the fastest; empty if all are equal.
 
         Times are those on the stage where a slice takes longest. The costs of slices are known, and ``length`` is at
         least their number.
@@ -124,7 +124,7 @@ class Setting:
         return self.cluster.host or HostLink(FREE)
 
     def transfer(self, stage: int, move: Kind) -> tuple[float, float]:
-        """Seconds of a micro-batch's transfer to the host or back: those of any transfer, and those of its bytes."""
+        """Seconds of a micro-batch's transfer to the host or back: a constant of the link, and those of its bytes."""
         link, sizes = self.host.link, self.timing(stage).kept.moved
         size = sizes.operands if move.moves_operands else sizes.activations
         return link.alpha, round(link.beta * size, _DIGITS)

@@ -16,9 +16,11 @@ from chimera_ir.predict.events import Events, Node, Role
 
 
 class TimedTurn(NamedTuple):
-    """One turn of the events that repeat, with their times: node n is event ``events[n]`` and takes ``seconds[n]``.
+    """One turn of the events that repeat: the nodes of the graph of their waits, and how long each takes.
 
-    ``waits`` are as in `flow.cycles`; where turns overlap, some are for a later turn. A turn makes ``updates`` updates.
+    Node n is event ``events[n]`` and takes ``seconds[n]``. ``waits[n]`` has the nodes that it waits for, each with how
+    many turns before it runs, as in `flow.cycles`; where turns overlap, that number may be negative: it waits for a
+    node of a later turn. A turn makes ``updates`` updates.
     """
 
     events: Sequence[int]

@@ -57,9 +57,9 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Counts: weights in M_theta, activations and those in ``host`` memory in M_a, stashed inputs in micro-batches.
+    """Memory in the paper's units: weights in M_theta, activations and ``host`` memory in M_a, inputs in micro-batches.
 
-    Each count is the largest of all workers, and not every count need be of the same worker. ``stages`` is the number
+    Each number is the largest of all workers, and not every number need be of the same worker. ``stages`` is the number
     of stages of the worker that keeps most weights.
     """
 
@@ -71,7 +71,7 @@ class Copies:
 
     @staticmethod
     def of(figures: Figures) -> "Copies":
-        """The largest counts of all workers."""
+        """The largest numbers of all workers."""
         counts = figures.weights, figures.activations, figures.stashed_inputs, figures.host
         fullest = max(range(len(figures.weights)), key=figures.weights.__getitem__)
         stages = len(figures.header.stages_of[fullest])
