@@ -25,11 +25,11 @@ ENTRIES = {"F": "forward", "B": "backward", RECOMPUTING: RECOMPUTING} | {
 
 
 def time_of(times: Times, key: str) -> float:
-    """The time of a kind or, by `RECOMPUTING`, of a backward that runs the forward again.
+    """The time of a kind or, for the key `RECOMPUTING`, of a backward that runs the forward again.
 
     A kind that is left out takes as long as its cost in the table says, in proportion to a forward if it opens the
     micro-batch, else to a backward; a pair as long as its operations one after the other; a recomputation as long as
-    `RECOMPUTING` is longer than B.
+    `RECOMPUTING` less B.
     """
     return times[key] if key in times else sum(_derived(times, kind) for kind in COSTED[key].kinds)
 
@@ -82,7 +82,7 @@ class Timing:
         return MicroBatchBytes(self.activations, self.input, self.released, self.operands, *of_slices, *resident)
 
     def plus(self, overhead: Times, times: float) -> "Timing":
-        """The costs with the overhead of ``times`` further operations added to the time of each operation."""
+        """The costs, with ``times`` times the overhead of an operation added to each time."""
         return self.with_times(lambda key, seconds: seconds + times * time_of(overhead, key))
 
     def with_times(self, change: Callable[[str, float], float]) -> "Timing":

@@ -205,7 +205,7 @@ class Table:
         return amount, dimension
 
     def table(self, name: str, example: str, where: str) -> "Table | None":
-        """A table within this one, or None; that it is missing is an error unless ``example`` is empty."""
+        """A table within this one; None if it is missing, which is an error unless ``example`` is empty."""
         value = self._value(name, not example, example or where, (dict,), "a table")
         return None if value is None else Table(self.document, (*self.path, name), value, where)
 

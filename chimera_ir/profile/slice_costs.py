@@ -35,10 +35,10 @@ def _overlaps(parts: Sequence[Timing], extent: Extent) -> Iterator[tuple[Timing,
 
 
 def sliced(timing: Timing, overhead: Times, lengths: tuple[int, ...]) -> Timing:
-    """Costs of a micro-batch in slices of some relative lengths, all together: times of all, and bytes to share.
+    """Costs of a micro-batch in slices of these relative lengths: times of all together, bytes as if it were whole.
 
-    Each slice counts with its share of the length. Of a micro-batch the first slices are kept at any time, so
-    activations and carries count as if all slices had the largest mean over first slices.
+    The bytes of a slice are then its share of the length. The slices of a micro-batch that are kept are always its
+    first ones, so activations and carries count as if all slices had the largest mean over first slices.
     """
     parts, of_slices = timing.slices, extents(lengths)
 
