@@ -62,7 +62,7 @@ class Exhibit:
 
 @dataclass(frozen=True, slots=True)
 class Gallery:
-    """Exhibits of one size: as many workers and micro-batches as ``header`` has, whose stages are the measure."""
+    """Exhibits with as many workers and micro-batches as ``header``; its stages measure their times and memory."""
 
     header: Header
     exhibits: tuple[Exhibit, ...]

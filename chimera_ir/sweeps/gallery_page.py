@@ -90,6 +90,6 @@ def _unit(shown: Sequence[Shown]) -> Fraction:
 
 
 def _middle(values: Iterable[Fraction]) -> Fraction:
-    """The upper one of the two values in the middle; 0 if there are none."""
+    """The median, of an even number of values the upper one of the two in the middle; 0 if there are none."""
     ordered = sorted(values)
     return ordered[len(ordered) // 2] if ordered else Fraction(0)

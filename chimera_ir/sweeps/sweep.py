@@ -51,7 +51,7 @@ class Refused:
 
     @staticmethod
     def by(error: CompileError) -> "Refused":
-        """The refusal that an error of a compilation is."""
+        """The refusal for an error of a compilation."""
         match error:
             case TextError():
                 return Refused.of(error.diagnostics)
