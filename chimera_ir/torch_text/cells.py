@@ -63,7 +63,7 @@ Cell = Operation | MessageCell | WeightsCell
 
 
 class _Action(NamedTuple):
-    """An action as it is written: the kind by its letter, which older files use otherwise."""
+    """An action as it is written; in older files a letter may stand for another kind."""
 
     stage: int
     word: str
