@@ -39,7 +39,7 @@ _NAME = re.compile(r"rank_([0-9]{1,9})\.json")
 
 
 class RankStop(NamedTuple):
-    """Record of a rank: the ``place`` of its script, None outside of updates, which count from ``update``.
+    """Record of a rank: the ``place`` in its script, None outside of updates; updates there count from ``update``.
 
     ``text`` is the line of the script. ``peers`` are the ranks that it waited for. ``seconds`` is how long it had been
     there, 0 if that is not known.

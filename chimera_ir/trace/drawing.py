@@ -106,7 +106,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def _families(looks: Looks, lanes: Iterable[_DrawnLane], scale: Scale) -> Iterator[Family]:
-    """Yields the families of operations, those that have room with their labels, then those of other activities."""
+    """Yields the families of operations, with labels where there is room, then the families of other activities."""
     placed: list[PlacedOperation] = []
     others: dict[str, list[Box]] = defaultdict(list)
     for lane in lanes:

@@ -15,7 +15,7 @@ Thread = tuple[int, int]
 
 
 def file_text(events: Iterable[TraceEvent], about: Mapping[str, object]) -> str:
-    """The text of a file; ``about`` is what it says beside the events."""
+    """The text of a file with ``events``; ``about`` has further entries on the file as a whole."""
     content = {"traceEvents": list(events), "displayTimeUnit": "ms", "otherData": about}
     return json.dumps(content, separators=(",", ":")) + "\n"
 

@@ -148,7 +148,7 @@ class _Drawn:
 
 
 def _amounts(changes_made: Sequence[tuple[int, int]]) -> Mapping[int, int]:
-    """The amount from each time on at which it changes, given the changes, each with its time."""
+    """Maps each time at which an amount changes to the amount from then on; the changes come with their times."""
     change_at: dict[int, int] = {}
     for time, change in sorted(changes_made):
         change_at[time] = change_at.get(time, 0) + change

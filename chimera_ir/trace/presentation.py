@@ -146,7 +146,7 @@ def basis(comparison: TraceComparison) -> str:
 
 
 def _early(comparison: TraceComparison) -> str:
-    """Words behind a sentence on a run: with what it ended early, if it did."""
+    """Words to end a sentence on a run: the message with which it ended early; empty if it did not."""
     return f"; the run ended early: {comparison.ended}" if comparison.ended else ""
 
 

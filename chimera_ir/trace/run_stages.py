@@ -52,7 +52,7 @@ class _RunSeconds:
         self._per_unit: float = 1e-3
 
     def learn(self, instructions: Iterable[Instruction]) -> None:
-        """Takes from the known operations how long one takes whose cost in the table is 1."""
+        """Computes from the known operations how long an operation takes whose cost in the table is 1."""
         lengths = [
             self._cost(operation) / 1e9 / (operation.size * _weight(operation))
             for operation in instructions
@@ -74,7 +74,7 @@ def _weight(operation: Compute | Pair) -> float:
 
 
 def _stage(times: Mapping[int, Mapping[str, float]], size: int, step: float) -> StageCosts:
-    """The costs of a stage from its times by the number of items; what is known of a micro-batch alone is scaled."""
+    """The costs of a stage from its times by number of items; times known of a micro-batch alone are scaled."""
     unknown = StageCosts(0, 0, 0, dict.fromkeys(times, Timing(NO_OVERHEAD, 0, 0, 0, 0)))
     at: dict[int, Timing] = {}
     for items, of_kinds in times.items():
