@@ -99,7 +99,7 @@ def _layers(split: object) -> bool:
 
 
 def _lies_below(name: str) -> bool:
-    """Whether a relative path stays within the directory that it is relative to."""
+    """Whether a path is relative and stays within its directory, without ``..``."""
     path = PurePath(name)
     return not path.anchor and ".." not in path.parts and "\0" not in name
 
@@ -122,7 +122,7 @@ def produce(compilation: Compilation, wanted: Level | None, details: bool = Fals
 
 
 def starting_in_torch(compilation: Compilation, level: Level | None) -> tuple[str, ...]:
-    """Remarks that say how to start a level that torch runs; none for other levels."""
+    """Remarks on how to run a schedule that is exported for torch.distributed.pipelining; none for other levels."""
     if level not in (Level.TORCH_CSV, Level.TORCH_CSV_COMMS):
         return ()
     from chimera_ir.torch_text.csv_writer import remarks

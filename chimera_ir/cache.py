@@ -23,16 +23,16 @@ from chimera_ir.answer import Answer, read
 from chimera_ir.source import contents
 
 VARIABLE = "CHIMERA_CACHE"
-"""The environment variable with another directory for the answers; if it is set to nothing, no answers are kept."""
+"""The environment variable that names another directory for the answers; an empty value turns the cache off."""
 
 LIMIT = 256 * 2**20
 """The most bytes that are kept; the answers that were used least recently are dropped first."""
 
 WORTHWHILE = 0.3
-"""Seconds of processor time, about as long as the start of the program; answers made in less are not kept."""
+"""Seconds of processor time, about what the start of the program takes; answers that were made faster are not kept."""
 
 SETTLED = 10.0
-"""Seconds. A file of the compiler that changed more recently may have changed after it was loaded."""
+"""Seconds. A file of the compiler that changed more recently may have changed after it was loaded: nothing is kept."""
 
 LIBRARIES = ("click", "jinja2", "lark", "networkx", "pygments", "rich")
 
@@ -40,9 +40,9 @@ _OURS = re.compile(r"[0-9a-f]{64}(\.json|\.\w+\.part)")
 
 
 def recall(question: Callable[[], str], make: Callable[[], Answer]) -> Answer:
-    """Returns the answer to a question that an earlier call kept, or calls ``make``, and keeps it if that took long.
+    """Returns the answer that an earlier call kept; without one, calls ``make`` and keeps its answer if that took long.
 
-    ``question`` is called before and after: if its text or the compiler changed meanwhile, the answer is not kept.
+    ``question`` is called before and after ``make``: if its text or the compiler changed meanwhile, nothing is kept.
     """
     directory = _directory()
     key = None if directory is None else _key(question())

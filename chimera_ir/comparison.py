@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def workers_with_stages(header: Header) -> int:
-    """The number of workers, without those that the text leaves out and others that have no stage."""
+    """The number of workers that hold a stage."""
     return sum(map(bool, header.stages_of))
 
 
 def plain_request(request: Request, header: Header) -> Request:
-    """The request for the library's baseline, as large as ``header``, on as many workers as have stages there.
+    """The request for the library's baseline with the micro-batches of ``header``, and its workers that hold a stage.
 
     Raises `AboveMaxOperations` above the limit.
     """
@@ -40,7 +40,7 @@ def plain_request(request: Request, header: Header) -> Request:
 
 
 def plain(request: Request, known: Schedule) -> Schedule:
-    """The baseline's schedule at the size of ``known``, the request's schedule; ``known`` itself, if it is the same."""
+    """The baseline's schedule at the size of ``known``, the request's schedule; ``known`` itself if it is that one."""
     from chimera_ir.elaborate.elaborate import elaborate
     from chimera_ir.lower.order import order
     from chimera_ir.syntax.parser import parse
@@ -80,10 +80,10 @@ def request_against(against: Source, request: Request, like: Header) -> Request:
 
 
 def weighed(header: Header, like: Header | None) -> Header:
-    """A header with the weights of the micro-batches of another, in the mean over its updates.
+    """The header with the weights that ``like`` gives its micro-batches, averaged over the updates of ``like``.
 
-    The header itself if it has weights or there is no other; or if the other has none, or another number of
-    micro-batches per update.
+    It is returned unchanged if it has weights of its own, or if ``like`` is None, has no weights, or has another number
+    of micro-batches per update.
     """
     if like is None:
         return header
@@ -162,7 +162,7 @@ def fitting(
 
 
 def same_placement(request: Request, schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
-    """Yields the library's schedules with the pipes and the placement of a schedule, each with its name."""
+    """Yields name and schedule of each library scheme that has the same pipes on the same workers as ``schedule``."""
     from chimera_ir.elaborate.elaborate import outline
     from chimera_ir.lower.order import order
     from chimera_ir.syntax.parser import parse
@@ -203,7 +203,7 @@ def require_same_size(header: Header, like: Header, name: str) -> None:
 
 @contextmanager
 def refusing(name: str, like: Header) -> Iterator[None]:
-    """Context in which a `TooLarge` for the text ``name``, compared at the size of ``like``, is an `Incomparable`."""
+    """Context that turns a `TooLarge` into an `Incomparable`: text ``name`` is too large at the size of ``like``."""
     try:
         yield
     except TooLarge as error:

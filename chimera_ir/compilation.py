@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Requesting(Protocol):
-    """Options that make the request to compile a source, as `Options` do."""
+    """Options that turn a source and values of its parameters into a request to compile it, as `Options` do."""
 
     def request(self, source: Source, settings: Mapping[str, int]) -> Request:
         """The request to compile ``source`` with these ``settings`` of parameters."""
@@ -76,10 +76,10 @@ class Compilation:
 
     @classmethod
     def of(cls, level: Text, options: Requesting | None = None) -> "Compilation":
-        """The compilation of a level that another program has made, such as one of `Schedule.from_lanes`.
+        """The compilation of a level that a program has made, such as by `Schedule.from_lanes`.
 
-        It is that of the level's text, which diagnostics quote; ``options`` are `Options`. The level is proven like any
-        other text.
+        The level is printed, and that text is compiled: it is proven like any other, and diagnostics quote it.
+        ``options`` are `Options`.
 
         Examples
         --------
@@ -204,7 +204,7 @@ class Compilation:
 
     @_level
     def report(self) -> "Report":
-        """Costs of the schedule and of the baseline at the same size; rejected for a text that has forwards alone."""
+        """Costs of the schedule and of the baseline at the same size; a text with nothing but forwards is rejected."""
         from chimera_ir.cost.launches import launches
         from chimera_ir.cost.report import CommunicatorChoice, report
         from chimera_ir.verify.findings import names
@@ -225,7 +225,7 @@ class Compilation:
 
     @_level
     def forecast(self) -> "Forecast | None":
-        """The conditions of a prediction, with the split of a profile's layers that keeps declared bounds in bytes."""
+        """Conditions of the prediction, None without a profile; layers are split so that declared byte bounds hold."""
         entry, forecast = self._entry, self.request.forecast
         level = entry if isinstance(entry, Program | ProgramStream) else self.schedule
         return forecast.within_bounds(level) if forecast else None
@@ -342,7 +342,7 @@ class Compilation:
         return f"<Compilation of {self.request.source.name}{settings}>"
 
     def _repr_html_(self) -> str:
-        """The page that a notebook shows, in a frame, also of a text with a mistake; of another error the message."""
+        """HTML for a notebook: the page in a frame, or that of a mistake in the text; the message of another error."""
         from chimera_ir import notebook
 
         try:
@@ -387,7 +387,7 @@ class Compilation:
 
     @property
     def _communicators(self) -> Communicators:
-        """The communicators of an evaluation: the request's or, of a program, the fewest with which it finishes."""
+        """Communicators of the evaluation: for a program's text the fewest that let it finish, else the request's."""
         if isinstance(self._entry, Program | ProgramStream):
             blocked = self.verified.blocked(Communicators.PAIR)
             return Communicators.DIRECTED if blocked else Communicators.PAIR
@@ -395,7 +395,7 @@ class Compilation:
 
     @_level
     def _top(self) -> Text | PlanStream:
-        """The level that an IR text has, or the plan of a scheme: the first of those that have operations."""
+        """The first level that has operations: the plan of a scheme, or the level that an IR text has."""
         return self._outlined.level() if isinstance(self._entry, Scheme) else self._entry
 
     @_level

@@ -125,4 +125,4 @@ class AboveMaxOperations(TooLarge):
 
 
 class NotFitted(CompileError):
-    """No scheme with formulas of the known form has the orders; the message says what does not fit."""
+    """No scheme with formulas of the forms that are tried has these orders; the message says what does not fit."""

@@ -1,4 +1,4 @@
-"""Parsers of the grammars: what lark computes for one is stored as Python stores bytecode, beside it in __pycache__."""
+"""Parsers of the grammars. The tables that lark computes are stored in __pycache__ by the grammar, as bytecode is."""
 
 import hashlib
 import os
@@ -15,10 +15,11 @@ from chimera_ir.resources import grammar
 
 
 def parser_of(name: str, more: str = "", **options: object) -> Lark:
-    """The parser of the grammar ``name`` with ``more`` lines; lark's further ``options`` have no address in their repr.
+    """The parser of the grammar file ``name`` with the lines ``more`` behind it; further ``options`` are lark's.
 
     The parser's tables take longer to compute than most texts take to parse, so they are written to a file. They are
-    computed again if the lines, the options, lark or Python have changed, or the file is damaged.
+    computed again if the lines, the options, lark or Python have changed, or the file is damaged. Options are compared
+    by their repr, which must not contain an address.
     """
     source = grammar(name)
     text = source.read_text(encoding="utf-8") + more

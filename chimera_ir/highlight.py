@@ -1,7 +1,7 @@
 """Colours of schemes and IR texts: lexers for Pygments, and source as a terminal shows it.
 
-The lexers take their words and signs from the grammars. ``pygments.lexers`` entry points make them known to whatever
-highlights by Pygments.
+The lexers take their words and signs from the grammars. Entry points named ``pygments.lexers`` make them known to every
+program that highlights with Pygments.
 """
 
 import re

@@ -162,7 +162,7 @@ def called(scheme: str) -> str:
 
 
 def stated(text: Source) -> Mapping[str, object]:
-    """Entries of the ``library.toml`` next to a library scheme, by parameter: the values that a plan tries for it.
+    """The values that a plan tries for a library scheme's parameters, from the ``library.toml`` next to it.
 
     The result is empty for any other text.
 

@@ -37,7 +37,7 @@ Spell = Callable[[str], str]
 """Returns an option as the user writes it (``--recompute``), given its name in `Options`."""
 
 SEARCHED = (Quantity.ACTIVATIONS.value, Quantity.HOST.value)
-"""The quantities of which a search keeps limits."""
+"""The quantities of memory that a search can limit."""
 
 _LAYOUTS = ("pipeline", "replica")
 _COMMUNICATORS = tuple(choice.value for choice in Communicators)
@@ -189,7 +189,7 @@ class Options:
         return tuple((Quantity(name), limit) for name, limit in self.memory.items())
 
     def budget(self, spell: Spell = str) -> SearchBudget | None:
-        """The budget of the search, None without one; raises `OptionError` if only a search has another option."""
+        """The budget of the search, None without one; raises `OptionError` if its options are given without it."""
         if self.search is not None:
             return SearchBudget(self.search, self.seed)
         if conflicting := self.memory or self.seed:
@@ -340,9 +340,9 @@ def read_inputs(profile: str | PathLike[str], cluster: str | PathLike[str], spel
 
 
 def _cost_texts(name: str, by_kind: object, example: str, part: str) -> Iterator[tuple[str, str]]:
-    """Yields each kind with its costs as on the command line; raises `OptionError` for what is not a cost.
+    """Yields each kind with its costs as the command line has them (``2,3``); raises `OptionError` for other values.
 
-    ``part`` is what several costs are for, a slice or a stage.
+    ``part`` says what a list of costs has one for, a slice or a stage.
     """
     if not isinstance(by_kind, Mapping):
         raise OptionError(f"{name} is {by_kind!r:.60}: write them as in {example}")

@@ -231,7 +231,10 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 
 
 def _refuse_others(target: Path, names: Iterable[str], ours: Mapping[str, None], manifest: str) -> None:
-    """Makes sure that files called ``names`` in ``target`` replace only ``ours``, the files that ``manifest`` lists."""
+    """Raises `OutputRefused` if the files ``names`` would replace something in ``target`` other than ``ours``.
+
+    ``ours`` are the files that ``manifest`` lists.
+    """
     paths = {name: target / name for name in names}
     for folder in _folders(target, paths):
         if os.path.lexists(folder) and not _is_folder(folder):
@@ -249,7 +252,7 @@ def _in_the_way(target: Path, path: Path, manifest: str) -> OutputRefused:
 
 
 def _folders(target: Path, names: Iterable[str]) -> list[Path]:
-    """The folders between the directory ``target`` and the files ``names`` in it, each before those that it is in."""
+    """The folders inside ``target`` that the files ``names`` need, a folder before the one that contains it."""
     parents = dict.fromkeys(PurePath(name).parent for name in names)
     nested = dict.fromkeys(folder for parent in parents for folder in (parent, *parent.parents))
     return [target / folder for folder in sorted(nested, key=lambda folder: -len(folder.parts)) if folder.parts]

@@ -28,7 +28,7 @@ def listed(things: Iterable[object], conjunction: str = "and") -> str:
 
 
 def and_more(count: int) -> str:
-    """Words behind the first of ``count`` equal things; empty for a single one.
+    """Words behind one thing that stands for ``count`` equal ones; empty for a single one.
 
     Examples
     --------
