@@ -62,7 +62,7 @@ class Clocks:
 
     @property
     def unknowns(self) -> list[int]:
-        """The factors of all formulas, numbered as in `fitted_clocks`; those of rates, which the formulas share, once."""
+        """The factors of all formulas, numbered as in `fitted_clocks`; those of rates, which formulas share, once."""
         rates = len(self.form.rates)
         several = list(self.factors.values())
         return [*several[0][:rates], *(factor for factors in several for factor in factors[rates:])]

@@ -169,7 +169,7 @@ def _outside_delays(instance: OrderInstance, block: tuple[int, ...]) -> list[int
 
 
 def _changes(several: Sequence[Sequence[KeepsChange]]) -> tuple[Keeps, ...]:
-    """The joint change by operations that follow one another: the peak counts from the start on, the rest at the end."""
+    """The joint change by operations that follow one another: their peak counts from the start on, the rest later."""
     stores: dict[int, tuple[int, int]] = {}
     for changes in several:
         for store, at_start, at_end in changes:
