@@ -11,9 +11,12 @@ choice, for all that has begun.
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
+
+from chimera_ir.flow.engine import ordered
 
 Keeps = tuple[int, int, int]
 """A change to a store: its number, the amount added at the start of a job, and the amount added at its end, <= 0."""
@@ -39,6 +42,29 @@ class Jobs:
     limits: Sequence[int]
     begun: Sequence[Sequence[int]]
     ranks: Sequence[int]
+
+    @cached_property
+    def backwards(self) -> "Jobs":
+        """Jobs in reversed time, from the end of all; for jobs that wait for others only to be over."""
+        waits: list[list[int]] = [[] for _ in self.machines]
+        delays: list[list[int]] = [[] for _ in self.machines]
+        for job, (others, lags) in enumerate(zip(self.waits, self.delays, strict=True)):
+            for other, lag in zip(others, lags, strict=True):
+                waits[other].append(job)
+                delays[other].append(lag)
+        changes = [
+            tuple((store, -at_end, -at_start) for store, at_start, at_end in several) for several in self.changes
+        ]
+        return replace(self, waits=waits, delays=delays, changes=changes)
+
+    @cached_property
+    def tails(self) -> list[int]:
+        """The least time from the end of each job to the end of all."""
+        tails = [0] * len(self.machines)
+        for job in reversed(ordered(self.waits)):
+            for other, delay in zip(self.waits[job], self.delays[job], strict=True):
+                tails[other] = max(tails[other], tails[job] + self.durations[job] + delay)
+        return tails
 
 
 class Capacity(Protocol):

@@ -22,11 +22,13 @@ from chimera_ir.flow.host_moves import leaves
 from chimera_ir.ir.levels import Plan, Schedule
 from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.ir.ops import NOWHERE, Operation
+from chimera_ir.ir.planned import Unclocked
 from chimera_ir.ir.streams import LONGEST_TURN, PlanStream, ScheduleStream, stream_of
 from chimera_ir.lower.order import order
 from chimera_ir.orders.instance import Costing, KeepsChange, OrderInstance, instance_of
 from chimera_ir.orders.list_schedule import Greedy, Jobs, Keeps, place
 from chimera_ir.orders.reserve import Admission
+from chimera_ir.orders.shortest import shortest
 from chimera_ir.verify.verify import verify_operations, verify_schedule
 
 
@@ -79,12 +81,22 @@ def ordered(plan: Plan, costing: Costing) -> Schedule:
         room = Admission(jobs)
         reject(_too_tight(instance, room.least))
         result = place(jobs, room)
+    if _is_free(plan):
+        result = shortest(jobs, result)
     started = set(result.started)
     rest = [job for job in sorted(range(len(jobs.ranks)), key=jobs.ranks.__getitem__) if job not in started]
     lanes: list[list[int]] = [[] for _ in range(plan.header.workers)]
     for job in chain(result.started, rest):
         lanes[jobs.owners[jobs.machines[job]]] += instance.blocks[job]
     return instance.schedule(lanes)
+
+
+def _is_free(plan: Plan) -> bool:
+    """Whether the compiler may choose the rule of the list schedule: no line says anything of its operations' order."""
+    header = plan.header
+    return not (header.asynchronous or header.moves) and all(
+        isinstance(planned, Unclocked) and planned.preference is None for planned in plan.operations
+    )
 
 
 _TOO_TIGHT = {Quantity.ACTIVATIONS: NoOrderFits, Quantity.HOST: NoOrderFitsHost}

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import chain
 
-from chimera_ir.orders.list_schedule import Jobs
+from chimera_ir.orders.list_schedule import Greedy, Jobs, Placed, place
 
 
 class _GroupUse:
@@ -44,8 +44,8 @@ class _GroupUse:
         for start, end in self.amounts:
             peaks.append(level + start)
             level += start + end
-        for place in range(len(peaks) - 2, -1, -1):
-            peaks[place] = max(peaks[place], peaks[place + 1])
+        for number in range(len(peaks) - 2, -1, -1):
+            peaks[number] = max(peaks[number], peaks[number + 1])
         self.most, self.started = peaks, bytearray(len(peaks))
         self.first = next((place for place, (start, _) in enumerate(self.amounts) if start), 0)
 
@@ -169,6 +169,12 @@ class Admission:
             self._free[store] -= end
             if self._shares[group][store].end(job):
                 self._begun[store].pop(group, None)
+
+
+def list_schedule(jobs: Jobs) -> Placed:
+    """The list schedule of jobs; with room kept free from the start if it would jam otherwise."""
+    result = place(jobs, Greedy(jobs))
+    return place(jobs, Admission(jobs)) if result.waiting else result
 
 
 def groups(jobs: Jobs) -> tuple[list[int], list[list[int]]]:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from fractions import Fraction
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,32 @@ def lane(schedule: Schedule, worker: int) -> list[str]:
 def test_a_list_schedule_of_waves_takes_as_long_as_that_of_an_independent_simulator(micros: int, makespan: int) -> None:
     schedule = verified(plan_of(WHOLE, WAVES, N=micros))
     assert simulate(schedule, UNIT.durations).makespan == makespan
+
+
+@pytest.mark.parametrize(
+    ("lines", "costing", "settings", "makespan"),
+    [
+        (SPLIT, EQUAL, {"bound": "memory activations <= 4", "P": 4, "N": 8}, 59),
+        (SPLIT, EQUAL, {"bound": "memory activations <= 8", "P": 4, "N": 8}, 51),
+        ("F(m, s)\nB(m, s)", UNIT, {"P": 2, "N": 2}, 16),
+        ("F(m, s)\nB(m, s)", UNIT, {"P": 4, "N": 4}, 36),
+        ("F(m, s)\nB(m, s)", UNIT, {"P": 4, "N": 8}, 57),
+        ("F(m, s)\nB(m, s)", UNIT, {"P": 8, "N": 8}, 76),
+    ],
+)
+def test_an_order_there_and_back_is_as_short_as_a_solver_proves_possible(
+    lines: str, costing: Costing, settings: dict[str, Any], makespan: int
+) -> None:
+    """Optima of a model of CP-SAT that shares nothing with the compiler; where memory is short, a timetable has one."""
+    schedule = verified(plan_of(lines, WAVES, **settings), costing)
+    assert simulate(schedule, costing.durations).makespan == makespan
+
+
+@pytest.mark.parametrize("limit", [4, 5])
+def test_many_micro_batches_take_little_more_than_their_work_where_memory_has_room_for_that(limit: int) -> None:
+    """Worker 0 works 6 for each, and keeps its two stages for 8 + 8 + 1 and 3 at least: 20, less than 6 times 4."""
+    schedule = verified(plan_of(SPLIT, WAVES, f"memory activations <= {limit}", N=100), EQUAL)
+    assert 600 < simulate(schedule, EQUAL.durations).makespan < 618
 
 
 def test_weight_gradients_fill_what_clocks_leave_free() -> None:
