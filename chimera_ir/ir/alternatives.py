@@ -9,7 +9,7 @@ from chimera_ir.ir.kinds import Kind, Value
 
 
 def unmade(kinds: Iterable[Kind]) -> Iterator[tuple[Kind, Value]]:
-    """Yields each kind that reads a value of its own stage which none of the kinds makes, with the value."""
+    """Yields each kind that reads a value of its own stage which none of ``kinds`` makes, together with that value."""
     kinds = tuple(kinds)
     made = {value for row in kinds for value in row.keeps}
     yield from ((row, value) for row in kinds for value in row.reads if not value.crosses and value not in made)

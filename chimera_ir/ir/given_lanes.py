@@ -1,4 +1,4 @@
-"""Schedules from lanes that another program has found, as operations or as their texts.
+"""Makes schedules from lanes that were not compiled from a scheme, given as operations or as their texts.
 
 lanes                           the text that they are read as
 ["F m0 s0", "B m0 s0"]          schedule by_hand
@@ -61,11 +61,11 @@ def schedule_of(lanes: Iterable[Iterable[Given]], like: Header | None, name: str
 
 
 _WHOLE = Header("", (), 1, 1, 1, ())
-"""A header whose micro-batches are whole, under which an operation is written."""
+"""A header without halves or slices: operations are written as text under it if the caller gives no header."""
 
 
 def _text(part: Given, header: Header) -> str:
-    """The line of an operation; a text becomes one line."""
+    """The line of IR text of an operation; a text with each run of white space as one space."""
     if isinstance(part, str):
         return " ".join(part.split())
     if not isinstance(part, Compute | Pair):
@@ -74,7 +74,7 @@ def _text(part: Given, header: Header) -> str:
 
 
 def _header(lanes: Sequence[Sequence[str]], name: str) -> Header:
-    """The header of lanes whose micro-batches are whole: a pipe for every way in which stages are placed on workers."""
+    """The header of lanes without halves or slices: a pipe for every way in which stages are placed on workers."""
     places: dict[int, dict[int, int]] = defaultdict(dict)
     for worker, lane in enumerate(lanes):
         for micro, stage in chain.from_iterable(map(_cells, lane)):
@@ -109,7 +109,7 @@ def _header(lanes: Sequence[Sequence[str]], name: str) -> Header:
 
 
 def _cells(text: str) -> Iterator[tuple[int, int]]:
-    """Yields the micro-batch and the stage of every operation of a line; nothing for what is no operation."""
+    """Yields the micro-batches of every operation of a line, each with its stage; skips what is not an operation."""
     for part in text.split("&"):
         numbers = [(letter, int(digits)) for letter, digits in _NUMBERS.findall(part)]
         stages = [number for letter, number in numbers if letter == "s"]

@@ -6,7 +6,7 @@ Worker = NewType("Worker", int)
 """A place in the pipeline group, 0 .. workers-1; W copies of the group make W ranks of each worker."""
 
 Stage = NewType("Stage", int)
-"""A slice of the model, 0 .. D-1."""
+"""The number of a stage, which is a part of the model, 0 .. D-1."""
 
 WeightGroup = tuple[Stage, ...]
 """Weights that are summed and stepped together, named by the stages that hold them, ascending.

@@ -72,7 +72,7 @@ ON_WORKER = (Counted.ACTIVATIONS, Counted.OPERANDS)
 """The units in which what a forward keeps counts as M_a on the worker, whole or between the halves of a backward."""
 
 ON_HOST_UNITS = (Counted.HOST, Counted.HOST_OPERANDS)
-"""The units in which it counts in the memory of the host."""
+"""The units in which what a forward keeps counts while it is in the memory of the host."""
 
 
 class Resource(Enum):
@@ -165,7 +165,7 @@ CARRY_GRADIENT = Value(
 )
 
 NOTHING = Value("-", "nothing", Readers.OWN, Counted.MESSAGE, "")
-"""Stands in a message of IR text for the value, if no value goes from one of its stages to the other."""
+"""Stands for the value of a message in IR text whose two stages exchange no value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,7 +245,7 @@ class Kind:
 
     @property
     def kinds(self) -> "tuple[Kind]":
-        """The kind alone, as `Pairing.kinds` has two."""
+        """The kind alone, as a tuple of one; `Pairing.kinds` has two."""
         return (self,)
 
     @cached_property
@@ -303,11 +303,12 @@ RELOAD_OPERANDS = _move("reload_operands", "reload of operands", OPERANDS_ON_HOS
 
 _IN_LANES = FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, RECOMPUTATION
 KINDS = {row.letter: row for row in (*_IN_LANES, OFFLOAD, RELOAD, OFFLOAD_OPERANDS, RELOAD_OPERANDS)}
-"""A row of each letter, by letter, in the order in which reports name them; `all_kinds` has every row."""
+"""One row for each letter, by letter, in the order of reports. `all_kinds` has the other row with the letter F as well.
+"""
 
 
 def all_kinds() -> tuple[Kind, ...]:
-    """All rows of the table: the forward of a stage that recomputes, and those of `KINDS`."""
+    """All rows of the table: the forward of a stage that recomputes, then the rows of `KINDS`."""
     return FORWARD_OF_INPUT, *KINDS.values()
 
 

@@ -149,14 +149,14 @@ class Header:
 
     @cached_property
     def edges(self) -> dict[ops.Crossing, int]:
-        """The edges that values of the table cross, each with the index of its first message among all messages."""
+        """The edges that values cross, each with the number of its first message, counted edge by edge."""
         made = ((Stage(s), value) for value in values() if value.crosses for s in range(self.stages))
         crossings = ((stage, reader, value) for stage, value in made for reader in self.readers(value, stage))
         return {crossing: number * self.micro_batches for number, crossing in enumerate(crossings)}
 
     @cached_property
     def value_between(self) -> dict[tuple[Stage, Stage, str], Value]:
-        """The value that goes from one stage to another, by its letter; with no letter the first in table order."""
+        """The value that one stage sends another, by both and its letter; "" stands for the first in the table."""
         named = {(source, target, value.letter): value for source, target, value in self.edges}
         return named | {(source, target, ""): value for source, target, value in reversed(self.edges)}
 
@@ -166,7 +166,7 @@ class Header:
         return f"{self.scheme}({', '.join(f'{name}={value}' for name, value in self.parameters)})"
 
     def limits(self, quantity: Quantity, most: int) -> tuple[int, ...]:
-        """The declared limit of each worker, rounded down, or ``most`` if that is less or nothing is declared."""
+        """The declared limit of each worker, rounded down, but at most ``most``; ``most`` if nothing is declared."""
         declared = (bound.limits for bound in self.bounds if bound.quantity is quantity)
         limits = next(declared, (most,) * self.workers)
         return tuple(min(most, int(limit)) for limit in limits)
@@ -193,7 +193,7 @@ class Header:
         return sum(self.lengths) or self.parts
 
     def length(self, micros: Sequence[Micro]) -> int:
-        """The units of some micro-batches together."""
+        """The size of some micro-batches together, in the units that ``units`` counts."""
         return sum(self.lengths[micro % self.slices] for micro in micros) if self.lengths else len(micros)
 
     @property
@@ -203,11 +203,11 @@ class Header:
 
     @cached_property
     def loads(self) -> tuple[int | Fraction, ...]:
-        """The work of each micro-batch or slice, of which one of weight 1 and mean length has 1; repeats; or empty."""
+        """The work of each micro-batch or slice, with 1 for weight 1 and mean length; repeats; empty if all have 1."""
         return loads(self.weights, self.lengths)
 
     def weight(self, operation: ops.Operation) -> int | Fraction:
-        """The weight of an operation's micro-batches together, each half or slice with that of a whole one.
+        """The sum of the loads of an operation's micro-batches; a half counts as much as its whole micro-batch.
 
         An operation takes its cost times this number, divided by ``parts``. A pair has the mean weight of its two.
         """
@@ -215,7 +215,7 @@ class Header:
 
     @cached_property
     def weight_unit(self) -> int:
-        """The number of which a weight of any operation is a whole multiple of one part."""
+        """A number whose product with the weight of any operation is an integer."""
         whole = lcm(*(Fraction(weight).denominator for weight in self.weights))
         return 2 * whole * (sum(self.lengths) or 1) if self.loads else 1
 
@@ -234,7 +234,7 @@ class Header:
 
     @property
     def made(self) -> Sequence[Version | None]:
-        """The version of the weights that each update makes; None where no line names it."""
+        """The version of the weights that each update makes; with a flush only None, as no line names a version."""
         return cast("Sequence[Version]", range(1, self.updates + 1)) if self.steps_inside else (None,)
 
     @property
@@ -305,7 +305,7 @@ class Header:
         return tuple(sorted({worker for stage in group for worker in self.holders[stage]}))
 
     def recomputes(self, micro: Micro, stage: Stage) -> bool:
-        """Whether a stage keeps only its input of a micro-batch."""
+        """Whether a stage keeps only its input of a micro-batch, and so runs the forward again."""
         if not self.recomputing:
             return False
         pipe = self.pipe(micro)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class OneLine:
-    """Base class of what has a header: its ``repr`` is a line with its type, its scheme and its size."""
+    """Base class of types with a header: their ``repr`` is a line with the type, the scheme and its size."""
 
     __slots__ = ()
     header: "Header"

@@ -133,7 +133,8 @@ class WaitRecv:
 class WaitMove:
     """Blocks the lane until an offload or a reload is over; in a program, the line of the operation only launches it.
 
-    After that of an offload the activations are gone from the worker, after that of a reload from the host.
+    After the wait for an offload the value is gone from the worker, after the wait for a reload it is gone from the
+    host.
     """
 
     kind: Kind

@@ -25,9 +25,9 @@ Line = TypeVar("Line", bound=Instruction)
 
 
 def in_full(header: Header, lanes: Iterable[Sequence[Line]]) -> tuple[tuple[Line, ...], ...]:
-    """Lanes in full: a recomputation comes right before the operation that computes with what it makes.
+    """The lanes with all recomputations, each right before the operation that needs the activations it makes.
 
-    A lane with any recomputation of a stage of a pipe is in full for this stage already.
+    Where a lane already has a recomputation of a stage of a pipe, none are added for that stage.
     """
     if not header.recomputing:
         return tuple(map(tuple, lanes))
@@ -40,7 +40,7 @@ def recomputes_all(pipe: Pipe, stage: int) -> bool:
 
 
 def in_blocks(header: Header, operations: Sequence[Operation]) -> Sequence[tuple[Operation, ...]]:
-    """Each operation as the last of a block: those before it are recomputations that come right before it."""
+    """A block for each operation: the recomputations that come right before it, then the operation."""
     if not header.recomputing:
         return [(operation,) for operation in operations]
     return cast("list[tuple[Operation, ...]]", list(_blocks(header, operations)))
@@ -63,7 +63,10 @@ def _blocks(header: Header, lane: Sequence[Instruction]) -> Iterator[tuple[Instr
 
 
 def forwards_of_clocked(plan: Plan) -> Iterator[Planned]:
-    """The operations of a plan that have clocks; forwards keep their input alone where a recomputation has a line."""
+    """The operations of a plan that have clocks.
+
+    Where the plan lists the recomputations of a stage, forwards on the stage are those that keep their input alone.
+    """
     listed = _listed(plan.header, (planned.operation for planned in plan.operations))
     for planned in plan.clocked:
         operation = planned.operation
@@ -75,7 +78,7 @@ def forwards_of_clocked(plan: Plan) -> Iterator[Planned]:
 
 
 def _listed(header: Header, lane: Iterable[Instruction]) -> set[tuple[str, Stage]]:
-    """The stages, each with the name of its pipe, of which a lane has a recomputation."""
+    """The stages, each with the name of its pipe, for which a lane lists recomputations."""
     parts = (part for instruction in lane for part in _parts(instruction))
     return {_place(header, part) for part in parts if INPUT in part.kind.reads}
 
@@ -89,7 +92,7 @@ def _parts(instruction: Instruction) -> tuple[Compute, ...]:
 
 
 def _kept(header: Header, operation: Compute) -> Compute:
-    """The operation itself, or if it opens a micro-batch on a stage that recomputes, one that keeps its input alone."""
+    """The operation; a forward on a stage that recomputes becomes one that keeps its input alone."""
     if operation.kind.opens and header.recomputes(operation.micros[0], operation.stage):
         return replace(operation, kind=FORWARD_OF_INPUT)
     return operation

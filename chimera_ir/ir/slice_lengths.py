@@ -42,12 +42,12 @@ def extents(lengths: tuple[int, ...]) -> tuple[Extent, ...]:
 
 
 def loads(weights: Sequence[int | Fraction], lengths: Sequence[int]) -> tuple[int | Fraction, ...]:
-    """The loads of consecutive slices, which repeat: weights of micro-batches times lengths over their mean.
+    """The loads of consecutive slices, which repeat: the weight of each, times its length divided by the mean length.
 
-    ``weights`` are of slices, one by one; empty if all are 1, and so is the result if all loads are 1.
+    ``weights`` has one entry per slice, or none if all are 1; ``lengths`` is empty if all are equal. If both are empty,
+    so is the result: all loads are 1.
 
-    Examples
-    --------
+    Examples --------
     >>> loads((), (3, 1))
     (Fraction(3, 2), Fraction(1, 2))
     """
@@ -58,7 +58,10 @@ def loads(weights: Sequence[int | Fraction], lengths: Sequence[int]) -> tuple[in
 
 
 def weighed(operation: ops.Operation, loads: Sequence[int | Fraction]) -> int | Fraction:
-    """The sum of the loads of an operation's micro-batches, of which ``loads`` repeats; of a pair the mean."""
+    """The sum of the loads of an operation's micro-batches; of a pair, the mean of its two sums.
+
+    Micro-batch m has load ``loads[m % len(loads)]``, or 1 if ``loads`` is empty.
+    """
     if not loads:
         return operation.size
     parts = operation.parts

@@ -34,7 +34,8 @@ from chimera_ir.ir.planned import Planned, Unclocked
 from chimera_ir.ir.turns import Turn, by_turn, shifted, turns_of, unroll
 
 MARGIN = 3
-"""The fewest turns on each side of a view's middle turn, besides those over which concurrent operations spread."""
+"""The fewest turns on each side of a view's middle turn, in addition to the ``spread`` of `LaneStream.updates_shown`.
+"""
 
 
 LONGEST_TURN = 8
@@ -45,8 +46,8 @@ LONGEST_TURN = 8
 class PlanStream(OneLine):
     """A plan without end: ``operations`` of the first turn, line by line; they come again every ``clocks`` clocks.
 
-    The first ``turns`` turns show all that ever happens. ``rises`` are the growths of preferences from a turn to the
-    next, operation by operation, if there are preferences.
+    The first ``turns`` turns show all that ever happens. ``rises`` says for each operation how much its preference
+    grows from one turn to the next; it is empty if there are no preferences.
     """
 
     header: Header
@@ -108,7 +109,7 @@ class LaneStream(OneLine):
 
     @property
     def operations(self) -> int:
-        """The number of instructions in all turns of such a view; stashes of initial weights do not count."""
+        """The number of instructions of a view of `updates_shown` updates; stashes of initial weights do not count."""
         turns = ((turns_of(self.header, turn, self.updates_shown, {}), turn.instructions) for turn in self.turns)
         return sum(len(numbers) * len(instructions) for numbers, instructions in turns)
 
@@ -174,7 +175,7 @@ def header_of(turn: Header, updates: int) -> Header:
 
 
 def _renumbered(pipe: Pipe, number: Callable[[tuple[Micro, ...]], tuple[Micro, ...]]) -> Pipe:
-    """A pipe with other micro-batches: ``number`` gives those that stand for some of its own."""
+    """A pipe with other micro-batches: ``number`` maps some micro-batches of the pipe to those that replace them."""
     recomputed = tuple((stage, number(micros)) for stage, micros in pipe.recomputed)
     return replace(pipe, micros=number(pipe.micros), recomputed=recomputed)
 
@@ -189,7 +190,7 @@ def stream_of(schedule: Schedule) -> ScheduleStream:
 
 
 def turn_in(header: Header, lane: Sequence[Compute]) -> Turn | None:
-    """The turn in the middle of the lane of some updates, numbered as the first turn; None if the lane has none."""
+    """The turn in the middle of a lane of some updates, with numbers counted from that turn; None without one."""
     if not lane:
         return Turn(())
     turn = header.micro_batches // header.period // 2
@@ -210,7 +211,7 @@ def view_of(program: Program | ProgramStream) -> Program:
 
 
 def longer(program: Program | ProgramStream, updates: int) -> Program:
-    """A program of a number of updates that follow one another without a barrier.
+    """A program of ``updates`` updates that follow one another without a barrier.
 
     A program with a flush becomes one long update, in which the numbers of micro-batches and sums continue.
     """

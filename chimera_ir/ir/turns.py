@@ -45,7 +45,7 @@ class Ring(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """The first and the last micro-batch that an instruction is about; with ``of_updates``, both are its update."""
+    """The first and the last micro-batch that an instruction is about or, with ``of_updates``, twice its update."""
 
     first: int
     last: int
@@ -53,7 +53,7 @@ class Extent(NamedTuple):
 
 
 class Initial(NamedTuple):
-    """The lines of a turn, by their versions (0 or less), at which a lane stashes and drops a group's initial weights.
+    """The versions, 0 or less, whose stash and drop lines also stash and drop a group's initial weights.
 
     The first micro-batches read version 0 in place of versions below 0. Where the steady state keeps a version below 0
     longer than version 0, a lane keeps the initial weights for as long: it stashes them where turns stash version
@@ -73,7 +73,7 @@ class Turn:
 
     @cached_property
     def rings(self) -> Mapping[Shelf, Ring]:
-        """The ring of each shelf: all its slots, which the messages of a turn take one after the other."""
+        """The ring of each shelf: all its slots, of which every turn takes one for each message that it receives."""
         received = Counter(shelf(line.message) for line in self.instructions if isinstance(line, ops.Recv))
         slots = dict(self.slots)
         return {key: Ring(messages, slots[key]) for key, messages in received.items()}
@@ -99,7 +99,7 @@ def extent(instruction: ops.Instruction) -> Extent:
 
 
 def unroll(header: Header, turn: Turn, updates: int) -> Iterator[ops.Instruction]:
-    """Yields a lane for a number of updates: all turns, but no instructions about other micro-batches or updates.
+    """Yields the lane of the first ``updates`` updates: all turns, without instructions about later or earlier ones.
 
     The first micro-batches read the initial weights, so no version is below 0.
     """
@@ -136,7 +136,7 @@ def _by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, op
 
 
 def lines_before(header: Header, turn: Turn, number: int, updates: int) -> int:
-    """The number of instructions before turn ``number`` in a lane for a number of updates."""
+    """The number of instructions before turn ``number`` in the lane of the first ``updates`` updates."""
     return sum(1 for _ in takewhile(lambda line: line[0] < number, _by_turn(header, turn, updates)))
 
 
@@ -176,7 +176,11 @@ def initial(header: Header, turn: Turn) -> dict[WeightGroup, Initial]:
 
 
 def lowest(initials: Mapping[WeightGroup, Initial], instruction: ops.Instruction) -> int:
-    """The only micro-batch or update below 1 for which a lane has an instruction: 0, or a version in ``initials``."""
+    """The lowest micro-batch or update, 0 or less, about which a lane has an instruction.
+
+    It is 0, or for stashes and drops a version in ``initials``. If it is below 0, the lane has the instruction for this
+    version and from 1 on, not for those between.
+    """
     if not isinstance(instruction, ops.Stash | ops.Drop) or instruction.group not in initials:
         return 0
     versions = initials[instruction.group]
@@ -184,7 +188,7 @@ def lowest(initials: Mapping[WeightGroup, Initial], instruction: ops.Instruction
 
 
 def turns_of(header: Header, turn: Turn, updates: int, initials: Mapping[WeightGroup, Initial]) -> range:
-    """The turns, first to last, of which a lane for a number of updates has any line; ``initials`` are by `initial`."""
+    """The turns of which the lane of the first ``updates`` updates has any line; ``initials`` is made by `initial`."""
     starts, stops = list[int](), list[int]()
     for instruction in turn.instructions:
         first, last, of_updates = extent(instruction)
@@ -196,7 +200,7 @@ def turns_of(header: Header, turn: Turn, updates: int, initials: Mapping[WeightG
 
 
 def later(header: Header, instruction: ops.Instruction, turns: int) -> ops.Instruction:
-    """An instruction a number of turns later, in the same slot."""
+    """The instruction as it stands ``turns`` turns later, with its slot unchanged."""
     return shifted(instruction, turns * header.period, turns * header.per_turn)
 
 
@@ -209,15 +213,16 @@ def turn_number(header: Header, instruction: ops.Instruction) -> int:
 
 
 def served_update(header: Header, instruction: ops.Instruction) -> int:
-    """The update to which an instruction or its first micro-batch belongs, counted as these are."""
+    """The update of an instruction, or that of its first micro-batch, counted as the instruction counts them."""
     first, _, of_updates = extent(instruction)
     return first if of_updates else first // header.per_update
 
 
 def in_turn(header: Header, instruction: ops.Instruction) -> tuple[ops.Instruction, int]:
-    """An instruction as it stands in turn 0, in slot 0 and without the version that it reads, and its turn.
+    """Returns the instruction of turn 0 that an instruction repeats, and the number of the turn that it is of.
 
-    So all instructions that come again in every turn are equal.
+    The slot of a receive becomes 0, and the version that an operation reads is left out, so that all instructions that
+    come again in every turn give the same result.
     """
     turn = turn_number(header, instruction)
     if isinstance(instruction, ops.Compute):
@@ -227,7 +232,7 @@ def in_turn(header: Header, instruction: ops.Instruction) -> tuple[ops.Instructi
 
 
 def _computed(operation: ops.Compute, micros: int, versions: int) -> ops.Compute:
-    """An operation ``micros`` and ``versions`` later, as a lane has it: with no version below 0."""
+    """An operation with ``micros`` and ``versions`` added to its numbers; versions below 0 become 0."""
     read = operation.version
     version = None if read is None else Version(max(read + versions, 0))
     return ops.Compute(operation.kind, moved(operation.micros, micros), operation.stage, operation.origin, version)
@@ -241,7 +246,10 @@ def _shown(turn: Turn, instruction: ops.Instruction, number: int) -> ops.Instruc
 
 
 def in_slot(rings: Mapping[Shelf, Ring], instruction: ops.Instruction, number: int) -> ops.Instruction:
-    """An instruction of a turn; a receive gets the slot that it has ``number`` turns later."""
+    """The instruction itself; a receive, with the slot that it has ``number`` turns later.
+
+    ``rings`` has the ring of slots that the receives of each shelf go round.
+    """
     if not isinstance(instruction, ops.Recv):
         return instruction
     message, source, slot, origin = instruction.message, instruction.source, instruction.slot, instruction.origin

@@ -36,7 +36,7 @@ def span(token: Token) -> Span:
 
 
 def integers(token: Token, text: str) -> list[int]:
-    """All numbers in ``text``, a piece of the line ``token``; raises `Rejected` for one that must be a mistake."""
+    """All numbers in ``text``, a piece of the line ``token``; raises `Rejected` for one with too many digits."""
     numbers: list[str] = _NUMBERS.findall(text)
     for number in numbers:
         if len(number) > _DIGITS:
@@ -58,7 +58,7 @@ def read_header(title: Token, lines: list[Token]) -> Header:
 
 
 class _HeaderReader:
-    """Takes the lines of a header one by one; records mistakes, and leaves out the lines with mistakes."""
+    """Takes the lines of a header one by one; records the mistakes of a line, and leaves out such a line."""
 
     def __init__(self, title: Token) -> None:
         self._title = title
@@ -156,7 +156,7 @@ class _HeaderReader:
             yield Bound(quantity, tuple(limits * (workers // len(limits))), span(token))
 
     def _read_kinds(self) -> tuple[Kind, ...]:
-        """The kinds that the header restricts operations to, in the order of the table; none if it has all of them."""
+        """The kinds that the header restricts operations to, in the order of the table; empty if it allows all."""
         if not self._lines["KINDS"]:
             return ()
         (token,) = self._lines["KINDS"]
@@ -183,7 +183,7 @@ class _HeaderReader:
             raise Rejected([say.NoUpdates(span(token), word, str(kinds), span(kinds)) for token, word in words])
 
     def _read_updates(self) -> tuple[int, int]:
-        """Returns the number of updates and the period in micro-batches: of a plan, or of a turn."""
+        """Returns the number of updates and the period in micro-batches; 1 and 0 without an ``updates`` line."""
         if not self._lines["UPDATES"]:
             return 1, 0
         (token,) = self._lines["UPDATES"]
@@ -320,7 +320,10 @@ class _HeaderReader:
         return tuple(map(Stage, sorted(stages)))
 
     def _read_runs(self, token: Token, ends: list[int], earlier: set[int]) -> Iterator[int]:
-        """Yields the micro-batches in the runs of ``ends`` (`_run`); adds them to ``earlier``, which must lack them."""
+        """Yields the micro-batches in the runs of ``ends`` (see `_run`), and adds them to ``earlier``.
+
+        Raises ``Rejected`` at a micro-batch that is in ``earlier`` already.
+        """
         last = self._counts["MICRO_BATCHES"] - 1
         for micro in _run(token, ends, last):
             if micro in earlier:
@@ -330,7 +333,7 @@ class _HeaderReader:
 
 
 def _lengths(token: Token, lengths: list[int], slices: int) -> tuple[int, ...]:
-    """The lengths of slices, none if they are equal; raises ``Rejected`` if they are not as many, or one is 0."""
+    """The lengths of slices, empty if all are equal; raises ``Rejected`` for a wrong number or one out of range."""
     if lengths and len(lengths) != slices:
         raise Rejected([say.LengthsOfOthers(span(token), len(lengths), slices)])
     for length in lengths:

@@ -70,13 +70,13 @@ class Numbers(NamedTuple):
 
 @cache
 def absolute(slices: int) -> Numbers:
-    """Numbers as they are, as in ``m3``, ``v2``, ``0``; of one of several slices with its micro-batch: ``m3 q1``."""
+    """The functions that write numbers as they are: ``m3``, ``v2``, ``0``; with slices, ``m3 q1`` for a slice."""
     micro = _of_slices(slices, lambda micro: f"m{micro}")
     return Numbers(micro, lambda version: f"v{version}", lambda recv: str(recv.slot))
 
 
 def numbers_of(header: Header, turn: Turn) -> Numbers:
-    """Numbers counted from the first micro-batch and version of a turn, as in ``m+3``, ``v-1``, ``0 of 4``."""
+    """The functions that write numbers counted from the start of a turn: ``m+3``, ``v-1``, ``0 of 4``."""
     return Numbers(
         _of_slices(header.slices, lambda micro: _counted("m", micro)),
         lambda version: _counted("v", version),
@@ -85,17 +85,17 @@ def numbers_of(header: Header, turn: Turn) -> Numbers:
 
 
 def _of_slices(slices: int, whole: Callable[[int], str]) -> Callable[[Micro], str]:
-    """The function that writes a slice as its micro-batch, which ``whole`` writes, and its place there."""
+    """The function that writes a slice: its micro-batch, which ``whole`` writes, and its place in the micro-batch."""
     return whole if slices == 1 else lambda micro: f"{whole(micro // slices)} q{micro % slices}"
 
 
 def line(instruction: ops.Instruction, header: Header) -> str:
-    """An instruction as one line without indentation, such as ``send m0 s1->s2 to w2``, with the slices of a header."""
+    """An instruction of a level with ``header`` as one line without indentation, such as ``send m0 s1->s2 to w2``."""
     return numbered_line(instruction, absolute(header.slices))
 
 
 def numbered_line(instruction: ops.Instruction, numbers: Numbers) -> str:
-    """An instruction as one line without indentation, with its micro-batches, versions and slots as in ``numbers``."""
+    """An instruction as one line without indentation; ``numbers`` writes its micro-batches, versions and slots."""
 
     def of(version: Version | None) -> str:
         return "" if version is None else f" {numbers.version(version)}"

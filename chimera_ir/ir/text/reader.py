@@ -31,8 +31,8 @@ from chimera_ir.source import Source, Span
 def parse(source: Source) -> Level:
     """The level of IR that a text describes; the origin of every operation is its line.
 
-    Raises `Rejected` with all malformed lines; if there are none, with all mistakes of the header; if there are none
-    either, with all mistakes of the operations.
+    Raises `Rejected` with mistakes of one sort: all malformed lines; if there are none, all mistakes of the header; if
+    the header has none either, all mistakes of the operations.
     """
     tree = tree_of(source)
     title, header_lines, body = tree.children[0], tree.children[1], tree.children[2:]
@@ -50,13 +50,13 @@ def parse(source: Source) -> Level:
 
 
 def _some(mistakes: list[Diagnostic]) -> list[Diagnostic]:
-    """The first mistakes, and the number of further ones."""
+    """The first `MOST_MISTAKES` mistakes, and a diagnostic with the number of further ones."""
     rest = mistakes[MOST_MISTAKES:]
     return [*mistakes[:MOST_MISTAKES], *([say.MoreMistakes(rest[0].span, len(rest))] if rest else [])]
 
 
 class _BodyReader:
-    """Reads operations, and checks them against a header; a line with a mistake is left out, and the next one read.
+    """Reads operations, and checks them against a header. A line with a mistake is left out, and reading goes on.
 
     ``attempts`` has the mistakes so far.
     """
@@ -113,7 +113,7 @@ class _BodyReader:
         return Planned(Clock(order), Worker(worker), operation)
 
     def _lanes(self, body: list[Token | Tree[Token]], title: Span) -> list[list[Token]]:
-        """The lines of every worker, by its number; missing workers are reported at ``title``."""
+        """The lines of every worker, in the order of workers; missing workers are reported at ``title``."""
         workers, failed = self._header.workers, self.attempts.failed
         lanes: dict[int, list[Token]] = {}
         headings: dict[int, Token] = {}
@@ -170,7 +170,7 @@ class _BodyReader:
     def _require_slot(self, token: Token, message: ops.Message, slot: int, count: int | None) -> None:
         """Raises ``Rejected`` unless a receive has a slot in range.
 
-        ``count`` is the number of slots that the line names, as lines of a turn must, and no others may.
+        ``count`` is the number of slots that the line names: lines of a turn must name it, other lines must not.
         """
         if not self._stream:
             if count is not None:
@@ -199,7 +199,7 @@ class _BodyReader:
     def _version(self, token: Token, *, named: bool = True) -> Version | None:
         """The version that a line names; raises ``Rejected`` if the level demands or forbids one.
 
-        Without a flush the line must name one; a line that is not ``named``, about no weights, never does.
+        Without a flush every line about weights must name one. ``named`` is False for a line that is not about weights.
         """
         match, word = _VERSION.search(token), token.split()[0]
         if match is None:

@@ -24,7 +24,7 @@ _HEADER_LINE = re.compile(rf"^[ \t]*(?:{_HEADER})\b", re.MULTILINE)
 
 
 def count_lines(text: str) -> tuple[int, int]:
-    """The number of lines of operations and of headers and headings in a text, by their first words alone."""
+    """Returns the numbers of lines of operations and of all other lines (header and headings), by their first words."""
     lines, headers = (sum(1 for _ in form.finditer(text)) for form in (_ANY_LINE, _HEADER_LINE))
     return lines - headers, headers
 
