@@ -43,14 +43,14 @@ class Critical:
 def critical(waits: Waits, weights: Sequence[int]) -> Critical:
     """Returns a critical cycle and the tight waits of a system whose nodes take ``weights``, none of them negative.
 
-    The search replaces a cycle by one with a larger ratio until there is none. To find one, the ratio is subtracted for
-    every turn that a wait goes back. Then a cycle has a larger ratio exactly if its length is more than 0. If no cycle
-    has such a length, longest paths to all nodes exist, and they prove that the ratio is the largest.
+    The search replaces a cycle by one with a larger ratio until there is none. To find a larger one, the ratio of the
+    present cycle is subtracted from a length for every turn that a wait goes back: a cycle has a larger ratio exactly
+    if its length is then more than 0. If no cycle has such a length, longest paths to all nodes exist, and they prove
+    that the ratio is the largest.
 
     Raises `ValueError` if a cycle goes back no turn, so that none of its nodes ever starts.
 
-    Examples
-    --------
+    Examples --------
     >>> critical([[(1, 1)], [(0, 0), (1, 1)]], [1, 2]).cycle
     WaitCycle(nodes=(0, 1), turns=1, ratio=Fraction(3, 1))
     """
@@ -72,10 +72,9 @@ class SteadyRun:
 
 
 def steady_run(waits: Waits, weights: Sequence[int], turns: Sequence[int]) -> SteadyRun:
-    """The earliest run that repeats in which node n begins in turn ``-turns[n]`` at time 0 or later.
+    """The earliest run that repeats in which each node n, in turn ``-turns[n]``, begins at time 0 or later.
 
-    Examples
-    --------
+    Examples --------
     >>> steady_run([[(1, 1)], [(0, 0), (1, 1)]], [1, 2], [0, 0]).ends
     [Fraction(1, 1), Fraction(3, 1)]
     """
@@ -91,8 +90,8 @@ def longest_paths(
 ) -> tuple[list[int], Steps]:
     """Returns the length and the last step of the longest path to each node; stops once a path closes a cycle.
 
-    ``ratio`` is subtracted from a length for every turn that a wait goes back. The path to a node may begin there, with
-    its length in ``starts`` (0 without).
+    ``ratio`` is subtracted from a length for every turn that a wait goes back. A path may begin at any node, whose
+    length is then its number in ``starts``, or 0 without ``starts``.
     """
     # All lengths are multiplied by the ratio's denominator, so that they are integers.
     turn, unit = ratio.numerator, ratio.denominator

@@ -93,7 +93,7 @@ class Flow:
 
     @cached_property
     def _last(self) -> dict[Value, list[int]]:
-        """The last operation that needs a message or what is kept of it, by its value and by the receiver's cell."""
+        """The last operation that needs a received message or what is kept of it, by value and cell of the receiver."""
         columns = {
             value: [self.takers[kept] for kept in (value, *follows(value)) if kept in self._taken]
             for value in self.makers
@@ -106,7 +106,7 @@ class Flow:
 def _kinds_by_value(
     kinds: tuple[Kind, ...], table: tuple[Value, ...]
 ) -> tuple[dict[Value, frozenset[Kind]], dict[Value, frozenset[Kind]], dict[tuple[Kind, Value], frozenset[Kind]]]:
-    """The kinds that make each value of a table, that take it, and that made it for each kind that reads it.
+    """Returns the kinds that make each value of a table, the kinds that take it, and `sources`.
 
     A value may be made again: then an operation reads the latest that was made before.
     """
@@ -116,9 +116,10 @@ def _kinds_by_value(
 
 
 def preceding(kinds: Iterable[Kind]) -> dict[Kind, frozenset[Kind]]:
-    """The kinds of which a micro-batch has an operation on a stage before one of each kind, whatever else it has there.
+    """The kinds that must run before each kind, for the same micro-batch and stage, whichever other kinds run there.
 
-    Each value of the stage that an operation reads of its own slice has been made by one of its makers.
+    A value of its own stage and slice that an operation reads has been made before by one of the value's makers. If it
+    has several, only the kinds that precede each of them, or are it, must have run.
     """
     rows = tuple(kinds)
     made = {value for row in rows for value in row.keeps_in_slice}
@@ -135,9 +136,10 @@ def preceding(kinds: Iterable[Kind]) -> dict[Kind, frozenset[Kind]]:
 
 
 def sources(kinds: Iterable[Kind]) -> dict[tuple[Kind, Value], frozenset[Kind]]:
-    """The kinds that can have made each value, for each kind that reads it: makers that may come before the reader.
+    """The kinds that can have made each value that a kind reads, by kind and value.
 
-    A value of another slice may be made by its reader's own kind.
+    They are the makers that need not run after the reader. A value of another slice may be made by its reader's own
+    kind.
     """
     rows = tuple(kinds)
     before = preceding(rows)
@@ -153,7 +155,7 @@ def sources(kinds: Iterable[Kind]) -> dict[tuple[Kind, Value], frozenset[Kind]]:
 def _readable(
     columns: Mapping[tuple[Kind, Value], Sequence[int]], header: Header, kind: Kind, place: int, stage: Stage
 ) -> list[tuple[Sequence[int], int]]:
-    """The column of the makers of each value that ``kind`` reads, and the distance to the maker's cell.
+    """The makers, by cell, of each value that ``kind`` reads, and the distance from the reader's cell to the maker's.
 
     ``place`` is the slice of the micro-batch that the operation on ``stage`` is about.
     """
@@ -198,6 +200,6 @@ def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tup
 
 
 def passed_on(header: Header, message: Message) -> list[Message]:
-    """The messages that hand on what the receiver of a message makes of it: the same value, a stage further."""
+    """The messages by which the receiver of a message hands its own value of the same sort on, a stage further."""
     micros, _, stage, value = message
     return [Message(micros, stage, target, value) for target in header.readers(value, stage)]

@@ -60,7 +60,7 @@ def _around(
 ) -> tuple[tuple[int, ...], int]:
     """Returns a shortest cycle through ``start`` within ``knot``, and the number of edges that were searched.
 
-    The search is breadth-first. The cycle is empty if each one through ``start`` has ``shorter_than`` nodes or more.
+    The search is breadth-first. The cycle is empty if every cycle through ``start`` has ``shorter_than`` nodes or more.
     """
     came_from: dict[int, int] = {}
     depth = {start: 0}

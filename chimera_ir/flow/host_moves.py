@@ -34,11 +34,14 @@ MoveStep = Compute | WaitMove
 """A step of a lane at which what it keeps may change: an operation, or the wait for a move."""
 
 Waits = Mapping[int, Sequence[int]]
-"""The moves, by place, that a lane waits for before the operation at each place; the lane's length is its end."""
+"""The places of the moves that a lane waits for before each place; the key ``len(lane)`` is the end of the lane."""
 
 
 def waits_of(header: Header, lane: Sequence[Operation]) -> Waits:
-    """The waits of a lane, by the rule above; of some updates of a stream, those of its turn."""
+    """The waits of a lane, by the rule at the top of this file.
+
+    If the lane has some updates of a stream, they are those of the stream's turn.
+    """
     if not any(operation.kind.moves for operation in lane):
         return {}
     if header.asynchronous:
@@ -82,9 +85,10 @@ def _shown(header: Header, lane: Sequence[Compute], turn: Turn) -> Waits | None:
 
 
 class _MovingLane:
-    """A walk along a lane that finds its ``waits``, and the most micro-batches whose activations it keeps.
+    """A walk along a lane that finds its ``waits``, and the most units of activations that it keeps, its ``peak``.
 
-    With a ``limit`` it waits for offloads where the lane would else keep more; without one after the next operation.
+    With a ``limit`` the lane waits for an offload only where it would otherwise keep more than that; without a limit,
+    after the next operation that occupies the lane.
     """
 
     def __init__(self, header: Header, lane: Sequence[Operation], limit: int | None) -> None:
@@ -122,7 +126,7 @@ class _MovingLane:
 def made_and_freed(header: Header, operation: Operation) -> tuple[int, int]:
     """The units (`Header.units`) of M_a that an operation adds from its start on, and that it frees at its end.
 
-    Operands that take the place of activations are neither.
+    Operands that take the place of activations count as neither added nor freed.
     """
     made = freed = 0
     for part in operation.parts:
@@ -135,9 +139,9 @@ def made_and_freed(header: Header, operation: Operation) -> tuple[int, int]:
 
 
 def waits_in_turn(header: Header, operations: Sequence[Operation]) -> Waits:
-    """The waits of a turn of a stream; the place of a move of an earlier turn is negative, counted on to there.
+    """The waits of a turn of a stream in its steady state.
 
-    They are those of the steady state.
+    Places are counted from the first operation of the turn, so the moves of earlier turns have negative places.
     """
     if not any(operation.kind.moves for operation in operations):
         return {}
@@ -150,8 +154,8 @@ def waits_in_turn(header: Header, operations: Sequence[Operation]) -> Waits:
 def _until_settled(header: Header, turn: Sequence[Compute]) -> list[Compute]:
     """The lane of a stream up to the end of a turn that waits as all later ones do.
 
-    Which offload is the oldest that a lane may still have under way depends on the turn before alone, once all
-    micro-batches that a turn is about are there.
+    Once all micro-batches that a turn is about exist, the oldest offload that may still be under way depends only on
+    the turn before.
     """
     turns = [micro // header.period for operation in turn for micro in operation.micros]
     settled = max(turns) - 2 * min(turns) + 2
@@ -161,7 +165,7 @@ def _until_settled(header: Header, turn: Sequence[Compute]) -> list[Compute]:
 
 
 def most_kept(header: Header, lane: Sequence[Operation], limit: int) -> int:
-    """The most units whose activations a lane, or the turn of a stream, keeps if it waits where this ``limit`` says."""
+    """The most units of activations that a lane, or the turn of a stream, keeps if it waits by this ``limit``."""
     steps = _until_settled(header, singles(lane)) if header.asynchronous and lane else lane
     return _MovingLane(header, steps, limit).peak
 
@@ -172,14 +176,14 @@ def leaves(move: Operation) -> bool:
 
 
 def _cells(operation: Operation) -> Iterator[tuple[Micro, Stage]]:
-    """The micro-batches of an operation, each with the stage."""
+    """The micro-batches of an operation, each with its stage."""
     return ((micro, part.stage) for part in operation.parts for micro in part.micros)
 
 
 def waited(lane: Sequence[Operation], moves: Iterable[int], period: int = 0) -> Iterator[WaitMove]:
-    """The lines that wait for some moves of a lane, which are given by their places.
+    """The lines that wait for the moves at some places of a lane.
 
-    ``period`` is that of a stream of which the lane is a turn; moves may then be of earlier turns.
+    If the lane is a turn of a stream, ``period`` is the stream's, and places of earlier turns are negative.
     """
     for turn, place in (divmod(move, len(lane)) for move in moves):
         for part in lane[place].parts:
@@ -187,7 +191,7 @@ def waited(lane: Sequence[Operation], moves: Iterable[int], period: int = 0) -> 
 
 
 def to_its_end(operation: Operation) -> tuple[MoveStep, ...]:
-    """The computations of an operation, and the wait for it if it moves memory."""
+    """The computations of an operation, then, if it moves memory, the wait for it."""
     return (*operation.parts, *waited([operation], [0] if operation.kind.moves else []))
 
 

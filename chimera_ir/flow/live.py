@@ -24,16 +24,16 @@ K = TypeVar("K")
 
 
 class Highest(NamedTuple):
-    """The most that is kept at once, and the index of the change that reaches it first."""
+    """The highest total reached while changes are added up in order, and the index of the change that did it."""
 
     amount: int
     change: int
 
 
 def highest_by_key(changes: Iterable[tuple[K, int]]) -> dict[K, Highest]:
-    """The peak amount of each key over a sequence of changes (key, amount added), and the change that reaches it first.
+    """The highest total of each key, while changes (key, amount added) are added up in order.
 
-    Keys whose amount never exceeds 0 are left out.
+    Keys whose total never exceeds 0 are left out.
     """
     amounts: dict[K, int] = {}
     peaks: dict[K, Highest] = {}
@@ -45,14 +45,13 @@ def highest_by_key(changes: Iterable[tuple[K, int]]) -> dict[K, Highest]:
 
 
 def repeated(changes: Iterable[tuple[K, int, int | Fraction]]) -> Iterator[tuple[K, int]]:
-    """Yields the changes of a turn that comes again without end, and before them what there is when it begins.
+    """Yields the changes of a turn that repeats without end, after changes that add what exists when it begins.
 
-    A change is a key, the amount added, and the number of the turn that the thing belongs to, from this turn on. Each
-    thing is added and taken away once. What was added in this turn for turn i, and is taken away for turn j, is there
-    i - j times when a turn begins.
+    A change is a key, the amount added, and the number of the turn to which the thing belongs, counted from this turn.
+    Each thing is added once and taken away once. If a turn adds a thing of turn i and takes one of turn j away, i - j
+    things exist when a turn begins.
 
-    Examples
-    --------
+    Examples --------
     >>> list(repeated([("a", 1, 0), ("a", -1, -3)]))
     [('a', 3), ('a', 1), ('a', -1)]
     """
@@ -67,11 +66,10 @@ def repeated(changes: Iterable[tuple[K, int, int | Fraction]]) -> Iterator[tuple
 def most_at_once(lifetimes: Iterable[tuple[K, int, int]]) -> dict[K, int]:
     """The most things of each key that exist at once.
 
-    A lifetime is a key, a start and an end; what does not start before it ends never exists. Keys of which nothing ever
-    exists are left out.
+    A lifetime is a key, a start and an end. Lifetimes that do not end after their start are left out, and so are keys
+    without any others.
 
-    Examples
-    --------
+    Examples --------
     >>> most_at_once([("a", 0, 2), ("a", 1, 3), ("a", 3, 4), ("b", 1, 1)])
     {'a': 2}
     """
@@ -82,19 +80,19 @@ def most_at_once(lifetimes: Iterable[tuple[K, int, int]]) -> dict[K, int]:
 
 
 KeptChange = tuple[MoveStep, Counted, int]
-"""A change to what a stage keeps, in a unit: an amount of micro-batches, of which `Header.units` make a whole one.
+"""A change to what a stage keeps: the step that makes it, the unit, and the amount added.
 
-An operation of the stage changes it, or the wait for a move of memory.
+The step is an operation or the wait for a move of memory. `Header.units` of an amount are a whole micro-batch.
 """
 
 
 def changes(
     header: Header, lane: Iterable[MoveStep], units: Collection[Counted] = tuple(Counted)
 ) -> Iterator[KeptChange]:
-    """Yields the changes in some units by the operations of a lane, in order.
+    """Yields how the operations of a lane change what is kept in some units, in order.
 
-    What an operation makes exists while it runs, and so does what it frees. Operands alone take the place of the
-    activations that are freed. A value that no operation frees does not count. What a move frees is there until the
+    What an operation makes exists while it runs, and so does what it frees; only operands come after it, in place of
+    the activations that are freed. A value that no operation frees does not count. What a move frees is there until the
     lane has waited for the move.
     """
     effects = _effects(header, tuple(units))
@@ -120,14 +118,14 @@ def _changes_with_moves(
 
 
 def is_at_end(step: MoveStep, unit: Counted, amount: int) -> bool:
-    """Whether a change counts from the end of its operation on: what is freed, and operands, which take its place."""
+    """Whether a change counts from the end of its operation on: what is freed, and operands in its place."""
     return amount < 0 or (unit is Counted.OPERANDS and not step.kind.moves)
 
 
 def waiting(header: Header) -> dict[Kind, int]:
-    """Number of values that an operation of each kind adds to what a stage keeps of a micro-batch, without carries.
+    """The number of values that an operation of each kind adds to what a stage keeps of a micro-batch.
 
-    Values on the host do not count.
+    Values that it frees are subtracted. Neither carries nor values on the host count.
     """
     values = (value for kind in header.kinds for value in kind.keeps_in_slice)
     units = dict.fromkeys(value.counted for value in values if value.counted not in ON_HOST_UNITS)
@@ -171,7 +169,10 @@ def _effects_of(
 
 
 def _maker(kind: Kind, value: Value, place: int) -> int:
-    """The slice that made a value which an operation on slice ``place`` frees: what it read, or what its slice made."""
+    """The slice that made a value which an operation on slice ``place`` frees.
+
+    If the operation reads the value, it is the slice from which it reads, else its own.
+    """
     return place - value.slices_on if value in kind.reads else place
 
 
@@ -214,7 +215,7 @@ def activations(level: Schedule | Program) -> tuple[Peak, ...]:
 
 
 def on_host(level: Schedule | Program) -> tuple[Peak, ...]:
-    """The `peaks` of micro-batches whose activations, or what is left of these, are in the memory of the host."""
+    """The `peaks` of what is in the memory of the host: activations, and operands, in which activations live on."""
     return peaks(level, *ON_HOST_UNITS)
 
 
@@ -229,5 +230,5 @@ def between_halves(level: Schedule | Program) -> tuple[Peak, ...]:
 
 
 def whole(header: Header, peaks: Iterable[Peak]) -> tuple[Fraction, ...]:
-    """Peaks in M_a (section 3.3): in whole micro-batches, added up over stages."""
+    """The amounts of peaks in M_a (section 3.3), that is in whole micro-batches, added up over stages."""
     return tuple(Fraction(peak.amount, header.units) for peak in peaks)

@@ -65,7 +65,7 @@ def net_of(schedule: Schedule) -> Net:
 
 
 def _waits(schedule: Schedule, lanes: Sequence[range]) -> list[tuple[int, ...]]:
-    """The operations that each operation waits for, by number: for values, for steps, and in its lane."""
+    """The operations, by number, that each operation waits for: for values, for steps, and in its lane."""
     reads = reads_of(schedule)
     lasts = chain.from_iterable(map(partial(queued, schedule.header), schedule.lanes, lanes))
     before = [read if read[-1:] == last else (*read, *last) for read, last in zip(reads, lasts, strict=True)]
@@ -77,7 +77,7 @@ def _waits(schedule: Schedule, lanes: Sequence[range]) -> list[tuple[int, ...]]:
 
 
 def queued(header: Header, lane: Iterable[Operation], numbers: Sequence[int]) -> Iterable[tuple[int, ...]]:
-    """The operations that each operation of a lane follows, all by their ``numbers``.
+    """The numbers of the operations that each operation of a lane follows; ``numbers`` are those of the lane.
 
     An operation follows the last one before it that occupies the worker's lane and, if it occupies another resource,
     also the last one before it that occupies that resource; and the moves that the lane has waited for before it.
@@ -90,7 +90,7 @@ def queued(header: Header, lane: Iterable[Operation], numbers: Sequence[int]) ->
 
 
 def queued_by_resource(lane: Iterable[Operation], numbers: Sequence[int], waits: Waits) -> Iterator[tuple[int, ...]]:
-    """Yields what `queued` gives; ``waits`` has the moves, by number, that the lane waits for before each place."""
+    """Yields the result of `queued`; ``waits`` has the moves, by number, that the lane waits for before each place."""
     last: dict[Resource, int] = {}
     # The moves that the lane has waited for since the last operation that occupies it.
     awaited: list[int] = []
@@ -130,7 +130,7 @@ def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, It
 
 
 def places_after(header: Header, lane: Iterable[Operation]) -> dict[WeightGroup, list[int]]:
-    """The place in a lane of a stream of the first operation that must come after each update, by group and update.
+    """The place of the first operation in a lane of a stream that must come after each update, by group and update.
 
     Updates that no operation must come after are left out.
     """

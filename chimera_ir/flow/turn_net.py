@@ -27,13 +27,14 @@ from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.streams import ScheduleStream
 
 _Marks = dict[WeightGroup, list[tuple[int, int]]]
-"""The operations of a turn that have to do with a group: the place and an update or a version of each."""
+"""The operations of a turn that use a group's weights: the place of each, and an update or a version."""
 
 
 class TurnLane:
-    """The lane of a worker: its operations in turn 0, from node ``first`` on, and what they need, read and add to.
+    """The lane of a worker: its operations in turn 0, numbered as nodes from ``first`` on, and how they use weights.
 
-    ``needs``, ``reads`` and ``sums`` have the versions that must exist, those that are read, and the updates, by group.
+    For each group and operation, ``needs`` has the version that must exist before the operation starts, ``reads`` the
+    version that it reads, and ``sums`` the update to whose gradients it adds.
     """
 
     def __init__(self, header: Header, operations: tuple[Compute, ...], first: int) -> None:
@@ -65,7 +66,7 @@ class TurnLane:
         )
 
     def last(self, marks: Iterable[tuple[int, int]], number: int) -> int | None:
-        """The last place, in any turn, that has this number; None if there is no such place."""
+        """The last place, in any turn, with ``number`` as its version or update; None if there is no such place."""
         turns = ((place, *divmod(number - have, self.per_turn)) for place, have in marks)
         return max((place + self.length * turn for place, turn, rest in turns if not rest), default=None)
 
@@ -84,7 +85,10 @@ class TurnNet:
 
     @cached_property
     def waits(self) -> Waits:
-        """The waits of each node: for values, for steps, and in its lane; of several for one node, the nearest."""
+        """The waits of each node: for values, for steps, and in its lane.
+
+        If a node waits for another one in several turns, only the latest of these counts.
+        """
         nearest: list[dict[int, int]] = [{} for _ in self.operations]
         for node, other, ago in (*self._data(), *self._queues(), *self._steps()):
             nearest[node][other] = min(ago, nearest[node].get(other, ago))
@@ -142,7 +146,10 @@ class TurnNet:
         return max((max(o.micros) // self.header.period for o in self.operations), default=0)
 
     def _steps(self) -> Iterator[tuple[int, int, int]]:
-        """Yields the waits for steps: the first operation that needs one waits for what adds last to its update."""
+        """Yields the waits for steps.
+
+        The first operation of a lane that needs a step waits for the last ones, in all lanes, that add to its update.
+        """
         for lane in self.lanes:
             for group in lane.needs:
                 for version in range(1, self.header.per_turn + 1):
