@@ -22,10 +22,10 @@ from chimera_ir.lower.comm import Posting
 
 
 def slots(postings: Iterable[Posting]) -> tuple[Slot, ...]:
-    """The slot of each posted receive of a lane, with the fewest slots per shelf, that is per stage and direction.
+    """The slot of each posted receive of a lane, with the fewest slots per shelf, that is per edge between stages.
 
-    The slots of a shelf are used round and round if that takes no more slots, so that the lane repeats as its
-    operations do.
+    The slots of a shelf are used round and round if that takes no more of them. Then the lane repeats as its operations
+    do.
 
     Activations stay in their slot until the backward of the same micro-batch and stage is over: the forward reads them,
     and may keep or send on the same memory. (That send is over by then, because the gradients that answer it have been
@@ -42,7 +42,10 @@ def slots(postings: Iterable[Posting]) -> tuple[Slot, ...]:
 
 
 def _few(uses: list[tuple[int, int]]) -> Sequence[Slot]:
-    """The slot of each message of a shelf; ``uses`` has the place before which each is posted, and of its last use."""
+    """The slot of each message of a shelf.
+
+    ``uses`` has for each message the place before which its receive is posted, and the place of its last use.
+    """
     slots = _longest_free(uses)
     # The number of slots that the shelf needs if they are used round and round.
     posted = [before for before, _ in uses]
@@ -51,9 +54,10 @@ def _few(uses: list[tuple[int, int]]) -> Sequence[Slot]:
 
 
 def _longest_free(uses: list[tuple[int, int]]) -> list[Slot]:
-    """The slot of each message that has been free for longest; a slot is free after the last use of the message in it.
+    """A slot for each message, always the one that has been free for longest.
 
-    ``uses`` are as in `_few`. Where they repeat, so do the messages that follow one another in a slot.
+    A slot is free after the last use of the message in it. ``uses`` is as in `_few`; where it repeats, messages also
+    follow one another in the slots in a pattern that repeats.
     """
     free: deque[Slot] = deque()
     busy: list[tuple[int, Slot]] = []
@@ -70,9 +74,9 @@ def _longest_free(uses: list[tuple[int, int]]) -> list[Slot]:
 def _in_rings(slots: Sequence[Slot]) -> Sequence[Slot]:
     """The slots under other numbers: where messages repeat, each takes the slots of a ring one after the other.
 
-    From each period to the next, the messages of one slot are in another one; slots that follow one another in this way
-    are a ring, and get successive numbers. The period is that of the middle half of the messages; without one the slots
-    keep their numbers.
+    A message a period later than another one is in another slot. Slots that follow one another in this way are a ring,
+    and get successive numbers. The period is that of the middle half of the messages; without one the slots keep their
+    numbers.
     """
     # How many messages ago each slot was taken before: this does not depend on the slots' numbers.
     latest: dict[Slot, int] = {}
@@ -106,8 +110,8 @@ def rings(
     """Returns the slot of each receive of turn 0 of a stream, and the number of slots of each shelf.
 
     The slots of a shelf are used round and round, as a ring, so the slot of a message follows from its number in the
-    shelf. Slot 0 goes to the first message about a micro-batch of turn 0 or later. A shelf has as many slots as
-    receives are posted, at most, from the posting of a message to its last use, the message included.
+    shelf. Slot 0 goes to the first message about a micro-batch of turn 0 or later. From the posting of a message to its
+    last use some receives are posted, itself included: the shelf has as many slots as there are at most.
 
     Among ``postings`` are the receives of turn 0, which has ``length`` operations on ``period`` micro-batches.
     """

@@ -111,9 +111,9 @@ class Posting(NamedTuple):
 class Traffic:
     """The communication of one lane, gathered peer by peer; every index is the place of a compute operation.
 
-    ``postings`` has the receives in the order of the lane. By operation, ``sent`` has the messages that leave after it
-    (after a pair, those of both its operations), ``received`` the messages and ``retired`` the sends that are waited
-    for before it. The ``unanswered`` sends are waited for at the end.
+    ``postings`` has the receives in the order of the lane. ``sent`` has the messages that leave after an operation
+    (after a pair, those of both its operations), ``received`` the messages that are waited for before it, and
+    ``retired`` the sends that are waited for before it. The ``unanswered`` sends are waited for at the end.
     """
 
     postings: list[Posting] = field(default_factory=list)
@@ -169,7 +169,7 @@ def in_order(traffics: list[Traffic], start: int) -> Iterator[Traffic]:
 
 
 def _gathered(schedule: Schedule, ahead: int, run: EarliestRun | None, communicators: Communicators) -> list[Traffic]:
-    """The traffic of every lane as in `placed`."""
+    """The traffic of every lane, in the form of `placed`."""
     # The hand-overs between workers are the messages. Without answers it is decided now where their sends are waited
     # for, as this decides for how long their memory is in use.
     places = Flow(schedule.header, chain.from_iterable(map(enumerate, schedule.lanes)))
@@ -229,7 +229,7 @@ def _links(schedule: Schedule, places: Flow) -> dict[Link, list[Transfer]]:
 
 
 def _first_uses(transfers: Sequence[Transfer]) -> list[int]:
-    """The place of the first use of each message or of any message after it, as receives are posted in order."""
+    """The place of the first use of each message or of any sent after it, because receives are posted in order."""
     return list(accumulate((transfer.used for transfer in reversed(transfers)), min))[::-1]
 
 
@@ -277,7 +277,7 @@ def _waits(links: Mapping[Link, Iterable[Transfer]], run: EarliestRun) -> dict[M
 def _kept_for_sends(
     header: Header, places: Flow, links: Mapping[Link, Iterable[Transfer]], waits: Mapping[Message, int]
 ) -> dict[Link, list[Transfer]]:
-    """Returns the messages, where none are answered, with ``over`` at the place after which their memory is free.
+    """Returns the messages of a schedule without answers, with ``over`` where their memory really is free.
 
     A stage may make its output in the memory of its input. So the memory of a message is free when no value made from
     it on the receiver is needed any more: neither by a stage there, nor by a send to another worker, which is over at

@@ -19,9 +19,9 @@ def with_inserted(
 ) -> list[Instruction]:
     """Returns the operations of a lane, or of turn 0, with the instructions to insert right before and after each.
 
-    ``moves`` has those about memory, which come right after the instructions of the operation before.
-    ``slots`` are those of the receives that are posted there. An inserted instruction has the origin of the operation
-    that it serves, which of a stream may be in another turn.
+    ``moves`` has the instructions that move memory: they come first of those before an operation. ``slots`` has the
+    slot of each receive that is posted in the lane or turn. An inserted instruction has the origin of the operation
+    that it serves; in a stream that operation may be in another turn.
     """
     length = len(lane)
     posted: dict[int, list[Recv]] = defaultdict(list)

@@ -22,7 +22,7 @@ from chimera_ir.ir.ops import Instruction, Operation
 from chimera_ir.ir.streams import ScheduleStream, stream_with
 
 Moves = Mapping[int, Sequence[Instruction]]
-"""The moves and the waits for them before each operation of the lane without moves; its length is the lane's end."""
+"""The moves, and the waits for them, by the place in the lane without moves that they precede, or its length."""
 
 
 def without_moves(level: Schedule | ScheduleStream) -> Schedule | ScheduleStream:
@@ -32,7 +32,7 @@ def without_moves(level: Schedule | ScheduleStream) -> Schedule | ScheduleStream
 
 
 def moves_between(lane: Sequence[Operation], waits: Waits, period: int) -> Moves:
-    """The moves of a lane, which waits for them as ``waits`` says; ``period`` is that of a stream, or 0."""
+    """The moves of a lane, and the waits for them, which ``waits`` gives; ``period`` is that of a stream, else 0."""
     lines, following = defaultdict[int, list[Instruction]](list), 0
     for place, operation in enumerate(lane):
         lines[following] += waited(lane, waits.get(place, ()), period)

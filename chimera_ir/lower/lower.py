@@ -43,16 +43,16 @@ def lower(
     net: Net | None = None,
     communicators: Communicators = Communicators.DIRECTED,
 ) -> Program | ProgramStream:
-    """The program that runs a schedule; without a flush, of a stream.
+    """The program that runs a schedule; of a schedule stream, a program stream.
 
     Every hand-over between workers is one message, which is sent, received and waited for at both ends, and which has a
     slot of its own while it is needed. Every stage that a worker holds is summed and stepped once per update. An
     inserted instruction has the origin of the operation that it serves.
 
     The schedule has no errors by the rules "complete", "placed" and "acyclic"; ``net`` is the net of a schedule with a
-    flush, if known already. A receive is posted ``ahead`` operations before its use. ``duration`` gives the time of
-    an operation in any unit, which decides where a bubble is (`sync`). The program must finish with the
-    ``communicators``: one per directed pair of workers, or one per pair.
+    flush, if known already. A receive is posted ``ahead`` operations before its use. ``duration`` gives the time of an
+    operation in any unit, which decides where a bubble is (`sync`). ``communicators`` says with how many the program
+    must finish: one per directed pair of workers, or one per pair.
 
     Raises `ValueError` if ``ahead`` is negative, or if the schedule is some updates of a stream: lower the stream
     (`stream_of`).

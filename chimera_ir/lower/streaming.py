@@ -61,7 +61,7 @@ def lower_stream(
 def _links(net: TurnNet, ahead: int) -> dict[Link, list[Transfer]]:
     """The messages of every directed pair of workers, in the order in which they are sent, around turn 0.
 
-    They are those of as many turns as decide where the messages of turn 0 are posted and waited for.
+    They are those of all turns that have a say in where the messages of turn 0 are posted and waited for.
     """
     lengths = [lane.length for lane in net.lanes]
     links = _of_turn(net)
@@ -77,7 +77,7 @@ def _links(net: TurnNet, ahead: int) -> dict[Link, list[Transfer]]:
 
 
 def _of_turn(net: TurnNet) -> Mapping[Link, list[Transfer]]:
-    """The messages about the micro-batches of turn 0, by their first one."""
+    """The messages of each link whose first micro-batch is one of turn 0."""
     header, period, flow = net.header, net.header.period, net.flow
     links: dict[Link, list[Transfer]] = defaultdict(list)
     for number, lane in enumerate(net.lanes):

@@ -68,14 +68,14 @@ class Launch(NamedTuple):
 
 
 class _Wish(NamedTuple):
-    """The place of the operation, in a lane, after which its worker wants to launch a sum, and the end of this one."""
+    """A worker's wish for the launch of a sum: after the operation at place ``after``, which ends at ``time``."""
 
     after: int
     time: int
 
 
 def synchronise(schedule: Schedule, duration: Duration, net: Net) -> Iterator[Insertions]:
-    """Yields the sums and steps to insert into each lane: by the policy above, one of each per group of the worker.
+    """Yields the sums and steps to insert into each lane by the policy above: one of each per group of the worker.
 
     If no operation adds to gradients, there are none.
     """
@@ -116,7 +116,7 @@ def _insertions(launched: Iterable[Launch], origin: Mapping[Stage, Span]) -> Ins
 
 
 def _wishes(schedule: Schedule, net: Net, durations: Sequence[int]) -> Iterator[dict[WeightGroup, _Wish]]:
-    """Yields for each lane what its worker wishes for the sums of its groups, by their strategies."""
+    """Yields for each lane when its worker wants to launch the sums of its groups, by their strategies."""
     times = net.ends(durations)
     for lane, numbers, groups in zip(schedule.lanes, net.lanes, schedule.header.groups_of, strict=True):
         ends = times[numbers.start : numbers.stop]

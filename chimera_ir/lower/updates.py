@@ -61,9 +61,9 @@ class _Gap(NamedTuple):
 class _GroupUpdate(NamedTuple):
     """An update of a group on one worker, by places in its lane.
 
-    ``launch`` is the gap right after the worker's last backward of the update or, without one, after the step before.
-    The step must be made before the operation at ``step``; ``last`` is the place of the last operation that reads the
-    version that the step supersedes, before ``step`` if there is none.
+    ``launch`` is the gap right after the worker's last backward of the update or, without one, after the step of the
+    update before. The step must be made before the operation at ``step``. ``last`` is the place of the last operation
+    that reads the version that the step supersedes; it is less than ``step`` if no operation does so after the step.
     """
 
     group: WeightGroup
@@ -74,16 +74,16 @@ class _GroupUpdate(NamedTuple):
 
     @property
     def places(self) -> tuple[int, int, int]:
-        """The places of everything that an update has in a lane."""
+        """The places of the launch, of the step, and of the last read of the superseded version."""
         return self.launch.place, self.step, self.last
 
 
 @dataclass(frozen=True)
 class _LaneUpdates:
-    """The updates of a worker, by the operations of its turn.
+    """Finds the updates of a worker from the operations of its turn.
 
-    ``summed`` has, for groups to which some worker adds nothing in an update, how many updates of the group are surely
-    summed when the operation at each place runs.
+    ``summed`` is for groups to which some worker adds nothing in an update: for the operation at each place, how many
+    updates of the group are surely summed when it runs.
     """
 
     lane: TurnLane
@@ -135,7 +135,7 @@ def update(net: TurnNet, duration: Duration) -> Iterator[Insertions]:
 
 
 def _insertions(lane: TurnLane, updates: Iterable[_GroupUpdate]) -> Insertions:
-    """The lines of updates, which come in the agreed order of their launches."""
+    """The lines of ``updates``, which are in the agreed order of their launches."""
     before: dict[int, list[Instruction]] = defaultdict(list)
     after: dict[int, list[Instruction]] = defaultdict(list)
     gap = _Gap(-maxsize, behind_steps=False)
@@ -174,10 +174,11 @@ def _by_lane(net: TurnNet) -> list[_LaneUpdates]:
 def _agreed(
     net: TurnNet, by_lane: Sequence[_LaneUpdates], duration: Duration
 ) -> Callable[[_GroupUpdate], tuple[Fraction, int]]:
-    """The sort key of an update in the order of the launches; of sums with the same time, the later group is first.
+    """Returns the function that gives an update its sort key in the agreed order of the launches.
 
-    The times are those of the earliest run that repeats every turn and begins no operation on a micro-batch of turn 0,
-    or of a later turn, before time 0.
+    Sums come by the time at which all workers want to have launched them, at the same time the later group first. The
+    times are those of the earliest run that repeats every turn and begins no operation on a micro-batch of turn 0, or
+    of a later turn, before time 0.
     """
     header, numbers = net.header, net.header.group_numbers
 
@@ -206,7 +207,7 @@ def _agreed(
 
     @cache
     def time(group: WeightGroup, version: int) -> Fraction:
-        """The time at which a sum is over; it is not over before the one for the version before it."""
+        """The time at which a sum is over, which is not before the sum for the version before is over."""
         if run is None:
             return Fraction(version)
         earlier = range(version - header.per_turn + 1, version + 1)
