@@ -11,9 +11,9 @@ from chimera_ir.ir.levels import Plan
 
 
 def acyclic(net: Net, plan: Plan | None) -> Iterator[Diagnostic]:
-    """Yields the diagnostic of a shortest known cycle if there is one, as some operations are not in the net's order.
+    """Yields the diagnostic of a shortest known cycle if some operations are missing from the order of the net.
 
-    The schedule of the net is complete and placed; ``plan`` is what it comes from, None if it was written as a
+    The schedule of the net is complete and placed. ``plan`` is the plan that it comes from, None if it was written as a
     schedule, without clocks.
     """
     if len(net.order) < len(net.operations):

@@ -35,7 +35,7 @@ def moves(program: Program) -> Iterator[Diagnostic]:
 
 
 class _Waits:
-    """The moves of a lane, and the first wait for each, by what they move."""
+    """The moves of a lane and the first wait for each, both by what they move: kind, micro-batches and stage."""
 
     def __init__(self, header: Header, worker: Worker, parts: LaneParts) -> None:
         self._header, self._worker, self._parts = header, worker, parts

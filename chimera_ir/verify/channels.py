@@ -78,7 +78,7 @@ def _deadlock(program: Program, transports: list[Transport], result: Played) -> 
 
 
 def _wanted(program: Program, worker: Worker, place: int, result: Played) -> list[tuple[Worker, Instruction]]:
-    """The instructions for which a lane waits that is blocked at ``place``, each with the worker that has it."""
+    """The instructions that a lane waits for which is blocked at ``place``, each with its worker."""
     header = program.header
     match program.lanes[worker][place]:
         case WaitRecv(message):

@@ -57,9 +57,9 @@ def communications(level: Program | ProgramStream, program: Program, played: Pla
 
 
 def _shown(level: Program | ProgramStream, program: Program) -> Program:
-    """Returns the program, or so many updates of a stream as show any two messages whose posts may be in either order.
+    """Returns the program or, of a stream, so many updates that any two messages posted in different orders are shown.
 
-    Such posts are at most one turn further apart than the lines of one turn that post messages.
+    The posts of two such messages are at most one turn further apart than the lines of one turn that post messages.
     """
     if isinstance(level, Program):
         return program

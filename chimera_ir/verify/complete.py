@@ -41,8 +41,9 @@ Cells without operations are absent, so that memory grows with the operations an
 def complete(header: Header, operations: Sequence[_Placed]) -> Iterator[Diagnostic]:
     """Yields a diagnostic of missing operations per pipe and set of kinds, and of repeated ones per pair of lines.
 
-    A micro-batch on a stage counts in at most one diagnostic. ``operations`` are all, each with the worker that runs
-    it; the header is placed, with micro-batches 0 .. N-1, and the operations are within its ranges.
+    A micro-batch on a stage counts in at most one diagnostic. ``operations`` are all operations, each with the worker
+    that runs it. The header has passed the rule "placed", so its micro-batches are 0 .. N-1; the numbers of the
+    operations are within its ranges.
     """
     whole = alternatives(header.kinds)
     if _is_complete(header, operations, whole):
@@ -79,7 +80,7 @@ def _is_complete(header: Header, operations: Iterable[_Placed], whole: Iterable[
 
 
 def _repeated(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -> Iterator[Diagnostic]:
-    """Yields the operations that `_clash` with another in their cell: they occur twice, or do the work of the other."""
+    """Yields the diagnostics of operations that clash (`_clash`): one occurs twice, or does the work of the other."""
     twice: dict[tuple[Span, Span], list[_Repetition]] = {}
     for several in cells.values():
         both = _clash(several, whole)
@@ -135,7 +136,10 @@ def _missing(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -
 def _absent(
     header: Header, pipe: Pipe, cells: _Cells, whole: Sequence[tuple[Kind, ...]]
 ) -> Iterator[tuple[tuple[Kind, ...], Micro, Stage]]:
-    """Yields the kinds that a micro-batch of a pipe lacks on a stage for a set of ``whole``; none if two clash."""
+    """Yields the kinds that a micro-batch of a pipe still needs on a stage for one of the sets in ``whole``.
+
+    Micro-batches with operations there that clash are passed over.
+    """
     for micro, number in product(pipe.micros, range(header.stages)):
         several = cells.get(micro * header.stages + number, ())
         if not several or _clash(several, whole) is None:
@@ -171,12 +175,12 @@ def _linked(kind: Kind, other: Kind) -> bool:
 
 
 def _directions(header: Header) -> str:
-    """The words that a diagnostic adds where micro-batches go forward and back; empty for forwards alone."""
+    """The words that a diagnostic adds if micro-batches go both forward and back; empty for forwards alone."""
     return " in each direction" if header.answers else ""
 
 
 def paired(schedule: Schedule) -> Iterator[Diagnostic]:
-    """Yields pairs with one micro-batch on both sides, which wait for themselves, and pairs with more on one side."""
+    """Yields pairs whose two sides share a micro-batch, so that they wait for themselves, or differ in size."""
     for lane in schedule.lanes:
         for pair in lane:
             if isinstance(pair, Pair):

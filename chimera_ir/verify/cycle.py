@@ -55,7 +55,10 @@ class _Why(Enum):
 
 
 class _Story:
-    """The diagnostic of a cycle; of operations that only follow one another in a lane, the first and the last."""
+    """Writes the diagnostic of a cycle.
+
+    Of several operations that only follow one another in a lane, it shows the first and the last.
+    """
 
     def __init__(self, net: Net, nodes: tuple[int, ...], plan: Plan | None) -> None:
         self._operations, self._header = net.operations, net.schedule.header
@@ -67,7 +70,7 @@ class _Story:
         self._nodes = self._bends(nodes)
 
     def _bends(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
-        """The nodes of the cycle without those that lie between two edges of a lane."""
+        """The nodes of the cycle, without those that both follow the node before and precede the next in a lane."""
         ring = (nodes[-1], *nodes, nodes[0])
         around = zip(ring, nodes, ring[2:], strict=False)
         return tuple(
@@ -132,7 +135,11 @@ class _Story:
         return f"{reason}, but the clock falls" if self._falls(before, after) else reason
 
     def _why(self, before: int, after: int) -> _Why:
-        """DATA if the operation at ``after`` reads a value of that at ``before``, else LANE in one lane, or SYNC."""
+        """The reason for which node ``before`` comes before ``after``.
+
+        It is DATA if the operation at ``after`` reads a value that the one at ``before`` makes; if not, it is LANE for
+        two operations of one lane in this order, else SYNC.
+        """
         if before in self._read[after]:
             return _Why.DATA
         return _Why.LANE if self._owners[before] == self._owners[after] and before < after else _Why.SYNC

@@ -1,4 +1,4 @@
-"""Findings of rules: their diagnostics, and which rules were applied in full, so that they hold without an error."""
+"""Findings of rules: diagnostics, and the rules that were applied in full, which hold if none of them is an error."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def names(rules: Collection[Rule]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Rules that were applied in full, which hold if no diagnostic is an error, and diagnostics of any checks."""
+    """The rules that were applied in full, which hold if no diagnostic is an error, and all diagnostics."""
 
     rules: frozenset[Rule] = frozenset()
     diagnostics: tuple[Diagnostic, ...] = ()
@@ -54,7 +54,7 @@ def apply(rule: Rule, *parts: Iterable[Diagnostic]) -> Findings:
 
 
 def check(rule: str, *parts: Iterable[Diagnostic]) -> Findings:
-    """The findings of a part of a rule, which do not say that the rule holds; ``parts`` are as in `apply`."""
+    """The findings of only a part of a rule, so that the rule is not listed as applied; ``parts`` are as in `apply`."""
     listed = next((diagnostics for diagnostics in map(once, parts) if diagnostics), ())
     rest = listed[_MOST:]
     if not rest:

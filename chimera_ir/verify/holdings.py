@@ -26,14 +26,14 @@ from chimera_ir.ir.turns import Ring
 
 
 class Kept(NamedTuple):
-    """Numbers of micro-batches of which a stage keeps something, in the header's (a half or a slice counts as one).
+    """Numbers of micro-batches of which a stage keeps something, where a half or a slice counts as one micro-batch.
 
     ``activations`` counts micro-batches whose activations the stage keeps, ``inputs`` those of which it keeps the input
     alone, and ``begun`` those between the two halves of a split backward. During a backward that runs the forward
     again, its micro-batches count in ``activations`` and in ``inputs``. ``carries`` counts the slices whose carry is
     kept, and ``carry_gradients`` the gradients of carries that wait for the backward of their slice. ``on_host`` counts
-    micro-batches whose activations are on the host, or on their way there or back, ``operands_on_host`` those of which
-    it is what the second half of the backward needs.
+    micro-batches whose activations are on the host, or on their way there or back; ``operands_on_host`` counts those
+    whose operands are, which the second half of a split backward needs.
     """
 
     stage: Stage
@@ -58,7 +58,7 @@ class OnHost(NamedTuple):
 
 
 Moment = tuple[Kept, ...]
-"""The activations alive at once: an entry for each stage that a worker holds, ascending."""
+"""All that a worker keeps at one time: an entry for each stage that it holds, ascending."""
 
 KEPT_UNITS = (
     Counted.ACTIVATIONS,
@@ -71,7 +71,7 @@ KEPT_UNITS = (
 """The units of the numbers of a `Kept`, in their order; those of an `OnHost` are the last ones."""
 
 _Counts = tuple[int, ...]
-"""The numbers of a moment: those of all stages in the first unit, then in the next one, and so on."""
+"""The numbers of a moment: those of all stages in the first unit, then those in the next unit, and so on."""
 
 Entry = TypeVar("Entry", Kept, OnHost)
 
@@ -168,7 +168,10 @@ def on_host(
 def _moments(
     header: Header, stages: Sequence[Stage], lane: Iterable[MoveStep], period: int, units: Sequence[Counted]
 ) -> Iterator[_Counts]:
-    """Yields what is kept before anything is freed, if anything was added since the last moment; equal ones once."""
+    """Yields what is kept at each moment before something is freed, if something was added since the moment before.
+
+    Of equal moments only the first is yielded.
+    """
     places = {key: place for place, key in enumerate(product(units, stages))}
     counts, yielded, grown = [0] * len(places), set[_Counts](), False
     added = (
@@ -213,14 +216,17 @@ def _covers(larger: _Counts, smaller: _Counts) -> bool:
 
 
 def _stashed(parts: LaneParts, updates: int) -> Iterator[tuple[WeightGroup, int, int]]:
-    """Yields the changes of the number of stashed versions; ``updates`` is the number of those in a turn, or 0."""
+    """Yields the changes, for `repeated`, of the number of stashed versions of each group.
+
+    ``updates`` is the number of updates in a turn of a stream; 0 if the lane has all operations.
+    """
     for _, line in parts.updates:
         if isinstance(line, Stash | Drop):
             yield line.group, 1 if isinstance(line, Stash) else -1, line.version // updates if updates else 0
 
 
 def _under_way(parts: LaneParts, period: int) -> Iterator[tuple[Crossing, int, int | Fraction]]:
-    """Yields the changes of the micro-batches that are on their way to other workers, by edge."""
+    """Yields the changes, for `repeated`, of the number of micro-batches that are on their way over each edge."""
     posted = ((place, send.message, 1) for place, send in parts.sends)
     waited_for = ((place, wait.message, -1) for place, wait in parts.wait_sends)
     for _, message, sign in merge(posted, waited_for, key=itemgetter(0)):
@@ -228,10 +234,10 @@ def _under_way(parts: LaneParts, period: int) -> Iterator[tuple[Crossing, int, i
 
 
 def _receiving(receives: Iterable[Recv], rings: Mapping[Crossing, Ring]) -> Iterator[Receiving]:
-    """Yields the receive buffers of a lane, by edge and, for each, in the order of the slots.
+    """Yields the receive buffers of a lane by edge, with the slots of each edge in order.
 
-    The slots of a ring are used round and round: with n messages a turn and k slots, the message in slot i has slot
-    (i + n) % k in the next turn. In the long run it is in all slots whose number leaves the same remainder as i when
+    The slots of a ring are used round and round: with n messages a turn and k slots, the message in slot i has slot (i
+    + n) % k in the next turn. In the long run it is in all slots whose number leaves the same remainder as i when
     divided by the greatest common divisor of n and k, and in no other.
     """
     rooms: dict[Crossing, dict[int, int]] = defaultdict(lambda: defaultdict(int))

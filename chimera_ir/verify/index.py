@@ -1,4 +1,4 @@
-"""The flow of a program by places in its lanes, and indices of its messages and sums for lists."""
+"""The flow of a program by places in its lanes, and numbers of its messages and sums that serve as list indices."""
 
 from itertools import chain
 
@@ -16,7 +16,7 @@ def cells(program: Program) -> Flow:
 
 
 def key(header: Header, message: Message) -> int:
-    """The index of a message, from 0 to ``len(edges) * micro_batches - 1``; a value must cross its edge.
+    """The index of a message, from 0 to ``len(edges) * micro_batches - 1``; its edge must be one of the header.
 
     No two messages of a program share it, as each micro-batch is in one message of each value and edge.
     """

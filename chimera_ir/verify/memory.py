@@ -57,7 +57,7 @@ def memory(schedule: Schedule | Program) -> Iterator[Diagnostic]:
 def memory_of_program(program: Program, needs: Needs | None) -> Iterator[Diagnostic]:
     """Yields the declared bounds that only a program shows, and that it exceeds: weights in all versions, and bytes.
 
-    Where memory moves, the lines of the program say when, so the other bounds are checked by these.
+    If memory moves, only the lines of the program say when, so the other bounds are checked here as well.
     """
     header = program.header
     if header.moves:

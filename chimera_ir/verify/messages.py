@@ -24,7 +24,7 @@ from chimera_ir.verify.wording import content
 
 
 class HandOver(NamedTuple):
-    """A message that the program needs: its `key`, the worker that sends it and the worker that receives it."""
+    """A message that the program needs: its `key`, the sender (``start``) and the receiver (``end``)."""
 
     number: int
     start: Worker
@@ -77,7 +77,7 @@ def _enter(
     *,
     at_start: bool,
 ) -> None:
-    """Enters places of lines of one kind in ``where``, and those that may be wrong in ``places``.
+    """Enters the places of lines of one kind in ``where``, and the lines that may be wrong in ``places``.
 
     ``peers`` has the worker that each line names, or None. ``at_start`` says that such lines are the sender's.
     """
@@ -115,8 +115,8 @@ def _expected(program: Program) -> dict[Message, HandOver]:
 def messages(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diagnostic]:
     """Yields diagnostics of lines for messages: unknown, redundant, about the wrong peer, missing or misplaced.
 
-    The operations of the program are complete and placed, and grouped the same way on all stages; ``cells`` and
-    ``places`` are of them and of its messages.
+    The operations of the program are complete and placed, and grouped the same way on all stages. ``cells`` is the flow
+    of the program (`index.cells`), ``places`` has the places of its messages (`places`).
     """
     for worker, place in places.suspect:
         instruction = program.lanes[worker][place]
@@ -158,7 +158,7 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
 def _handed_on_with(maker: Instruction, message: Message) -> tuple[Micro, ...]:
     """The micro-batches that ``maker`` hands on together with the first micro-batch of a message.
 
-    If ``maker`` does not make the content of the message, these are the micro-batches of the message.
+    If ``maker`` does not make the value of the message, these are the micro-batches of the message.
     """
     parts = maker.parts if isinstance(maker, Compute | Pair) else ()
     handed_on = (

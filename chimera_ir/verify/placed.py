@@ -18,7 +18,11 @@ _Unknown = tuple[type[say.NoSuchOperation]] | tuple[type[say.NumberNotThere], st
 
 
 def placed(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
-    """Yields the mistakes of the placement of ``operations``, which have their workers; equal ones in a line once."""
+    """Yields mistakes in the placement of ``operations``, each of which has its worker.
+
+    Mistakes of one kind in one line of text are one diagnostic. If the header itself is wrong, only its mistakes are
+    shown.
+    """
     mistakes = list(_header(header))
     yield from mistakes or _operations(header, operations)
 
@@ -110,7 +114,10 @@ def _unknown(header: Header, worker: Worker, operation: Compute) -> _Unknown | N
 
 
 def _unknown_version(header: Header, version: Version | None, *, named: bool) -> _Unknown | None:
-    """The message about the version of an operation, which names one if it is ``named`` in schemes without a flush."""
+    """The message about a wrong version of an operation; None if it is right.
+
+    ``named`` says whether such an operation names a version in schemes without a flush; with a flush none does.
+    """
     if not (named and header.steps_inside):
         return None if version is None else (say.VersionOfOneUpdate,)
     if version is None:

@@ -325,9 +325,9 @@ class Held(NamedTuple):
 
 
 class RecordedLane:
-    """The argument of a script's functions, which must do what ``lane`` says; ``held`` is what the rank holds.
+    """The argument of a script's functions, which must do what ``lane`` says; ``held`` says what the rank has.
 
-    ``next_line`` takes the next line of the lane, None after the last.
+    ``next_line`` takes the next line of the lane; it returns None after the last.
     """
 
     def __init__(self, lane: Iterable[ops.Instruction], held: Held, run: ScriptRun) -> None:
@@ -379,7 +379,7 @@ def _role(value: HandedOn) -> str:
 
 
 def _call_text(header: Header, done: ops.Instruction, *arguments: object) -> str:
-    """The words for a call: its line, and the values that it gets."""
+    """The words for a call: the line that it stands for, and the values that it gets."""
     values = [_value_text(header, value) for value in arguments]
     return f"does `{text_of(done, header)}`" + (f" with the {' and the '.join(values)}" if values else "")
 

@@ -24,7 +24,10 @@ from chimera_ir.verify.transport import replay
 
 
 def repeats(schedule: Schedule) -> Iterator[Diagnostic]:
-    """Yields the lanes of a stream's view (complete, placed) that do not repeat, at their first such line."""
+    """Yields a diagnostic for each lane that does not repeat one turn, at the first line that breaks the turn.
+
+    The schedule is a complete and placed view of a stream.
+    """
     for number, lane in enumerate(schedule.lanes):
         yield from _lane(schedule.header, Worker(number), lane)
 

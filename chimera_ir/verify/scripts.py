@@ -80,7 +80,7 @@ def _place(frame: FrameType) -> CallPlace:
 
 
 def _noted(program: Program, files: Mapping[str, str], note: Callable[[FrameType], _Note]) -> Iterator[list[_Note]]:
-    """Runs the function that trains of each worker's script; yields what ``note`` says of it at each instruction."""
+    """Runs each worker's training function; yields what ``note`` returns for its frame at each instruction."""
     for worker, of_rank in enumerate(json.loads(files[FACTS])["ranks"]):
         script, notes = _Script(script_name(worker), files[script_name(worker)], program.header), list[_Note]()
         lane = _with_callers(program.lanes[worker], script_name(worker), note, notes)
@@ -96,7 +96,7 @@ def script_name(worker: int) -> str:
 def _trained(
     script: "_Script", lane: Iterable[Instruction], header: Header, of_rank: Mapping[str, Any]
 ) -> Iterator[Diagnostic]:
-    """Runs the function of a script that trains; yields its first difference from ``lane``."""
+    """Runs the training function of a script; yields its first difference from ``lane``."""
     held, turns = _held(header, of_rank), of_rank["turns"]
     if turns is None:
         return script.compared("update", [()], RecordedLane(lane, held, ScriptRun()))
@@ -107,7 +107,10 @@ def _trained(
 def _with_callers(
     lane: Iterable[Instruction], name: str, note: Callable[[FrameType], _Note], notes: list[_Note]
 ) -> Iterator[Instruction]:
-    """Yields a lane's instructions; adds to ``notes`` what ``note`` says of the code in file ``name`` that asks."""
+    """Yields a lane's instructions, and notes which code in file ``name`` asks for each.
+
+    What ``note`` returns for the frame of that code is added to ``notes``.
+    """
     for instruction in lane:
         frame = currentframe()
         while frame is not None and frame.f_code.co_filename != name:
@@ -167,7 +170,7 @@ def _functions(name: str, text: str) -> dict[str, Callable[..., None]]:
 
 
 def _foreign(module: CodeType) -> Iterator[str]:
-    """Yields the names in a script that no correct script uses."""
+    """Yields the names in a script that a correct script does not use."""
     functions = [constant for constant in module.co_consts if isinstance(constant, CodeType)]
     of_functions = _OF_FUNCTIONS | {kind.method for kind in KINDS.values()} | {value.made for value in values()}
     of_functions |= {f"wait_{kind.method}" for kind in KINDS.values() if kind.moves}

@@ -25,7 +25,8 @@ from chimera_ir.verify.wording import content
 def slots(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diagnostic]:
     """Yields receives into a slot that is in use, or whose number is higher than the lane needs.
 
-    The program has no errors by the rule "messages"; ``cells`` and ``places`` are of its operations and its messages.
+    The program has no errors by the rule "messages". ``cells`` is its flow (`index.cells`), ``places`` has the places
+    of its messages (`messages.places`).
     """
     for number, parts in enumerate(program.parts):
         worker = Worker(number)

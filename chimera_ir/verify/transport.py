@@ -1,4 +1,4 @@
-"""The two transports of the rule "channels", and the lanes that run on them.
+"""The two transports of the rule "channels", and the replay of lanes on them.
 
 Directed queues (NCCL)
     One in-order queue per directed pair of workers. A transfer happens when its send and its receive are both at the

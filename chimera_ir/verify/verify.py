@@ -1,4 +1,4 @@
-"""Verification: applies the rules level by level, and has the type of programs for which all rules hold."""
+"""Verification: applies the rules level by level, and defines the type of programs for which all rules hold."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
@@ -105,7 +105,11 @@ class Verified:
         return next(result.blocked for result in self.communications if result.communicators is communicators)
 
     def with_evaluation(self, evaluation: "Callable[[], Verified]") -> tuple[Communication, ...]:
-        """The `communications` of the program with those of ``evaluation()``, which is called only if they matter."""
+        """The `communications` of the program, blocked where its evaluation does not finish.
+
+        ``evaluation`` returns the verified evaluation; it is called only if the program finishes with fewer
+        communicators.
+        """
         if not any(training.finishes for training in self.communications[1:]):
             return self.communications
         return tuple(
@@ -141,11 +145,11 @@ def verify_schedule(
 ) -> Checked:
     """Applies the rules "conflict-free", "complete", "placed" and "acyclic", and parts of "memory" and "repeats".
 
-    The level is any schedule; that of a plan of a stream from a text has the updates that the plan shows. Clocks of
-    the ``plan`` that do not increase are warnings. Without a plan the place in the lane is the clock, so no two
-    operations of a worker share a clock. ``needs`` gives the bytes of its program; None if they are not known, so that
-    bounds in bytes are not checked: a warning. If the level is ``of_program`` and memory moves, its lines
-    say how much is kept, so that is compared with the bounds there.
+    ``level`` is any schedule; if it comes from the text of a stream's plan, it has the updates that the plan shows.
+    Clocks of ``plan`` that do not increase along a dependency are warnings. Without a plan an operation's place in its
+    lane is its clock, so no two operations of a worker share a clock. ``needs`` gives the bytes of the program; without
+    it, bounds in bytes are not checked, which is a warning. ``of_program`` says that the schedule is that of a program:
+    if memory moves, the program's lines say how much is kept, so its bounds are checked there and not here.
     """
     if isinstance(level, ScheduleStream):
         schedule = level.view(level.updates_shown if plan is None else plan.header.updates)
@@ -168,7 +172,7 @@ def _clocks(plan: Plan | None) -> Findings:
 
 
 def verify_operations(schedule: Schedule) -> Findings:
-    """The findings of the rules that hold of a schedule in whatever order its workers run their operations."""
+    """The findings of the rules that do not depend on the order in which workers run their operations."""
     if len(schedule.lanes) != schedule.header.workers:
         return Findings(diagnostics=(LaneCount(NOWHERE, len(schedule.lanes), schedule.header.workers),))
     operations = [
@@ -230,13 +234,13 @@ def verify_program(level: Program | ProgramStream, checked: Checked | None = Non
 
 
 def _updates_proven(stream: ProgramStream, checked: Checked | None) -> int:
-    """The updates that show all that ever happens or, if these are more, those of the schedule that is checked."""
+    """The number of updates to prove: those that show all that ever happens, but at least the checked ones."""
     shown = stream.updates_shown
     return shown if checked is None else max(shown, checked.schedule.header.updates)
 
 
 def proven(program: Program, checked: Checked | None = None) -> tuple[Checked, Findings, tuple[Certificate, ...]]:
-    """The checked schedule of a program, the findings of all rules but "repeats", and the certificates.
+    """The checked schedule of a program, the findings of all rules but "repeats" and "scripts", and the certificates.
 
     The program may be some updates of a stream. Raises the errors of `verify_program`.
     """

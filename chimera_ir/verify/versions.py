@@ -81,7 +81,8 @@ def differing(schedule: Schedule) -> Iterator[Diagnostic]:
 def ties(schedule: Schedule) -> Iterator[Diagnostic]:
     """Yields for each pair of tied stages the first micro-batch, in a stream, of which they read different versions.
 
-    Their updates have the same micro-batches, so they are made together, with one version of the shared parameters.
+    Each update of tied stages is made from the same micro-batches, so they step together, and their shared parameters
+    have one version at a time.
     """
     header = schedule.header
     tied = {stage for tie in header.ties for stage in tie}
