@@ -60,7 +60,7 @@ class Law:
         return self.period == 1 and self.increment == 0
 
     def at(self, m: int) -> int:
-        """Evaluates the law for micro-batch m of the pipe, which may lie in any turn."""
+        """The value f(m), by the law, for any integer m."""
         turn, position = divmod(m, self.period)
         return self.values[position] + self.increment * turn
 
@@ -74,7 +74,7 @@ COUNT = Law((0,), 1)
 """The law of m itself."""
 
 ALWAYS = Law((True,), 0)
-"""The law of an operation line without a guard."""
+"""The law of a guard that holds for every m: that of an operation line without a guard."""
 
 _Fold = Callable[[Law, Law, int], Law]
 
@@ -290,9 +290,9 @@ def _larger(left: Law, right: Law, period: int) -> Law:
 
 
 def _ahead(m: int, lead: int, gain: int, period: int) -> int:
-    """The m from which on a difference is never negative; at ``m`` it is ``lead``, and a period adds ``gain`` > 0.
+    """The first number after the last m + k * period, for integers k, at which a difference is negative.
 
-    Only every ``period``-th m counts, and the result is the first m after the last one with a negative difference.
+    The difference is ``lead`` at ``m``, and each period adds ``gain`` > 0 to it.
     """
     turns = -(lead // gain)
     return m + (turns - 1) * period + 1

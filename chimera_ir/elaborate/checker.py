@@ -198,7 +198,8 @@ class _Checker:
     ) -> None:
         """Checks what the lines ``stages`` and ``let`` of a pipe define; adds the names of the latter to ``named``.
 
-        A name for the worker stands for a formula, which may use names; then come the names that use the worker.
+        A name for the worker stands for the formula of its place, which may use names of ``let``. So names that do not
+        use the worker are checked before this formula, and names that use it after.
         """
         inside = outside.new_child({**variables})
         of_name: dict[str, tuple[str, ...]] = {}
@@ -235,7 +236,7 @@ class _Checker:
         outside: NameLayers,
         inside: NameLayers,
     ) -> None:
-        """Checks a line ``let`` of a pipe; ``variables`` has those that each name depends on."""
+        """Checks a line ``let`` of a pipe; ``variables`` has for each name the variables that it depends on."""
         name = let.name.text
         if isinstance(let.value, ast.NumberTable):
             named.setdefault(name, self._table(let.value, let.name, outside))

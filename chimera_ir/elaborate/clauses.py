@@ -1,6 +1,6 @@
 """Checks for lines that a scheme must have, may have once, or may have only together with other lines.
 
-A memory bound may lack the name of the worker: there an unknown name gets another help.
+A memory bound need not name the worker. If one that does not has an unknown name, the help says how to name the worker.
 """
 
 from collections.abc import Iterable, Iterator
@@ -44,7 +44,7 @@ def check_clauses(scheme: ast.Scheme) -> Iterator[Diagnostic]:
 
 
 def suggest_workers(scheme: ast.Scheme, mistakes: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
-    """Yields the mistakes; that of an unknown name in a memory bound without a worker says how to name one."""
+    """Yields the mistakes; for an unknown name in a memory bound without a worker, one that says how to name it."""
     quantities = {
         node.span: item.quantity.value
         for item in scheme.items
@@ -88,7 +88,7 @@ def _lines(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
 
 
 def _slices(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
-    """Diagnostics of lines that say nothing of a slice in a pipe with slices, or that its micro-batches cannot have."""
+    """Diagnostics of operations that lack a slice or name one needlessly, and of groups and halves besides slices."""
     cut = next((line for line in pipe.clauses if isinstance(line, ast.Slices)), None)
     for line in pipe.clauses:
         if isinstance(line, ast.Micros) and line.halves and cut:
@@ -121,7 +121,7 @@ def _flushed(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
 
 
 def _streaming(pipe: ast.PipeBlock, update: ast.Update) -> Iterator[Diagnostic]:
-    """Diagnostics of lines that a pipe without end lacks, or has and may not have."""
+    """Diagnostics of lines that a pipe without end must have and lacks, or must not have."""
     for clause in pipe.clauses:
         match clause:
             case ast.Micros(range=ast.Range(span=span)):

@@ -78,7 +78,7 @@ class Outline:
         return PlanStream(moving, operations, self.endless.turn.clocks, self.endless.turns, rises)
 
     def _rises(self, operations: Sequence[Listed], header: Header, reads: Readings) -> tuple[int, ...]:
-        """The growth of each operation's preference from a turn to the next."""
+        """The growth of each operation's preference from one turn to the next."""
         following = tuple(shape.following(len(shape.micro_range)) for shape in self.shapes)
         pairs = zip(operations, _planned(following, header.pipes, reads), strict=True)
         return tuple(_preference(later) - _preference(earlier) for earlier, later in pairs)
@@ -118,7 +118,10 @@ def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tree:
-    """A scheme as a key by identity, because equal schemes may have different spans, and so different diagnostics."""
+    """A scheme as a cache key that is compared by identity.
+
+    Equal schemes may have different spans, and so different diagnostics.
+    """
 
     scheme: ast.Scheme
 

@@ -17,7 +17,7 @@ from chimera_ir.syntax import ast
 from chimera_ir.syntax.spelling import FOREIGN_NAMES
 
 MAX_SIZE, MAX_DEPTH = 2_000, 200
-"""The most operators and operands of a formula with its functions written out, and the most levels."""
+"""The most operators and operands of a formula with its functions written out, and the most levels of nesting."""
 
 
 class Type(Enum):
@@ -41,7 +41,7 @@ class ValueName:
 
 @dataclass(frozen=True, slots=True)
 class FunctionName:
-    """A name for a function of numbers; ``result`` is None as the type of a value may be."""
+    """A name for a function of numbers; ``result`` is None if a mistake keeps its type from being known."""
 
     parameters: tuple[str, ...]
     result: Type | None
@@ -60,7 +60,7 @@ class TableName:
 
 
 class FormulaSize(NamedTuple):
-    """The number of operators and operands of a formula, and its levels."""
+    """The number of operators and operands of a formula, and its levels of nesting."""
 
     operands: int
     levels: int
@@ -145,7 +145,7 @@ class FormulaChecker:
         self.announce(defined)
 
     def announce(self, defined: Iterable[Definition]) -> None:
-        """Takes in the definitions of the innermost layer, so that a name which is used too early is not unknown."""
+        """Records definitions of the innermost layer, so that a name used before its definition counts as known."""
         for definition in defined:
             self.uses[definition.name.text] = definition.names
             self.spans.maps[0].setdefault(definition.name.text, definition.name.span)
@@ -254,7 +254,11 @@ class FormulaChecker:
             self.mistakes.append(say.UnknownName(span, text, guess, listed))
 
     def _way(self, start: str, goal: str, *, far: bool) -> tuple[str, ...] | None:
-        """The shortest chain of definitions from ``start`` to ``goal``, at most one long unless ``far``; or None."""
+        """The names on the shortest chain from ``start`` to ``goal``, each used in the definition of the one before.
+
+        ``goal`` itself is left out. The result is None if there is no chain; unless ``far``, only ``start`` itself is
+        tried.
+        """
         came_from = {start: ""}
         pending = [start] if far else []
         for name in pending:

@@ -30,7 +30,10 @@ class _Column(NamedTuple):
 
 
 class Grid:
-    """All pairs of ``micros`` and ``stages``, the values of the two variables with ``names``, by micro-batch."""
+    """All pairs of a micro-batch of ``micros`` and a stage of ``stages``, one micro-batch after the other.
+
+    ``names`` are the names of the two variables in formulas.
+    """
 
     def __init__(self, micros: Sequence[int], stages: Sequence[int], names: tuple[str, str], scope: Scope) -> None:
         variables = _Column(True, False, list(micros)), _Column(False, True, list(stages))

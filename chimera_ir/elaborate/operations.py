@@ -31,13 +31,13 @@ class _Single(NamedTuple):
 
     @property
     def numbers(self) -> dict[int, Micro]:
-        """The global numbers of the pipe's micro-batches, of which each counts as often as it has slices."""
+        """The global number of each micro-batch of the pipe, or of its first slice, by the pipe's own number."""
         return dict(zip(self.shape.micro_range, self.pipe.micros[:: self.shape.slices], strict=True))
 
     def computes(
         self, batches: Iterable[tuple[Micro, ...]], stages: Iterable[Stage], line: ast.Operation, reads: Readings
     ) -> list[Compute]:
-        """One operation for each group of micro-batches in ``batches`` and the stage at its place in ``stages``.
+        """One operation for each group of micro-batches in ``batches``, on the stage at the same place in ``stages``.
 
         ``line`` is the origin of all of them; ``reads`` has the versions that they read. Moves read no weights.
         """
@@ -155,7 +155,10 @@ def _one_by_one(line: ast.Operation, singles: Sequence[_Single], shape: Shape, r
 
 
 def _joined(line: ast.Operation, placed: Sequence[_Placed], shape: Shape, *values: tuple[str, int]) -> Operation:
-    """A line's only operation, or the pair of its two; raises ``Rejected`` if they cannot be one with ``values``."""
+    """A line's only operation, or the pair of its two; raises ``Rejected`` if these cannot be a pair.
+
+    ``values`` are those of the variables, for the diagnostic.
+    """
     if len(placed) == 1:
         return placed[0][1]
     (worker, first), (other, second) = placed
@@ -177,7 +180,8 @@ def _batches_on_grid(
 ) -> Sequence[tuple[Micro, ...] | None]:
     """The global numbers of the micro-batches ``micro`` at each point of the grid.
 
-    ``numbers`` has the number of each micro-batch of the pipe. None stands for no micro-batch, or one that it lacks.
+    ``numbers`` has the number of each micro-batch of the pipe. None stands for an empty range, or one that leaves the
+    pipe.
     """
     if not isinstance(micro, ast.Range):
         single = {micro_batch: (number,) for micro_batch, number in numbers.items()}
@@ -217,7 +221,7 @@ def _group(numbers: dict[int, Micro], start: int, stop: int) -> tuple[Micro, ...
 
 
 def _no_such(single: _Single, shape: Shape, frame: Frame) -> Diagnostic:
-    """The diagnostic of an operation whose micro-batch or stage, computed for ``frame``, is not in its pipe."""
+    """The diagnostic of an operation on a micro-batch or a stage that its pipe lacks; ``frame`` has the variables."""
     scope, subject = shape.scope.with_variables(*shape.names), single.subject
     instance, micros = shape.instance(*zip(shape.names, frame, strict=True)), single.shape.micro_range
     formulas = (subject.micro.start, subject.micro.stop) if isinstance(subject.micro, ast.Range) else (subject.micro,)

@@ -67,7 +67,10 @@ class Shape:
         return self.micros.variable.text, self.stages.variable.text
 
     def values(self, formula: ast.Expression, variables: Mapping[str, Iterable[int]]) -> Iterator[tuple[Frame, int]]:
-        """Yields the variables' combined values, each with a formula's value; raises `Rejected` where it has none."""
+        """Yields every combination of the variables' values, with the value that a formula has for it.
+
+        Raises `Rejected` for the first combination for which the formula has no value.
+        """
         value = compiled(formula, self.scope.with_variables(*variables))
         for frame in product(*variables.values()):
             try:
@@ -80,12 +83,12 @@ class Shape:
         return rejecting(self.instance(*values))
 
     def following(self, count: int) -> "Shape":
-        """An endless pipe that begins ``count`` micro-batches later."""
+        """This endless pipe, begun ``count`` micro-batches later."""
         micros = range(self.micro_range.start + count, self.micro_range.stop + count)
         return replace(self, micro_range=micros, steps=micros[:: self.steps.step])
 
     def lengthened(self, count: int) -> "Shape":
-        """An endless pipe, cut after ``count`` micro-batches, which is a multiple of the step."""
+        """This endless pipe, cut after ``count`` micro-batches; ``count`` is a multiple of the step."""
         start = self.micro_range.start
         micros = range(start, start + count)
         return replace(self, micro_range=micros, steps=micros[:: self.steps.step])
@@ -107,7 +110,10 @@ def shapes(scheme: ast.Scheme, values: Globals, max_operations: int) -> tuple[Sh
 
 
 def _instances(pipes: Iterable[ast.PipeBlock], scope: Scope) -> list[tuple[ast.PipeBlock, str, Scope]]:
-    """The pipes with their names and scopes, one for each index. All are counted before any is elaborated."""
+    """The pipes with their names and scopes, an indexed pipe once for each index.
+
+    Raises ``Rejected`` if there are more than `MAX_PIPES`, before any of them is elaborated.
+    """
     instances: list[tuple[ast.PipeBlock, str, Scope]] = []
     for pipe in pipes:
         name = pipe.name.text
@@ -166,7 +172,7 @@ def _named(clauses: Iterable[ast.Clause], stages: ast.Stages, scope: Scope, inst
 
 
 def _slice_count(cut: ast.Slices, scope: Scope, instance: Instance) -> int:
-    """The number of slices of a micro-batch; raises ``Rejected`` if there are none, or not from 0 on."""
+    """The number of slices of a micro-batch; raises ``Rejected`` if there are none, or if they do not begin at 0."""
     slices = _range(cut.range, scope, instance, MAX_MICRO_BATCHES, "slice")
     where = cut.range.span, _range_values(cut.range, scope), instance
     if not slices:

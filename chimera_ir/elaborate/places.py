@@ -53,15 +53,16 @@ def _pipe(
 
 
 def _each_slice(numbers: Sequence[int], slices: int) -> Iterator[Micro]:
-    """Yields the numbers of the slices of micro-batches with some numbers."""
+    """Yields the numbers of all slices of the micro-batches ``numbers``."""
     return (Micro(slices * number + place) for number in numbers for place in range(slices))
 
 
 def _recomputed(shape: Shape) -> Mapping[int, Set[int]]:
-    """The micro-batches, in the pipe's own numbers, that each stage recomputes, if it recomputes any.
+    """The micro-batches, in the pipe's own numbers, that each stage recomputes; without stages that recompute none.
 
-    They are those of the pipe's line ``recompute``, else those of its recomputations. A formula that has no value in
-    the latter is left to the elaboration of the operations, which reports it.
+    The line ``recompute`` of the pipe says which they are; without this line, its operation lines that are
+    recomputations do. If a formula of such an operation line has no value, the elaboration of the operations reports
+    it.
     """
     clause, (micro_variable, stage_variable) = shape.recompute, shape.names
     if clause and (clause.guard is None or not shape.scope.depends(clause.guard, micro_variable)):

@@ -41,7 +41,10 @@ def check_versions(shape: Shape, laws: Sequence[Law]) -> None:
 
 
 def readings(shapes: Sequence[Shape], pipes: Sequence[Pipe], rhythms: Sequence[Rhythm]) -> Readings:
-    """The versions that the micro-batches of a turn read, by the laws of their pipes; below 0 before version 0."""
+    """The versions that the micro-batches of a turn read, by the laws of their pipes.
+
+    They may be below 0, as a turn stands for all turns.
+    """
     return {
         (number, Stage(stage)): Version(law.at(shape.micro_range[place // shape.slices]))
         for shape, pipe, rhythm in zip(shapes, pipes, rhythms, strict=True)
@@ -51,7 +54,7 @@ def readings(shapes: Sequence[Shape], pipes: Sequence[Pipe], rhythms: Sequence[R
 
 
 def torn(planned: Iterable[Planned | Unclocked], reads: Readings, header: Header, turns: int) -> Iterator[Diagnostic]:
-    """Diagnostics of operations on micro-batches that belong to several updates, or that read several versions.
+    """Diagnostics of operations whose micro-batches belong to several updates, or read several versions.
 
     ``planned``, ``reads`` and ``header`` are those of the first turn. Operations of ``turns`` turns are checked: in the
     first ones several micro-batches may read version 0.

@@ -41,8 +41,8 @@ class Rhythm:
 
     ``rate`` is the clocks per micro-batch, the same for every operation, above 0. After ``period`` micro-batches, a
     multiple of the step, everything repeats, ``rate * period`` clocks later; ``first`` and ``last`` are the first and
-    the last clock of an operation on these micro-batches. ``versions`` has, for each of the stages, the law of the
-    version that micro-batches read in the long run.
+    the last clock of an operation on these micro-batches. ``number`` is the law of the global numbers of micro-batches.
+    ``versions`` has, for each of the stages, the law of the version that micro-batches read in the long run.
     """
 
     rate: Fraction
@@ -96,7 +96,7 @@ def _weight(formula: ast.Expression, shape: Shape, most: int) -> Law:
 
 
 def _recomputed(shape: Shape, stages: Sequence[int], most: int) -> Iterator[Law]:
-    """Yields the law of which micro-batches a stage recomputes by the line ``recompute``, if it has a condition."""
+    """Yields for each stage the law of the condition of the line ``recompute``; nothing if there is no condition."""
     guard = None if shape.recompute is None else shape.recompute.guard
     for stage in stages if guard is not None else ():
         assert guard is not None

@@ -97,8 +97,8 @@ def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals
 class _GlobalsEvaluator:
     """Evaluates the lines from top to bottom.
 
-    ``scope`` refers to ``values``, ``tables`` and ``functions``, which grow, and to units, which the checker leaves to
-    bounds in bytes. A parameter has the value in ``settings``, or else its default.
+    ``scope`` refers to ``values``, ``tables`` and ``functions``, which grow, and to units, which the checker allows
+    only in bounds in bytes. A parameter has the value in ``settings``, or else its default.
     """
 
     def __init__(self, scheme: ast.Scheme, settings: Mapping[str, int]) -> None:
@@ -156,7 +156,7 @@ class _GlobalsEvaluator:
                 assert_never(item)
 
     def _leave_out(self, parts: tuple[ast.Expression | ast.Range, ...], workers: int) -> None:
-        """Adds the workers that have no stage; a part that names none of the ``workers`` workers fails."""
+        """Adds the workers that have no stage; fails at a part that goes beyond the ``workers`` workers."""
         for part in parts:
             ends = (part.start, part.stop) if isinstance(part, ast.Range) else (part,)
             start, *more = map(self._value, ends)
@@ -180,7 +180,10 @@ class _GlobalsEvaluator:
         return reduce(or_, (self._parameters_of.get(name, 0) for name in ast.names_in(expression)), 0)
 
     def _value(self, expression: ast.Expression) -> int:
-        """The value of an expression; if it has none, raises the diagnostics so far or, if there are none, why."""
+        """The value of an expression; if it has none, raises ``Rejected``.
+
+        The error has the diagnostics so far or, if there are none, the reason.
+        """
         try:
             return evaluate(expression, self.scope, Instance())
         except Rejected as rejected:

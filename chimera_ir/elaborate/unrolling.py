@@ -151,7 +151,7 @@ def _turns(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: TurnSize) -
 def _too_many(shapes: Sequence[Shape], turn: TurnSize, turns: int, limit: int, period: int) -> list[Diagnostic]:
     """The diagnostic of a scheme with more operations, or pairs of micro-batches and stages, than the limit.
 
-    Their number is computed from the ranges alone. ``turn``, ``turns`` and ``period`` may be lower bounds.
+    The number is computed from the ranges alone. It is a lower bound if ``turn``, ``turns`` and ``period`` are.
     """
     stages = len(shapes[0].stage_range)
     lines = sum(
