@@ -22,11 +22,14 @@ MAX_INTEGER = 2**63 - 1
 """The largest number that a scheme may write or compute."""
 
 _PLACEHOLDER = next(iter(KINDS.values()))
-"""The kind of an operation whose letter is a mistake."""
+"""Stands for the kind of an operation whose letter is a mistake."""
 
 
 def build(tree: Tree[Token]) -> tuple[ast.Scheme, tuple[Diagnostic, ...]]:
-    """The scheme of a parse tree, and the mistakes that the grammar accepts, after which the scheme is incomplete."""
+    """The scheme of a parse tree, and the mistakes that the grammar does not see.
+
+    If there are any, parts of the scheme are made up.
+    """
     builder = _Builder()
     return builder.transform(tree), tuple(builder.mistakes)
 
@@ -51,7 +54,7 @@ _PLAIN: dict[str, Callable[..., ast.SyntaxNode]] = {
 
 
 class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
-    """One method for each rule of the grammar that makes a node and is not in `_PLAIN`."""
+    """Builds the tree, with a method for each rule of the grammar that makes a node and is not in `_PLAIN`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from chimera_ir.syntax.ast import Clause, Operation, PipeBlock, Recompute, Schem
 class Change:
     """Clauses for every pipe: all stages recompute, or all use one strategy of sums; by default nothing changes.
 
-    A pipe whose recomputations have clocks, or that moves activations to the host, recomputes as its lines say.
+    A pipe that has lines for recomputations, or for moves of memory, recomputes only as its lines say.
     """
 
     recompute: bool = False
@@ -27,7 +27,7 @@ class Change:
         return replace(scheme, items=tuple(items))
 
     def unmet_by(self, scheme: Scheme) -> bool:
-        """Whether stages are asked to recompute in a pipe that moves their activations, and gives no clocks to it."""
+        """Whether a pipe cannot recompute as asked, because it moves memory and has no lines for recomputations."""
         pipes = ([c.subjects[0].kind for c in item.clauses if isinstance(c, Operation)] for item in _pipes(scheme))
         return self.recompute and any(
             any(kind.moves for kind in kinds) and not any(kind.recomputes for kind in kinds) for kinds in pipes

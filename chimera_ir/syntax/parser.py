@@ -29,7 +29,7 @@ MAX_MISTAKES = 20
 
 @dataclass(frozen=True)
 class _KeepMistakes:
-    """Makes lark's lexer keep the terminals for mistakes, which no rule of the grammar uses."""
+    """Makes lark's lexer keep the terminals that stand for mistakes, which no rule of the grammar uses."""
 
     always_accept: tuple[str, ...] = ("FRACTION", "GLUED", "FOREIGN", "OPEN_STRING", "STRAY")
 
@@ -152,7 +152,7 @@ def _parse(tokens: list[Token], start: int, text: str) -> Tree[Token] | Diagnost
 
 
 def _context(tokens: list[Token], start: int) -> list[Token]:
-    """The tokens that the parser needs to know whether the line at ``start`` is in a pipe."""
+    """The tokens that tell the parser whether the line at ``start`` is in a pipe."""
     if start < 2:
         return tokens[:start]
     header = [*tokens[:2], Token("LPAR", "("), Token("RPAR", ")")]
@@ -171,7 +171,7 @@ def _fed(tokens: list[Token]) -> InteractiveParser:
 
 
 def _accepted(tokens: list[Token]) -> frozenset[str]:
-    """The names of the terminals that could follow some tokens. A new parser finds them: one that has failed cannot."""
+    """The names of the terminals that could follow some tokens, found by a new parser: one that has failed cannot."""
     return frozenset(_fed(tokens).accepts())  # type: ignore[no-untyped-call]
 
 
