@@ -77,7 +77,7 @@ def _lines(value: Any) -> str:
 def _kinds(program: Program) -> list[str]:
     """The letters of the kinds of the program's operations that need a time in a rehearsal, in table order.
 
-    The time of a backward includes recomputation where that has none of its own.
+    Recomputation is left out: unless it has a time of its own, that of the backward includes it.
     """
     letters = {operation.kind.letter for parts in program.parts for operation in parts.computes.lines}
     return [letter for letter in COSTED if letter in letters - {RECOMPUTATION.letter}]
@@ -95,7 +95,7 @@ def _links(program: Program) -> list[tuple[int, int]]:
 
 
 def _reads(header: Header, turns: Sequence[RunnableTurn]) -> list[list[tuple[int, int]]]:
-    """The versions that each stage reads in a turn, as runs of (offset, count); none of a program with a flush.
+    """The versions that the micro-batches of a turn read, by stage, as runs of (offset, count); empty with a flush.
 
     An offset is a version minus the number of updates before the turn.
     """
@@ -144,7 +144,7 @@ def _rank(verified: Verified, worker: Worker, by_worker: Sequence[RunnableTurn])
 
 
 def _kept(header: Header, entry: Sequence[int]) -> Sequence[int]:
-    """The stage and the numbers of an entry of a moment, without the last ones if these cannot be other than 0."""
+    """An entry of a moment (`Kept`), without its last numbers if these can only be 0."""
     if header.moves:
         return entry
     return entry[:-1] if header.slices > 1 else entry[:4]
@@ -182,9 +182,10 @@ def _turns(header: Header, runnable: RunnableTurn) -> tuple[Facts, dict[WeightGr
 
 
 def _loaded(header: Header, worker: Worker, neighbours: Sequence[Sequence[Stage]]) -> list[tuple[int, int]]:
-    """The whole micro-batches, as runs, for which the worker runs a stage s that has no ``neighbours[s]``.
+    """The whole micro-batches, as runs, for which the worker runs a stage that has no ``neighbours``.
 
-    Of the stages that feed it, a stage without any takes inputs; of those it feeds, one without any takes targets.
+    ``neighbours[s]`` are the stages that feed stage s, and a stage without any takes inputs of the dataset; or they are
+    the stages that stage s feeds, and a stage without any takes targets.
     """
     stages = [stage for stage, others in enumerate(neighbours) if not others]
     return runs(sorted({micro // header.parts for stage in stages for micro in _micros(header, worker, stage)}))

@@ -1,8 +1,8 @@
 """Lanes as loops: repeated instructions are written once.
 
-Of a stream a script has one turn, which also serves warm-up and drain: calls for updates outside the run
-do nothing there. Other lanes consist of the pieces that `rolling` finds: a prologue, a loop over the steady state, an
-epilogue, or several of those.
+A script for a stream has one turn, which also serves warm-up and drain: its calls for updates outside the run do
+nothing. Other lanes consist of the pieces that `rolling` finds: a prologue, a loop over the steady state, an epilogue,
+or several of those.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -50,8 +50,8 @@ def turn_lines(scribe: Scribe, turn: Turn) -> Iterator[str]:
 def _in_step(loop: Loop, notation: Notation) -> bool:
     """Whether one formula (`Notation.slot`) gives the slots of a loop's receives in every turn of ``notation``.
 
-    Either a receive takes the next slot of one ring with each micro-batch, in a round as in a turn, or it never changes
-    slots.
+    It does if each receive either never changes slots, or takes the next slot of the same ring with each micro-batch,
+    from round to round as from turn to turn.
     """
 
     def fits(ring: Ring, turn: Ring) -> bool:
@@ -114,7 +114,10 @@ def _in_rounds(notation: Notation) -> Numbers:
 
 
 def reach(header: Header, turn: Turn, initials: Mapping[WeightGroup, Initial]) -> tuple[int, int]:
-    """Returns the first update of a run's first turn, and how many updates after the run its last turn begins."""
+    """Returns the first update of a run's first turn, and by how many updates its turns go on after the run.
+
+    The turns begin at the updates ``range(first, updates + behind, per_turn)``, where the run has ``updates`` updates.
+    """
     step = header.per_turn
     served = [(served_update(header, line), lowest(initials, line)) for line in turn.instructions]
     ahead = max((update - least for update, least in served), default=0)

@@ -16,7 +16,7 @@ class Notation:
     """Python expressions for the numbers of an instruction.
 
     In a loop they are relative to the round: ``variable`` stands for micro-batch ``micro``, and grows by ``step`` from
-    round to round; ``counter`` stands for update ``update``; ``rings`` has the slots of the receives, by message.
+    round to round; ``counter`` stands for update ``update``; ``rings`` has the ring of each receive, by its message.
     Without a variable they are the instruction's own numbers.
     """
 
@@ -33,7 +33,7 @@ class Notation:
         return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 
     def version(self, version: Version | None) -> str:
-        """The expression for a version, as in ``k - 1``; empty in a program without versions."""
+        """The expression for a version, as in ``k - 1``; empty if the instruction names no version."""
         return "" if version is None else _offset(self.counter, version - self.update)
 
     def slot(self, message: Message, slot: Slot) -> str:

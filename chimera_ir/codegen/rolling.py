@@ -56,14 +56,12 @@ def roll(
 
     A loop stays within an update, reads one version of the weights, and talks to the same workers in every round.
 
-    Parameters
-    ----------
-    header
+    Parameters ---------- header
         The header of the lane.
     lane
         Instructions of one worker: a whole lane, or a turn.
     slots
-        The number of slots of each shelf (a stage and a direction); a turn may use fewer. None if the lane uses all.
+        The number of slots of each shelf (an edge between stages); a turn may use fewer. None if the lane uses all.
     """
     return tuple(_joined(_pieces(_NumberedLane(header, lane, slots), 0, len(lane))))
 
@@ -148,7 +146,7 @@ class _NumberedLane:
     def _again(self, place: int, length: int, step: int, rings: dict[int, Ring]) -> bool:
         """Whether the line ``length`` lines after ``place`` repeats the line there, ``step`` micro-batches later.
 
-        A receive must go on in its ring; ``rings`` has those that are known.
+        A receive must go on in its ring. ``rings`` has the rings found so far; the ring of a new receive is added.
         """
         later = place + length
         if self.kinds[place] != self.kinds[later] or self.micros[later] - self.micros[place] != step:
@@ -170,7 +168,7 @@ class _NumberedLane:
         return ring.later(first.slot, 1) == second.slot
 
     def _slots_around(self, place: int, length: int, step: int, most: int) -> tuple[list[Slot], bool]:
-        """Returns the slots of the receive at ``place`` and in the rounds around it, and whether they are a circle.
+        """Returns the slots of the receive at ``place`` in the rounds around it, and whether they are a circle.
 
         They are a circle if the receive comes back to its slot after at most ``most`` rounds.
         """
@@ -194,10 +192,10 @@ class _NumberedLane:
 
 
 def _ring(rounds: Sequence[Slot], circle: bool, slots: int) -> Ring | None:
-    """The ring of a receive that takes these slots in successive rounds, of a shelf of ``slots`` slots; None if none.
+    """The ring of a receive whose slots in successive rounds are ``rounds``; None if they are on no ring.
 
-    In a ``circle`` the first slot comes again after the last: such a ring may have a part of the slots to itself, of
-    which a receive may leave out equally many after each that it takes.
+    The shelf has ``slots`` slots. In a ``circle`` the first slot comes again after the last one. Then the ring may be
+    only a part of the shelf, from the lowest of these slots on, in which the receive takes slots at equal distances.
     """
     following = [*pairwise(rounds), *([(rounds[-1], rounds[0])] if circle else [])]
     step = rounds[1] - rounds[0] if len(rounds) > 1 else 0
@@ -232,7 +230,7 @@ def _in_turn(lane: Iterable[ops.Instruction], slots: Mapping[Shelf, int]) -> set
 
 
 def _kind(header: Header, instruction: ops.Instruction) -> tuple[object, int | None]:
-    """Returns what is equal in all rounds, and the line's first micro-batch or, if it never repeats, None.
+    """Returns a key of the line that is equal in all rounds, and its first micro-batch, or None if it never repeats.
 
     The workers of neighbouring stages must be equal, too: with other workers an instruction uses other links.
     """

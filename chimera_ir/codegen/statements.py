@@ -19,7 +19,10 @@ from chimera_ir.ir.lane_parts import LaneParts
 from chimera_ir.ir.levels import Header
 
 Route = tuple[int, int, int, *tuple[str, ...]]
-"""A link of a worker: the stage that sends, the stage that receives, the other worker; a value that is not implied."""
+"""A link of a worker: the stage that sends, the stage that receives, the other worker, and the letter of the value.
+
+The letter is left out if the stages imply the value.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,8 @@ def weights(group: WeightGroup) -> str:
 def links(parts: LaneParts) -> LinkVariables:
     """The links that a lane uses, ascending.
 
-    A link is named after its stages, as in ``in_s0_s1``, and a value that these do not imply, as in ``in_z_s0_s1``; if
-    it shares them with another link, also after the other worker, as in ``in_s0_s1_w2``.
+    A link is named after its stages, as in ``in_s0_s1``, and after its value if they do not imply it, as in
+    ``in_z_s0_s1``. Links with the same stages and value are also named after the other worker, as in ``in_s0_s1_w2``.
     """
     incoming = {_route(recv.message, recv.source) for recv in parts.recvs.lines}
     outgoing = {_route(send.message, send.to) for send in parts.sends.lines}
@@ -123,7 +126,7 @@ class Scribe:
         """The arguments of an operation: micro-batches, then what it needs of the dataset and of neighbouring stages.
 
         A forward needs inputs and, on the last stage, targets; a backward, or its first half, needs gradients of its
-        outputs, which the last stage has itself.
+        outputs, except on the last stage, which makes them itself.
         """
         header, stage = self.header, operation.stage
         micros = self.notation.micros(operation.micros)
