@@ -94,14 +94,14 @@ class Compilation:
 
     @property
     def scheme(self) -> Scheme:
-        """The scheme as it was read, with the clauses that the request changes; an IR text has none."""
+        """The parsed scheme with the changes of the request; raises `NoSuchLevel` for an IR text."""
         if not isinstance(self._entry, Scheme):
             raise NoSuchLevel(self.request.source.name, "ast")
         return self._entry
 
     @property
     def plan(self) -> Plan:
-        """Every operation with its place and clock; the text of a schedule or a program has none."""
+        """Every operation with its place and clock; raises `NoSuchLevel` for the text of a schedule or a program."""
         if not isinstance(self._entry, Scheme | Plan):
             raise NoSuchLevel(self.request.source.name, "plan")
         _ = self._checked
@@ -181,7 +181,7 @@ class Compilation:
 
     @_level
     def graph(self) -> "OrderGraph":
-        """The problem of ordering the operations, for programs that search; without a flush, those of shown updates."""
+        """The problem of ordering the operations, for other programs to search; of a stream, its shown updates."""
         from chimera_ir.orders.graph import graph_of
 
         return graph_of(self.schedule, self._durations)

@@ -1,6 +1,6 @@
-"""The page of a recorded run: that of its program, with the measured lanes, and with where every rank stopped.
+"""The page of a recorded run: its program with the measured lanes and, if it ended early, where every rank stopped.
 
-A run without a record that ended early has a page without measured lanes, on which every rank stopped as well.
+A run that ended early without a trace has a page without measured lanes.
 """
 
 import sys

@@ -100,9 +100,10 @@ _TIME = itemgetter(0)
 
 
 def _changes(timeline: Timeline, lane: Sequence[Timed]) -> Iterator[_KeptChange]:
-    """Yields the changes by the operations of a lane; operands alone take the place of the activations that are freed.
+    """Yields the changes by the operations of a lane: what each adds to what is kept, and what it frees.
 
-    What a move makes is kept from its launch, what it frees until the lane has waited for it.
+    Between the halves of a split backward, operands take the place of the activations that the first half frees. What a
+    move makes is kept from its launch, what it frees until the lane has waited for it.
     """
     header, now = timeline.header, 0
     operations = [timed.operation for timed in lane]

@@ -144,7 +144,7 @@ class HostPlan:
 
     @property
     def least(self) -> int:
-        """The most units that a single operation makes: no limit is lower."""
+        """The most units that a single operation makes: no plan keeps fewer."""
         lanes = (made_and_freed(self._header, self._lane.steps[place].operation)[0] for place in self._lane.places)
         return max(lanes, default=0)
 

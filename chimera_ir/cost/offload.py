@@ -109,7 +109,7 @@ class LaneWithMoves(NamedTuple):
 
 
 def _steady_lanes(stream: ScheduleStream, duration: Callable[[Operation], int]) -> Iterator[TimedLane]:
-    """Yields the turns of each lane of a stream in a run that repeats after each turn, with these durations."""
+    """Yields each lane of a stream as several turns of a run that repeats after every turn, with these durations."""
     header, net = stream.header, turn_net(stream)
     lengths = list(map(duration, net.operations))
     run = steady_run(net.waits, lengths, [turn_number(header, operation) for operation in net.operations])

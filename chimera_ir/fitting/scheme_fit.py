@@ -50,7 +50,7 @@ class FittedScheme:
 
 
 def fit_scheme(schedules: Sequence[Schedule], names: Sequence[str] = ()) -> FittedScheme:
-    """The scheme that compiles to verified schedules of one scheme at different sizes.
+    """Fits a scheme that compiles to the given schedules, which are verified and those of one scheme at several sizes.
 
     Its parameters are ``names`` or, if these are left out, all whose values differ.
 

@@ -30,12 +30,12 @@ Load = Callable[[tuple[int, ...] | None], ModelFile]
 
 
 def of_file(file: Path) -> Load:
-    """Loads a model file."""
+    """Returns a function that loads a model file."""
     return lambda split: load(file, _OFFERED, split)
 
 
 def of_transformer(source: str, length: int | None) -> Load:
-    """Loads a model of transformers, with items of ``length`` tokens."""
+    """Returns a function that loads a model of transformers, with items of ``length`` tokens."""
     from chimera_runtime.huggingface.model_file import without_text
 
     return lambda split: without_text(source, length, split)

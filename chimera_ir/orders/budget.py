@@ -11,9 +11,10 @@ SHARE_OF_SECONDS = Fraction(4, 5)
 class SearchBudget:
     """Limits of the time and the work of a search.
 
-    It ends after ``seconds`` by the clock, and before that, on a machine that has two cores for it, after a fixed
-    amount of work, so that the result is the same each time; ``work`` sets this amount, in seconds of the solver's
-    deterministic time. ``seed`` is that of all chance.
+    A search ends after a fixed amount of work, so that its result is the same each time; a machine that has two cores
+    for it does the work within ``seconds`` by the clock, and after these the search ends in any case. ``work`` sets the
+    amount, in seconds of the solver's deterministic time; by default it follows from ``seconds``. ``seed`` is that of
+    all chance.
     """
 
     seconds: float

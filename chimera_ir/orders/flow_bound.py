@@ -56,7 +56,7 @@ class _ClassWait(NamedTuple):
 
 
 class _UpperLimit(NamedTuple):
-    """An inequality: the variables, each times its factor, add up to at most ``most``, or more if it may exceed."""
+    """An inequality: variables times factors add up to at most ``most``, or more by the excess if ``may_exceed``."""
 
     factors: Mapping[int, int]
     most: int

@@ -22,7 +22,7 @@ def schedule_of_text(level: Level | PlanStream, durations: Durations, header: He
 
 
 def plan_of(level: Level | PlanStream, schedule: Schedule | ScheduleStream) -> Plan | None:
-    """The plan of a level with this schedule, if it has one; of a stream as many updates as the schedule shows."""
+    """The plan of a level, None if it has none; of a stream, as many updates of it as ``schedule`` shows."""
     if not isinstance(level, PlanStream):
         return level if isinstance(level, Plan) else None
     if isinstance(schedule, ScheduleStream) and not level.is_clocked:

@@ -178,7 +178,7 @@ def list_schedule(jobs: Jobs) -> Placed:
 
 
 def groups(jobs: Jobs) -> tuple[list[int], list[list[int]]]:
-    """The group of each job, by number, and the jobs of each group: they wait for one another."""
+    """Returns the number of each job's group, and the jobs of each group: those that waits connect."""
     parent = list(range(len(jobs.machines)))
 
     def root(job: int) -> int:

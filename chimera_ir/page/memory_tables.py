@@ -92,7 +92,7 @@ def _bytes(
 def _changes(header: Header, rows: Sequence[OperationRow]) -> Iterator[_ChangeOfRow]:
     """Yields the changes: what an operation makes is kept from its start, what it frees until its end.
 
-    Operands alone take the place of the activations that are freed.
+    Between the halves of a split backward, operands take the place of the activations that the first half frees.
     """
     for number, row in enumerate(rows):
         for step, unit, amount in live.changes(header, (row.operation,), KEPT_UNITS):

@@ -67,7 +67,7 @@ class Slider:
 
 @dataclass(frozen=True, slots=True)
 class LengthForm:
-    """A length: the sum over pairs of the value of a slider, by its index, times a coefficient."""
+    """A length as a sum of terms: the index of a slider, whose value counts, and a coefficient on it."""
 
     of: tuple[tuple[int, float], ...]
 

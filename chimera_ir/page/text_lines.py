@@ -29,7 +29,7 @@ def source_text(source: Source, rows: Iterable[OperationRow]) -> SourceText:
 
 
 def program_text(text: str, verified: Verified, rows: Sequence[OperationRow]) -> SourceText:
-    """The ``text`` of a program; without a flush an operation has the line of its turn."""
+    """The ``text`` of a program with the line of each operation; without a flush, its line in the turn."""
     headings = _headings(text, len(verified.program.lanes))
     place = _places(verified)
     return SourceText("schedule.sir", "sir", text, [headings[row.worker] + 1 + place(row) for row in rows])

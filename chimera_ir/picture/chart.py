@@ -61,7 +61,7 @@ class Scale:
         return TOP + worker * (self.row + self.strip + self.gap)
 
     def lane_row(self, name: str, y: int, start: float, end: float) -> LaneRow:
-        """The row of a lane with its upper edge at ``y``, whose idle time is from ``start`` to ``end``."""
+        """The row of a lane with its upper edge at ``y``, and behind it a stripe of idle time, ``start`` to ``end``."""
         left, right = self.x(start), self.x(end)
         baseline = pixels(y + Fraction(self.row, 2) + self.font * RISE)
         return LaneRow(name, baseline, pixels(left), y, pixels(right - left))

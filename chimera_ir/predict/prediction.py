@@ -174,7 +174,7 @@ class Forecast:
         return Measured.of(self._setting(header))
 
     def equal_times(self, header: Header) -> tuple[int, ...]:
-        """The lengths of slices of `Setting.equal_times`.
+        """The lengths of slices that take equally long, as `Setting.equal_times` finds them.
 
         They add up to the length of an item, or to a round number if the profile does not have it. Raises `WrongOption`
         if the profile has no costs of slices, and the errors of `durations`.

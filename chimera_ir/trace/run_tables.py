@@ -79,7 +79,7 @@ class ResidualRow:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFigures:
-    """Seconds and bubble ratio of an update: the means of so many ``updates``."""
+    """Seconds and bubble ratio of an update, the means over ``updates`` updates."""
 
     seconds: float
     bubble_ratio: float

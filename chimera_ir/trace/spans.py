@@ -109,7 +109,7 @@ def cause(header: Header, operation: ops.Instruction | Load) -> str:
 
 
 def awaited_worker(header: Header, operation: ops.Instruction) -> int:
-    """The worker that a wait for a message or a send is for; -1 of other instructions."""
+    """The worker whose end of the message a wait for a message or a send needs; -1 for other instructions."""
     if not isinstance(operation, ops.WaitRecv | ops.WaitSend):
         return -1
     message = operation.message

@@ -80,7 +80,7 @@ def _stop(trace: Trace, lane: Lane, events: Events, number: int) -> StoppedRank:
 
 
 def event_at(events: Events, worker: int, instructions: Iterable[Instruction]) -> int:
-    """The first event of ``instructions`` on their lane, counted lane by lane; -1 if none is shown."""
+    """The number of the first of ``instructions`` with an event on the lane, counted lane by lane; -1 without any."""
     before = sum(map(len, events.lanes[:worker]))
     places = {
         events.nodes[event].instruction: place for place, event in enumerate(events.lanes[worker][1:], before + 1)
