@@ -17,11 +17,11 @@ def unmade(kinds: Iterable[Kind]) -> Iterator[tuple[Kind, Value]]:
 
 @cache
 def alternatives(kinds: tuple[Kind, ...]) -> tuple[tuple[Kind, ...], ...]:
-    """The sets of kinds that can be all operations of a micro-batch on a stage, the smallest set first.
+    """The sets of kinds that the operations of a micro-batch on a stage can have, the smallest set first.
 
-    One kind of a set opens the micro-batch. Each value of the stage that a kind of the set reads is made by one that
+    In each set exactly one kind opens the micro-batch. Each value of the stage that a kind reads is made by a kind that
     can run before it, and each value that any kind frees is freed as often as it is made. If any kind sums gradients,
-    one kind of each set does.
+    exactly one kind of each set does.
 
     Examples
     --------

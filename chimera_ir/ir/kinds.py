@@ -220,7 +220,7 @@ class Kind:
 
     @property
     def moves(self) -> bool:
-        """Whether operations of this kind move a value between the worker and its host, without the stage's weights."""
+        """Whether operations of this kind move a value between the worker and its host; they do not use weights."""
         return self.occupies is Resource.HOST_LINK
 
     @property
@@ -367,6 +367,6 @@ def values() -> Iterator[Value]:
 def implied(value: Value) -> bool:
     """Whether the two stages of a message imply the value: it is the first of the table that goes in this direction.
 
-    Texts and scripts name the values of other messages.
+    If they do not, texts and scripts name the value.
     """
     return value is NOTHING or value is next(first for first in values() if first.readers is value.readers)

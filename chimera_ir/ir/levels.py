@@ -36,7 +36,8 @@ class Pipe:
 
     ``workers[s]`` runs stage s; ``micros`` are the global numbers of its micro-batches, in the pipe's own order;
     ``recompute`` the stages, ascending, that keep only their input and run their forward again before the backward.
-    ``recomputed`` has those of them that do so for some micro-batches alone, ascending, with these micro-batches.
+    ``recomputed`` lists the stages of ``recompute`` that do so for only some micro-batches, each with those
+    micro-batches.
     """
 
     name: str
@@ -174,7 +175,7 @@ class Header:
     def strategy(self, group: WeightGroup) -> Strategy:
         """The strategy by which the sum of a group's gradients is launched; eager_opt if its stages differ.
 
-        Steps inside the schedule wait for eager sums.
+        If stages step inside the schedule, it is always eager: the steps wait for the sums.
         """
         if self.steps_inside:
             return Strategy.EAGER
@@ -226,9 +227,9 @@ class Header:
 
     @property
     def steps_inside(self) -> bool:
-        """Whether stages step inside the schedule, in which they name the version that a step makes.
+        """Whether stages step inside the schedule; each step then names the version that it makes.
 
-        Else the caller steps after the schedule, and ranks that hold a stage may share its optimizer's state.
+        If not, the caller steps after the schedule, and ranks that hold a stage may share its optimizer's state.
         """
         return self.asynchronous
 

@@ -36,7 +36,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """A computation of a stage, by its kind, on the concatenation of ``micros``."""
+    """An operation of a stage on one or several micro-batches, which it takes together as one batch."""
 
     kind: Kind
     micros: tuple[Micro, ...]

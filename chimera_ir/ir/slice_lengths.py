@@ -47,7 +47,8 @@ def loads(weights: Sequence[int | Fraction], lengths: Sequence[int]) -> tuple[in
     ``weights`` has one entry per slice, or none if all are 1; ``lengths`` is empty if all are equal. If both are empty,
     so is the result: all loads are 1.
 
-    Examples --------
+    Examples
+    --------
     >>> loads((), (3, 1))
     (Fraction(3, 2), Fraction(1, 2))
     """

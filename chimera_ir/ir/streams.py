@@ -39,7 +39,7 @@ MARGIN = 3
 
 
 LONGEST_TURN = 8
-"""The longest turn of operations that have no clocks, in turns of their formulas."""
+"""The most turns of the formulas that a turn may take if its operations have no clocks."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -33,14 +33,14 @@ Shelf = ops.Crossing
 
 
 class Ring(NamedTuple):
-    """A ring of ``slots`` slots from ``first`` on: a receive goes ``step`` of them further in every turn or round."""
+    """A ring of ``slots`` slots from ``first`` on: in every turn or round a receive goes ``step`` slots further."""
 
     step: int
     slots: int
     first: int = 0
 
     def later(self, slot: Slot, number: int) -> Slot:
-        """The slot of a receive ``number`` turns or rounds after it was ``slot``."""
+        """The slot of a receive ``number`` turns or rounds later; ``slot`` is the one it has now."""
         return Slot(self.first + (slot - self.first + number * self.step) % self.slots)
 
 
@@ -83,7 +83,10 @@ _TALK = (ops.Send, ops.Recv, ops.WaitSend, ops.WaitRecv)
 
 
 def extent(instruction: ops.Instruction) -> Extent:
-    """The micro-batches or the update of an instruction. A view that lacks any of them lacks the instruction."""
+    """The first and the last micro-batch, or the update, of an instruction.
+
+    A view that lacks any of them lacks the instruction.
+    """
     if isinstance(instruction, _TALK):
         micros = instruction.message.micros
     elif isinstance(instruction, ops.Compute | ops.WaitMove):
@@ -151,7 +154,7 @@ def initial(header: Header, turn: Turn) -> dict[WeightGroup, Initial]:
     }
 
     def at(kind: type[ops.Step | ops.Stash | ops.Drop], group: WeightGroup, version: int) -> tuple[int, int] | None:
-        """The turn of the line about a version, and the line's place in it."""
+        """The turn in which the line about a version is, and the line's place in it; None without such a line."""
         line = places.get((kind, group, version % per_turn))
         return None if line is None else ((version - line[0]) // per_turn, line[1])
 

@@ -290,7 +290,7 @@ class _BodyReader:
         return integers(token, _MICRO.sub(lambda micro: (micro[1] or "0").lstrip("+"), text))
 
     def _counting_slices(self, token: Token, text: str) -> str:
-        """The text of a line with the number of the slice in place of each micro-batch and slice."""
+        """The text of a line in which numbers stand for slices: with 4 slices ``14`` for ``m3 q2``."""
         slices = self._header.slices
         if slices == 1:
             raise Rejected([say.LineWithSlice(span(token), slices)])
