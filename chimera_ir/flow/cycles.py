@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 Waits = Sequence[Sequence[tuple[int, int]]]
-"""The waits of each node: the nodes that it waits for, each with the number of turns since that one ran."""
+"""The waits of each node: the nodes that it waits for, each with the number of turns that the wait goes back."""
 
 Steps = Mapping[int, tuple[int, int]]
-"""The last step of the longest path to a node: the node before it, and the number of turns since that one ran."""
+"""The last step of the longest path to a node: the node before it, and the turns that the step goes back."""
 
 Weights = Sequence[int] | Mapping[int, int]
 """The time that each node takes."""
@@ -50,7 +50,8 @@ def critical(waits: Waits, weights: Sequence[int]) -> Critical:
 
     Raises `ValueError` if a cycle goes back no turn, so that none of its nodes ever starts.
 
-    Examples --------
+    Examples
+    --------
     >>> critical([[(1, 1)], [(0, 0), (1, 1)]], [1, 2]).cycle
     WaitCycle(nodes=(0, 1), turns=1, ratio=Fraction(3, 1))
     """
@@ -74,7 +75,8 @@ class SteadyRun:
 def steady_run(waits: Waits, weights: Sequence[int], turns: Sequence[int]) -> SteadyRun:
     """The earliest run that repeats in which each node n, in turn ``-turns[n]``, begins at time 0 or later.
 
-    Examples --------
+    Examples
+    --------
     >>> steady_run([[(1, 1)], [(0, 0), (1, 1)]], [1, 2], [0, 0]).ends
     [Fraction(1, 1), Fraction(3, 1)]
     """

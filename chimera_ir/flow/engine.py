@@ -101,9 +101,9 @@ def ends(
 ) -> list[Time]:
     """The end of each event, if each begins as soon as all that it waits for are over, and the first ones begin at 0.
 
-    ``order`` has the events, each after all that it waits for; events that are left out count as over at 0. ``before``
-    are the events that each event waits for, the event before it in its lane included, ``earliest`` times before which
-    events do not begin, none of them negative.
+    ``order`` has the events, each after all that it waits for; events that are left out count as over at 0.
+    ``before[n]`` are the events that event n waits for, the one before it in its lane included. ``earliest`` has for
+    some events a time, 0 or later, before which they do not begin.
     """
     times = [0 * duration for duration in durations]
     for event, time in (earliest or {}).items():

@@ -62,7 +62,7 @@ def _waits(header: Header, lane: Sequence[Operation]) -> Waits:
 
 
 def _shown(header: Header, lane: Sequence[Compute], turn: Turn) -> Waits | None:
-    """The waits in a lane of some updates of a stream with this turn; None if the lane is not what the turn shows."""
+    """The waits in a lane of some updates of the stream with this turn; None if the turn does not give the lane."""
     lines = [*computes(turn.instructions)]
     waits = waits_in_turn(header, lines)
     steps: list[Instruction] = []
@@ -171,7 +171,7 @@ def most_kept(header: Header, lane: Sequence[Operation], limit: int) -> int:
 
 
 def leaves(move: Operation) -> bool:
-    """Whether a move is one to the host."""
+    """Whether a move goes to the host."""
     return any(part.kind.offloads for part in move.parts)
 
 

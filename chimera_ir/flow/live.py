@@ -51,7 +51,8 @@ def repeated(changes: Iterable[tuple[K, int, int | Fraction]]) -> Iterator[tuple
     Each thing is added once and taken away once. If a turn adds a thing of turn i and takes one of turn j away, i - j
     things exist when a turn begins.
 
-    Examples --------
+    Examples
+    --------
     >>> list(repeated([("a", 1, 0), ("a", -1, -3)]))
     [('a', 3), ('a', 1), ('a', -1)]
     """
@@ -69,7 +70,8 @@ def most_at_once(lifetimes: Iterable[tuple[K, int, int]]) -> dict[K, int]:
     A lifetime is a key, a start and an end. Lifetimes that do not end after their start are left out, and so are keys
     without any others.
 
-    Examples --------
+    Examples
+    --------
     >>> most_at_once([("a", 0, 2), ("a", 1, 3), ("a", 3, 4), ("b", 1, 1)])
     {'a': 2}
     """
@@ -186,8 +188,9 @@ class Peak(NamedTuple):
 def peaks(level: Schedule | Program, *units: Counted) -> tuple[Peak, ...]:
     """The peak of each worker of what is kept in some units, counted as in `changes`.
 
-    Stages are added up. A pair counts as its forward, then its backward, so both are there at once. What moves is kept
-    until the wait for its move: of a schedule, where `flow.host_moves` says that the lane waits.
+    Stages are added up. A pair counts as its forward, then its backward, so both are there at once. What a move takes
+    away is kept until the lane has waited for the move; in a schedule, which has no waits, `flow.host_moves` says where
+    that is.
     """
     by_lane: list[Peak] = []
     for steps in _steps(level):

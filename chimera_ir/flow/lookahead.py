@@ -88,7 +88,7 @@ def runnable_stream(stream: ProgramStream) -> ProgramStream:
 
 
 def lag(turns: Sequence[RunnableTurn]) -> int:
-    """The number of further updates that must be given until every worker has made all its steps of an update."""
+    """The number of updates that must be given after an update before every worker has made its steps of it."""
     return max(
         runnable.ahead - extent(line).first
         for runnable in turns
@@ -156,7 +156,8 @@ def _key(header: Header, posted: type[Instruction], line: Instruction) -> tuple[
 def _whole_turns(waits: Sequence[Sequence[_Wait]], turns: Sequence[int]) -> list[int] | None:
     """The number of whole turns that each worker can end; None where workers wait in a cycle, so that no turn ends.
 
-    The numbers begin as ``turns``, which each worker's own lines allow. Every round lowers them to what waits allow.
+    The numbers begin as ``turns``, which each worker's own lines allow. Each pass over the waits lowers them to what
+    the waits allow, until nothing changes.
     """
     turns = [*turns]
     for _ in range(len(turns) + 1):

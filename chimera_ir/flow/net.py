@@ -51,10 +51,10 @@ def reads_of(schedule: Schedule) -> Reads:
 def net_of(schedule: Schedule) -> Net:
     """The net of a complete schedule, in time linear in the number of operations.
 
-    In a stream an operation that reads version v of a stage waits for the step that makes the version:
-    for the last operations that add to the gradients of update v-1 on all workers that hold the stage or a stage tied
-    to it. The operations that add to the gradients of update v wait for them, too, because both updates add up in the
-    same memory.
+    In a stream an operation that reads version v of a stage waits for the step that makes the version. The net has no
+    steps, so it waits for the last operations that add to the gradients of update v-1, on all workers that hold the
+    stage or a stage tied to it. The operations that add to the gradients of update v wait for them, too, because both
+    updates add up in the same memory.
 
     Raises `KeyError` if the schedule lacks an operation that another one needs: it was not verified.
     """
@@ -151,7 +151,11 @@ def _parts(numbers: range, lane: Sequence[Operation]) -> Iterator[tuple[int, Com
 
 
 def newest(header: Header, operation: Compute) -> int:
-    """The newest version of its stage that must exist before an operation starts."""
+    """The newest version of its stage that must exist before an operation starts.
+
+    It is the version that the operation reads. If the operation adds to gradients, the step of the update before must
+    have been made as well.
+    """
     read = operation.version or 0
     return max(read, min(operation.micros) // header.per_update) if operation.kind.sums else read
 

@@ -95,7 +95,7 @@ class TurnNet:
         return [tuple(waits.items()) for waits in nearest]
 
     def _queues(self) -> Iterator[tuple[int, int, int]]:
-        """Yields the waits for operations before in the lane, and for the moves that it has waited for."""
+        """Yields the waits for earlier operations of the same lane, and for moves that the lane has waited for."""
         for lane in self.lanes:
             for place, before in enumerate(self._queued(lane)):
                 for other, turn in map(lane.node, before):
@@ -142,7 +142,7 @@ class TurnNet:
 
     @cached_property
     def _latest(self) -> int:
-        """The last turn, counted from that of its lane, to which a micro-batch of any operation belongs."""
+        """The most turns by which a micro-batch of any operation is later than the turn in which the operation runs."""
         return max((max(o.micros) // self.header.period for o in self.operations), default=0)
 
     def _steps(self) -> Iterator[tuple[int, int, int]]:
