@@ -132,7 +132,7 @@ class EarliestRun:
 
 
 def earliest_run(net: Net) -> EarliestRun:
-    """The earliest run if every operation takes as long as it has micro-batches."""
+    """The run in which every operation begins as early as it may, and takes 1 for each of its micro-batches."""
     lengths = [operation.size for operation in net.operations]
     ends = net.ends(lengths)
     begins = [end - length for end, length in zip(ends, lengths, strict=True)]

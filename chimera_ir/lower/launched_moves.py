@@ -26,7 +26,7 @@ Moves = Mapping[int, Sequence[Instruction]]
 
 
 def without_moves(level: Schedule | ScheduleStream) -> Schedule | ScheduleStream:
-    """The schedule of the operations that occupy the lanes."""
+    """The schedule without its moves of memory: the operations that occupy the lanes."""
     lanes = tuple(tuple(line for line in lane if not line.kind.moves) for lane in level.lanes)
     return replace(level, lanes=lanes) if isinstance(level, Schedule) else stream_with(level.header, lanes)
 

@@ -105,9 +105,9 @@ def _of_turn(net: TurnNet) -> Mapping[Link, list[Transfer]]:
 def _around(
     transfers: Sequence[Transfer], reach: int, ends: Collection[int], header: Header, lengths: Sequence[int]
 ) -> list[Transfer]:
-    """The messages of a link that are sent or used up to ``reach`` turns before or after turn 0, as they are sent.
+    """The messages of a link that are sent or used up to ``reach`` turns before or after turn 0, in order of sending.
 
-    ``transfers`` are those of one turn, which have their ends in the turns ``ends``.
+    ``transfers`` are the messages of one turn, which are sent and used in the turns ``ends``.
     """
     messages: list[Transfer] = []
     for turn in range(-reach - max(ends), reach + 1 - min(ends)):

@@ -98,7 +98,7 @@ class _LaneUpdates:
         )
 
     def of_turn(self) -> Iterator[_GroupUpdate]:
-        """Yields the updates of turn 0: of each group, as many as a turn makes, from the one that makes version 1."""
+        """Yields the updates of turn 0: for each group as many as a turn makes, from the one that makes version 1."""
         return (
             self.update(group, version) for group in self.lane.needs for version in range(1, 1 + self.lane.per_turn)
         )
@@ -184,7 +184,7 @@ def _agreed(
 
     @cache
     def launched(group: WeightGroup, version: int) -> list[tuple[int, int]]:
-        """The operations after which a sum is launched, by node and turn."""
+        """The operations after which workers launch a sum, each by its node and turn."""
         return [
             updates.lane.node(updates.update(group, version).launch.place - 1)
             for updates in by_lane
