@@ -29,7 +29,7 @@ _Move = tuple[Kind, tuple[Micro, ...], Stage]
 
 
 def moves(program: Program) -> Iterator[Diagnostic]:
-    """Yields diagnostics of moves that nothing waits for, of needless waits, and of operations before a wait."""
+    """Yields diagnostics of moves that nothing waits for, of needless waits, and of operations before their wait."""
     for number, parts in enumerate(program.parts if program.header.moves else ()):
         yield from _Waits(program.header, Worker(number), parts).diagnostics()
 

@@ -24,7 +24,7 @@ _Occupied = Mapping[tuple[Worker, Clock], Sequence[Planned]]
 """The operations on each clock of each worker."""
 
 _REACH, _WORKERS, _ROWS = 3, 4, 4
-"""Clocks that are drawn on each side of a conflict, the most workers, and the most operations on a clock."""
+"""The clocks drawn on each side of a conflict, the most workers drawn, and the most operations drawn on a clock."""
 
 _WIDEST = 20
 """The most columns that the text of an operation takes."""
@@ -63,9 +63,9 @@ def _occupied(operations: Iterable[Planned]) -> _Occupied:
 
 
 def _drawing(header: Header, places: _Occupied, conflicts: Iterable[Planned]) -> tuple[str, ...]:
-    """The clocks around the first of some conflicts, one row for each worker with a conflict on one of these clocks.
+    """A drawing of the clocks around the first conflict, with a row for each worker that has a conflict on one of them.
 
-    ``places`` are the operations of the plan, ``conflicts`` one operation of each conflict.
+    ``places`` are the operations of the plan, ``conflicts`` has one operation of each conflict.
     """
     listed = list(conflicts)
     clocks = range(listed[0].clock - _REACH, listed[0].clock + _REACH + 1)

@@ -44,7 +44,7 @@ def copies(program: Program) -> tuple[int, ...]:
 
 
 def copy_peaks(parts: LaneParts) -> dict[WeightGroup, CopyPeak]:
-    """The peak of every group that has a stash in a lane."""
+    """The most copies that a lane keeps of each group of which it stashes a version."""
     lines = [(place, line) for place, line in parts.updates if isinstance(line, Stash | Drop)]
     peaks = highest_by_key((line.group, 1 if isinstance(line, Stash) else -1) for _, line in lines)
     return {

@@ -145,13 +145,13 @@ class _Story:
         return _Why.LANE if self._owners[before] == self._owners[after] and before < after else _Why.SYNC
 
     def _need(self, before: int, after: int) -> str:
-        """The reason why the operation at node ``after`` needs what that at ``before`` makes."""
+        """The reason why the operation at node ``after`` needs what the one at ``before`` makes."""
         maker, reader = self._operations[before], self._operations[after]
         value = first_value(self._header, maker, reader)
         return "an offload moves what its forward kept" if value is KEPT and reader.kind.moves else value.reason
 
     def _reads(self, before: int, after: int) -> bool:
-        """Whether the operation at node ``after`` reads weights that the gradients of that at ``before`` change."""
+        """Whether the operation at node ``after`` reads weights that the gradients of the one at ``before`` change."""
         earlier, later = self._operations[before], self._operations[after]
         synchronised = self._why(before, after) is _Why.SYNC
         if not synchronised:

@@ -65,8 +65,9 @@ class Differs(Exception):
 class ScriptRun(NamedTuple):
     """The updates and micro-batches that a run of a script is about; calls about others are skipped.
 
-    A script without a flush runs for the first ``updates`` updates, which have ``micro_batches`` micro-batches in all;
-    both are numbered from ``start``. In a script with a flush, which has the defaults, no call is skipped.
+    In a script without a flush, the micro-batches are those from ``start`` to below ``micro_batches``, and the updates
+    those that make the versions above ``start``, up to ``updates``. A script with a flush has the defaults: no call is
+    skipped.
     """
 
     start: float = -inf
@@ -170,7 +171,7 @@ class RecordedIncoming(_RecordedLink):
         self._under_way.add(group)
 
     def take(self, micros: Micros) -> Value | None:
-        """Returns the value that a message has brought, which is possible once."""
+        """Returns the value that a message has brought; raises `Differs` if it has not come, or was taken before."""
         if not self._run.has(micros):
             return None
         group = group_of(micros)
@@ -222,7 +223,7 @@ class RecordedWeights:
 
 
 class RecordedStage(RecordedWeights):
-    """A stage; the forward of one that feeds no other also reads targets."""
+    """A stage. If it feeds no other stage, its forward also reads targets."""
 
     def __init__(
         self, next_line: NextLine, run: ScriptRun, header: Header, stage: Stage, initial: tuple[int, int]
@@ -279,7 +280,7 @@ class RecordedStage(RecordedWeights):
         return True
 
     def _reads(self, kind: Kind, group: Group) -> tuple[Value, ...]:
-        """The values that a call for an operation must get: of other stages, or of the dataset."""
+        """The values that a call for an operation must get from other stages or from the dataset."""
         header, stage = self._header, self._stage
         received = tuple(
             (_role(value), group, int(maker))
@@ -293,7 +294,7 @@ class RecordedStage(RecordedWeights):
         return (*(received or ((_INPUT, group, _DATASET),)), *targets)
 
     def _handed_on(self, role: str, micros: Micros) -> Value | None:
-        """Returns a value that an operation has made for other stages, which is possible once."""
+        """Returns a value made for other stages; raises `Differs` if it is not there, or was taken before."""
         if not self._run.has(micros):
             return None
         value = role, group_of(micros), self._stage
@@ -314,8 +315,8 @@ class RecordedStage(RecordedWeights):
 class Held(NamedTuple):
     """The stages, links and buffers of a rank, as program.json lists them.
 
-    ``header`` is that of the program. ``initial`` has, for each weight group of the rank, the versions of
-    `RecordedWeights`; ``rooms``, for each incoming link, how many micro-batches each slot has room for.
+    ``header`` is that of the program. ``initial`` has, for each weight group of the rank, the ``initial`` versions of
+    its `RecordedWeights`. ``rooms`` says for each incoming link how many micro-batches each slot has room for.
     """
 
     header: Header

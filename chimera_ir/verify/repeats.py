@@ -51,7 +51,7 @@ def _shown(header: Header, instruction: Instruction | None) -> str:
 
 
 def state_repeats(stream: ProgramStream, program: Program) -> Iterator[Diagnostic]:
-    """Yields the first worker whose state does not repeat together with the state of the others.
+    """Yields a diagnostic of the first worker whose state does not repeat together with the state of the others.
 
     ``program``, a view of the stream, shows all that ever happens, and has no errors by all other rules.
     """

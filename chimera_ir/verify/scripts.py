@@ -45,7 +45,7 @@ _ANNOTATIONS = "__annotate__"
 
 
 def scripts(program: Program, evaluation: Program, files: Mapping[str, str]) -> Iterator[Diagnostic]:
-    """Yields the first difference of each function of each script.
+    """Yields, for each function of each script, its first difference from the program.
 
     The program has no errors by any other rule; of a stream, it has as many updates as are proven. ``evaluation`` is
     the program of the forwards alone, ``files`` has the scripts ``rank_<worker>.py`` and program.json.
@@ -158,7 +158,7 @@ class _Script:
 
 
 def _functions(name: str, text: str) -> dict[str, Callable[..., None]]:
-    """The functions of a script by name; raises `Differs`, running none, for names that scripts do not need."""
+    """The functions of a script by name; raises `Differs`, and runs nothing, for names that scripts do not need."""
     code = compile(text, name, "exec", dont_inherit=True)
     foreign = next(_foreign(code), None)
     if foreign is not None:

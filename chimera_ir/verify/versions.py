@@ -41,7 +41,7 @@ def versions(program: Program) -> Iterator[Diagnostic]:
 
 
 def _one_version(header: Header, worker: Worker, parts: LaneParts) -> Iterator[Diagnostic]:
-    """Yields the stashes and drops of a synchronous program, and the operations after a step of their stage."""
+    """Yields mistakes in a lane with a flush: stashes and drops, and operations after a step of their stage."""
     stepped: dict[WeightGroup, tuple[int, Step]] = {}
     for place, instruction in parts.updates:
         if isinstance(instruction, Step):
