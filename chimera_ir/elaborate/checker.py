@@ -109,7 +109,7 @@ class _Checker:
             self._defined[name.text] = meaning
 
     def _variables(self, words: Iterable[ast.Word]) -> dict[str, ValueName]:
-        """Returns local variables by name, and records a mistake for each with the name of something else."""
+        """Returns local variables by name; records a mistake for each whose name already stands for something else."""
         variables: dict[str, ValueName] = {}
         for word in words:
             if word.text in BUILTINS:

@@ -26,9 +26,9 @@ def elaborate(
 ) -> tuple[Plan, tuple[Diagnostic, ...]]:
     """The plan of a scheme with some ``settings`` of its parameters, and warnings.
 
-    A scheme with more than ``max_operations`` is rejected before they are enumerated.
+    A scheme with more than ``max_operations`` operations is rejected before they are enumerated.
 
-    Raises `ParameterError` if a setting is of no parameter of the scheme. Raises `Rejected` if the scheme has errors:
+    Raises `ParameterError` if a setting names no parameter of the scheme. Raises `Rejected` if the scheme has errors:
     with all errors that are not consequences of others.
 
     Examples

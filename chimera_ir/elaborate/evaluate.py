@@ -42,8 +42,8 @@ Formula = Callable[[Frame], int]
 class Fault(Exception):
     """Raised by a formula that has no value, as in a division by zero.
 
-    ``describe`` makes the diagnostic from the ``instance`` that failed and the ``calls`` around the formula. It reads
-    the frame only then: constants are folded without a frame, and may fail although their value is never needed.
+    ``describe`` makes the diagnostic from the ``instance`` that failed and the ``calls`` around the formula. It is
+    called only when the diagnostic is needed: a constant part of a formula may fail although its value is never used.
     """
 
     def __init__(self, describe: Callable[..., Diagnostic]) -> None:
@@ -63,9 +63,9 @@ class Fault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CompiledFunction:
-    """A function of the scheme with its compiled body, for given parameters.
+    """A function of the scheme with its compiled body, for given parameters of the scheme.
 
-    ``laws`` stores the laws of its calls by their arguments: dozens of pipes and stages make the same calls.
+    ``laws`` caches the laws of its calls, by their arguments: dozens of pipes and stages make the same calls.
     """
 
     definition: ast.Function
@@ -105,7 +105,7 @@ class Scope:
         return replace(self, slots={name: slot for slot, name in enumerate(names)})
 
     def depends(self, expression: ast.Expression, variable: str) -> bool:
-        """Whether an expression depends on a variable, directly or by names for formulas."""
+        """Whether an expression depends on a variable, directly or through names that stand for formulas."""
         names, pending = set[str](), [expression]
         while pending:
             fresh = {*ast.names_in(pending.pop())} - names

@@ -132,8 +132,8 @@ def _guess(text: str, known: Collection[str]) -> str | None:
 class FormulaChecker:
     """Finds the types and sizes of formulas; collects mistakes, and the names that formulas have ``used``.
 
-    ``spans``, ``uses`` and ``sizes`` have, for names that are defined anywhere, the place of the definition, the names
-    in its formulas, and the size of its formula; those of a pipe are an inner layer.
+    For each name that is defined anywhere, ``spans`` has the place of the definition, ``uses`` the names in its
+    formulas, and ``sizes`` the size of its formula. The names of a pipe are an inner layer.
     """
 
     def __init__(self, defined: Iterable[Definition]) -> None:

@@ -18,7 +18,7 @@ from chimera_ir.syntax import ast
 
 
 class UndefinedOnGrid(Exception):
-    """A part of a formula has no value for some micro-batch and stage, where it may or may not be needed."""
+    """Raised if a part of a formula has no value for some micro-batch and stage, even if none is needed there."""
 
 
 class _Column(NamedTuple):

@@ -192,7 +192,7 @@ def _batches_on_grid(
 
 
 def _slice(batch: tuple[Micro, ...] | None, place: int, slices: int) -> tuple[Micro, ...] | None:
-    """The number of a slice of the only micro-batch of a batch; None if the micro-batch or the slice does not exist."""
+    """The global number of slice ``place`` of a batch's only micro-batch; None if either does not exist."""
     return (Micro(batch[0] + place),) if batch is not None and 0 <= place < slices else None
 
 

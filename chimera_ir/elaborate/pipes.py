@@ -98,7 +98,7 @@ def shapes(scheme: ast.Scheme, values: Globals, max_operations: int) -> tuple[Sh
     """All pipes in the order of the text; an indexed pipe once for each index.
 
     Raises `Rejected` if a range runs backward, pipes differ in their stages, there is nothing to run, or there are more
-    than ``max_operations``.
+    than ``max_operations`` operations.
     """
     pipes = [item for item in scheme.items if isinstance(item, ast.PipeBlock)]
     pipe_shapes = tuple(made_of(_instances(pipes, values.scope), lambda instance: _shape(*instance)))
@@ -210,7 +210,7 @@ def _range_values(text: ast.Range | ast.Endless, scope: Scope) -> say.Values:
 
 
 def _disagreements(shapes: Sequence[Shape]) -> Iterator[Diagnostic]:
-    """Diagnostics of pipes whose stages are not 0 .. D-1, with the D of the first pipe."""
+    """Diagnostics of pipes whose stages are not 0 .. D-1, where D is the number of stages of the first pipe."""
     for shape in shapes:
         text, count, first = shape.stages.range, len(shape.stage_range), shapes[0]
         if count == 0:

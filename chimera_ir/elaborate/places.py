@@ -19,7 +19,7 @@ from chimera_ir.syntax import ast
 
 
 def place(shapes: Sequence[Shape], workers: int, workers_span: Span, left_out: Mapping[int, Span]) -> tuple[Pipe, ...]:
-    """The pipes with the workers of their stages and the global numbers of their micro-batches, or of all slices.
+    """The pipes with the workers of their stages and the global numbers of their micro-batches or, if cut, slices.
 
     Raises `Rejected` if a stage is placed on no worker, a worker has no stage, or the numbers are not 0 .. N-1, each
     once. ``workers_span`` is the place in the text that gives the number of workers; ``left_out`` has the workers that

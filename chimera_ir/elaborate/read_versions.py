@@ -19,7 +19,7 @@ Readings = Mapping[tuple[Micro, Stage], Version]
 
 
 def check_versions(shape: Shape, laws: Sequence[Law]) -> None:
-    """Checks that the micro-batches of a pipe without end read the versions max(0, law of their stage).
+    """Checks that micro-batch m of a pipe without end reads version max(0, law(m)), by the law of each stage.
 
     Each micro-batch is checked up to one period after the start of a law; from there on the law holds. All laws grow.
 

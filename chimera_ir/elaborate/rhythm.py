@@ -26,7 +26,7 @@ from chimera_ir.syntax.formatter import show_expression
 
 @dataclass(frozen=True, slots=True)
 class _Beat:
-    """A line on one stage: the laws of its clock, if it has one, and its guard, and a common period of its formulas."""
+    """An operation line on one stage: the laws of its clock, if any, and its guard, and its formulas' common period."""
 
     span: Span
     stage: int
@@ -54,7 +54,7 @@ class Rhythm:
 
 
 def rhythm_of(shape: Shape, stages: Sequence[int], most: int) -> Rhythm:
-    """The rhythm of a pipe on some stages, with periods of at most ``most``; raises `Rejected` if there is none."""
+    """The rhythm of a pipe on ``stages``, with periods of at most ``most``; raises `Rejected` if there is none."""
     # The laws of all formulas. Rates are compared only if there are no other failures.
     number = Law((-shape.micro_range.start,), 1)  # without ``as`` the numbers count from the start of the pipe
     with Attempts() as attempts:

@@ -66,7 +66,7 @@ def parameter_names(scheme: ast.Scheme) -> tuple[str, ...]:
 
 
 def require_settable(scheme: ast.Scheme, settings: Mapping[str, int]) -> None:
-    """Raises `ParameterError` for the first setting of no parameter of the scheme, or beyond 64 bits."""
+    """Raises `ParameterError` for the first setting that names no parameter of the scheme, or is beyond 64 bits."""
     names = parameter_names(scheme)
     for name, value in settings.items():
         if name not in names:

@@ -27,7 +27,7 @@ from chimera_ir.elaborate.rhythm import Rhythm, rhythm_of
 from chimera_ir.ir.streams import LONGEST_TURN, MARGIN
 
 FEW = 1_000
-"""The most formulas, one per line and stage, that are derived before the scheme's size has been estimated."""
+"""The most formulas, one per line and stage, whose laws are derived before the size of the scheme is estimated."""
 
 LEAST_TURNS = 2 * MARGIN + 1
 """The fewest turns that are shown."""
@@ -57,7 +57,7 @@ class EndlessPipes:
 
 
 def endless(shapes: Sequence[Shape], per_update: int, limit: int) -> EndlessPipes:
-    """The turn of pipes without end, in a scheme of ``per_update`` (K) micro-batches for each update.
+    """The rhythms and the turn of pipes without end, in a scheme with an update every ``per_update`` (K) micro-batches.
 
     Raises `Rejected` if a formula is not quasi-affine; clocks, numbers, versions and updates do not grow together; or
     what is shown would have more operations than ``limit``.
@@ -108,7 +108,7 @@ def _turn(rhythms: Sequence[Rhythm], per_update: int) -> TurnSize:
 
 
 def _numbers_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: TurnSize) -> Iterator[Diagnostic]:
-    """Diagnostics of pipes whose numbers do not grow in a turn by the micro-batches of a turn."""
+    """Diagnostics of pipes whose numbers do not grow, in a turn, by the micro-batches of a turn in all pipes."""
     for shape, rhythm, count in zip(shapes, rhythms, turn.micros, strict=True):
         expected, text = Fraction(turn.period, count), shape.micros.number or shape.micros.range
         if rhythm.number.rate != expected:
