@@ -25,7 +25,7 @@ _SCREEN = 120
 
 
 def counter(header: Header) -> str:
-    """The variable that counts the turns of a stream by their first update: ``m`` if an update has one micro-batch."""
+    """The variable that counts a stream's turns by first update: ``m`` if updates have one micro-batch, else ``k``."""
     return "m" if header.per_update == 1 else "k"
 
 

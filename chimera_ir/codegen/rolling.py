@@ -37,7 +37,7 @@ class Straight:
 class Loop:
     """The instructions of the first of ``rounds`` rounds; in each further round micro-batches are ``step`` later.
 
-    ``rings`` has the slots that its receives take round and round, by their messages in the first round.
+    ``rings`` has, by its message in the first round, the ring of slots that each receive goes round.
     """
 
     instructions: tuple[ops.Instruction, ...]
@@ -56,7 +56,9 @@ def roll(
 
     A loop stays within an update, reads one version of the weights, and talks to the same workers in every round.
 
-    Parameters ---------- header
+    Parameters
+    ----------
+    header
         The header of the lane.
     lane
         Instructions of one worker: a whole lane, or a turn.
