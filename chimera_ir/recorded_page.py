@@ -94,7 +94,7 @@ def _page(what: str, text: str, compilation: Compilation, schedule: ShownSchedul
 def _schedule(
     compilation: Compilation, trace: Trace, lanes: Sequence[Lane], comparison: TraceComparison | None
 ) -> ShownSchedule:
-    """The schedule in the setting of the prediction or, without one, of the run itself, which knows no sizes."""
+    """The schedule in the setting of the prediction or, without one, of the run itself, which has no sizes in bytes."""
     verified, source = compilation.verified, comparison.source if comparison else None
     setting = source.setting if source else _measured_setting(trace, lanes, comparison)
     events = events_of(verified.program, Charges(verified.program.header, setting))

@@ -252,7 +252,7 @@ def _show_page(file: Path, request: Request, no_cache: bool) -> None:
 
 
 def _first_given(options: Mapping[str, object]) -> str:
-    """The first of some options that is given; empty if none is."""
+    """The name of the first of some options that is given; empty if none is."""
     return next((name for name, value in options.items() if value is not None), "")
 
 

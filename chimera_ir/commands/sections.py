@@ -88,7 +88,7 @@ def report(text: str) -> None:
 
 
 def remark(text: str) -> None:
-    """Writes a line that is not an error to standard error; nothing with ``--quiet``."""
+    """Writes a remark or a warning to standard error; nothing with ``--quiet``."""
     if not is_quiet():
         click.echo(text, err=True, color=colored(sys.stderr))
 

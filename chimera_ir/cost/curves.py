@@ -81,7 +81,7 @@ def kept(timeline: Timeline, worker: int, bytes_of: Callable[[int], WorkerBytes]
 
 
 def _row(time: float, words: str, amounts: Mapping[str, int], parts: int, size: int | None) -> Row:
-    """A row, from amounts and a size in bytes that are given in parts of micro-batches."""
+    """A row in whole micro-batches and bytes; ``amounts`` and ``size`` count a micro-batch ``parts`` times."""
     whole = {column: amount / parts for column, amount in amounts.items()}
     return {"time": time, "operation": words, **whole, **({} if size is None else {"bytes": size / parts})}
 

@@ -68,7 +68,7 @@ class Clocks:
         return [*several[0][:rates], *(factor for factors in several for factor in factors[rates:])]
 
     def keep(self, order: Observed) -> bool:
-        """Whether clocks rise along every lane and every value of an order."""
+        """Whether the clocks give an order: they rise along every lane, and from what makes a value to its readers."""
         statements = self.form.statements(order)
         if not {*statements} <= self.factors.keys():
             return False
@@ -126,7 +126,7 @@ def fitted_clocks(form: ClockForm, orders: Sequence[Observed], without: Containe
 
 
 def _price(term: str, base: int) -> int:
-    """The price of a term whose factor is 1, which grows with each operator."""
+    """The price of a factor of 1 on a term, in the sum that a fit makes least; it grows with each operator."""
     return int(base ** (term.count("*") + term.count("/")))
 
 

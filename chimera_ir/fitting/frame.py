@@ -74,7 +74,7 @@ def frame_of(orders: Sequence[Observed]) -> Frame:
 
 
 def bracketed(term: str) -> str:
-    """A term as a part of another one."""
+    """The term, in brackets if it needs them as a part of another one."""
     return term if term.isidentifier() or term.isdigit() else f"({term})"
 
 

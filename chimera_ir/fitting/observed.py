@@ -74,7 +74,7 @@ class Observed:
         return tuple(part for lane in self.schedule.lanes for operation in lane for part in operation.parts)
 
     def pairs(self) -> Iterator[tuple[int, int]]:
-        """Yields operations, by number, of which one comes before the other: in a lane, or because of a value."""
+        """Yields pairs of operations, by number, the first before the second: in a lane, or because of a value."""
         for lane in numbered(self.schedule):
             yield from pairwise(lane)
         for number, others in enumerate(reads_of(self.schedule)):

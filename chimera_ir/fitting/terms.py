@@ -22,7 +22,7 @@ def tabulated(terms: Sequence[str], settings: Mapping[str, int], points: Iterabl
 
 
 def expressions(terms: Sequence[str]) -> list[ast.Expression]:
-    """The trees of terms."""
+    """The syntax trees of terms."""
     lines = "\n".join(f"fn term{number}({', '.join(VARIABLES)}) = {term}" for number, term in enumerate(terms))
     scheme = parse(Source("", f"scheme terms\n{lines}\npipe none {{}}"))
     return [item.body for item in scheme.items if isinstance(item, ast.Function)]

@@ -32,7 +32,7 @@ def cuda_clock(run: Callable[[], None]) -> float:
 
 
 class PassCosts(NamedTuple):
-    """Costs of the passes of a slice through a station; the last two are the halves of a split backward."""
+    """Costs of the passes of a slice through a stage; the last two are the halves of a split backward."""
 
     forward: float
     backward: float

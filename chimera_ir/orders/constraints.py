@@ -87,7 +87,7 @@ class Constraints:
 
     @cached_property
     def backwards(self) -> "Constraints":
-        """Constraints of the orders in reversed time, from the end of all operations."""
+        """The problem with time reversed: an order that meets it, read backwards, meets these constraints."""
         return replace(
             self,
             waits=self.followers,

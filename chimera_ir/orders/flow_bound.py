@@ -240,7 +240,10 @@ class _FlowProgram:
             self.impossible = True
 
     def multipliers(self, solver: "Solver") -> Sequence[int]:
-        """Factors of the rows, none negative, with which the sum of all rows may be a contradiction."""
+        """Solves the linear program; returns a whole factor for each row, none negative.
+
+        With these factors, the sum of all rows may be a contradiction.
+        """
         from ortools.linear_solver.python.model_builder import LinearExpr, Model, SolveStatus
 
         model = Model()  # type: ignore[no-untyped-call]

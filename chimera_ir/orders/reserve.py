@@ -80,7 +80,7 @@ class _GroupUse:
         return not self.level and self.next == len(self.amounts)
 
     def _after(self, place: int, ahead: int) -> tuple[int, int]:
-        """The first job after ``place`` that has not started, and what jobs after that one add that have."""
+        """Returns the first job after ``place`` that has not started, and what the started jobs after that one add."""
         place += 1
         while place < len(self.amounts) and self.started[place]:
             ahead -= self.amounts[place][0]

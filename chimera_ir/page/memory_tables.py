@@ -20,7 +20,7 @@ from chimera_ir.verify.holdings import KEPT_UNITS
 
 
 class _ChangeOfRow(NamedTuple):
-    """A change of what a worker keeps, by the operation in a row: at its end, or at its start."""
+    """A change of what a worker keeps, which the page shows at the start or the end of operation ``number``."""
 
     row: OperationRow
     number: int

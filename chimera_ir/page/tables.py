@@ -132,7 +132,7 @@ class MessageTable:
 
 @dataclass(frozen=True, slots=True)
 class SumTable:
-    """Sums of gradients; one that a single rank holds has no event."""
+    """Sums of gradients with their launches; a sum that one rank holds alone has no event."""
 
     words: Sequence[str] = ()
     event: Column = ()
@@ -150,7 +150,10 @@ class MoveTable:
 
 @dataclass(frozen=True, slots=True)
 class TurnTable:
-    """The turn that a stream repeats, as a periodic system."""
+    """The turn that a stream repeats: node n is event ``events[n]``.
+
+    ``before`` has the nodes that each node waits for, ``ago`` how many turns earlier each of these runs.
+    """
 
     events: Column
     before: Column

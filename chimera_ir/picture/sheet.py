@@ -69,7 +69,7 @@ def _common_unit(rows: Sequence[Sequence[Panel]]) -> Fraction:
 
 
 def _columns(pictures: Sequence[Sequence[Picture]]) -> Iterator[int]:
-    """Yields the width of each column: that of its widest picture, without those that are the last of their row."""
+    """Yields the width of each column: that of its widest picture, apart from pictures that end their row."""
     for column in range(max(map(len, pictures))):
         yield max((row[column].chart.width for row in pictures if column + 1 < len(row)), default=0)
 

@@ -116,7 +116,10 @@ def _messages(header: Header, timing: Timing) -> tuple[int, int]:
 
 
 def _least_kept(header: Header, timing: Timing, stage: int, splits: bool) -> int:
-    """The fewest bytes kept of a micro-batch, with receive buffers; ``splits`` says whether any backward is split."""
+    """The fewest bytes that a stage keeps of a micro-batch between its passes, the receive buffer included.
+
+    ``splits`` says whether any backward is split.
+    """
     waiting = [timing.input if stage in pipe.recompute else timing.activations for pipe in header.pipes]
     return min([*waiting, *([timing.kept.halfway] if splits else [])], default=0)
 

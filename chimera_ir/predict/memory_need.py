@@ -63,7 +63,7 @@ def memory_of(header: Header, setting: Setting, held: Iterable[Holdings]) -> tup
 
 
 def carry_bytes(program: Program, setting: Setting) -> Iterator[tuple[Worker, Stage, int]]:
-    """Yields the most bytes of carries that each worker of a program keeps of each stage that has any."""
+    """Yields, for each worker and each of its stages that has carries, the most bytes of carries that it keeps."""
     header = program.header
     for worker, parts in enumerate(program.parts):
         carries = live.changes(header, parts.steps, (Counted.CARRIES,))

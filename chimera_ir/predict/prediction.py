@@ -128,7 +128,7 @@ class Forecast:
     sharded_optimizer: bool = False
 
     def torchrun(self, workers: int, script: str, split: tuple[int, ...] | None) -> str:
-        """The command line that starts ``script`` for the predicted run; ``workers`` are those of one copy."""
+        """The command line that starts ``script`` for the predicted run; a copy of it has ``workers`` workers."""
         per_node = self.inputs.cluster.per_node
         ranks, more = self.copies * workers, (self.sharded_optimizer, self.inputs.counts.file)
         return torchrun(ranks, per_node, script, self.micro_batch_size, self.replica_layout, split, *more)

@@ -86,7 +86,7 @@ class Timing:
         return self.with_times(lambda key, seconds: seconds + times * time_of(overhead, key))
 
     def with_times(self, change: Callable[[str, float], float]) -> "Timing":
-        """The costs with ``change`` applied to each time, and its key."""
+        """The costs with each time replaced by what ``change`` makes of its key and the time."""
         return replace(self, times={key: change(key, seconds) for key, seconds in self.times.items()})
 
     def seconds(self, kind: str) -> float:

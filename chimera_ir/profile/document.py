@@ -109,7 +109,7 @@ class Table:
         self._withdrawn: list[str] = []
 
     def has(self, name: str) -> bool:
-        """Whether the object has an entry ``name``."""
+        """Whether the table has an entry ``name``."""
         return name in self._entries
 
     def place(self, name: str) -> Span:

@@ -66,7 +66,7 @@ def sliced(timing: Timing, overhead: Times, lengths: tuple[int, ...]) -> Timing:
 
 
 def _largest_mean(sizes: Sequence[int], lengths: Sequence[int] = ()) -> int:
-    """The largest mean over the first slices, of which each counts with its length, times all lengths together."""
+    """The largest mean per length of the first slices, over any number of them, times the length of all."""
     counts = accumulate(lengths or (1,) * len(sizes))
     whole = sum(lengths) or len(sizes)
     return max(-(-total * whole // count) for count, total in zip(counts, accumulate(sizes), strict=True))

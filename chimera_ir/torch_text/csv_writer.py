@@ -142,7 +142,7 @@ def remarks(header: Header, *, comms: bool) -> tuple[str, str]:
 
 
 def _torchtitan_name(header: Header) -> str:
-    """The name from which torchtitan takes the placement of the stages; empty if there is none."""
+    """The name of the torchtitan schedule that places the stages like this; empty if there is none."""
     (placement,) = {pipe.workers for pipe in header.pipes}
     ranks, stages = header.workers, range(header.stages)
     if placement == tuple(stages):

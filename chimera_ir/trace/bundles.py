@@ -167,7 +167,7 @@ def stopped_ranks(bundle: Bundle, verified: Verified, scripts: ProvenScripts, ev
 
 
 _Key = tuple[int, tuple[int, ...]]
-"""The line of a script and the counters of its loops; without a flush, counted from the turn."""
+"""The place of an instruction in a script: its line, and its loops' counters; in a stream, from the turn on."""
 
 
 class _LaneInstruction(NamedTuple):
@@ -191,7 +191,10 @@ def _instructions(
 def _instruction_at(
     header: Header, lane: Mapping[_Key, Mapping[int, Instruction]], place: CallPlace, before: int
 ) -> _LaneInstruction | None:
-    """The instruction of a place; the page shows the turn that is nearest to the rank's, less ``before`` updates."""
+    """The instruction at a place, and the one that the page shows for it.
+
+    The page shows it in the turn that is nearest to the rank's, less ``before`` updates.
+    """
     of_turns = lane.get(_key(header, place))
     if of_turns is None:
         return None

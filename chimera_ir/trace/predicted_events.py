@@ -105,7 +105,7 @@ class _Drawn:
                 yield event_format.arrow("f", name, (FIRST_PROCESS + receiver, 0), at)
 
     def _takers(self, lane: Sequence[Event]) -> Iterator[tuple[object, Event]]:
-        """Yields each message that a lane waits for with the first event from its wait on that takes time."""
+        """Yields each message that a lane waits for with an event that takes time: the wait, or the first after it."""
         taker: Event | None = None
         for event in reversed(lane):
             if self._at(event.start) < self._at(event.end):
@@ -114,7 +114,7 @@ class _Drawn:
                 yield event.instruction.message, taker
 
     def sums(self) -> Iterator[TraceEvent]:
-        """Yields the time of each sum that takes time, in the process of every member."""
+        """Yields a stretch for each sum that takes time, in the process of every member."""
         for event in self._replay.sums:
             if self._at(event.start) < self._at(event.end):
                 for worker in event.workers:
@@ -122,7 +122,7 @@ class _Drawn:
                     yield from event_format.stretch(name, "sum", process, self._at(event.start), self._at(event.end))
 
     def moves(self) -> Iterator[TraceEvent]:
-        """Yields the time of each move of memory that takes time, in the process of its worker."""
+        """Yields a stretch for each move of memory that takes time, in the process of its worker."""
         for event in self._replay.moves:
             if self._at(event.start) < self._at(event.end):
                 name, process = line(event.instruction, self._replay.header), FIRST_PROCESS + event.workers[0]

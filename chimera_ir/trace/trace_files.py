@@ -93,7 +93,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace: the run, its program, which is that of ``text``, and all ranks in order."""
+    """A trace: the facts of the run, the text of its program, the program itself, and all ranks in order."""
 
     about: RunInfo
     text: str
