@@ -253,7 +253,7 @@ class _Search:
             yield self._out(settings, None, Reason.PROFILE, f"depth {outlined.stages}; the profile has {depths}")
 
     def _has(self, stages: int) -> bool:
-        """Whether to consider this number of stages: a depth to try or, if sizes are fixed, any that layers can make."""
+        """Whether to consider this number of stages: a depth to try or, if sizes are fixed, any that layers make."""
         return stages in self._depths or (self._is_fixed and stages <= len(self._profile.layers))
 
     def _is_missed(self, settings: Mapping[str, int]) -> bool:
