@@ -45,7 +45,7 @@ class Ring(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """The first and the last micro-batch that an instruction is about or, with ``of_updates``, twice its update."""
+    """The first and the last micro-batch of an instruction or, with ``of_updates``, its update as both numbers."""
 
     first: int
     last: int
