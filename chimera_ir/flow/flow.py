@@ -200,6 +200,6 @@ def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tup
 
 
 def passed_on(header: Header, message: Message) -> list[Message]:
-    """The messages by which the receiver of a message hands its own value of the same sort on, a stage further."""
+    """The messages with the value of the same kind that a message's receiver makes in turn, for the stages after it."""
     micros, _, stage, value = message
     return [Message(micros, stage, target, value) for target in header.readers(value, stage)]
