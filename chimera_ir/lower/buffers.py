@@ -111,7 +111,7 @@ def rings(
 
     The slots of a shelf are used round and round, as a ring, so the slot of a message follows from its number in the
     shelf. Slot 0 goes to the first message about a micro-batch of turn 0 or later. From the posting of a message to its
-    last use some receives are posted, itself included: the shelf has as many slots as there are at most.
+    last use, a number of receives are posted, its own included; a shelf has as many slots as the largest such number.
 
     Among ``postings`` are the receives of turn 0, which has ``length`` operations on ``period`` micro-batches.
     """
@@ -124,7 +124,7 @@ def rings(
     slots_of: dict[Shelf, Iterator[Slot]] = {}
     sizes: list[tuple[Shelf, int]] = []
     for key, messages in receives.items():
-        # Of each message that one in every turn is like, as many are posted as turns begin before the last use.
+        # The receives posted from the posting of a message to its last use; each receive of a turn comes in every turn.
         size = max(
             sum((transfer.over - before) // length + 1 for before, _ in messages[number:])
             + sum((transfer.over - before) // length for before, _ in messages[:number])

@@ -287,7 +287,7 @@ def _kept_for_sends(
     def over(transfer: Transfer) -> int:
         """The place in the receiver's lane after which nothing needs the memory of a message."""
         last, received = transfer.over, [transfer.message]
-        # What is made of a message is sent, or the receiver runs the stage that reads it itself: then go on from there.
+        # What is made of a message is sent on, or read by a stage on this worker: then follow what that stage makes.
         for made in chain.from_iterable(passed_on(header, message) for message in received):
             if header.worker(made.micros[0], made.target) != transfer.receiver:
                 last = max(last, waits[made])

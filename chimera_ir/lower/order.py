@@ -41,9 +41,8 @@ def order(plan: Plan | PlanStream) -> Schedule | ScheduleStream:
     before that. Operations without a clock come last: `orders.ordering` gives them a better place. A recomputation
     without a clock comes right before the operation that needs what it makes.
 
-    A worker's turn in a stream begins with the first of its operations on the micro-batches of the first turn. In place
-    of an operation that comes after the end of this turn, the turn has the one that is the same number of turns
-    earlier.
+    A worker's turn in a stream begins with the first of its operations on the micro-batches of the first turn. If the
+    clock of an operation is n turns after this turn, the turn has the operation as it is n turns earlier.
     """
     lanes: list[list[Planned]] = [[] for _ in range(plan.header.workers)]
     unclocked: list[Unclocked] = []

@@ -162,7 +162,7 @@ def _by_lane(net: TurnNet) -> list[_LaneUpdates]:
             for place, need in lane.needs.get(group, ()):
                 node, _ = lane.node(place)
                 needs[node] = max(needs[node], need)
-        # The most that any operation before needs: of an operation a turn earlier, less by the updates of a turn.
+        # The newest version that any operation before needs; for one a turn earlier, less by the updates of a turn.
         counts, _ = longest_paths(net.waits, [0] * len(needs), Fraction(per_turn), needs)
         for updates in by_lane:
             updates.summed[group] = [
