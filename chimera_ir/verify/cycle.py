@@ -88,7 +88,7 @@ class _Story:
         falling = [(before, after) for before, after in edges if lanes and self._falls(before, after)]
         readers = [after for before, after in edges if self._why(before, after) is _Why.SYNC]
         joined = [node for node in self._nodes if isinstance(self._operations[node], Pair)]
-        # The likeliest mistake comes first; the cycle is then told from there.
+        # The likeliest mistake comes first; the diagnostic shows the cycle from there.
         suspects = [*(after for _, after in falling), *(before for before, _ in lanes), *readers, *joined]
         worst = suspects[0]
         at = self._nodes.index(worst)
