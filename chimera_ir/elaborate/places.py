@@ -32,7 +32,7 @@ def place(shapes: Sequence[Shape], workers: int, workers_span: Span, left_out: M
         recomputed = attempts.each(shapes, _recomputed)
     idle = {*range(workers)} - left_out.keys() - {worker for row in rows for worker in row}
     if idle:
-        # Fewer workers leave out the last ones only.
+        # A smaller number of workers helps only if the idle ones are the last.
         fewer = min(idle) if len(idle) == workers - min(idle) else None
         raise Rejected([say.IdleWorker(workers_span, min(idle), workers, len(idle), fewer)])
     return tuple(map(_pipe, shapes, rows, columns, recomputed))
