@@ -173,7 +173,7 @@ def _unclosed(stop: Stop, opener: Token) -> Diagnostic:
 def _clock(stop: Stop) -> Diagnostic | None:
     start = stop.line_start()
     head = stop.tokens[start : stop.position]
-    # After a name, which the parser takes for the letter of the next operation, the clock that lacks its sign began.
+    # A clock without its sign may begin with a name, which the parser takes for the letter of the next operation.
     at = stop.position if "AT" in stop.accepted else _glued(stop)
     operation = stop.tokens[start:at]
     subject = operation[1:2] == ["("] and operation[-1] == ")" and not {"@", "when", "prefer"} & {*operation}
