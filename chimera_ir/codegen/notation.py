@@ -44,7 +44,7 @@ class Notation:
         step, micro = ring.step % ring.slots, self.micro
         if not step:
             return str(slot)
-        # The variable is the number of the round, times a step; the slot is ``first`` plus what is left of both.
+        # The variable is the number of the round, times a step; the slot is ``first`` plus a remainder by the slots.
         number = self.variable
         if step != self.step % ring.slots:
             micro = micro // self.step * step
