@@ -188,15 +188,19 @@ def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tup
 
     An entry is the number of the operation that makes the message, the message, and the receiver.
     """
-    readers, pipe_of = header.readers, header.pipe_of
+    pipe_of = header.pipe_of
+    handed_on = {
+        (kind, stage): [(value, target) for value in kind.hands_on for target in header.readers(value, stage)]
+        for kind in header.kinds
+        for stage in header.stages_of[worker]
+    }
     for number, operation in numbered:
         for part in (operation,) if isinstance(operation, Compute) else operation.parts:
             micros, stage = part.micros, part.stage
-            for value in part.kind.hands_on:
-                for target in readers(value, stage):
-                    receiver = pipe_of[micros[0]].workers[target]
-                    if receiver != worker:
-                        yield number, Message(micros, stage, target, value), receiver
+            for value, target in handed_on[part.kind, stage]:
+                receiver = pipe_of[micros[0]].workers[target]
+                if receiver != worker:
+                    yield number, Message(micros, stage, target, value), receiver
 
 
 def passed_on(header: Header, message: Message) -> list[Message]:

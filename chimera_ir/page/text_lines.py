@@ -11,7 +11,7 @@ from chimera_ir.ir.turns import in_turn
 from chimera_ir.page.operation_tables import OperationRow
 from chimera_ir.page.tables import SourceText
 from chimera_ir.source import Source
-from chimera_ir.verify.scripts import call_lines, script_name
+from chimera_ir.verify.scripts import call_lines
 from chimera_ir.verify.verify import ProvenScripts, Verified
 
 
@@ -37,10 +37,10 @@ def program_text(text: str, verified: Verified, rows: Sequence[OperationRow]) ->
 
 def script_texts(scripts: ProvenScripts, program: Program, rows: Sequence[OperationRow]) -> Iterator[SourceText]:
     """The script of each rank, with the lines of the rank's own operations."""
-    for worker, numbers in enumerate(call_lines(program, scripts.files)):
+    for worker, numbers in enumerate(call_lines(program, scripts.by_worker)):
         computes = program.parts[worker].computes.places
         lines = [numbers[computes[row.place]] if row.worker == worker else 0 for row in rows]
-        yield SourceText(script_name(worker), "python", scripts.files[script_name(worker)], lines, worker)
+        yield SourceText(scripts.by_worker[worker].name, "python", scripts.by_worker[worker].text, lines, worker)
 
 
 def _headings(text: str, workers: int) -> list[int]:

@@ -25,7 +25,7 @@ from chimera_ir.trace.fields import LONGEST, of_type, whole, word
 from chimera_ir.trace.spans import awaited_worker, words
 from chimera_ir.trace.stops import StoppedRank, event_at
 from chimera_ir.trace.trace_files import LOST, PROGRAM, BadTrace, place_of
-from chimera_ir.verify.scripts import CallPlace, call_places, script_name
+from chimera_ir.verify.scripts import CallPlace, call_places
 from chimera_ir.verify.verify import ProvenScripts, Verified
 
 FORMAT = "chimera stop"
@@ -136,9 +136,9 @@ def stopped_ranks(bundle: Bundle, verified: Verified, scripts: ProvenScripts, ev
     if count - len(recorded) > LOST or max(recorded) >= count:
         workers = counted(header.workers, "worker")
         raise BadTrace(f"{bundle.path}: has a rank that no run on copies of {workers} has; copy the file again")
-    places = call_places(program, scripts.files)
+    places = call_places(program, scripts.by_worker)
     lanes = [_instructions(header, *lane) for lane in zip(program.lanes, places, strict=True)]
-    lines = [scripts.files[script_name(worker)].split("\n") for worker in range(header.workers)]
+    lines = [script.text.split("\n") for script in scripts.by_worker]
     turns = [_turn(header, rank.place) for rank in bundle.ranks if rank.place is not None]
     before = max(0, max(turns, default=0) - header.updates // 2)
 

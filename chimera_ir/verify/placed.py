@@ -62,7 +62,7 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
     other: dict[Span, tuple[Worker, Compute]] = {}
     uneven: dict[Span, tuple[Worker, Compute]] = {}
     pipe_of, kinds = header.pipe_of, header.kinds
-    for worker, operation in operations:
+    for worker, operation in _doubtful(header, operations):
         mistake = _unknown(header, worker, operation)
         if operation.kind not in kinds and not operation.kind.recomputes:
             other.setdefault(operation.origin, (worker, operation))
@@ -94,6 +94,22 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
         pipe = pipe_of[right]
         where = (worker, pipe.workers[stage], pipe.name, stage)
         yield say.WrongWorker(origin, line(operation, header), *where, counts[origin])
+
+
+def _doubtful(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[tuple[Worker, Compute]]:
+    """Yields the operations that may be wrong.
+
+    The others, nearly all, are obviously right: of one micro-batch, without a version, on the worker of their stage.
+    """
+    pipe_of, stages, plain = header.pipe_of, header.stages, {kind for kind in header.kinds if not kind.recomputes}
+    if header.steps_inside:
+        yield from operations
+        return
+    for worker, operation in operations:
+        micros, stage = operation.micros, operation.stage
+        is_plain = operation.kind in plain and operation.version is None and len(micros) == 1 and 0 <= stage < stages
+        if not (is_plain and micros[0] in pipe_of and pipe_of[micros[0]].workers[stage] == worker):
+            yield worker, operation
 
 
 def _unknown(header: Header, worker: Worker, operation: Compute) -> _Unknown | None:

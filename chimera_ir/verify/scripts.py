@@ -9,6 +9,8 @@ A script whose text names anything but the calls of a lane is refused before any
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from inspect import currentframe
 from operator import attrgetter
 from traceback import walk_tb
@@ -44,22 +46,26 @@ _ANNOTATIONS = "__annotate__"
 """The name of the function that newer interpreters make of annotations."""
 
 
-def scripts(program: Program, evaluation: Program, files: Mapping[str, str]) -> Iterator[Diagnostic]:
+def scripts(program: Program, evaluation: Program, by_worker: Iterable["WorkerScript"]) -> Iterator[Diagnostic]:
     """Yields, for each function of each script, its first difference from the program.
 
     The program has no errors by any other rule; of a stream, it has as many updates as are proven. ``evaluation`` is
-    the program of the forwards alone, ``files`` has the scripts ``rank_<worker>.py`` and program.json.
+    the program of the forwards alone; ``by_worker`` has their scripts.
     """
-    for worker, of_rank in enumerate(json.loads(files[FACTS])["ranks"]):
-        script = _Script(script_name(worker), files[script_name(worker)], program.header)
-        yield from _trained(script, program.lanes[worker], program.header, of_rank)
-        recorded = RecordedLane(evaluation.lanes[worker], _held_in_evaluations(program.header, of_rank), ScriptRun())
-        yield from script.compared("evaluate", [()], recorded)
+    for script, lane, of_evaluation in zip(by_worker, program.lanes, evaluation.lanes, strict=True):
+        yield from script.trained(lane)
+        yield from script.evaluated(of_evaluation)
 
 
-def call_lines(program: Program, files: Mapping[str, str]) -> Iterator[list[int]]:
+def worker_scripts(program: Program, files: Mapping[str, str]) -> tuple["WorkerScript", ...]:
+    """The script of each worker of a program; ``files`` has the scripts ``rank_<worker>.py`` and program.json."""
+    header, ranks = program.header, enumerate(json.loads(files[FACTS])["ranks"])
+    return tuple(WorkerScript(header, of_rank, name := script_name(worker), files[name]) for worker, of_rank in ranks)
+
+
+def call_lines(program: Program, by_worker: Iterable["WorkerScript"]) -> Iterator[list[int]]:
     """Yields for each worker the line of its script that does each instruction of its lane; the scripts are proven."""
-    return _noted(program, files, attrgetter("f_lineno"))
+    return _noted(program, by_worker, attrgetter("f_lineno"))
 
 
 class CallPlace(NamedTuple):
@@ -69,9 +75,9 @@ class CallPlace(NamedTuple):
     counters: Mapping[str, int]
 
 
-def call_places(program: Program, files: Mapping[str, str]) -> Iterator[list[CallPlace]]:
+def call_places(program: Program, by_worker: Iterable["WorkerScript"]) -> Iterator[list[CallPlace]]:
     """Yields for each worker the place of its script that does each instruction of its lane; the scripts are proven."""
-    return _noted(program, files, _place)
+    return _noted(program, by_worker, _place)
 
 
 def _place(frame: FrameType) -> CallPlace:
@@ -79,29 +85,19 @@ def _place(frame: FrameType) -> CallPlace:
     return CallPlace(frame.f_lineno, {name: value for name, value in variables.items() if type(value) is int})
 
 
-def _noted(program: Program, files: Mapping[str, str], note: Callable[[FrameType], _Note]) -> Iterator[list[_Note]]:
+def _noted(
+    program: Program, by_worker: Iterable["WorkerScript"], note: Callable[[FrameType], _Note]
+) -> Iterator[list[_Note]]:
     """Runs each worker's training function; yields what ``note`` returns for its frame at each instruction."""
-    for worker, of_rank in enumerate(json.loads(files[FACTS])["ranks"]):
-        script, notes = _Script(script_name(worker), files[script_name(worker)], program.header), list[_Note]()
-        lane = _with_callers(program.lanes[worker], script_name(worker), note, notes)
-        assert not [*_trained(script, lane, program.header, of_rank)]
+    for script, lane in zip(by_worker, program.lanes, strict=True):
+        notes = list[_Note]()
+        assert not [*script.trained(_with_callers(lane, script.name, note, notes))]
         yield notes
 
 
 def script_name(worker: int) -> str:
     """The name of the script that a rank of a worker runs."""
     return f"rank_{worker}.py"
-
-
-def _trained(
-    script: "_Script", lane: Iterable[Instruction], header: Header, of_rank: Mapping[str, Any]
-) -> Iterator[Diagnostic]:
-    """Runs the training function of a script; yields its first difference from ``lane``."""
-    held, turns = _held(header, of_rank), of_rank["turns"]
-    if turns is None:
-        return script.compared("update", [()], RecordedLane(lane, held, ScriptRun()))
-    calls = [(number,) for number in range(turns["first"], header.updates + turns["behind"], turns["step"])]
-    return script.compared("turn", calls, RecordedLane(lane, held, ScriptRun(0, header.updates, header.micro_batches)))
 
 
 def _with_callers(
@@ -120,17 +116,38 @@ def _with_callers(
         yield instruction
 
 
-class _Script:
-    def __init__(self, name: str, text: str, header: Header) -> None:
-        self._name, self._text, self._header = name, text, header
-        self._defined: Mapping[str, Callable[..., None]] | None = None
+@dataclass(frozen=True)
+class WorkerScript:
+    """The script of a worker's ranks, compiled once, with what program.json says about these ranks."""
 
-    def compared(self, function: str, calls: Sequence[tuple[int, ...]], lane: RecordedLane) -> Iterator[Diagnostic]:
+    header: Header
+    of_rank: Mapping[str, Any]
+    name: str
+    text: str
+
+    @cached_property
+    def functions(self) -> Mapping[str, Callable[..., None]]:
+        """The functions of the script; raises what its text raises."""
+        return _functions(self.name, self.text)
+
+    def trained(self, lane: Iterable[Instruction]) -> Iterator[Diagnostic]:
+        """Runs the training function; yields its first difference from ``lane``."""
+        header, held, turns = self.header, _held(self.header, self.of_rank), self.of_rank["turns"]
+        if turns is None:
+            return self._compared("update", [()], RecordedLane(lane, held, ScriptRun()))
+        calls = [(number,) for number in range(turns["first"], header.updates + turns["behind"], turns["step"])]
+        run = ScriptRun(0, header.updates, header.micro_batches)
+        return self._compared("turn", calls, RecordedLane(lane, held, run))
+
+    def evaluated(self, lane: Iterable[Instruction]) -> Iterator[Diagnostic]:
+        """Runs the evaluation function; yields its first difference from ``lane``."""
+        held = _held_in_evaluations(self.header, self.of_rank)
+        return self._compared("evaluate", [()], RecordedLane(lane, held, ScriptRun()))
+
+    def _compared(self, function: str, calls: Sequence[tuple[int, ...]], lane: RecordedLane) -> Iterator[Diagnostic]:
         """Calls a function with each tuple of arguments in ``calls``; yields its first difference from ``lane``."""
         try:
-            if self._defined is None:
-                self._defined = _functions(self._name, self._text)
-            run = self._defined[function]
+            run = self.functions[function]
             for arguments in calls:
                 run(lane, *arguments)
             left_out = lane.next_line()
@@ -145,14 +162,14 @@ class _Script:
     def _difference(
         self, function: str, expected: Instruction | None, done: str, trace: TracebackType | None
     ) -> ScriptDiffers:
-        number, lines = _line_of(self._name, trace), self._text.splitlines()
+        number, lines = _line_of(self.name, trace), self.text.splitlines()
         return ScriptDiffers(
             span=NOWHERE if expected is None else expected.origin,
-            script=self._name,
+            script=self.name,
             function=function,
             number=number,
             text=lines[number - 1].split("  # ")[0].strip() if 0 < number <= len(lines) else "",
-            expected="" if expected is None else line(expected, self._header),
+            expected="" if expected is None else line(expected, self.header),
             done=done,
         )
 

@@ -30,10 +30,10 @@ def slots(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diag
     """
     for number, parts in enumerate(program.parts):
         worker = Worker(number)
-        received = Counter(recv.message.edge for recv in parts.recvs.lines)
+        edges = [recv.message.edge for recv in parts.recvs.lines]
+        received = Counter(edges)
         held: dict[tuple[Crossing, Slot], tuple[Recv, int]] = {}
-        for place, recv in parts.recvs:
-            edge = recv.message.edge
+        for (place, recv), edge in zip(parts.recvs, edges, strict=True):
             messages = received[edge]
             if not 0 <= recv.slot < messages:
                 yield SlotTooHigh(recv.origin, worker, line(recv, program.header), recv.slot, messages - 1)

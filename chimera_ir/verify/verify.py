@@ -35,7 +35,7 @@ from chimera_ir.verify.memory import Needs, memory, memory_of_program, memory_un
 from chimera_ir.verify.messages import messages, places
 from chimera_ir.verify.placed import placed
 from chimera_ir.verify.repeats import repeats, state_repeats
-from chimera_ir.verify.scripts import scripts
+from chimera_ir.verify.scripts import WorkerScript, scripts, worker_scripts
 from chimera_ir.verify.slots import slots
 from chimera_ir.verify.versions import differing, ties, versions
 
@@ -124,11 +124,12 @@ class Verified:
 class ProvenScripts:
     """Files whose scripts do what a verified program says; only `verify_scripts` makes them.
 
-    ``files`` run the program, by path relative to the output directory; ``rules`` are those for the program, and
-    "scripts".
+    ``files`` run the program, by path relative to the output directory; ``by_worker`` are the scripts among them.
+    ``rules`` are those for the program, and "scripts".
     """
 
     files: Mapping[str, str]
+    by_worker: tuple[WorkerScript, ...]
     rules: frozenset[Rule]
     seal: InitVar[object]
 
@@ -269,9 +270,10 @@ def verify_scripts(verified: Verified, evaluation: Verified, files: Mapping[str,
 
     Raises `Rejected` with the scripts that do not do what the programs say.
     """
-    findings = apply(Rule.SCRIPTS, scripts(verified.program, evaluation.program, files))
+    by_worker = worker_scripts(verified.program, files)
+    findings = apply(Rule.SCRIPTS, scripts(verified.program, evaluation.program, by_worker))
     raise_errors(findings.diagnostics)
-    return ProvenScripts(files, verified.rules | findings.rules, _SEAL)
+    return ProvenScripts(files, by_worker, verified.rules | findings.rules, _SEAL)
 
 
 def verify_lowered(program: Program | ProgramStream, checked: Checked) -> Verified:

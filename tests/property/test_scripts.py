@@ -12,7 +12,7 @@ from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.text.printer import show
 from chimera_ir.lower.lower import lower
-from chimera_ir.verify.scripts import scripts
+from chimera_ir.verify.scripts import scripts, worker_scripts
 from chimera_ir.verify.verify import Verified, verify_lowered, verify_schedule
 from tests.lowered import evaluated, scripts_of
 from tests.repeatable import examples
@@ -121,13 +121,15 @@ def test_scripts_of_any_order_do_their_lanes_and_a_changed_one_is_rejected_as_so
         return
     files, evaluation = scripts_of(verified), evaluated(verified).program
     event("a loop" if any("\n    for " in text for text in ranks(files)) else "no loop")
-    assert [*scripts(verified.program, evaluation, files)] == []
+    assert [*scripts(verified.program, evaluation, worker_scripts(verified.program, files))] == []
     assert differing(verified, files) == set()
     name = data.draw(st.sampled_from([f"rank_{worker}.py" for worker in range(schedule.header.workers)]))
     changed = [text for _, text in changes(files[name])]
     if changed:
         wrong = files | {name: data.draw(st.sampled_from(changed))}
         rejected = {
-            found.script for found in scripts(verified.program, evaluation, wrong) if found.function != "evaluate"
+            found.script
+            for found in scripts(verified.program, evaluation, worker_scripts(verified.program, wrong))
+            if found.function != "evaluate"
         }
         assert rejected == differing(verified, wrong)

@@ -15,7 +15,7 @@ from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.verify.findings import Rule
-from chimera_ir.verify.scripts import scripts
+from chimera_ir.verify.scripts import scripts, worker_scripts
 from chimera_ir.verify.verify import ProvenScripts, verify_scripts
 from tests.test_architecture import PACKAGE, imported, part, python
 from tests.unit.journal import journals, loaded
@@ -138,7 +138,7 @@ def test_the_report_that_is_written_names_the_rule_and_scripts_that_are_written_
     assert '"scripts": true' in compiled.files["report.json"]
     assert compiled.scripts.files.items() <= compiled.files.items()
     with pytest.raises(TypeError):
-        ProvenScripts({}, frozenset(), object())
+        ProvenScripts({}, (), frozenset(), object())
 
 
 # Scripts that are wrong.
@@ -169,7 +169,7 @@ def changes(text: str) -> Iterator[tuple[str, str]]:
 
 
 def rejects(compiled: Compilation, files: dict[str, str]) -> bool:
-    found = [*scripts(compiled.verified.program, compiled.evaluation, files)]
+    found = [*scripts(compiled.verified.program, compiled.evaluation, worker_scripts(compiled.verified.program, files))]
     assert all(diagnostic.fill(diagnostic.title) and diagnostic.notes() for diagnostic in found)
     return bool(found)
 
@@ -245,7 +245,11 @@ def test_a_script_that_names_anything_else_is_refused_before_its_first_line(line
     outside = files["rank_0.py"].replace("INTERFACE =", f"{line}\nINTERFACE =")
     for changed in (inside, outside):
         assert changed != files["rank_0.py"]
-        (_, found) = scripts(compiled.verified.program, compiled.evaluation, files | {"rank_0.py": changed})
+        (_, found) = scripts(
+            compiled.verified.program,
+            compiled.evaluation,
+            worker_scripts(compiled.verified.program, files | {"rank_0.py": changed}),
+        )
         assert "names " in found.notes()[0].text
         assert "not a part of a script" in found.notes()[0].text
 
@@ -253,7 +257,7 @@ def test_a_script_that_names_anything_else_is_refused_before_its_first_line(line
 def test_a_script_that_is_no_python_is_a_difference() -> None:
     compiled = case("chimera", {"D": 4, "N": 4})
     files = dict(compiled.scripts.files) | {"rank_1.py": "def update(lane:"}
-    found = [*scripts(compiled.verified.program, compiled.evaluation, files)]
+    found = [*scripts(compiled.verified.program, compiled.evaluation, worker_scripts(compiled.verified.program, files))]
     assert {diagnostic.notes()[0].text.split(":")[0] for diagnostic in found} == {"rank_1.py ends with SyntaxError"}
 
 
