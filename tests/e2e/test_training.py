@@ -1,7 +1,7 @@
 """Training with generated scripts: every library scheme computes what one process computes, for any number of copies.
 
-A run has each reason for a case once: a scheme, a number of copies, a layout, a number of micro-batches. A search has
-every scheme with each of them.
+A run has each reason for a case once: a scheme of each kind, a number of copies, a layout, a number of micro-batches,
+eight ranks. A search has every scheme with each of them. All schemes of the library train in `test_ties`.
 """
 
 import json
@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.ranks import MODELS, Job, Outcome, compiled, run_all, torchrun
-from tests.repeatable import also
+from tests.repeatable import also, searching
 
 SCHEMES = Path(__file__).resolve().parent / "schemes"
-LIBRARY = ("gpipe", "dapple", "gems", "chimera")
+LIBRARY = also(("dapple", "chimera"), ("gpipe", "gems"))
+"""Schemes with one pipe, and with two: replicas of a stage are then in copies alone, or in both pipes of each."""
 SECTION_3_5 = ("chimera_doubling", "chimera_halving")
-TWICE = also(("dapple", "chimera"), ("gpipe", "gems"))
-"""Schemes whose replicas are compared: with copies alone, and with two pipes as well."""
 
 pytestmark = pytest.mark.e2e
 
@@ -30,19 +29,22 @@ def four_ranks(folder: Path) -> Iterator[Job]:
     usual = (("dapple", "replica"), ("chimera", "pipeline"))
     searched = (("dapple", "pipeline"), ("chimera", "replica"), ("gpipe", "replica"), ("gems", "pipeline"))
     for scheme, layout in also(usual, searched):
-        arguments = ("--check-only", "--seed", "7", "--layout", layout)
-        yield Job(f"{scheme}-D2-W2-{layout}", compiled(folder, scheme, D=2, N=3), arguments)
+        name = f"{scheme}-D2-W2-{layout}"
+        (folder / f"witness-{name}").mkdir()
+        arguments = ("--check", "--steps", "3", "--seed", "7", "--layout", layout)
+        witness = {"WITNESS": str(folder / f"witness-{name}")}
+        yield Job(name, compiled(folder, scheme, D=2, N=3), arguments, environment=witness)
     for parameters in also(({"N": 5, "f": 2},), ({"N": 1}, {"N": 3}, {"N": 6})):
         directory = compiled(folder, "chimera", D=4, **parameters)
         yield Job(f"bidirectional-{parameters}", directory)
-    for scheme, micro_batches in also((("dapple", 8), ("chimera", 20)), (("gpipe", 16), ("chimera", 24))):
+    for scheme, micro_batches in also((("chimera", 20),), (("dapple", 8), ("gpipe", 16), ("chimera", 24))):
         yield Job(f"{scheme}-loop-{micro_batches}", compiled(folder, scheme, D=4, N=micro_batches))
     yield Job("alone", compiled(folder, "dapple", D=1, N=2), ("--check-only", "--micro-batch-size", "2"))
     for scheme in ("wave", "shared", "crossed", "again", "bubble"):
         yield Job(scheme, compiled(folder, str(SCHEMES / f"{scheme}.chim")))
     yield from several_at_once(folder)
     yield from several_stages(folder)
-    for items in also(("1", "4"), ("2",)):
+    for items in also(("4",), ("1", "2")):
         arguments = ("--check-only", "--micro-batch-size", items)
         yield Job(f"wide-{items}", compiled(folder, "chimera", D=4, N=4), arguments, "wide.py")
 
@@ -70,14 +72,14 @@ def several_stages(folder: Path) -> Iterator[Job]:
     """Workers with several stages of a pipe, neighbours and others, and split backwards; N that is no whole unit."""
     usual = (
         ("interleaved", {"P": 2, "v": 3, "N": 4, "hop": 2}),
-        ("breadth_first", {"P": 4, "N": 3}),
-        ("bitpipe", {"P": 4, "N": 6}),
-        ("waves", {"P": 2, "w": 2, "N": 3}),
-        ("zb_h1", {"D": 4, "N": 5}),
         ("dualpipe_v", {"P": 4, "N": 9}),
         ("interleaved_overlap", {"P": 4, "N": 10}),
     )
     searched = (
+        ("breadth_first", {"P": 4, "N": 3}),
+        ("bitpipe", {"P": 4, "N": 6}),
+        ("waves", {"P": 2, "w": 2, "N": 3}),
+        ("zb_h1", {"D": 4, "N": 5}),
         ("interleaved", {"P": 4, "N": 5}),
         ("waves", {"P": 4, "N": 6}),
         ("dualpipe", {"D": 4, "N": 8}),
@@ -100,20 +102,17 @@ def two_ranks(folder: Path) -> Iterator[Job]:
 
 
 def eight_ranks(folder: Path) -> Iterator[Job]:
-    """D=4 with two copies, D=2 with four, and D=8."""
-    for scheme in TWICE:
-        witness = folder / f"witness-{scheme}"
-        witness.mkdir()
+    """Two pipes of D=4 in two copies; in a search also one pipe, D=2 with four copies, and D=8."""
+    for scheme in also(("chimera",), ("dapple", "gpipe", "gems")):
         directory = compiled(folder, scheme, D=4, N=2)
-        arguments = ("--check", "--steps", "3", "--micro-batch-size", "2", "--metrics", str(folder / f"{scheme}.json"))
-        yield Job(f"{scheme}-D4-W2", directory, arguments, environment={"WITNESS": str(witness)})
-    for number, scheme in enumerate(
-        also(("gems", "chimera_halving"), ("gpipe", "chimera", "dapple", "chimera_doubling"))
-    ):
+        yield Job(f"{scheme}-D4-W2", directory, ("--check-only", "--micro-batch-size", "2"))
+    if not searching():
+        return
+    for number, scheme in enumerate(("gems", "chimera_halving", *LIBRARY[:3], "chimera_doubling")):
         layout = ("pipeline", "replica")[number % 2]
         arguments = ("--check-only", "--layout", layout, "--micro-batch-size", "2")
         yield Job(f"{scheme}-D2-W4-{layout}", compiled(folder, scheme, D=2, N=4), arguments)
-    for scheme in also((), SECTION_3_5):
+    for scheme in SECTION_3_5:
         yield Job(f"{scheme}-D8", compiled(folder, scheme, D=8, N=16), ("--check-only", "--micro-batch-size", "2"))
     yield Job("chimera-D8", compiled(folder, "chimera", D=8, N=8, f=2))
 
@@ -124,12 +123,6 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Outc
     return folder, run_all(folder, 4, list(four_ranks(folder)))
 
 
-@pytest.fixture(scope="module")
-def eight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Outcome]]:
-    folder = tmp_path_factory.mktemp("eight")
-    return folder, run_all(folder, 8, list(eight_ranks(folder)))
-
-
 def losses(folder: Path, scheme: str) -> list[float]:
     metrics = json.loads((folder / f"{scheme}.json").read_text())
     assert len(metrics["loss"]) == len(metrics["step_seconds"]) == len(metrics["cpu_seconds"])
@@ -137,13 +130,13 @@ def losses(folder: Path, scheme: str) -> list[float]:
     return found
 
 
-def weights(folder: Path, scheme: str, steps: int) -> dict[str, set[tuple[str, ...]]]:
+def weights(folder: Path, name: str, steps: int) -> dict[str, set[tuple[str, ...]]]:
     """The digests of the weights after every step, by stage, as every rank saw them.
 
     Before them are those of the check; on rank 0 also those of stages that it does not hold.
     """
     seen: dict[str, set[tuple[str, ...]]] = {}
-    for log in sorted((folder / f"witness-{scheme}").iterdir()):
+    for log in sorted((folder / f"witness-{name}").iterdir()):
         by_stage: dict[str, list[str]] = {}
         for line in log.read_text().splitlines():
             stage, digest = line.split()
@@ -183,8 +176,8 @@ def test_two_ranks_leave_gradients_alone_that_one_process_has_not(tmp_path: Path
         assert "check: passed" in outcome.said[0], name
 
 
-def test_eight_ranks_compute_the_gradients_of_one_process(eight: tuple[Path, dict[str, Outcome]]) -> None:
-    for name, outcome in eight[1].items():
+def test_eight_ranks_compute_the_gradients_of_one_process(tmp_path: Path) -> None:
+    for name, outcome in run_all(tmp_path, 8, list(eight_ranks(tmp_path))).items():
         outcome.assert_passed()
         assert "check: passed" in outcome.said[0], name
 
@@ -196,10 +189,10 @@ def test_every_synchronous_scheme_takes_the_same_steps(four: tuple[Path, dict[st
         assert other == pytest.approx(first, rel=1e-9)
 
 
-@pytest.mark.parametrize("scheme", TWICE)
-def test_replicas_of_a_stage_stay_bitwise_equal(eight: tuple[Path, dict[str, Outcome]], scheme: str) -> None:
-    seen = weights(eight[0], scheme, 3)
-    assert {stage: len(different) for stage, different in seen.items()} == dict.fromkeys("0123", 1), "replicas drifted"
+@pytest.mark.parametrize("name", ["dapple-D2-W2-replica", "chimera-D2-W2-pipeline"])
+def test_replicas_of_a_stage_stay_bitwise_equal(four: tuple[Path, dict[str, Outcome]], name: str) -> None:
+    seen = weights(four[0], name, 3)
+    assert {stage: len(different) for stage, different in seen.items()} == dict.fromkeys("01", 1), "replicas drifted"
     assert all(len(set(digests)) == 3 for of_stage in seen.values() for digests in of_stage), "one digest per step"
 
 
