@@ -56,10 +56,10 @@ def update_goldens(request: pytest.FixtureRequest) -> bool:
 TESTS = Path(__file__).resolve().parent
 
 LONGEST = (
-    *("e2e/test_failures", "e2e/test_training", "e2e/test_checkpoints", "e2e/test_strict", "e2e/test_transformers"),
-    *("e2e/test_examples", "e2e/test_adoption", "e2e/test_streams", "test_docs", "e2e/test_benchmarks"),
-    *("unit/test_cli", "property/test_stream_mutations", "unit/test_plan", "e2e/test_split_backwards"),
-    *("e2e/test_ties", "e2e/test_meshes", "e2e/test_packaging", "e2e/test_mini_batches", "e2e/test_pipeline_streams"),
+    *("e2e/test_failures", "e2e/test_strict", "e2e/test_checkpoints", "e2e/test_adoption", "e2e/test_ties"),
+    *("e2e/test_training", "e2e/test_benchmarks", "e2e/test_transformers", "test_docs", "e2e/test_examples"),
+    *("unit/test_cli", "property/test_stream_mutations", "unit/test_plan", "e2e/test_streams", "e2e/test_packaging"),
+    *("e2e/test_split_backwards", "e2e/test_meshes", "e2e/test_mini_batches", "e2e/test_pipeline_streams"),
     *("unit/test_communicators", "unit/test_standard_streams", "unit/test_output", "e2e/test_profiling"),
     *("e2e/test_ends", "e2e/test_evaluation", "unit/test_caching", "unit/test_scripts", "literature/test_tables"),
     *("e2e/test_trace", "unit/test_codegen", "unit/test_limits", "e2e/test_check", "property/test_replay"),

@@ -6,7 +6,8 @@
 
 Of mutants, which are changes of programs, a run tries a third, the same in every run, and a search all. The same goes
 for sizes: a property of all schemes or of many streams has one size or two of each in a run (`also`, `part`), and all
-in a search. So it is with the schemes that GPT-2 trains under: `pytest tests/e2e/test_examples.py` with the profile.
+in a search. So it is with trainings on ranks: a run has each reason for one once, and every scheme of the library in
+`tests/e2e/test_ties.py` or `tests/e2e/test_streams.py`; a search has the other combinations.
 
 A search that fails prints the smallest example it finds, and keeps it in `.hypothesis/` for the next search: write it
 down as `@example(..)`, so that every run tries it.

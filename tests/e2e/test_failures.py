@@ -25,6 +25,7 @@ from tests.e2e.ranks import (
     torchrun,
     torchrun_script,
 )
+from tests.repeatable import part
 from tests.unit.test_page_tables import document_in
 
 FAILING = str(MODELS / "failing.py")
@@ -248,11 +249,8 @@ def test_an_error_in_any_function_of_the_model_file_is_told_with_the_users_trace
 ) -> None:
     """On one rank of two: once, with the rank; the other one ends as well."""
     directory = compiled(tmp_path, "dapple", D=2, N=4)
-    cases = [
-        (where, kind, call)
-        for number, where in enumerate(RAISING)
-        for kind, call in (("plain", LATER.get(where, 1)), (list(SPECIAL)[1 + number % 4], 1))
-    ]
+    special = [(where, list(SPECIAL)[1 + number % 4], 1) for number, where in enumerate(RAISING)]
+    cases = [*((where, "plain", LATER.get(where, 1)) for where in RAISING), *part(special, 3)]
     arguments = ("--steps", "9", "--micro-batch-size", "2")
     listed = [
         Job(f"{where}-{kind}", directory, arguments, "raising.py", {"RAISE": f"{where}:{kind}:{call}:1"})

@@ -7,19 +7,26 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
+from tests.repeatable import also
 
 pytestmark = pytest.mark.e2e
 
 ENDS = ("first,last",)
 MODEL = "layered.py"
-TRAINING = {
-    "dapple, D=4, equal": ("dapple", 4, ()),
-    "dapple, D=4, short ends": ("dapple", 4, ("--split", "0,1,3,6")),
-    "dapple, D=4, long ends": ("dapple", 4, ("--split", "0,3,4,5")),
-    "dapple, D=2, W=2": ("dapple", 2, ()),
-    "chimera, D=2, W=2": ("chimera", 2, ("--split", "0,5")),
-    "chimera, D=4": ("chimera", 4, ("--split", "0,1,2,3")),
-}
+TRAINING: dict[str, tuple[str, int, tuple[str, ...]]] = dict(
+    also(
+        (
+            ("dapple, D=4, equal", ("dapple", 4, ())),
+            ("dapple, D=4, short ends", ("dapple", 4, ("--split", "0,1,3,6"))),
+            ("chimera, D=2, W=2", ("chimera", 2, ("--split", "0,5"))),
+        ),
+        (
+            ("dapple, D=4, long ends", ("dapple", 4, ("--split", "0,3,4,5"))),
+            ("dapple, D=2, W=2", ("dapple", 2, ())),
+            ("chimera, D=4", ("chimera", 4, ("--split", "0,1,2,3"))),
+        ),
+    )
+)
 """Scheme, D, and which layers begin the stages; all train on 16 items per update, two in a micro-batch."""
 
 REFUSED = {

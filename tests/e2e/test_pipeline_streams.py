@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
+from tests.repeatable import also
 
 LOOP = Path(__file__).resolve().parent / "loops" / "streams.py"
 SCHEMES = Path(__file__).resolve().parent / "schemes" / "streams"
@@ -21,25 +22,31 @@ PROGRAMS = {
 }
 """On four ranks those of two workers are two copies."""
 
-CASES = ("steady", "drained")
-TRAINED = ("pipedream-4", "pipedream-2", "2bw-4")
+COMPARED = also(
+    (
+        *(("steady", program) for program in PROGRAMS),
+        *(("drained", part) for part in ("pipedream-4", "2bw-2", "crossing")),
+    ),
+    (("drained", program) for program in ("pipedream-2", "2bw-4", "accumulate", "late")),
+)
+TRAINED = also(("pipedream-4", "2bw-4"), ("pipedream-2",))
+LOOPS = also(("hooked-pipedream-4", "left-2bw-4"), ("hooked-2bw-4", "left-pipedream-4"))
 UPDATES = 9
 
 pytestmark = pytest.mark.e2e
 
 
 def jobs(folder: Path, directories: dict[str, Path]) -> Iterator[Job]:
-    for program, directory in directories.items():
-        for case in CASES:
-            yield Job(f"{case}-{program}", LOOP, (case, str(directory)), model=None)
+    for case, program in COMPARED:
+        yield Job(f"{case}-{program}", LOOP, (case, str(directories[program])), model=None)
     for program in TRAINED:
         directory = directories[program]
         yield Job(f"loop-{program}", LOOP, ("trained", str(directory), str(folder / f"{program}.json")), model=None)
         arguments = ("--micro-batch-size", "2", "--steps", f"{UPDATES}")
         yield Job(f"train-{program}", directory, (*arguments, "--metrics", str(folder / f"{program}.metrics")))
-    for case in ("hooked", "left"):
-        for program in ("pipedream-4", "2bw-4"):
-            yield Job(f"{case}-{program}", LOOP, (case, str(directories[program])), model=None)
+    for name in LOOPS:
+        case, _, program = name.partition("-")
+        yield Job(name, LOOP, (case, str(directories[program])), model=None)
     yield Job("late-checked", directories["late"])
     yield Job("killed", LOOP, ("killed", str(directories["pipedream-4"])), model=None)
 
@@ -51,8 +58,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Outco
     return folder, run_all(folder, 4, list(jobs(folder, directories)))
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "program"), COMPARED)
 def test_a_stream_trains_as_one_process_on_the_versions_of_its_runs(
     ran: tuple[Path, dict[str, Outcome]], case: str, program: str
 ) -> None:
@@ -72,7 +78,7 @@ def test_a_stream_without_a_drain_is_bitwise_that_of_train_py(
     assert mine == json.loads((folder / f"{program}.metrics").read_text())["loss"]
 
 
-@pytest.mark.parametrize("case", ["hooked-pipedream-4", "hooked-2bw-4", "left-pipedream-4", "left-2bw-4"])
+@pytest.mark.parametrize("case", LOOPS)
 def test_a_loop_of_ones_own(ran: tuple[Path, dict[str, Outcome]], case: str) -> None:
     ran[1][case].assert_passed()
 

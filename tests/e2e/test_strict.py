@@ -13,12 +13,15 @@ import pytest
 
 from tests.e2e.copies import add_bytecode
 from tests.e2e.ranks import HERE, Job, Outcome, compiled, run_all
+from tests.repeatable import also
 from tests.sizes import on_workers
 
 pytestmark = pytest.mark.e2e
 
 STRICT = ("--check-only", "--micro-batch-size", "2", "--backend", "strict", "--backend-module", str(HERE / "strict.py"))
-SAMPLE = ("chimera", "chimera_halving", "interleaved", "pipedream_2bw", "seq1f1b_zb", "zb_v")
+SAMPLE = also(("chimera", "pipedream_2bw", "interleaved", "seq1f1b_zb"), ("chimera_halving", "zb_v"))
+"""Two directions, a stream, a ring of workers, and slices with split backwards."""
+PAIRED = also(("chimera", "pipedream_2bw"), ("dapple",))
 SLICED = ("seq1f1b_zb",)
 
 
@@ -92,13 +95,16 @@ RECEIVE = r"    (in_\w+)\.irecv\((\w+),"
 
 @dataclass(frozen=True)
 class Bug:
-    """A mistake in files of a compiled scheme, what the strict backend says of it, and whether gloo lets it pass."""
+    """A mistake in files of a compiled scheme, what the strict backend says of it, and whether gloo lets it pass.
+
+    ``forgiven`` is None where no line that gloo runs is changed.
+    """
 
     scheme: str
     file: str
     change: Callable[[str], str]
     said: str
-    forgiven: bool = True
+    forgiven: bool | None = True
     micro_batches: int = 4
     meeting: str = "30"
 
@@ -143,6 +149,7 @@ BUGS = {
         "chimera_runtime/ranks/world.py",
         lambda text: text.replace('    if backend != "gloo":\n        _warm_up(world)\n', ""),
         "the first operation of a communicator of ranks .* blocks the host",
+        forgiven=None,
         meeting="3",
     ),
 }
@@ -165,7 +172,7 @@ def paired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     jobs = [
         *(
             Job(scheme, compiled(folder, scheme, asked=("--communicators", "pair"), D=4, N=4), STRICT, environment=slow)
-            for scheme in ("dapple", "chimera", "pipedream_2bw")
+            for scheme in PAIRED
         ),
         Job("refused", compiled(folder, "dapple", D=4, N=4), PAIR),
         Job("forced", forced, PAIR, environment=environment),
@@ -173,7 +180,7 @@ def paired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     return run_all(folder, 4, jobs)
 
 
-@pytest.mark.parametrize("scheme", ["dapple", "chimera", "pipedream_2bw"])
+@pytest.mark.parametrize("scheme", PAIRED)
 def test_a_program_that_is_compiled_for_it_trains_with_one_communicator_for_both_directions(
     paired: dict[str, Outcome], scheme: str
 ) -> None:
@@ -206,14 +213,16 @@ def spoiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
         add_bytecode(directory)
         bug.inflict(directory)
         environment = {"STRICT_PATIENCE": "3", "STRICT_MEETING": bug.meeting, "STRICT_ALONE": "1"}
-        jobs.append(Job(f"gloo {name}", directory, ("--check-only", "--timeout", "60" if bug.forgiven else "5")))
+        if bug.forgiven is not None:
+            jobs.append(Job(f"gloo {name}", directory, ("--check-only", "--timeout", "60" if bug.forgiven else "5")))
         jobs.append(Job(f"strict {name}", directory, STRICT, environment=environment))
     return run_all(folder, 4, jobs)
 
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_mistake_fails_by_the_rules_of_nccl(spoiled: dict[str, Outcome], name: str) -> None:
-    assert (set(spoiled[f"gloo {name}"].statuses) == {"0"}) == BUGS[name].forgiven
+    if BUGS[name].forgiven is not None:
+        assert (set(spoiled[f"gloo {name}"].statuses) == {"0"}) == BUGS[name].forgiven
     strict = spoiled[f"strict {name}"]
     assert "0" not in strict.statuses
     assert re.search(BUGS[name].said, "\n".join(strict.said)), strict.said
