@@ -21,8 +21,9 @@ class CriticalPath:
     """Operations that follow one another without a gap, each needing the operation before it.
 
     The path goes from time 0 to the end; in a stream, it is a cycle from a turn of the steady state to a later turn.
-    ``length`` is the time of one update, in ticks. ``counts`` says for each kind in the schedule, by its letter, how
-    many micro-batches the operations on the path have per update, by weight: C_f and C_b of section 3.4.
+    ``length`` is the time of one update, in ticks. ``counts`` maps the letter of each kind in the schedule to the
+    number of micro-batches, per update, on which the path's operations of this kind work: C_f and C_b of section 3.4.
+    A slice or a half counts as its part of a micro-batch, and a micro-batch of weight 2 counts twice.
     """
 
     operations: tuple[Operation, ...]
@@ -34,9 +35,10 @@ class CriticalPath:
 class Structure:
     """The part of a timeline that costs and recomputation do not change.
 
-    ``numbers`` are the operations, by number in the net, that can be on a critical path: all or, without a flush, those
-    of one turn. ``waits`` says, without a flush, for which places in ``numbers`` each of them waits, and how many turns
-    back; with a flush it is empty.
+    ``net`` has the schedule's operations, numbered, and what each waits for. ``numbers`` are the numbers of those that
+    can be on a critical path: all or, without a flush, those of one turn. Without a flush, ``waits[i]`` lists what the
+    operation ``numbers[i]`` waits for, as pairs: the place of another operation in ``numbers``, and how many turns
+    earlier that one runs. With a flush, ``waits`` is empty.
     """
 
     net: Net
@@ -68,7 +70,7 @@ class Structure:
 
 
 def structure_of(schedule: Schedule, net: Net | None = None) -> Structure:
-    """The structure of a verified schedule, whose net is ``net`` if known.
+    """Builds the structure of a verified schedule, around its net; ``net`` is this net, if the caller has it.
 
     Raises `ValueError` for a cycle, and for a stream that shows no turn of its steady state.
     """
@@ -79,7 +81,10 @@ def structure_of(schedule: Schedule, net: Net | None = None) -> Structure:
 
 
 def _turn_in(net: Net) -> tuple[Sequence[int], Waits]:
-    """The operations on micro-batches of turn 0 of a stream, in the order of its net, and their waits."""
+    """Returns ``numbers`` and ``waits`` for the `Structure` of a stream.
+
+    The operations are those on the micro-batches of turn 0, in an order in which the stream can run them.
+    """
     turn, header = turn_net(stream_of(net.schedule)), net.schedule.header
     nodes = {in_turn(header, operation)[0]: node for node, operation in enumerate(turn.operations)}
     in_turns = ((number, *in_turn(header, net.operations[number])) for number in net.order)
@@ -91,9 +96,10 @@ def _turn_in(net: Net) -> tuple[Sequence[int], Waits]:
 
 
 def critical_path(header: Header, structure: Structure, durations: Sequence[int]) -> tuple[CriticalPath, list[int]]:
-    """A critical path with the most backwards (`Structure.preferred`), and the end of each operation, in ticks.
+    """Returns a critical path with the most backwards (`Structure.preferred`), and the end of each operation, in ticks.
 
-    Operation n takes ``durations[n]`` ticks and starts as soon as all that it waits for are over.
+    Operation n of the net takes ``durations[n]`` ticks, and starts as soon as all operations that it waits for are
+    over.
 
     Without split backwards and pairs the number of backwards on a critical path fixes that of forwards, because
     durations are positive. So C_f and C_b are well defined.
@@ -107,7 +113,7 @@ def critical_path(header: Header, structure: Structure, durations: Sequence[int]
 
 
 def update_length(header: Header, structure: Structure, durations: Sequence[int]) -> Fraction:
-    """The length of `critical_path` in linear time, without building the path."""
+    """The time of one update in ticks: the ``length`` that `critical_path` gives, without building the path."""
     if not structure.waits:
         return Fraction(max(structure.net.ends(durations), default=0))
     return critical(structure.waits, [durations[number] for number in structure.numbers]).cycle.ratio / header.per_turn
@@ -116,7 +122,9 @@ def update_length(header: Header, structure: Structure, durations: Sequence[int]
 def _path(
     header: Header, net: Net, durations: Sequence[int], preferred: Sequence[int]
 ) -> tuple[CriticalPath, list[int]]:
-    """The critical path that has the largest sum of ``preferred``, and the ends of all operations.
+    """Returns the critical path with the largest sum of ``preferred``, and the ends of all operations in ticks.
+
+    Both sequences have a number for each operation of the net.
 
     One number per operation holds both criteria: its duration in the high digits, its preference in the low ones. So
     the longest path in these numbers is the preferred one of the longest paths in time.

@@ -1,4 +1,4 @@
-"""A timeline as rows of plain values, for a table of pandas or polars: its operations, and what a worker keeps."""
+"""Converts a timeline to rows of plain values, for a table of pandas or polars: operations, or what a worker keeps."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -15,7 +15,7 @@ Row = dict[str, int | float | str | list[int]]
 """A row of a table, by column."""
 
 SizesByUnit = Callable[[int], Mapping[Counted, int]]
-"""Gives the bytes of a micro-batch on a stage, by the unit in which they count."""
+"""A function from a stage to the bytes that a micro-batch takes there, by unit: activations, inputs and so on."""
 
 COLUMN_OF: Mapping[Counted, str] = {
     Counted.ACTIVATIONS: "activations",
@@ -26,7 +26,7 @@ COLUMN_OF: Mapping[Counted, str] = {
     Counted.HOST: "on_host",
     Counted.HOST_OPERANDS: "on_host",
 }
-"""The column in which each unit of what a stage keeps is counted."""
+"""The column of `kept` in which each unit is counted: activations, inputs and so on."""
 
 
 def operations(timeline: Timeline) -> list[Row]:
@@ -49,7 +49,7 @@ def operations(timeline: Timeline) -> list[Row]:
 
 
 class WorkerBytes(NamedTuple):
-    """Bytes of a worker: those that it needs ``at_first``, and the ``sizes`` of what operations keep and free."""
+    """Bytes of a worker: how many it needs before its first operation, and the ``sizes`` of what operations keep."""
 
     at_first: int
     sizes: SizesByUnit
@@ -81,13 +81,19 @@ def kept(timeline: Timeline, worker: int, bytes_of: Callable[[int], WorkerBytes]
 
 
 def _row(time: float, words: str, amounts: Mapping[str, int], parts: int, size: int | None) -> Row:
-    """A row in whole micro-batches and bytes; ``amounts`` and ``size`` count a micro-batch ``parts`` times."""
+    """A row with the amounts in micro-batches and the size in bytes: ``amounts`` and ``size`` divided by ``parts``.
+
+    ``words`` are the operation that changes the amounts. If ``size`` is None, the row has no bytes.
+    """
     whole = {column: amount / parts for column, amount in amounts.items()}
     return {"time": time, "operation": words, **whole, **({} if size is None else {"bytes": size / parts})}
 
 
 class _KeptChange(NamedTuple):
-    """A change by an operation on a stage, at a tick, of an amount in units of `Header.units`."""
+    """A change of what a worker keeps: from ``tick`` on there is ``amount`` more of ``unit`` on ``stage``.
+
+    An amount is negative where something is freed; a micro-batch counts `Header.units`. ``words`` are the operation.
+    """
 
     tick: int
     words: str

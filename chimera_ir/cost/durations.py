@@ -40,16 +40,19 @@ class Durations(Protocol):
         """A length of time of which the duration of every operation under the header is a multiple."""
 
     def recut(self, stages: int, into: int) -> "Durations":
-        """The durations of the same model, cut into ``into`` stages instead of ``stages``."""
+        """The durations of operations if the same model is cut into ``into`` stages instead of ``stages``."""
 
     def for_baseline(self, splits: bool) -> "Durations":
         """The durations for the baseline of a schedule; ``splits`` says whether the schedule has split backwards."""
 
     def report_costs(self, header: Header, path: Sequence[Operation]) -> tuple[tuple[str, Fraction], ...]:
-        """Each kind with its cost per micro-batch; these costs times C_f and C_b are the length of ``path``."""
+        """Pairs of a kind's letter and its cost per micro-batch, as a report shows them.
+
+        Where operations of a kind cost unequally, the cost is their mean on the critical path ``path``.
+        """
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:
-        """The costs of some kinds, by their letters, in one line."""
+        """One line of text with the cost of each of ``kinds``, which are letters."""
 
     def remarks(self, schedule: Schedule) -> tuple[str, ...]:
         """Remarks for the user on the durations of a schedule."""
@@ -72,7 +75,7 @@ def duration_key(operation: Operation, header: Header) -> DurationKey:
 
 
 def weighing(header: Header) -> str:
-    """Words about the weights of micro-batches, to stand behind costs; empty without weights."""
+    """Words on the range of the micro-batches' weights, which follow a list of costs; empty if there are no weights."""
     if not header.weights:
         return ""
     least, most = (exact(Fraction(weight)) for weight in (min(header.weights), max(header.weights)))
@@ -204,7 +207,10 @@ class Costs(Mapping[str, Fraction]):
         factors: Mapping[str, tuple[Fraction, ...]] | None = None,
         stages: int | None = None,
     ) -> "Costs":
-        """A copy with the given fields in place of its own; ``stages`` is None unless it is given."""
+        """A copy in which each argument replaces the field of its name.
+
+        A field without an argument stays, but ``stages`` becomes None.
+        """
         return Costs(
             user_set=self.user_set if user_set is None else user_set,
             shares=self.shares if shares is None else shares,
@@ -221,11 +227,14 @@ class Costs(Mapping[str, Fraction]):
         return self.changed(costs, (*self.user_set, kind))
 
     def changed(self, costs: Mapping[str, Fraction], user_set: tuple[str, ...] | None = None) -> "Costs":
-        """A copy with the costs of some kinds replaced and, if it is given, with another ``user_set``."""
+        """A copy in which the kinds in ``costs`` have these costs; a given ``user_set`` replaces its own."""
         return self._with({**self._given, **costs}, user_set)
 
     def durations(self, header: Header) -> "Costs":
-        """The costs in the stages of a header; raises `WrongOption` if they are those of other slices or stages."""
+        """The costs for as many stages as a header has: converted if these are the costs of a model (`of_model_in`).
+
+        Raises `WrongOption` if lists of costs are for another number of slices or stages than the header has.
+        """
         if self.stages is not None:
             return self.recut(self.stages, header.stages).durations(header)
         for kind, shares in self.shares.items():
@@ -255,7 +264,7 @@ class Costs(Mapping[str, Fraction]):
         return tuple((kind, cost) for kind, cost in costs.items() if kind not in absent)
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:
-        """The costs of some kinds in one line."""
+        """One line of text with the cost of each of ``kinds``, such as ``F = 1, B = 2``."""
         costs = self.report_costs(header, ())
         return ", ".join(f"{kind} = {self._in_words(header, kind, cost)}" for kind, cost in costs if kind in kinds)
 
@@ -263,19 +272,19 @@ class Costs(Mapping[str, Fraction]):
         return self._of_stages(kind) if kind in self.factors else f"{exact(cost)}{self._by_slice(header, kind)}"
 
     def _of_stages(self, kind: str) -> str:
-        """The cost of a kind on each stage, as a list of the scheme language; of many stages the least and the most."""
+        """Text with the cost of a kind on each stage, such as ``[4, 4, 5]``; of many stages the least and the most."""
         costs = [self[kind] * factor for factor in self.factors[kind]]
         if len(costs) > IN_FULL:
             return f"{exact(min(costs))} to {exact(max(costs))}"
         return f"[{', '.join(map(exact, costs))}]"
 
     def _by_slice(self, header: Header, kind: str) -> str:
-        """The costs of the slices of a kind, in brackets; empty if they cost the same."""
+        """Text with the cost of a kind on each slice, such as ``" (1, 3)"``; empty if all slices cost the same."""
         shares = self.shares.get(kind, ()) if header.slices > 1 else ()
         return f" ({', '.join(exact(self[kind] * share) for share in shares)})" if shares else ""
 
     def of_model_in(self, stages: int) -> "Costs":
-        """A copy of the costs, marked as those of a model in ``stages`` stages."""
+        """A copy of the costs, marked as those of a model cut into ``stages`` stages, for `durations` to convert."""
         return self._with(stages=stages)
 
     def recut(self, stages: int, into: int) -> "Costs":
@@ -307,7 +316,10 @@ class Costs(Mapping[str, Fraction]):
         return self
 
     def _factors_and(self, joint: str, kinds: str) -> Mapping[str, tuple[Fraction, ...]]:
-        """The factors, with those of the kind ``joint``, which costs as much as ``kinds`` together on each stage."""
+        """The ``factors`` with new ones for the kind ``joint``: on each stage it costs as much as ``kinds`` together.
+
+        A kind without factors costs the same on every stage. If none of ``kinds`` has any, nothing changes.
+        """
         stages = max(len(self.factors.get(kind, ())) for kind in kinds)
         whole = sum((self[kind] for kind in kinds), Fraction(0))
         equal = (Fraction(1),) * stages
@@ -316,7 +328,10 @@ class Costs(Mapping[str, Fraction]):
         return {**self.factors, **({joint: factors} if factors else {})}
 
     def tick(self, header: Header) -> Fraction:
-        """The longest time of which the costs of micro-batches, and of their parts, are multiples on every stage."""
+        """A length of time of which every operation's duration is a multiple, on every stage.
+
+        It is 1 divided by a common denominator of the costs of micro-batches and of their parts.
+        """
         derived = {PAIR.letter} - {*self._given}
         costs = [cost for kind, cost in self.items() if kind not in self.factors and kind not in derived]
         costs += [self[kind] * factor for kind, factors in self.factors.items() for factor in factors]
@@ -325,7 +340,10 @@ class Costs(Mapping[str, Fraction]):
         return Fraction(1, lcm(whole, *shared) * header.weight_unit)
 
     def remarks(self, schedule: Schedule) -> tuple[str, ...]:
-        """Remarks on costs of kinds that the schedule lacks, and on default costs next to costs of slices."""
+        """Remarks for the user on costs that were set for kinds that the schedule lacks.
+
+        Another remark says where kinds keep a default cost although others have a cost for each slice.
+        """
         letters = {operation.kind.letter for lane in schedule.lanes for operation in lane}
         needless = (
             f"{words} changes nothing: no operation of this schedule is of kind {letter}"
@@ -357,7 +375,7 @@ class Costs(Mapping[str, Fraction]):
         return Unit.COST
 
     def duration(self, operation: Operation, header: Header) -> Fraction:
-        """The duration of an operation, in proportion to its number of micro-batches; a half counts as a half.
+        """The duration of an operation, in proportion to its number of micro-batches; half a micro-batch counts as 1/2.
 
         Where slices, stages or micro-batches cost unequally, a pair without a cost of its own takes as long as its two
         parts.
@@ -368,7 +386,7 @@ class Costs(Mapping[str, Fraction]):
         return self._costs[letter] * self.share(operation, header)
 
     def share(self, operation: Operation, header: Header) -> Fraction:
-        """The duration of an operation as a multiple of the cost of its kind."""
+        """The factor by which the cost of its kind is multiplied to give an operation's duration."""
         shares = self.shares.get(operation.kind.letter, ()) if header.slices > 1 else ()
         if shares:
             share = shares[operation.parts[0].micros[0] % header.slices] * weighed(operation, header.weights)

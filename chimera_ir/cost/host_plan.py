@@ -35,10 +35,11 @@ class TimedStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TimedLane:
-    """The operations of a lane in order.
+    """The operations of a lane in order, with their times.
 
-    For a stream, ``steps`` has several turns, each of `length` operations and a ``period`` after the one before it.
-    Moves are planned for the turn number ``planned``, and repeat in all turns. With a flush there is one turn.
+    For a stream, ``steps`` has several ``turns``, one after another: each has `length` operations, which run a
+    ``period`` later than those of the turn before. Moves are planned for the turn number ``planned``, counted from 0,
+    and repeat in all turns. With a flush there is one turn.
     """
 
     steps: Sequence[TimedStep]
@@ -63,9 +64,10 @@ class TimedLane:
 
 
 class MoveLaunch(NamedTuple):
-    """The launch of a move in the planned turn, before the operation at ``place``.
+    """The launch of a move in the planned turn, before the operation that has the number ``place`` in that turn.
 
-    ``operation`` names micro-batches of the planned turn; those that move are ``turns`` turns later.
+    The transfer begins at the time ``start``. ``operation`` names micro-batches of the planned turn; the ones that
+    really move are those of ``turns`` turns later (earlier, if it is negative).
     """
 
     place: int
@@ -75,7 +77,11 @@ class MoveLaunch(NamedTuple):
 
 
 class _Interval(NamedTuple):
-    """Activations between the operation that makes them and the first that reads them, both by their place."""
+    """Activations that could move, from the operation of the lane that makes them to the first that reads them.
+
+    ``made`` and ``read`` are the places of these two operations in the lane. ``part`` is the forward that makes the
+    activations, those of ``micros``.
+    """
 
     made: int
     read: int
@@ -131,7 +137,11 @@ class _TakenTimes:
 
 
 class HostPlan:
-    """Plans for the moves of a lane; ``ticks`` gives the time that a move takes on the link."""
+    """Plans the moves of a lane for one limit or another on what it keeps.
+
+    ``ticks`` gives the time that a move takes on the link. ``peak`` is the most that the lane keeps if nothing moves;
+    as all amounts here, it is in units, of which a micro-batch has `Header.units`.
+    """
 
     def __init__(self, header: Header, lane: TimedLane, ticks: Callable[[Compute], Time]) -> None:
         self._header, self._lane, self._ticks = header, lane, ticks
@@ -179,7 +189,10 @@ class HostPlan:
         return sorted(launches, key=attrgetter("place", "start"))
 
     def _transfers(self, link: _TakenTimes, interval: _Interval, place: int) -> list[tuple[_TimeOnLink, Compute]]:
-        """Takes two times on the link, out and back, so that activations are away at ``place``; empty if none are."""
+        """Takes time on the link for the offload and the reload of activations that shall be away at ``place``.
+
+        Returns both times, each with its move. Returns nothing, and takes no time, if the link is not free for both.
+        """
         out, back = (
             Compute(kind, interval.micros, interval.part.stage, interval.part.origin) for kind in (OFFLOAD, RELOAD)
         )
@@ -195,7 +208,10 @@ class HostPlan:
         return [(leaving, out), (returning, back)]
 
     def _move_away(self, away: list[int], interval: _Interval, leaving: _TimeOnLink, returning: _TimeOnLink) -> None:
-        """Counts activations as away in every turn: from the wait for the offload to the launch of the reload."""
+        """Adds activations to ``away``, which has the units that are away while each operation of the lane runs.
+
+        They are away in every turn, from the wait for their offload to the launch of their reload.
+        """
         first = bisect_left(self._starts, leaving.end)
         for turn in self._lane.shifts:
             after = turn * self._lane.length
@@ -203,7 +219,10 @@ class HostPlan:
                 away[place] += self._header.length(interval.micros)
 
     def _place(self, transfer: _TimeOnLink) -> int:
-        """The place before which a transfer is launched: after the last operation that ends before it begins."""
+        """The place in the lane of the operation before which a transfer is launched.
+
+        All operations before this place are over when the transfer begins.
+        """
         return bisect_right(self._ends, transfer.start)
 
     def _launched(self, moves: Iterable[tuple[_TimeOnLink, Compute]]) -> Iterator[MoveLaunch]:
@@ -216,7 +235,7 @@ class HostPlan:
             yield MoveLaunch(place, transfer.start - turn * self._lane.period, operation, -turn)
 
     def _all_intervals(self) -> Iterator[_Interval]:
-        """Yields the activations of the lane that could move."""
+        """Yields the activations of the lane that could move, in the order in which they are made."""
         read: dict[tuple[Micro, Stage], int] = {}
         steps = self._lane.steps
         for place in reversed(range(len(steps))):
@@ -233,7 +252,7 @@ class HostPlan:
                     yield _Interval(place, first, part.micros, part)
 
     def _kept_unmoved(self) -> Iterator[int]:
-        """Yields what the lane keeps with each operation, in units, if nothing moves."""
+        """Yields for each operation of the lane the units that it keeps while the operation runs, if nothing moves."""
         amount, begun = 0, set[tuple[Micro, Stage]]()
         for step in self._lane.steps:
             cells = {(micro, part.stage) for part in step.operation.parts for micro in part.micros}

@@ -12,13 +12,13 @@ from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import AllReduce, Step, WaitAllReduce
 
 LaunchPlaces = Sequence[Sequence[tuple[int, WeightGroup]]]
-"""The launches of each worker: the number of operations before the launch, and the group."""
+"""Launches by worker, in order: the number of operations that run before the launch, and the group that is summed."""
 
 
 def launches(program: Program, timeline: Timeline) -> tuple[Launched, ...]:
-    """All launches, worker by worker, in the order of the lanes.
+    """The launches of gradient sums, worker by worker in the order of the lanes, with their times in the timeline.
 
-    For a stream these are the launches in a stretch of the steady state (`steady_window`); none if the
+    For a stream these are only the launches in a stretch of the steady state (`steady_window`); there are none if the
     timeline shows no such stretch.
     """
     all_launches = tuple(_launches(program, timeline))
@@ -32,7 +32,7 @@ def launches(program: Program, timeline: Timeline) -> tuple[Launched, ...]:
 
 
 def launch_places(program: Program) -> LaunchPlaces:
-    """The places of all launches of a program."""
+    """The places of all launches in the lanes of a program."""
     return [
         [(done, instruction.group) for done, instruction in _after(parts) if isinstance(instruction, AllReduce)]
         for parts in program.parts
@@ -70,7 +70,7 @@ def _launches(program: Program, timeline: Timeline) -> Iterator[Launched]:
 
 
 def _after(parts: LaneParts) -> Iterator[tuple[int, AllReduce | WaitAllReduce | Step]]:
-    """The lines of a lane that synchronise gradients, each with the number of compute operations before it."""
+    """Yields the launches, waits for sums and steps of a lane, each with the number of compute operations before it."""
     for place, instruction in parts.updates:
         if isinstance(instruction, AllReduce | WaitAllReduce | Step):
             yield bisect_left(parts.computes.places, place), instruction
@@ -79,7 +79,10 @@ def _after(parts: LaneParts) -> Iterator[tuple[int, AllReduce | WaitAllReduce | 
 def _launched(
     worker: Worker, group: WeightGroup, timed: tuple[Timed, ...], done: int, waited: int, timeline: Timeline
 ) -> Launched:
-    """The launch of a sum after ``done`` operations of lane ``timed``; the wait for it comes after ``waited``."""
+    """The launch of a sum, with its times, after the first ``done`` operations of lane ``timed``.
+
+    The worker waits for the sum after the first ``waited`` operations of the lane.
+    """
     header, at, last = timeline.header, _end(timed, done), _end(timed, len(timed))
     until = timed[waited].start if waited < len(timed) else last
     busy = sum(interval.end - interval.start for interval in occupying(header, timed[done:waited]))
@@ -95,5 +98,5 @@ def _launched(
 
 
 def _end(timed: tuple[Timed, ...], done: int) -> int:
-    """The tick at which the first ``done`` operations of lane ``timed`` are over."""
+    """The tick at which the first ``done`` operations of lane ``timed`` are over; 0 if ``done`` is 0."""
     return timed[done - 1].end if done else 0

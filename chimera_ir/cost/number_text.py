@@ -46,7 +46,7 @@ def seconds(value: float) -> str:
 
 
 def rounded(content: _Content) -> _Content:
-    """The content of a JSON file with at most twelve significant digits; further ones are rounding errors of sums.
+    """Rounds all floats in the content of a JSON file to twelve digits; further ones are rounding errors of sums.
 
     Examples
     --------
@@ -70,7 +70,10 @@ def number(value: Fraction) -> int | float:
 
 
 def time_unit(value: float) -> tuple[int, str]:
-    """Returns the largest unit that fits into a time: how many of the unit make a second, and the unit's name."""
+    """Returns the largest unit that is not longer than ``value`` seconds, or the smallest if all are longer.
+
+    The unit is how many of it make a second, and its name.
+    """
     return next((unit for unit in _TIMES if value * unit[0] >= 1), _TIMES[-1])
 
 
@@ -96,7 +99,10 @@ class Unit(Enum):
         return least if least == most else f"{least} to {most}"
 
     def axis(self, span: Fraction) -> tuple[int, str]:
-        """The unit of a picture's time axis for times up to ``span``: how many make one of this unit, and its name."""
+        """Chooses the unit of a picture's time axis for times up to ``span``.
+
+        Returns how many of the chosen unit make one of this unit, and its name.
+        """
         match self:
             case Unit.COST:
                 return 1, ""

@@ -44,7 +44,7 @@ _SHARES = (Fraction(1), Fraction(1, 2), Fraction(1, 4), Fraction(0))
 
 
 class Moved(NamedTuple):
-    """A schedule to which moves were added, and its timeline ``before`` that."""
+    """A schedule to which moves were added, and the timeline that it had without them (``before``)."""
 
     schedule: Schedule | ScheduleStream
     before: Timeline
@@ -53,9 +53,10 @@ class Moved(NamedTuple):
 def offload(
     level: Schedule | ScheduleStream, durations: Durations, net: Net | None = None
 ) -> Schedule | ScheduleStream:
-    """The schedule with the offloads and reloads of this module.
+    """Adds offloads and reloads to a schedule, by the rule above; returns it as it is if nothing can move.
 
-    The schedule has no moves, and no errors but bounds that it exceeds; with a flush ``net`` is its net, if known.
+    ``level`` must have no moves yet, and no errors, except that it may exceed its declared bounds. ``net`` is the net
+    of a schedule with a flush, if the caller has it.
     """
     header = replace(level.header, moves=True)
     tick, duration = ticks(header, durations)
@@ -127,7 +128,9 @@ def _steady_lanes(stream: ScheduleStream, duration: Callable[[Operation], int]) 
 
 
 def moving_lane(header: Header, lane: TimedLane, of_move: Callable[[Compute], Time], declared: int) -> LaneWithMoves:
-    """The lane with the moves that let it keep the fewest units, or what is ``declared`` if that is not 0.
+    """Adds the moves to a lane with which it keeps the fewest units or, if it is not 0, no more than ``declared``.
+
+    ``of_move`` gives the time that a move takes.
 
     If it cannot keep what is declared without waiting, it has the moves for a faster link, and waits for them.
     """
@@ -145,12 +148,12 @@ def moving_lane(header: Header, lane: TimedLane, of_move: Callable[[Compute], Ti
 
 
 def _faster(of_move: Callable[[Compute], Time], share: Fraction) -> Callable[[Compute], Time]:
-    """The ticks of a move over a link that takes this share of the time."""
+    """Returns a function that gives the ticks of a move as ``of_move`` does, times ``share``: for a faster link."""
     return lambda move: of_move(move) * share
 
 
 def _launched(header: Header, lane: Sequence[Operation], launches: Sequence[MoveLaunch]) -> Iterator[Operation]:
-    """Yields the operations of a lane, with each move before the operation at its place."""
+    """Yields the operations of a lane with its moves, each before the operation whose number is the launch's place."""
     before = {place: list(several) for place, several in groupby(launches, attrgetter("place"))}
     for place in range(len(lane) + 1):
         for launch in before.get(place, ()):

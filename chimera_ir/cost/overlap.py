@@ -39,7 +39,10 @@ def steady_period(header: Header, net: Net, durations: Sequence[int], path: Crit
 
 
 def _awaited(header: Header, net: Net) -> Mapping[int, Iterable[int]]:
-    """The operations of the iteration before for which the first operation of each lane (the key) waits, by number."""
+    """Maps the first operation of each lane to the operations of the iteration before for which it waits.
+
+    Operations are named by their numbers in the net.
+    """
     last = _last_additions(header, net)
     return {
         lane.start: {lane[-1], *(number for group in header.groups_of[worker] for number in last.get(group, ()))}
@@ -51,7 +54,9 @@ def _awaited(header: Header, net: Net) -> Mapping[int, Iterable[int]]:
 def _larger_ratio(
     net: Net, durations: Sequence[int], awaited: Mapping[int, Iterable[int]], ratio: Fraction
 ) -> Fraction | None:
-    """Returns the ratio of some cycle that exceeds ``ratio``, or None; ``awaited`` is the result of `_awaited`.
+    """Finds a cycle of waits that takes more than ``ratio`` ticks per iteration.
+
+    Returns its ticks per iteration; None if there is no such cycle. ``awaited`` is the result of `_awaited`.
 
     Bellman and Ford's longest paths, as in `flow.cycles`; a step of a path is an iteration, which costs ``ratio``. One
     number holds a time and a lane: its last digit, in a base as large as the number of lanes, is the lane where the
@@ -79,7 +84,7 @@ def _larger_ratio(
 
 
 def _last_additions(header: Header, net: Net) -> Mapping[WeightGroup, Iterable[int]]:
-    """The last operations that add to each weight group's gradients, one on each worker."""
+    """Maps each weight group to the last operation of each worker that adds to its gradients, by number in the net."""
     last: dict[WeightGroup, dict[int, int]] = {}
     for worker, lane in enumerate(net.lanes):
         missing = {*header.groups_of[worker]}

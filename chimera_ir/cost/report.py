@@ -26,11 +26,12 @@ class Figures:
     ``path`` is the critical path, and ``counts`` has C_f and C_b by the letters of the kinds. ``clock_span`` is the
     makespan if every operation takes 1. ``work`` is how long each worker computes. ``spans`` are the workers' own
     spans, from the start of a worker's first operation to the end of its last; none for a stream.
-    ``steady_period`` is the time of an iteration where many follow one another without a barrier. The last four are
-    peaks of each worker: ``weights`` in M_theta; ``activations`` in M_a, and the part ``between_halves`` of a backward;
-    and ``stashed_inputs``, the inputs that are kept for recomputation, in whole micro-batches. ``carries`` has the most
-    slices of which each worker keeps the carry, ``host`` the most micro-batches of which it keeps the activations in
-    host memory, in M_a, and ``host_links`` the times of its moves there and back.
+    ``steady_period`` is the time of an iteration where many follow one another without a barrier.
+
+    The other figures have a number for each worker, the most that it keeps at a time: ``weights`` in M_theta;
+    ``activations`` in M_a; ``between_halves``, the part of these that waits for the second half of a backward;
+    ``stashed_inputs``, the micro-batches whose input is kept for recomputation; ``carries``, the slices whose carry is
+    kept; ``host``, the activations in host memory, in M_a. ``host_links`` has the times of its moves there and back.
     """
 
     header: Header
@@ -125,7 +126,11 @@ class Figures:
 
 
 class CommunicatorChoice(NamedTuple):
-    """A choice of communicators: its name, their number, and the operations that block the program (none if proven)."""
+    """A way to divide the messages among communicators: its name, and the ``number`` of communicators that it takes.
+
+    ``blocked`` names the operations at which the program would hang with it; it is empty if the program is proven to
+    finish.
+    """
 
     name: str
     number: int
@@ -178,7 +183,7 @@ class Report(Figures):
         return html(self)
 
     def as_json(self) -> _Json:
-        """The report in the shape of ``report.json``: integers where a number is integral, else floats."""
+        """The content of ``report.json``: integers where a number is integral, else floats."""
         ages = {
             "updates_shown": self.updates_shown,
             "staleness": list(self.staleness),
@@ -269,7 +274,10 @@ def report(
 
 
 def activations(level: Schedule | Program) -> tuple[Fraction, ...]:
-    """The peak of each worker's activations in M_a; a stage that recomputes has them while a backward runs."""
+    """The most activations that each worker keeps at a time, in M_a.
+
+    Where a stage recomputes, its activations count from the recomputation on, not from the forward.
+    """
     return live.whole(level.header, live.activations(level))
 
 
@@ -287,10 +295,11 @@ def _splits(schedule: Schedule) -> bool:
 def _figures(
     level: Schedule | Program, timeline: Timeline, weights: Sequence[int], size: Fraction, splits: bool
 ) -> Figures:
-    """The figures of a schedule; each of its stages is as large as ``size`` of the stages that M_a and M_theta measure.
+    """The figures of the schedule with this ``timeline``.
 
-    ``level`` says what workers keep: the schedule itself or its program. ``splits`` says whether its backwards are
-    split.
+    ``level`` says what workers keep: it is the schedule itself or its program. ``weights`` are the copies of weights
+    that each worker keeps. ``size`` is the M_theta and the M_a of one of its stages: 2 for a baseline with half as many
+    stages as the schedule that it is compared with. ``splits`` says whether its backwards are split.
     """
     header = level.header
     halves = live.whole(header, live.between_halves(level)) if splits else (Fraction(0),) * len(level.lanes)
@@ -342,7 +351,10 @@ def _memory(figures: Figures) -> _Json:
 
 
 def _further(figures: Figures) -> _Json:
-    """The peaks of what only some schedules keep, and the times of transfers, by worker."""
+    """Entries of report.json that only some schedules have, such as ``carries``: each with a figure for each worker.
+
+    An entry is left out if it would be 0 for all workers.
+    """
     by_name = {
         "between_halves": figures.between_halves,
         "carries": figures.carries,
@@ -354,7 +366,10 @@ def _further(figures: Figures) -> _Json:
 
 
 def _repeated(figures: Figures) -> _Json:
-    """Entries for the workers' own spans and the steady period, each with its bubble ratio."""
+    """Entries of report.json for the workers' own spans and the steady period, each with its bubble ratio.
+
+    A stream has no own spans.
+    """
     spans = {"spans": list(map(number, figures.spans)), "span_bubble_ratio": number(figures.span_bubble_ratio)}
     return {
         **(spans if figures.spans else {}),
@@ -375,7 +390,7 @@ def _launch(launched: Launched) -> _Json:
 
 
 def group_entries(group: WeightGroup) -> dict[str, object]:
-    """The entries of a group in a JSON object: its first stage and, for a tie, all of its stages."""
+    """The entries that name a weight group in a JSON object: its first stage and, for a tie, all of its stages."""
     return {"stage": group[0], **({"tied": list(group)} if len(group) > 1 else {})}
 
 

@@ -1,7 +1,7 @@
 """The earliest timeline: every operation starts as soon as its data have arrived and its worker is free.
 
-Communication is free here, as in the paper's analysis (section 2). Time is counted in whole ticks, the largest unit in
-which every duration is an integer, so that the result is exact and the arithmetic fast.
+Communication is free here, as in the paper's analysis (section 2). Time is counted in whole ticks, a unit of which
+every duration is a multiple, so that the result is exact and the arithmetic fast.
 """
 
 from collections.abc import Callable, Sequence
@@ -80,7 +80,7 @@ class Timeline(OneLine):
     """The start and end of every operation, ``lanes[w]`` in the order of worker w, and events that `launches` adds.
 
     ``tick`` is the length of a tick in the unit of the costs. ``span`` is the time shown, in ticks: an iteration, or
-    the updates that a stream shows, or the first of these. ``clock_span`` is the length of an update if
+    the updates that a stream shows (`window.beginning` cuts this short). ``clock_span`` is the length of an update if
     every operation but a recomputation takes 1. ``work`` has for each worker the time per update in which it computes,
     in ticks. ``steady_period`` is the time in ticks of each of many updates that follow one another without a barrier.
     """
@@ -144,7 +144,11 @@ class Timeline(OneLine):
 
 @dataclass(frozen=True)
 class TimedRun:
-    """The run in which each operation starts as early as it can; times, as in ``durations``, are in ticks."""
+    """The run in which each operation starts as early as it can; all times are in ticks.
+
+    ``tick`` is the length of a tick in the unit of the costs; ``durations`` has the ticks of each operation of the
+    structure's net.
+    """
 
     header: Header
     structure: Structure
@@ -175,13 +179,19 @@ class TimedRun:
 
 
 def earliest(header: Header, structure: Structure, costs: Durations) -> TimedRun:
-    """The earliest run with these costs; each of its properties takes linear time, the first time that it is read."""
+    """The run of a schedule with these costs in which each operation starts as early as it can.
+
+    ``structure`` is the schedule's structure. Nothing is computed before a property of the run is read.
+    """
     tick, duration = ticks(header, costs)
     return TimedRun(header, structure, tick, [duration(operation) for operation in structure.net.operations])
 
 
 def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Timeline:
-    """The timeline of the earliest run of a verified schedule; ``net`` is the schedule's net if the caller has it."""
+    """The timeline of a verified schedule in which each operation starts as early as it can.
+
+    ``net`` is the schedule's net, if the caller has it.
+    """
     header, structure = schedule.header, structure_of(schedule, net)
     operations = structure.net.operations
     run = earliest(header, structure, costs)
@@ -222,7 +232,7 @@ def occupying(header: Header, lane: Sequence[Timed]) -> Sequence[Timed]:
 
 
 def _work(header: Header, lane: Sequence[Timed]) -> Fraction:
-    """The time per update in which a worker computes; of a stream only whole turns count."""
+    """The time per update in which a worker computes, in ticks; of a stream only whole turns count."""
     counted = header.micro_batches - header.micro_batches % (header.period or 1)
     timeds = occupying(header, lane)
     work = sum(timed.end - timed.start for timed in timeds if timed.operation.parts[0].micros[0] < counted)

@@ -1,4 +1,4 @@
-"""A model cut into another number of stages: the parts of the old stages that are in each new one."""
+"""A model cut into another number of stages: the parts of the old stages of which each new one consists."""
 
 from fractions import Fraction
 from functools import lru_cache
@@ -7,12 +7,14 @@ from math import ceil, floor
 from chimera_ir.ir.ids import Stage
 
 StagePart = tuple[Stage, Fraction]
-"""A stage, and a share of it."""
+"""A stage of the old cut, and the share of it that is in a stage of the new cut."""
 
 
 @lru_cache(maxsize=2**8)
 def stage_shares(stages: int, into: int) -> tuple[tuple[StagePart, ...], ...]:
-    """Returns for each of ``into`` new stages of equal size the old stages in it, each with the share that is there.
+    """Cuts a model of ``stages`` stages into ``into`` new stages of equal size.
+
+    Returns for each new stage the old stages of which it has a part, each with the share that it has.
 
     Examples
     --------

@@ -22,7 +22,7 @@ class Staleness(NamedTuple):
 
 
 def staleness(schedule: Schedule) -> Staleness:
-    """The staleness of a schedule, in the update where most micro-batches read old weights.
+    """The largest staleness on each stage, and the most micro-batches of one update that read old weights.
 
     Update k turns version k into version k+1; without a flush, its micro-batches may have read an older version.
     """
@@ -39,7 +39,7 @@ def staleness(schedule: Schedule) -> Staleness:
 
 
 def warning(stale: Staleness, of: int) -> Iterator[str]:
-    """Yields a warning if any stage reads old weights; an update has ``of`` micro-batches."""
+    """Yields a warning for the user if any stage reads old weights; ``of`` are the micro-batches of an update."""
     most, least = max(stale.updates), min(stale.updates)
     if most > 0:
         old = f"{counted(most, 'update')} old"

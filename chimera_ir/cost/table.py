@@ -17,13 +17,13 @@ from chimera_ir.ir.text.printer import group_name
 from chimera_ir.plural import counted
 
 IN_FULL = 16
-"""The most workers or stages whose values are listed one by one; of more, runs or the extremes are listed."""
+"""The most workers, stages or launches that are listed one by one; of more, runs or the extremes are listed."""
 
 Show = Callable[[Fraction], str]
 
 
 def show(report: Report) -> RenderableType:
-    """All figures, for a console of any width; colours add no information to the words."""
+    """All figures of a report, for a console of any width; colours add no information to the words."""
     return Group(_table(report), *_launches(report), *_communicators(report))
 
 
@@ -127,7 +127,10 @@ def _rows(figures: Figures, splits: bool, recomputing: bool, slicing: bool, movi
 
 
 def _launches(report: Report) -> list[Text]:
-    """Lines for the first launches of gradient sums that a bubble follows, and for the number of further ones."""
+    """Lines of text on the launches of gradient sums after which their worker still idles: a line for each launch.
+
+    After `IN_FULL` of them a line says how many more there are, and another how many launches no bubble follows.
+    """
     early = [launched for launched in report.synchronisation if launched.free]
     rest = len(report.synchronisation) - len(early)
     steady, unit = report.header.asynchronous, report.durations.unit
@@ -153,18 +156,21 @@ def _launch(launched: Launched, steady: bool, unit: Unit) -> str:
 
 
 def proof(report: Report) -> Text:
-    """The rules that are proven."""
+    """A line with the names of the rules that are proven."""
     return Text("verified: " + ", ".join(report.verified))
 
 
 def _communicators(report: Report) -> list[Text]:
-    """A line with the choices of fewer communicators with which the program is proven to finish, if there are any."""
+    """A line that names the ways to use fewer communicators with which the program is proven to finish, too.
+
+    There is no line if there are none.
+    """
     fewer = [f"{choice.name} ({choice.number})" for choice in report.communicators[1:] if not choice.blocked]
     return [Text(f"finishes with fewer communicators, too: {', '.join(fewer)}")] if fewer else []
 
 
 def per_worker(values: Sequence[Fraction], show: Show = decimal) -> str:
-    """The values of all workers, from P0 on; those of many workers as runs with a constant step.
+    """Text with the values of all workers, from P0 on; many workers are joined to runs with a constant step.
 
     ``show`` writes a value.
 
@@ -183,7 +189,7 @@ def per_worker(values: Sequence[Fraction], show: Show = decimal) -> str:
 
 
 def _runs(values: Sequence[Fraction]) -> list[tuple[int, int]]:
-    """The first and last index of each maximal run with a constant step, from left to right."""
+    """Divides values into runs with a constant step, from left to right; returns each one's first and last index."""
     runs = []
     first = 0
     while first < len(values):

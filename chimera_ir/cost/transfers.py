@@ -13,9 +13,9 @@ from chimera_ir.ir.ops import singles
 
 
 class Transfers(NamedTuple):
-    """The time per update, in the unit of the costs, of a worker's transfers, and the part that is ``hidden``.
+    """The ``time`` per update in which a worker's link to its host is in use, in the unit of the costs.
 
-    A transfer is hidden while the worker computes.
+    ``hidden`` is the part of this time in which the worker computes as well.
     """
 
     time: Fraction
@@ -23,10 +23,10 @@ class Transfers(NamedTuple):
 
 
 class Unmoved(NamedTuple):
-    """The figures that a schedule had before ``--offload auto``, and how much that moves.
+    """The figures that a schedule had before ``--offload auto`` added moves to it, and how many moves there are.
 
-    ``makespan`` and ``activations`` are as in a report. Of ``forwards`` forwards (in a stream, of those of a turn), the
-    activations of ``offloads`` move.
+    ``makespan`` and ``activations`` are as in a report. The schedule (of a stream, a turn of it) has ``forwards``
+    forwards; the activations that ``offloads`` of these make move to the host.
     """
 
     makespan: Fraction
@@ -42,7 +42,7 @@ class Unmoved(NamedTuple):
 
 
 def transfers(timeline: Timeline) -> tuple[Transfers, ...]:
-    """The transfers of each worker."""
+    """The time of each worker's transfers per update, and how much of it is hidden."""
     header = timeline.header
     if not header.moves:
         return (Transfers(Fraction(0), Fraction(0)),) * len(timeline.lanes)
@@ -65,7 +65,7 @@ def _of_lane(header: Header, lane: Sequence[Timed], counted: int, share: Fractio
 
 
 def unmoved(schedule: Schedule, before: Timeline) -> Unmoved:
-    """The figures of a schedule ``before`` it had its moves."""
+    """The figures of a schedule without its moves; ``before`` is the timeline that it had without them."""
     first = range(schedule.header.period or schedule.header.micro_batches)
     operations = [part for lane in schedule.lanes for part in singles(lane) if part.micros[0] in first]
     offloads = sum(part.kind.moves for part in operations) // 2

@@ -24,10 +24,12 @@ class Window(NamedTuple):
 
 
 def steady_window(timeline: Timeline) -> Window | None:
-    """The first of the shortest stretches that repeat; None if no stretch repeats, as with a flush.
+    """Finds the first of the shortest stretches of a stream's timeline that repeat right after themselves.
 
     The stretch starts with the first forward of a turn and has as many operations as its turns have. Each operation
     starts again, for the micro-batches of later turns, exactly one length of the stretch later.
+
+    Returns None if no stretch repeats, and for a schedule with a flush.
     """
     header = timeline.header
     if not header.period:
@@ -50,7 +52,7 @@ def steady_window(timeline: Timeline) -> Window | None:
 
 
 def beginning(timeline: Timeline, window: Window) -> Timeline:
-    """The timeline until the end of a window; operations that go on are cut off there."""
+    """The timeline from its start to the end of a window; operations that go on longer are cut off there."""
     return replace(
         timeline,
         span=window.end,
@@ -65,7 +67,7 @@ def beginning(timeline: Timeline, window: Window) -> Timeline:
 
 
 def _openings(timed: Sequence[Timed], header: Header) -> list[int]:
-    """The times at which the first micro-batch of each turn enters a stage that no other feeds."""
+    """The times, in ticks, at which the first micro-batch of each turn enters a stage that no other stage feeds."""
     return [
         start
         for operation, start, _ in timed
