@@ -12,7 +12,7 @@ import argparse
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from tables import circumstances, put, table
@@ -23,9 +23,10 @@ from chimera_ir.cost.durations import Costs
 from chimera_ir.ir.levels import Quantity, Schedule
 from chimera_ir.orders.budget import SearchBudget
 from chimera_ir.orders.constraints import constraints_of
-from chimera_ir.orders.dispatch import improving
+from chimera_ir.orders.dispatch import TimedOrder, improving
 from chimera_ir.orders.improve import lanes_of, with_limits
 from chimera_ir.orders.instance import Costing, OrderInstance, instance_of
+from chimera_ir.orders.ordering import list_starts
 from chimera_ir.orders.search import WORK_OF_OPERATION, Found, fits_stores, search
 
 HOUR = 3600.0
@@ -165,7 +166,11 @@ def row(case: Case, work: float) -> list[str]:
 
 def _heuristic(problem: OrderInstance, found: Found, work: float) -> str:
     constraints = constraints_of(problem)
-    orders = improving(constraints, 0)
+    starts = list_starts(problem)
+    orders = chain(
+        [] if starts is None else [TimedOrder(problem.makespan(starts), starts)],
+        improving(constraints, 0, [] if starts is None else [starts]),
+    )
     best = None
     for order in islice(orders, max(4, int(work / WORK_OF_OPERATION / len(problem.operations)))):
         if order is not None and (best is None or order.makespan < best):

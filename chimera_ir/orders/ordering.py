@@ -27,7 +27,7 @@ from chimera_ir.ir.streams import LONGEST_TURN, PlanStream, ScheduleStream, stre
 from chimera_ir.lower.order import order
 from chimera_ir.orders.instance import Costing, KeepsChange, OrderInstance, instance_of
 from chimera_ir.orders.list_schedule import Greedy, Jobs, Keeps, place
-from chimera_ir.orders.reserve import Admission
+from chimera_ir.orders.reserve import Admission, list_schedule
 from chimera_ir.orders.shortest import shortest
 from chimera_ir.verify.verify import verify_operations, verify_schedule
 
@@ -89,6 +89,22 @@ def ordered(plan: Plan, costing: Costing) -> Schedule:
     for job in chain(result.started, rest):
         lanes[jobs.owners[jobs.machines[job]]] += instance.blocks[job]
     return instance.schedule(lanes)
+
+
+def list_starts(instance: OrderInstance) -> list[int] | None:
+    """Starts in the shortest list schedule, as if nothing had a clock; None if there is none, or if memory moves."""
+    header = instance.header
+    if header.moves:
+        return None
+    free = replace(instance, lanes=((),) * header.workers, preferences=[None] * len(instance.operations))
+    jobs = jobs_of(free)
+    result = shortest(jobs, list_schedule(jobs))
+    if len(result.started) < len(instance.blocks):
+        return None
+    lanes: list[list[int]] = [[] for _ in range(header.workers)]
+    for job in result.started:
+        lanes[jobs.owners[jobs.machines[job]]] += instance.blocks[job]
+    return instance.starts(lanes)
 
 
 def _is_free(plan: Plan) -> bool:

@@ -24,6 +24,7 @@ from chimera_ir.orders.dispatch import TimedOrder, improving
 from chimera_ir.orders.flow_bound import FlowAttempt, FlowBound
 from chimera_ir.orders.instance import OrderInstance
 from chimera_ir.orders.lower_bound import lower_bound
+from chimera_ir.orders.ordering import list_starts
 from chimera_ir.orders.periodic import first_micro_batches, repeated
 
 WORK_OF_OPERATION = 1e-5
@@ -115,13 +116,16 @@ def search(
         for name, starts in starts_of.items():
             if fits[name]:
                 best_so_far.offer(constraints.in_turn(starts))
+        listed = None if best_so_far.proven else list_starts(instance)
+        if listed is not None:
+            best_so_far.offer(constraints.in_turn(listed))
         few = sorted(_orders_from_few(instance, constraints, budget), key=max)[:_BEST_OF_FEW]
         for starts in few:
             repeating = instance.by_start(starts)
             earliest = instance.starts(repeating)
             if fits_stores(instance, repeating) and earliest is not None:
                 best_so_far.offer(constraints.in_turn(earliest))
-        best_so_far.run([*few, *starts_of.values()])
+        best_so_far.run([*few, *([] if listed is None else [listed]), *starts_of.values()])
     except KeyboardInterrupt:
         best_so_far.ended = Ended.INTERRUPTED
     # Starts do not say before which operation a move was launched, so a hint with moves may be the best order.

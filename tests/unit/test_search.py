@@ -135,6 +135,7 @@ def test_one_round_gets_all_the_work_where_a_single_makespan_is_left(monkeypatch
 
     problem = instance("waves", costs(F=1, B=2), P=2, N=3)
     assert (lower_bound(constraints_of(problem)), problem.makespan(problem.starts(problem.lanes) or [])) == (21, 22)
+    monkeypatch.setattr("chimera_ir.orders.search.list_starts", lambda _: None)
     monkeypatch.setattr("chimera_ir.orders.search.improving", lambda *_: [])
     monkeypatch.setattr("chimera_ir.orders.search.FlowBound.next_attempt", lambda *_: None)
     monkeypatch.setattr("chimera_ir.orders.search.Solver", recording)
