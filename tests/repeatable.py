@@ -4,16 +4,18 @@
     pytest tests/property --hypothesis-profile=search                            # others each time
     pytest tests/property --hypothesis-profile=search --hypothesis-seed=7        # those of seed 7
 
-Of mutants, which are changes of programs, a run tries a third, the same in every run, and a search all. The same goes
-for sizes: a property of all schemes or of many streams has one size or two of each in a run (`also`, `part`), and all
-in a search. So it is with trainings on ranks: a run has each reason for one once, and every scheme of the library in
-`tests/e2e/test_ties.py` or `tests/e2e/test_streams.py`; a search has the other combinations.
+Of mutants, which are changes of programs, a run tries a ninth, and of every program some of each kind of change, the
+same in every run; a search tries all (`some`). The same goes for sizes: a property of all schemes or of many streams
+has one size or two of each in a run (`also`, `part`), and all in a search. So it is with trainings on ranks: a run has
+each reason for one once, and every scheme of the library in `tests/e2e/test_ties.py` or `tests/e2e/test_streams.py`; a
+search has the other combinations.
 
 A search that fails prints the smallest example it finds, and keeps it in `.hypothesis/` for the next search: write it
 down as `@example(..)`, so that every run tries it.
 """
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
@@ -60,7 +62,10 @@ def part(cases: Iterable[T], every: int) -> list[T]:
     return [*cases][:: 1 if searching() else every]
 
 
-def some(mutants: Iterable[T]) -> Iterator[T]:
-    """A third of these, the same in every run; in a search all."""
-    rng, part = random.Random(0), 1 if searching() else 1 / 3
-    return (mutant for mutant in mutants if rng.random() < part)
+def some(mutants: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
+    """Three of each kind of mutants, and a ninth of the others, the same in every run; in a search all."""
+    rng, seen, share = random.Random(0), Counter[str](), 1 if searching() else 1 / 9
+    for kind, mutant in mutants:
+        seen[kind] += 1
+        if seen[kind] <= 3 or rng.random() < share:
+            yield kind, mutant

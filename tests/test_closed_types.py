@@ -2,7 +2,8 @@
 
 import ast
 
-from tests.test_architecture import PACKAGE, ROOT, python, tree
+from tests.syntax_trees import python, tree
+from tests.test_architecture import PACKAGE, ROOT
 
 
 def enums() -> set[str]:

@@ -3,7 +3,8 @@
 import ast
 from pathlib import Path
 
-from tests.test_architecture import PACKAGE, ROOT, RUNTIME, python, tree
+from tests.syntax_trees import python, tree
+from tests.test_architecture import PACKAGE, ROOT, RUNTIME
 
 HALVES = {"I", "INPUT_GRADIENT", "backward_input"}
 """The names of the first half of a backward: its letter, its row, and the call of a rank."""

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tests.test_architecture import PACKAGE, ROOT, RUNTIME, python, tree
+from tests.syntax_trees import python, tree
+from tests.test_architecture import PACKAGE, ROOT, RUNTIME
 
 BOTH = (*python(PACKAGE), *python(RUNTIME))
 """The files of both packages."""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_architecture import PACKAGE, ROOT, RUNTIME, python, tree
+from tests.syntax_trees import python, tree
+from tests.test_architecture import PACKAGE, ROOT, RUNTIME
 
 HEADLESS = {
     *("what", "those", "that", "which", "who", "whose", "whom", "it", "its", "they", "their", "such"),

@@ -8,7 +8,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.test_architecture import ROOT, RUNTIME, python, tree
+from tests.syntax_trees import python, tree
+from tests.test_architecture import ROOT, RUNTIME
 
 HOME = RUNTIME / "errors"
 MODEL_ERROR = "ModelError"

@@ -13,7 +13,8 @@ from chimera_ir.diagnostics import catalogue
 from chimera_ir.diagnostics.codes import messages
 from tests.errors import test_front, test_middle, test_profiles, test_torch
 from tests.errors.goldens import classes, inputs
-from tests.test_architecture import PACKAGE, ROOT, python, tree
+from tests.syntax_trees import python, tree
+from tests.test_architecture import PACKAGE, ROOT
 
 TESTED = [module for test in (test_front, test_middle, test_profiles, test_torch) for module in test.CATALOGUES]
 ALL = [import_module(f"{catalogue.__name__}.{found.name}") for found in iter_modules(catalogue.__path__)]

@@ -28,8 +28,8 @@ from paper_tables.survey import (
 from tests.literature.test_facts import cost
 from tests.repeatable import also, part
 
-UNITS = also([*((D, K) for D in (2, 4, 6, 8) for K in (1, 2, 3, 4)), (16, 1)], [(16, 2)])
-RESTS = part([(D, N) for D in (2, 4, 6, 8) for N in range(1, 3 * D) if N % D], 2)
+UNITS = also(((D, K) for D in (2, 4, 6, 8) for K in (1, 2, 3, 4)), [(16, 1), (16, 2)])
+RESTS = part([(D, N) for D in (2, 4, 6, 8) for N in range(1, 3 * D) if N % D], 5)
 
 
 @cache

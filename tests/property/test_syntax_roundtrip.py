@@ -109,6 +109,7 @@ schemes = st.builds(
 )
 
 
+@examples(50)
 @given(schemes)
 def test_what_is_printed_reads_back_and_prints_as_itself(scheme: ast.Scheme) -> None:
     text = show(scheme)

@@ -1,10 +1,8 @@
 """The command line as users and scripts meet it: what it accepts and prints, and how it ends."""
 
 import json
-import os
-import subprocess
-import sys
 from fractions import Fraction
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
@@ -13,14 +11,20 @@ from chimera_ir import library
 from chimera_ir.answer import Level
 from chimera_ir.commands.common import OUR_FAULT, WRONG_COMMAND, WRONG_TEXT
 from chimera_ir.lower import lower
-from tests.patience import PATIENCE
-from tests.repeatable import also
-from tests.unit.command import TINY, Ended, Run, contents, shell
+from tests.repeatable import also, part
+from tests.unit.command import TINY, Ended, Run, contents
 
 ELSEWHERE = (Level.TORCH_CSV, Level.TORCH_CSV_COMMS, Level.HTML, Level.GRAPH)
 """Levels of test_for_torch, of test_page_tables and of test_order_graphs: a page has the text that was compiled."""
 
 LEVELS = [level.value for level in Level if level not in ELSEWHERE]
+READ = ("ast", "program", "report")
+"""Levels that tests compare for every scheme."""
+
+OTHERS = [level for level in LEVELS if level not in READ]
+TEXTS = ("plan", "schedule", "program")
+"""Levels that a text can have: a run reads of each scheme the text of one, a search of all."""
+
 PRINTED: dict[tuple[str, str], Ended] = {}
 """Output of library schemes by name and level: each is compiled once for several tests."""
 
@@ -36,8 +40,9 @@ def printed(run: Run, scheme: str, level: str) -> Ended:
 # What is accepted, and what is printed.
 
 
-@pytest.mark.parametrize("scheme", library.names())
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("scheme", "level"), [*product(library.names(), READ), *part(product(library.names(), OTHERS), 5)]
+)
 def test_every_level_of_every_library_scheme_prints_and_writes_nothing(
     run: Run, tmp_path: Path, scheme: str, level: str
 ) -> None:
@@ -48,8 +53,9 @@ def test_every_level_of_every_library_scheme_prints_and_writes_nothing(
     assert contents(tmp_path) == {}
 
 
-@pytest.mark.parametrize("scheme", library.names())
-@pytest.mark.parametrize("level", also(["plan", "program"], ["schedule"]))
+@pytest.mark.parametrize(
+    ("scheme", "level"), also(zip(library.names(), cycle(TEXTS), strict=False), product(library.names(), TEXTS))
+)
 def test_a_level_read_back_from_its_text_gives_the_same_program_and_report(
     run: Run, tmp_path: Path, scheme: str, level: str
 ) -> None:
@@ -63,7 +69,7 @@ def test_the_syntax_tree_read_back_from_its_text_gives_the_same_everything(
     run: Run, tmp_path: Path, scheme: str
 ) -> None:
     (tmp_path / "again.chim").write_text(printed(run, scheme, "ast").out)
-    for wanted in LEVELS:
+    for wanted in also(READ, LEVELS):
         assert run("again.chim", "--emit", wanted) == printed(run, scheme, wanted)
 
 
@@ -331,70 +337,3 @@ def test_a_fault_of_ours_is_status_seventy_and_says_so(
         assert "a pass is broken" in ended.err
         assert "fault of the compiler, not of your scheme" in ended.err
     assert contents(tmp_path) == {}
-
-
-# As a process: what depends on the interpreter's start, its hash seed, its streams.
-
-
-def test_the_same_input_gives_the_same_bytes_whatever_the_hash_seed_and_the_place(tmp_path: Path) -> None:
-    written, said = [], []
-    for seed in ("1", "2"):
-        folder = tmp_path / f"folder{seed}"
-        folder.mkdir()
-        environment = os.environ | {"PYTHONHASHSEED": seed}
-        done = shell("chimera", "--set", "N=6", "--set", "f=2", "--out", "o", env=environment, cwd=folder)
-        assert (done.returncode, done.stderr) == (0, b"")
-        said.append(done.stdout)
-        written.append(contents(folder))
-    assert said[0] == said[1]
-    assert written[0] == written[1]
-
-
-def test_diagnostics_do_not_depend_on_the_hash_seed() -> None:
-    said = {
-        shell(str(file), env=os.environ | {"PYTHONHASHSEED": seed}).stderr
-        for seed in ("1", "2")
-        for file in (MIDDLE / "missing_lines.sir",)
-    }
-    assert len(said) == 1
-    assert said.pop().count(b"error[") >= 2
-
-
-@pytest.mark.parametrize("arguments", [("--emit", "program", "--set", "N=500"), ("--out", "o"), ("--list",)])
-def test_a_reader_who_leaves_early_causes_no_noise(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    done = shell("chimera", *arguments, stdout=writing, cwd=tmp_path)
-    os.close(writing)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert (tmp_path / "o" / "train.py").is_file() == ("--out" in arguments)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_behind_standard_output_is_status_two(tmp_path: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        done = shell("chimera", "--emit", "program", stdout=full, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (WRONG_COMMAND, b"Error: standard output: No space left on device\n")
-
-
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_terminal_without_unicode_still_gets_a_report(tmp_path: Path, encoding: str) -> None:
-    done = shell("chimera", "--out", "o", env=os.environ | {"PYTHONIOENCODING": encoding}, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"times as fast as" in done.stdout
-
-
-@pytest.mark.parametrize("entry", ["chimera", "module", "compile_", "plan", "profile", "trace"])
-def test_an_interrupt_while_a_command_is_imported_ends_it_as_any_other(entry: str) -> None:
-    """The first import that a command makes stands for all of them."""
-    program = (
-        "import builtins; from chimera_ir import start; original = builtins.__import__\n"
-        "def interrupted(name, *rest):\n"
-        "    if name.startswith('chimera_ir.'): raise KeyboardInterrupt\n"
-        "    return original(name, *rest)\n"
-        f"builtins.__import__ = interrupted; start.{entry}()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

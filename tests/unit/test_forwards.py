@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -22,6 +23,7 @@ from chimera_ir.source import Source
 from chimera_runtime.program.rank_facts import Route
 from tests.executor import verdicts
 from tests.instructions import singly
+from tests.lowered import scripts_of
 from tests.repeatable import also
 from tests.sizes import on_workers
 from tests.unit.journal import journals, loaded
@@ -29,6 +31,7 @@ from tests.unit.journal import journals, loaded
 SIZES = also([(2, 2), (4, 8)], [(4, 4), (8, 16)])
 
 
+@cache
 def compilation(name: str, workers: int, micro_batches: int) -> Compilation:
     return Compilation(Request(library.source(name), on_workers(name, workers, micro_batches)))
 
@@ -137,8 +140,7 @@ def test_a_send_has_the_time_of_an_operation_before_it_is_waited_for() -> None:
 @pytest.mark.parametrize("name", library.names())
 def test_its_text_reads_back_and_is_verified_as_it_stands(name: str) -> None:
     made = compilation(name, 4, 4)
-    text = made.files["evaluate.sir"]
-    assert text == show(made.evaluation)
+    text = show(made.evaluation)
     assert parse(Source("evaluate.sir", text)) == made.evaluation
     again = Compilation(Request(Source("evaluate.sir", text), {}))
     assert again.program == again.evaluation == made.evaluation
@@ -147,7 +149,9 @@ def test_its_text_reads_back_and_is_verified_as_it_stands(name: str) -> None:
 
 
 def test_forwards_alone_have_no_report_and_no_scripts() -> None:
-    text = compilation("chimera", 2, 2).files["evaluate.sir"]
+    made = compilation("chimera", 2, 2)
+    text = made.files["evaluate.sir"]
+    assert text == show(made.evaluation)
     for level in ("report", "files"):
         with pytest.raises(TextError, match="CH420"):
             getattr(Compilation(Request(Source("evaluate.sir", text), {})), level)
@@ -176,7 +180,7 @@ def test_a_later_stage_goes_first_and_then_the_first_micro_batch() -> None:
 def test_a_script_that_evaluates_does_its_lane_and_nothing_else(name: str, size: tuple[int, int]) -> None:
     """Its facts say which links and slots there are, and how much room each slot has."""
     made = compilation(name, *size)
-    program, written = made.evaluation, made.files
+    program, written = made.evaluation, scripts_of(made.verified)
     for journal in journals(written):
         journal.evaluate(loaded(written[f"rank_{journal.worker}.py"]))
         lane, facts = program.lanes[journal.worker], journal.facts.evaluation

@@ -102,15 +102,15 @@ SEARCHED = {"a cycle of ir"}
 @pytest.mark.parametrize("name", [name for name in TEXTS if name not in SEARCHED])
 def test_the_work_for_a_text_grows_like_the_text(name: str) -> None:
     size, make = TEXTS[name]
-    size = min(size // 40, 1000)
+    size = min(size // 80, 500)
     said, calls = counted(make(size))
     again, more = counted(make(2 * size))
-    assert more < 2.5 * calls + CALLS / 10
+    assert more < 2.5 * calls + CALLS / 20
     for shown in (said, again):
         assert shown.count("\n") < MAX_SHOWN * 20 + 3 * MAX_NOTES
 
 
-@pytest.mark.parametrize(("workers", "stages", "micros"), [(4, 16_384, 262_144), (1, 1, 262_144)])
+@pytest.mark.parametrize(("workers", "stages", "micros"), [(4, 4096, 65_536), (1, 1, 65_536)])
 def test_a_huge_header_over_few_operations_takes_no_memory_of_that_size(workers: int, stages: int, micros: int) -> None:
     places = " ".join(str(stage % workers) for stage in range(stages))
     lanes = "\n".join(f"worker {worker}:" for worker in reversed(range(workers)))
@@ -122,7 +122,7 @@ def test_a_huge_header_over_few_operations_takes_no_memory_of_that_size(workers:
     finally:
         tracemalloc.stop()
     assert said.startswith("error[CH302]: micro-batch "), said
-    assert peak < 2**26
+    assert peak < 2**24
 
 
 def test_the_size_of_a_scheme_can_be_asked_for_by_itself() -> None:
