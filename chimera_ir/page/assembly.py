@@ -1,8 +1,8 @@
-"""One HTML file from a document, the style sheet and the scripts of ``templates/page``.
+"""Writes one HTML file from a document, the style sheet and the scripts of ``templates/page``.
 
-The document is compressed data, which nothing evaluates. The scripts are compressed as well, with their comments: a
-first short one unpacks them. The browser runs scripts and takes the style sheet that the content security policy names
-by their hashes, and loads nothing.
+The document is compressed data, which is never run as code. The scripts are compressed as well, comments included; a
+short first script, which is not, unpacks them. The content security policy of the page has the hashes of its scripts
+and its style sheet, so the browser accepts no others. The page loads nothing from elsewhere.
 """
 
 import gzip
@@ -47,7 +47,7 @@ def page(document: PageDocument) -> str:
 
 @cache
 def _compressed(text: str) -> Inlined:
-    """A text that is the same in all pages."""
+    """Compresses a text that all pages share, only once, and writes it in base64."""
     return _in_base64(gzip.compress(text.encode(), mtime=0))
 
 

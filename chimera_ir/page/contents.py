@@ -34,7 +34,7 @@ class Levels(Protocol):
 
     @property
     def request(self) -> Request:
-        """The text that was compiled."""
+        """The text that was compiled, with its parameters and options."""
 
     @property
     def verified(self) -> Verified:
@@ -58,11 +58,11 @@ class Levels(Protocol):
 
     @property
     def prediction(self) -> Prediction | None:
-        """The prediction, with the stages and the cluster of a profile."""
+        """The prediction of time and memory; None without a profile and a cluster."""
 
     @property
     def forecast(self) -> Forecast | None:
-        """The conditions of the prediction."""
+        """The profile, the cluster and the options that the prediction is made from; None without them."""
 
     @property
     def summary(self) -> Summary:
@@ -70,7 +70,7 @@ class Levels(Protocol):
 
     @property
     def opponent(self) -> "Levels":
-        """The levels of what the report compares with."""
+        """The levels of the baseline: of the schedule that the report compares with."""
 
 
 def document(levels: Levels) -> PageDocument:
@@ -112,7 +112,11 @@ def _distinct_names(tables: Sequence[ScheduleTables], levels: Levels) -> list[st
 
 @dataclass(frozen=True)
 class ShownSchedule:
-    """A verified program with its figures and, from a prediction, its setting and its memory in bytes."""
+    """A verified program as the page shows it, with the events of its replay and its figures.
+
+    ``setting`` (the costs of its stages, and the cluster) and ``memory`` (its memory in bytes) come from a prediction;
+    both are None without one. Of the baseline the memory is always None.
+    """
 
     verified: Verified
     events: Events
@@ -122,7 +126,7 @@ class ShownSchedule:
 
     @staticmethod
     def of(levels: Levels) -> "ShownSchedule":
-        """The schedule of a compilation itself."""
+        """The schedule that was compiled, not the one that it is compared with."""
         prediction = levels.prediction
         if prediction is None:
             return ShownSchedule(levels.verified, levels.replay.events, levels.report, None, None)
@@ -193,7 +197,10 @@ _REMARKS = {
     RECOMPUTATION.letter: "What recomputation takes is a slider of its own; on the command line, --cost B= alone"
     " includes it, so give --cost recompute= as well.",
 }
-"""Sentences on what sliders hold fixed, by the slider that a page must have to show them; "" stands on every page."""
+"""Remarks on what sliders do and do not change, keyed by the name of a slider.
+
+A page has the remark on a slider if it has the slider; the remark with the key ``""`` stands on every page.
+"""
 
 
 def _notes(levels: Levels) -> Iterator[str]:

@@ -1,6 +1,7 @@
-"""The events of a program as tables: their waits, the messages and the sums that they are about, the turn of a stream.
+"""The events of a program as tables: events, what each waits for, messages, sums, moves and the turn of a stream.
 
-They are those of a replay (`predict.events`) in another order: first the lanes, lane by lane, then all others.
+The events are those of a replay (`predict.events`), in another order: first the lanes, lane by lane, then all others.
+In the tables, an event is given by its row.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ VERBS: dict[type[ops.Instruction], str] = {
     ops.WaitAllReduce: "wait all_reduce",
     ops.Step: "step",
 }
-"""The verbs of instructions about a message or a sum; in a text, what they are about follows."""
+"""The verb of each instruction about a message, a sum or weights; a page writes behind it which these are."""
 
 _OF_MESSAGES = (ops.Send, ops.Recv, ops.WaitSend, ops.WaitRecv)
 _OF_SUMS = (ops.AllReduce, ops.WaitAllReduce, ops.Step)
@@ -48,9 +49,10 @@ _SumKey = tuple[WeightGroup, Version | None]
 
 
 class EventTables(NamedTuple):
-    """Tables of events, and of the messages, sums and moves that they are about.
+    """Tables of events, and of the messages, sums and moves that these events are about.
 
-    ``of_rows`` has the event of each operation.
+    ``of_rows`` has, for each row of the table of operations, the event that runs the operation. ``turn`` is None for a
+    schedule with a flush.
     """
 
     events: EventTable
@@ -62,7 +64,10 @@ class EventTables(NamedTuple):
 
 
 def tables(events: Events, rows: Sequence[OperationRow], charges: Charges, lengths: Lengths) -> EventTables:
-    """The tables of the events of a program, whose operations are ``rows``; adds the forms of events to ``lengths``."""
+    """Returns the tables of the events of a program, and tells ``lengths`` the length of every event.
+
+    ``rows`` are the rows of the program's operations, ``charges`` the costs of its instructions.
+    """
     listed = _Listed(events, rows, charges)
     turn = listed.turn() if charges.header.asynchronous else None
     events_table, subjects = listed.events_table(lengths), (listed.messages_table(), listed.sums_table())
@@ -79,13 +84,13 @@ class _Listed:
 
     @cached_property
     def order(self) -> list[int]:
-        """All events in the order of the tables."""
+        """The numbers that the events have in the replay, in the order of the tables."""
         in_lanes = [*chain.from_iterable(self.events.lanes)]
         return [*in_lanes, *sorted({*range(len(self.events.nodes))}.difference(in_lanes))]
 
     @cached_property
     def number(self) -> list[int]:
-        """The place of each event in the tables."""
+        """The row in the tables of each event of the replay."""
         number = [0] * len(self.order)
         for place, event in enumerate(self.order):
             number[event] = place
@@ -93,14 +98,14 @@ class _Listed:
 
     @cached_property
     def of_rows(self) -> list[int]:
-        """The event of each operation: the operations of a lane and their events have the same order."""
+        """The row of the event that runs each operation; operations and their events have the same order in a lane."""
         nodes = self.events.nodes
         computes = [[event for event in lane if nodes[event].role is Role.COMPUTE] for lane in self.events.lanes]
         return [self.number[computes[row.worker][row.place]] for row in self.rows]
 
     @cached_property
     def messages(self) -> dict[ops.Message, int]:
-        """The wire of each message, in the order of the rows of messages."""
+        """The event that sends each message (its wire), as numbered in the replay; messages have the order of rows."""
         nodes = enumerate(self.events.nodes)
         return {_message(node): event for event, node in nodes if node.role is Role.WIRE}
 
@@ -143,7 +148,7 @@ class _Listed:
         )
 
     def _ports(self) -> PortTable | None:
-        """The wires on shared links; None without any."""
+        """The table of messages on shared links, with the two ports of each; None if no link is shared."""
         if not self.events.ports:
             return None
         numbers: dict[Port, int] = {}
@@ -153,7 +158,7 @@ class _Listed:
         return PortTable([self.number[wire] for wire in self.events.ports], leaving, arriving)
 
     def _subjects(self, nodes: Sequence[Node]) -> list[int]:
-        """The row that each event is about, in the table that its instruction implies."""
+        """The row of each event's message, sum, move or operation in the table of these; -1 for the begin of a lane."""
         messages = {message: row for row, message in enumerate(self.messages)}
         sums = {key: row for row, key in enumerate(self.sums)}
         operations = {event: row for row, event in reversed([*enumerate(self.of_rows)])}

@@ -17,14 +17,15 @@ MESSAGE, SUM, STEP = "message", "sum", "step"
 _LABELS = {MESSAGE: "a message", SUM: "a sum of gradients", STEP: "a step of the optimizer"}
 
 _Terms = tuple[tuple[str, float], ...]
-"""A length: coefficients of sliders, by their names."""
+"""A length as a sum: pairs of the name of a slider and the factor on its value."""
 
 
 class Lengths:
-    """Collects the forms of events (their lengths, as sums over sliders), each once, and the sliders that they need.
+    """Collects the lengths of events, as sums over sliders (forms), and the sliders that these need.
 
-    Without a profile a slider is a cost per micro-batch. A message or a sum, which is free at first, takes as long as
-    its slider says, a message in proportion to its micro-batches. With a profile a slider is a factor on its seconds.
+    Each form is kept once, and events of equal lengths share it. Without a profile a slider is a cost per micro-batch;
+    messages and sums, free at first, take as long as their sliders say, a message in proportion to its micro-batches.
+    With a profile a slider is a factor on the seconds of the profile.
     """
 
     def __init__(self, charges: Charges) -> None:
@@ -35,7 +36,7 @@ class Lengths:
         self._form_of: dict[object, int] = {}
 
     def form(self, node: Node) -> int:
-        """The index of the form of an event's length."""
+        """The index in `forms` of an event's length."""
         key = self._key(node)
         if key not in self._form_of:
             terms = tuple((name, coefficient) for name, coefficient in self._terms(node) if coefficient)
@@ -53,7 +54,7 @@ class Lengths:
         return [LengthForm(tuple((numbers[name], by) for name, by in terms)) for terms in self._forms]
 
     def _key(self, node: Node) -> object:
-        """A key that is equal for events of one form."""
+        """A key of an event; events with equal keys have equal lengths, so that each form is computed once."""
         role, instruction, _, seconds = node
         if role in (Role.COMPUTE, Role.MOVE):
             assert isinstance(instruction, Operation)
@@ -87,7 +88,7 @@ class Lengths:
                 assert_never(role)
 
     def _compute(self, operation: Operation, seconds: float) -> Iterator[tuple[str, float]]:
-        """The terms of an operation: those of its kind or, of a pair without a cost of its own, of both its kinds."""
+        """Yields the terms of an operation: the slider of its kind, or of both kinds of a pair without its own cost."""
         together = isinstance(operation, Pair) and self._pairs_cost(operation)
         for part in [operation] if together else operation.parts:
             if self._costs is not None:

@@ -20,7 +20,11 @@ from chimera_ir.verify.holdings import KEPT_UNITS
 
 
 class _ChangeOfRow(NamedTuple):
-    """A change of what a worker keeps, which the page shows at the start or the end of operation ``number``."""
+    """A change of what a worker keeps, which the page shows at the start or the end of an operation.
+
+    ``number`` is the row of that operation; ``row`` has the operation or move that causes the change. ``micros`` is how
+    much more is kept, negative if less, in the units of which a micro-batch has `Header.units`; ``unit`` says of what.
+    """
 
     row: OperationRow
     number: int
@@ -33,7 +37,7 @@ _Size = Callable[[_ChangeOfRow], float]
 
 
 class MemoryInBytes(NamedTuple):
-    """The bytes that each worker needs in a setting, and those that it has."""
+    """The bytes that each worker needs in a setting, and how many are available, the same number for every worker."""
 
     setting: Setting
     needs: Sequence[MemoryNeed]
@@ -43,7 +47,11 @@ class MemoryInBytes(NamedTuple):
 def tables(
     program: Program, rows: Sequence[OperationRow], figures: Figures, memory_in_bytes: MemoryInBytes | None
 ) -> list[MemoryTable]:
-    """Activations in M_a, kept inputs where a stage recomputes, what is on hosts, and, where known, memory in bytes."""
+    """Returns the tables of memory, one for each unit that it is counted in.
+
+    They are activations in M_a; stashed inputs, if a stage recomputes; activations on hosts, if memory moves; and
+    bytes, if ``memory_in_bytes`` is given.
+    """
     header = program.header
     changes = list(_changes_with_moves(program, rows) if header.moves else _changes(header, rows))
     declared = next((bound.limits for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS), None)
@@ -70,9 +78,9 @@ def tables(
 def _bytes(
     header: Header, changes: Sequence[_ChangeOfRow], setting: Setting, needs: Sequence[MemoryNeed], available: int
 ) -> MemoryTable:
-    """All memory in bytes: weights, optimizer and buffers from the start, and what operations keep and free.
+    """The table of memory in bytes: weights, optimizer and buffers from the start, and what operations keep and free.
 
-    What the first half of a split backward needs in addition while it runs is not among them.
+    The first half of a split backward needs some memory only while it runs. That is left out.
     """
     workers = [worker_bytes(header, setting, worker, need) for worker, need in enumerate(needs)]
 

@@ -24,9 +24,10 @@ def name_of(header: Header) -> str:
 
 
 class OperationRow(NamedTuple):
-    """A compute operation as a row: with its worker, the part of the lane's height that it takes, and its event.
+    """A compute operation as a row of a table; the two parts of a pair have a row each.
 
-    ``place`` is its place among those operations that occupy its lane, which a pair takes once.
+    ``height`` is the part of the lane's height that its box takes. ``place`` is how many operations stand before it in
+    its lane, where a pair counts once and moves of memory do not count.
     """
 
     worker: Worker
@@ -46,7 +47,7 @@ def rows(lanes: Iterable[Iterable[Operation]]) -> list[OperationRow]:
 
 
 def matches(rows: Iterable[OperationRow], others: Iterable[OperationRow]) -> list[int]:
-    """The row in ``others`` of the operation that does the same as each of ``rows``: -1 where there is none."""
+    """The index in ``others`` of the row with the same kind, micro-batches and stage, for each of ``rows``; else -1."""
     numbers = {_work_key(row.operation): number for number, row in enumerate(others)}
     return [numbers.get(_work_key(row.operation), -1) for row in rows]
 
@@ -64,7 +65,7 @@ class OperationTables(NamedTuple):
 
 
 def tables(header: Header, rows: Sequence[OperationRow], events: Column) -> OperationTables:
-    """The tables of rows; ``events`` has the event of each."""
+    """Returns the table of operations with its kinds and looks; ``events`` has the row of each operation's event."""
     operations = [row.operation for row in rows]
     kinds = kinds_of(operations)
     kind_numbers = {kind.letter: number for number, kind in enumerate(kinds)}
@@ -91,12 +92,19 @@ def tables(header: Header, rows: Sequence[OperationRow], events: Column) -> Oper
 
 
 def share(micros: int | Fraction, parts: int) -> float:
-    """Whole micro-batches in ``micros`` parts, of which each has ``parts``: an integer if there is no rest."""
+    """Converts ``micros``, counted in parts of micro-batches, into micro-batches of ``parts`` parts each.
+
+    The result is an ``int`` if no part of a micro-batch is left over.
+    """
     return int(micros // parts) if micros % parts == 0 else float(micros / parts)
 
 
 def _preference(kind: Kind) -> int:
-    """The preference of a kind on critical paths: whole backwards first, then, after pairs, input gradients."""
+    """A weight of a kind in the choice between critical paths of equal length.
+
+    The path with the most whole backwards is taken, then the one with the most pairs, then with the most input
+    gradients.
+    """
     return (3 if kind.sums else 1) * (KEPT in kind.reads)
 
 

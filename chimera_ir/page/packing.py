@@ -25,7 +25,7 @@ _ALIGNMENT = 8
 
 
 def packed(document: object) -> bytes:
-    """The bytes of a document of dataclasses: a field with a sequence of numbers is a column."""
+    """Compresses a document of dataclasses; each field that is a sequence of numbers becomes a column."""
     columns = _PackedColumns()
     text = json.dumps(document, default=columns.encoded, ensure_ascii=False, separators=(",", ":"))
     # What is no character, as the bytes of a file's name may be, has an escape that JSON reads.
@@ -42,7 +42,7 @@ class _PackedColumns:
     size: int = 0
 
     def encoded(self, table: Any) -> dict[str, object]:
-        """The fields of a dataclass, where columns are replaced by objects that say where their numbers are."""
+        """The fields of a dataclass by name; a column is replaced by an object that says where its numbers are."""
         values = {entry.name: getattr(table, entry.name) for entry in fields(table)}
         return {name: self._placed(value) if _is_column(value) else value for name, value in values.items()}
 
@@ -62,7 +62,10 @@ def _is_column(value: object) -> bool:
 
 
 def _narrowest(numbers: Sequence[float]) -> "tuple[str, array[Any], bool]":
-    """Returns the type of a column, its numbers, and whether these are differences, as they take fewer bytes."""
+    """Returns the narrowest type for a column, the numbers to store, and whether these are differences.
+
+    Differences are stored if they take fewer bytes than the numbers.
+    """
     try:
         integers: array[int] = array("i", numbers)  # type: ignore[arg-type]
     except (TypeError, OverflowError):  # not all are integers of four bytes
@@ -77,7 +80,7 @@ def _narrowest(numbers: Sequence[float]) -> "tuple[str, array[Any], bool]":
 
 
 def _narrowed(integers: Sequence[int]) -> "tuple[str, array[int]]":
-    """Integers in the narrowest type that holds them all."""
+    """The name of the narrowest type that holds all integers, and the integers as an array of it."""
     least, most = min(integers), max(integers)
     kind = next(kind for kind in _INTEGERS if -least <= _largest(kind) + 1 and most <= _largest(kind))
     return kind, array(_INTEGERS[kind], integers)

@@ -30,7 +30,10 @@ def nested(rows: Iterable[Sequence[int]]) -> Nested:
 
 @dataclass(frozen=True, slots=True)
 class OperationKind:
-    """A kind of operations; ``preference`` decides between critical paths of equal length."""
+    """A kind of operations; ``preference`` decides between critical paths of equal length.
+
+    The path with the most operations of preference 3 is taken, then the one with the most pairs, then of preference 1.
+    """
 
     letter: str
     name: str
@@ -47,7 +50,10 @@ class BoxColours:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Colours and pattern of the boxes of one colour group, on a light page and on a dark one."""
+    """Colours and pattern of the boxes of one colour group, on a light page and on a dark one.
+
+    ``name`` says which pipe, stage and kind they are; ``pattern`` is a number, different for each chunk and slice.
+    """
 
     name: str
     light: BoxColours
@@ -57,7 +63,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Slider:
-    """A cost that can be changed, with its first and its largest value."""
+    """A cost that a reader can change, up to ``max``; ``value`` is what it is at first."""
 
     name: str
     label: str
@@ -67,14 +73,18 @@ class Slider:
 
 @dataclass(frozen=True, slots=True)
 class LengthForm:
-    """A length as a sum of terms: the index of a slider, whose value counts, and a coefficient on it."""
+    """A length as a sum of terms; each is the index of a slider and the factor on the slider's value."""
 
     of: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OperationTable:
-    """Compute operations, lane by lane; both parts of a pair are rows."""
+    """Compute operations, lane by lane; both parts of a pair are rows.
+
+    ``kind``, ``look`` and ``event`` are rows of the tables of kinds, looks and events. ``size`` is in micro-batches,
+    and ``row`` is the part of the lane's height. ``label`` stands in the box, ``words`` is the operation as in IR text.
+    """
 
     worker: Column
     kind: Column
@@ -89,7 +99,7 @@ class OperationTable:
 
 @dataclass(frozen=True, slots=True)
 class PortTable:
-    """Wires on shared links, each with the ports where it leaves and where it arrives, which are numbered."""
+    """Messages on shared links: the event of each, and the numbers of the ports that it leaves and arrives at."""
 
     wire: Column
     leaving: Column
@@ -98,7 +108,12 @@ class PortTable:
 
 @dataclass(frozen=True, slots=True)
 class EventTable:
-    """Events and their waits: first those of the lanes, lane by lane, then all others."""
+    """Events and their waits: first those of the lanes, lane by lane, then all others.
+
+    ``verb`` and ``form`` are indices into ``verbs`` and ``forms``. ``subject`` is the row of the event's message, sum,
+    move or operation. ``before`` and ``before_from`` are the events that each waits for, in the form of `Nested`.
+    ``lane_from`` has the first event of each lane, then the end of the last.
+    """
 
     role: Column = ()
     verb: Column = ()
@@ -115,7 +130,12 @@ class EventTable:
 
 @dataclass(frozen=True, slots=True)
 class MessageTable:
-    """Messages, with the operations at both ends and the events in which they are sent and awaited."""
+    """Messages, with the operations at both ends and the events in which they are sent and awaited.
+
+    ``maker`` and ``taker`` are rows of operations, ``link`` is an index into ``links``. The other numbers are events:
+    ``send`` and ``recv`` are those after which each end is posted, ``wire`` and ``flight`` those of the transfer,
+    ``wait`` is the receiver's wait.
+    """
 
     words: Sequence[str] = ()
     link: Column = ()
@@ -132,7 +152,10 @@ class MessageTable:
 
 @dataclass(frozen=True, slots=True)
 class SumTable:
-    """Sums of gradients with their launches; a sum that one rank holds alone has no event."""
+    """Sums of gradients, each with its event, and the events after which its workers launch it.
+
+    ``launches`` and ``launches_from`` have the form of `Nested`. A sum that one rank holds alone has no event: -1.
+    """
 
     words: Sequence[str] = ()
     event: Column = ()
@@ -152,7 +175,8 @@ class MoveTable:
 class TurnTable:
     """The turn that a stream repeats: node n is event ``events[n]``.
 
-    ``before`` has the nodes that each node waits for, ``ago`` how many turns earlier each of these runs.
+    ``before`` has the nodes that each node waits for, in the form of `Nested`, and ``ago`` how many turns earlier each
+    of these runs. A turn makes ``updates`` updates.
     """
 
     events: Column
@@ -164,7 +188,10 @@ class TurnTable:
 
 @dataclass(frozen=True, slots=True)
 class ChangeTable:
-    """Changes of what a worker keeps, at the start or at the end of an operation."""
+    """Changes of what a worker keeps, by ``amount`` (negative for less).
+
+    Each happens at the start or at the end of an operation, which is given by its row.
+    """
 
     worker: Column
     operation: Column
@@ -174,7 +201,7 @@ class ChangeTable:
 
 @dataclass(frozen=True, slots=True)
 class MemoryTable:
-    """The memory of each worker in one unit."""
+    """The memory of each worker in one unit: what it keeps at the start, its limit, its peak, and all changes."""
 
     unit: str
     name: str
@@ -186,7 +213,10 @@ class MemoryTable:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Figures of the report, to compare with."""
+    """Figures of the report, for comparison with those that a page computes.
+
+    ``critical`` has how many operations of each kind, by letter, are on the critical path.
+    """
 
     makespan: float
     bubble_ratio: float
@@ -217,7 +247,10 @@ class ScheduleTables:
 
 @dataclass(frozen=True, slots=True)
 class SourceText:
-    """A text with the line of each operation, 0 for none; ``rank`` is -1 for a text that is not a script."""
+    """A text, and for each row of operations its line in the text, 0 if it has none.
+
+    ``rank`` is that of a script, and -1 for any other text.
+    """
 
     name: str
     language: str
@@ -228,7 +261,11 @@ class SourceText:
 
 @dataclass(frozen=True, slots=True)
 class ShownMistake:
-    """A mistake of a text: the message, what of it is drawn on the lanes, and its lines in the text."""
+    """A mistake of a text: the message, what of it is drawn on the lanes, and its lines in the text.
+
+    ``operations`` are the rows of operations to mark. An arrow goes from one row to another and has words. ``missing``
+    are instructions that the text lacks.
+    """
 
     code: str
     title: str

@@ -54,7 +54,10 @@ def _headings(text: str, workers: int) -> list[int]:
 
 
 def _places(verified: Verified) -> Callable[[OperationRow], int]:
-    """A function that gives the place of an operation among the lines of its lane or, without a flush, of its turn."""
+    """Returns a function that finds the line of a row's operation, counted from 0 in its lane.
+
+    In a stream, a line is counted in the turn.
+    """
     level, parts = verified.level, verified.program.parts
     if isinstance(level, Program):
         return lambda row: parts[row.worker].computes.places[row.place]
@@ -63,6 +66,6 @@ def _places(verified: Verified) -> Callable[[OperationRow], int]:
 
 
 def _turn_places(stream: ProgramStream, worker: int) -> dict[object, int]:
-    """The place in a turn of each operation of the turn, as `in_turn` gives it."""
+    """Maps each operation of a worker's turn, with its numbers counted from the turn, to its line in the turn."""
     lines = enumerate(stream.turns[worker].instructions)
     return {in_turn(stream.header, line)[0]: place for place, line in lines if isinstance(line, Compute)}

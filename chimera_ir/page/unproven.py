@@ -60,7 +60,7 @@ def _lanes(level: Level | PlanStream | None) -> tuple[Header | None, Sequence[Se
 
 @dataclass(frozen=True)
 class _Sketch:
-    """The lanes of a text, which may lack anything; no header if there are none."""
+    """The lanes of a text with mistakes, as far as it could be read; ``header`` is None if there are no lanes."""
 
     header: Header | None
     lanes: Sequence[Sequence[Instruction]]
@@ -80,12 +80,15 @@ class _Sketch:
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """The row of each operation, by its words; of an operation that is there twice the later one."""
+        """The row of each operation, keyed by its line in the text; of operations with equal lines, the last one."""
         return {self.line(row.operation): number for number, row in enumerate(self.rows)}
 
     @cached_property
     def of_lines(self) -> dict[tuple[int, str], int]:
-        """The row of the operation at or next after each line of a worker, or else of the last one before it."""
+        """The row of an operation to mark for each worker and line of its lane.
+
+        It is the operation of the line itself, else the next one after the line, else the last one before it.
+        """
         rows: dict[tuple[int, str], int] = {}
         for worker, lane in enumerate(self.lanes):
             following = None
@@ -117,7 +120,7 @@ class _Sketch:
         )
 
     def mistake(self, error: TextError, source: Source) -> ShownMistake:
-        """The first error, with all errors as text and their lines in ``source``, and what can be drawn of it."""
+        """The mistake that the page shows: the drawing of the first error, and the text and the lines of all errors."""
         first = error.diagnostics[0]
         arrows = list(self._arrows(first))
         ends = [int(str(arrow[end])) for arrow in arrows for end in ("from", "to")]
@@ -132,7 +135,7 @@ class _Sketch:
         )
 
     def _arrows(self, mistake: Diagnostic) -> Iterator[_Arrow]:
-        """Yields arrows between the operations of a mistake, each to one that waits for the other."""
+        """Yields arrows between the operations of a mistake, each from an operation to one that waits for it."""
         match mistake:
             case Cycle(steps=steps):
                 ring = [(self.numbers.get(step.operation), step.reason) for step in (*steps, steps[0])]
@@ -157,7 +160,7 @@ class _Sketch:
                 pass
 
     def _launched(self, order: Launches) -> int | None:
-        """The row of the operation next to the later launch of two."""
+        """The row of the operation nearest to the later one of the two launches that ``order`` names."""
         lines = (self.line(launch) for launch in self.lanes[order.worker] if launch.origin == order.span)
         return self.of_lines.get((order.worker, next(lines, "")))
 
@@ -169,7 +172,11 @@ class _Sketch:
         return next((row for row in makers if row != ABSENT and self.rows[row].worker == worker), None)
 
     def _named(self, mistake: Diagnostic) -> Iterable[int]:
-        """The rows that a mistake names, by their words or a line next to them; else those that come from its place."""
+        """The rows to mark for a mistake.
+
+        They are the operations, or the neighbours of lines, that the fields of the mistake name. If it names none, they
+        are the operations that come from its place in the text, unless these are too many.
+        """
         texts = [value for entry in fields(mistake) if isinstance(value := getattr(mistake, entry.name), str)]
         worker = getattr(mistake, "worker", -1)
         named = [self.numbers.get(text, self.of_lines.get((worker, text))) for text in texts]
