@@ -37,10 +37,10 @@ _GLYPH = Fraction(62, 100)
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Pixels per unit of time, such as a tick or a second, and the heights in pixels that all lanes have in common.
+    """The scale of a picture: pixels per unit of time, such as a tick or a second, and the heights that lanes share.
 
-    ``row`` is the height of a worker's lane, ``strip`` of the strip below it, ``gap`` of the space before the next
-    worker's lane. Lanes begin at ``left``.
+    ``row`` is the height in pixels of a worker's lane, ``strip`` of the strip below it, ``gap`` of the space before the
+    next worker's lane; ``font`` is the size of labels. Lanes begin at ``left``.
     """
 
     pixel: Fraction
@@ -67,7 +67,10 @@ class Scale:
         return LaneRow(name, baseline, pixels(left), y, pixels(right - left))
 
     def ticks(self, span: float, factor: Fraction | int, unit: str) -> Iterator[Tick]:
-        """Yields marks at round times up to ``span``, labelled in ``unit``, of which a unit of time has ``factor``."""
+        """Yields marks at round times from 0 to ``span``, with labels in ``unit``.
+
+        ``span`` is in the scale's unit of time, which is ``factor`` times as long as ``unit``.
+        """
         distance = step(80 * factor / self.pixel)
         for number in range(int(Fraction(span) * factor / distance) + 1):
             time = number * distance
@@ -119,10 +122,11 @@ def families(
     scale: Scale,
     with_room: Callable[[Sequence[PlacedOperation], int], Iterable[PlacedOperation]],
 ) -> Iterator[Family]:
-    """Yields families: the operations of one colour group and row together, so that a picture names each colour once.
+    """Yields the operations in families, so that a picture names each colour once.
 
-    A family whose operations have no titles is drawn as one outline. ``with_room`` picks the operations of a family
-    that have room for their labels in a font of some size.
+    A family has the operations of one colour that take the same part of a lane's height. If they have no titles, they
+    are drawn as one outline. ``with_room``, given the operations of a family and a font size, picks those that have
+    room for their labels.
     """
     members: dict[tuple[ColourGroup, Row], list[PlacedOperation]] = {}
     for placed in operations:
@@ -204,7 +208,7 @@ def filled(template: str, **values: object) -> str:
 
 @cache
 def _environment(folder: Path) -> Environment:
-    """The templates of a folder, each compiled when it is first used and when its file has changed."""
+    """The environment that renders the templates of a folder; a template is compiled again when its file changes."""
     return Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,

@@ -1,4 +1,7 @@
-"""The legend of a picture: the meaning of its colours, letters and signs."""
+"""The legend of a picture: the meaning of its colours, letters and signs.
+
+Micro-batches of one hue are a strand: those of a pipe or, without a flush, of its even or odd updates.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
@@ -18,7 +21,10 @@ _SWATCH, _SIGN, _GAP = 22, 48, 20
 
 
 class _EntryText(NamedTuple):
-    """Words of a legend entry; ``indent`` pixels before them are for a sign or the colours of a strand's ``chunks``."""
+    """The words of a legend entry, with a space of ``indent`` pixels before them, for a sign or for swatches.
+
+    An entry with ``chunks`` has swatches: the colours that these chunks of strand number ``strand`` have.
+    """
 
     words: str
     indent: int
@@ -51,13 +57,13 @@ def kinds_of(operations: Iterable[Operation]) -> list[Kind]:
 
 
 def signs(looks: Looks, kinds: Sequence[Kind]) -> list[str]:
-    """The meaning of the letters of chunks and, where there are more than two kinds, of the letters of kinds."""
+    """Explains the letters of chunks, if there are any, and those of kinds, if there are more than two kinds."""
     names = ", ".join(f"{kind.letter[0]} {kind.noun}" for kind in kinds) if len(kinds) > 2 else ""
     return [sign for sign in (looks.sign, names) if sign]
 
 
 def least(looks: Looks, kinds: Sequence[Kind]) -> int:
-    """The width in pixels of the widest entry with swatches of chunks; 0 if no worker has two stages of a pipe."""
+    """The least width of a legend in pixels: that of its widest entry; 0 if no worker has two stages of a pipe."""
     return max((line.length for line in _lines(looks, kinds)), default=0) if looks.chunks > 1 else 0
 
 

@@ -1,4 +1,8 @@
-"""Colours and labels of boxes in a picture: a hue for each `Strand`, a shade and a letter per stage of a worker."""
+"""Colours and labels of boxes in a picture.
+
+Each `Strand`, the micro-batches of a pipe or of its even or odd updates, has a hue. Where a worker has several stages
+of a pipe, each of them has a shade of the hue, and a letter.
+"""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -56,13 +60,19 @@ class Row(IntEnum):
 
 
 def rows_of(operation: Operation) -> list[tuple[Row, Compute]]:
-    """The compute operations in an operation with their rows: one, or the forward of a pair above its backward."""
+    """The parts of an operation, each with the part of the lane's height that it takes.
+
+    A pair has two, the forward above the backward; any other operation has one, itself.
+    """
     rows = [Row.UPPER, Row.LOWER] if isinstance(operation, Pair) else [Row.WHOLE]
     return list(zip(rows, operation.parts, strict=True))
 
 
 class ColourGroup(NamedTuple):
-    """Key of operations of one colour; ``chunk`` is 0 for the first stage of a pipe on a worker, 1 for the second."""
+    """Key of operations of one colour: the number of their strand, their chunk, and light, dark or middle.
+
+    ``chunk`` is 0 for the first stage of a pipe on a worker, 1 for the second.
+    """
 
     strand: int
     chunk: int
@@ -87,7 +97,7 @@ class Looks:
 
     @cached_property
     def hues(self) -> dict[tuple[int, int], Hue]:
-        """The colours by strand and chunk."""
+        """The colours of operations, by the number of their strand and by their chunk."""
         numbers = range(len(strands(self.header)))
         return {(number, chunk): self._shade(number, chunk) for number in numbers for chunk in range(self.chunks)}
 

@@ -148,7 +148,7 @@ def _period(replay: Replay, event: Event) -> str:
 
 
 def _idle(replay: Replay, scale: Scale) -> dict[Cause, str]:
-    """The path of all idle time of each cause; a cause without idle time is left out."""
+    """All stretches of idle time of each cause as one SVG path; a cause without idle time is left out."""
     paths: dict[Cause, list[str]] = {cause: [] for cause in Cause}
     for worker, lane in enumerate(idle(replay)):
         for cause, start, end in lane:
@@ -157,7 +157,10 @@ def _idle(replay: Replay, scale: Scale) -> dict[Cause, str]:
 
 
 def _families(replay: Replay, looks: Looks, scale: Scale, one_by_one: bool) -> Iterator[Family]:
-    """Yields families, as boxes if ``one_by_one``, else as outlines; with labels if all boxes have room for them."""
+    """Yields the operations, a family for each colour, as boxes if ``one_by_one``, else as outlines.
+
+    The operations of a family have labels if all of its boxes have room for them.
+    """
 
     def with_room(several: Sequence[PlacedOperation], font: int) -> Sequence[PlacedOperation]:
         widths = [scale.x(placed.end) - scale.x(placed.start) for placed in several]
@@ -208,7 +211,7 @@ def _outline(event: Event, worker: Worker, scale: Scale) -> str:
 
 
 def _height(event: Event, worker: Worker, scale: Scale) -> tuple[int, int]:
-    """The upper edge and the height of an event: those of a worker's lane, or of the strip below it."""
+    """The upper edge and the height of an event's box, in a worker's lane or, of a sum or move, in the strip below."""
     y = scale.y(worker)
     if event.role in (Role.SUM, Role.MOVE):
         return y + scale.row + 1, scale.strip - 1
@@ -224,7 +227,7 @@ def _arrow(event: Event, scale: Scale) -> str:
 
 
 def _marked(event: Event, scale: Scale) -> str:
-    """The mark of an event on the critical path: outlines, one for each worker of a sum, or a line along a message."""
+    """The SVG path that marks an event of the critical path: an outline for each worker, or a line along a message."""
     if event.role in (Role.WIRE, Role.FLIGHT):
         return _arrow(event, scale)
     if event.role is Role.SUM:

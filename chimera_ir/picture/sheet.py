@@ -54,7 +54,10 @@ def draw(title: str, rows: Sequence[Sequence[Panel]]) -> str:
 
 
 def of_order(timeline: Timeline, before: Timeline | None) -> str:
-    """A timeline as SVG; that of an order that a search found stands above the one ``before``, on the same scale."""
+    """Draws a timeline as SVG, above the timeline of another order if there is one.
+
+    If a search found the order, ``before`` is the timeline of the order that it began with. Both have the same scale.
+    """
     if before is None:
         return svg.draw(timeline)
     title, other = timeline.header.title, before.header.title
@@ -75,5 +78,5 @@ def _columns(pictures: Sequence[Sequence[Picture]]) -> Iterator[int]:
 
 
 def _offsets(lengths: Iterable[int]) -> list[int]:
-    """The starts of pictures of these lengths with gaps between them, and the start of a further one."""
+    """The start of each of several pictures with these lengths and gaps in between, then the start of one more."""
     return list(accumulate((length + _GAP for length in lengths), initial=0))

@@ -3,8 +3,8 @@
 An operation begins with the number of its micro-batch. ``─`` continues a forward, ``═`` a backward or an input
 gradient, ``╌`` a weight gradient, ``≡`` a pair, which has two numbers; ``·`` is a bubble. Where a pipe has several
 stages on a worker, a letter behind the number names the stage. So the picture can be read without colour. With colour,
-each strand has a hue, and each of a worker's stages a shade of it. ``▾`` ends an operation after which an event
-happens, unless the picture is drawn small.
+each strand (the micro-batches of a pipe or, without a flush, of its even or odd updates) has a hue, and each of a
+worker's stages a shade of it. ``▾`` ends an operation after which an event happens, unless the picture is drawn small.
 """
 
 from bisect import bisect_left
@@ -57,7 +57,7 @@ class _ColumnScale:
 
 
 class _Labelled(NamedTuple):
-    """An operation, its label, and whether it ends with the sign of an event."""
+    """An operation, its label, and whether it ends with the sign of an event: of a launched sum or of new weights."""
 
     timed: Timed
     name: str

@@ -44,7 +44,10 @@ HUES = (
 """Hues that differ under each of the three kinds of colour blindness; further strands have mixtures of them."""
 
 _NEXT, _SHARE = 5, Fraction(1, 3)
-"""Mixture for further strands: in round n, a third of a colour is that of the hue 5n places behind in `HUES`."""
+"""The rule for colours after the last of the 16 `HUES`.
+
+Strand 16 n + i has the colours of hue i, of which a third is replaced by those of hue i + 5 n.
+"""
 
 INK = "#1a1a1a"
 PAPER = "#ffffff"
@@ -58,7 +61,7 @@ _ROWS = {Resource.LANE: "P", Resource.HOST_LINK: "host "}
 
 
 def hue(strand: int) -> Hue:
-    """The colours of the strand with this number: those of the first 256 strands differ."""
+    """The colours of the strand with this number; the first 256 strands have different ones."""
     turn, number = divmod(strand, len(HUES))
     base, other = HUES[number], HUES[(number + _NEXT * turn) % len(HUES)]
     return Hue(mixed(base.light, other.light, _SHARE), mixed(base.dark, other.dark, _SHARE))
@@ -90,7 +93,10 @@ def strands(header: Header) -> tuple[Strand, ...]:
 
 
 def shown_micro(header: Header, micro: int) -> Micro:
-    """A micro-batch of the first two turns with the workers and colours of ``micro``; with a flush ``micro`` itself."""
+    """Maps a micro-batch of a stream to one of the first two turns that has the same workers and colours.
+
+    With a flush it returns ``micro`` itself.
+    """
     return Micro(micro % (2 * header.period) if header.period else micro)
 
 
@@ -117,7 +123,7 @@ def ink(kind: Kind) -> str:
 
 
 def summary(timeline: Timeline) -> str:
-    """The costs, the makespan and the bubble ratio."""
+    """The line below a picture's title, with the costs, the makespan and the bubble ratio."""
     header = timeline.header
     figures = f"makespan {timeline.costs.unit.show(timeline.makespan)}, bubble ratio {percent(timeline.bubble_ratio)}"
     if header.asynchronous:
@@ -134,7 +140,7 @@ def _counting(header: Header) -> str:
 
 
 def _shown(timeline: Timeline) -> str:
-    """The part of a stream that a timeline shows."""
+    """Says how much of a stream a timeline shows: so many updates or, if the last is cut off, so much time."""
     last = timeline.header.micro_batches - 1
     whole = any(last in single.micros for single in singles(timed.operation for timed in chain(*timeline.lanes)))
     if whole:
@@ -143,7 +149,7 @@ def _shown(timeline: Timeline) -> str:
 
 
 def bracket(window: Window) -> str:
-    """The name of a stretch of the steady state."""
+    """The words at the bracket that marks the steady state: how many updates it spans."""
     updates = "one update" if window.updates == 1 else counted(window.updates, "update")
     return f"{updates} in the steady state"
 
