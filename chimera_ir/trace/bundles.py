@@ -167,11 +167,17 @@ def stopped_ranks(bundle: Bundle, verified: Verified, scripts: ProvenScripts, ev
 
 
 _Key = tuple[int, tuple[int, ...]]
-"""The place of an instruction in a script: its line, and its loops' counters; in a stream, from the turn on."""
+"""The place of an instruction in a script: its line, and the counters of the loops around it.
+
+In a stream, counters count from the turn, so that an instruction has the same place in every turn.
+"""
 
 
 class _LaneInstruction(NamedTuple):
-    """The instruction that a rank was in, of an ``update`` of its run, and the one of the page that stands for it."""
+    """The instruction that a rank was in, the one that the page shows for it, and the update of the run that it serves.
+
+    ``update`` counts from the first update of the rank's record.
+    """
 
     done: Instruction
     shown: Instruction
@@ -181,7 +187,10 @@ class _LaneInstruction(NamedTuple):
 def _instructions(
     header: Header, lane: Sequence[Instruction], places: Sequence[CallPlace]
 ) -> Mapping[_Key, Mapping[int, Instruction]]:
-    """The instructions of a lane by their places and turns."""
+    """Maps each place in a script to the instructions there, keyed by the first update of their turn.
+
+    With a flush there is one at each place, and its key is 0.
+    """
     instructions: dict[_Key, dict[int, Instruction]] = defaultdict(dict)
     for instruction, place in zip(lane, places, strict=True):
         instructions[_key(header, place)][_turn(header, place)] = instruction
@@ -191,9 +200,10 @@ def _instructions(
 def _instruction_at(
     header: Header, lane: Mapping[_Key, Mapping[int, Instruction]], place: CallPlace, before: int
 ) -> _LaneInstruction | None:
-    """The instruction at a place, and the one that the page shows for it.
+    """The instruction at a place, and the one that the page shows for it; None if the script has none there.
 
-    The page shows it in the turn that is nearest to the rank's, less ``before`` updates.
+    Of a stream a page shows only some updates, of which the first stands for update ``before`` of the run. The shown
+    instruction is of the turn nearest to the rank's.
     """
     of_turns = lane.get(_key(header, place))
     if of_turns is None:

@@ -84,7 +84,10 @@ def draw(comparison: TraceComparison) -> str:
 
 
 def _signs(moves: bool) -> dict[str, str]:
-    """The legend of what computes nothing; with ``moves`` of memory, a wait for one looks as that for a send."""
+    """The signs of the legend for what computes nothing, by colour or pattern.
+
+    If memory moves (``moves``), a wait for a move looks like a wait for a send.
+    """
     signs = {fill: name for fill, name in FILLS.values() if name}
     signs |= {FILLS[Activity.MOVE][0]: "waits for a send or for the host"} if moves else {}
     return signs | {"url(#idle)": "idle, or between operations"}
@@ -106,7 +109,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def _families(looks: Looks, lanes: Iterable[_DrawnLane], scale: Scale) -> Iterator[Family]:
-    """Yields the families of operations, with labels where there is room, then the families of other activities."""
+    """Yields operations by colour, with labels where there is room, then other activities by colour or pattern."""
     placed: list[PlacedOperation] = []
     others: dict[str, list[Box]] = defaultdict(list)
     for lane in lanes:

@@ -21,24 +21,24 @@ def file_text(events: Iterable[TraceEvent], about: Mapping[str, object]) -> str:
 
 
 def metadata(what: str, process: int, thread: int, **arguments: object) -> TraceEvent:
-    """A name or the place of a process or a thread."""
+    """The event that gives a process or a thread its name or its place among others; ``what`` says which."""
     return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": arguments}
 
 
 def slice_of(name: str, category: str, thread: Thread, start: int, end: int, about: Mapping[str, object]) -> TraceEvent:
-    """A box on a thread."""
+    """The event of a box on a thread, from ``start`` to ``end``; a viewer shows ``about`` beside it."""
     event = _event("X", name, thread, start)
     return event | {"cat": category, "dur": (end - start) / 1000, "args": about}
 
 
 def arrow(phase: str, message: str, thread: Thread, time: int) -> TraceEvent:
-    """An end of the arrow of a message: its start (phase ``s``) or its end (``f``), within a box of the thread."""
+    """The event of an end of a message's arrow: its start (phase ``s``) or end (``f``), within a box of a thread."""
     within = {"bp": "e"} if phase == "f" else {}
     return _event(phase, "message", thread, time) | {"cat": "message", "id": message} | within
 
 
 def end_of_stretch(phase: str, name: str, category: str, thread: Thread, time: int, number: str) -> TraceEvent:
-    """The begin (phase ``b``) or the end (``e``) of something that lasts beside the boxes of a process."""
+    """The event of the begin (phase ``b``) or the end (``e``) of something that lasts beside the boxes of a process."""
     return _event(phase, name, thread, time) | {"cat": category, "id": number}
 
 
@@ -49,7 +49,7 @@ def stretch(name: str, category: str, process: int, start: int, end: int) -> Ite
 
 
 def counter(name: str, process: int, time: int, value: float) -> TraceEvent:
-    """The value of a counter of a process from a time on."""
+    """The event that gives a counter of a process its value from a time on."""
     return _event("C", name, (process, 0), time) | {"args": {name: value}}
 
 

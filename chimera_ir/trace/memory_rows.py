@@ -22,7 +22,7 @@ class MemoryRow(NamedTuple):
 
 
 def memory_rows(trace: Trace, source: ProfileSource | None) -> Iterator[MemoryRow]:
-    """Yields what was measured of each worker, in the order of workers."""
+    """Yields a row for each worker and each purpose of memory that was measured, in the order of workers."""
     used: dict[tuple[int, str], int] = {}
     for rank in trace.ranks:
         for purpose, measured in rank.memory.items():
@@ -34,7 +34,7 @@ def memory_rows(trace: Trace, source: ProfileSource | None) -> Iterator[MemoryRo
 
 
 def _predicted(program: Program, source: ProfileSource) -> dict[tuple[int, str], int]:
-    """The bytes by worker and purpose, as far as the profile knows them."""
+    """The predicted bytes, keyed by worker and purpose, as far as the profile knows them."""
     header, setting = program.header, source.setting
     needs = memory(program, setting)
     bytes_of = {(worker, HOST): need.host for worker, need in enumerate(needs) if header.moves}

@@ -54,7 +54,7 @@ def blocks(comparison: TraceComparison) -> list[Block]:
 
 
 def bubbles(comparison: TraceComparison) -> list[Line]:
-    """Lines for the time without compute, by worker and cause, the longest first."""
+    """A line for each activity of each worker that computes nothing, the longest first."""
     named = [
         (f"worker {worker}: {cause_of(row.kind, row.cause)}", row, comparison.step(worker)[1])
         for worker, rows in enumerate(comparison.rows)
@@ -146,7 +146,7 @@ def basis(comparison: TraceComparison) -> str:
 
 
 def _early(comparison: TraceComparison) -> str:
-    """Words to end a sentence on a run: the message with which it ended early; empty if it did not."""
+    """The end of a sentence on a run: that it ended early, and with which message; empty if it did not."""
     return f"; the run ended early: {comparison.ended}" if comparison.ended else ""
 
 

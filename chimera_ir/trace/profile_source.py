@@ -104,10 +104,11 @@ def _replayed(program: Program | ProgramStream, setting: Setting, updates: int) 
 def _spans(
     serving: Iterator[tuple[int, Instruction]], lane: Sequence[Instruction], timed: Sequence[Event]
 ) -> Iterator[LaneSpan]:
-    """Yields the instructions of a lane with their times; an instruction without an event takes no time.
+    """Yields the instructions of a lane with their times in a replay; an instruction without an event takes no time.
 
-    ``serving`` has them with the updates that they serve, ``lane`` as in the replayed program, to which ``timed``, the
-    events, belong. All three are in one order, and no instruction occurs twice in ``lane``.
+    ``serving`` has each instruction as in the run, with the update that it serves; ``lane`` has it as in the replayed
+    program. ``timed`` has the events of ``lane``. All three are in one order, and no instruction occurs twice in
+    ``lane``.
     """
     now, events = 0, iter(timed)
     ahead = next(events, None)

@@ -45,7 +45,7 @@ def run_stages(
 
 
 class _RunSeconds:
-    """Seconds of instructions, known or supposed."""
+    """Seconds of instructions: known from the run, or else supposed from those that are known."""
 
     def __init__(self, cost: Cost) -> None:
         self._cost = cost
@@ -74,7 +74,11 @@ def _weight(operation: Compute | Pair) -> float:
 
 
 def _stage(times: Mapping[int, Mapping[str, float]], size: int, step: float) -> StageCosts:
-    """The costs of a stage from its times by number of items; times known of a micro-batch alone are scaled."""
+    """The costs of a stage, from ``times``: for each number of items, the seconds by kind.
+
+    A micro-batch has ``size`` items. Where the time of a kind is known only for a micro-batch, it is taken in
+    proportion.
+    """
     unknown = StageCosts(0, 0, 0, dict.fromkeys(times, Timing(NO_OVERHEAD, 0, 0, 0, 0)))
     at: dict[int, Timing] = {}
     for items, of_kinds in times.items():

@@ -40,7 +40,11 @@ Numbers = list[int]
 
 @dataclass(frozen=True, slots=True)
 class SpanTable:
-    """The spans of an update: what ranks did and, as spans without an operation, the time between."""
+    """The spans of an update: what ranks did and, as spans without an operation, the time between.
+
+    ``operation`` is a row of the page's operations, -1 for other spans; ``activity`` and ``line`` are indices into the
+    lists of `TraceTable`.
+    """
 
     worker: Numbers
     start: Numbers
@@ -61,7 +65,7 @@ class UpdateTable:
 
 @dataclass(frozen=True, slots=True)
 class ActivityRow:
-    """An activity and its cause in words, and the name of the pattern of one that computes nothing."""
+    """An activity with its cause, in words; ``wait`` is the pattern that fills its boxes, empty if it computes."""
 
     name: str
     wait: str
@@ -69,7 +73,7 @@ class ActivityRow:
 
 @dataclass(frozen=True, slots=True)
 class ResidualRow:
-    """Seconds of a worker's update in an activity, predicted and measured."""
+    """Seconds of a worker's update in an activity (an index), predicted and measured."""
 
     worker: int
     activity: int
@@ -88,9 +92,11 @@ class MeasuredFigures:
 
 @dataclass(frozen=True, slots=True)
 class TraceTable:
-    """The table of a recorded run; ``start`` is where an update begins on the lanes of the schedule, in seconds.
+    """The table of a recorded run.
 
-    ``measured`` is None if no update was recorded whole.
+    ``typical`` is the index of the update that a page shows first, ``start`` where that update begins on the lanes of
+    the schedule, in seconds. ``lines`` are the lines of the program that were run. ``measured`` is None if no update
+    was recorded whole. ``hang`` says where ranks stopped; None if the run did not end early.
     """
 
     updates: list[UpdateTable]
@@ -225,7 +231,7 @@ _OperationKey = tuple[int, str, tuple[int, ...], int]
 
 
 def _rows(header: Header, operations: Iterable[tuple[int, Compute]]) -> Mapping[_OperationKey, int]:
-    """The first row of each operation; those of a stream that differ by whole turns are one."""
+    """The row of each operation; of those of a stream that differ by whole turns, the first."""
     rows: dict[_OperationKey, int] = {}
     for row, (worker, operation) in enumerate(operations):
         rows.setdefault(_key(header, worker, operation), row)

@@ -15,12 +15,13 @@ from chimera_ir.trace.trace_files import Trace
 
 @dataclass(frozen=True, slots=True)
 class StoppedRank:
-    """The place where a rank stopped: in ``line`` of the program, at ``event`` of the schedule or the next one there.
+    """The place where a rank stopped: in ``line`` of the program, and at which event of the schedule on the page.
 
-    ``event`` is -1 behind the last one of the lane. ``line`` is empty if the rank has left no record or had done
-    everything. ``update`` is -1 if that is not known. If the rank has not ``begun`` the update, it was before ``line``,
-    not in it. ``awaited`` is the worker whose message it waited for, or that was to take one; -1 if there is none.
-    ``seconds`` is how long it had been there, 0 if that is not known; ``message`` is the one with which it ended.
+    ``event`` is that of the line or of the next line that has one, -1 after the last one of the lane. ``line`` is empty
+    if the rank has left no record or had done everything. ``update`` is -1 if that is not known. If the rank has not
+    ``begun`` the update, it was before ``line``, not in it. ``awaited`` is the worker whose message it waited for, or
+    that was to take one; -1 if there is none. ``seconds`` is how long it had been there, 0 if that is not known;
+    ``message`` is the one with which it ended.
     """
 
     rank: int
@@ -80,7 +81,10 @@ def _stop(trace: Trace, lane: Lane, events: Events, number: int) -> StoppedRank:
 
 
 def event_at(events: Events, worker: int, instructions: Iterable[Instruction]) -> int:
-    """The number of the first of ``instructions`` with an event on the lane, counted lane by lane; -1 without any."""
+    """The event of the first of ``instructions`` that has one on the lane of ``worker``; -1 if none has.
+
+    Events are counted lane by lane, as on a page.
+    """
     before = sum(map(len, events.lanes[:worker]))
     places = {
         events.nodes[event].instruction: place for place, event in enumerate(events.lanes[worker][1:], before + 1)
