@@ -49,7 +49,10 @@ def step(station: Station) -> object:
 
 
 class _Signature:
-    """Makes nested lists that are equal for equal values; an object that occurs again has its first one's number."""
+    """Turns values into nested lists, which are equal if the values are.
+
+    Where an object occurs again, there is its number in place of its content.
+    """
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Measurement of messages and sums between the ranks that torchrun started."""
+"""Measurement of messages and sums between the ranks that torchrun started; a round is one exchange."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from chimera_runtime.ranks.world import World, begin, join_group
 from chimera_runtime.tools.watch.memory import share_of
 
 WARM_UP = 3
-"""Rounds of every size that do not count."""
+"""Rounds that come first for every size and do not count."""
 
 PAUSE = 0.01
 """Seconds that a rank rests before it sends or launches, as if it computed.
@@ -224,7 +224,10 @@ class _Bench:
         return [(trip - pause) / 2 for trip, pause in zip(trips, pauses, strict=True)], gaps, posted + answered
 
     def fan_out(self, hub: int, ends: tuple[int, int], size: int) -> list[float]:
-        """Seconds between arrivals of ``size`` bytes at each of ``ends``, the two ranks to which ``hub`` sends."""
+        """Seconds from one arrival of ``size`` bytes to the next, at each of the ranks ``ends``.
+
+        Rank ``hub`` sends to both of them at once.
+        """
         me = self._world.place.rank
         self._tag = 0
         if me in (hub, *ends):
@@ -296,7 +299,7 @@ class _Bench:
         return seconds, posts
 
     def _pong(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> tuple[list[float], list[float]]:
-        """Answers messages. Returns the seconds from each arrival to the post of the answer, and an empty list."""
+        """Answers messages. Returns the seconds from each arrival to the post of the answer, and no times of posts."""
         seconds = []
         for tag, arriving in self._arriving(peer, buffers, rounds):
             arriving.wait()
@@ -325,7 +328,7 @@ class _Bench:
     def _arriving(
         self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int
     ) -> Iterator[tuple[int, MessageTransfer]]:
-        """Yields receives with their tags, each posted before the caller waits for the receive before it."""
+        """Yields receives with their tags; the next receive is already posted when one is yielded."""
         ahead = None
         for tag in self._tags(rounds):
             posted = peer.irecv((buffers[tag % 2],), tag)
@@ -373,7 +376,7 @@ class _Bench:
         self._world.control_group.store.set(f"taken/{self._done}/{self._world.place.rank}", json.dumps(times))
 
     def _times_of(self, rank: int) -> list[list[float]]:
-        """Times that a rank has published; empty on all ranks but rank 0."""
+        """The lists of times that a rank has published, on rank 0; empty lists on all other ranks."""
         if self._world.place.rank != 0:
             return [[], [], []]
         key = f"taken/{self._done}/{rank}"

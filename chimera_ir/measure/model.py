@@ -26,7 +26,7 @@ class BadFile(Exception):
 
 
 Load = Callable[[tuple[int, ...] | None], ModelFile]
-"""Loads a model, whose layers are cut by a split."""
+"""Loads a model; the argument has the first layer of each stage, and None stands for stages of equal size."""
 
 
 def of_file(file: Path) -> Load:

@@ -126,7 +126,10 @@ def _message_link(measured: LinkTimes, within: bool) -> Link:
 
 
 def _host_link(measured: LinkTimes, per_node: int) -> HostLink:
-    """The link to the host that fits the transfers; its number of sharing workers is the slowdown that was measured."""
+    """The link to the host that fits the transfers, and the number of workers that share it.
+
+    The number is that of times by which a transfer takes longer if all ranks make transfers.
+    """
     line = fit.messages([_point(size, 1, samples, 0.0) for size, samples in measured.moves.items()])
     return HostLink(_rounded(line, 0.0), min(per_node, max(1, round(_crowded(measured)))))
 

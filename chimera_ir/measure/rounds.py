@@ -10,7 +10,7 @@ import torch
 from chimera_ir.measure.stations import MeasuredTurn, Station
 
 Stopwatch = Callable[[Callable[[], None]], float]
-"""Calls a function and returns the seconds that it takes."""
+"""Calls a function and returns what it costs: the seconds or, where work is counted, the floating-point operations."""
 
 
 def cpu_clock(run: Callable[[], None]) -> float:
@@ -32,7 +32,10 @@ def cuda_clock(run: Callable[[], None]) -> float:
 
 
 class PassCosts(NamedTuple):
-    """Costs of the passes of a slice through a stage; the last two are the halves of a split backward."""
+    """Costs of the passes of a slice through a stage, in seconds or in floating-point operations.
+
+    ``recomputing`` is a backward that runs the forward again; the last two are the halves of a split backward.
+    """
 
     forward: float
     backward: float
@@ -42,10 +45,10 @@ class PassCosts(NamedTuple):
 
 
 def costs_of_round(station: Station, number: int, clock: Stopwatch) -> list[PassCosts]:
-    """Measures the passes of round ``number`` through a stage; returns their costs, by slice.
+    """Runs all passes of round ``number`` through a stage, measured by ``clock``; returns their costs, by slice.
 
-    A round has a micro-batch with an ordinary backward, one that recomputes, and one with a backward in halves.
-    Backwards take the slices in reverse.
+    ``station`` is the stage, ready to run. A round has a micro-batch with an ordinary backward, one that recomputes,
+    and one with a backward in halves. Backwards take the slices in reverse.
     """
     turn = MeasuredTurn.of(number)
     station.refill()
@@ -64,7 +67,10 @@ def costs_of_round(station: Station, number: int, clock: Stopwatch) -> list[Pass
 def by_slice(
     station: Station, clock: Stopwatch, run: Callable[[int], None], micro_batch: int, reverse: bool = False
 ) -> list[float]:
-    """Runs a pass on all slices of a micro-batch; returns the cost of each, in the order of the sequence."""
+    """Calls ``run`` for each slice of a micro-batch; returns the cost of each call, in the order of the sequence.
+
+    With ``reverse`` the last slice comes first, as in a backward.
+    """
     slices = station.slices_of(micro_batch)
     costs = {number: clock(partial(run, number)) for number in (slices[::-1] if reverse else slices)}
     return [costs[number] for number in slices]

@@ -1,4 +1,7 @@
-"""Repeated measurements of one thing: their median, their spread, and whether that is good enough."""
+"""Repeated measurements of one thing: their median, their spread, and whether that is good enough.
+
+A round measures each of several things once.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -91,7 +91,7 @@ def timed(model: ModelFile, request: StageRequest, device: torch.device, progres
 
 
 class _StageClock:
-    """Measures in seconds of ``clock``, in at most ``rounds`` rounds; ``figures`` has the samples of every figure."""
+    """Measures stages by ``clock``, in at most ``rounds`` rounds; ``figures`` has all samples, each with its name."""
 
     def __init__(self, rounds: int, clock: Stopwatch) -> None:
         self.figures: list[tuple[str, Samples]] = []
@@ -166,7 +166,7 @@ def _empty_model() -> ModelFile:
 
 
 class _Once:
-    """Measures only the first of equal stations; the others get its figures."""
+    """Measures one of several stations (stages, ready to run) that are equal; the others get its figures."""
 
     def __init__(self, measure: _StageClock) -> None:
         self._measure = measure
@@ -251,7 +251,7 @@ class _Work:
 
 
 _Measure = _StageClock | _Once | _Work
-"""Source of the costs of passes, steps and operations without work; the noise of a counted cost is None."""
+"""Source of the measured or counted costs of passes, steps and overheads; the noise of a counted cost is None."""
 
 
 def _profile(
@@ -305,7 +305,11 @@ def _layers(model: ModelFile) -> Sequence[object]:
 
 
 def _costs(model: ModelFile, station: Station, at: dict[int, Timing], step: tuple[float, float | None]) -> StageCosts:
-    """Costs of a stage; ``step`` has seconds and noise. The flat gradients have a further number for each parameter."""
+    """The costs of a stage, from its timings ``at`` each micro-batch size and the seconds and the noise of its step.
+
+    ``station`` is the stage, ready to run. Gradients are summed in flat tensors, which have one number more for each
+    parameter.
+    """
     trained = station.trained
     seconds, noise = step
     return StageCosts(
@@ -319,7 +323,7 @@ def _costs(model: ModelFile, station: Station, at: dict[int, Timing], step: tupl
 
 
 def _timings(station: Station, measured: Sequence[_Measured]) -> Iterator[Timing]:
-    """Yields the costs of each slice of a station's micro-batches."""
+    """Yields the timing of each slice of a micro-batch: ``measured`` has the times, the station the bytes."""
     for (passes, scatter), sizes in zip(measured, station.kept, strict=True):
         yield Timing(
             _times(passes),

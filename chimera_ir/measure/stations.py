@@ -102,9 +102,10 @@ class ModelCut:
 
 @dataclass(frozen=True)
 class _FirstPass:
-    """Results of the first pass through a stage: what it receives and sends, and by slice what was handed to it.
+    """Results of the first pass through a stage.
 
-    ``traces`` are those of the slices.
+    ``handed`` has for each slice the tensors from the stage before. ``before`` and ``after`` describe what the stage
+    receives and sends; each is None where it does neither. ``traces`` has what was seen of the forward of each slice.
     """
 
     handed: Sequence[Any]
@@ -196,7 +197,7 @@ class Station:
 
 
 def stations(cut: ModelCut, progress: Callable[[str], None]) -> Iterator[tuple[int, tuple[Station, ...]]]:
-    """Yields each stage's number and its stations, one for each shape, from the last stage to the first.
+    """Yields each stage's number, and the stage ready to run (a station) for each shape, from the last to the first.
 
     At most one stage is in memory. A pass from the first stage to the last finds what each hands on, and calls
     ``progress`` with a few words after it; the pass back finds for which of these tensors gradients come back.
