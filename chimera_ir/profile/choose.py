@@ -106,7 +106,7 @@ class Inputs:
         return stages_of(model.layers, split) if model.layers and split else model.depths[wanted.stages]
 
     def _without(self, message: type[say.NoDevice] | type[say.NoHostLink]) -> Diagnostic:
-        """The message that the cluster lacks a table."""
+        """The error that the cluster lacks a table, placed at its heading ``[cluster]``."""
         return message(TomlPlaces(self.cluster_source.text).key(("cluster",)))
 
     def _timed(self) -> ModelProfile | None:

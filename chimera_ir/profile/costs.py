@@ -13,9 +13,10 @@ RECOMPUTING = "recomputing"
 """The key of the time of a backward that runs the forward again."""
 
 Times = Mapping[str, float]
-"""Seconds of operations by the letter of their kind, at least F and B, and by `RECOMPUTING`; ``pair`` is of pairs.
+"""Seconds of operations, keyed by the letter of their kind; pairs by ``pair``, a backward that recomputes as below.
 
-F, B and `RECOMPUTING` are F_t and B_t of section 3.4. `time_of` gives the time of a kind that is left out.
+There are at least F, B and `RECOMPUTING`, which are F_t and B_t of section 3.4. `time_of` gives the time of a kind that
+is left out.
 """
 
 ENTRIES = {"F": "forward", "B": "backward", RECOMPUTING: RECOMPUTING} | {
@@ -152,7 +153,7 @@ class ModelProfile:
     file: str = ""
 
     def with_overhead(self, overhead: Times) -> "ModelProfile":
-        """The profile with unchanged times, of which this overhead is a part."""
+        """The profile with this overhead of an operation; its times, which include it, do not change."""
         return self.mapped(lambda part: replace(part, overhead=overhead))
 
     def mapped(self, change: Callable[[StageCosts], StageCosts]) -> "ModelProfile":
@@ -178,5 +179,5 @@ class ModelProfile:
 
     @property
     def sizes(self) -> frozenset[int]:
-        """The micro-batch sizes of the layers."""
+        """The micro-batch sizes at which the layers were measured; none if the profile is not one of layers."""
         return frozenset(self.layers[0].at) if self.layers else frozenset()

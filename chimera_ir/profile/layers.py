@@ -92,13 +92,21 @@ def _merged(timings: Sequence[Timing], overhead: Times, opens: bool) -> Timing:
 
 
 def _opening(layers: Sequence[Times], overhead: Times, weights: float) -> dict[str, float]:
-    """Times of the two halves of the first stage's backward; ``weights`` is that of the second half on other stages."""
+    """Times of the two halves of a backward on the first stage, which needs no gradient of its input.
+
+    The first half is that of the first layer alone. The first halves of the other layers count to the second half, in
+    addition to ``weights``, the time of a second half on any other stage.
+    """
     behind = sum(max(0.0, times["I"] - time_of(overhead, "I")) for times in layers[1:])
     return {"I": layers[0]["I"], "W": behind + weights}
 
 
 def _ends(first_input: int, of_first: int, last_input: int, of_last: int) -> int:
-    """Bytes of the first layer's input, and of the last layer's output or its gradient, among their resident bytes."""
+    """Bytes of a stage of layers that stay when the rest is off-loaded: the first layer's input, the last one's output.
+
+    ``of_first`` and ``of_last`` are such bytes of the first and the last layer, each with the layer's input and output.
+    Between the halves of a backward, the gradient of the output takes the output's place.
+    """
     return min(of_first, first_input) + max(0, of_last - last_input)
 
 
@@ -121,7 +129,10 @@ def _as_one(times: Sequence[float], overhead: float) -> float:
 
 
 def _mean(noise: Sequence[tuple[float | None, float]]) -> float | None:
-    """The noise of a sum whose parts are slow at the same time: the mean of their noises, weighted by their seconds."""
+    """The noise of a sum of times whose parts are slow together: the mean of their noises, weighted by seconds.
+
+    Each part is a noise and its seconds; the result is None if a noise is not known.
+    """
     if any(share is None for share, _ in noise):
         return None
     total = sum(seconds for _, seconds in noise)

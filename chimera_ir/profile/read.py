@@ -138,7 +138,10 @@ def _layers(top: Table, costs: _CostEntries) -> tuple[StageCosts, ...]:
 
 
 def _parts(tables: list[Table], kind: str, sizes: str, costs: _CostEntries) -> tuple[StageCosts, ...]:
-    """The stages of a depth, or the layers (``kind``); ``sizes`` heads their tables of one micro-batch size each."""
+    """Reads the stages of a depth or the layers, as ``kind`` says, from their tables.
+
+    ``sizes`` is the heading of the tables within these, one for each micro-batch size.
+    """
     parts: list[StageCosts] = []
     for number, entry in enumerate(tables):
         sent = parts[-1].at if parts else {}

@@ -17,7 +17,10 @@ from chimera_ir.profile.costs import Times, Timing, time_of
 
 
 def slice_terms(timing: Timing, overhead: Times, kind: str, extent: Extent) -> tuple[tuple[float, Fraction], ...]:
-    """Time of an operation on a slice, as a sum of terms, each the seconds of a slice in the profile and a factor."""
+    """Time of an operation on a slice, as a sum of terms, each the seconds of a slice in the profile and a factor.
+
+    ``extent`` is where the slice begins and ends, as shares of the sequence. A last term adds or removes overheads.
+    """
     terms = [(part.seconds(kind), share) for part, share in _overlaps(timing.slices, extent)]
     operations = sum((share for _, share in terms), Fraction(0))
     # Each part that was measured has the overhead once, also where a slice is longer or shorter.
@@ -66,7 +69,11 @@ def sliced(timing: Timing, overhead: Times, lengths: tuple[int, ...]) -> Timing:
 
 
 def _largest_mean(sizes: Sequence[int], lengths: Sequence[int] = ()) -> int:
-    """The largest mean per length of the first slices, over any number of them, times the length of all."""
+    """The bytes of a whole micro-batch if all slices were as large as the largest mean of first slices.
+
+    A mean is the bytes of the first n slices by their length, for any n. Without ``lengths`` all slices are equally
+    long.
+    """
     counts = accumulate(lengths or (1,) * len(sizes))
     whole = sum(lengths) or len(sizes)
     return max(-(-total * whole // count) for count, total in zip(counts, accumulate(sizes), strict=True))
@@ -106,7 +113,10 @@ def equal_times(slices: int, length: int, time: Callable[[int, int], float]) -> 
 
 
 def _cut(slices: int, length: int, time: Callable[[int, int], float], limit: float) -> list[int] | None:
-    """The starts of slices, the last one first, none of which takes longer than ``limit``; None if there are none."""
+    """The starts of ``slices`` slices, the last one first, none of which takes longer than ``limit``.
+
+    The result is None if there are no such slices. The sequence has ``length`` positions.
+    """
     starts = [length]
     for others in range(slices - 1, -1, -1):
         end = starts[-1]
