@@ -34,7 +34,10 @@ class Charges:
         return sum(seconds * times.numerator / times.denominator for seconds, times in terms)
 
     def host_link(self, worker: Worker) -> tuple[Worker, float]:
-        """The first worker on the same link to the host, and the factor on transfers due to other copies there."""
+        """The link of a worker to its host: the first worker on it, and a factor on the seconds of transfers.
+
+        The factor says how much longer transfers take because ranks of other copies use the link as well.
+        """
         if worker not in self._host_links:
             self._host_links[worker] = self.setting.host_link(self.header.workers, worker)
         return self._host_links[worker]

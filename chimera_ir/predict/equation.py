@@ -104,7 +104,8 @@ def equation(program: Program, setting: Setting) -> Equation:
 def seconds_of(schedule: Schedule, structure: Structure, launched: LaunchPlaces, setting: Setting) -> float:
     """T of equation 1 for a verified schedule, without the other terms.
 
-    ``launched`` has the sums that each worker launches, with the number of its operations before; none without a flush.
+    ``launched`` has a list for each worker, in which every sum that it launches is a pair: how many operations the
+    worker runs before the launch, and the weight group. Without a flush the lists are not used.
     """
     return _EquationTerms(schedule, structure, launched, setting).seconds
 
@@ -229,9 +230,10 @@ _Overlap = tuple[tuple[FreeRegion, ...], float]
 def _flushed(
     structure: Structure, run: TimedRun, launched: LaunchPlaces, sums: Mapping[WeightGroup, float]
 ) -> list[_Overlap]:
-    """The overlap of each worker of a schedule with a flush; ``sums`` has the seconds of the sum of each group.
+    """The free regions and Comm_unoverlapped of each worker of a schedule with a flush.
 
-    A sum can begin once all workers that hold its group have launched it.
+    ``sums`` has the seconds of the sum of each group. A sum can begin once all workers that hold its group have
+    launched it.
     """
     begin: dict[WeightGroup, int] = defaultdict(int)
     for lane, places in zip(structure.net.lanes, launched, strict=True):
@@ -247,8 +249,9 @@ def _flushed(
 class _Gaps:
     """Gaps of a lane until the end of the iteration, in which its worker idles.
 
-    Arguments and results of the methods are in parts of a tick; a tick has ``parts`` of them. ``_starts``, ``_ends``
-    and ``_through`` are in ticks; ``_through[n]`` is the idle time until the end of gap n.
+    ``total`` is the idle time in all gaps, ``before(time)`` that up to a time. Arguments and results of the methods are
+    in parts of a tick; a tick has ``parts`` of them. ``_starts``, ``_ends`` and ``_through`` are in ticks;
+    ``_through[n]`` is the idle time until the end of gap n.
     """
 
     def __init__(self, lane: range, run: TimedRun, parts: int) -> None:
@@ -301,7 +304,11 @@ def _overlap(sums: Iterable[tuple[WeightGroup, int, Fraction]], lane: range, run
 def _streams(
     schedule: Schedule, structure: Structure, run: TimedRun, sums: Mapping[WeightGroup, float]
 ) -> list[_Overlap]:
-    """Idle time of each worker of a stream in an update, and seconds of its ``sums`` that do not fit in."""
+    """The free regions and Comm_unoverlapped of each worker of a stream.
+
+    Each free region is all the idle time of the worker in an update; Comm_unoverlapped is what its sums take beyond
+    that.
+    """
     header = schedule.header
     counted = header.micro_batches - header.micro_batches % header.period
     overlaps = []

@@ -77,11 +77,11 @@ class Port(NamedTuple):
 class Events(NamedTuple):
     """All events of a program; outside ``nodes``, an event is given by its index there.
 
-    ``before`` has the events that each event waits for. ``posted`` has, for a message or a sum, and for each wait for
-    it, the events at whose ends it is posted: one at each end of the message, one at each member of the sum. ``lanes``
-    has the events of each worker in order: its begin, if it has any instruction, then computes and waits, and the posts
-    and steps that take time. ``ports`` are the two ports of each wire on a shared link, whose seconds are those that it
-    would take alone.
+    ``before[e]`` has the events that event e waits for. ``posted[e]``, for a message, a sum or a move and for each wait
+    for it, has the events at whose ends it is posted: one at each end of the message, one at each member of the sum.
+    ``lanes`` has the events of each worker in order: its begin, if it has any instruction, then computes and waits, and
+    the posts and steps that take time. ``ports[e]``, for a wire or a move on a shared link, has its two ports; its
+    ``seconds`` are then those that it would take alone.
     """
 
     nodes: Sequence[Node]
@@ -196,7 +196,7 @@ class _Gathered:
         self.posted[event] += now
 
     def _wire(self, send: ops.Send, source: Worker, target: Worker) -> int:
-        """Returns the index of the wire of the message that ``send`` takes from worker ``source`` to ``target``.
+        """Returns the event that is the wire of a message, which ``send`` takes from worker ``source`` to ``target``.
 
         The first call for a message adds its wire and its flight, which has the next index.
         """

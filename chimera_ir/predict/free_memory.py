@@ -15,9 +15,9 @@ from chimera_ir.predict.setting import Setting
 
 
 def bounded(schedule: Schedule, setting: Setting, free: Iterable[int]) -> Schedule:
-    """The schedule with a bound on activations: each worker's own peak, and what its ``free`` bytes hold besides.
+    """Returns the schedule with a bound on each worker's activations: its own peak, and as many more as fit.
 
-    Bounds that the schedule declares stay as they are.
+    ``free`` has the bytes that each worker has left at its peak. Bounds that the schedule declares stay as they are.
     """
     header = schedule.header
     all_of_them = [sum(len(pipe.micros) * pipe.workers.count(w) for pipe in header.pipes) for w in _workers(schedule)]

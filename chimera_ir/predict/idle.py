@@ -29,7 +29,7 @@ _CAUSES: dict[type[Instruction], Cause] = {
     WaitAllReduce: Cause.SUM,
     WaitMove: Cause.MOVE,
 }
-"""The cause of the idle time in a wait once all have posted what it waits for."""
+"""The cause of idle time by the instruction that waits, from when all participants have posted what it waits for."""
 
 
 class Stretch(NamedTuple):

@@ -19,7 +19,10 @@ from chimera_ir.profile.costs import time_of
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Durations of operations in a setting; ``cut[s]`` has the shares of the profile's stages that make up stage s."""
+    """Durations of operations in a setting: on a cluster, with the costs that a profile has for its stages.
+
+    ``cut[s]`` lists the stages of the profile that make up stage s, each with the share of it that belongs to s.
+    """
 
     setting: Setting
     cut: tuple[tuple[StagePart, ...], ...]
@@ -64,7 +67,11 @@ class Measured:
         return Measured(self.setting, stage_shares(stages, into))
 
     def report_costs(self, header: Header, path: Sequence[Operation]) -> tuple[tuple[str, Fraction], ...]:
-        """Mean cost per micro-batch (of weight 1) of each kind on ``path``; times the counts, these give its length."""
+        """The mean cost per micro-batch (of weight 1) for each kind of operation on ``path``, with the kind's letter.
+
+        The length of ``path`` is the sum of these means, each multiplied by the kind's number of micro-batches on the
+        path.
+        """
         means = []
         for letter in COSTED:
             operations = [operation for operation in path if operation.kind.letter == letter]
@@ -75,11 +82,14 @@ class Measured:
         return tuple(means)
 
     def for_baseline(self, splits: bool) -> "Measured":
-        """Returns the same durations, whatever ``splits``: where a profile lacks halves, each is half a backward."""
+        """Returns these durations unchanged, whether or not the schedule ``splits`` its backwards.
+
+        Where the profile lacks the halves of a backward, each takes half of it.
+        """
         return self
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:
-        """Text with the time of each kind of operation on a micro-batch: the smallest and the largest of all stages.
+        """Says how long each kind of operation takes on a micro-batch: the shortest and the longest time of all stages.
 
         ``kinds`` are the letters of the kinds that the text names.
         """

@@ -73,10 +73,10 @@ def carry_bytes(program: Program, setting: Setting) -> Iterator[tuple[Worker, St
 
 
 def worker_bytes(header: Header, setting: Setting, worker: int, need: MemoryNeed) -> WorkerBytes:
-    """All that a worker needs but activations, and the bytes that it keeps of a micro-batch on a stage, by unit.
+    """Returns the bytes of a worker apart from activations, and what it keeps of a micro-batch on each stage.
 
-    Values in receive buffers are not in the second, and what the first half of a split backward needs in addition while
-    it runs is in neither.
+    The second is a function from a stage to bytes, keyed by what is kept. It leaves out values in receive buffers,
+    which the first has. What the first half of a split backward needs only while it runs is in neither.
     """
     sizes = _Worker(header, setting, worker)
 

@@ -33,8 +33,9 @@ class Prediction:
     """Time and memory of an iteration, or of an update of the steady state, in seconds and bytes.
 
     The time is given twice: by equation 1, and by a replay of the program. ``expected`` is the mean time of many
-    updates that follow one another; None if the profile has no noise. An iteration or update trains on ``items`` items.
-    ``warnings`` are those about the profile and the cluster file.
+    updates that follow one another if times scatter as in the profile; None if the profile has no noise. ``memory`` is
+    what each worker needs. An iteration or update trains on ``items`` items. ``warnings`` are those about the profile
+    and the cluster file.
     """
 
     setting: Setting
@@ -110,7 +111,7 @@ class Prediction:
 
 
 class BaselinePrediction(NamedTuple):
-    """The prediction for a report's baseline, with seconds of an update by replay and bytes of the fullest worker."""
+    """The prediction for a report's baseline: replayed seconds of an update, and bytes of the fullest worker."""
 
     seconds: float
     memory: int
@@ -118,7 +119,11 @@ class BaselinePrediction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Conditions of a prediction, from which a `Setting` follows once the program's stages are known."""
+    """The conditions of a prediction, from which a `Setting` follows once the program's stages are known.
+
+    ``inputs`` are the profile and the cluster, ``copies`` is W. ``split`` has the first layer of each stage; if it is
+    None, the fastest split is taken. ``replica_layout`` and ``sharded_optimizer`` are as in `Setting`.
+    """
 
     inputs: Inputs
     copies: int
@@ -166,7 +171,7 @@ class Forecast:
         return Wanted(*sizes, self.split, moves=header.moves)
 
     def durations(self, header: Header) -> Measured:
-        """Durations of the operations of a program or schedule with this header.
+        """Durations, from the profile, of the operations of a program or schedule with this header.
 
         Raises `Unfit` if the profile has no costs for them, or the cluster too few workers. Raises `OptionError` if
         ``sharded_optimizer`` is set for a schedule without a flush, inside which stages step.
@@ -207,10 +212,10 @@ class Forecast:
         return BaselinePrediction(replay(program, setting).seconds, fullest)
 
     def setting_of_baseline(self, header: Header, like: Header) -> Setting | None:
-        """The setting of a program that trains the same model as one with the header ``like``.
+        """The setting of a program with ``header`` that trains the same model as one with the header ``like``.
 
-        If the program has fewer stages, each consists of an equal number of consecutive stages of the other program;
-        None if there is no such number.
+        The profile has costs for the stages of ``like``. If the program has fewer stages, each consists of an equal
+        number of these in a row; the result is None if there is no such number.
         """
         larger, rest = divmod(like.stages, header.stages)
         if rest:

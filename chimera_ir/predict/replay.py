@@ -124,7 +124,7 @@ def _events(program: Program, setting: Setting) -> Events:
 
 
 def _replay(header: Header, alone: Events, unit: Unit, conditions: str) -> Replay:
-    """The replay of events, whose wires have the seconds that each would take ``alone`` on its link."""
+    """Replays events; a wire has the seconds that it would take ``alone`` on its link."""
     events = with_shared_ports(alone)
     times = _times(events)
     span = max(times.ends, default=0.0)
@@ -188,7 +188,10 @@ def _whole(wire: Event, flight: Event) -> Event:
 
 
 def _critical(events: Sequence[Event], times: _EventTimes) -> list[Event]:
-    """The critical events from 0 to the end of the last one, without waits; a message's wire and flight are one."""
+    """The critical events from 0 to the end of the last one, without waits.
+
+    The wire and the flight of a message are joined into one event.
+    """
     if not events:
         return []
     # Back from the event that ends last, always to the event that decides the start.

@@ -35,9 +35,10 @@ _INDENT = 8
 def show(
     report: Report, summary: Summary, prediction: Prediction | None, width: int, baseline: str, searched: str = ""
 ) -> list[Text]:
-    """One indented paragraph for each answer, remark and warning; readers know the baseline as ``baseline``.
+    """Returns an indented paragraph of lines up to ``width`` for each answer, remark and warning.
 
-    ``searched`` is what a search says of the order that it found.
+    ``baseline`` is the name under which readers know the baseline. ``searched`` says in words what a search found; it
+    is empty without a search.
     """
     ratio = summary.speed.times_as_fast
     lines = [
@@ -209,7 +210,7 @@ def _moves(report: Report) -> str:
 
 
 def _transfers(figures: Figures) -> str:
-    """The transfers of the worker whose link to the host is busiest, and how much of their time it computes."""
+    """Says how long the busiest link to a host is in use, and for how much of that time its worker computes."""
     worker = max(range(figures.workers), key=lambda worker: figures.transfers[worker])
     time, hidden = figures.host_links[worker]
     share = Fraction(time, figures.makespan) if figures.makespan else Fraction(0)
@@ -219,7 +220,7 @@ def _transfers(figures: Figures) -> str:
 
 
 def _offload(report: Report, unmoved: Unmoved) -> str:
-    """Gain and cost of `--offload auto`."""
+    """Says what `--offload auto` moves, how much memory that saves, and how much time it costs."""
     if not unmoved.offloads:
         is_bounded = any(bound.quantity is Quantity.ACTIVATIONS for bound in report.header.bounds)
         reason = "the declared bound holds without" if is_bounded else "no worker would keep less in the same time"
@@ -233,7 +234,7 @@ def _offload(report: Report, unmoved: Unmoved) -> str:
 
 
 def _unchanged(report: Report, unmoved: Unmoved) -> str:
-    """Text on the memory of each worker, if the fullest ones keep as much as without the moves; else empty."""
+    """Says what each worker keeps with and without the moves, if the fullest ones keep the same; else empty."""
     now, before = report.activations, unmoved.activations
     fullest = [worker for worker, peak in enumerate(now) if peak == max(now)]
     if any(now[worker] != before[worker] for worker in fullest):
@@ -267,7 +268,7 @@ def _times(prediction: Prediction) -> str:
 
 
 def _sums(report: Report, prediction: Prediction | None) -> str:
-    """Text with the number of gradient sums, how many computing hides, and which it does not; empty without sums."""
+    """Says how many gradient sums there are, how many computing hides, and which it does not; empty without sums."""
     if prediction is not None:
         costs = exposed(prediction.replay)
         late = sorted((group for group in costs if costs[group] > 0), key=lambda group: -costs[group])
@@ -284,7 +285,10 @@ def _sums(report: Report, prediction: Prediction | None) -> str:
 
 
 def _exposed(names: Sequence[str], groups: Sequence[WeightGroup]) -> str:
-    """Text about the sums of ``groups``, which nothing hides, with the first ``names``; empty if there are none."""
+    """Says which sums are exposed, those of ``groups``; empty if there are none.
+
+    ``names`` are the words for the first of them. The others are only counted.
+    """
     if not groups:
         return ""
     further = f" and {len(groups) - len(names)} more" if len(groups) > len(names) else ""

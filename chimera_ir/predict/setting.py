@@ -19,11 +19,11 @@ _DIGITS = 12
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A program's stages on a cluster; ``copies`` is W, and ``micro_batch_size`` is B.
+    """The setting of a program: the costs of its stages, the cluster, ``copies`` (W) and ``micro_batch_size`` (B).
 
-    With ``replica_layout`` (``--layout replica``) a worker of a copy is rank worker * W + copy, else it is rank
-    copy * workers + worker. With ``sharded_optimizer`` each replica of a stage keeps one share of the optimizer's state
-    if the schedule has a flush.
+    With ``replica_layout`` (``--layout replica``) a worker of a copy is rank worker * W + copy, else it is rank copy *
+    workers + worker. With ``sharded_optimizer`` each replica of a stage keeps one share of the optimizer's state if the
+    schedule has a flush.
     """
 
     stages: tuple[StageCosts, ...]
@@ -49,10 +49,10 @@ class Setting:
         return all(self.timing(stage).slices for stage in range(len(self.stages)))
 
     def equal_times(self, slices: int, length: int) -> tuple[int, ...]:
-        """Lengths of slices, ``length`` in all, for which the slowest slice is the fastest; empty if all are equal.
+        """The lengths of ``slices`` slices, ``length`` in all, for which the slowest slice takes the least time.
 
-        Times are those on the stage where a slice takes longest. The costs of slices are known, and ``length`` is at
-        least their number.
+        The result is empty if equal lengths are best. The time of a slice is that on the stage where it takes longest.
+        The costs of slices are known, and ``length`` is at least their number.
         """
         stages = [(self.timing(stage), costs.overhead) for stage, costs in enumerate(self.stages)]
         return normalized(equal_times(slices, length, slowest_stage(stages, length)))
@@ -80,11 +80,11 @@ class Setting:
         return self.timing(source).output if value is ACTIVATIONS else self.timing(target).gradient
 
     def over(self, stage: int, micros: int, parts: int) -> tuple[Timing, Fraction]:
-        """Returns a timing and a factor on its times, for an operation over ``micros`` parts of micro-batches.
+        """The costs of an operation over ``micros`` parts of micro-batches, as a timing and a factor on its times.
 
-        A whole micro-batch has ``parts`` parts. The timing is for as many items as the operation has, if the profile
-        has one: a large operation uses a device better than two small ones. Otherwise it is the timing of a
-        micro-batch, with a factor in proportion.
+        A whole micro-batch has ``parts`` parts. If the profile has costs for as many items as the operation has, the
+        timing is theirs and the factor 1: a large operation uses a device better than two small ones. Otherwise the
+        timing is that of a micro-batch, and the factor the operation's number of micro-batches.
         """
         if micros == parts:
             return self.timing(stage), _WHOLE
@@ -124,15 +124,19 @@ class Setting:
         return self.cluster.host or HostLink(FREE)
 
     def transfer(self, stage: int, move: Kind) -> tuple[float, float]:
-        """Seconds of a micro-batch's transfer to the host or back: a constant of the link, and those of its bytes."""
+        """Seconds of a micro-batch's transfer to the host or back: the latency of the link, and the time of the bytes.
+
+        ``move`` is the kind of the operation.
+        """
         link, sizes = self.host.link, self.timing(stage).kept.moved
         size = sizes.operands if move.moves_operands else sizes.activations
         return link.alpha, round(link.beta * size, _DIGITS)
 
     def host_link(self, workers: int, worker: int) -> tuple[Worker, float]:
-        """The first worker of those that share a worker's link to the host, and how much longer each transfer takes.
+        """The first worker of those that share a worker's link to the host, and a factor on the seconds of transfers.
 
-        Ranks of other copies on the link count as if they divided their transfers evenly among the workers of this one.
+        The factor is more than 1 if ranks of other copies are on the link. They count as if they divided their
+        transfers evenly among the workers of this copy. A copy has ``workers`` workers.
         """
         ranks = [self._rank(workers, 0, w) for w in range(workers)]
         link = self._host_link_of(ranks[worker])
@@ -146,7 +150,7 @@ class Setting:
         return node, place // self.host.workers
 
     def joint(self, pair: Pair, header: Header) -> tuple[float, Fraction] | None:
-        """Time of a pair as seconds and a factor on them; None if the profile has no times of pairs."""
+        """The time of a pair: seconds for one micro-batch, and the number of them; None if the profile has no pairs."""
         times = [self.timing(part.stage).times.get(pair.kind.letter) for part in pair.parts]
         seconds = [time for time in times if time is not None]
         return (max(seconds), Fraction(header.weight(pair), header.parts)) if len(seconds) == len(times) else None

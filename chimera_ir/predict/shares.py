@@ -27,7 +27,7 @@ def with_shared_ports(events: Events) -> Events:
 
 
 def _wire_seconds(events: Events) -> dict[int, float]:
-    """Seconds from the start to the end of each wire that has ports."""
+    """Simulates the events; returns the seconds from the start to the end of each wire that has ports."""
     # A discrete simulation: the next end is that of an event of fixed length or of a wire, and lets others begin.
     flows = _Flows(events.ports)
     after, missing = events.after(), [len(before) for before in events.before]
@@ -55,10 +55,10 @@ def _wire_seconds(events: Events) -> dict[int, float]:
 
 
 class _Flows:
-    """Wires under way: for each the seconds that its rest would take alone, and its share of its ports' bandwidth.
+    """The wires under way, in a simulation of time.
 
-    ``seconds_of`` has the seconds that each finished wire took, ``next`` the time at which the next wire ends, if no
-    other begins before it, and the number of that wire.
+    ``under_way`` has for each the seconds that the rest of it would take alone. ``seconds_of`` has the seconds that
+    each finished wire took. ``next`` is when the next wire ends if no other begins before, and the number of that wire.
     """
 
     def __init__(self, ports: Mapping[int, tuple[Port, Port]]) -> None:

@@ -30,7 +30,7 @@ class StageLoad(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerSplits:
-    """The splits of ``layers`` into the stages of a header, for micro-batches of ``size`` items.
+    """Search for a fast split of ``layers`` into the stages of a header, for micro-batches of ``size`` items.
 
     ``replicas`` is the number of copies of each worker. With a ``sharded_optimizer`` the ranks that hold a stage share
     the optimizer's state, where there is a flush.
@@ -105,7 +105,7 @@ class LayerSplits:
 
 
 def loads_of(header: Header, held: Iterable[Holdings]) -> list[StageLoad]:
-    """The load of each stage, given the holdings of each worker."""
+    """The most that each stage keeps on any worker, from the holdings of each worker: what it holds at its fullest."""
     loads = [StageLoad(1, 0)] * header.stages
     for holdings in held:
         for stage, copies in holdings.copies:

@@ -30,7 +30,7 @@ _SEED = 0
 _QUARTILE = NormalDist().inv_cdf(0.75)
 
 _Row = Sequence[Sequence[float]]
-"""The ends of the nodes of a turn: by node, then by copy."""
+"""The times at which the events of a turn end: by the number of the event in the turn, then by copy."""
 
 
 def sigma(noise: float) -> float:
@@ -63,7 +63,10 @@ def longer_by(turn: TimedTurn, noise: Sequence[float], joint: Sequence[bool], co
 
 
 class _TurnPlayer:
-    """Simulator of turns; ``_order`` has every node after the nodes of the same turn that it waits for."""
+    """Simulator of turns whose events (nodes of a `TimedTurn`) take random times.
+
+    ``_order`` has every node after the nodes of the same turn that it waits for.
+    """
 
     def __init__(self, turn: TimedTurn, joint: Sequence[bool]) -> None:
         self._seconds = turn.seconds
@@ -107,9 +110,10 @@ class _TurnPlayer:
 
 
 def _forward(waits: Waits) -> Waits:
-    """Equivalent waits without a wait for a later turn; a node that waits for a later turn is moved to that turn.
+    """Renumbers turns so that no node waits for a later turn: a node that did is counted to that later turn.
 
-    Raises `ValueError` if a node waits for itself within a turn, or for one of its own later turns.
+    The waits stay equivalent. Raises `ValueError` if a node waits for itself within a turn, or for one of its own later
+    turns.
     """
     later = [0] * len(waits)
     for _ in range(len(waits) + 1):

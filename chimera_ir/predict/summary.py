@@ -57,10 +57,10 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Memory in the paper's units: weights in M_theta, activations and ``host`` memory in M_a, inputs in micro-batches.
+    """Memory in the paper's units, each number the largest of all workers, which need not be the same worker's.
 
-    Each number is the largest of all workers, and not every number need be of the same worker. ``stages`` is the number
-    of stages of the worker that keeps most weights.
+    Weights are in M_theta, activations and ``host`` (what is in the memory of a host) in M_a, ``stashed_inputs`` in
+    micro-batches. ``stages`` is the number of stages of the worker that keeps most weights.
     """
 
     weights: Fraction
@@ -90,10 +90,10 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Memory in bytes: what ``worker``, the fullest one, needs, the name of the largest part, and what a worker has.
+    """Memory in bytes of ``worker``, the fullest one: what it needs, what it has, and the name of the largest part.
 
-    ``too_full`` is the number of workers that need more than they have. ``host`` is the most that a worker needs of
-    its host's memory, ``host_available`` what it has of that, None if that is not limited.
+    ``too_full`` is the number of workers that need more than they have. ``host`` is the most that a worker needs of its
+    host's memory, ``host_available`` what it has of that, None if that is not limited.
     """
 
     worker: int
@@ -156,7 +156,10 @@ class TimePart(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The parts of an update on the busiest worker, as shares of it; ``evenly`` is whether all have the same work."""
+    """The parts of an update's time on ``worker``, the busiest one, as shares of the update.
+
+    ``evenly`` is whether all workers have the same work.
+    """
 
     worker: int
     evenly: bool
@@ -176,7 +179,10 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Summary:
-    """Answers: how fast, does it fit, what limits it. The baseline's memory is in bytes if it is an integer."""
+    """The answers to a user's first questions: how fast is it, does it fit, what limits it.
+
+    ``baseline_memory`` is in bytes if it is an integer, and None if it is not known.
+    """
 
     speed: Speed
     memory: Copies | Bytes
@@ -197,7 +203,10 @@ class Summary:
 
 
 def summary(report: Report, prediction: Prediction | None, baseline: BaselinePrediction | None) -> Summary:
-    """The answers for a schedule, on a cluster if there is a prediction, and with messages if the baseline has one."""
+    """Answers the questions from a report and, on a cluster, from the predictions for its schedule and its baseline.
+
+    The schedule and the baseline are compared with messages counted if both predictions are there, else with free ones.
+    """
     if prediction is None:
         copies = Copies.of(report.baseline)
         return Summary(_speed(report, None, None), Copies.of(report), copies, _limit(report, report.makespan, None))
@@ -223,7 +232,10 @@ def _speed(report: Report, prediction: Prediction | None, baseline: BaselinePred
 
 
 def _limit(figures: Figures, time: Fraction, replay: Replay | None) -> Limit:
-    """The parts of an update that takes ``time``; with a replay, waits are divided by their causes."""
+    """Divides the ``time`` of an update into parts, as shares.
+
+    With a ``replay`` of a schedule with a flush, waits are divided by their causes.
+    """
     work = figures.work
     busiest = max(range(len(work)), key=work.__getitem__, default=0)
     most, even = max(work, default=Fraction(0)), mean(work)
@@ -239,7 +251,7 @@ def _limit(figures: Figures, time: Fraction, replay: Replay | None) -> Limit:
 
 
 def _waits(replay: Replay, worker: int) -> dict[TimePart, Fraction]:
-    """Seconds of a replay in which a worker does not compute, by cause."""
+    """The seconds of a replay in which ``worker`` does not compute: idle time by its cause, posts, and steps."""
     times: defaultdict[TimePart, float] = defaultdict(float)
     for stretch in idle(replay)[worker]:
         times[_PARTS[stretch.cause]] += stretch.end - stretch.start
