@@ -21,7 +21,10 @@ from chimera_ir.fitting.terms import tabulated, times, weighted
 from chimera_ir.fitting.whole_numbers import Inequality, least_solution
 
 Statement = tuple[str, str, int]
-"""The key of operations whose clocks have one formula: pipe (empty if all pipes have the same clocks), kind and arm."""
+"""The key of operations whose clocks have one formula: their pipe, the letter of their kind, and their arm.
+
+The pipe is empty if all pipes have the same clocks. `ClockForm` says what an arm is.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,8 @@ class ClockForm:
 
     ``rates`` are terms in the micro-batch, whose factors all formulas share; ``slopes`` are terms in the stage and the
     slice, ``constants`` in parameters alone. ``shared`` is whether all pipes have the same clocks. ``arms`` are
-    conditions on the stage: stages that meet the first n of them, and no more, are on arm n.
+    conditions on the stage, which divide the stages into arms with formulas of their own: a stage that meets the first
+    n conditions, and no more, is on arm n.
     """
 
     rates: tuple[str, ...]
@@ -90,9 +94,9 @@ class Clocks:
 
 
 def fitted_clocks(form: ClockForm, orders: Sequence[Observed], without: Container[int] = ()) -> Clocks | None:
-    """Clocks of a form that keep all orders; the unknowns ``without`` get the factor 0.
+    """Finds clocks of a form that keep all orders; None if there are none.
 
-    None if there are no such clocks.
+    ``without`` are the numbers of unknowns, as in `Clocks.unknowns`, that get the factor 0.
     """
     statements = [form.statements(order) for order in orders]
     kinds = list(dict.fromkeys(statement for several in statements for statement in several))
@@ -131,7 +135,7 @@ def _price(term: str, base: int) -> int:
 
 
 def forms(frame: Frame, pipes: int) -> Iterator[ClockForm]:
-    """Yields forms of clocks, the simplest first.
+    """Yields forms of clocks, the simplest first, for a scheme with this many pipes.
 
     At first clocks are linear; then micro-batches count in units; then stages count round the workers, or each way
     through the workers has clocks of its own.

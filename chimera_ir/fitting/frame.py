@@ -129,7 +129,10 @@ def _numberings(frame: Frame) -> list[Sequence[str]]:
 
 
 def _formula(what: str, candidates: Iterable[Sequence[str]], values: Sequence[tuple[Observed, Point, int]]) -> str:
-    """The first sum of terms that equals all ``values``, each at a point of an order; else raises `NotFitted`."""
+    """The first sum of terms that equals all ``values``; raises `NotFitted`, which names ``what`` it is, if none does.
+
+    Each of ``candidates`` is a list of terms. Each value belongs to a point of an order.
+    """
     for terms in candidates:
         rows = [
             row

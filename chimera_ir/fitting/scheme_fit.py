@@ -124,7 +124,7 @@ def _by_size(order: Observed) -> tuple[int, tuple[int, ...]]:
 
 
 def _fitted(form: ClockForm, pool: Sequence[Observed]) -> tuple[Clocks | None, list[Observed]]:
-    """Clocks of a form that keep the orders of a pool, and the orders to which they had to be fitted."""
+    """Clocks of a form that keep all orders of ``pool``, None without any, and the orders to which they were fitted."""
     training = [*pool[-FITTED:]]
     while (clocks := fitted_clocks(form, training)) is not None:
         failing = next((order for order in pool if not clocks.keep(order)), None)

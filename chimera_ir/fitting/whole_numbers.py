@@ -20,7 +20,7 @@ _WORK = 2.0
 
 
 class Inequality(NamedTuple):
-    """``sum(factors[n] * x[n]) >= least``; unknowns that are left out have the factor 0."""
+    """``sum(factor * x[n] for n, factor in factors) >= least``; an unknown x[n] that is left out has the factor 0."""
 
     factors: tuple[tuple[int, int], ...]
     least: int = 1

@@ -9,9 +9,9 @@ _SIZES = ("workers", "stages", "micro_batches", "makespan", "bubble_ratio", "ste
 
 
 def figures_of(report: Report) -> Mapping[str, int | str | Fraction]:
-    """The figures of a report by their names in report.json.
+    """The figures of a report, keyed by their names in report.json.
 
-    Of figures per worker it has the largest, those of the baseline have a prefix.
+    Of a figure that each worker has, it is the largest. Figures of the baseline have names with ``baseline_`` in front.
     """
     return {
         **{name: getattr(report, name) for name in _SIZES},

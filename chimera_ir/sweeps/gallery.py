@@ -29,11 +29,12 @@ from chimera_ir.sweeps.sweep import Refused, Settings
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Figures and timeline of a schedule, with times and memory in stages as large as those of the gallery.
+    """Figures and timeline of a schedule, whose stages are made comparable with those of the gallery.
 
-    ``weights``, ``activations`` and ``stashed_inputs`` are those of the fullest worker. ``messages`` is how many an
-    update sends. If a profile is given, ``seconds`` is the replayed time of an update, and ``needed`` the bytes of the
-    fullest worker. The ``timeline`` of a stream ends with a turn of the steady state.
+    Times and memory are those for the gallery's model, cut into the stages of this schedule; the unit of memory is a
+    stage of the gallery. ``weights``, ``activations`` and ``stashed_inputs`` are those of the fullest worker.
+    ``messages`` is how many an update sends. If a profile is given, ``seconds`` is the replayed time of an update, and
+    ``needed`` the bytes of the fullest worker. The ``timeline`` of a stream ends with a turn of the steady state.
     """
 
     report: Report
@@ -159,7 +160,10 @@ def _exhibit(text: _Text, settings: Settings, like: Header, ask: Ask, further: F
 
 
 def _fitted(text: _Text, settings: Settings, like: Header, ask: Ask) -> Mapping[str, int] | Refused:
-    """Settings that give a text the size of the header; none of a text that is not a scheme."""
+    """Finds settings that give a text as many workers and micro-batches as the header ``like``; else says why not.
+
+    A text that is not a scheme gets no settings.
+    """
     if not text.source.is_scheme:
         return {}
     request = ask(text.source, {})

@@ -35,7 +35,7 @@ class GallerySection:
 
 @dataclass(frozen=True, slots=True)
 class PageRow:
-    """A row of the table: the anchor of the panel, the name, and the other cells."""
+    """A row of the table: the name of an exhibit, the anchor of its section further down, and the other cells."""
 
     anchor: str
     name: str

@@ -63,7 +63,10 @@ Cell = Operation | MessageCell | WeightsCell
 
 
 class _Action(NamedTuple):
-    """An action as it is written; in older files a letter may stand for another kind."""
+    """The parts of an action as it is written: ``word`` is the letter of a kind, or another verb.
+
+    In older files a letter may stand for another kind.
+    """
 
     stage: int
     word: str
@@ -140,7 +143,10 @@ def _action(text: str, start: int) -> _Action:
 
 
 def _letters(actions: list[_Action]) -> dict[str, str]:
-    """The kinds that letters stand for where that is not today's kind; raises `Rejected` if both notations occur."""
+    """Maps the letters of an older file to those of today's kinds; empty for a file of today.
+
+    Raises `Rejected` if both notations occur.
+    """
     first = {action.word: action for action in reversed(actions)}
     if "BW" in first and "I" in first:
         raise Rejected([say.NotationsMixed(first["BW"].span, first["I"].span)])

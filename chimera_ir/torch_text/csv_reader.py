@@ -132,7 +132,7 @@ def _misplaced(header: Header, row: Sequence[Cell]) -> Iterator[Diagnostic]:
 
 
 def _others(header: Header, cell: MessageCell) -> tuple[Stage, ...]:
-    """The stages at the other ends of a message."""
+    """The stages that take the message of a send, or that make the message of a receive."""
     post, value = TRANSFERS[cell.word]
     return (header.readers if post is Send else header.makers)(value, cell.stage)
 
@@ -167,7 +167,10 @@ def _upkeep(row: Sequence[Cell]) -> Iterator[Diagnostic]:
 
 
 def _lane(header: Header, worker: int, row: Sequence[Cell], traffic: Traffic) -> Iterator[Instruction]:
-    """Yields the instructions of a rank: those of the file, with waits and sums around its operations."""
+    """Yields the instructions of a rank: those of the file, with waits and sums around its operations.
+
+    ``traffic`` has the messages that are received, or known to be over, before each of the rank's operations.
+    """
     sums = {
         part.stage: cell for cell in row if isinstance(cell, Compute | Pair) for part in cell.parts if part.kind.sums
     }

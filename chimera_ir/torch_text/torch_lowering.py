@@ -60,7 +60,10 @@ def _hand_on(
     rows: list[list[Cell]],
     there: list[set[tuple[Value, Stage, Micro]]],
 ) -> None:
-    """Adds the messages of an operation to the rows of both ranks, and what it makes to what is there."""
+    """Adds the messages that ``part`` sends to the rows of sender and receiver, and its values to ``there``.
+
+    ``there`` has the values that each rank can read: those that it has made, and those that are sent to it.
+    """
     micro, stage = part.micros[0], part.stage
     for value in part.kind.hands_on:
         there[rank].add((value, stage, micro))
