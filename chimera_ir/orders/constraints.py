@@ -41,7 +41,8 @@ class Constraints:
     """All that an order of operations must respect; times are in ticks, and operations are those of an instance.
 
     ``holdings`` are those whose stores may exceed their ``limits`` although the ``waits`` are kept. ``ranks`` has the
-    place of each operation's micro-batch in an order in which one after the other can be finished. ``classes`` has the
+    place of each operation's micro-batch in an order in which one after the other can be finished. ``roles`` has numbers
+    of kinds of operations on a stage: operations of one role do the same for other micro-batches. ``classes`` has the
     operations that are taken in turn.
     """
 
@@ -51,6 +52,7 @@ class Constraints:
     holdings: tuple[Holding, ...]
     limits: tuple[int, ...]
     ranks: Sequence[int]
+    roles: Sequence[int]
     classes: tuple[tuple[int, ...], ...]
 
     @cached_property
@@ -86,6 +88,11 @@ class Constraints:
         return lanes
 
     @cached_property
+    def costs_differ(self) -> bool:
+        """Whether operations of one role take unequal times."""
+        return len({*zip(self.roles, self.durations, strict=True)}) > len({*self.roles})
+
+    @cached_property
     def backwards(self) -> "Constraints":
         """The problem with time reversed: an order that meets it, read backwards, meets these constraints."""
         return replace(
@@ -106,6 +113,18 @@ class Constraints:
         for (store, _), amount in sums.items():
             most[store] = max(most.get(store, 0), amount)
         return most
+
+    def before_in_micro_batch(self, numbers: Iterable[int]) -> dict[int, set[int]]:
+        """The operations that must come before each of some operations, of the same micro-batch."""
+        before: dict[int, set[int]] = {}
+        for number in numbers:
+            reached, pending = set[int](), [number]
+            for later in pending:
+                new = {other for other, _ in self.waits[later] if self.ranks[other] == self.ranks[number]} - reached
+                reached |= new
+                pending += new
+            before[number] = reached
+        return before
 
     def in_turn(self, starts: Sequence[int]) -> list[int]:
         """The starts of a feasible order, dealt anew within each class: the earliest to the first, and so on."""
@@ -136,6 +155,7 @@ def constraints_of(instance: OrderInstance) -> Constraints:
         holdings=holdings,
         limits=tuple(store.limit for store in instance.stores),
         ranks=_ranks(instance),
+        roles=[*_roles(instance)],
         classes=classes,
     )
 
@@ -271,6 +291,16 @@ def _before_within(instance: OrderInstance, numbers: Sequence[int]) -> set[tuple
             pending += new
         pairs |= {(early, late) for early in numbers if early in reached and early != late}
     return pairs
+
+
+def _roles(instance: OrderInstance) -> Iterator[int]:
+    """Yields the role of each operation: the number of its pipe and of the kinds, stages and slices of its parts."""
+    header, numbers = instance.header, dict[object, int]()
+    for operation in instance.operations:
+        parts = tuple(
+            (part.kind, part.stage, len(part.micros), part.micros[0] % header.slices) for part in operation.parts
+        )
+        yield numbers.setdefault((header.pipe(operation.parts[0].micros[0]).name, parts), len(numbers))
 
 
 def _ranks(instance: OrderInstance) -> list[int]:

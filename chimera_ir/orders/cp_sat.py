@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,19 @@ class Solved:
     work: float
 
 
+class Aim(Enum):
+    """What a solver looks for: any order, the shortest one, or better ones near the order that it begins with.
+
+    Near means by large neighbourhoods: it keeps most of an order, and looks for the best way to do the rest.
+    """
+
+    ANY = "any"
+    SHORTEST = "shortest"
+    NEAR = "near"
+
+
 class Solver:
-    """A search for orders whose makespan is from ``least`` to ``most``: the shortest, or if ``any_order`` is set, any.
+    """A search for orders whose makespan is from ``least`` to ``most``, by its ``aim``.
 
     It works in one thread, with a ``seed``; within a ``limit`` of deterministic time it always finds the same.
     """
@@ -43,7 +55,7 @@ class Solver:
         least: int,
         most: int,
         hint: Sequence[int] | None,
-        any_order: bool,
+        aim: Aim,
         limit: float,
         seed: int,
     ) -> None:
@@ -51,7 +63,7 @@ class Solver:
 
         self._model, self._least, self._most = cp_model.CpModel(), least, most
         self._starts, makespan = _variables(self._model, constraints, least, most)
-        if not any_order:
+        if aim is not Aim.ANY:
             self._model.minimize(makespan)
         for variable, start in zip(self._starts, hint or (), strict=False):
             self._model.add_hint(variable, start)
@@ -61,6 +73,7 @@ class Solver:
         parameters.random_seed = seed
         parameters.max_deterministic_time = limit
         parameters.catch_sigint_signal = False
+        parameters.interleave_search = parameters.use_lns_only = aim is Aim.NEAR
 
     def stop(self) -> None:
         """Ends `run` soon; another thread may call it."""

@@ -1,5 +1,8 @@
 """The search for the shortest order: heuristics first, then CP-SAT in rounds, until the bound meets the best.
 
+Where micro-batches cost unequally, many sequences of them are equally promising, and linear programs see little of
+their delays. There `sequence_bound` raises the bound, and two solvers improve the best order in its neighbourhoods.
+
 In each round two solvers work at the same time, each in a thread. One looks for any order that is over by a target:
 the lower bound at first, then targets halfway to the best order, as long as none is found. The other one raises the
 bound with linear programs, as long as these do so; then it improves the best order, and the bound. Each stops after a
@@ -19,19 +22,23 @@ from time import monotonic
 
 from chimera_ir.orders.budget import SearchBudget
 from chimera_ir.orders.constraints import Constraints, constraints_of
-from chimera_ir.orders.cp_sat import Solved, Solver
+from chimera_ir.orders.cp_sat import Aim, Solved, Solver
 from chimera_ir.orders.dispatch import TimedOrder, improving
 from chimera_ir.orders.flow_bound import FlowAttempt, FlowBound
 from chimera_ir.orders.instance import OrderInstance
 from chimera_ir.orders.lower_bound import lower_bound
 from chimera_ir.orders.ordering import list_starts
 from chimera_ir.orders.periodic import first_micro_batches, repeated
+from chimera_ir.orders.sequence_bound import sequence_bound
 
 WORK_OF_OPERATION = 1e-5
 """About how much deterministic time of the solver a list schedule takes for each operation."""
 
 _HEURISTIC, _MOST_HEURISTIC = 0.15, 2.0
 """Work of the heuristics: a part of the budget, and the most, in seconds."""
+
+_NEIGHBOURHOODS = 0.04
+"""Work of a search in neighbourhoods of the best order, as a part of the budget."""
 
 _FIRST_ROUND, _MOST_FIRST_ROUND, _GROWTH = 0.04, 0.4, 1.6
 """Work of the first round: a part of the budget, and the most, in seconds; then the factor from round to round."""
@@ -232,7 +239,9 @@ class _BestSoFar:
     def run(self, first: Sequence[list[int]]) -> None:
         """Searches until the best order is proven, or the budget is spent; ``first`` are starts to begin with."""
         self._run_heuristics(first)
+        self._run_sequence_bound()
         if len(self._constraints.durations) <= _MOST_FOR_SOLVER:
+            self._run_neighbourhoods()
             for part in self._rounds():
                 if self._over():
                     break
@@ -249,6 +258,25 @@ class _BestSoFar:
             if self._over():
                 return
 
+    def _run_sequence_bound(self) -> None:
+        if self.best is not None and not self.proven:
+            raised = sequence_bound(self._constraints, self.least, self.best.makespan - 1)
+            self._work_left -= raised.work
+            self.raise_bound(raised.bound)
+
+    def _run_neighbourhoods(self) -> None:
+        """Improves the best order of micro-batches that cost unequally near it, as long as that succeeds."""
+        work = _NEIGHBOURHOODS * self._work
+        while self.best is not None and self._constraints.costs_differ and not self._over():
+            most, seed = self.best.makespan, self._budget.seed
+            results = self._together(*(self._solver(Aim.NEAR, most, work, seed + added) for added in range(2)))
+            self._work_left -= max(work / 10, *(solved.work for solved in results))
+            for solved in results:
+                if solved.starts is not None:
+                    self.offer(solved.starts)
+            if self.best.makespan == most:
+                break
+
     def _rounds(self) -> Iterator[float]:
         """The deterministic time of each round, which grows."""
         part = min(_FIRST_ROUND * self._work, _MOST_FIRST_ROUND)
@@ -264,8 +292,8 @@ class _BestSoFar:
         if self.least == most and not attempt:  # A longer round would do the same again, from its beginning.
             work = self._work_left
         work = max(min(work, self._work_left), attempt.work if attempt else 0.0)
-        aiming = self._solver(target, any_order=True, limit=work, seed=self._budget.seed)
-        second = attempt or self._solver(most, any_order=False, limit=work, seed=self._budget.seed + 1)
+        aiming = self._solver(Aim.ANY, target, work, self._budget.seed)
+        second = attempt or self._solver(Aim.SHORTEST, most, work, self._budget.seed + 1)
         reached, improved = self._together(aiming, second)
         # What is known afterwards.
         self._work_left -= max(work / 10, reached.work, improved.work)
@@ -277,10 +305,10 @@ class _BestSoFar:
         if attempt is not None:
             self._flow_bound.learn(attempt)
 
-    def _solver(self, most: int, *, any_order: bool, limit: float, seed: int) -> Solver:
+    def _solver(self, aim: Aim, most: int, limit: float, seed: int) -> Solver:
         """A solver for orders that are over by ``most``, which begins with the best order."""
         hint = self.best.starts if self.best else None
-        return Solver(self._constraints, self.least, most, hint, any_order=any_order, limit=limit, seed=seed)
+        return Solver(self._constraints, self.least, most, hint, aim, limit=limit, seed=seed)
 
     def _next_attempt(self, most: int) -> FlowAttempt | None:
         """The next linear program, for a makespan of at most ``most``; None if it would not help, or take too long."""

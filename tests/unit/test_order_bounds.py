@@ -1,14 +1,18 @@
 """Lower bounds of the makespan: never above the optimum of a plain model, and as high as it where memory is short."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from random import Random
 
 import pytest
 
+from chimera_ir.orders import sequence_bound as sequences
 from chimera_ir.orders.constraints import Constraints, constraints_of
 from chimera_ir.orders.flow_bound import FlowBound
+from chimera_ir.orders.instance import OrderInstance
 from chimera_ir.orders.lower_bound import lower_bound
+from chimera_ir.orders.sequence_bound import sequence_bound
 from tests.unit.plain_orders import costs, instance, plain_optimum, with_random_durations
 
 pytestmark = pytest.mark.skipif(find_spec("ortools") is None, reason="OR-Tools is not installed: the extra search")
@@ -41,6 +45,66 @@ def test_no_bound_is_above_the_optimum_of_a_plain_model(scheme: str, limit: int,
         varied = with_random_durations(problem, random, most=4)
         constraints, optimum = constraints_of(varied), plain_optimum(varied)
         assert lower_bound(constraints) <= flow_bound(constraints, optimum) <= optimum
+        assert sequence_bound(constraints, 0, 2 * optimum).bound <= optimum
+
+
+def weighed(problem: OrderInstance, random: Random) -> OrderInstance:
+    """The instance with random costs of its stages, weights of its micro-batches and delays between machines."""
+    stages, weights = ([random.randint(1, 4) for _ in range(8)] for _ in range(2))
+    durations = [
+        duration * stages[operation.parts[0].stage] * weights[operation.parts[0].micros[0]]
+        for duration, operation in zip(problem.durations, problem.operations, strict=True)
+    ]
+    delay = random.choice((0, 0, 3))
+    machines = problem.machines
+    delays = [
+        tuple(random.randint(0, delay) if machines[other] != machines[number] else 0 for other in others)
+        for number, others in enumerate(problem.waits)
+    ]
+    return replace(problem, durations=durations, delays=delays)
+
+
+@pytest.mark.parametrize("states", [30, 1000])
+@pytest.mark.parametrize(
+    ("scheme", "limit", "parameters", "kinds"),
+    [
+        ("dapple", 3, {"D": 3, "N": 4}, {"F": 1, "B": 2}),
+        ("zb_h1", 2, {"D": 2, "N": 4}, {"F": 2, "I": 3, "W": 2}),
+        ("zb_v", 4, {"P": 2, "N": 3}, {"F": 1, "I": 1, "W": 1}),
+        ("chimera", 2, {"D": 2, "N": 4}, {"F": 1, "B": 2}),
+    ],
+)
+def test_no_bound_of_sequences_is_above_the_optimum(
+    scheme: str,
+    limit: int,
+    parameters: Mapping[str, int],
+    kinds: Mapping[str, int],
+    states: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Micro-batches of any weights on stages of any cost, also where groups are merged to have few states."""
+    monkeypatch.setattr(sequences, "MOST_STATES", states)
+    random, problem = Random(scheme), instance(scheme, costs(**kinds), limit, **parameters)
+    for _ in range(6):
+        varied = weighed(problem, random)
+        constraints, optimum = constraints_of(varied), plain_optimum(varied)
+        assert sequence_bound(constraints, 0, 2 * optimum).bound <= optimum
+
+
+@pytest.mark.parametrize(
+    ("weights", "machines", "optimum"),
+    [((1, 2, 1, 4, 1, 2, 1, 4), 60, 72), ((4, 1, 3, 1, 2, 4, 4, 1), 72, 84), ((2, 1, 3, 1, 4, 4, 4, 4), 84, 94)],
+)
+def test_a_bound_of_sequences_is_the_optimum_of_chains_whose_micro_batches_differ(
+    weights: Sequence[int], machines: int, optimum: int
+) -> None:
+    """Orders of these lengths are known; the machines alone show far less."""
+    problem = instance("dapple", costs(F=1, B=2), 4, D=4, N=8)
+    weight_of = [weights[operation.parts[0].micros[0]] for operation in problem.operations]
+    durations = [duration * weight for duration, weight in zip(problem.durations, weight_of, strict=True)]
+    constraints = constraints_of(replace(problem, durations=durations))
+    assert lower_bound(constraints) == machines
+    assert sequence_bound(constraints, machines, 2 * optimum).bound == optimum
 
 
 @pytest.mark.parametrize(

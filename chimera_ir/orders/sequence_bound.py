@@ -1,0 +1,298 @@
+"""A lower bound for micro-batches that cost unequally: what a sequence on one machine means for all others.
+
+Micro-batches that pass the same machines delay one another, whether or not one overtakes another on the way:
+
+    machine 0    h h h h l           h h h h l
+    machine 1            h h h h l             l h h h h
+                 l ends after h      h waits for l: as long as l takes on machine 0, and then on machine 1
+
+So if l comes after h on a machine, the way of h to its end, or what is still to come after it, is longer by what l
+takes on one of the machines from there on, at least by the least of these times, b(l). The same holds before: let a(l)
+be the least time that l takes on a machine up to this one. Then, for each operation h of a machine in an order over by
+T,
+
+    start of h  >=  the operations before h in its micro-batch  +  sum of a(l) of the l that come before h
+    T - end of h  >=  the operations after it in its micro-batch  +  sum of b(l) of the l that come after h
+
+where l are the operations like h of other micro-batches. Both sums depend on which operations have run, not on their
+sequence, so dynamic programming finds the least T: over how many operations of each group of equal micro-batches have
+run, with the earliest time for each. If there are too many groups, similar ones become one, with the least of their
+times. All numbers are whole.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from math import prod
+from typing import NamedTuple
+
+from chimera_ir.orders.constraints import Constraints, Lags
+
+MOST_STATES = 30_000
+"""The most states of a machine; beyond this, groups are merged."""
+
+WORK_OF_STATE = 2e-5
+"""About how much deterministic time of the solver a state takes."""
+
+
+class SequenceBound(NamedTuple):
+    """A makespan that no order is below, and the deterministic time that finding it took."""
+
+    bound: int
+    work: float
+
+
+def sequence_bound(constraints: Constraints, least: int, most: int) -> SequenceBound:
+    """A lower bound from ``least`` to ``most + 1``; ``least`` is one that is known."""
+    if not constraints.costs_differ:
+        return SequenceBound(least, 0.0)
+    times, states = _times_of_operations(constraints), 0
+    for numbers in reversed(constraints.by_machine):
+        groups = _merged([*_groups(constraints, numbers, times)])
+        if groups and least <= most:
+            least, count = _least_makespan(groups, least, most)
+            states += count
+    return SequenceBound(least, states * WORK_OF_STATE)
+
+
+class _Times(NamedTuple):
+    """Times of an operation: how long it takes, its head and tail, and those that the formulas above have.
+
+    ``before`` and ``after`` are the least times of its micro-batch before and after it, ``ahead`` is a, ``behind`` b.
+    """
+
+    duration: int
+    head: int
+    tail: int
+    before: int
+    ahead: int
+    after: int
+    behind: int
+
+
+def _times_of_operations(constraints: Constraints) -> Mapping[int, _Times]:
+    """The times of each operation, by number; operations that others are not like have no ``ahead`` and ``behind``."""
+    durations, heads, tails = constraints.durations, constraints.heads, constraints.tails
+    by_role = defaultdict[int, list[int]](list)
+    for number, role in enumerate(constraints.roles):
+        by_role[role].append(number)
+    times: dict[int, _Times] = {}
+    for numbers in by_role.values():
+        ahead = _along_chain(constraints, numbers, constraints.waits, heads)
+        behind = _along_chain(constraints, numbers, constraints.followers, tails)
+        for number in numbers:
+            times[number] = _Times(durations[number], heads[number], tails[number], *ahead[number], *behind[number])
+    return times
+
+
+def _along_chain(
+    constraints: Constraints, numbers: Sequence[int], links: Sequence[Lags], way: Sequence[int]
+) -> Mapping[int, tuple[int, int]]:
+    """The time of a chain from each of some like operations on, and the least duration in it, its own included.
+
+    It is the longest chain of the first operation's micro-batch, as far as all others have the same one, on the same
+    machines: only then they delay one another. A lag counts as the least that any of them has.
+    """
+    durations, machines, roles, ranks = (
+        constraints.durations,
+        constraints.machines,
+        constraints.roles,
+        constraints.ranks,
+    )
+    now, total = [*numbers], [0] * len(numbers)
+    least = [durations[number] for number in numbers]
+    while True:
+        following = {
+            roles[other]: durations[other] + lag + way[other]
+            for other, lag in links[now[0]]
+            if ranks[other] == ranks[now[0]]
+        }
+        if not following:
+            break
+        role = max(following, key=lambda role: (following[role], role))
+        steps = [
+            [(other, lag) for other, lag in links[number] if roles[other] == role and ranks[other] == ranks[number]]
+            for number in now
+        ]
+        if not all(len(step) == 1 for step in steps):
+            break
+        now = [other for ((other, _),) in steps]
+        if len({machines[other] for other in now}) > 1:
+            break
+        lag = min(lag for ((_, lag),) in steps)
+        total = [time + lag + durations[other] for time, other in zip(total, now, strict=True)]
+        least = [min(time, durations[other]) for time, other in zip(least, now, strict=True)]
+    return dict(zip(numbers, zip(total, least, strict=True), strict=True))
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Micro-batches whose operations on a machine have the same roles and the same waits among each other.
+
+    ``times[m][i]`` are those of operation i of micro-batch m, whose role is ``roles[i]``. It comes after those
+    operations of its micro-batch that ``needed[i]`` has.
+    """
+
+    roles: tuple[int, ...]
+    needed: tuple[tuple[int, ...], ...]
+    times: tuple[tuple[_Times, ...], ...]
+
+    @property
+    def size(self) -> int:
+        """The time of a micro-batch."""
+        return sum(times.duration for times in self.times[0])
+
+    @property
+    def states(self) -> Sequence[tuple[int, ...]]:
+        """How many operations of each role have run, for all states; none if there are too many."""
+        return _states_of(self.needed, len(self.times))
+
+
+@cache
+def _states_of(needed: tuple[tuple[int, ...], ...], total: int) -> Sequence[tuple[int, ...]]:
+    """The states of a group of ``total`` micro-batches; none if there are too many."""
+    first = (0,) * len(needed)
+    reached, pending = {first}, [first]
+    for counts in pending:
+        new = {after for _, after in _steps(needed, total, counts)} - reached
+        reached |= new
+        pending += sorted(new)
+        if len(reached) > MOST_STATES:
+            return ()
+    return pending
+
+
+def _steps(
+    needed: Sequence[Sequence[int]], total: int, counts: tuple[int, ...]
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yields which operation can be next, by its place among the roles, and the counts after it."""
+    for place, count in enumerate(counts):
+        if count < min((counts[other] for other in needed[place]), default=total):
+            yield place, (*counts[:place], count + 1, *counts[place + 1 :])
+
+
+def _groups(constraints: Constraints, numbers: Sequence[int], times: Mapping[int, _Times]) -> Iterator[_Group]:
+    """Yields the groups of the micro-batches of a machine whose times are equal but for heads and tails."""
+    by_micro_batch = defaultdict[int, list[int]](list)
+    for number in sorted(numbers, key=lambda number: constraints.roles[number]):
+        by_micro_batch[constraints.ranks[number]].append(number)
+    equal = defaultdict[object, list[_Group]](list)
+    for several in by_micro_batch.values():
+        roles = tuple(constraints.roles[number] for number in several)
+        before = constraints.before_in_micro_batch(several)
+        needed = tuple(
+            tuple(place for place, other in enumerate(several) if other in before[number]) for number in several
+        )
+        group = _Group(roles, needed, (tuple(times[number] for number in several),))
+        equal[roles, needed, tuple(of._replace(head=0, tail=0) for of in group.times[0])].append(group)
+    for members in equal.values():
+        yield _Group(members[0].roles, members[0].needed, tuple(group.times[0] for group in members))
+
+
+def _merged(groups: Sequence[_Group]) -> Sequence[_Group]:
+    """The groups, with the most similar ones merged while there are too many states; none if that does not help."""
+    groups = sorted(groups, key=lambda group: (group.roles, group.needed, group.size))
+    while True:
+        counts = [len(group.states) for group in groups]
+        if 0 < prod(counts) <= MOST_STATES:
+            return groups
+        losses = [
+            ((second.size - first.size) * len(second.times), place)
+            for place, (first, second) in enumerate(pairwise(groups))
+            if (first.roles, first.needed) == (second.roles, second.needed)
+        ]
+        if not losses or 0 in counts:
+            return ()
+        _, place = min(losses)
+        first, second = groups[place : place + 2]
+        groups[place : place + 2] = [_Group(first.roles, first.needed, first.times + second.times)]
+
+
+class _Step(NamedTuple):
+    """An operation that may be next in a state of a group, and the state after it.
+
+    ``head`` is the least of all that the group's operations of the role can have at this place, ``tail`` likewise.
+    """
+
+    after: int
+    role: int
+    times: _Times
+
+
+class _State(NamedTuple):
+    """A state of a group: its steps, the time of what has not run, and by role the sums of ``ahead`` and ``behind``.
+
+    ``ahead`` is for what has run, ``behind`` for what has not.
+    """
+
+    steps: Sequence[_Step]
+    left: int
+    ahead: Sequence[int]
+    behind: Sequence[int]
+
+
+def _states(group: _Group, role_of: Mapping[int, int]) -> Sequence[_State]:
+    """The states of a group, the first one first; ``role_of`` numbers the roles of the machine."""
+    total = len(group.times)
+    # The k-th to start has the k-th least head or a later one; the k-th to end the k-th largest tail or a longer one.
+    by_role = list(zip(*group.times, strict=True))
+    heads = [sorted(times.head for times in several) for several in by_role]
+    tails = [sorted((times.tail for times in several), reverse=True) for several in by_role]
+    least = [_Times(*map(min, zip(*several, strict=True))) for several in by_role]
+    all_counts = group.states
+    number_of = {counts: number for number, counts in enumerate(all_counts)}
+    states = []
+    for counts in all_counts:
+        ahead, behind = [0] * len(role_of), [0] * len(role_of)
+        for role, count, times in zip(group.roles, counts, least, strict=True):
+            ahead[role_of[role]] = count * times.ahead
+            behind[role_of[role]] = (total - count) * times.behind
+        steps = [
+            _Step(
+                number_of[after],
+                role_of[group.roles[place]],
+                least[place]._replace(head=heads[place][counts[place]], tail=tails[place][counts[place]]),
+            )
+            for place, after in _steps(group.needed, total, counts)
+        ]
+        left = sum((total - count) * times.duration for count, times in zip(counts, least, strict=True))
+        states.append(_State(steps, left, ahead, behind))
+    return states
+
+
+def _least_makespan(groups: Sequence[_Group], least: int, most: int) -> tuple[int, int]:
+    """The least makespan from ``least`` to ``most + 1`` that some sequence allows, and the number of states visited.
+
+    Sequences are extended in the order of the makespan that they need so far. Of two that lead to the same state, the
+    one that needs the longer makespan is dropped unless it is over earlier.
+    """
+    role_of = {role: place for place, role in enumerate(sorted({role for group in groups for role in group.roles}))}
+    states_of = [_states(group, role_of) for group in groups]
+    least_tail = min(times.tail for group in groups for several in group.times for times in several)
+    number_of_steps = sum(len(group.times) * len(group.roles) for group in groups)
+    earliest: dict[tuple[int, ...], int] = {}
+    waiting = [(least, number_of_steps, 0, (0,) * len(groups))]
+    visited = 0
+    while waiting and waiting[0][0] <= most:
+        needed, missing, now, numbers = heapq.heappop(waiting)
+        if not missing:
+            return needed, visited
+        if earliest.get(numbers, now + 1) <= now:
+            continue
+        earliest[numbers] = now
+        visited += 1
+        states = [several[number] for several, number in zip(states_of, numbers, strict=True)]
+        ahead = [sum(amounts) for amounts in zip(*(state.ahead for state in states), strict=True)]
+        behind = [sum(amounts) for amounts in zip(*(state.behind for state in states), strict=True)]
+        left = sum(state.left for state in states)
+        for place, state in enumerate(states):
+            for after, role, times in state.steps:
+                end = max(now, times.head, times.before + ahead[role]) + times.duration
+                tail = max(times.tail, times.after + behind[role] - times.behind, left - times.duration + least_tail)
+                following = (*numbers[:place], after, *numbers[place + 1 :])
+                if earliest.get(following, end + 1) > end:
+                    heapq.heappush(waiting, (max(needed, end + tail), missing - 1, end, following))
+    return most + 1, visited
