@@ -33,7 +33,7 @@ class Solved:
 
 
 class Aim(Enum):
-    """What a solver looks for: any order, the shortest one, or better ones near the order that it begins with.
+    """Aim of a solver: any order, the shortest one, or better ones near the order that it begins with.
 
     Near means by large neighbourhoods: it keeps most of an order, and looks for the best way to do the rest.
     """

@@ -3,9 +3,9 @@
 A machine that is free takes the ready operation with the longest way to the end. Then time is reversed: the order in
 which operations ended is the preference of a list schedule from the end, and so on as long as the makespan falls.
 
-If micro-batches cost unequally, it matters most which one comes first. So every second list schedule prefers what is
-nearest to the end of its micro-batch, and then the micro-batch with the lowest number of a draw. The draw improves: a
-new number for one or two micro-batches stays unless the makespan grows. This is done in both directions of time.
+If micro-batches cost unequally, it matters most which one comes first. So most list schedules then prefer what is
+nearest to the end of its micro-batch, and of such operations the micro-batch whose turn it is. An exchange of two turns
+stays unless the makespan grows; after many in vain, other turns are drawn. Turns are in both directions of time.
 
 No list schedule jams: an operation waits that would leave no room to finish all micro-batches one after the other.
 """
@@ -25,12 +25,12 @@ _DISTURBANCES = (0.01, 0.03, 0.1, 0.2)
 """Amounts by which preferences are disturbed, as parts of the longest way to the end."""
 
 
-_DRAWS = 16
-"""How many list schedules are made by numbers of micro-batches, before another one with disturbed preferences."""
+_BY_TURNS = 16
+"""The number of list schedules by turns of micro-batches before another one with disturbed preferences."""
 
 
 _FAILURES = 60
-"""After how many exchanges of turns that do not shorten the order other turns are drawn."""
+"""The number of exchanges in vain after which other turns are drawn."""
 
 
 class TimedOrder(NamedTuple):
@@ -54,9 +54,9 @@ def improving(constraints: Constraints, seed: int, first: Sequence[list[int]] = 
         for way in ways:
             yield from _back_and_forth(constraints, starts, way)
     disturbance, longest = 0.0, max(tails, default=0)
-    drawn = _by_turns(constraints, random) if constraints.costs_differ else iter(())
+    by_turns = _by_turns(constraints, random) if constraints.costs_differ else iter(())
     while True:
-        yield from islice(drawn, _DRAWS)
+        yield from islice(by_turns, _BY_TURNS)
         for way in ways:
             preferences = [random.uniform(0, disturbance * longest) - tail for tail in tails]
             yield from _back_and_forth(constraints, preferences, way)
@@ -101,7 +101,7 @@ def _climb(constraints: Constraints, random: Random) -> Iterator[TimedOrder | No
     for rank, duration in zip(ranks, constraints.durations, strict=True):
         costs[rank] += duration
     turn_of, best, failures = {rank: turn for turn, rank in enumerate(sorted(costs))}, sys.maxsize, 0
-    kept = turn_of
+    best_turns = turn_of
     while True:
         order = _list_schedule(
             constraints, [turn_of[rank] - len(costs) * part for rank, part in zip(ranks, progress, strict=True)]
@@ -110,22 +110,22 @@ def _climb(constraints: Constraints, random: Random) -> Iterator[TimedOrder | No
         makespan = sys.maxsize if order is None else order.makespan
         failures = 0 if makespan < best else failures + 1
         if makespan <= best:
-            kept, best = turn_of, makespan
+            best_turns, best = turn_of, makespan
         if failures > _FAILURES:
-            kept, best, failures = (
-                dict(zip(kept, random.sample([*kept.values()], len(kept)), strict=True)),
+            best_turns, best, failures = (
+                dict(zip(best_turns, random.sample([*best_turns.values()], len(best_turns)), strict=True)),
                 sys.maxsize,
                 0,
             )
-            turn_of = kept
+            turn_of = best_turns
             continue
-        first = random.choice([*kept])
-        second = random.choice([rank for rank in kept if costs[rank] != costs[first]] or [first])
-        turn_of = kept | {first: kept[second], second: kept[first]}
+        first = random.choice([*best_turns])
+        second = random.choice([rank for rank in best_turns if costs[rank] != costs[first]] or [first])
+        turn_of = best_turns | {first: best_turns[second], second: best_turns[first]}
 
 
 def _progress(constraints: Constraints) -> list[int]:
-    """How many operations of its micro-batch come before each operation."""
+    """The number of operations of its micro-batch that come before each operation."""
     counts, progress = defaultdict[int, int](int), [0] * len(constraints.ranks)
     for number in constraints.order:
         progress[number] = counts[constraints.ranks[number]]

@@ -147,7 +147,7 @@ class _Group:
 
     @property
     def states(self) -> Sequence[tuple[int, ...]]:
-        """How many operations of each role have run, for all states; none if there are too many."""
+        """The number of operations of each role that have run, for all states; none if there are too many."""
         return _states_of(self.needed, len(self.times))
 
 
@@ -211,7 +211,7 @@ def _merged(groups: Sequence[_Group]) -> Sequence[_Group]:
         groups[place : place + 2] = [_Group(first.roles, first.needed, first.times + second.times)]
 
 
-class _Step(NamedTuple):
+class _Transition(NamedTuple):
     """An operation that may be next in a state of a group, and the state after it.
 
     ``head`` is the least of all that the group's operations of the role can have at this place, ``tail`` likewise.
@@ -222,19 +222,19 @@ class _Step(NamedTuple):
     times: _Times
 
 
-class _State(NamedTuple):
+class _GroupState(NamedTuple):
     """A state of a group: its steps, the time of what has not run, and by role the sums of ``ahead`` and ``behind``.
 
     ``ahead`` is for what has run, ``behind`` for what has not.
     """
 
-    steps: Sequence[_Step]
+    steps: Sequence[_Transition]
     left: int
     ahead: Sequence[int]
     behind: Sequence[int]
 
 
-def _states(group: _Group, role_of: Mapping[int, int]) -> Sequence[_State]:
+def _states(group: _Group, role_of: Mapping[int, int]) -> Sequence[_GroupState]:
     """The states of a group, the first one first; ``role_of`` numbers the roles of the machine."""
     total = len(group.times)
     # The k-th to start has the k-th least head or a later one; the k-th to end the k-th largest tail or a longer one.
@@ -251,7 +251,7 @@ def _states(group: _Group, role_of: Mapping[int, int]) -> Sequence[_State]:
             ahead[role_of[role]] = count * times.ahead
             behind[role_of[role]] = (total - count) * times.behind
         steps = [
-            _Step(
+            _Transition(
                 number_of[after],
                 role_of[group.roles[place]],
                 least[place]._replace(head=heads[place][counts[place]], tail=tails[place][counts[place]]),
@@ -259,7 +259,7 @@ def _states(group: _Group, role_of: Mapping[int, int]) -> Sequence[_State]:
             for place, after in _steps(group.needed, total, counts)
         ]
         left = sum((total - count) * times.duration for count, times in zip(counts, least, strict=True))
-        states.append(_State(steps, left, ahead, behind))
+        states.append(_GroupState(steps, left, ahead, behind))
     return states
 
 
