@@ -41,9 +41,9 @@ class Constraints:
     """All that an order of operations must respect; times are in ticks, and operations are those of an instance.
 
     ``holdings`` are those whose stores may exceed their ``limits`` although the ``waits`` are kept. ``ranks`` has the
-    place of each operation's micro-batch in an order in which one after the other can be finished. ``roles`` has numbers
-    of kinds of operations on a stage: operations of one role do the same for other micro-batches. ``classes`` has the
-    operations that are taken in turn.
+    place of each operation's micro-batch in an order in which one after the other can be finished. ``roles`` numbers
+    what operations do on a stage: those of one role do the same for other micro-batches. ``classes`` has the operations
+    that are taken in turn.
     """
 
     machines: Sequence[int]
