@@ -1,4 +1,7 @@
-"""The sets of kinds that can be all operations of a micro-batch on a stage, as the table of kinds implies them."""
+"""Finds the sets of kinds that can make up all operations of a micro-batch on a stage: F and B, or F, I and W.
+
+The sets follow from the table of kinds alone.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -9,7 +12,7 @@ from chimera_ir.ir.kinds import Kind, Value
 
 
 def unmade(kinds: Iterable[Kind]) -> Iterator[tuple[Kind, Value]]:
-    """Yields each kind that reads a value of its own stage which none of ``kinds`` makes, together with that value."""
+    """Yields each of ``kinds`` that reads a value of its own stage which none of ``kinds`` makes, with the value."""
     kinds = tuple(kinds)
     made = {value for row in kinds for value in row.keeps}
     yield from ((row, value) for row in kinds for value in row.reads if not value.crosses and value not in made)
@@ -45,7 +48,10 @@ def alternatives(kinds: tuple[Kind, ...]) -> tuple[tuple[Kind, ...], ...]:
 
 
 def _can_run(kinds: Iterable[Kind]) -> bool:
-    """Whether the kinds can run in some order in which each finds what it reads of its own stage and slice."""
+    """Whether some order of the kinds lets each run after those that make the values it reads.
+
+    Only values of its own stage and slice count.
+    """
     waiting, made = set(kinds), set[Value]()
     while waiting:
         ready = {kind for kind in waiting if all(v.crosses or v.slices_on or v in made for v in kind.reads)}

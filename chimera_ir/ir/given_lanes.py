@@ -38,7 +38,9 @@ _NUMBERS = re.compile(r"[ ,]([ms])([0-9]{1,9})(?![0-9])", re.ASCII)
 
 
 def schedule_of(lanes: Iterable[Iterable[Given]], like: Header | None, name: str) -> Schedule:
-    """The schedule of lanes under the header ``like`` or, without one, under the header that follows from the lanes.
+    """Returns the schedule in which worker w runs the operations ``lanes[w]``, under the header ``like``.
+
+    Without ``like`` the header follows from the lanes, and ``name`` is the name of its scheme.
 
     Raises `OptionError` if no header follows from the lanes, and `TextError` with the mistakes of their texts.
     """
@@ -65,7 +67,12 @@ _WHOLE = Header("", (), 1, 1, 1, ())
 
 
 def _text(part: Given, header: Header) -> str:
-    """The line of IR text of an operation; a text with each run of white space as one space."""
+    """Returns an operation as a line of IR text.
+
+    An operation that is a text already keeps its words, with single spaces.
+
+    ``header`` says whether micro-batches are cut into halves or slices.
+    """
     if isinstance(part, str):
         return " ".join(part.split())
     if not isinstance(part, Compute | Pair):
@@ -74,7 +81,11 @@ def _text(part: Given, header: Header) -> str:
 
 
 def _header(lanes: Sequence[Sequence[str]], name: str) -> Header:
-    """The header of lanes without halves or slices: a pipe for every way in which stages are placed on workers."""
+    """Returns the header that follows from ``lanes``, the lines of each worker; it has no halves and no slices.
+
+    Micro-batches whose stages are on the same workers form a pipe. ``name`` is the name of the scheme. Raises
+    `OptionError` if a micro-batch lacks a stage, or has it on two workers.
+    """
     places: dict[int, dict[int, int]] = defaultdict(dict)
     for worker, lane in enumerate(lanes):
         for micro, stage in chain.from_iterable(map(_cells, lane)):
@@ -109,7 +120,10 @@ def _header(lanes: Sequence[Sequence[str]], name: str) -> Header:
 
 
 def _cells(text: str) -> Iterator[tuple[int, int]]:
-    """Yields the micro-batches of every operation of a line, each with its stage; skips what is not an operation."""
+    """Yields each micro-batch that a line names, with the stage of its operation; a pair has two operations.
+
+    Parts of the line that name no stage are skipped.
+    """
     for part in text.split("&"):
         numbers = [(letter, int(digits)) for letter, digits in _NUMBERS.findall(part)]
         stages = [number for letter, number in numbers if letter == "s"]

@@ -69,10 +69,13 @@ class Counted(Enum):
 
 
 ON_WORKER = (Counted.ACTIVATIONS, Counted.OPERANDS)
-"""The units in which what a forward keeps counts as M_a on the worker, whole or between the halves of a backward."""
+"""The units that add up to a worker's activations in M_a.
+
+They are what forwards keep, and operands, which take the place of activations between the halves of a backward.
+"""
 
 ON_HOST_UNITS = (Counted.HOST, Counted.HOST_OPERANDS)
-"""The units in which what a forward keeps counts while it is in the memory of the host."""
+"""The units of what has been offloaded to the memory of the host: activations, and operands."""
 
 
 class Resource(Enum):
@@ -85,7 +88,7 @@ class Resource(Enum):
 
 
 class Readers(Enum):
-    """The stages that read a value, seen from the stage that makes it."""
+    """Says which stages read a value; "it" is the stage that makes the value."""
 
     FED = "the stages that it feeds"
     FEEDING = "the stages that feed it"
@@ -124,7 +127,10 @@ class Value:
         return self.readers is not Readers.OWN
 
     def is_made(self, place: int, slices: int) -> bool:
-        """Whether slice ``place`` of ``slices`` exists and makes the value for a slice that exists."""
+        """Whether the operation on slice ``place`` makes the value, where a micro-batch has ``slices`` slices.
+
+        It does if both this slice and the slice that would read the value exist.
+        """
         return 0 <= place < slices and 0 <= place + self.slices_on < slices
 
 
@@ -303,7 +309,9 @@ RELOAD_OPERANDS = _move("reload_operands", "reload of operands", OPERANDS_ON_HOS
 
 _IN_LANES = FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, RECOMPUTATION
 KINDS = {row.letter: row for row in (*_IN_LANES, OFFLOAD, RELOAD, OFFLOAD_OPERANDS, RELOAD_OPERANDS)}
-"""One row for each letter, by letter, in the order of reports. `all_kinds` has the other row with the letter F as well.
+"""The rows of the table by their letters, in the order of reports.
+
+Two rows have the letter F: the forward of a stage that recomputes is not here, but in `all_kinds`.
 """
 
 
@@ -365,8 +373,9 @@ def values() -> Iterator[Value]:
 
 @cache
 def implied(value: Value) -> bool:
-    """Whether the two stages of a message imply the value: it is the first of the table that goes in this direction.
+    """Whether texts and scripts leave out the name of this value in a message, as sender and receiver imply it.
 
-    If they do not, texts and scripts name the value.
+    Of the values that go the same way (to the stages that the maker feeds, or to those that feed it), the first in the
+    table is implied.
     """
     return value is NOTHING or value is next(first for first in values() if first.readers is value.readers)

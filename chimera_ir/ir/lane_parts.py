@@ -1,4 +1,4 @@
-"""The instructions of a lane by kind, for passes that walk along a lane more than once."""
+"""Sorts the instructions of a lane by type, so that a pass finds those of one type without a walk along all of them."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ T = TypeVar("T", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Lines(Generic[T]):
-    """Instructions of a lane and, in the same order, their places in it."""
+    """Instructions of one type in a lane: ``lines[i]`` stands at place ``places[i]`` of the lane."""
 
     places: "array[int]"
     lines: list[T]
@@ -25,9 +25,10 @@ class Lines(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class LaneParts:
-    """The instructions of a lane, ``length`` in all, by kind.
+    """A lane of ``length`` instructions, sorted by their types.
 
-    The kinds are compute, the four about messages, the waits for moves of memory, and the rest.
+    ``computes`` has the compute operations, the next four fields have the lines about messages, ``wait_moves`` the
+    waits for offloads and reloads, and ``updates`` all lines about sums, steps and weight versions.
     """
 
     length: int
@@ -41,7 +42,10 @@ class LaneParts:
 
     @property
     def steps(self) -> Iterator[ops.Compute | ops.WaitMove]:
-        """The compute operations one by one, and the waits for those that move memory, in their order."""
+        """Yields the compute operations and the waits for offloads and reloads, in the order of the lane.
+
+        A pair is its forward, then its backward.
+        """
         if not self.wait_moves.lines:
             return (part for _, part in self.singles)
         lines: tuple[Iterator[tuple[int, ops.Compute | ops.WaitMove]], ...] = self.singles, iter(self.wait_moves)
@@ -54,7 +58,7 @@ class LaneParts:
 
 
 def parts_of(lane: Sequence[ops.Instruction]) -> LaneParts:
-    """The instructions of a lane by kind."""
+    """Returns the instructions of a lane sorted by their types."""
     parts = LaneParts(len(lane), *(Lines(array("q"), []) for _ in range(7)))
     of_kind: dict[type, Lines[Any]] = {
         ops.Compute: parts.computes,

@@ -24,7 +24,7 @@ MAX_WORKERS = MAX_STAGES = 1 << 16
 MAX_MICRO_BATCHES = 1 << 20
 
 MAX_AGE = 1_000
-"""The most updates between the newest weights and those that a micro-batch reads; about as many copies are kept."""
+"""The most updates from the weights that a micro-batch reads to the newest; a worker keeps about a copy for each."""
 
 MAX_PIPES = 1 << 12
 """The most pipes that a header may have, whatever the limit on operations."""
@@ -115,7 +115,7 @@ class Header:
 
     @property
     def answers(self) -> bool:
-        """Whether values are handed on in both directions, so that a message may be the answer to another."""
+        """Whether values go both ways between stages, so that a message back shows that an earlier one has arrived."""
         return len({value.readers for kind in self.kinds for value in kind.hands_on}) > 1
 
     @cached_property
@@ -142,7 +142,7 @@ class Header:
 
     @cached_property
     def _stages(self) -> dict[Value, tuple[tuple[tuple[Stage, ...], ...], ...]]:
-        """The readers of each value, by the stage that makes it, and its makers, by the stage that reads it."""
+        """The readers of each value, ``[0][s]`` if stage s makes it, and its makers, ``[1][s]`` if stage s reads it."""
         themselves = tuple((Stage(s),) for s in range(self.stages))
         fed, feeding = self.fed, self.feeding
         both = {Readers.FED: (fed, feeding), Readers.FEEDING: (feeding, fed), Readers.OWN: (themselves,) * 2}
@@ -150,14 +150,14 @@ class Header:
 
     @cached_property
     def edges(self) -> dict[ops.Crossing, int]:
-        """The edges that values cross, each with the number of its first message, counted edge by edge."""
+        """Maps each edge to the number of its first message; an edge has a message for each micro-batch."""
         made = ((Stage(s), value) for value in values() if value.crosses for s in range(self.stages))
         crossings = ((stage, reader, value) for stage, value in made for reader in self.readers(value, stage))
         return {crossing: number * self.micro_batches for number, crossing in enumerate(crossings)}
 
     @cached_property
     def value_between(self) -> dict[tuple[Stage, Stage, str], Value]:
-        """The value that one stage sends another, by both and its letter; "" stands for the first in the table."""
+        """Maps (sender, receiver, letter) to the value with this letter that is sent; "" is the first in the table."""
         named = {(source, target, value.letter): value for source, target, value in self.edges}
         return named | {(source, target, ""): value for source, target, value in reversed(self.edges)}
 
@@ -167,7 +167,7 @@ class Header:
         return f"{self.scheme}({', '.join(f'{name}={value}' for name, value in self.parameters)})"
 
     def limits(self, quantity: Quantity, most: int) -> tuple[int, ...]:
-        """The declared limit of each worker, rounded down, but at most ``most``; ``most`` if nothing is declared."""
+        """The declared limit of each worker, rounded down; ``most`` where it is higher, or for all if none is given."""
         declared = (bound.limits for bound in self.bounds if bound.quantity is quantity)
         limits = next(declared, (most,) * self.workers)
         return tuple(min(most, int(limit)) for limit in limits)
@@ -175,7 +175,7 @@ class Header:
     def strategy(self, group: WeightGroup) -> Strategy:
         """The strategy by which the sum of a group's gradients is launched; eager_opt if its stages differ.
 
-        If stages step inside the schedule, it is always eager: the steps wait for the sums.
+        If stages step inside the schedule, every strategy is eager, because the steps wait for the sums.
         """
         if self.steps_inside:
             return Strategy.EAGER
@@ -190,27 +190,27 @@ class Header:
 
     @property
     def units(self) -> int:
-        """The number of units in which a micro-batch is counted in memory: parts, or the lengths of all slices."""
+        """The units of memory in a whole micro-batch: one for each half or slice or, with lengths, the sum of these."""
         return sum(self.lengths) or self.parts
 
     def length(self, micros: Sequence[Micro]) -> int:
-        """The size of some micro-batches together, in the units that ``units`` counts."""
+        """The units of memory (`units`) of some micro-batches, halves or slices together."""
         return sum(self.lengths[micro % self.slices] for micro in micros) if self.lengths else len(micros)
 
     @property
     def slice_lengths(self) -> tuple[int, ...]:
-        """The relative lengths of the slices, also if they are equally long."""
+        """The relative length of each slice; 1 for each if they are equally long."""
         return self.lengths or (1,) * self.slices
 
     @cached_property
     def loads(self) -> tuple[int | Fraction, ...]:
-        """The work of each micro-batch or slice, with 1 for weight 1 and mean length; repeats; empty if all have 1."""
+        """The work of micro-batch or slice m, at ``m % len``: 1 for weight 1 and mean length. Empty if all have 1."""
         return loads(self.weights, self.lengths)
 
     def weight(self, operation: ops.Operation) -> int | Fraction:
-        """The sum of the loads of an operation's micro-batches; a half counts as much as its whole micro-batch.
+        """The sum of the loads of an operation's micro-batches; for a pair, the mean of the sums of its two sides.
 
-        An operation takes its cost times this number, divided by ``parts``. A pair has the mean weight of its two.
+        An operation takes its cost times this number, divided by ``parts``: a half, with load 1, takes half as long.
         """
         return weighed(operation, self.loads)
 
@@ -235,7 +235,7 @@ class Header:
 
     @property
     def made(self) -> Sequence[Version | None]:
-        """The version of the weights that each update makes; with a flush only None, as no line names a version."""
+        """The version that the step of each update makes: 1, 2, ..; with a flush only None, as no line names any."""
         return cast("Sequence[Version]", range(1, self.updates + 1)) if self.steps_inside else (None,)
 
     @property
@@ -349,7 +349,7 @@ class Plan(OneLine):
 
     @property
     def unclocked(self) -> list[Unclocked]:
-        """The other operations, in the same order."""
+        """The operations that have no clocks, in the order of the text."""
         return [planned for planned in self.operations if isinstance(planned, Unclocked)]
 
 

@@ -27,11 +27,9 @@ class Quantity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A declared limit of each worker.
+    """A declared upper limit of a quantity of memory: ``limits[w]`` on worker w, declared by the line ``origin``.
 
     Activations and values in host memory are counted in M_a, weights in M_theta, and both kinds of memory in bytes.
-
-    ``limits[w]`` is the limit of worker w; ``origin`` is the line that declares it.
     """
 
     quantity: Quantity

@@ -1,6 +1,7 @@
-"""Recomputation in its short form: the header lists the stages that recompute, and lanes say nothing of it.
+"""Adds recomputations to lanes whose header only lists the stages that recompute.
 
-In full, a forward on such a stage keeps its input alone, and recompute is an operation of the lane:
+Plans and schedules may leave recomputations out, as the header lists the stages. In full, a forward on such a stage
+keeps its input alone, and recompute is an operation of the lane:
 
     F m0 s0                     F m0 s0
     F m1 s0                     F m1 s0
@@ -40,7 +41,11 @@ def recomputes_all(pipe: Pipe, stage: int) -> bool:
 
 
 def in_blocks(header: Header, operations: Sequence[Operation]) -> Sequence[tuple[Operation, ...]]:
-    """A block for each operation: the recomputations that come right before it, then the operation."""
+    """Returns a block for each operation: the recomputations to be added right before it, then the operation.
+
+    A forward on a stage that recomputes becomes the one that keeps its input alone. Where a lane already has
+    recomputations of a stage of a pipe, none are added for that stage.
+    """
     if not header.recomputing:
         return [(operation,) for operation in operations]
     return cast("list[tuple[Operation, ...]]", list(_blocks(header, operations)))
@@ -63,9 +68,9 @@ def _blocks(header: Header, lane: Sequence[Instruction]) -> Iterator[tuple[Instr
 
 
 def forwards_of_clocked(plan: Plan) -> Iterator[Planned]:
-    """The operations of a plan that have clocks.
+    """Yields the operations of a plan that have clocks, with other forwards where the plan itself lists recomputations.
 
-    Where the plan lists the recomputations of a stage, forwards on the stage are those that keep their input alone.
+    If it lists those of a stage, the stage's forwards become the kind of forward that keeps its input alone.
     """
     listed = _listed(plan.header, (planned.operation for planned in plan.operations))
     for planned in plan.clocked:
@@ -78,7 +83,7 @@ def forwards_of_clocked(plan: Plan) -> Iterator[Planned]:
 
 
 def _listed(header: Header, lane: Iterable[Instruction]) -> set[tuple[str, Stage]]:
-    """The stages, each with the name of its pipe, for which a lane lists recomputations."""
+    """The stages for which a lane itself has recomputations, each as (name of the pipe, stage)."""
     parts = (part for instruction in lane for part in _parts(instruction))
     return {_place(header, part) for part in parts if INPUT in part.kind.reads}
 
@@ -92,7 +97,7 @@ def _parts(instruction: Instruction) -> tuple[Compute, ...]:
 
 
 def _kept(header: Header, operation: Compute) -> Compute:
-    """The operation; a forward on a stage that recomputes becomes one that keeps its input alone."""
+    """Returns an operation as it is or, for a forward on a stage that recomputes, one that keeps its input alone."""
     if operation.kind.opens and header.recomputes(operation.micros[0], operation.stage):
         return replace(operation, kind=FORWARD_OF_INPUT)
     return operation

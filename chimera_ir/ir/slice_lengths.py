@@ -18,7 +18,7 @@ MAX_LENGTH = 10**9
 
 
 def normalized(lengths: Sequence[int]) -> tuple[int, ...]:
-    """The lengths, or none if they are all equal.
+    """Returns the lengths as they are, or an empty tuple if they are all equal.
 
     Examples
     --------
@@ -30,7 +30,7 @@ def normalized(lengths: Sequence[int]) -> tuple[int, ...]:
 
 @cache
 def extents(lengths: tuple[int, ...]) -> tuple[Extent, ...]:
-    """The extents of slices of some relative lengths.
+    """Returns start and end of each slice as shares of the sequence, from the relative lengths of the slices.
 
     Examples
     --------

@@ -39,7 +39,7 @@ MARGIN = 3
 
 
 LONGEST_TURN = 8
-"""The most turns of the formulas that a turn may take if its operations have no clocks."""
+"""The most turns of the formulas after which lanes must repeat where the compiler orders operations without clocks."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,7 +119,7 @@ class ScheduleStream(LaneStream):
 
     @cached_property
     def lanes(self) -> tuple[tuple[Compute, ...], ...]:
-        """The operations of one turn of each worker."""
+        """The operations of each worker's turn."""
         return tuple(tuple(computes(turn.instructions)) for turn in self.turns)
 
     def view(self, updates: int) -> Schedule:
@@ -162,7 +162,10 @@ def computes(lane: Iterable[Instruction]) -> Iterator[Compute]:
 
 
 def header_of(turn: Header, updates: int) -> Header:
-    """The header of the first ``updates`` updates of a stream, from that of a turn or of another number of updates."""
+    """Returns the header for the first ``updates`` updates of a stream, from the header of its turn.
+
+    ``turn`` may also be the header for another number of updates.
+    """
     count, period = updates * turn.per_update, turn.period
 
     def repeated(micros: tuple[Micro, ...]) -> tuple[Micro, ...]:
@@ -175,7 +178,10 @@ def header_of(turn: Header, updates: int) -> Header:
 
 
 def _renumbered(pipe: Pipe, number: Callable[[tuple[Micro, ...]], tuple[Micro, ...]]) -> Pipe:
-    """A pipe with other micro-batches: ``number`` maps some micro-batches of the pipe to those that replace them."""
+    """Returns a pipe with other micro-batches.
+
+    ``number`` takes some of the pipe's micro-batches, and returns those that replace them.
+    """
     recomputed = tuple((stage, number(micros)) for stage, micros in pipe.recomputed)
     return replace(pipe, micros=number(pipe.micros), recomputed=recomputed)
 
@@ -190,7 +196,10 @@ def stream_of(schedule: Schedule) -> ScheduleStream:
 
 
 def turn_in(header: Header, lane: Sequence[Compute]) -> Turn | None:
-    """The turn in the middle of a lane of some updates, with numbers counted from that turn; None without one."""
+    """Finds the turn in the middle of a lane that shows some updates of a stream; None if it does not come again.
+
+    The numbers of the result count from the start of the turn.
+    """
     if not lane:
         return Turn(())
     turn = header.micro_batches // header.period // 2
@@ -206,7 +215,7 @@ def turn_in(header: Header, lane: Sequence[Compute]) -> Turn | None:
 
 
 def view_of(program: Program | ProgramStream) -> Program:
-    """The program itself if it has a flush; for a stream, the view that shows all that ever happens."""
+    """Returns a program with a flush as it is; for a stream, the view that shows all that ever happens."""
     return program if isinstance(program, Program) else program.shown
 
 

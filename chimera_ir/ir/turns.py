@@ -29,23 +29,30 @@ from chimera_ir.ir.ids import Micro, Slot, Version, WeightGroup
 from chimera_ir.ir.levels import Header
 
 Shelf = ops.Crossing
-"""A shelf: the slots of a worker for the messages that cross an edge between two stages, named by that edge."""
+"""A shelf: all slots of a worker for the messages over one edge. It is named by the edge: two stages and a value."""
 
 
 class Ring(NamedTuple):
-    """A ring of ``slots`` slots from ``first`` on: in every turn or round a receive goes ``step`` slots further."""
+    """The slots ``first`` .. ``first + slots - 1`` of a worker, which a receive takes in a circle.
+
+    Each time the receive comes again, in the next turn or round of a loop, it takes the slot ``step`` further; after
+    the last slot comes the first.
+    """
 
     step: int
     slots: int
     first: int = 0
 
     def later(self, slot: Slot, number: int) -> Slot:
-        """The slot of a receive ``number`` turns or rounds later; ``slot`` is the one it has now."""
+        """The slot of a receive when it comes again for the ``number``-th time; now it has ``slot``."""
         return Slot(self.first + (slot - self.first + number * self.step) % self.slots)
 
 
 class Extent(NamedTuple):
-    """The first and the last micro-batch of an instruction or, with ``of_updates``, its update as both numbers."""
+    """The subject of an instruction: micro-batches, of which ``first`` is the lowest and ``last`` the highest.
+
+    With ``of_updates`` it is an update instead, and both numbers are that update.
+    """
 
     first: int
     last: int
@@ -73,7 +80,10 @@ class Turn:
 
     @cached_property
     def rings(self) -> Mapping[Shelf, Ring]:
-        """The ring of each shelf: all its slots, of which every turn takes one for each message that it receives."""
+        """The ring of each shelf, which has all slots of the shelf.
+
+        Its step is the number of messages that a turn receives into the shelf.
+        """
         received = Counter(shelf(line.message) for line in self.instructions if isinstance(line, ops.Recv))
         slots = dict(self.slots)
         return {key: Ring(messages, slots[key]) for key, messages in received.items()}
@@ -83,9 +93,9 @@ _TALK = (ops.Send, ops.Recv, ops.WaitSend, ops.WaitRecv)
 
 
 def extent(instruction: ops.Instruction) -> Extent:
-    """The first and the last micro-batch, or the update, of an instruction.
+    """Returns the micro-batches or the update that an instruction is about.
 
-    A view that lacks any of them lacks the instruction.
+    The lane of some updates has the instruction only if all of these belong to the updates.
     """
     if isinstance(instruction, _TALK):
         micros = instruction.message.micros
@@ -125,7 +135,10 @@ def by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, ops
 
 
 def _by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, ops.Instruction]]:
-    """Yields the instructions of `by_turn` as they stand in the turn, that is with numbers counted from the turn."""
+    """Yields the number of a turn and an instruction, as `by_turn` does.
+
+    The numbers in the instruction are those in the turn, which count from its start.
+    """
     per_turn, micro_batches = header.per_turn, updates * header.per_update
     initials = initial(header, turn)
     listed = [(instruction, *extent(instruction), lowest(initials, instruction)) for instruction in turn.instructions]
@@ -179,10 +192,10 @@ def initial(header: Header, turn: Turn) -> dict[WeightGroup, Initial]:
 
 
 def lowest(initials: Mapping[WeightGroup, Initial], instruction: ops.Instruction) -> int:
-    """The lowest micro-batch or update, 0 or less, about which a lane has an instruction.
+    """The lowest number of a micro-batch or update, 0 or less, for which a lane has ``instruction`` of the turn.
 
-    It is 0, or for stashes and drops a version in ``initials``. If it is below 0, the lane has the instruction for this
-    version and from 1 on, not for those between.
+    It is 0 but for stashes and drops, for which ``initials`` (see `initial`) may have a version below 0. Then the lane
+    has the instruction for this version and for versions from 1 on, not for those between.
     """
     if not isinstance(instruction, ops.Stash | ops.Drop) or instruction.group not in initials:
         return 0
@@ -191,7 +204,10 @@ def lowest(initials: Mapping[WeightGroup, Initial], instruction: ops.Instruction
 
 
 def turns_of(header: Header, turn: Turn, updates: int, initials: Mapping[WeightGroup, Initial]) -> range:
-    """The turns of which the lane of the first ``updates`` updates has any line; ``initials`` is made by `initial`."""
+    """The numbers of the turns of which the lane of the first ``updates`` updates has any instruction.
+
+    ``initials`` is the result of `initial`.
+    """
     starts, stops = list[int](), list[int]()
     for instruction in turn.instructions:
         first, last, of_updates = extent(instruction)
@@ -216,7 +232,10 @@ def turn_number(header: Header, instruction: ops.Instruction) -> int:
 
 
 def served_update(header: Header, instruction: ops.Instruction) -> int:
-    """The update of an instruction, or that of its first micro-batch, counted as the instruction counts them."""
+    """The update that an instruction is about, or to which its first micro-batch belongs.
+
+    The update counts from the same start as the instruction's own numbers: that of the run, or that of a turn.
+    """
     first, _, of_updates = extent(instruction)
     return first if of_updates else first // header.per_update
 
@@ -242,16 +261,19 @@ def _computed(operation: ops.Compute, micros: int, versions: int) -> ops.Compute
 
 
 def _shown(turn: Turn, instruction: ops.Instruction, number: int) -> ops.Instruction:
-    """An instruction of turn ``number`` as a lane has it: in the slot of that turn, with no version below 0."""
+    """An instruction as the lane has it in turn ``number``: a receive gets its slot in that turn.
+
+    Stashes and drops of a version below 0 become those of version 0.
+    """
     if isinstance(instruction, ops.Stash | ops.Drop) and instruction.version < 0:
         return replace(instruction, version=Version(0))
     return in_slot(turn.rings, instruction, number)
 
 
 def in_slot(rings: Mapping[Shelf, Ring], instruction: ops.Instruction, number: int) -> ops.Instruction:
-    """The instruction itself; a receive, with the slot that it has ``number`` turns later.
+    """Returns a receive with the slot that it has ``number`` turns later, and any other instruction as it is.
 
-    ``rings`` has the ring of slots that the receives of each shelf go round.
+    ``rings`` has for each shelf the ring of slots that its receives take in a circle.
     """
     if not isinstance(instruction, ops.Recv):
         return instruction

@@ -30,7 +30,7 @@ _NUMBERS = re.compile("-?[0-9]+")
 
 
 def span(token: Token) -> Span:
-    """The span of a line in the text."""
+    """The characters of the text that a token stands for, such as those of a line."""
     start = token.start_pos or 0
     return Span(start, start + len(token))
 
@@ -72,7 +72,10 @@ class _HeaderReader:
         self._attempts = Attempts()
 
     def take(self, token: Token) -> None:
-        """Takes a header line of any kind."""
+        """Reads a header line, or keeps it for `finish`.
+
+        If the line is wrong, records the mistake and leaves out the line.
+        """
         with self._attempts.step():
             match token.type:
                 case "PARAMETERS":
@@ -120,7 +123,10 @@ class _HeaderReader:
             self._lengths = _lengths(token, integers(token, lengths), count)
 
     def finish(self) -> Header:
-        """The header, after the last line has been taken."""
+        """Returns the header that all lines taken make.
+
+        Raises ``Rejected`` with the mistakes in the lines, and with the lines that are missing.
+        """
         present = {*self._counts, *self._lines}
         words = [kind.lower() for kind in _REQUIRED if kind not in present]
         missing = [say.MissingHeader(span(self._title), word, FORMS[word]) for word in words]
@@ -148,7 +154,7 @@ class _HeaderReader:
         )
 
     def _read_bounds(self) -> Iterator[Bound]:
-        """Yields the bounds, with the limit of each worker; one number is that of all workers."""
+        """Yields the declared memory bounds; a line with a single limit sets this limit on every worker."""
         workers = self._counts["WORKERS"]
         for quantity, (token, limits) in self._bounds.items():
             if len(limits) not in (1, workers):
@@ -288,7 +294,11 @@ class _HeaderReader:
         )
 
     def _recomputing(self, token: Token, pipe: Pipe, parts: list[list[str]]) -> Pipe:
-        """The pipe with the stages that recompute, by parts of the line such as ``recompute 0..2 of 0..4``."""
+        """Returns ``pipe`` with the stages that recompute according to ``parts``, word by word, of its line ``token``.
+
+        A part such as ``recompute 0..2 of 0..4`` has stages, then the micro-batches that they recompute; without ``of``
+        these are all micro-batches of the pipe.
+        """
         again: dict[Stage, tuple[Micro, ...]] = {}
         for words in parts:
             end = words.index("of") if "of" in words else len(words)

@@ -54,7 +54,7 @@ def show(level: Level) -> str:
 
 
 def _order(planned: Planned | Unclocked) -> str:
-    """The clock of an operation, or its preference if it has any."""
+    """The end of an operation's line in a plan: its clock, its preference, or nothing without both."""
     if isinstance(planned, Planned):
         return f" @ {planned.clock}"
     return "" if planned.preference is None else f" prefer {planned.preference}"
@@ -173,7 +173,7 @@ def _turns(level: ScheduleStream | ProgramStream) -> Iterator[str]:
 
 
 def _headed(lanes: Iterable[list[str]]) -> Iterator[str]:
-    """The lines of every worker under its heading."""
+    """Yields each worker's heading and then the worker's lines."""
     for worker, lines in enumerate(lanes):
         yield ""
         yield f"worker {worker}:"

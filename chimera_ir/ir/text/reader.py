@@ -215,7 +215,10 @@ class _BodyReader:
         return Version(version)
 
     def _operation(self, token: Token, numbers: list[int]) -> ops.Operation:
-        """The operation of a line, from the numbers before its clock: micro-batches and a stage, twice for a pair."""
+        """Makes the operation of the line ``token`` from its ``numbers``: micro-batches, then a stage.
+
+        A pair has these numbers twice, first for the forward and then for the backward.
+        """
         if "&" not in token:
             return self._compute(token, numbers[:-1], numbers[-1])
         if self._header.asynchronous:
@@ -237,7 +240,10 @@ class _BodyReader:
         return ops.Compute(kind, numbers, Stage(stage), self._origin(token), version)
 
     def _message(self, token: Token, numbers: list[int], peer: int = 0) -> ops.Message:
-        """The message of a line, from its micro-batches and its two stages; ``peer`` is the worker that it names."""
+        """Makes the message of the line ``token`` from its ``numbers``: micro-batches, sending stage, receiving stage.
+
+        ``peer``, the worker that the line names, is only checked to exist.
+        """
         *micros, source, target = numbers
         self._require_range(token, micros, max(source, target))
         self._require(token, "worker", peer, self._last[2])
@@ -263,7 +269,10 @@ class _BodyReader:
         self._require(token, "stage", stage, self._last[1])
 
     def _require_of_turn(self, token: Token, what: str, value: int, last: int) -> None:
-        """Raises ``Rejected`` if ``value``, called ``what``, is too far from a turn or, without one, above ``last``."""
+        """Raises ``Rejected`` if ``value`` is above ``last``; ``what`` is the noun for it in the message.
+
+        In a turn, where numbers count from its start, ``value`` may be any number up to a fixed limit, and negative.
+        """
         if not self._stream:
             self._require(token, what, value, last)
         elif abs(value) > MAX_MICRO_BATCHES:
@@ -271,12 +280,16 @@ class _BodyReader:
             raise Rejected([say.NumberOutOfRange(span(token), what, f"{value:+}", *limits)])
 
     def _require(self, token: Token, what: str, value: int, last: int) -> None:
-        """Raises ``Rejected`` if ``value``, called ``what``, is above ``last``."""
+        """Raises ``Rejected`` if ``value`` is above ``last``; ``what`` is the noun for it in the message."""
         if value > last:
             raise Rejected([say.NumberOutOfRange(span(token), what, str(value), 0, last)])
 
     def _numbers(self, token: Token) -> list[int]:
-        """The numbers of a line, without its version; raises ``Rejected`` if they do not suit the level."""
+        """Reads all numbers of a line except its version; with slices, a micro-batch and its slice become one number.
+
+        Raises ``Rejected`` if the line counts from a turn where the level has none, or does not where the level is a
+        stream.
+        """
         wrong = (_NOT_OF_TURN if self._stream else _OF_TURN).search(token)
         if wrong and self._stream:
             raise Rejected([say.NotOfTurn(span(token), wrong[1])])
@@ -290,7 +303,7 @@ class _BodyReader:
         return integers(token, _MICRO.sub(lambda micro: (micro[1] or "0").lstrip("+"), text))
 
     def _counting_slices(self, token: Token, text: str) -> str:
-        """The text of a line in which numbers stand for slices: with 4 slices ``14`` for ``m3 q2``."""
+        """Returns a line's text with one number for micro-batch and slice: with 4 slices ``14`` for ``m3 q2``."""
         slices = self._header.slices
         if slices == 1:
             raise Rejected([say.LineWithSlice(span(token), slices)])

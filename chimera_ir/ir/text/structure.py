@@ -1,4 +1,7 @@
-"""The order of the lines in a text of IR, by the grammar (`grammar/ir.lark`); `reader` reads what the lines say."""
+"""Splits a text of IR into lines by the grammar (`grammar/ir.lark`), and finds lines that are malformed or misplaced.
+
+`reader` reads what each line says.
+"""
 
 import re
 from functools import cache
@@ -24,7 +27,10 @@ _HEADER_LINE = re.compile(rf"^[ \t]*(?:{_HEADER})\b", re.MULTILINE)
 
 
 def count_lines(text: str) -> tuple[int, int]:
-    """Returns the numbers of lines of operations and of all other lines (header and headings), by their first words."""
+    """Returns how many lines of operations a text has, and how many other lines (header and headings).
+
+    The first word of a line decides what it is; nothing is parsed.
+    """
     lines, headers = (sum(1 for _ in form.finditer(text)) for form in (_ANY_LINE, _HEADER_LINE))
     return lines - headers, headers
 
@@ -62,7 +68,10 @@ def _malformed(malformed: list[Token], tokens: list[Token]) -> list[Diagnostic]:
 
 
 def _structure(source: Source, unexpected: Token) -> list[Diagnostic]:
-    """The diagnostic of ``unexpected``, a line out of order, or those of the text's malformed lines if it has any."""
+    """Returns the mistakes of a text in which the line ``unexpected`` is the first that may not stand where it is.
+
+    They are the malformed lines of the text or, if all are well formed, one diagnostic of a line that is out of order.
+    """
     tokens = list(_parser().lex(source.text))
     if not tokens:
         return [say.NoTitle(Span(0, 0))]
