@@ -1,1 +1,1 @@
-"""Consequences of the table of kinds: waits, messages, lifetimes, the engine, and the steady state."""
+"""Derives from the table of kinds which operation waits for which, what is sent and kept, and when operations run."""

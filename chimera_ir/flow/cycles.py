@@ -1,8 +1,9 @@
-"""The critical cycle of a periodic system: an exact answer to how fast the system can go.
+"""Finds the critical cycle of a periodic system: an exact answer to how fast the system can go.
 
-In a periodic system, node n of turn t waits for node b of turn t - d, for each pair (b, d) in ``waits[n]``. Each cycle
-of waits has a ratio: the weights of its nodes, divided by the turns that it goes back. In the long run a turn takes as
-long as the largest ratio, however the system begins (Reiter, "Scheduling Parallel Computations", J. ACM 15, 1968).
+In a periodic system, node n of turn t waits for node b of turn t - d, for each pair (b, d) in ``waits[n]``. A cycle of
+such waits has a ratio: the time that its nodes take together, divided by the number of turns that its waits go back
+together. In the long run a turn takes as long as the largest ratio, however the system begins (Reiter, "Scheduling
+Parallel Computations", J. ACM 15, 1968).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,10 +11,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 Waits = Sequence[Sequence[tuple[int, int]]]
-"""The waits of each node: the nodes that it waits for, each with the number of turns that the wait goes back."""
+"""The nodes that each node waits for, each as (node, number of turns that the wait goes back)."""
 
 Steps = Mapping[int, tuple[int, int]]
-"""The last step of the longest path to a node: the node before it, and the turns that the step goes back."""
+"""Maps a node to the last step of the longest path to it: (the node before, the turns that this step goes back)."""
 
 Weights = Sequence[int] | Mapping[int, int]
 """The time that each node takes."""
@@ -21,7 +22,11 @@ Weights = Sequence[int] | Mapping[int, int]
 
 @dataclass(frozen=True, slots=True)
 class WaitCycle:
-    """A cycle of nodes, each of which waits for the one before it, with the ``turns`` that all these waits go back."""
+    """A cycle of ``nodes``, each of which waits for the one before it.
+
+    ``turns`` is the number of turns that these waits together go back. ``ratio`` is the time that the nodes take
+    together, divided by ``turns``.
+    """
 
     nodes: tuple[int, ...]
     turns: int
@@ -29,12 +34,15 @@ class WaitCycle:
 
 
 NO_CYCLE = WaitCycle((), 1, Fraction(0))
-"""The critical cycle of a system in which no cycle has any weight."""
+"""Stands for the critical cycle of a system in which no cycle takes any time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Critical:
-    """A cycle of the largest ratio, and the tight waits: a cycle has this ratio exactly if all its waits are tight."""
+    """A ``cycle`` with the largest ratio, and the waits of each node that are ``tight``.
+
+    Those are the waits that can be in such a cycle: a cycle has the largest ratio exactly if all its waits are tight.
+    """
 
     cycle: WaitCycle
     tight: Waits
@@ -73,7 +81,9 @@ class SteadyRun:
 
 
 def steady_run(waits: Waits, weights: Sequence[int], turns: Sequence[int]) -> SteadyRun:
-    """The earliest run that repeats in which each node n, in turn ``-turns[n]``, begins at time 0 or later.
+    """Returns the earliest run that repeats, for nodes that take ``weights``.
+
+    It is the earliest in which each node n, in turn ``-turns[n]``, begins at time 0 or later.
 
     Examples
     --------
@@ -90,10 +100,11 @@ def steady_run(waits: Waits, weights: Sequence[int], turns: Sequence[int]) -> St
 def longest_paths(
     waits: Waits, weights: Sequence[int], ratio: Fraction, starts: Iterable[int] | None = None
 ) -> tuple[list[int], Steps]:
-    """Returns the length and the last step of the longest path to each node; stops once a path closes a cycle.
+    """Returns for each node the length of the longest path to it, and the last step of this path.
 
-    ``ratio`` is subtracted from a length for every turn that a wait goes back. A path may begin at any node, whose
-    length is then its number in ``starts``, or 0 without ``starts``.
+    A length adds up the ``weights`` of the nodes, and ``ratio`` is subtracted for every turn that a wait goes back.
+    Lengths are in units of 1 / ``ratio.denominator``. A path may begin at any node, with the node's number in
+    ``starts``, or 0. The search stops as soon as the steps close a cycle: then there is no longest path.
     """
     # All lengths are multiplied by the ratio's denominator, so that they are integers.
     turn, unit = ratio.numerator, ratio.denominator
@@ -111,7 +122,7 @@ def longest_paths(
 
 
 def cycles_among(steps: Steps, weights: Weights) -> Iterator[WaitCycle]:
-    """Yields the cycles that the steps close. A node has at most one step, so it is on at most one cycle."""
+    """Yields the cycles that the ``steps`` close; as a node has at most one step, it is on at most one cycle."""
     start_of: dict[int, int] = {}
     for start in steps:
         node = start
@@ -133,7 +144,7 @@ def _cycle(end: int, steps: Steps, weights: Weights) -> WaitCycle:
 
 
 def _tight(waits: Waits, weights: Sequence[int], ratio: Fraction, ends: Sequence[int]) -> Waits:
-    """The tight waits of each node: those on a longest path to it, by the lengths ``ends`` of `longest_paths`."""
+    """Returns the tight waits of each node: those on a longest path to it, whose length ``ends`` has for each node."""
     turn, unit = ratio.numerator, ratio.denominator
     return [
         [(before, ago) for before, ago in waits[node] if ends[node] == ends[before] - ago * turn + weight * unit]

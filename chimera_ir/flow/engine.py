@@ -71,7 +71,9 @@ def play(lanes: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> Pla
 
 
 def ordered(before: Sequence[Sequence[int]]) -> list[int]:
-    """All events, event n after the events ``before[n]``; events that wait for ever are left out.
+    """Returns all events in an order in which event n comes after the events ``before[n]``.
+
+    Events that wait for ever, because they wait for each other, are left out.
 
     Examples
     --------
@@ -99,11 +101,11 @@ def ends(
     durations: Sequence[Time],
     earliest: Mapping[int, Time] | None = None,
 ) -> list[Time]:
-    """The end of each event, if each begins as soon as all that it waits for are over, and the first ones begin at 0.
+    """Returns the time at which each event ends, if each begins as soon as everything that it waits for has ended.
 
-    ``order`` has the events, each after all that it waits for; events that are left out count as over at 0.
-    ``before[n]`` are the events that event n waits for, the one before it in its lane included. ``earliest`` has for
-    some events a time, 0 or later, before which they do not begin.
+    ``order`` has the events, each after all that it waits for; an event that ``order`` lacks counts as ended at 0.
+    ``before[n]`` are the events that event n waits for, the one before it in its lane included; an event that waits for
+    none begins at 0. ``earliest`` has for some events a time, 0 or later, before which they do not begin.
     """
     times = [0 * duration for duration in durations]
     for event, time in (earliest or {}).items():

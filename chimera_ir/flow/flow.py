@@ -19,7 +19,7 @@ ABSENT = -1
 """The number of an operation that does not exist."""
 
 Numbered = Iterable[tuple[int, Operation]]
-"""Operations with their numbers. The caller chooses what the numbers count."""
+"""Operations, each after its number. The caller chooses what the numbers count, such as places in lanes."""
 
 
 class Flow:
@@ -48,7 +48,11 @@ class Flow:
         self._fill(numbers, numbered)
 
     def _fill(self, numbers: Mapping[frozenset[Kind], list[int]], numbered: Numbered) -> None:
-        """Enters the number of each operation, at its cells, in those lists of ``numbers`` whose key has its kind."""
+        """Writes the number of each operation into lists of ``numbers``, at the cells of its micro-batches and stage.
+
+        ``numbers`` has a list for each set of kinds that make, take or read a value; a list gets the operations of its
+        kinds.
+        """
         stages = self.stages
         entered = {kind: [column for kinds, column in numbers.items() if kind in kinds] for kind in self._reads}
         for number, operation in numbered:
@@ -60,7 +64,10 @@ class Flow:
                         column[cell] = number
 
     def needs(self, operation: Operation) -> tuple[int, ...]:
-        """The operations, by number, that make what an operation reads, each once; `ABSENT` for a missing one."""
+        """Returns the numbers of the operations that make what an operation reads, each once.
+
+        `ABSENT` stands for an operation that is missing.
+        """
         if isinstance(operation, Pair):
             return tuple(dict.fromkeys(chain.from_iterable(map(self.needs, operation.parts))))
         cell = operation.micros[0] * self.stages + operation.stage
@@ -93,7 +100,10 @@ class Flow:
 
     @cached_property
     def _last(self) -> dict[Value, list[int]]:
-        """The last operation that needs a received message or what is kept of it, by value and cell of the receiver."""
+        """The last operation that needs a received message or a value kept of it, as ``_last[value][cell]``.
+
+        The cell is that of the receiver.
+        """
         columns = {
             value: [self.takers[kept] for kept in (value, *follows(value)) if kept in self._taken]
             for value in self.makers
@@ -106,9 +116,9 @@ class Flow:
 def _kinds_by_value(
     kinds: tuple[Kind, ...], table: tuple[Value, ...]
 ) -> tuple[dict[Value, frozenset[Kind]], dict[Value, frozenset[Kind]], dict[tuple[Kind, Value], frozenset[Kind]]]:
-    """Returns the kinds that make each value of a table, the kinds that take it, and `sources`.
+    """Returns three mappings: a value to the kinds that make it, a value to the kinds that take it, and `sources`.
 
-    A value may be made again: then an operation reads the latest that was made before.
+    ``table`` has the values. If a value is made twice, an operation reads the one that was made last before it.
     """
     makes = {value: frozenset(kind for kind in kinds if value in kind.makes) for value in table}
     takes = {value: frozenset(kind for kind in kinds if value in kind.takes) for value in table}
@@ -116,10 +126,11 @@ def _kinds_by_value(
 
 
 def preceding(kinds: Iterable[Kind]) -> dict[Kind, frozenset[Kind]]:
-    """The kinds that must run before each kind, for the same micro-batch and stage, whichever other kinds run there.
+    """Maps each kind to the kinds that must run before it on the same micro-batch and stage.
 
-    A value of its own stage and slice that an operation reads has been made before by one of the value's makers. If it
-    has several, only the kinds that precede each of them, or are it, must have run.
+    They must do so whichever other kinds run there. A value of its own stage and slice that an operation reads has been
+    made before, by one of the value's makers. If there are several makers, only those kinds are sure to have run before
+    that are, or precede, every one of the makers.
     """
     rows = tuple(kinds)
     made = {value for row in rows for value in row.keeps_in_slice}
@@ -136,10 +147,10 @@ def preceding(kinds: Iterable[Kind]) -> dict[Kind, frozenset[Kind]]:
 
 
 def sources(kinds: Iterable[Kind]) -> dict[tuple[Kind, Value], frozenset[Kind]]:
-    """The kinds that can have made each value that a kind reads, by kind and value.
+    """Maps (kind, value that it reads) to the kinds that can have made this value.
 
-    They are the makers that need not run after the reader. A value of another slice may be made by its reader's own
-    kind.
+    They are the makers of the value that need not run after its reader. A value of another slice may be made by its
+    reader's own kind.
     """
     rows = tuple(kinds)
     before = preceding(rows)
@@ -155,9 +166,10 @@ def sources(kinds: Iterable[Kind]) -> dict[tuple[Kind, Value], frozenset[Kind]]:
 def _readable(
     columns: Mapping[tuple[Kind, Value], Sequence[int]], header: Header, kind: Kind, place: int, stage: Stage
 ) -> list[tuple[Sequence[int], int]]:
-    """The makers, by cell, of each value that ``kind`` reads, and the distance from the reader's cell to the maker's.
+    """Returns the makers of each value that ``kind`` reads on ``stage``: a list of them by cell, and a distance.
 
-    ``place`` is the slice of the micro-batch that the operation on ``stage`` is about.
+    The distance leads from the cell of the reader to the cell of the maker. ``place`` is the slice that the reader is
+    about; ``columns`` has the lists of makers by reading kind and value.
     """
     return [
         (columns[kind, value], maker - stage - value.slices_on * header.stages)
@@ -168,9 +180,9 @@ def _readable(
 
 
 def follows(value: Value) -> tuple[Value, ...]:
-    """The values that a stage makes and keeps after it has read ``value``; they may share memory with ``value``.
+    """Returns the values that a stage makes from ``value`` and keeps, directly or through others of them.
 
-    A value for another slice never does.
+    They may be in the same memory as ``value``. Values for another slice never are, and are left out.
     """
     reached: dict[Value, None] = {}
     pending = [value]
@@ -184,9 +196,9 @@ def follows(value: Value) -> tuple[Value, ...]:
 
 
 def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tuple[int, Message, Worker]]:
-    """Yields each message that a worker sends, in the order of the lane.
+    """Yields each message that a worker sends, in the order of its lane ``numbered``.
 
-    An entry is the number of the operation that makes the message, the message, and the receiver.
+    An entry is the number of the operation that makes the message, the message, and the worker that receives it.
     """
     pipe_of = header.pipe_of
     handed_on = {
@@ -204,6 +216,9 @@ def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tup
 
 
 def passed_on(header: Header, message: Message) -> list[Message]:
-    """The messages with the value of the same kind that a message's receiver makes in turn, for the stages after it."""
+    """Returns the messages in which the receiver of ``message`` hands its own value of that sort on to further stages.
+
+    For the output of stage 0 that stage 1 has received, it is the message with the output of stage 1 for stage 2.
+    """
     micros, _, stage, value = message
     return [Message(micros, stage, target, value) for target in header.readers(value, stage)]

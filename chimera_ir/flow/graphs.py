@@ -17,7 +17,7 @@ else:
 
 
 def digraph(nodes: Iterable[Mapping[str, object]], edges: Iterable[tuple[int, int, int]]) -> IntGraph:
-    """A graph of networkx: nodes by number, with their attributes, and edges with a delay."""
+    """Makes a graph of networkx: node n has the attributes ``nodes[n]``; an edge is (from, to, delay)."""
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from((number, dict(attributes)) for number, attributes in enumerate(nodes))
     graph.add_weighted_edges_from(edges, weight="delay")

@@ -1,4 +1,4 @@
-"""The waits for memory that moves between a worker and its host: where a lane waits for offloads and reloads.
+"""Decides where a lane waits for memory that moves between the worker and its host, that is for offloads and reloads.
 
     worker 0:                    worker 0:
       F m0 s0                      F m0 s0
@@ -12,11 +12,12 @@
                                    wait reload m0 s0
                                    B m0 s0
 
-A lane waits for any move before the next operation on the same micro-batch and stage, and for the oldest offload before
-an operation with which it would keep more activations than the declared bound; so a copy has all the time that memory
-allows. Without a bound it keeps as many as if it waited for each offload after the next operation that occupies the
-lane. The lanes of a stream wait where its turn does in the steady state. `live` counts what is kept by these waits,
-`net` lets operations wait for the moves, and `lower` writes the waits as lines.
+A lane waits for any move before the next operation on the same micro-batch and stage. It also waits for the oldest
+offload before an operation with which it would keep more activations than the declared bound. So a copy has all the
+time that memory allows. If no bound is declared, the bound is what the lane would keep if it waited for each offload
+after the next operation that occupies the lane. The lanes of a stream wait where its turn does in the steady state.
+`live` counts what is kept by these waits, `net` lets operations wait for the moves, and `lower` writes the waits as
+lines.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,13 +35,16 @@ MoveStep = Compute | WaitMove
 """A step of a lane at which what it keeps may change: an operation, or the wait for a move."""
 
 Waits = Mapping[int, Sequence[int]]
-"""The places of the moves that a lane waits for before each place; the key ``len(lane)`` is the end of the lane."""
+"""Maps a place of a lane to the moves that the lane waits for before it, each by its own place in the lane.
+
+The key ``len(lane)`` stands for the end of the lane.
+"""
 
 
 def waits_of(header: Header, lane: Sequence[Operation]) -> Waits:
-    """The waits of a lane, by the rule at the top of this file.
+    """Returns where a lane waits for its moves, by the rule at the top of this file.
 
-    If the lane has some updates of a stream, they are those of the stream's turn.
+    A lane that shows some updates of a stream waits where the turn of the stream does.
     """
     if not any(operation.kind.moves for operation in lane):
         return {}
@@ -53,7 +57,7 @@ def waits_of(header: Header, lane: Sequence[Operation]) -> Waits:
 
 
 def _waits(header: Header, lane: Sequence[Operation]) -> Waits:
-    """The waits of a lane that has moves."""
+    """Returns where a lane that has moves, and is not part of a stream, waits for them."""
     moving = next(operation.parts[0] for operation in lane if operation.kind.moves)
     worker = header.worker(moving.micros[0], moving.stage)
     declared = [bound.limits[worker] for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS]
@@ -62,7 +66,10 @@ def _waits(header: Header, lane: Sequence[Operation]) -> Waits:
 
 
 def _shown(header: Header, lane: Sequence[Compute], turn: Turn) -> Waits | None:
-    """The waits in a lane of some updates of the stream with this turn; None if the turn does not give the lane."""
+    """Returns where a lane of some updates of a stream waits for its moves, if ``turn`` is the turn of the stream.
+
+    The result is None if the turn, over and over, does not make this lane.
+    """
     lines = [*computes(turn.instructions)]
     waits = waits_in_turn(header, lines)
     steps: list[Instruction] = []
@@ -85,10 +92,10 @@ def _shown(header: Header, lane: Sequence[Compute], turn: Turn) -> Waits | None:
 
 
 class _MovingLane:
-    """A walk along a lane that finds its ``waits``, and the most units of activations that it keeps, its ``peak``.
+    """A walk along a lane that finds where it waits for its moves (``waits``) and the most activations that it keeps.
 
-    With a ``limit`` the lane waits for an offload only where it would otherwise keep more than that; without a limit,
-    after the next operation that occupies the lane.
+    ``peak`` is that number, in `Header.units`. With a ``limit`` the lane waits for an offload only where it would
+    otherwise keep more than that; without a limit, after the next operation that occupies the lane.
     """
 
     def __init__(self, header: Header, lane: Sequence[Operation], limit: int | None) -> None:
@@ -124,9 +131,9 @@ class _MovingLane:
 
 
 def made_and_freed(header: Header, operation: Operation) -> tuple[int, int]:
-    """The units (`Header.units`) of M_a that an operation adds from its start on, and that it frees at its end.
+    """Returns how many units of activations an operation adds when it starts, and how many it frees when it ends.
 
-    Operands that take the place of activations count as neither added nor freed.
+    `Header.units` of them are one M_a. Operands that take the place of activations count as neither added nor freed.
     """
     made = freed = 0
     for part in operation.parts:
@@ -139,7 +146,7 @@ def made_and_freed(header: Header, operation: Operation) -> tuple[int, int]:
 
 
 def waits_in_turn(header: Header, operations: Sequence[Operation]) -> Waits:
-    """The waits of a turn of a stream in its steady state.
+    """Returns where a turn of a stream waits for moves in the steady state; ``operations`` are those of the turn.
 
     Places are counted from the first operation of the turn, so the moves of earlier turns have negative places.
     """
@@ -152,7 +159,7 @@ def waits_in_turn(header: Header, operations: Sequence[Operation]) -> Waits:
 
 
 def _until_settled(header: Header, turn: Sequence[Compute]) -> list[Compute]:
-    """The lane of a stream up to the end of a turn that waits as all later ones do.
+    """Returns the first turns of a stream, one after another, up to one that waits for moves as all later ones do.
 
     Once all micro-batches that a turn is about exist, the oldest offload that may still be under way depends only on
     the turn before.
@@ -165,13 +172,16 @@ def _until_settled(header: Header, turn: Sequence[Compute]) -> list[Compute]:
 
 
 def most_kept(header: Header, lane: Sequence[Operation], limit: int) -> int:
-    """The most units of activations that a lane, or the turn of a stream, keeps if it waits by this ``limit``."""
+    """Returns the most activations, in `Header.units`, that a lane keeps if it waits for offloads only above ``limit``.
+
+    Of a stream, ``lane`` is the turn.
+    """
     steps = _until_settled(header, singles(lane)) if header.asynchronous and lane else lane
     return _MovingLane(header, steps, limit).peak
 
 
 def leaves(move: Operation) -> bool:
-    """Whether a move goes to the host."""
+    """Whether a move is an offload, so that what it moves leaves the worker."""
     return any(part.kind.offloads for part in move.parts)
 
 
@@ -181,9 +191,9 @@ def _cells(operation: Operation) -> Iterator[tuple[Micro, Stage]]:
 
 
 def waited(lane: Sequence[Operation], moves: Iterable[int], period: int = 0) -> Iterator[WaitMove]:
-    """The lines that wait for the moves at some places of a lane.
+    """Yields the lines that wait for some moves of a lane; ``moves`` are their places in it.
 
-    If the lane is a turn of a stream, ``period`` is the stream's, and places of earlier turns are negative.
+    If the lane is a turn of a stream, ``period`` is the period of the stream, and places of earlier turns are negative.
     """
     for turn, place in (divmod(move, len(lane)) for move in moves):
         for part in lane[place].parts:
@@ -191,12 +201,12 @@ def waited(lane: Sequence[Operation], moves: Iterable[int], period: int = 0) -> 
 
 
 def to_its_end(operation: Operation) -> tuple[MoveStep, ...]:
-    """The computations of an operation, then, if it moves memory, the wait for it."""
+    """Returns an operation alone (a pair as its two sides); if it moves memory, also the wait for it."""
     return (*operation.parts, *waited([operation], [0] if operation.kind.moves else []))
 
 
 def with_waits(header: Header, lane: Sequence[Operation]) -> Iterator[MoveStep]:
-    """The computations of a lane one by one, with the waits for its moves."""
+    """Yields the operations of a lane (a pair as its two sides) and, where the lane waits for its moves, the waits."""
     waits = waits_of(header, lane)
     for place, operation in enumerate(lane):
         yield from waited(lane, waits.get(place, ()))

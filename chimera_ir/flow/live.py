@@ -1,10 +1,9 @@
-"""The walk along the lifetimes of values: what a lane keeps at any time, by the unit in which a value counts.
+"""Counts what a lane keeps at any time, from where its operations make values and free them.
 
-F m0 s0     activations +1
-F m1 s0     activations +1    the peak: 2
-I m0 s0     activations -1, operands +1
-W m0 s0     operands -1
-B m1 s0     activations -1
+Values are counted in units of their own (`Counted`):
+
+F m0 s0     activations +1 F m1 s0     activations +1    the peak: 2 I m0 s0     activations -1, operands +1 W m0 s0
+operands -1 B m1 s0     activations -1
 """
 
 from collections import Counter
@@ -24,14 +23,17 @@ K = TypeVar("K")
 
 
 class Highest(NamedTuple):
-    """The highest total reached while changes are added up in order, and the index of the change that did it."""
+    """The highest total that changes reach when they are added up in order (``amount``).
+
+    ``change`` is the index, among all changes, of the one that first reaches it.
+    """
 
     amount: int
     change: int
 
 
 def highest_by_key(changes: Iterable[tuple[K, int]]) -> dict[K, Highest]:
-    """The highest total of each key, while changes (key, amount added) are added up in order.
+    """Adds up changes, each (key, amount added), in order; returns the highest total that each key reaches.
 
     Keys whose total never exceeds 0 are left out.
     """
@@ -45,11 +47,11 @@ def highest_by_key(changes: Iterable[tuple[K, int]]) -> dict[K, Highest]:
 
 
 def repeated(changes: Iterable[tuple[K, int, int | Fraction]]) -> Iterator[tuple[K, int]]:
-    """Yields the changes of a turn that repeats without end, after changes that add what exists when it begins.
+    """Yields the changes of a turn that repeats without end, after changes for what exists when it begins.
 
-    A change is a key, the amount added, and the number of the turn to which the thing belongs, counted from this turn.
-    Each thing is added once and taken away once. If a turn adds a thing of turn i and takes one of turn j away, i - j
-    things exist when a turn begins.
+    A change is yielded as (key, amount). It is given as a key, the amount added, and the number of the turn to which
+    the thing belongs, counted from this turn. Each thing is added once and taken away once. If a turn adds a thing of
+    turn i and takes one of turn j away, i - j things exist when a turn begins.
 
     Examples
     --------
@@ -82,16 +84,16 @@ def most_at_once(lifetimes: Iterable[tuple[K, int, int]]) -> dict[K, int]:
 
 
 KeptChange = tuple[MoveStep, Counted, int]
-"""A change to what a stage keeps: the step that makes it, the unit, and the amount added.
+"""A change to what a stage keeps: the step that makes it, the unit that is counted, and how much is added.
 
-The step is an operation or the wait for a move of memory. `Header.units` of an amount are a whole micro-batch.
+The step is an operation or the wait for a move of memory. An amount of `Header.units` is a whole micro-batch.
 """
 
 
 def changes(
     header: Header, lane: Iterable[MoveStep], units: Collection[Counted] = tuple(Counted)
 ) -> Iterator[KeptChange]:
-    """Yields how the operations of a lane change what is kept in some units, in order.
+    """Yields the changes that the operations of a lane make to what is kept, in order, counted in ``units``.
 
     What an operation makes exists while it runs, and so does what it frees; only operands come after it, in place of
     the activations that are freed. A value that no operation frees does not count. What a move frees is there until the
@@ -120,14 +122,18 @@ def _changes_with_moves(
 
 
 def is_at_end(step: MoveStep, unit: Counted, amount: int) -> bool:
-    """Whether a change counts from the end of its operation on: what is freed, and operands in its place."""
+    """Whether a change counts only from the end of its operation on.
+
+    Such are changes that free something, and operands, which come in place of the activations that are freed.
+    """
     return amount < 0 or (unit is Counted.OPERANDS and not step.kind.moves)
 
 
 def waiting(header: Header) -> dict[Kind, int]:
-    """The number of values that an operation of each kind adds to what a stage keeps of a micro-batch.
+    """Returns for each kind how many values an operation adds to what its stage keeps of a micro-batch.
 
-    Values that it frees are subtracted. Neither carries nor values on the host count.
+    The values that it frees are subtracted, so the number may be negative. Neither carries nor values on the host
+    count.
     """
     values = (value for kind in header.kinds for value in kind.keeps_in_slice)
     units = dict.fromkeys(value.counted for value in values if value.counted not in ON_HOST_UNITS)
@@ -136,11 +142,14 @@ def waiting(header: Header) -> dict[Kind, int]:
 
 
 _Effects = tuple[tuple[Counted, int], ...]
-"""The changes by an operation, in order: a unit, and the amount for each micro-batch, or for the length of a slice."""
+"""The changes that an operation makes, in order, each as (unit, amount).
+
+The amount is that of one micro-batch or, with slices, the length of a slice.
+"""
 
 
 def _effects(header: Header, units: tuple[Counted, ...]) -> Mapping[Kind, Sequence[_Effects]]:
-    """The changes in ``units`` by operations of each kind on each slice of a micro-batch."""
+    """Returns for each kind, and for each slice of a micro-batch, the changes in ``units`` that its operation makes."""
     return _effects_of(header.kinds, units, header.slice_lengths)
 
 
@@ -171,22 +180,25 @@ def _effects_of(
 
 
 def _maker(kind: Kind, value: Value, place: int) -> int:
-    """The slice that made a value which an operation on slice ``place`` frees.
+    """Returns the slice that made ``value``, which an operation of this kind on slice ``place`` frees.
 
-    If the operation reads the value, it is the slice from which it reads, else its own.
+    It is the slice from which the operation reads the value or, if it does not read it, its own.
     """
     return place - value.slices_on if value in kind.reads else place
 
 
 class Peak(NamedTuple):
-    """The most that is kept, and the operation that reaches it first; None if nothing is ever kept."""
+    """The most that a lane keeps at any time (``amount``), and the first step with which it keeps so much.
+
+    ``at`` is None if nothing is ever kept.
+    """
 
     amount: int
     at: MoveStep | None
 
 
 def peaks(level: Schedule | Program, *units: Counted) -> tuple[Peak, ...]:
-    """The peak of each worker of what is kept in some units, counted as in `changes`.
+    """Returns for each worker the most that it keeps at any time of what counts in one of ``units``, as in `changes`.
 
     Stages are added up. A pair counts as its forward, then its backward, so both are there at once. What a move takes
     away is kept until the lane has waited for the move; in a schedule, which has no waits, `flow.host_moves` says where
@@ -202,36 +214,36 @@ def peaks(level: Schedule | Program, *units: Counted) -> tuple[Peak, ...]:
 
 
 def _steps(level: Schedule | Program) -> Iterator[Iterable[MoveStep]]:
-    """Yields the steps of each lane."""
+    """Yields for each lane its operations and its waits for moves, in order."""
     if isinstance(level, Program):
         return (parts.steps for parts in level.parts)
     return map(singles if level.header.lanes_only else partial(with_waits, level.header), level.lanes)
 
 
 def activations(level: Schedule | Program) -> tuple[Peak, ...]:
-    """The `peaks` of live micro-batches.
+    """Returns for each worker the most live micro-batches, added up over stages (`peaks`).
 
     A micro-batch is live on a stage from its forward, or from its recomputation if the stage recomputes, until no later
-    operation there needs anything of it.
+    operation there needs anything of it. What is on the host does not count.
     """
     return peaks(level, *ON_WORKER)
 
 
 def on_host(level: Schedule | Program) -> tuple[Peak, ...]:
-    """The `peaks` of what is in the memory of the host: activations, and operands, in which activations live on."""
+    """Returns for each worker the most micro-batches whose activations or operands are in host memory (`peaks`)."""
     return peaks(level, *ON_HOST_UNITS)
 
 
 def inputs(level: Schedule | Program) -> tuple[Peak, ...]:
-    """The `peaks` of inputs that are kept for recomputation."""
+    """Returns for each worker the most inputs that its stages keep for recomputation (`peaks`)."""
     return peaks(level, Counted.INPUT)
 
 
 def between_halves(level: Schedule | Program) -> tuple[Peak, ...]:
-    """The `peaks` of micro-batches between the halves of their backward."""
+    """Returns for each worker the most micro-batches between the two halves of a split backward (`peaks`)."""
     return peaks(level, Counted.OPERANDS)
 
 
 def whole(header: Header, peaks: Iterable[Peak]) -> tuple[Fraction, ...]:
-    """The amounts of peaks in M_a (section 3.3), that is in whole micro-batches, added up over stages."""
+    """Returns the amounts of peaks in M_a (section 3.3): in whole micro-batches, added up over a worker's stages."""
     return tuple(Fraction(peak.amount, header.units) for peak in peaks)

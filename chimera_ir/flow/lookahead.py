@@ -1,4 +1,4 @@
-"""The updates that must be given before a worker may run a turn of a stream.
+"""Finds how many updates a training loop must have given before a worker may run a turn of a stream.
 
 On every worker a training loop gives the mini-batch of one update after the other, and the worker runs the turns that
 are about the updates given so far. In such a turn it must never wait for what another worker does only when a further
@@ -48,9 +48,9 @@ class RunnableTurn:
 
 
 class _Wait(NamedTuple):
-    """A line at ``place`` of its turn that waits for a line of another worker, ``posted`` in that worker's turn.
+    """A wait of a line at ``place`` of a worker's turn for a line at ``posted`` of the turn of worker ``other``.
 
-    ``later`` is the number of the other worker's turn minus the number of the turn that waits.
+    The awaited line runs in the other worker's turn that has a number higher by ``later``, which may be negative.
     """
 
     place: int
@@ -60,9 +60,9 @@ class _Wait(NamedTuple):
 
 
 def runnable_turns(stream: ProgramStream) -> list[RunnableTurn]:
-    """Returns each worker's turn with its ``ahead``; a turn may begin at another line than in the stream.
+    """Returns the turn of each worker with the number of updates that it needs (``ahead``).
 
-    The stream is a program without errors by any rule.
+    A turn may begin at another line than in the stream. The stream is a program without errors by any rule.
     """
     header = stream.header
     lengths = [max(1, len(turn.instructions)) for turn in stream.turns]
@@ -98,12 +98,12 @@ def lag(turns: Sequence[RunnableTurn]) -> int:
 
 
 def _ahead(header: Header, turns: int) -> int:
-    """The ``ahead`` of a worker that, given the updates of turn 0, can run the turns before turn ``turns``."""
+    """The ``ahead`` of a worker that, once the updates of turn 0 are given, can run the turns before turn ``turns``."""
     return (2 - turns) * header.per_turn - 1
 
 
 def _own_end(header: Header, turn: Turn) -> int:
-    """The number of a worker's lines, from turn 0 on, before its first line about an update after those of turn 0."""
+    """Counts the lines of a worker, from turn 0 on, before its first line about an update after those of turn 0."""
     length = len(turn.instructions)
     return min(
         ((1 - _turn_of(header, line)) * length + place for place, line in enumerate(turn.instructions)), default=1
@@ -111,13 +111,13 @@ def _own_end(header: Header, turn: Turn) -> int:
 
 
 def _turn_of(header: Header, line: Instruction) -> int:
-    """The turn to which the micro-batches or the update of a line belong."""
+    """The turn to which the last micro-batch, or the update, of a line belongs."""
     _, last, of_updates = extent(line)
     return last // (header.per_turn if of_updates else header.period)
 
 
 def _waits(stream: ProgramStream) -> list[list[_Wait]]:
-    """The waits of each worker for lines of other workers."""
+    """Returns for each worker the waits in its turn for lines of other workers."""
     header = stream.header
     posts: dict[_Key, list[tuple[int, int, int]]] = {}
     for worker, turn in enumerate(stream.turns):
@@ -138,13 +138,13 @@ def _waits(stream: ProgramStream) -> list[list[_Wait]]:
 
 
 _AWAITED: dict[type[Instruction], type[Instruction]] = {WaitRecv: Send, WaitSend: Recv, WaitAllReduce: AllReduce}
-"""The kind of line, on another worker, that each kind of wait waits for."""
+"""Maps each type of wait to the type of the line, on another worker, that ends the wait."""
 
 
 def _key(header: Header, posted: type[Instruction], line: Instruction) -> tuple[_Key, int]:
-    """Returns a key for the message or sum of a line, equal in every turn, and the number of the turn it belongs to.
+    """Returns a key of the message or sum that a line is about, and the number of the turn to which that belongs.
 
-    ``posted`` is the type of the line that posts it.
+    The key is the same in every turn. ``posted`` is the type of the line that sends, receives or launches it.
     """
     first, number = in_turn(header, line)
     if isinstance(first, AllReduce | WaitAllReduce):
@@ -154,7 +154,7 @@ def _key(header: Header, posted: type[Instruction], line: Instruction) -> tuple[
 
 
 def _whole_turns(waits: Sequence[Sequence[_Wait]], turns: Sequence[int]) -> list[int] | None:
-    """The number of whole turns that each worker can end; None where workers wait in a cycle, so that no turn ends.
+    """Returns how many whole turns each worker can end; None if workers wait in a cycle, so that no turn ends.
 
     The numbers begin as ``turns``, which each worker's own lines allow. Each pass over the waits lowers them to what
     the waits allow, until nothing changes.
@@ -170,9 +170,9 @@ def _whole_turns(waits: Sequence[Sequence[_Wait]], turns: Sequence[int]) -> list
 
 
 def _lines_run(waits: Sequence[Sequence[_Wait]], ends: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """The number of lines, at most ``ends``, that each worker can run before its first line that waits for ever.
+    """Returns how many lines, at most ``ends``, each worker can run before its first line that waits for ever.
 
-    ``lengths`` has the number of lines in a turn of each worker.
+    ``waits`` has the waits of each worker, ``lengths`` the number of lines in its turn.
     """
     ends, changed = [*ends], True
     while changed:

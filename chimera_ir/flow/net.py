@@ -1,4 +1,4 @@
-"""The net of a schedule: which compute operation waits for which.
+"""Makes the net of a schedule: which compute operation waits for which.
 
 An operation waits for the operations that make the values it reads, for those before it in its lane that `queued`
 gives, and in a stream for the steps that make the weights it reads.
@@ -21,10 +21,10 @@ from chimera_ir.ir.ops import Compute, Operation, singles
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """The operations of a schedule by number, counted lane by lane; ``lanes[w]`` are the numbers of worker w's.
+    """The operations of a schedule, numbered lane by lane, and the operations that each waits for (``predecessors``).
 
-    ``order`` has each operation after all its predecessors. If a schedule has a cycle, the operations that wait for
-    ever are not in ``order``.
+    ``lanes[w]`` are the numbers of worker w's operations. ``order`` has each operation after all its predecessors. If a
+    schedule has a cycle, the operations that wait for ever are not in ``order``.
     """
 
     schedule: Schedule
@@ -34,16 +34,23 @@ class Net:
     order: Sequence[int]
 
     def ends(self, durations: Sequence[Time], earliest: Mapping[int, Time] | None = None) -> list[Time]:
-        """The end of each operation if it starts once all its predecessors are over, and not before ``earliest``."""
+        """Returns the time at which each operation ends, if it begins as soon as all its predecessors have ended.
+
+        ``durations`` has the time that each takes. ``earliest`` has for some operations a time before which they do not
+        begin.
+        """
         return ends(self.order, self.predecessors, durations, earliest)
 
 
 Reads = Sequence[tuple[int, ...]]
-"""The reads of every operation, counted lane by lane: the operations, by number, that make the values it reads."""
+"""The numbers of the operations that make the values each operation reads; all are numbered lane by lane."""
 
 
 def reads_of(schedule: Schedule) -> Reads:
-    """The reads of a schedule without errors by the rules "complete" and "placed"."""
+    """Returns for each operation of a schedule the operations that make the values it reads.
+
+    The schedule has no errors by the rules "complete" and "placed".
+    """
     operations = tuple(chain.from_iterable(schedule.lanes))
     return list(map(Flow(schedule.header, enumerate(operations)).needs, operations))
 
@@ -65,7 +72,10 @@ def net_of(schedule: Schedule) -> Net:
 
 
 def _waits(schedule: Schedule, lanes: Sequence[range]) -> list[tuple[int, ...]]:
-    """The operations, by number, that each operation waits for: for values, for steps, and in its lane."""
+    """Returns for each operation the numbers of all that it waits for: for values, for steps, and in its lane.
+
+    ``lanes`` has the numbers of the operations of each lane.
+    """
     reads = reads_of(schedule)
     lasts = chain.from_iterable(map(partial(queued, schedule.header), schedule.lanes, lanes))
     before = [read if read[-1:] == last else (*read, *last) for read, last in zip(reads, lasts, strict=True)]
@@ -77,10 +87,11 @@ def _waits(schedule: Schedule, lanes: Sequence[range]) -> list[tuple[int, ...]]:
 
 
 def queued(header: Header, lane: Iterable[Operation], numbers: Sequence[int]) -> Iterable[tuple[int, ...]]:
-    """The numbers of the operations that each operation of a lane follows; ``numbers`` are those of the lane.
+    """Returns for each operation of a lane the numbers of the operations in the lane that must end before it begins.
 
-    An operation follows the last one before it that occupies the worker's lane and, if it occupies another resource,
-    also the last one before it that occupies that resource; and the moves that the lane has waited for before it.
+    ``numbers`` has the number of each operation of the lane. An operation follows the last one before it that occupies
+    the worker's lane and, if it occupies another resource, also the last one before it that occupies that resource. It
+    also follows the moves that the lane has waited for before it.
     """
     if header.lanes_only:
         return chain([()][: len(numbers)], zip(numbers[:-1], strict=True))
@@ -90,7 +101,10 @@ def queued(header: Header, lane: Iterable[Operation], numbers: Sequence[int]) ->
 
 
 def queued_by_resource(lane: Iterable[Operation], numbers: Sequence[int], waits: Waits) -> Iterator[tuple[int, ...]]:
-    """Yields the result of `queued`; ``waits`` has the moves, by number, that the lane waits for before each place."""
+    """Yields what `queued` returns.
+
+    ``waits`` maps a place of the lane to the numbers of the moves that the lane waits for before it.
+    """
     last: dict[Resource, int] = {}
     # The moves that the lane has waited for since the last operation that occupies it.
     awaited: list[int] = []
@@ -105,10 +119,10 @@ def queued_by_resource(lane: Iterable[Operation], numbers: Sequence[int], waits:
 
 
 def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, Iterable[int]]]:
-    """Yields the waits for steps between updates: an operation, and the operations that it waits for.
+    """Yields an operation that must wait for the step of an update, and the operations that the step itself waits for.
 
-    The first operation of a lane on each resource that needs the step of an update waits for the last operations that
-    add to the update. Later operations on the resource then wait for the step as well.
+    In a lane, of the operations on each resource that need the step, only the first is yielded; later ones follow it.
+    The step waits for the last operations that add to the gradients of the update.
     """
     if not schedule.header.steps_inside:
         return
@@ -130,9 +144,9 @@ def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, It
 
 
 def places_after(header: Header, lane: Iterable[Operation]) -> dict[WeightGroup, list[int]]:
-    """The place of the first operation in a lane of a stream that must come after each update, by group and update.
+    """Returns for each weight group the place of the lane's first operation that must come after each update.
 
-    Updates that no operation must come after are left out.
+    It is entry u of the group's list for update u. Updates that no operation must come after are left out.
     """
     places: dict[WeightGroup, list[int]] = defaultdict(list)
     groups_with = header.groups_with
@@ -151,7 +165,7 @@ def _parts(numbers: range, lane: Sequence[Operation]) -> Iterator[tuple[int, Com
 
 
 def newest(header: Header, operation: Compute) -> int:
-    """The newest version of its stage that must exist before an operation starts.
+    """Returns the newest version of the stage's weights that must exist before an operation begins.
 
     It is the version that the operation reads. If the operation adds to gradients, the step of the update before must
     have been made as well.
@@ -161,6 +175,6 @@ def newest(header: Header, operation: Compute) -> int:
 
 
 def numbered(schedule: Schedule) -> tuple[range, ...]:
-    """The operations of each lane by number, counted lane by lane."""
+    """Numbers all operations lane by lane; returns the numbers of each lane."""
     bounds = accumulate((len(lane) for lane in schedule.lanes), initial=0)
     return tuple(range(start, end) for start, end in pairwise(bounds))

@@ -27,11 +27,11 @@ from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.streams import ScheduleStream
 
 _Marks = dict[WeightGroup, list[tuple[int, int]]]
-"""The operations of a turn that use a group's weights: the place of each, and an update or a version."""
+"""The operations of a turn that use a weight group's weights, by group: each as (place, an update or a version)."""
 
 
 class TurnLane:
-    """The lane of a worker: its operations in turn 0, numbered as nodes from ``first`` on, and how they use weights.
+    """The turn of a worker as nodes of a net, numbered from ``first`` on, and the weights that its operations use.
 
     For each group and operation, ``needs`` has the version that must exist before the operation starts, ``reads`` the
     version that it reads, and ``sums`` the update to whose gradients it adds.
@@ -51,36 +51,42 @@ class TurnLane:
                     self.sums[group].append((place, header.update_of(operation.micros)))
 
     def node(self, place: int) -> tuple[int, int]:
-        """The node of the operation at a place, and its turn."""
+        """Returns the node of the operation at ``place`` of the lane, and the number of the turn in which it is."""
         turn, inside = divmod(place, self.length)
         return self.first + inside, turn
 
     def place(self, node: int, turn: int) -> int:
-        """The place of the operation of a node in a turn."""
+        """Returns the place in the lane of the operation that is ``node`` in turn number ``turn``."""
         return node - self.first + turn * self.length
 
     def first_need(self, group: WeightGroup, version: int, early: Iterable[tuple[int, int]] = ()) -> int:
-        """The first place, in any turn, that needs a version or a later one, by ``needs`` or by the marks ``early``."""
+        """Returns the first place, in any turn, whose operation needs ``version`` of a group or a later version.
+
+        Which version an operation needs is in ``needs`` or in ``early``, as further pairs (place in turn 0, version).
+        """
         return min(
             place - self.length * ((need - version) // self.per_turn) for place, need in (*self.needs[group], *early)
         )
 
     def last(self, marks: Iterable[tuple[int, int]], number: int) -> int | None:
-        """The last place, in any turn, with ``number`` as its version or update; None if there is no such place."""
+        """Returns the last place, in any turn, whose operation has ``number`` as its version or update.
+
+        ``marks`` are pairs (place in turn 0, version or update). The result is None if there is no such place.
+        """
         turns = ((place, *divmod(number - have, self.per_turn)) for place, have in marks)
         return max((place + self.length * turn for place, turn, rest in turns if not rest), default=None)
 
 
 @dataclass(frozen=True)
 class TurnNet:
-    """The net of a turn; node n is ``operations[n]``."""
+    """The net of a turn: its nodes are the operations of one turn of every worker, and node n is ``operations[n]``."""
 
     header: Header
     lanes: Sequence[TurnLane]
 
     @cached_property
     def operations(self) -> list[Compute]:
-        """The operations of all turns, lane by lane."""
+        """The operations of one turn of each worker, lane by lane."""
         return [operation for lane in self.lanes for operation in lane.operations]
 
     @cached_property
@@ -95,14 +101,17 @@ class TurnNet:
         return [tuple(waits.items()) for waits in nearest]
 
     def _queues(self) -> Iterator[tuple[int, int, int]]:
-        """Yields the waits for earlier operations of the same lane, and for moves that the lane has waited for."""
+        """Yields the waits within a lane: for earlier operations, and for moves that the lane has waited for.
+
+        A wait is (node, the node that it waits for, how many turns ago that is).
+        """
         for lane in self.lanes:
             for place, before in enumerate(self._queued(lane)):
                 for other, turn in map(lane.node, before):
                     yield lane.first + place, other, -turn
 
     def _queued(self, lane: TurnLane) -> Iterable[Iterable[int]]:
-        """The places that each operation of a turn follows, as in `flow.net.queued`."""
+        """Returns for each operation of a turn the places in its lane that it follows, as in `flow.net.queued`."""
         if self.header.lanes_only:
             return ((place - 1,) for place in range(lane.length))
         # In the second of two turns in a row, all that an operation follows is there.
@@ -115,7 +124,7 @@ class TurnNet:
         return islice(queued_by_resource(lane.operations * 2, places, waits), lane.length, None)
 
     def _data(self) -> Iterator[tuple[int, int, int]]:
-        """Yields the waits for operations that make what others read."""
+        """Yields the waits for operations that make values, each as (reader, maker, how many turns ago that is)."""
         for node, operation in enumerate(self.operations):
             for micro in operation.micros:
                 turn, single = divmod(micro, self.header.period)
@@ -125,7 +134,7 @@ class TurnNet:
 
     @cached_property
     def flow(self) -> Flow:
-        """The flow of values about the micro-batches of turn 0; `at` says what its numbers mean."""
+        """The operations that make and take the values of turn 0's micro-batches; `at` says what the numbers mean."""
         period = self.header.period
         numbered = [
             (node + (self._latest - micro // period) * len(self.operations), kind, Micro(micro % period), stage)
@@ -136,17 +145,17 @@ class TurnNet:
         return Flow(self.header, ((number, Compute(kind, (micro,), stage)) for number, kind, micro, stage in numbered))
 
     def at(self, number: int) -> tuple[int, int]:
-        """The node of an operation of `flow`, and the turn of its lane in which it is."""
+        """Returns the node of an operation, given by its number in `flow`, and the turn of its lane in which it is."""
         turn, node = divmod(number, len(self.operations))
         return node, turn - self._latest
 
     @cached_property
     def _latest(self) -> int:
-        """The most turns by which a micro-batch of any operation is later than the turn in which the operation runs."""
+        """The most turns by which an operation takes a micro-batch of a later turn than the one in which it runs."""
         return max((max(o.micros) // self.header.period for o in self.operations), default=0)
 
     def _steps(self) -> Iterator[tuple[int, int, int]]:
-        """Yields the waits for steps.
+        """Yields the waits for steps, each as (node, the node that it waits for, how many turns ago that is).
 
         The first operation of a lane that needs a step waits for the last ones, in all lanes, that add to its update.
         """
