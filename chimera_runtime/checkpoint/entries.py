@@ -27,7 +27,11 @@ class Stateful(Protocol):
 
 
 def states_of(what: str, values: Mapping[str, Stateful]) -> dict[str, Any]:
-    """Asks objects for their states, by name."""
+    """Returns the ``state_dict()`` of each object in ``values``, by the object's name.
+
+    ``what`` is the name of the mapping itself, such as ``of_rank``: if an object raises, the error names it as
+    ``of_rank['name']``.
+    """
     states = {}
     for name, value in values.items():
         with UserCode(f"state_dict() of {what}[{name!r}]", FAILED):

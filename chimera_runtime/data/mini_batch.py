@@ -207,9 +207,10 @@ _PLACES = {"[0]": "the input", "[1]": "the target", "[2]": "the keyword argument
 
 
 def require_cut(triple: Triple, items: int, name: str) -> None:
-    """Raises `Misuse` unless inputs, target and keyword arguments of ``items`` items can be cut into smaller parts.
+    """Raises `Misuse` if inputs, target or keyword arguments of ``items`` items cannot be cut into smaller parts.
 
-    What cannot be cut is a value that may hold something for each item.
+    Tensors are cut, and plain values such as numbers go whole to every part. Any other value may hold something for
+    each item, such as a list with a string for each, and cannot be cut. ``name`` is what the message calls the whole.
     """
     uncut = obstacle(triple, items)
     if uncut is not None:

@@ -16,9 +16,12 @@ _NAME = "_name_in_model"
 
 
 def bound(function: Callable[..., Any], positional: int, offered: Mapping[str, Any], file: Path) -> Callable[..., Any]:
-    """Binds the ``offered`` arguments that a function takes by name; calls give its ``positional`` first ones.
+    """Returns the function with those of the ``offered`` arguments filled in that it has as parameters, by name.
 
-    Raises `Misuse` if the function needs an argument that is not offered.
+    Whoever calls the result gives only the first ``positional`` arguments of the function, by position.
+
+    Raises `Misuse` if the function needs a further argument that is not offered; the message names ``file``, in which
+    the function is defined.
     """
     by_name = _by_name(function, positional)
     by_keyword = {p.name: offered[p.name] for p in by_name if p.name in offered}

@@ -36,8 +36,9 @@ FirstInputs = tuple[Any, Keywords]
 class VaryingShapes:
     """Fits the stages of this rank to the shapes of each update; other copies may have other shapes.
 
-    Make it while the feed has the example as update 0. All ranks of a copy look at the input of the first micro-batch
-    of each update. So they know without a message which shapes the update has, and whether these are new.
+    Its shapes at the start are those of the example: make it before training, while the feed still holds the example in
+    the place of update 0. All ranks of a copy look at the input of the first micro-batch of each update. So they know
+    without a message which shapes the update has, and whether these are new.
     """
 
     world: World

@@ -147,7 +147,10 @@ class State:
 
     @property
     def _leader(self) -> int:
-        """The first rank of the default process group with parts of the same parameters; this one if they are whole."""
+        """The rank that exports weights for this one: the first of all ranks that hold parts of the same parameters.
+
+        Ranks are those of the default process group. If this rank's parameters are whole, it is this rank itself.
+        """
         return min([int(mesh.mesh.min()) for mesh in meshes_of(self.parameters.values())], default=self.rank)
 
     def wait_for_verdict(self, patience: float) -> str | None:
