@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Generator
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -88,14 +89,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
+def import_share(config: pytest.Config) -> None:
+    """Has each of several workers that collect everything import other files first.
+
+    pytest changes the assertions of a file that it imports, and keeps the bytecode: so a worker changes a share of the
+    files, and finds what the others have made of the rest.
+    """
+    worker = getattr(config, "workerinput", None)
+    if worker is None or not any(Path(word).resolve() == TESTS for word in config.args):
+        return
+    files = sorted(TESTS.rglob("test_*.py"))
+    for path in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        with suppress(Exception, pytest.skip.Exception):  # which are met again where they are reported
+            import_module(".".join(path.relative_to(TESTS.parent).with_suffix("").parts))
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Collects tests, not garbage; garbage is looked for in what comes later, and less often than Python does.
 
     A pass of the compiler makes many small objects and no cycles; torch and ten thousand tests would be searched anew
     each time.
     """
     gc.disable()
+    import_share(session.config)
     result = yield
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
