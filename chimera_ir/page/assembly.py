@@ -66,7 +66,10 @@ def _style(folder: Path) -> str:
 
 @cache
 def _script(folder: Path, main: str) -> str:
-    """``main`` and all modules that it imports as one text: each module after those that it imports, in one scope."""
+    """Joins ``main`` and all modules that it imports into one text, which is one scope.
+
+    Each module stands after those that it imports.
+    """
     texts: dict[str, str] = {}
 
     def add(name: str) -> None:

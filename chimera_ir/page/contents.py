@@ -95,7 +95,11 @@ def document(levels: Levels) -> PageDocument:
 
 
 def _distinct_names(tables: Sequence[ScheduleTables], levels: Levels) -> list[str]:
-    """Names that tell schedules apart: equal ones get "found" and "before", or the ends of their sources' paths."""
+    """Names for the tables of two schedules, made different where they are equal.
+
+    The order that a search found and the one that it began with get "found" and "before" added; schedules from two
+    files get the ends of their paths.
+    """
     names = [table.name for table in tables]
     if len({*names}) > 1:
         return names
@@ -149,7 +153,10 @@ class ShownSchedule:
         return operation_tables.rows(parts.computes.lines for parts in self.program.parts)
 
     def tables(self) -> ScheduleTables:
-        """All tables, with the times of the prediction or, without one, of operations alone."""
+        """All tables of the schedule.
+
+        Times are those of the prediction; without one, operations alone take time.
+        """
         header, figures, rows = self.header, self.figures, self.rows
         charges = _charges(header, figures.durations, self.setting)
         lengths = Lengths(charges)

@@ -12,7 +12,7 @@ from chimera_ir.predict.charges import Charges, OperationCharges
 from chimera_ir.predict.events import Node, Role
 
 MESSAGE, SUM, STEP = "message", "sum", "step"
-"""The sliders of what is not an operation."""
+"""The names of the sliders of messages, sums and steps, which are no operations."""
 
 _LABELS = {MESSAGE: "a message", SUM: "a sum of gradients", STEP: "a step of the optimizer"}
 

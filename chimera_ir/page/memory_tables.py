@@ -108,7 +108,7 @@ def _changes(header: Header, rows: Sequence[OperationRow]) -> Iterator[_ChangeOf
 
 
 def _changes_with_moves(program: Program, rows: Sequence[OperationRow]) -> Iterator[_ChangeOfRow]:
-    """Yields the changes where memory moves.
+    """Yields the changes where memory moves, each at the start or the end of an operation.
 
     What a move makes is kept from the end of the operation before its launch, or if the lane waits for another move in
     between, from the start of the operation after it. What a move frees is kept until the operation after the wait.

@@ -17,7 +17,7 @@ from operator import sub
 from typing import Any
 
 _INTEGERS = {"i1": "b", "i2": "h", "i4": "i"}
-"""Type codes of arrays of integers by the types of columns, the narrowest first."""
+"""The type code that Python's ``array`` has for each integer type of a column, the narrowest first."""
 
 _FLOATS = "f8", "d"
 

@@ -38,7 +38,10 @@ _Arrow = dict[str, object]
 
 
 def document(error: TextError, source: Source, level: Level | PlanStream | None) -> PageDocument:
-    """The contents of the page of an error in a text; ``level`` is the one that the text has, if it can be read."""
+    """The contents of the page of a text that has errors.
+
+    ``level`` is the plan, the schedule or the program that the text describes; None if it cannot be read as one.
+    """
     sketch = _Sketch(*_lanes(level))
     return PageDocument(
         title=PurePath(source.name).name if sketch.header is None else operation_tables.name_of(sketch.header),
@@ -72,7 +75,7 @@ class _Sketch:
 
     @cached_property
     def rows(self) -> list[OperationRow]:
-        """The rows of the operations that have a place in the header: a pipe, and one of its stages."""
+        """The rows of the operations of the lanes, without those of a micro-batch or a stage that the header lacks."""
         rows = operation_tables.rows(
             [instruction for instruction in lane if isinstance(instruction, Compute | Pair)] for lane in self.lanes
         )
