@@ -181,7 +181,7 @@ def _title(replay: Replay, event: Event, part: Compute) -> str:
 
 
 def _stepping(replay: Replay, scale: Scale, one_by_one: bool) -> Iterator[Family]:
-    """Yields the family of the steps, if they take time; as boxes if ``one_by_one``, else as an outline."""
+    """Yields the optimizer steps as one `Family`, if they take time: boxes if ``one_by_one``, else an outline."""
     if steps := [(event, event.workers[0]) for event in _steps(replay)]:
         boxes = tuple(_box(*step, replay, scale) for step in steps) if one_by_one else ()
         outline = "" if one_by_one else "".join(_outline(*step, scale) for step in steps)

@@ -28,7 +28,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The operations of a `looks.ColourGroup`, pairs apart from others, as a box for each or as one outline."""
+    """Operations of one colour (a `looks.ColourGroup`), pairs apart from others, as boxes or as one outline."""
 
     fill: str
     ink: str
@@ -59,7 +59,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Swatch:
-    """A sample of the colour of a kind in a chunk of a strand, with its letters."""
+    """A sample of the colour that a kind has in a strand and a chunk, with the letters of the kind and the chunk."""
 
     x: int
     fill: str
@@ -127,7 +127,10 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The values for ``templates/timeline.svg.j2``, in pixels."""
+    """The values for ``templates/timeline.svg.j2``, in pixels.
+
+    ``marks`` are events such as launches of sums; ``steady`` has the bracket of the steady state, if there is one.
+    """
 
     chart: Chart
     marks: tuple[EventMark, ...]

@@ -28,7 +28,7 @@ FAIR = (5, 30)
 """The smallest and the largest width in pixels of the shortest operation's box, unless labels need more."""
 
 MOST_BOXES = 4096
-"""The most operations that are drawn as boxes with texts; more are drawn as one outline for each family."""
+"""The most operations that are drawn as boxes with texts; of more, those of one colour are drawn as one outline."""
 
 FONT = 13
 """The font size of the numbers in boxes, if the rows are high enough."""
@@ -118,7 +118,10 @@ def _legible(timeline: Timeline, window: Window | None) -> Timeline:
 
 
 def _families(timeline: Timeline, looks: Looks, scale: Scale) -> Iterator[Family]:
-    """Yields the families of a timeline; operations of equal length have labels if their longest label fits."""
+    """Yields the operations of a timeline in families, one for each colour.
+
+    Operations of equal length have labels if the longest of their labels fits.
+    """
     longest = _longest_labels(chain.from_iterable(timeline.lanes), looks)
 
     def with_room(operations: Sequence[PlacedOperation], font: int) -> Iterator[PlacedOperation]:

@@ -65,7 +65,7 @@ class _Labelled(NamedTuple):
 
 
 def draw(timeline: Timeline, width: int) -> Text:
-    """The timeline below a heading; see `picture`."""
+    """The timeline as `picture` draws it, below its title and a line with its costs and figures."""
     return Text("\n").join(
         [Text(timeline.header.title, "bold"), Text(summary(_shown(timeline.visible, width))), picture(timeline, width)]
     )
@@ -173,9 +173,11 @@ def _squeezed(timeline: Timeline, scale: _ColumnScale) -> _ColumnScale:
 
 
 def _spare(lane: Sequence[_Labelled], scale: _ColumnScale, bounds: Sequence[int]) -> list[list[int]]:
-    """The columns that a lane can spare in each interval of ``bounds``, as lists of one number.
+    """The columns that a lane can spare between each bound and the next, each number in a list of its own.
 
-    All intervals in which the lane shows the same operation or bubble share a list, and so what can be spared."""
+    All intervals in which the lane shows the same operation or bubble share a list: a column taken from one of them is
+    taken from all.
+    """
     parts: list[list[int]] = []
     place_of = {bound: place for place, bound in enumerate(bounds)}
     for shown in lane:
@@ -289,7 +291,7 @@ def _signs(timeline: Timeline, window: Window | None) -> Iterator[Text]:
 
 
 def _ranges(micros: Sequence[Micro], slices: int) -> str:
-    """The first few runs of consecutive micro-batches, by the numbers of their first slices."""
+    """Text with the first few runs of consecutive micro-batches, such as ``0-3, 8-11``; ``micros`` count slices."""
     whole = runs(micro // slices for micro in micros)
     ranges = [f"{start}" if end == start + 1 else f"{start}-{end - 1}" for start, end in whole]
     return ", ".join(ranges[:RUNS] + ([".."] if len(ranges) > RUNS else [])) or "none"

@@ -155,7 +155,7 @@ def bracket(window: Window) -> str:
 
 
 def event_name(timeline: Timeline) -> str:
-    """The meaning of the event marks of a timeline, for a legend."""
+    """The words of a legend for the marks of events: new weights, or launched sums."""
     return "new weights" if timeline.header.steps_inside else "gradient sum launched"
 
 
