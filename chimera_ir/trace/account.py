@@ -9,7 +9,7 @@ from chimera_ir.ir.levels import Header
 from chimera_ir.trace.spans import Activity, Lane, LaneSpan, UpdateWindow, activity, cause, ends
 
 Account = Counter[tuple[str, str]]
-"""Nanoseconds by kind of activity and, for waits, by cause."""
+"""Nanoseconds, keyed by an activity and, of a wait, its cause; the cause of any other activity is empty."""
 
 
 def account(header: Header, lane: Lane, window: UpdateWindow, barriered: bool) -> Account:

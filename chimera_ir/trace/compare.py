@@ -231,7 +231,7 @@ _Timeable = Compute | Pair | Step | Stash | Drop
 """The instructions that take time by themselves."""
 
 _Likeness = tuple[Kind | Pairing | type, WeightGroup, int, int | Fraction]
-"""A key that is equal for operations that should take equally long."""
+"""A key that is equal for operations that should take equally long: kind, stages, and how much is computed."""
 
 
 def _like(operation: _Timeable, header: Header) -> _Likeness:

@@ -28,7 +28,10 @@ FILLS: dict[str, tuple[str, str]] = {
     Activity.POST: ("url(#post)", "posts or loads"),
     Activity.LOAD: ("url(#post)", ""),
 }
-"""Colours and patterns of the activities that compute nothing, and their names in the legend."""
+"""The fill of each activity that computes nothing, and its name in the legend.
+
+A fill is a colour or a pattern; the name is empty if the legend has the fill already.
+"""
 
 _PATTERNS = {"idle": BUBBLE, "wait-message": MESSAGE, "wait-sum": SUM, "wait-send": SEND, "post": POST}
 

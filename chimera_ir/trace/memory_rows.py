@@ -46,5 +46,5 @@ def _predicted(program: Program, source: ProfileSource) -> dict[tuple[int, str],
 
 
 def carries_of(stage: int) -> str:
-    """The purpose of the carries of a stage, as in a rank's file."""
+    """The name under which a rank's file has the bytes of a stage's carries, such as ``carries s0``."""
     return f"carries s{stage}"

@@ -23,7 +23,7 @@ IN_FULL = 8
 
 
 class Line(NamedTuple):
-    """A line of a table, as text: times in milliseconds, shares in percent."""
+    """A line of a table, as text: times in milliseconds, and the measured time's share of an update in percent."""
 
     name: str
     predicted: str
@@ -41,7 +41,7 @@ class Block(NamedTuple):
 
 
 def blocks(comparison: TraceComparison) -> list[Block]:
-    """Tables of times by kind: the mean of all workers, then every worker."""
+    """Tables of times by kind of activity: first the mean of all workers, then a table for every worker."""
     rows = comparison.rows
     all_workers = _by_kind([row for worker_rows in rows for row in worker_rows], len(rows))
     return [
@@ -125,7 +125,10 @@ def _memory(rows: Iterable[MemoryRow]) -> Table:
 
 
 def _largest(comparison: TraceComparison) -> str:
-    """A sentence on the kind with the largest part of the difference, on average over the workers."""
+    """A sentence on the activity that adds most to the difference between prediction and measurement.
+
+    Times are means of all workers.
+    """
     rows = [row for worker_rows in comparison.rows for row in worker_rows]
     kinds = _by_kind(rows, len(comparison.rows)).items()
     predicted, measured = comparison.steps

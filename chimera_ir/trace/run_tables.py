@@ -56,7 +56,7 @@ class SpanTable:
 
 @dataclass(frozen=True, slots=True)
 class UpdateTable:
-    """A recorded update: its name, its length (the mean of all workers), and its spans."""
+    """A recorded update: its name, how long it took (the mean of all workers), and its spans."""
 
     name: str
     seconds: float

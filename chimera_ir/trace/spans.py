@@ -158,7 +158,7 @@ def _first(message: ops.Message) -> ops.Message:
 
 
 def ends(lane: Iterable[LaneSpan]) -> dict[int, int]:
-    """Time at which each update ends on a rank: with its last step."""
+    """Maps each update of which a rank has run a step to the end of the last such step: there the update ends."""
     ends: dict[int, int] = {}
     for span in lane:
         if isinstance(span.operation, ops.Step):

@@ -150,7 +150,7 @@ def _require_place(path: Path, rank: Rank, about: RunInfo, workers: int) -> None
 
 
 def place_of(rank: int, layout: str, copies: int, workers: int) -> tuple[int, int]:
-    """The copy and the worker of a rank."""
+    """The copy and the worker that a rank is, in a run of this layout with so many copies and workers of a copy."""
     if layout == "pipeline":
         return divmod(rank, workers)
     worker, copy = divmod(rank, copies)
