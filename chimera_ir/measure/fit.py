@@ -65,7 +65,10 @@ def _nearest(terms: Sequence[tuple[float, float, Point]]) -> Link:
 
 
 def _weight(off: float, scale: float) -> float:
-    """The slope of h(off / scale) divided by the slope of e^off + e^-off."""
+    """The weight of a term in a round of `_nearest`: the slope of h(off / scale) over the slope of e^off + e^-off.
+
+    ``off`` is the logarithm of m/t, ``scale`` is s.
+    """
     size = abs(off)
     if size < _NOTHING:
         return 1 / (2 * scale * scale)

@@ -14,14 +14,14 @@ Stopwatch = Callable[[Callable[[], None]], float]
 
 
 def cpu_clock(run: Callable[[], None]) -> float:
-    """Seconds of a call."""
+    """Calls ``run`` and returns the seconds that it takes, by the clock of this machine."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
 
 
 def cuda_clock(run: Callable[[], None]) -> float:
-    """Seconds of a call on the device's own clock, from an idle device to the end of the last kernel."""
+    """Calls ``run`` and returns its seconds by the GPU's own clock, from an idle GPU to the end of the last kernel."""
     torch.cuda.synchronize()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
@@ -77,6 +77,6 @@ def by_slice(
 
 
 def halves_by_slice(station: Station, clock: Stopwatch, micro_batch: int) -> tuple[list[float], list[float]]:
-    """Runs both halves of the backward of all slices, one slice after the other; returns the costs of each half."""
+    """Runs the first halves of the backwards of all slices, then the second halves; returns the costs of each half."""
     first = by_slice(station, clock, station.backward_input, micro_batch, reverse=True)
     return first, by_slice(station, clock, station.stage.backward_weights, micro_batch, reverse=True)

@@ -61,7 +61,7 @@ class TimedProfile:
 
 
 _Measured = tuple[PassCosts, float | None]
-"""Costs of the passes of a slice, and the largest scatter of their times; None where nothing was timed."""
+"""Costs of the passes of a slice, and the largest scatter of their times as a share, None if nothing was timed."""
 
 
 _Figures = TypeVar("_Figures")

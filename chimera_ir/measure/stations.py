@@ -288,7 +288,10 @@ def _forwards(
     handed: Sequence[Any],
     measures: bool,
 ) -> list[tuple[StageCall, ProbedForward]]:
-    """Runs the forward of a stage on each slice of the first micro-batch, each with the carry of the slice before."""
+    """Runs the forward of a stage on each slice of the first micro-batch, each with the carry of the slice before.
+
+    Returns for each slice the call of the stage, and what was seen of it; ``measures`` says whether bytes are counted.
+    """
     opens, last = not feeding(cut.stages)[stage], not fed(cut.stages)[stage]
     batches, carry = cut.batches(shape), NO_CARRY
     forwards: list[tuple[StageCall, ProbedForward]] = []
