@@ -127,7 +127,10 @@ class _SplitSearch:
         return sorted(ends, key=lambda end: (abs(self._time(first, end) - share), end))
 
     def _with(self, stage: int, first: int, end: int, used: dict[int, float]) -> dict[int, float] | None:
-        """Bytes of each worker, ``used`` so far, once it holds layers ``first`` to ``end``; None if too many."""
+        """The bytes of each worker after ``stage`` gets the layers ``first`` to ``end``; None if a worker has too few.
+
+        ``used`` has the bytes of each worker before that.
+        """
         if self._needed is None:
             return used
         size = self._needed(stage, first, end)

@@ -63,7 +63,10 @@ class Inputs:
         return self._chosen(self.counts, wanted, ())
 
     def split(self, wanted: Wanted) -> tuple[int, ...] | None:
-        """The first layer of each stage of a profile of layers, else None; raises `OptionError` for a wrong one."""
+        """The first layer of each stage: as wanted, else as is fastest or, in a profile of stages, as was measured.
+
+        None if a profile of stages does not say. Raises `OptionError` if the wanted split is not possible.
+        """
         layers, measured = self.counts.layers, self.counts.splits.get(wanted.stages)
         if not layers and wanted.split not in (None, measured):
             raise WrongOption(

@@ -132,7 +132,7 @@ class StageCosts:
 
 
 UNKNOWN_LENGTH = 1_000
-"""The sum of the lengths of slices, if a profile does not say how long an item is."""
+"""The length of an item in positions, which its slices divide among them, if a profile does not say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class ModelProfile:
 
     @property
     def positions(self) -> int:
-        """The sum of the lengths of slices: the length of an item or, if the profile lacks it, a round number."""
+        """The length of an item, which its slices divide among them; a round number if the profile lacks it."""
         return self.length if self.length > 1 else UNKNOWN_LENGTH
 
     @property

@@ -156,7 +156,7 @@ class Table:
         return value
 
     def flag(self, name: str, example: str) -> bool:
-        """A truth value; false if the entry is missing."""
+        """The truth value of an entry; false if the entry is missing."""
         return bool(self._value(name, True, example, (bool,), "true or false"))
 
     def number(self, name: str, least: float, most: float, example: str) -> float:

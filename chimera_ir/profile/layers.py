@@ -29,7 +29,10 @@ def _lasting(stage: StageCosts) -> StageCosts:
 
 
 def durations(layers: Sequence[StageCosts], size: int, *, recomputing: bool) -> list[float]:
-    """Time of a forward and a backward of ``size`` items on each layer, without the overhead of operations."""
+    """The time of a forward and a backward of ``size`` items on each layer, without the overhead of operations.
+
+    With ``recomputing``, the backward runs the forward again.
+    """
     kinds = ("F", "B", RECOMPUTATION.letter) if recomputing else ("F", "B")
     times = ([layer.at[size].seconds(kind) - time_of(layer.overhead, kind) for kind in kinds] for layer in layers)
     return [max(0.0, sum(of_kinds)) for of_kinds in times]

@@ -29,7 +29,7 @@ def slice_terms(timing: Timing, overhead: Times, kind: str, extent: Extent) -> t
 
 
 def _overlaps(parts: Sequence[Timing], extent: Extent) -> Iterator[tuple[Timing, Fraction]]:
-    """Yields the slices of a profile that overlap with an extent, each with the share of it in the extent."""
+    """Yields the measured slices that overlap with an extent, each with the share of that slice which lies in it."""
     start, end = (place * len(parts) for place in extent)
     for number, part in enumerate(parts):
         share = min(end, Fraction(number + 1)) - max(start, Fraction(number))
@@ -132,13 +132,14 @@ def _fits(time: Callable[[int, int], float], limit: float, end: int, start: int)
 
 
 _BOTH = ("F", "B")
-"""The times that every profile has: those of all work on a slice, if nothing is computed twice."""
+"""The keys of times that every profile has; together they are all work on a slice, if nothing is computed twice."""
 
 
 def slowest_stage(stages: Sequence[tuple[Timing, Times]], length: int) -> Callable[[int, int], float]:
-    """The time of a slice by its start and end in a sequence of this length, on the stage where it takes longest.
+    """Returns a function from the start and the end of a slice to its time on the stage where it takes longest.
 
-    ``stages`` have a timing and the overhead each; the time is that of the forward and the backward.
+    Starts and ends are positions in a sequence of this ``length``. ``stages`` have a timing and the overhead each; the
+    time is that of the forward and the backward.
     """
     curves = []
     for timing, overhead in stages:

@@ -28,7 +28,10 @@ def _table(heading: str, entries: Mapping[str, object]) -> Iterator[str]:
 
 
 def _written(value: object) -> str:
-    """A value of TOML as in JSON, with one more escape; a character that UTF-8 cannot encode is a question mark."""
+    """A value as TOML, which is as in JSON, with one more character escaped.
+
+    A character that UTF-8 cannot encode becomes a question mark.
+    """
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f").encode(errors="replace").decode()
 
 
