@@ -18,7 +18,7 @@ from chimera_ir.profile.costs import NO_OVERHEAD, StageCosts, Timing
 
 @dataclass(frozen=True, slots=True)
 class Charges:
-    """Costs of a program's instructions on the stages and links of a setting."""
+    """Costs of a program's instructions, in seconds, on the stages and links of a setting."""
 
     header: Header
     setting: Setting

@@ -58,7 +58,10 @@ def memory(program: Program, setting: Setting) -> tuple[MemoryNeed, ...]:
 
 
 def memory_of(header: Header, setting: Setting, held: Iterable[Holdings]) -> tuple[MemoryNeed, ...]:
-    """Memory that each worker needs; ``held`` has the holdings of each."""
+    """Memory that each worker needs.
+
+    ``held`` says for each worker what it keeps at its fullest moments, and which messages it sends and receives.
+    """
     return tuple(_Worker(header, setting, worker).need(holding) for worker, holding in enumerate(held))
 
 
@@ -97,7 +100,10 @@ def worker_bytes(header: Header, setting: Setting, worker: int, need: MemoryNeed
 
 
 class _Worker:
-    """Computes the memory of a worker; sizes are those of whole micro-batches, counts those of `Header.units`."""
+    """Computes the memory of a worker.
+
+    Sizes are in bytes of whole micro-batches, counts in the units of which a micro-batch has `Header.units`.
+    """
 
     def __init__(self, header: Header, setting: Setting, worker: int) -> None:
         self._header = header

@@ -58,7 +58,7 @@ class Setting:
         return normalized(equal_times(slices, length, slowest_stage(stages, length)))
 
     def timing(self, stage: int) -> Timing:
-        """Costs of a micro-batch on a stage."""
+        """Costs of a micro-batch on a stage, at the micro-batch size of this setting."""
         return self.stages[stage].at[self.micro_batch_size]
 
     def as_cut(self, stage: int, header: Header) -> Timing:

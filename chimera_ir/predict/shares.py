@@ -2,7 +2,8 @@
 
 A port is one direction of a worker's link to the network. Messages in a port at the same time share its bandwidth, as
 TCP connections do: all get equal shares, except for a message to which the port at its other end allows less (max-min
-fairness, Bertsekas and Gallager, Data Networks, section 6.5.2).
+fairness, Bertsekas and Gallager, Data Networks, section 6.5.2). The event in which a message takes up bandwidth is
+called its wire.
 """
 
 from collections import Counter

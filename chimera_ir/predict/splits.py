@@ -15,7 +15,7 @@ from chimera_ir.profile.layers import durations
 from chimera_ir.verify.holdings import Holdings
 
 _TRIES = 5
-"""The most splits whose exact bytes are computed before the search ends."""
+"""The most splits that are tried; of each the exact bytes are computed."""
 
 Split = tuple[int, ...]
 """The first layer of each stage."""
