@@ -49,7 +49,7 @@ class ClockForm:
         return (*self.rates, *self.slopes, *self.constants)
 
     def statements(self, order: Observed) -> list[Statement]:
-        """The statement of each operation of an order."""
+        """The key of the formula (`Statement`) that the clock of each operation of an order has, lane by lane."""
         arms = tabulated(self.arms, order.settings, order.points) if self.arms else [[]] * order.size
         return [
             ("" if self.shared else pipe, letter, sum(map(bool, met)))
@@ -59,14 +59,14 @@ class ClockForm:
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Fitted clocks: the factors of the form's terms, by statement."""
+    """Fitted clocks: for each formula, by its `Statement`, the factors of the form's terms."""
 
     form: ClockForm
     factors: Mapping[Statement, Sequence[int]]
 
     @property
     def unknowns(self) -> list[int]:
-        """The factors of all formulas, numbered as in `fitted_clocks`; those of rates, which formulas share, once."""
+        """The factors of all formulas, one after another; those of the rates, which formulas share, come first."""
         rates = len(self.form.rates)
         several = list(self.factors.values())
         return [*several[0][:rates], *(factor for factors in several for factor in factors[rates:])]
@@ -84,7 +84,7 @@ class Clocks:
         return all(clocks[before] < clocks[after] for before, after in order.pairs())
 
     def lines(self, pipe: str, variables: Sequence[str]) -> Iterator[str]:
-        """Yields the operation lines of a pipe."""
+        """Yields the lines of a scheme with the clocks of a pipe's operations, such as ``F(m, s) @ 2*m + s``."""
         arms = self.form.arms
         for (name, letter, arm), factors in self.factors.items():
             if name in ("", pipe):

@@ -46,7 +46,7 @@ class Observed:
 
     @property
     def settings(self) -> Mapping[str, int]:
-        """The values of the parameters whose values differ."""
+        """The values that this order has of the parameters ``names``."""
         return {name: value for name, value in self.header.parameters if name in self.names}
 
     @property
@@ -62,7 +62,7 @@ class Observed:
 
     @cached_property
     def points(self) -> tuple[Point, ...]:
-        """The micro-batch of the pipe, the stage and the slice of each operation, lane by lane."""
+        """The micro-batch, counted in its pipe, the stage and the slice of each operation, lane by lane."""
         slices = self.header.slices
         places = {micro: place for pipe in self.header.pipes for place, micro in enumerate(pipe.micros)}
         return tuple(
@@ -74,7 +74,10 @@ class Observed:
         return tuple(part for lane in self.schedule.lanes for operation in lane for part in operation.parts)
 
     def pairs(self) -> Iterator[tuple[int, int]]:
-        """Yields pairs of operations, by number, the first before the second: in a lane, or because of a value."""
+        """Yields pairs of operations, by number, of which the first runs before the second.
+
+        The second is next in the lane of the first, or reads a value that the first makes.
+        """
         for lane in numbered(self.schedule):
             yield from pairwise(lane)
         for number, others in enumerate(reads_of(self.schedule)):

@@ -24,7 +24,7 @@ FITTED, HELD_OUT = 3, 5
 """The fewest orders that are fitted, and the larger ones that only verify."""
 
 _CHANCES = 40
-"""Forms of clocks that may fit the smaller sizes and not the larger ones, before the fit gives up."""
+"""The number of forms that may fit the smaller sizes and not the larger ones before the fit gives up."""
 
 
 @dataclass(frozen=True, slots=True)

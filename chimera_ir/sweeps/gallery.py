@@ -63,7 +63,10 @@ class Exhibit:
 
 @dataclass(frozen=True, slots=True)
 class Gallery:
-    """Exhibits with as many workers and micro-batches as ``header``; its stages measure their times and memory."""
+    """Exhibits that have as many workers and micro-batches as ``header``.
+
+    A stage of the header is the unit in which their times and their memory are given.
+    """
 
     header: Header
     exhibits: tuple[Exhibit, ...]

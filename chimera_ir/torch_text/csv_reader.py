@@ -201,7 +201,10 @@ def _lane(header: Header, worker: int, row: Sequence[Cell], traffic: Traffic) ->
 
 
 def _of_file(header: Header, row: Sequence[Cell], traffic: Traffic) -> list[Operation | Send | Recv]:
-    """The operations, sends and receives of a rank; a slot is free again after the last use of its message."""
+    """The operations, sends and receives of a rank, where receives have slots (buffers).
+
+    ``traffic`` says until which operation a message is in use; then its slot is free for another one.
+    """
     needed = {transfer.message: transfer for transfer in chain.from_iterable(traffic.received.values())}
     lane: list[Operation | Send | Recv] = []
     postings: list[Posting] = []
