@@ -35,7 +35,7 @@ def standing(variant: Variant, setting: Setting) -> list[int]:
 
 
 def least(variant: Variant, setting: Setting) -> list[int]:
-    """Lower bound on the bytes that each worker needs: messages count only while they wait for a backward."""
+    """Lower bound on the bytes that each worker needs: received messages count only while they wait for a backward."""
     header, splits = variant.header, variant.compiled.splits
     kept = [_least_kept(header, setting.as_cut(stage, header), stage, splits) for stage in range(header.stages)]
     return _peaks(variant, setting, kept)
@@ -78,7 +78,7 @@ def most(variant: Variant, setting: Setting) -> list[int] | None:
 
 
 def _passing(header: Header) -> list[Counter[int]]:
-    """Counts, for each worker, the micro-batches, or parts of them, that pass each of its stages."""
+    """Counts, for each worker, how many micro-batches, or parts of them, pass each of its stages in all."""
     counts: list[Counter[int]] = [Counter() for _ in range(header.workers)]
     for pipe in header.pipes:
         for stage, worker in enumerate(pipe.workers):
@@ -116,7 +116,7 @@ def _messages(header: Header, timing: Timing) -> tuple[int, int]:
 
 
 def _least_kept(header: Header, timing: Timing, stage: int, splits: bool) -> int:
-    """The fewest bytes that a stage keeps of a micro-batch between its passes, the receive buffer included.
+    """The fewest bytes that a stage keeps of a micro-batch between forward and backward, receive buffer included.
 
     ``splits`` says whether any backward is split.
     """
@@ -125,7 +125,7 @@ def _least_kept(header: Header, timing: Timing, stage: int, splits: bool) -> int
 
 
 def _most_kept(header: Header, timings: Sequence[Timing], stage: int, splits: bool) -> int:
-    """The most bytes that a stage keeps of a micro-batch, without its receive buffer.
+    """The most bytes that a stage keeps of a micro-batch between forward and backward, without its receive buffer.
 
     If backwards are split, a stage that recomputes keeps activations from the first half of a backward to the second.
     The bytes are rounded up to a multiple of the parts of a micro-batch, as each stage rounds up those of a part.

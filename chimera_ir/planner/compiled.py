@@ -1,4 +1,4 @@
-"""Schemes compiled as far as time and memory need it, once for all micro-batch sizes B."""
+"""Compiles schemes as far as predictions of time and memory need it, once for all micro-batch sizes B."""
 
 import weakref
 from dataclasses import dataclass, replace
@@ -39,20 +39,22 @@ UNIT_COSTS = Costs()
 """The costs without a profile."""
 
 Pattern = tuple[int, ...]
-"""Relative durations, one for each `DurationKey`; launches of gradient sums depend on nothing else.
+"""The relative durations of a scheme's operations, as whole numbers: one for each `DurationKey`.
 
-All are 1 where no worker has several gradient sums to launch.
+Settings in which a scheme has the same pattern share one program: nothing else decides when gradient sums are launched.
+All numbers are 1 where no worker has several gradient sums to launch.
 """
 
 
 class CompiledScheme:
     """A scheme with its parameters, compiled on demand: what is the same for every `Change` of it is computed once.
 
-    The plan is the same for all changes; lanes differ only in recomputation, and those here are the lanes with
-    ``change``. A ``trusted`` text (the library's) is not verified again, unless it has no flush and ``ties`` say that
-    stages share parameters. Any other text must pass `Variant.check` before its lanes are used. Operations without
-    clocks are ordered under ``durations``. With an ``order`` all operations are in the order of this level, which may
-    have moves. Slices have these ``lengths``, equal ones if there are none.
+    A change replaces clauses of the text: every stage recomputes, or all sums have one strategy. The lanes here are
+    those with ``change``; with another change they differ only in recomputation. A ``trusted`` text (the library's) is
+    not verified again, unless it has no flush and ``ties`` say that stages share parameters. Any other text must pass
+    `Variant.check` before its lanes are used. Operations without clocks are ordered under ``durations``. An ``order``
+    is a schedule whose lanes, which may have moves to the host, take the place of the scheme's own. ``lengths`` are the
+    relative lengths of the slices; they are equal if it is empty.
 
     Every method and property, also of `Variant`, raises `Rejected` if the scheme has errors, and `NoSuchTie` if the
     scheme lacks a stage of a tie.
@@ -77,7 +79,10 @@ class CompiledScheme:
         self._others: dict[bool, CompiledScheme] = {}
 
     def outline(self, change: Change) -> Outline:
-        """The outline of the scheme with a change; its header has the ties, and the lengths of slices."""
+        """The header of the scheme with a change, and what is needed to make its operations.
+
+        The header has the ties and the lengths of slices.
+        """
         if change not in self._outlines:
             outlined = outline(change.of(self._scheme), self._settings, self._max_operations)
             ties, header = groups(self._ties, outlined.header.stages), outlined.header
@@ -90,7 +95,11 @@ class CompiledScheme:
         return header if self._order is None else replace(header, bounds=self._order.header.bounds)
 
     def like(self, change: Change) -> "CompiledScheme":
-        """The compiled scheme with the lanes for ``change``: this one, unless the two differ in recomputation."""
+        """Returns the compiled scheme whose lanes are those with ``change``.
+
+        It is this object, unless the lanes of this object recompute and those with ``change`` do not, or the other way
+        round.
+        """
         if change.recompute == self._change.recompute:
             return self
         if change.recompute not in self._others:
@@ -101,14 +110,14 @@ class CompiledScheme:
         return self._others[change.recompute]
 
     def reordered(self, order: Schedule | ScheduleStream, trusted: bool = False) -> "CompiledScheme":
-        """The scheme with its operations in another order, which has to be verified unless it is ``trusted``."""
+        """A compiled scheme with the lanes of another schedule of it, which are verified unless ``trusted``."""
         settings = tuple(self._settings.items())
         options = self._max_operations, trusted, self._ties, self._durations, order, self._lengths
         return CompiledScheme(self._scheme, settings, self._change, *options)
 
     @property
     def is_reordered(self) -> bool:
-        """Whether the order is not that of the plan."""
+        """Whether the lanes are those of another schedule (`reordered`), not those that the scheme's text gives."""
         return self._order is not None
 
     @property
@@ -144,7 +153,7 @@ class CompiledScheme:
 
     @cached_property
     def copies(self) -> tuple[dict[Stage, int], ...]:
-        """The most copies of the weights of each stage that each worker keeps at once."""
+        """A mapping for each worker, from stages to the most copies of their weights that the worker keeps at once."""
         if isinstance(self.level, Schedule):
             return tuple(dict.fromkeys(stages, 1) for stages in self.level.header.stages_of)
         program = lower(self.level, net=self.structure.net)
@@ -152,7 +161,11 @@ class CompiledScheme:
 
     @cached_property
     def waiting(self) -> tuple[tuple[list[Stage], list[int]], ...]:
-        """Stages of each worker's operations, and how each operation changes the number of waiting micro-batches."""
+        """Two lists for each worker, with an entry for each operation in the order of its lane.
+
+        The first has the operation's stage. The second has how many micro-batches more wait there for a backward after
+        it, in units of which a micro-batch has `Header.units`; the number is negative where fewer wait.
+        """
         change = waiting(self.header(self._change))
         lanes = map(singles, self.lanes)
         return tuple(
@@ -165,7 +178,10 @@ class CompiledScheme:
 
     @cached_property
     def begun(self) -> list[int]:
-        """The most micro-batches that a worker holds at once between forward and backward, stage by stage."""
+        """The most that waits at once between forward and backward on each stage, on the worker where it is most.
+
+        It is in units of which a micro-batch has `Header.units`.
+        """
         peaks = [highest_by_key(zip(stages, counts, strict=True)) for stages, counts in self.waiting]
         return [
             max((of_worker[stage].amount for of_worker in peaks if stage in of_worker), default=0)
@@ -174,7 +190,7 @@ class CompiledScheme:
 
     @cached_property
     def loads(self) -> list[StageLoad]:
-        """The load of each stage: the copies of its weights, and the micro-batches between forward and backward."""
+        """The load of each stage: the most copies of its weights on a worker, and what `begun` says of it."""
         holders = self._outline.header.holders
         copies = [max(self.copies[w][Stage(stage)] for w in workers) for stage, workers in enumerate(holders)]
         return list(map(StageLoad, copies, self.begun))
@@ -194,7 +210,7 @@ class CompiledScheme:
 
     @cached_property
     def recomputed(self) -> int:
-        """The most micro-batches that a recomputation is over; 0 if nothing is recomputed."""
+        """The most micro-batches on which a single recomputation works; 0 if nothing is recomputed."""
         lanes = map(singles, self.lanes) if self._outline.header.recomputing else ()
         return max((part.size for lane in lanes for part in lane if part.kind is RECOMPUTATION), default=0)
 
@@ -241,7 +257,7 @@ class Variant:
         return replace(level, header=header_of(self.header, level.header.updates))
 
     def reordered(self, order: Schedule) -> "Variant":
-        """The variant with its operations in the order of another schedule."""
+        """The same variant with the lanes of another schedule of it."""
         return Variant(self.compiled.reordered(order), self._change)
 
     def offloaded(self, durations: Durations) -> "Variant":
@@ -308,13 +324,16 @@ class Variant:
         return view_of(self._lowering(setting).level)
 
     def launched(self, setting: Setting) -> LaunchPlaces:
-        """The gradient sums that each worker launches in a setting; empty without a flush."""
+        """The gradient sums that each worker launches in a setting, and after how many operations.
+
+        They are empty without a flush.
+        """
         if self.header.steps_inside:
             return ((),) * len(self.compiled.lanes)
         return self._lowering(setting).launched
 
     def holdings(self, setting: Setting) -> tuple[Holdings, ...]:
-        """The holdings of each worker, from which its memory follows; they are the same in every setting."""
+        """What each worker keeps, as numbers of micro-batches and of copies of weights; the same in every setting."""
         self._holdings = self._holdings or tuple(holdings(self._lowering(setting).level))
         return self._holdings
 
@@ -339,7 +358,7 @@ class Variant:
 
     @cached_property
     def _representatives(self) -> dict[DurationKey, Operation]:
-        """One operation for each key of operations."""
+        """Maps each key in `keys` to one of the operations that have it."""
         return dict(zip(self.keys, chain.from_iterable(self.compiled.lanes), strict=True))
 
     @cached_property
@@ -350,7 +369,10 @@ class Variant:
 
 @dataclass(frozen=True, eq=False)
 class _Lowering:
-    """Lowers a schedule to a program; the durations of the keys (``ticks``) decide when gradient sums are launched."""
+    """Lowers a schedule to a program.
+
+    ``ticks`` has the duration of the operations with each key; it decides when gradient sums are launched.
+    """
 
     variant: Variant
     ticks: dict[DurationKey, int]
@@ -371,7 +393,7 @@ class _Lowering:
 
     @cached_property
     def launched(self) -> LaunchPlaces:
-        """The gradient sums that each worker launches, in a schedule with a flush."""
+        """The gradient sums that each worker launches, and after how many operations, in a schedule with a flush."""
         variant, durations = self.variant, [self.ticks[key] for key in self.variant.keys]
         launched = launches(variant.schedule, variant.compiled.structure.net, durations)
         return [[(after + 1, group) for after, group in lane] for lane in launched]

@@ -10,7 +10,10 @@ from chimera_ir.orders.improve import Improvement
 
 @dataclass(frozen=True, slots=True)
 class FoundOrder:
-    """A verified order that a search found; ``before`` is the replay of the scheme's own order, in seconds."""
+    """A verified order that a search found, of the operations of a configuration.
+
+    ``before`` are the seconds of an update by a replay of the scheme's own order.
+    """
 
     improvement: Improvement
     before: float
@@ -26,5 +29,5 @@ class FoundOrder:
         return f"{self.improvement.comments}{show(self.schedule)}"
 
     def as_json(self) -> dict[str, object]:
-        """The result of the search as plain data, and the replay of the order before it."""
+        """The result of the search, and ``before``, as plain data for JSON."""
         return {**self.improvement.as_json(), "T_replay_before": rounded(self.before)}

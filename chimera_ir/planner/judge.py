@@ -1,4 +1,4 @@
-"""Prediction of a configuration's time and memory: compiled as far as both need it, then equation 1.
+"""Predicts time and memory of configurations: compiles each as far as both need it, then applies equation 1.
 
 Configurations that cannot fit are left out early: first by the bytes that a worker keeps all the time, then by the
 lower bound on the whole. If a configuration fits by the upper bound, its exact bytes are computed ("weighed") only when
@@ -98,7 +98,10 @@ class Judged:
         return _rounded(self.choice.mini_batch / self.seconds)
 
     def over(self, other: "Judged") -> float:
-        """This throughput divided by another one, both by their replays or, if one has none, both by equation 1."""
+        """The throughput divided by that of ``other``; 1.1 means that this one is 10 % faster.
+
+        Both throughputs are those of replays or, if one of the two has no replay, those of equation 1.
+        """
         replays = self.replayed is not None and other.replayed is not None
         seconds, other_seconds = (self.seconds, other.seconds) if replays else (self.equation, other.equation)
         return _rounded(self.choice.mini_batch / seconds / (other.choice.mini_batch / other_seconds))
@@ -188,12 +191,12 @@ class Judge:
         return verdict if isinstance(verdict, Judged) else None
 
     def weighed(self, judged: Iterable[Judged]) -> tuple[Judged, ...]:
-        """The configurations with the exact bytes of each worker."""
+        """The configurations with ``memory`` computed: the exact bytes of each worker."""
         compiler = _Compiler(self)
         return tuple(replace(fitting, memory=tuple(compiler.needed(fitting.choice))) for fitting in judged)
 
     def replayed(self, judged: Iterable[Judged]) -> tuple[Judged, ...]:
-        """The configurations with the times of their replays."""
+        """The configurations with ``replayed`` computed: the seconds of an update by a replay."""
         compiler = _Compiler(self)
         return tuple(map(compiler.replayed, judged))
 
@@ -202,7 +205,7 @@ class Judge:
         return max(_Compiler(self).needed(choice))
 
     def time_parts(self, judged: Judged, replays: bool) -> TimeParts:
-        """Parts of the time of a configuration: by replays if ``replays``, else by equation 1."""
+        """Divides the time of an update of a configuration: by replays if ``replays``, else by equation 1."""
         return time_parts(self.variant(judged), self.setting(judged.choice), replays)
 
     def variant(self, judged: Judged) -> Variant:
@@ -211,7 +214,7 @@ class Judge:
         return variant if judged.order is None else variant.reordered(judged.order.schedule)
 
     def in_order(self, judged: Judged, improvement: Improvement) -> Judged | None:
-        """A replayed configuration in the verified order that a search found, predicted; None if it does not fit."""
+        """Predicts a replayed configuration in an order that a search found; None if it does not fit in this order."""
         assert judged.replayed is not None
         reordered = replace(judged, order=FoundOrder(improvement, judged.replayed), equal=())
         setting, variant = self.setting(judged.choice), self.variant(reordered)
@@ -339,7 +342,10 @@ class _Compiler:
         return [need.total for need in self._needs(choice)]
 
     def _cut(self, choice: Configuration) -> Configuration:
-        """The configuration; slices that are to take equally long get their lengths, which depend on its split."""
+        """The configuration with known lengths of its slices.
+
+        If slices are to take equally long, their lengths are computed; they depend on the split.
+        """
         if choice.lengths is not EqualTimes.EQUAL_TIMES:
             return choice
         judge = self._judge

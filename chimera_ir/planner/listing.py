@@ -29,7 +29,11 @@ _FOLDED = "more"
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Options of the table: ``top`` rows of ``everything``, or of each name's best; ``why`` others are left out."""
+    """Options of the table.
+
+    It has the first ``top`` configurations: of all, if ``everything``, else of the best of each name. With ``why``, a
+    second table says for each scheme and reason how many configurations were left out.
+    """
 
     top: int
     everything: bool
@@ -170,7 +174,7 @@ def as_json(
     chosen: Judged | None,
     files: Files,
 ) -> dict[str, object]:
-    """The whole ranking; ``commands`` are those of the chosen configuration."""
+    """The whole ranking as plain data for JSON, with the command lines of the ``chosen`` configuration."""
     question, judge = ranking.question, ranking.judge
     reasons = Counter(left_out.reason.value for left_out in ranking.left_out)
     return {

@@ -24,7 +24,7 @@ REPLAYED = 20
 """The most configurations that are replayed in addition to the first of each name."""
 
 WEIGHED_OPERATIONS = 30_000
-"""The most compute operations, in total, of configurations that are weighed to the byte only to be shown."""
+"""The most compute operations, in total, of configurations whose exact bytes are computed only to be shown."""
 
 REPLAYED_OPERATIONS = 20_000
 """The most compute operations, in total, of the configurations that are replayed."""
@@ -36,7 +36,7 @@ _PARTS = 8
 """Parts of the work for each process, so that all processes end at about the same time."""
 
 Progress = Callable[[str], None]
-"""Shows what is being done."""
+"""A function that gets words for what is being done, and shows them to the user."""
 
 _Thing = TypeVar("_Thing")
 _Task = TypeVar("_Task")
@@ -48,7 +48,8 @@ class Ranking:
     """The configurations that fit, best first and equal ones once, and those that were left out.
 
     ``reference`` is the best configuration of the baseline scheme, whether or not that scheme was asked for.
-    ``roles`` are those of each scheme's parameters. ``searched`` has a sentence on each search for a better order.
+    ``roles`` has for each scheme the roles of its parameters. ``searched`` has a sentence on each search for a better
+    order.
     """
 
     question: Question
@@ -123,7 +124,10 @@ def grouped(things: Iterable[_Thing], key: Callable[[_Thing], Hashable]) -> list
 
 
 def affordable(candidates: Iterable[_Thing], cost: Callable[[_Thing], int], limit: int) -> Iterator[_Thing]:
-    """Yields candidates in order whose costs together are within a limit; a candidate that is too dear is skipped."""
+    """Yields candidates in order, as long as their costs add up to no more than ``limit``.
+
+    A candidate whose cost would exceed what is left of the limit is skipped, and cheaper ones after it may follow.
+    """
     for candidate in candidates:
         if cost(candidate) <= limit:
             limit -= cost(candidate)
@@ -131,7 +135,10 @@ def affordable(candidates: Iterable[_Thing], cost: Callable[[_Thing], int], limi
 
 
 def by_throughput(configurations: Iterable[Judged], baseline: Source) -> list[Judged]:
-    """Configurations, fastest first, equally fast ones by `_plain`; all replayed ones come before the others."""
+    """Sorts configurations: first the replayed ones, then the others, in each part the fastest first.
+
+    Equally fast ones stand in the order of `_plain`.
+    """
 
     def order(judged: Judged) -> tuple[object, ...]:
         choice = judged.choice
@@ -147,7 +154,7 @@ def _plain(choice: Configuration, baseline: Source) -> tuple[object, ...]:
 
 
 def _merged(configurations: Iterable[Judged], baseline: Source) -> list[Judged]:
-    """Sorts configurations and merges those that compile to the same program, under the plainest name."""
+    """Merges configurations that compile to the same program into the plainest of them (`_plain`), and sorts them."""
     equal = grouped(configurations, lambda judged: judged.identity)
     plainest = (sorted(same, key=lambda judged: _plain(judged.choice, baseline)) for same in equal)
     return by_throughput((replace(first, equal=tuple(j.choice for j in rest)) for first, *rest in plainest), baseline)
@@ -206,7 +213,7 @@ class _Pool:
 
 
 _judges: list[Judge] = []
-"""The judge that this process keeps: at most one."""
+"""The judge that this process keeps for all of its work; empty until it has got one."""
 
 
 def _keep_judge(judge: Judge) -> None:

@@ -39,7 +39,10 @@ def recommendation(ranking: Ranking) -> Recommendation:
 
 
 def _nothing(ranking: Ranking) -> Recommendation:
-    """The answer where no configuration is left: the memory that is lacking, or a mini-batch that no B divides."""
+    """The answer where no configuration is left, with its cause, if it is one of two.
+
+    Either workers lack memory, or no B of the profile divides the mini-batch.
+    """
     nothing, need = "no configuration is left", nearest(ranking)
     items, profile = ranking.question.mini_batch, ranking.judge.profile
     sizes = sorted(
@@ -95,7 +98,10 @@ def _reasons(ranking: Ranking) -> Iterator[str]:
 
 
 def _parallelism(alone: Judged) -> str:
-    """The name of data parallelism, with its differences from the plain kind."""
+    """The name of a configuration of data parallelism, with what it does that the plain kind does not.
+
+    An example is "data parallelism that recomputes its activations".
+    """
     stages = alone.choice.stages
     if alone.is_plain:
         return f"plain {alone.name}"
@@ -120,7 +126,10 @@ def _without_plain(ranking: Ranking) -> Iterator[str]:
 
 
 def _longer(ranking: Ranking, first: Judged, other: Judged) -> str:
-    """Words for how much slower another configuration is than the first, with the parts of an update that differ."""
+    """Words for how much longer an update of ``other`` takes than one of ``first``, such as "takes 3 % longer".
+
+    Behind them stand the parts of an update, such as bubbles, on which it spends more or less.
+    """
     behind = first.over(other) - 1
     if behind <= 0:
         return "is as fast"

@@ -1,4 +1,4 @@
-"""The first choices of a ranking with the best orders that a search finds for them, ranked again.
+"""Searches for better orders of the first choices of a ranking, and ranks the choices again.
 
 Each is searched under its measured costs, its messages and the memory of its workers. An order is kept if the replay,
 in which messages share links and gradients are summed, is shorter with it, and its bytes fit.
@@ -69,7 +69,11 @@ def _is_searchable(judge: Judge, judged: Judged) -> bool:
 
 
 def _result(judge: Judge, judged: Judged, budget: SearchBudget, tell: Progress) -> _SearchResult:
-    """Searches for a better order of a configuration; once more without free bytes if the result needs too many."""
+    """Searches for an order in which a configuration is faster and still fits.
+
+    In the first search, each worker may fill its free bytes with more activations. If the order that is found then
+    needs too many bytes, a second search leaves each worker what it keeps in the scheme's own order.
+    """
     setting, variant = judge.setting(judged.choice), judge.variant(judged)
     measured = Measured.of(setting)
     (weighed,) = (judged,) if judged.memory else judge.weighed([judged])
@@ -85,7 +89,7 @@ def _result(judge: Judge, judged: Judged, budget: SearchBudget, tell: Progress) 
 
 
 def _sentence(result: _SearchResult) -> str:
-    """A sentence on the gain of a search."""
+    """A sentence on what a search gained, for the notes below the table."""
     judged, order = result.judged, result.judged.order
     name = scheme_argument(judged.choice.source)
     why = {

@@ -30,7 +30,10 @@ from chimera_ir.syntax.ast import Operation, PipeBlock, Scheme, SyncMode
 from chimera_ir.syntax.change import Change
 
 _CHANGED = {None: None, SyncMode.LAZY: SyncMode.LAZY, SyncMode.EAGER: SyncMode.EAGER, SyncMode.EAGER_OPT: None}
-"""The strategy for sums that a scheme is changed to; None for eager_opt, with which every scheme is tried unchanged."""
+"""Maps a strategy for sums that is to be considered to the one that all stages of a scheme are changed to.
+
+None changes nothing: for eager_opt, every scheme is tried with its own strategies.
+"""
 
 MAX_OPERATIONS = 100_000
 """The most compute operations of a schedule that is considered, unless the user sets another limit."""
@@ -62,7 +65,8 @@ class Question:
 
     ``settings`` are fixed parameters, ``syncs`` the strategies for gradient sums; ``asynchronous`` says whether schemes
     without a flush are considered as well, and ``sliced`` whether those that cut micro-batches into slices are.
-    ``hosted`` says whether the cluster has a link to the host, which schemes need that off-load.
+    ``hosted`` says whether the cluster has a link to the host; without it, schemes that off-load are left out.
+    ``max_operations`` is the most compute operations of a schedule.
     """
 
     workers: int
@@ -81,9 +85,10 @@ class Configuration:
     """A scheme with its parameters, D stages, the workers of a copy, W copies, N micro-batches of B items.
 
     ``change`` is applied to the scheme, for example recomputation of every stage. ``split`` is the first layer of each
-    stage; None if the profile has no layers, or until the configuration has been judged. A micro-batch is cut into
-    ``slices`` of these ``lengths``, none if they are equal; those with equal times are found when it is judged.
-    With ``offload`` activations move to the host as with `--offload auto`.
+    stage; None if the profile has no layers, or until the `Judge` has chosen a split. A micro-batch is cut into
+    ``slices``. ``lengths`` are their relative lengths, empty if all are equal; `EqualTimes` asks for slices that take
+    equally long, until the judge has computed the lengths of such slices. With ``offload`` activations move to the host
+    as with `--offload auto`.
     """
 
     source: Source
@@ -101,12 +106,12 @@ class Configuration:
 
     @property
     def known_lengths(self) -> tuple[int, ...]:
-        """The lengths of the slices; none if they are equal, or until those with equal times are found."""
+        """The relative lengths of the slices; empty if they are equal, or not computed yet."""
         return () if isinstance(self.lengths, EqualTimes) else self.lengths
 
     @property
     def unjudged(self) -> "Configuration":
-        """The configuration without what is found when it is judged: the split, and lengths with equal times."""
+        """The configuration as it was before it was judged: without a split, and without computed lengths of slices."""
         return replace(self, split=None, lengths=EqualTimes.EQUAL_TIMES if self.lengths else ())
 
     @property
@@ -183,7 +188,7 @@ def refusal(
 def configurations(
     source: Source, scheme: Scheme, roles: Roles, profile: ModelProfile, question: Question
 ) -> Iterator[Configuration | LeftOut]:
-    """Yields every configuration of a scheme once, or its refusal if the header alone rules it out."""
+    """Yields every configuration of a scheme once, or a `LeftOut` in its place if the header alone rules it out."""
     return _Search(source, scheme, roles, profile, question).configurations()
 
 
@@ -269,7 +274,7 @@ class _Search:
         return [(name, value) for value in ([self._fixed[name]] if name in self._fixed else values)]
 
     def _defaults(self) -> list[list[_Setting]]:
-        """Fixed values of the parameters that the planner does not vary."""
+        """The settings that the user fixed for parameters that the planner does not vary, each in a list of its own."""
         tried = {*self._roles.sizes, *self._roles.divisors, *dict(self._roles.listed), self._roles.micro_batches}
         return [[(name, value)] for name, value in self._fixed.items() if name not in tried]
 

@@ -1,4 +1,8 @@
-"""Parts of the time of an update, from predictions of the same program with free links, sums and steps."""
+"""Divides the time of an update into parts.
+
+The same program is predicted as it is, then without the time of sums, then of messages, and then of steps: the
+differences are their parts.
+"""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -29,7 +33,10 @@ class TimeParts(NamedTuple):
 
 
 def time_parts(variant: Variant, setting: Setting, replays: bool) -> TimeParts:
-    """Parts of an update: by replays of the program if ``replays``, else by equation 1, which counts no steps."""
+    """Divides the predicted time of an update into its parts.
+
+    Predictions are replays of the program if ``replays``, else those of equation 1, which counts no steps.
+    """
     cluster, stages = setting.cluster, setting.stages
     no_sums = replace(setting, cluster=replace(cluster, sums=FREE))
     no_messages = replace(no_sums, cluster=replace(no_sums.cluster, within=FREE, between=FREE))

@@ -12,7 +12,7 @@ from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.profile.layers import merged
 
 _WEIGHED = 20
-"""The most configurations that are weighed to find the one that is nearest to fitting."""
+"""The most configurations whose exact bytes are computed to find the one that is nearest to fitting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,10 @@ def _with_one_stage(profile: ModelProfile) -> ModelProfile:
 
 
 def nearest(ranking: Ranking) -> Need | None:
-    """The configuration that needs least memory of those that do not fit, chosen by lower bounds, then exact bytes."""
+    """The configuration that is nearest to fitting, of those that lack memory; None if there are none.
+
+    Exact bytes are computed for those with the least lower bounds, and the one that needs least is taken.
+    """
     unfit = [(left_out.needed, left_out.choice) for left_out in ranking.left_out if left_out.needed and left_out.choice]
     unfit.sort(key=lambda pair: (pair[0], pair[1].micro_batch_size, pair[1].operations))
     candidates = affordable((choice for _, choice in unfit), lambda choice: choice.operations, WEIGHED_OPERATIONS)
