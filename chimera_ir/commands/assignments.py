@@ -48,7 +48,7 @@ def setting(parse: Parse, help: str, texts: bool = False) -> Callable[[Function]
 
 
 def _require_order(scheme: str | None, words: Iterable[str]) -> None:
-    """Makes sure that ``scheme``, the first word, is not NAME=VALUE, and that all other ``words`` are."""
+    """Raises `WrongCommand` if ``scheme``, the first word, is NAME=VALUE, or if any of the other ``words`` is not."""
     if scheme and _ASSIGNMENT.fullmatch(scheme):
         raise WrongCommand(f"{scheme}: the scheme comes first, then its parameters")
     for word in words:
@@ -77,7 +77,7 @@ def listed_values(given: Iterable[str]) -> dict[str, tuple[int, ...]]:
 
 
 def _texts(given: Iterable[str]) -> dict[str, str]:
-    """Values by name, as they stand on the command line."""
+    """Maps each name to its value as text, from words NAME=VALUE; raises `WrongCommand` if a name stands twice."""
     texts: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")

@@ -60,7 +60,7 @@ class GivenPath(click.Path):
 
 
 FILE = GivenPath(path_type=Path)
-"""A file or directory, which may be there or not."""
+"""The type of an option that names a file or a directory, whether it exists or not."""
 
 
 @contextmanager
@@ -128,7 +128,10 @@ class _Errors(_StandardOutput):
 
 
 def _discard(stream: TextIO) -> None:
-    """Drops text that a stream cannot write, and all later text, so that the interpreter does not fail at its end."""
+    """Writes out what a stream still buffers; if it cannot, drops this text and all later text.
+
+    Otherwise the interpreter would fail when it flushes the stream at its end.
+    """
     try:
         stream.flush()
     except OSError:
@@ -137,7 +140,10 @@ def _discard(stream: TextIO) -> None:
 
 
 def _open_closed() -> None:
-    """Opens closed standard streams, whose numbers other files would get otherwise; writing to them still fails."""
+    """Opens those standard streams that the caller has closed, so that no other file gets their numbers.
+
+    Writing to them still fails.
+    """
     for number in range(3):
         try:
             os.fstat(number)

@@ -18,13 +18,13 @@ from chimera_ir.request import Request
 from chimera_ir.source import ENDINGS, Source
 
 MARK = "<!DOCTYPE html>\n<!-- written by chimera compare -->\n"
-"""The first lines of a page of this command."""
+"""The first lines of every page that this command writes; it overwrites no file that begins otherwise."""
 
 AS_IN_COMPILE = (
     *("costs", "stage_costs", "recompute", "max_operations", "library"),
     *("profile", "cluster", "copies", "micro_batch_size", "layout", "shard_optimizer"),
 )
-"""The options that mean the same as those of chimera compile."""
+"""Names of the options that this command takes over from chimera compile, with the same meaning."""
 
 
 @click.command(
@@ -78,7 +78,10 @@ def compare_command(
 
 
 def _sources(schemes: Sequence[str], directories: tuple[Path, ...]) -> list[Source]:
-    """The texts that are named; if none is, all library schemes, the baseline first."""
+    """Reads the texts that ``schemes`` name; if it is empty, all library schemes, the baseline first.
+
+    ``directories`` have further schemes besides the library's.
+    """
     spelling = as_written("library")
     if schemes:
         return [texts.scheme_or_ir(scheme, directories, spelling, _remark) for scheme in schemes]

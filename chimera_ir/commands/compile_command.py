@@ -33,7 +33,7 @@ from chimera_ir.sweeps import TableForm
 from chimera_ir.syntax.ast import SyncMode
 
 PAGE_MARK = "<!DOCTYPE html>\n<!-- written by chimera compile -->\n"
-"""The first lines of a page of this command."""
+"""The first lines of every page that this command writes; it overwrites no file that begins otherwise."""
 
 SCHEME = "scheme"
 """The value of ``--emit`` for a scheme with clocks that are fitted to the orders of several sizes."""
@@ -218,7 +218,10 @@ def compile_command(
 
 
 def _fitted(texts: Sequence[str], values: Mapping[str, tuple[int, ...]], options: Mapping[str, Any]) -> str:
-    """The text of a scheme whose clocks are fitted to the orders of SCHEME at several sizes, or of several texts."""
+    """The text of a scheme whose clocks are formulas that give the orders of SCHEME at several sizes.
+
+    With several ``texts``, the formulas give the orders of these, each of which has a size of its own.
+    """
     from chimera_ir.fitting.sizes import fitted, fitted_texts
 
     sources = [_text(text, options) for text in texts]
@@ -238,7 +241,7 @@ def _fitted(texts: Sequence[str], values: Mapping[str, tuple[int, ...]], options
 def _show_page(file: Path, request: Request, no_cache: bool) -> None:
     """Writes the page of a request to ``file``.
 
-    If the text has a mistake, writes the page of it and raises the error.
+    If the text has a mistake, writes a page that shows the mistake, and raises the error.
     """
     refuse_page(file, PAGE_MARK)
     try:
@@ -252,7 +255,7 @@ def _show_page(file: Path, request: Request, no_cache: bool) -> None:
 
 
 def _first_given(options: Mapping[str, object]) -> str:
-    """The name of the first of some options that is given; empty if none is."""
+    """The name of the first option in ``options`` whose value is not None; empty if there is none."""
     return next((name for name, value in options.items() if value is not None), "")
 
 
@@ -273,7 +276,7 @@ def answered(
     no_cache: bool,
     details: bool = False,
 ) -> tuple[Request, Answer]:
-    """The request for SCHEME and its answer, from the cache if it is there; shows the warnings.
+    """Compiles SCHEME, or takes the answer from the cache, and prints the warnings; returns the request and the answer.
 
     ``settings`` are values of parameters, ``options`` fields of `Options`, ``wanted`` and ``details`` as in `produce`.
     With ``no_cache`` the cache is neither read nor written.
@@ -330,7 +333,7 @@ def _sweep(scheme: str, values: Mapping[str, tuple[int, ...]], options: Mapping[
 
 @contextmanager
 def option_errors(source: Source) -> Iterator[None]:
-    """Context in which errors in options become errors of the command line, with options as the user writes them."""
+    """Context that turns errors in options into errors of the command line, with options as the user writes them."""
     try:
         yield
     except errors.ParameterError as error:
@@ -357,12 +360,12 @@ def delivered(printed: str, made: Output, out: Path | None) -> Path:
 
 
 def as_written(name: str) -> str:
-    """The spelling of an option on the command line."""
+    """The spelling of an option on the command line: ``--micro-batch-size`` for ``micro_batch_size``."""
     return next(option.opts[0] for option in compile_command.params if option.name == name)
 
 
 def _question(request: Request, wanted: Level | None, color: bool, details: bool) -> str:
-    """Everything that an answer depends on, except the compiler, as a text."""
+    """The key of an answer in the cache: a text with everything that the answer depends on, except the compiler."""
     if wanted not in (None, Level.TIMELINE):
         return repr((request, wanted, color))
     from chimera_ir.console import appearance

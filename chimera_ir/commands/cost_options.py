@@ -1,4 +1,4 @@
-"""``--cost`` and ``--stage-cost``: what operations take, by kind."""
+"""``--cost`` and ``--stage-cost``: how long operations of each kind take."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +13,10 @@ from chimera_ir.plural import listed
 def _by_kind(
     option: str, kinds: Sequence[str], example: str, check: Callable[[str, str], object]
 ) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, str]]:
-    """The callback of an option: checks words KIND=COST, and returns the cost of each kind as it was written."""
+    """Makes the callback of an option whose words are KIND=COST; ``check`` raises `ValueError` for a wrong cost.
+
+    The callback checks the words, and returns the cost of each kind as the user wrote it.
+    """
 
     def callback(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> dict[str, str]:
         by_kind: dict[str, str] = {}

@@ -50,7 +50,7 @@ def _template(file: Path) -> str:
 
 
 def _identifier(stem: str) -> str:
-    """The stem of a file's name, made a valid name of a scheme."""
+    """Turns the stem of a file's name into a valid name of a scheme."""
     name = re.sub(r"\W", "_", stem, flags=re.ASCII)
     return f"{name}_" if name in KEYWORDS else name if re.match(r"[A-Za-z_]", name) else f"_{name}"
 

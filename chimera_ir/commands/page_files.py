@@ -1,4 +1,4 @@
-"""Files of pages, which ``--html`` names."""
+"""Checks and writes the file of a page, which the option ``--html`` names."""
 
 from pathlib import Path
 from typing import Any
@@ -25,18 +25,18 @@ class PagePath(GivenPath):
 
 
 PAGE = PagePath(path_type=Path)
-"""The file of a page, which may be there or not."""
+"""The type of an option that names the file of a page, whether it exists or not."""
 
 
 def refuse_page(file: Path, mark: str) -> None:
-    """Makes sure that a page can be written, before it is made: a file that does not begin with ``mark`` stays.
+    """Raises `OutputRefused` if `write_page` could not write to ``file``; called before the page is made.
 
-    Raises `OutputRefused`.
+    A file that does not begin with ``mark`` was not written by the command, and is never overwritten.
     """
     output.refuse_file(file, mark, force=False, option=_OPTION, remedy=_REMEDY)
 
 
 def write_page(file: Path, page: str, mark: str) -> None:
-    """Writes a page, whose first lines are ``mark``, and says so; raises `OutputRefused` as `refuse_page`."""
+    """Writes a page, whose first lines are ``mark``, to a file, and prints where; raises errors as `refuse_page`."""
     output.write_file(file, page.removeprefix(mark), mark, force=False, option=_OPTION, remedy=_REMEDY)
     report(f"wrote {visible(str(file))}: open it in a browser\n")

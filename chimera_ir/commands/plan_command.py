@@ -230,7 +230,7 @@ def _spelled(argument: str) -> str:
 
 
 def _write_order(text: str, file: Path) -> None:
-    """Writes a found order to a file that is new, or has an older one."""
+    """Writes an order that a search found; ``file`` must be new, or have an order that an earlier call wrote."""
     remedy = "move it, so that the order that was found can be written there"
     output.write_file(file, text.removeprefix(ORDER_MARK), ORDER_MARK, force=False, option="--search", remedy=remedy)
 

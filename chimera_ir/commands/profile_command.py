@@ -277,7 +277,10 @@ def links(
 
 
 def _commented(before: str, lines: tuple[str, ...]) -> str:
-    """The lines as comments of a file, after ``before``; they tell later users how certain the figures are."""
+    """Turns lines, which tell later users how certain the figures are, into comments of a file.
+
+    ``before`` stands in front of the first comment. Without lines the result is empty.
+    """
     return before + "".join(f"# {line}\n" for line in lines) if lines else ""
 
 
@@ -292,7 +295,10 @@ def _warnings(remarks: tuple[str, ...]) -> tuple[str, ...]:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Yields a function that shows what is measured, and how many of all steps are done; it shows nothing if quiet."""
+    """Yields a function that shows what is measured, how many steps are done, and how many there are in all.
+
+    With ``--quiet`` it shows nothing.
+    """
     console = Console(stderr=True)
     if is_quiet():
         yield _no_bar

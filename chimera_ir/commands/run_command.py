@@ -69,7 +69,7 @@ def _training(function: Function) -> Function:
 
 
 def _as_click(option: Option) -> Callable[[Function], Function]:
-    """An option of train.py as one of the command, with a help in the form of the command's other options."""
+    """Makes an option of the command from one of train.py, with a help in the form of the command's other options."""
     help = re.sub(r"\((default: .*)\)$", r"[\1]", f"{option.help[0].upper()}{option.help[1:]}") + "."
     if option.type is None:
         return click.option(option.name, is_flag=True, help=help)
@@ -179,7 +179,9 @@ def run_command(
 
 
 def _with_transformer(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with the directory of a model of transformers, and the ties of its stages unless these are given.
+    """Replaces the name of a model of transformers in the options by its directory, and adds the ties of its stages.
+
+    Ties that the user gives stay.
 
     A model that cannot be cut into layers is refused before anything is compiled.
     """
@@ -192,7 +194,7 @@ def _with_transformer(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _words(training: Mapping[str, Any]) -> Iterator[str]:
-    """The options of train.py that were given, each as one word."""
+    """Yields the options of train.py that were given, each as one word such as ``--steps=5``."""
     for name, value in training.items():
         option = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):

@@ -8,7 +8,7 @@ from chimera_ir.options import MOST, SEARCHED
 from chimera_ir.plural import listed
 
 SECONDS = FiniteRange(0, MOST, min_open=True)
-"""The type of a length of time in which to search."""
+"""The type of an option that says how many seconds to search."""
 
 SEED = click.option(
     "--seed", type=click.IntRange(0, 2**31 - 1), default=0, metavar="S", help="Seed of all chance in a search."

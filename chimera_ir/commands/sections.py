@@ -48,7 +48,10 @@ class SectionedCommand(click.Command):
 
 
 def all_of(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
-    """Decorator that applies several others, such as the options of a command, as if they stood one below the other."""
+    """Decorator that applies several others, such as the options of a command, the last one first.
+
+    That is as if they stood one below the other above the function.
+    """
     return lambda function: reduce(lambda decorated, decorate: decorate(decorated), reversed(decorators), function)
 
 
@@ -82,7 +85,7 @@ def is_quiet() -> bool:
 
 
 def report(text: str) -> None:
-    """Writes to standard output what goes beyond the answer, such as where it was written; nothing if quiet."""
+    """Writes to standard output what goes beyond the answer, such as where it was written; nothing with ``--quiet``."""
     if not is_quiet():
         click.echo(text, nl=False, color=colored(sys.stdout))
 

@@ -98,7 +98,7 @@ def _write_stopped(bundle: Path, out: Path | None, inputs: Inputs | None, as_jso
 
 
 def _compared(trace: Trace, recorded: tuple[Lane, ...], inputs: Inputs | None) -> TraceComparison | None:
-    """The comparison; None for a run that ended before every rank had recorded an update."""
+    """Compares a recording with the prediction; None for a run that ended before every rank had recorded an update."""
     if trace.ended_early and not has_whole_updates(trace, recorded):
         return None
     return compare(trace, recorded, profile_source(trace, inputs) if inputs else None)
