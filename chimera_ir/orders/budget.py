@@ -1,4 +1,4 @@
-"""The limits of a search."""
+"""The limits of a search for a better order: time by the clock, and work."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -23,5 +23,5 @@ class SearchBudget:
 
     @property
     def deterministic_seconds(self) -> float:
-        """The amount of work."""
+        """The amount of work after which the search ends, in seconds of the solver's deterministic time."""
         return self.work or float(SHARE_OF_SECONDS * Fraction(self.seconds))

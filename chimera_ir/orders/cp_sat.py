@@ -46,7 +46,8 @@ class Aim(Enum):
 class Solver:
     """A search for orders whose makespan is from ``least`` to ``most``, by its ``aim``.
 
-    It works in one thread, with a ``seed``; within a ``limit`` of deterministic time it always finds the same.
+    ``hint`` has the starts of an order to begin with. The search works in one thread, with a ``seed``; within a
+    ``limit`` of deterministic time it always finds the same.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Solver:
         self._solver.stop_search()
 
     def run(self, seconds: float) -> Solved:
-        """Solves the model, within a limit of time by the clock."""
+        """Searches for an order, and ends after ``seconds`` by the clock at the latest."""
         from ortools.sat.python import cp_model
 
         self._solver.parameters.max_time_in_seconds = seconds
@@ -95,7 +96,7 @@ class Solver:
 
 
 def _variables(model: "CpModel", constraints: Constraints, least: int, most: int) -> "tuple[list[IntVar], IntVar]":
-    """Adds the constraints to a model; returns the variables of the starts and of the makespan."""
+    """Adds the constraints to a model; returns the variables of the operations' starts, and that of the makespan."""
     durations, heads, tails = constraints.durations, constraints.heads, constraints.tails
     numbers = range(len(durations))
     starts = [model.new_int_var(heads[n], most - durations[n] - tails[n], "") for n in numbers]

@@ -34,7 +34,7 @@ _FAILURES = 60
 
 
 class TimedOrder(NamedTuple):
-    """A makespan, and the start of each operation."""
+    """An order, as the start of each operation by number, and its makespan; both in ticks."""
 
     makespan: int
     starts: list[int]
@@ -44,9 +44,9 @@ _Way = Callable[[Constraints, Sequence[float]], TimedOrder | None]
 
 
 def improving(constraints: Constraints, seed: int, first: Sequence[list[int]] = ()) -> Iterator[TimedOrder | None]:
-    """Yields orders without end, one for each list schedule that was tried; None where it jams.
+    """Yields orders without end, one for each list schedule that is tried, or None where a list schedule jams.
 
-    ``first`` are starts of orders to begin with.
+    ``seed`` fixes all chance. ``first`` are known orders to begin with, each as the starts of its operations.
     """
     random, tails = Random(seed), constraints.tails
     ways: list[_Way] = [_list_schedule] if constraints.holdings else [_list_schedule, _in_gaps]
@@ -64,7 +64,11 @@ def improving(constraints: Constraints, seed: int, first: Sequence[list[int]] = 
 
 
 def _back_and_forth(constraints: Constraints, preferences: Sequence[float], way: _Way) -> Iterator[TimedOrder | None]:
-    """Yields list schedules, each in the other direction of time than the one before, as long as they improve."""
+    """Yields list schedules by turns forwards and backwards in time, as long as they get shorter.
+
+    The first one prefers operations by ``preferences``, the least first; each later one prefers those that ended last
+    in the one before. ``way`` makes a list schedule.
+    """
     best = None
     while True:
         forwards = way(constraints, preferences)
@@ -134,7 +138,7 @@ def _progress(constraints: Constraints) -> list[int]:
 
 
 class _Stores:
-    """The room in the stores while operations start and end, such that micro-batches can be finished in their order.
+    """Counts the room in the stores while operations start and end, and keeps enough to finish all micro-batches.
 
     An operation may start if the first unfinished micro-batch can still add all that it needs, the second one as well
     once the first has freed what it keeps, and so on: the banker's algorithm.
@@ -159,7 +163,7 @@ class _Stores:
         self._unfinished = sorted(self._open)
 
     def fits(self, number: int) -> bool:
-        """Whether an operation may start."""
+        """Whether an operation may start now, so that afterwards all micro-batches can still be finished."""
         rank = self._ranks[number]
         return all(self._is_safe(store, amount, rank) for store, amount in self._added.get(number, ()))
 
@@ -200,7 +204,7 @@ class _Stores:
 
 
 def _list_schedule(constraints: Constraints, preferences: Sequence[float]) -> TimedOrder | None:
-    """The list schedule in which a free machine takes what is ready and preferred most; None if it jams."""
+    """The list schedule in which a free machine takes the ready operation of least preference; None if it jams."""
     machines, durations = constraints.machines, constraints.durations
     missing = [len(waits) for waits in constraints.waits]
     earliest, starts = [0] * len(missing), [0] * len(missing)
@@ -248,7 +252,10 @@ def _first_that_fits(ready: list[tuple[float, int]], stores: _Stores) -> int | N
 
 
 def _in_gaps(constraints: Constraints, preferences: Sequence[float]) -> TimedOrder:
-    """The order in which operations take, by preference, the first gap that is long enough; there are no holdings."""
+    """The order in which each operation takes the first gap on its machine that is long enough.
+
+    Of the operations whose waits are over, the one of least preference is next. Holdings of memory are not regarded.
+    """
     durations = constraints.durations
     missing = [len(waits) for waits in constraints.waits]
     earliest, starts = [0] * len(missing), [0] * len(missing)

@@ -92,7 +92,7 @@ class OrderGraph:
         return self.instance.schedule(lanes)
 
     def by_start(self, starts: Sequence[int]) -> list[list[int]]:
-        """The lanes in which operations stand in the order of their starts."""
+        """The lanes in which the operations of each worker stand in the order of ``starts``, one for each operation."""
         return self.instance.by_start(starts)
 
     def makespan(self, lanes: Lanes) -> int | None:
@@ -176,7 +176,10 @@ class OrderGraph:
         return ends
 
     def _played(self, lanes: Lanes) -> list[int] | None:
-        """The ends of operations, -1 for a missing one; None if one waits for ever, or is on another worker."""
+        """Runs the lanes; returns the end of each operation, -1 for one that no lane has.
+
+        None if an operation waits for ever, or is on another worker than its own.
+        """
         waits, machines, durations = self._waits, self.instance.machines, self.instance.durations
         owners = self._workers
         ends = [-1] * len(durations)

@@ -37,7 +37,10 @@ UNITS = {
     Quantity.ACTIVATIONS: ON_WORKER,
     Quantity.HOST: ON_HOST_UNITS,
 }
-"""The units that count against a bound, for the bounds that the order of operations decides and a schedule shows."""
+"""Maps the quantity of a declared bound to what counts against it.
+
+Only those quantities are here that follow from the order of a schedule's operations.
+"""
 
 _FINEST = 10**9
 """Ticks per second, or a multiple of it, where messages take time: delays are rounded up to a tick."""
@@ -51,7 +54,10 @@ class Machine(NamedTuple):
 
 
 class Store(NamedTuple):
-    """A declared bound of a worker: the most parts of micro-batches that it keeps of a quantity."""
+    """A declared bound of a worker: the most that it may keep of a quantity.
+
+    ``limit`` is in units of which a micro-batch has `Header.units`.
+    """
 
     worker: Worker
     quantity: Quantity
@@ -59,7 +65,10 @@ class Store(NamedTuple):
 
 
 class KeepsChange(NamedTuple):
-    """The change by an operation to what a store keeps: an amount from its start on, and one from its end on."""
+    """The change by an operation to what a store keeps: what it adds at its start, and what it adds at its end.
+
+    ``store`` is the store's number; an amount that is freed is negative.
+    """
 
     store: int
     at_start: int
@@ -74,7 +83,7 @@ class Costing(NamedTuple):
 
     @staticmethod
     def of(durations: Durations, header: Header) -> "Costing":
-        """The costs of a profile with the messages of its cluster, or costs of operations alone."""
+        """The costing with these ``durations``: if they are those of a profile, messages of its cluster take time."""
         if isinstance(durations, Costs):
             return Costing(durations)
         from chimera_ir.predict.charges import Charges
@@ -90,10 +99,10 @@ class OrderInstance:
     ``machines[n]`` is the number in ``places`` of the machine that runs operation n, which takes ``durations[n]`` ticks
     of length ``tick``. It starts once each operation in ``waits[n]`` is over for as long as ``delays[n]`` says at the
     same place. ``steps[n]`` are its computations, and waits for moves: an offload has the wait for itself, an operation
-    that reads what reloads bring back has the waits for these. ``changes[n]`` are the changes by these to the
-    ``stores``. ``lanes[w]`` has the operations of worker w that have clocks, in the order of the clocks. ``blocks`` has
-    each operation of a plan with the recomputations that the plan leaves out, which come right before it; a search may
-    move these. ``preferences`` are those of the plan.
+    that reads what reloads bring back has the waits for these reloads. ``changes[n]`` are the changes by these steps to
+    the ``stores``. ``lanes[w]`` has the operations of worker w that have clocks, in the order of the clocks. ``blocks``
+    has each operation of a plan with the recomputations that the plan leaves out, which come right before it; a search
+    may move the recomputations. ``preferences[n]`` is the value of the plan's ``prefer`` line for operation n, if any.
     """
 
     header: Header
@@ -133,7 +142,7 @@ class OrderInstance:
     def starts(self, lanes: Sequence[Sequence[int]]) -> list[int] | None:
         """The earliest start of each operation, in ticks, with these lanes; None if they close a cycle.
 
-        An operation follows those before it in its lane that `flow.net.queued` gives.
+        An operation waits for those in ``waits`` and, in its lane, for those before it that `flow.net.queued` gives.
         """
         waits = list(self.waits)
         after = [list(delays) for delays in self.delays]
@@ -196,7 +205,7 @@ def _instance(
     by_clock: Iterable[int],
     costing: Costing,
 ) -> OrderInstance:
-    """The instance of operations in ``blocks``; ``by_clock`` has the blocks with clocks, in the order of the clocks."""
+    """The instance of operations in ``blocks``; ``by_clock`` has the places of blocks with clocks, by their clocks."""
     operations = tuple(chain.from_iterable(blocks))
     workers = [worker for worker, block in zip(workers_of_blocks, blocks, strict=True) for _ in block]
     numbers = iter(range(len(operations)))
@@ -336,7 +345,7 @@ def _changes(
     workers: Sequence[Worker],
     stores: Sequence[Store],
 ) -> Sequence[tuple[KeepsChange, ...]]:
-    """The changes by the steps of each operation to the stores of its worker."""
+    """Computes for each operation, from its steps, the changes to the stores of its worker."""
     quantities = tuple(dict.fromkeys(store.quantity for store in stores))
     if not quantities:
         return [()] * len(steps)

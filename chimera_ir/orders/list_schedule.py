@@ -28,8 +28,8 @@ class Jobs:
 
     Machine w is the lane of worker w; ``owners[m]`` is the worker of machine m, whose jobs start only while the lane is
     free. Job j may start ``delays[j]`` ticks after each of the jobs ``waits[j]`` is over, and once each of the jobs
-    ``begun[j]`` has started. ``limits`` are the amounts that fit into the stores. Of the jobs that may start, the one
-    with the least rank does.
+    ``begun[j]`` has started. ``changes[j]`` says what job j adds to stores and frees; ``limits`` are the amounts that
+    fit into the stores. Of the jobs that may start on a machine, the one with the least rank does.
     """
 
     owners: Sequence[int]
@@ -45,7 +45,10 @@ class Jobs:
 
     @cached_property
     def backwards(self) -> "Jobs":
-        """Jobs in reversed time, from the end of all; for jobs that wait for others only to be over."""
+        """These jobs with time reversed: each waits for those that waited for it, and the last ones come first.
+
+        Waits in ``begun`` cannot be reversed: there must be none.
+        """
         waits: list[list[int]] = [[] for _ in self.machines]
         delays: list[list[int]] = [[] for _ in self.machines]
         for job, (others, lags) in enumerate(zip(self.waits, self.delays, strict=True)):
@@ -71,7 +74,10 @@ class Capacity(Protocol):
     """Room in the stores: decides which jobs fit, and counts what they keep."""
 
     def queue(self, job: int) -> tuple[Hashable, int]:
-        """The queue in which a ready job stands, and its place there; if the first one does not fit, no other does."""
+        """Returns a key for the queue in which a ready job waits, and a number by which this queue is sorted.
+
+        If the first job of a queue does not fit, no other job of the queue does.
+        """
 
     def admits(self, job: int) -> bool:
         """Whether a job fits now."""
@@ -112,7 +118,8 @@ class Greedy:
 class Placed(NamedTuple):
     """Jobs in the order of their starts, and the time at which all of them are over.
 
-    ``waiting`` are ready jobs that never find room; where there are none, jobs that are missing wait for one another.
+    Some jobs may never start. Of these, ``waiting`` has those that are ready and find no room. If it is empty, those
+    that never start wait for one another.
     """
 
     started: Sequence[int]
@@ -124,9 +131,9 @@ _END, _ARRIVAL = 0, 1
 
 
 def place(jobs: Jobs, room: Capacity) -> Placed:
-    """Starts every job as early as its machine, the jobs it waits for and the room allow, the preferred one first.
+    """Starts every job as early as its machine, the jobs that it waits for and the room in stores allow.
 
-    The time is that of a few operations on heaps for each job.
+    A machine that is free takes the ready job of least rank that fits. A few operations on heaps are done for each job.
     """
     machines, durations, changes, ranks = jobs.machines, jobs.durations, jobs.changes, jobs.ranks
     count = len(machines)
@@ -159,7 +166,7 @@ def place(jobs: Jobs, room: Capacity) -> Placed:
         heappush(heap, (position, job))
 
     def preferred(machine: int) -> int | None:
-        """The job that the machine starts now, if there is one."""
+        """Takes the job that a free machine starts now from its queue; None if none is ready and fits."""
         firsts: list[tuple[int, int, list[tuple[int, int]]]] = []
         for kind, heap in [*queues[machine].items()]:
             while heap and begun[heap[0][1]]:

@@ -1,4 +1,4 @@
-"""The schedule of a text before it is verified, and the same with moves to the host that were asked for."""
+"""Makes the schedule of a text, before it is verified, and adds the moves to the host that the user asked for."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +15,10 @@ from chimera_ir.verify.verify import schedule_in, verify_schedule
 
 
 def schedule_of_text(level: Level | PlanStream, durations: Durations, header: Header) -> Schedule | ScheduleStream:
-    """The schedule of a level with this ``header``; operations without clocks are ordered under the ``durations``."""
+    """The schedule of a plan or of another level of a text.
+
+    Operations without clocks are ordered under the ``durations``; ``header`` is the level's own.
+    """
     if isinstance(level, Plan | PlanStream):
         return scheduled(level, Costing.of(durations, header))
     return schedule_in(level)
@@ -36,7 +39,7 @@ def with_moves(
     durations: Callable[[Header], Durations],
     warn: Callable[[Diagnostic], None],
 ) -> Moved:
-    """The ``schedule`` of a level with the moves of `cost.offload`.
+    """Adds the moves of `cost.offload` to the ``schedule`` of a level; ``durations`` makes the costs for a header.
 
     Raises what `require_movable` raises, and `Rejected` with the errors of the schedule.
 

@@ -134,7 +134,7 @@ def _too_tight(instance: OrderInstance, least: Sequence[int]) -> Iterator[Diagno
 
 
 def jobs_of(instance: OrderInstance) -> Jobs:
-    """The jobs of an instance, one for each block."""
+    """The jobs of an instance: each block, an operation with the recomputations right before it, is one job."""
     blocks = instance.blocks
     job_of = [job for job, block in enumerate(blocks) for _ in block]
     chains = [tuple(dict.fromkeys(job_of[number] for number in lane)) for lane in instance.lanes]
@@ -163,9 +163,9 @@ def _useful(
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yields each reload without a clock, with the jobs that must have started before it does.
 
-    These are all others that its reader waits for and, if the reader has a clock, the operation two places before the
-    reader: so the reload runs beside the last operation before its reader, and what it brings back is there no longer
-    than that.
+    The reader is the operation that reads what the reload brings back. The jobs are all others that the reader waits
+    for and, if the reader has a clock, the operation two places before it in its lane. So the reload runs beside the
+    last operation before its reader, and what it brings back is there no longer than that.
     """
     if not instance.header.moves:
         return
@@ -183,7 +183,7 @@ def _useful(
 
 
 def _outside(waits: Sequence[tuple[int, ...]], block: tuple[int, ...], job_of: Sequence[int]) -> list[int]:
-    """The jobs that a block waits for."""
+    """The jobs that a block waits for: one for each wait of its operations for an operation outside the block."""
     return [job_of[other] for number in block for other in waits[number] if other not in block]
 
 
@@ -197,7 +197,10 @@ def _outside_delays(instance: OrderInstance, block: tuple[int, ...]) -> list[int
 
 
 def _changes(several: Sequence[Sequence[KeepsChange]]) -> tuple[Keeps, ...]:
-    """The joint change by operations that follow one another: their peak counts from the start on, the rest later."""
+    """Adds up the changes by operations of one block, which follow one another, for each store.
+
+    From the block's start on, the peak counts that the operations reach together; from its end on, what they leave.
+    """
     stores: dict[int, tuple[int, int]] = {}
     for changes in several:
         for store, at_start, at_end in changes:
@@ -228,7 +231,11 @@ def _ranks(instance: OrderInstance, chains: Sequence[Sequence[int]]) -> list[int
 
 
 def _urgency(operation: Operation) -> tuple[int, int, int]:
-    """Urgency of an operation, the smaller the sooner: of its kind, then its first micro-batch; and its stage."""
+    """Returns what decides which of two operations is preferred: a number for the kind, the micro-batch, the stage.
+
+    The number is 0 for an operation that hands a gradient on, 1 for another forward, 2 for any other operation; the
+    smaller one is preferred, and so is the smaller micro-batch.
+    """
     kinds = [part.kind for part in operation.parts]
     answers, opens = any(kind.hands_on and not kind.opens for kind in kinds), any(kind.opens for kind in kinds)
     part = operation.parts[0]

@@ -14,7 +14,10 @@ from chimera_ir.orders.instance import OrderInstance
 
 
 def first_micro_batches(instance: OrderInstance, count: int) -> tuple[OrderInstance, list[int]]:
-    """The instance of the first micro-batches of each pipe alone, and its operations by their number in the whole."""
+    """Cuts an instance down to the first ``count`` micro-batches of each pipe.
+
+    Returns the smaller instance, and for each of its operations the number that it has in the whole one.
+    """
     header = instance.header
     pipes = tuple(replace(pipe, micros=tuple(sorted(pipe.micros)[: count * header.slices])) for pipe in header.pipes)
     micros = frozenset(micro for pipe in pipes for micro in pipe.micros)
@@ -39,10 +42,11 @@ def first_micro_batches(instance: OrderInstance, count: int) -> tuple[OrderInsta
 
 
 def repeated(instance: OrderInstance, numbers: Sequence[int], starts: Sequence[int], count: int) -> Iterator[list[int]]:
-    """Yields starts for all operations of an instance, with the middle of an order of few micro-batches repeated.
+    """Extends an order of few micro-batches to all operations of an instance: its middle is repeated.
 
-    ``numbers`` are the operations of the first ``count`` micro-batches of each pipe, ``starts`` their starts. What is
-    yielded gives lanes without cycles; it may exceed limits of memory.
+    ``numbers`` are the operations of the first ``count`` micro-batches of each pipe, ``starts`` their starts in ticks.
+    Yields the starts of all operations, once for each middle that is tried. They give lanes without cycles, but may
+    exceed limits of memory.
     """
     header, slices = instance.header, instance.header.slices
     places = {micro: divmod(place, slices) for pipe in header.pipes for place, micro in enumerate(sorted(pipe.micros))}
@@ -61,7 +65,7 @@ def repeated(instance: OrderInstance, numbers: Sequence[int], starts: Sequence[i
 
 
 def _middles(count: int) -> Iterator[tuple[int, int]]:
-    """Yields how many micro-batches to repeat, and from which one on."""
+    """Yields the middles of ``count`` micro-batches to try: how many to repeat, and from which one on."""
     for width in dict.fromkeys((1, 2, 3, 4, count // 4, count // 3)):
         for begin in range((count - width) // 2 - 2, (count - width) // 2 + 3):
             if width and 0 <= begin < count - width:

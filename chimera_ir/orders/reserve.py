@@ -18,11 +18,13 @@ from chimera_ir.orders.list_schedule import Greedy, Jobs, Placed, place
 
 
 class _GroupUse:
-    """The part of a group in a store: ``jobs`` in the group's order, with the amounts that they add and then free.
+    """The use that the jobs of a group make of one store.
 
-    ``most[i]`` is the most that is kept from job i on, if the jobs run in this order. ``level`` is what the group keeps
-    now. Job ``next`` is the first that has not started; jobs after it that have started add ``ahead``. Job ``first`` is
-    the first that adds anything.
+    Places are those of the jobs in the group's order: ``index[j]`` is the place of job j. ``amounts`` has for each
+    place what the job adds at its start and at its end; the second is negative. ``most[i]`` is the most that the group
+    keeps from place i on, if its jobs run in this order. ``level`` is what the group keeps now. ``next`` is the first
+    place whose job has not started; jobs after it that have started add ``ahead``. ``first`` is the first place whose
+    job adds anything.
     """
 
     __slots__ = ("ahead", "amounts", "first", "index", "level", "most", "next", "started")
@@ -50,11 +52,14 @@ class _GroupUse:
         self.first = next((place for place, (start, _) in enumerate(self.amounts) if start), 0)
 
     def opens(self, job: int) -> bool:
-        """Whether a job is the first of the group's order that adds anything."""
+        """Whether no job before this one in the group's order adds anything."""
         return self.index[job] <= self.first
 
     def need(self, starting: int | None = None) -> int:
-        """Upper bound of what the group adds before its end, now or after the start of a job of it."""
+        """An upper bound on the further room that the group takes until it has run to its end.
+
+        It is counted from now or, with ``starting``, from the moment after this job of the group has started.
+        """
         following, ahead, level = self.next, self.ahead, self.level
         if starting is not None:
             place = self.index[starting]
@@ -75,7 +80,7 @@ class _GroupUse:
             self.ahead += self.amounts[place][0]
 
     def end(self, job: int) -> bool:
-        """Counts a job that ends; returns whether nothing of the group is left."""
+        """Counts a job that ends; returns whether the group keeps nothing, and all of its jobs have started."""
         self.level += self.amounts[self.index[job]][1]
         return not self.level and self.next == len(self.amounts)
 
@@ -119,7 +124,11 @@ class Admission:
         return most
 
     def queue(self, job: int) -> tuple[Hashable, int]:
-        """A queue for each group, in its order; one by rank for jobs that would be the first of their groups."""
+        """Returns the queue of a job, and a number by which this queue is sorted.
+
+        A group that has begun has queues of its own, in the group's order. Jobs that would begin their groups share
+        queues, by rank, and so do jobs that add nothing.
+        """
         adds = tuple((store, start) for store, start, _ in self._jobs.changes[job] if start)
         group = self._group[job]
         if not adds:
@@ -172,7 +181,7 @@ class Admission:
 
 
 def list_schedule(jobs: Jobs) -> Placed:
-    """The list schedule of jobs; with room kept free from the start if it would jam otherwise."""
+    """Makes the list schedule of jobs: without foresight or, if that jams, with room kept free (`Admission`)."""
     result = place(jobs, Greedy(jobs))
     return place(jobs, Admission(jobs)) if result.waiting else result
 

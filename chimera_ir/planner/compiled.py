@@ -257,7 +257,7 @@ class Variant:
         return replace(level, header=header_of(self.header, level.header.updates))
 
     def reordered(self, order: Schedule) -> "Variant":
-        """The same variant with the lanes of another schedule of it."""
+        """This variant with the lanes of another schedule of it."""
         return Variant(self.compiled.reordered(order), self._change)
 
     def offloaded(self, durations: Durations) -> "Variant":
@@ -333,7 +333,7 @@ class Variant:
         return self._lowering(setting).launched
 
     def holdings(self, setting: Setting) -> tuple[Holdings, ...]:
-        """What each worker keeps, as numbers of micro-batches and of copies of weights; the same in every setting."""
+        """The needs of each worker, as numbers of micro-batches and copies of weights; the same in every setting."""
         self._holdings = self._holdings or tuple(holdings(self._lowering(setting).level))
         return self._holdings
 
