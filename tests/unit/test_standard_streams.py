@@ -45,16 +45,48 @@ def script(name: str, *words: str) -> tuple[str, ...]:
     return sys.executable, "-c", f"from {module} import {function}; {function}()", *words
 
 
-@pytest.mark.parametrize("name", [*sorted(COMMANDS), *(f"chimera {name}" for name in group.COMMANDS)])
-def test_a_mistake_has_its_status_where_nothing_can_be_said(tmp_path: Path, name: str) -> None:
-    done = called("2>&-", *script(*name.split()), "--no-such-option", cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (WRONG_COMMAND, "", "")
+EACH = """\
+import os, sys
+from chimera_ir import start
+from chimera_ir.commands import compile_command, plan_command
+file, word, *names = sys.argv[1:]
+for name in names:
+    child = os.fork()
+    if not child:
+        break
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with open(file, "a") as statuses:
+        statuses.write(f"{name}: {status}\\n")
+else:
+    os._exit(0)
+program, *words = name.split()
+sys.argv = [program, *words, word]
+getattr(start, {functions}[program])()
+"""
+"""Calls commands one after the other, each in a process forked from one that has imported what most of them need."""
+
+ALL = [*sorted(COMMANDS), *(f"chimera {name}" for name in group.COMMANDS)]
 
 
-@pytest.mark.parametrize("name", [*sorted(COMMANDS), *(f"chimera {name}" for name in group.COMMANDS)])
-def test_help_that_cannot_be_printed_is_an_error(tmp_path: Path, name: str) -> None:
-    done = called(">/dev/full", *script(*name.split()), "--help", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (WRONG_COMMAND, "Error: standard output: No space left on device\n")
+def statuses(redirected: str, word: str, folder: Path) -> tuple[dict[str, int], str]:
+    """How each command ends, called with one word, and what all of them print that goes nowhere else."""
+    functions = {name: entry.partition(":")[2] for name, entry in COMMANDS.items()}
+    program = EACH.replace("{functions}", repr(functions))
+    done = called(redirected, sys.executable, "-c", program, str(folder / "statuses"), word, *ALL, cwd=folder)
+    lines = (folder / "statuses").read_text(encoding="utf-8").splitlines()
+    return {
+        name: int(status) for name, _, status in (line.partition(": ") for line in lines)
+    }, done.stdout + done.stderr
+
+
+def test_a_mistake_has_its_status_where_nothing_can_be_said(tmp_path: Path) -> None:
+    assert statuses("2>&-", "--no-such-option", tmp_path) == (dict.fromkeys(ALL, WRONG_COMMAND), "")
+
+
+def test_help_that_cannot_be_printed_is_an_error(tmp_path: Path) -> None:
+    ended, errors = statuses(">/dev/full", "--help", tmp_path)
+    assert ended == dict.fromkeys(ALL, WRONG_COMMAND)
+    assert errors == "Error: standard output: No space left on device\n" * len(ALL)
 
 
 @redirections(*UNSAID)
