@@ -53,7 +53,10 @@ def document(error: TextError, source: Source, level: Level | PlanStream | None)
 
 
 def _lanes(level: Level | PlanStream | None) -> tuple[Header | None, Sequence[Sequence[Instruction]]]:
-    """The header and the lanes of a level: those of a plan are ordered, those of a stream show some updates."""
+    """The header and the lanes of a level, as far as a page shows them; None and no lanes without a level.
+
+    The operations of a plan are put in order; of a stream there are some updates.
+    """
     if level is None:
         return None, ()
     ordered = order(level) if isinstance(level, Plan | PlanStream) else level
@@ -69,7 +72,7 @@ class _Sketch:
     lanes: Sequence[Sequence[Instruction]]
 
     def line(self, instruction: Instruction) -> str:
-        """An instruction of the lanes as in the text."""
+        """The line of the text that an instruction of the lanes stands in."""
         assert self.header is not None, "lanes have a header"
         return line(instruction, self.header)
 

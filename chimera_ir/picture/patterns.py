@@ -29,7 +29,7 @@ MESSAGE = Pattern(5, "M1.5 0V5", 2, "#4400bb", "#5555ff")
 SUM = Pattern(5, "M0 1.5H5", 2, "#994400", "#783000")
 SEND = Pattern(6, "M2 3H4M5 0H6M0 0H1M5 6H6M0 6H1", 2, "#883399", "#781888")
 POST = Pattern(4, "M0 0L4 4M4 0L0 4", 1, "#442200", "#2000c8")
-"""Posting of messages and sums, and loading of data: time that is no wait, and in which nothing is computed."""
+"""The pattern of time in which messages or sums are posted, or data loaded: no wait, and nothing is computed."""
 
 WAITS = {"bubble": BUBBLE, "message": MESSAGE, "sum": SUM, "send": SEND, "post": POST}
-"""All patterns, by the name of the cause in a few letters."""
+"""All patterns, keyed by a short name of what they stand for."""

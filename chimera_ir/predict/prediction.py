@@ -224,7 +224,10 @@ class Forecast:
         return replace(setting, stages=stages_of(setting.stages, range(0, like.stages, larger)))
 
     def needs(self, program: Program) -> Mapping[Quantity, Sequence[int]]:
-        """The bytes that each worker of a verified program needs; raises the errors of `durations`."""
+        """The bytes that each worker of a verified program needs, in its own memory and in that of its host.
+
+        Raises the errors of `durations`.
+        """
         needs = memory(program, self._setting(program.header))
         return {
             Quantity.BYTES: [need.total for need in needs],

@@ -91,7 +91,10 @@ class _TurnPlayer:
         return (ends[-1] - ends[first]) / (turns - 1 - first)
 
     def _row(self, rows: Sequence[_Row], sigmas: Sequence[float], copies: int, random: Random) -> _Row:
-        """Ends of one more turn; ``rows`` has the ends of the turns before, the last turn first."""
+        """Plays one more turn; returns when each of its events ends, in each copy.
+
+        ``rows`` has these times for the turns before, the last turn first.
+        """
         now: list[Sequence[float]] = [()] * len(sigmas)
         past, nothing = [now, *rows], [0.0] * copies
         for node in self._order:

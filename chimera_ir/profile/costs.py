@@ -26,11 +26,11 @@ ENTRIES = {"F": "forward", "B": "backward", RECOMPUTING: RECOMPUTING} | {
 
 
 def time_of(times: Times, key: str) -> float:
-    """The time of a kind or, for the key `RECOMPUTING`, of a backward that runs the forward again.
+    """The time of an operation of a kind or, for the key `RECOMPUTING`, of a backward that runs the forward again.
 
-    A kind that is left out takes as long as its cost in the table says, in proportion to a forward if it opens the
-    micro-batch, else to a backward; a pair as long as its operations one after the other; a recomputation as long as
-    `RECOMPUTING` less B.
+    Where ``times`` lacks it, a pair takes as long as its operations one after the other, and a recomputation as long as
+    `RECOMPUTING` less B. Any other kind takes a part of F, if it opens the micro-batch, or else of B, in proportion to
+    the costs in the table of kinds.
     """
     return times[key] if key in times else sum(_derived(times, kind) for kind in COSTED[key].kinds)
 

@@ -39,7 +39,10 @@ def durations(layers: Sequence[StageCosts], size: int, *, recomputing: bool) -> 
 
 
 def fastest(layers: Sequence[StageCosts], stages: int, size: int, *, recomputing: bool) -> tuple[int, ...]:
-    """The split into ``stages`` stages, at most one for each layer, whose slowest stage takes the least time."""
+    """The split of the layers into ``stages`` stages whose slowest stage takes the least time for ``size`` items.
+
+    There are at least as many layers as stages. With ``recomputing``, every backward runs its forward again.
+    """
     split = balanced(durations(layers, size, recomputing=recomputing), [()] * stages)
     assert split is not None, "without a limit on memory there is one"
     return split

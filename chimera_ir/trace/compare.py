@@ -1,4 +1,4 @@
-"""Comparison of prediction and measurement: one account for each worker, of updates of typical length."""
+"""Comparison of prediction and measurement: what each worker's time goes to, in updates of typical length."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

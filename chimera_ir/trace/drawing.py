@@ -97,7 +97,7 @@ def _signs(moves: bool) -> dict[str, str]:
 
 
 def summary(comparison: TraceComparison) -> str:
-    """Update time and bubble ratio, predicted and measured, in one line."""
+    """Text with the time of an update and the bubble ratio, predicted and measured, in one line."""
     predicted, measured = comparison.steps
     predicted_bubble, measured_bubble = comparison.bubbles
     return (

@@ -36,9 +36,9 @@ class StoppedRank:
 
 
 class Stopped(NamedTuple):
-    """The end of a run that ended early: the last ``update`` that any worker of a copy began, and where ranks stopped.
+    """The end of a run that ended early: the last ``update`` that any worker of copy 0 began, and where ranks stopped.
 
-    ``lanes`` are those of the workers of the copy.
+    ``lanes`` are those of the workers of copy 0.
     """
 
     update: int
