@@ -4,7 +4,7 @@
     pytest tests/property --hypothesis-profile=search                            # others each time
     pytest tests/property --hypothesis-profile=search --hypothesis-seed=7        # those of seed 7
 
-Of mutants, which are changes of programs, a run tries a ninth, and of every program some of each kind of change, the
+Of mutants, which are changes of programs, a run tries a third, and of every program some of each kind of change, the
 same in every run; a search tries all (`some`). The same goes for sizes: a property of all schemes or of many streams
 has one size or two of each in a run (`also`, `part`), and all in a search. So it is with trainings on ranks: a run has
 each reason for one once, and every scheme of the library in `tests/e2e/test_ties.py` or `tests/e2e/test_streams.py`; a
@@ -63,8 +63,8 @@ def part(cases: Iterable[T], every: int) -> list[T]:
 
 
 def some(mutants: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
-    """Three of each kind of mutants, and a ninth of the others, the same in every run; in a search all."""
-    rng, seen, share = random.Random(0), Counter[str](), 1 if searching() else 1 / 9
+    """Three of each kind of mutants, and a third of the others, the same in every run; in a search all."""
+    rng, seen, share = random.Random(0), Counter[str](), 1 if searching() else 1 / 3
     for kind, mutant in mutants:
         seen[kind] += 1
         if seen[kind] <= 3 or rng.random() < share:
