@@ -1,4 +1,4 @@
-"""Quasi-affine laws of formulas: derived from the formula alone, and exact for every integer.
+"""Finds quasi-affine laws of formulas: derived from the formula alone, and exact for every integer.
 
 A formula in m is quasi-affine if f(m + p) = f(m) + d for all integers m, with a period p > 0 and an increment d. With
 p, d and the values f(0) .. f(p-1), the formula is given everywhere:
@@ -65,7 +65,7 @@ class Law:
         return self.values[position] + self.increment * turn
 
     def stretched(self, period: int) -> list[int]:
-        """The values f(0) .. f(period-1); ``period`` is a multiple of the law's own period."""
+        """Returns the values f(0) .. f(period-1), where ``period`` is any multiple of the law's own period."""
         turns = range(period // self.period)
         return [value + self.increment * turn for turn in turns for value in self.values]
 
@@ -80,7 +80,7 @@ _Fold = Callable[[Law, Law, int], Law]
 
 
 def law(expression: ast.Expression, scope: Scope, variable: str, most: int) -> Law:
-    """The law of a checked formula in a variable; the scope has all other names.
+    """Returns the law of a checked formula in the name ``variable``; ``scope`` has the meaning of all other names.
 
     Raises `Fault` if the formula is not quasi-affine, or its period is longer than ``most``.
 
@@ -96,7 +96,10 @@ def law(expression: ast.Expression, scope: Scope, variable: str, most: int) -> L
 
 
 def eventual_law(expression: ast.Expression, scope: Scope, variable: str, most: int) -> Law:
-    """The law of a formula for large m. Unlike in `law`, ``max`` and ``min`` may take growing values."""
+    """Returns the law that a formula has for large m, with parameters as in `law`.
+
+    Unlike there, arguments of ``max`` and ``min`` may grow.
+    """
     return walk(expression, _Laws(scope, {variable: COUNT}, most, {"max": _larger, "min": _smaller}))
 
 
@@ -245,11 +248,14 @@ class _Laws:
         return entries[position]
 
     def _pointwise(self, node: ast.Expression, apply: Callable[..., int], laws: Sequence[Law]) -> Law:
-        """The law of ``apply`` on the values of ``laws``, all of which repeat."""
+        """Returns the law of ``apply`` on the values of ``laws`` at each m; all these laws repeat (increment 0)."""
         return self._along(node, apply, laws, Fraction(0))
 
     def _along(self, node: ast.Expression, apply: Callable[..., int], laws: Sequence[Law], rate: Fraction) -> Law:
-        """The law of ``apply`` on the values of ``laws``, if its results grow at ``rate``."""
+        """Returns the law of ``apply`` on the values of ``laws`` at each m.
+
+        Its results grow by ``rate`` from one m to the next, on average.
+        """
         period = self._period(node, laws)
         values = map(apply, *(part.stretched(period) for part in laws))
         return _reduced(values, int(rate * period), max(part.since for part in laws))
@@ -261,14 +267,14 @@ class _Laws:
         return Fault(partial(describe, node.span, self._values(node), **facts))
 
     def _values(self, node: ast.Expression) -> Values:
-        """The names in an expression that have the same value for every m, with their values."""
+        """Returns the values, by name, of those names in an expression that have the same value for every m."""
         names = dict.fromkeys(part.text for part in ast.walk(node) if isinstance(part, ast.Name))
         values = ((name, self.fixed(self.name(name))) for name in names)
         return tuple((name, value) for name, value in values if value is not None)
 
 
 def _later(part: Law, bound: Law) -> Law:
-    """The law ``part``, restricted to where the law ``bound`` holds."""
+    """Returns the law ``part``, which then holds only for those m for which ``bound`` holds as well."""
     return replace(part, since=max(part.since, bound.since))
 
 
@@ -290,9 +296,10 @@ def _larger(left: Law, right: Law, period: int) -> Law:
 
 
 def _ahead(m: int, lead: int, gain: int, period: int) -> int:
-    """The first number after the last m + k * period, for integers k, at which a difference is negative.
+    """Returns the first m from which on a difference is never negative at any m + k * period.
 
-    The difference is ``lead`` at ``m``, and each period adds ``gain`` > 0 to it.
+    The difference is ``lead`` at the given ``m``, and each period adds ``gain`` > 0 to it. The result is the number
+    after the last of these at which it is negative.
     """
     turns = -(lead // gain)
     return m + (turns - 1) * period + 1
@@ -303,7 +310,7 @@ def _smaller(left: Law, right: Law, period: int) -> Law:
 
 
 def _reduced(values: Iterable[int], increment: int, since: int) -> Law:
-    """The law with some values and their increment, reduced to the shortest period."""
+    """Returns the law with these values, increment and start, with the shortest period that gives the same formula."""
     whole = tuple(values)
     size = len(whole)
     period = next(

@@ -9,7 +9,10 @@ from chimera_ir.syntax.ast import Arithmetic, Comparator, Logic
 
 @dataclass(frozen=True, slots=True)
 class Builtin:
-    """A builtin function of ``least`` to ``most`` integers; ``most`` is None if there is no upper limit."""
+    """A builtin function of ``least`` to ``most`` integers, or of any number of them if ``most`` is None.
+
+    ``signature`` is a call of it for messages; ``apply`` computes its value.
+    """
 
     signature: str
     least: int
@@ -43,7 +46,10 @@ BUILTINS = {
 UNITS = {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)} | {
     f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)
 }
-"""The values of the names for units, which a bound in bytes may use unless the scheme defines the name."""
+"""The values of the names for units of bytes, such as kB and GiB.
+
+A bound in bytes may use them unless the scheme defines the name itself.
+"""
 
 ARITHMETIC: Mapping[Arithmetic, Callable[[int, int], int]] = {
     Arithmetic.ADD: operator.add,
@@ -69,4 +75,4 @@ LOGIC: Mapping[Logic, Callable[[bool, bool], bool]] = {Logic.AND: operator.and_,
 """``and`` and ``or`` of two known truths."""
 
 DECISIVE = {Logic.AND: False, Logic.OR: True}
-"""The value of the left side that decides the result without the right side."""
+"""The left side with which ``and`` or ``or`` has its result already, so that the right side is not needed."""

@@ -109,7 +109,10 @@ class _Checker:
             self._defined[name.text] = meaning
 
     def _variables(self, words: Iterable[ast.Word]) -> dict[str, ValueName]:
-        """Returns local variables by name; records a mistake for each whose name already stands for something else."""
+        """Returns local variables as names of values.
+
+        Records a mistake for each variable whose name already stands for something else.
+        """
         variables: dict[str, ValueName] = {}
         for word in words:
             if word.text in BUILTINS:
@@ -122,7 +125,7 @@ class _Checker:
         return variables
 
     def _with(self, variables: Mapping[str, ValueName]) -> NameLayers:
-        """A scope of all names known so far and ``variables``."""
+        """Returns a scope with all names known so far and, over them, ``variables``."""
         return ChainMap({**variables}, self._defined)
 
     def _function(self, function: ast.Function) -> None:
@@ -196,10 +199,11 @@ class _Checker:
         named: dict[str, Meaning],
         outside: NameLayers,
     ) -> None:
-        """Checks what the lines ``stages`` and ``let`` of a pipe define; adds the names of the latter to ``named``.
+        """Checks what the lines ``stages`` and ``let`` of a pipe define, and adds the names of ``let`` lines to ``named``.
 
-        A name for the worker stands for the formula of its place, which may use names of ``let``. So names that do not
-        use the worker are checked before this formula, and names that use it after.
+        ``variables`` are the variables of the pipe; ``outside`` has the names from outside the pipe. A name for the
+        worker stands for the formula of its place, which may use names of ``let``. So names that do not use the worker
+        are checked before this formula, and names that use it after.
         """
         inside = outside.new_child({**variables})
         of_name: dict[str, tuple[str, ...]] = {}
@@ -236,7 +240,11 @@ class _Checker:
         outside: NameLayers,
         inside: NameLayers,
     ) -> None:
-        """Checks a line ``let`` of a pipe; ``variables`` has for each name the variables that it depends on."""
+        """Checks a line ``let`` of a pipe, and adds its name to ``named``.
+
+        ``variables`` has for each name of the pipe the variables that it depends on. A formula may use the names known
+        ``inside`` the pipe, the entries of a table only those known ``outside``.
+        """
         name = let.name.text
         if isinstance(let.value, ast.NumberTable):
             named.setdefault(name, self._table(let.value, let.name, outside))

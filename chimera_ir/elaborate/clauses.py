@@ -44,7 +44,10 @@ def check_clauses(scheme: ast.Scheme) -> Iterator[Diagnostic]:
 
 
 def suggest_workers(scheme: ast.Scheme, mistakes: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
-    """Yields the mistakes; for an unknown name in a memory bound without a worker, one that says how to name it."""
+    """Yields the mistakes of a scheme, some with better help.
+
+    The help is for an unknown name in a memory bound that names no worker: it says how to name the worker.
+    """
     quantities = {
         node.span: item.quantity.value
         for item in scheme.items
@@ -88,7 +91,10 @@ def _lines(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
 
 
 def _slices(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
-    """Diagnostics of operations that lack a slice or name one needlessly, and of groups and halves besides slices."""
+    """Yields mistakes of a pipe about slices: operations that lack a slice, or name one although there are none.
+
+    Groups of micro-batches, and halves, are mistakes beside slices.
+    """
     cut = next((line for line in pipe.clauses if isinstance(line, ast.Slices)), None)
     for line in pipe.clauses:
         if isinstance(line, ast.Micros) and line.halves and cut:
@@ -109,7 +115,7 @@ def _once(lines: Iterable[ast.SyntaxNode], kind: type[ast.SyntaxNode], owner: st
 
 
 def _flushed(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
-    """Diagnostics of lines in a pipe with a flush that only a pipe without end may have."""
+    """Yields a mistake for each line that only a pipe without end may have, of a pipe whose scheme has a flush."""
     for clause in pipe.clauses:
         match clause:
             case ast.Micros(range=ast.Endless(span=span)):
@@ -121,7 +127,7 @@ def _flushed(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
 
 
 def _streaming(pipe: ast.PipeBlock, update: ast.Update) -> Iterator[Diagnostic]:
-    """Diagnostics of lines that a pipe without end must have and lacks, or must not have."""
+    """Yields a mistake for each line that a pipe without end lacks or may not have; ``update`` is the scheme's line."""
     for clause in pipe.clauses:
         match clause:
             case ast.Micros(range=ast.Range(span=span)):

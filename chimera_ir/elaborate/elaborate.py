@@ -46,10 +46,10 @@ def elaborate(
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """The header of a plan, and all that is needed to make its operations.
+    """The plan of a scheme before its operations are made: its header, and what the operations are made from.
 
-    ``shapes`` are the pipes; those without end are cut to a turn, of which ``endless`` says more. ``values`` has the
-    values of global names.
+    ``shapes`` are the pipes for these parameters. A pipe without end is cut to one turn, of which ``endless`` says
+    more. ``values`` has the values of global names.
     """
 
     header: Header
@@ -64,7 +64,7 @@ class Outline:
         return level if isinstance(level, Plan) else level.shown
 
     def level(self) -> Plan | PlanStream:
-        """The plan or, without a flush, its stream; raises what `plan` raises."""
+        """Returns the plan or, for a scheme without a flush, the plan stream; raises what `plan` raises."""
         if self.endless is None:
             listed = _planned(self.shapes, self.header.pipes, {})
             return Plan(_moving(self.header, listed), listed)
@@ -78,14 +78,20 @@ class Outline:
         return PlanStream(moving, operations, self.endless.turn.clocks, self.endless.turns, rises)
 
     def _rises(self, operations: Sequence[Listed], header: Header, reads: Readings) -> tuple[int, ...]:
-        """The growth of each operation's preference from one turn to the next."""
+        """Returns for each operation how much the value of its ``prefer`` grows from one turn to the next.
+
+        ``operations`` are those of the first turn, and ``reads`` are the versions that they read.
+        """
         following = tuple(shape.following(len(shape.micro_range)) for shape in self.shapes)
         pairs = zip(operations, _planned(following, header.pipes, reads), strict=True)
         return tuple(_preference(later) - _preference(earlier) for earlier, later in pairs)
 
 
 def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int) -> Outline:
-    """Returns the outline of a scheme's plan; raises what `elaborate` raises, except for errors in operations."""
+    """Returns what a scheme's plan is made from, and checks all of it that needs no operations.
+
+    Raises what `elaborate` raises, except for errors in operations.
+    """
     require_settable(scheme, settings)
     warnings = _warnings(_Tree(scheme))
     values = evaluate_globals(scheme, settings)
@@ -118,9 +124,9 @@ def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tree:
-    """A scheme as a cache key that is compared by identity.
+    """A scheme as a key of a cache, equal only to the same object.
 
-    Equal schemes may have different spans, and so different diagnostics.
+    Schemes that are equal in content may stand at different places of a text, and so have different diagnostics.
     """
 
     scheme: ast.Scheme
@@ -139,7 +145,7 @@ def _warnings(tree: _Tree) -> tuple[Diagnostic, ...]:
 
 
 def _moving(header: Header, operations: Iterable[Listed]) -> Header:
-    """The header of a level with these operations: it says whether any of them moves memory."""
+    """Returns the header, which now says whether any of these operations moves memory."""
     moves = any(operation.kind.moves for *_, operation in operations)
     return replace(header, moves=True) if moves else header
 
@@ -153,7 +159,10 @@ def _preference(planned: Listed) -> int:
 
 
 def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], reads: Readings) -> tuple[Listed, ...]:
-    """The operations of all pipes; raises ``Rejected`` with the first failure of every line that fails."""
+    """Returns the operations of all pipes, which have the ``shapes`` and are placed as ``pipes``.
+
+    ``reads`` has the versions that they read. Raises ``Rejected`` with the first failure of every line that fails.
+    """
     by_name = {shape.name: (shape, pipe) for shape, pipe in zip(shapes, pipes, strict=True)}
     lines = [(line, shape, pipe) for shape, pipe in by_name.values() for line in shape.operations]
     return tuple(chain.from_iterable(made_of(lines, lambda line: operations(*line, reads, by_name))))

@@ -33,17 +33,18 @@ LIMIT = 2**63 - 1
 """The largest absolute value of a number."""
 
 Frame = tuple[int, ...]
-"""The values of the variables, in the order of their slots."""
+"""The values of the variables in a formula, in the order in which its scope numbers them."""
 
 Formula = Callable[[Frame], int]
-"""A compiled expression."""
+"""A compiled expression: a function from the values of its variables to its own value."""
 
 
 class Fault(Exception):
     """Raised by a formula that has no value, as in a division by zero.
 
-    ``describe`` makes the diagnostic from the ``instance`` that failed and the ``calls`` around the formula. It is
-    called only when the diagnostic is needed: a constant part of a formula may fail although its value is never used.
+    ``describe`` makes the diagnostic, from the pipe and variables for which the formula failed (an `Instance`) and the
+    ``calls`` of functions around the place. It is called only when the diagnostic is needed: a constant part of a
+    formula may fail although its value is never used.
     """
 
     def __init__(self, describe: Callable[..., Diagnostic]) -> None:
@@ -52,12 +53,12 @@ class Fault(Exception):
         self._calls: list[Called] = []
 
     def through(self, call: Called) -> "Fault":
-        """Adds a call around the place of the fault, and returns the fault."""
+        """Adds a function call around the place of the fault, and returns the fault itself."""
         self._calls.append(call)
         return self
 
     def diagnostic(self, instance: Instance) -> Diagnostic:
-        """The diagnostic of this fault in an instance."""
+        """Returns the diagnostic of this fault, for the pipe and the values of variables in ``instance``."""
         return self._describe(instance=instance, calls=tuple(self._calls))
 
 
@@ -73,15 +74,16 @@ class CompiledFunction:
     laws: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def bound(self, arguments: Iterable[Part]) -> dict[str, Part]:
-        """The arguments of a call by the names of the parameters."""
+        """Returns the arguments of a call, each under the name of its parameter."""
         return dict(zip((word.text for word in self.definition.parameters), arguments, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The meaning of the names in a formula: fixed values, variables by their slot in the frame, functions.
+    """The meaning of the names in a formula.
 
-    ``formulas`` are names for formulas over the variables and other names; ``tables`` have the entries of tables.
+    ``values`` are names with fixed values. ``slots`` are variables, each with its place in a `Frame`. ``formulas`` are
+    names for formulas over the variables and other names; ``tables`` have the entries of tables.
     """
 
     values: Mapping[str, int]
@@ -114,9 +116,9 @@ class Scope:
         return variable in names
 
     def values_in(self, expression: ast.Expression, frame: Frame) -> Values:
-        """The names in an expression with their values; the values of variables are in ``frame``.
+        """Returns the names in an expression with their values; ``frame`` has the values of variables.
 
-        A name whose formula has no value there is left out.
+        A name that stands for a formula without a value there is left out.
         """
         names = dict.fromkeys(node.text for node in ast.walk(expression) if isinstance(node, ast.Name))
         values = ((name, self._value(name, frame)) for name in names)
@@ -138,7 +140,7 @@ def evaluate(expression: ast.Expression, scope: Scope, instance: Instance) -> in
 
 @contextmanager
 def rejecting(instance: Instance) -> Iterator[None]:
-    """Context in which a ``Fault`` becomes a ``Rejected`` whose diagnostic names the instance."""
+    """Context in which a ``Fault`` becomes a ``Rejected``; its diagnostic names the pipe and variables of ``instance``."""
     try:
         yield
     except Fault as fault:
@@ -146,7 +148,7 @@ def rejecting(instance: Instance) -> Iterator[None]:
 
 
 def compiled(expression: ast.Expression, scope: Scope) -> Formula:
-    """The closure of a checked expression (see ``checker.check``), whose names have their meaning in ``scope``."""
+    """Returns a checked expression (see ``checker.check``) as a function; ``scope`` has the meaning of its names."""
     return walk(expression, _Closures(scope)).formula
 
 
@@ -261,7 +263,10 @@ class _Closures:
         return Fault(lambda instance, calls: describe(node.span, scope.values_in(node, frame), instance, calls, *facts))
 
     def _folded(self, formula: Formula, *parts: _Closure) -> _Closure:
-        """The formula, or its value if all parts are constant. A fault is raised only when the formula is called."""
+        """Returns the formula or, if all ``parts`` are constant, its value.
+
+        A fault is raised only when the formula is called.
+        """
         if any(part.constant is None for part in parts):
             return _Closure(formula, None)
         try:

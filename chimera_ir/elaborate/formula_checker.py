@@ -69,11 +69,17 @@ class FormulaSize(NamedTuple):
 Meaning = ValueName | FunctionName | TableName
 NameScope = Mapping[str, Meaning]
 NameLayers = ChainMap[str, Meaning]
-"""Scopes, the inner ones over the outer ones; nothing is copied, as a scheme may have thousands of names."""
+"""The names known at a place, in layers: an inner name hides an outer one.
+
+Nothing is copied for a new layer, as a scheme may have thousands of names.
+"""
 
 
 class Definition(NamedTuple):
-    """The definition of a name: what it is in words, the name, and its formulas, of which a table has several."""
+    """The definition of a name: ``kind`` says in words what the name is, such as "the parameter".
+
+    ``formulas`` are those that give its value; a table has one for each entry.
+    """
 
     kind: str
     name: ast.Word
@@ -107,7 +113,10 @@ def definitions_among(lines: Iterable[ast.Item | ast.Clause]) -> Iterator[Defini
 
 
 def size_of(expression: ast.Expression, known: Mapping[str, FormulaSize]) -> FormulaSize:
-    """The size of a formula if its names were replaced by the formulas they stand for, whose sizes are in ``known``."""
+    """Returns the size that a formula has once each of its names is replaced by the formula for which it stands.
+
+    ``known`` has the sizes of the latter.
+    """
     nodes = list(ast.walk(expression))
     return FormulaSize(len(nodes) + sum(_behind(node, known).operands for node in nodes), _levels(expression, known))
 
@@ -118,19 +127,19 @@ def _levels(expression: ast.Expression, known: Mapping[str, FormulaSize]) -> int
 
 
 def _behind(node: ast.Expression, known: Mapping[str, FormulaSize]) -> FormulaSize:
-    """The size of the formula that the name in a node stands for; 0 if there is none."""
+    """Returns the size of the formula for which the name in ``node`` stands; zero if ``node`` has no such name."""
     name = node.function if isinstance(node, ast.Call) else node
     return known.get(name.text if isinstance(name, ast.Name | ast.Word) else "", FormulaSize(0, 0))
 
 
 def _guess(text: str, known: Collection[str]) -> str | None:
-    """The known name or the formula that may be meant by ``text``, a name that is undefined; None without a guess."""
+    """Returns what the undefined name ``text`` may stand for: a known name, or a formula; None without a guess."""
     foreign = FOREIGN_NAMES.get(text.lower())
     return closest(text, known) if foreign is None or text.lower() in map(str.lower, known) else foreign
 
 
 class FormulaChecker:
-    """Finds the types and sizes of formulas; collects mistakes, and the names that formulas have ``used``.
+    """Finds the types and sizes of formulas; collects their ``mistakes``, and all names that they have ``used``.
 
     For each name that is defined anywhere, ``spans`` has the place of the definition, ``uses`` the names in its
     formulas, and ``sizes`` the size of its formula. The names of a pipe are an inner layer.
@@ -254,10 +263,10 @@ class FormulaChecker:
             self.mistakes.append(say.UnknownName(span, text, guess, listed))
 
     def _way(self, start: str, goal: str, *, far: bool) -> tuple[str, ...] | None:
-        """The names on the shortest chain from ``start`` to ``goal``, each used in the definition of the one before.
+        """Returns the names from ``start`` to the one before ``goal``, each used in the definition of the one before.
 
-        ``goal`` itself is left out. The result is None if there is no chain; unless ``far``, only ``start`` itself is
-        tried.
+        It is the shortest such chain, None if there is none. Unless ``far`` is set, only ``start`` itself is tried as
+        ``goal``.
         """
         came_from = {start: ""}
         pending = [start] if far else []

@@ -1,4 +1,4 @@
-"""The one walk over a formula; a domain decides what the formula is turned into.
+"""The one walk over a formula, which serves everything that a formula is turned into; a domain says what that is.
 
 A domain gives each operation its meaning: closures that give integers (``evaluate``), columns of values (``grid``) or
 quasi-affine laws (``affine``). The walk decides the order, and which parts are walked at all:
@@ -22,7 +22,7 @@ Part = TypeVar("Part")
 
 
 class Domain(Protocol[Part]):
-    """The meaning of each operation; the node has the place of the operation in the text."""
+    """Says what each kind of expression is turned into, given its parts; ``node`` tells where it stands in the text."""
 
     def constant(self, value: int) -> Part:
         """The part for a number."""
@@ -62,7 +62,7 @@ class Domain(Protocol[Part]):
 
 
 def walk(node: ast.Expression, domain: Domain[Part]) -> Part:
-    """The meaning of a checked formula in a domain (see ``checker.check``)."""
+    """Turns a checked formula (see ``checker.check``) into what a domain makes of it."""
     match node:
         case ast.Integer(value):
             return domain.constant(value)
@@ -90,7 +90,7 @@ def walk(node: ast.Expression, domain: Domain[Part]) -> Part:
 
 
 def _chain(node: ast.Comparison, domain: Domain[Part], parts: Sequence[Part]) -> Part:
-    """The meaning of ``a < b <= c``, with ``parts`` for a, b, c: the comparisons of neighbours, joined by ``and``."""
+    """Turns ``a < b <= c`` into ``a < b and b <= c``; ``parts`` are what a, b, c have been turned into."""
     links = (
         domain.comparison(node, comparator, left, right)
         for comparator, left, right in zip(node.comparators, parts, parts[1:], strict=False)

@@ -23,7 +23,10 @@ Pipes = Mapping[str, tuple[Shape, Pipe]]
 
 
 class _Single(NamedTuple):
-    """One operation of a line (a pair has two) with its pipe, which is the line's own or the one named by ``of``."""
+    """An operation of a line, of which a pair has two, with its pipe: the line's own, or the one after ``of``.
+
+    ``shape`` has the formulas of this pipe, ``pipe`` its workers and micro-batches.
+    """
 
     subject: ast.Subject
     shape: Shape
@@ -31,13 +34,13 @@ class _Single(NamedTuple):
 
     @property
     def numbers(self) -> dict[int, Micro]:
-        """The global number of each micro-batch of the pipe, or of its first slice, by the pipe's own number."""
+        """Maps a micro-batch's number within the pipe to its global number; with slices, to that of its first slice."""
         return dict(zip(self.shape.micro_range, self.pipe.micros[:: self.shape.slices], strict=True))
 
     def computes(
         self, batches: Iterable[tuple[Micro, ...]], stages: Iterable[Stage], line: ast.Operation, reads: Readings
     ) -> list[Compute]:
-        """One operation for each group of micro-batches in ``batches``, on the stage at the same place in ``stages``.
+        """Returns an operation for each group of micro-batches in ``batches``, on the stage at the same place of ``stages``.
 
         ``line`` is the origin of all of them; ``reads`` has the versions that they read. Moves read no weights.
         """
@@ -54,7 +57,11 @@ Listed = Planned | Unclocked
 
 
 def operations(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings, pipes: Pipes) -> list[Listed]:
-    """The operations of a line of a pipe; raises ``Rejected`` for the first that fails."""
+    """Returns the operations of a line of a pipe, for all its micro-batches and stages.
+
+    ``shape`` has the formulas of the pipe, ``reads`` the versions that operations read, ``pipes`` all pipes that ``of``
+    may name. Raises ``Rejected`` for the first operation that fails.
+    """
     return [planned for sliced in shape.by_slice() for planned in _operations(line, sliced, pipe, reads, pipes)]
 
 
@@ -109,9 +116,9 @@ _Placed = tuple[Worker, Compute]
 def _column(
     line: ast.Operation, single: _Single, grid: Grid, holds: Sequence[int] | None, reads: Readings
 ) -> tuple[list[Worker], list[Compute]]:
-    """The workers and the operations of ``single``, a part of ``line``, where its guard holds.
+    """Returns the workers and the operations of ``single``, a part of ``line``, for the pairs at which its guard holds.
 
-    ``holds`` has the guard's truth at each point of the grid; None if the line has no guard.
+    ``grid`` has the pairs of micro-batch and stage, ``holds`` the guard's truth at each; None if the line has no guard.
     """
     batches = _batches_on_grid(grid, single.subject.micro, single.numbers)
     if single.subject.slice is not None:
@@ -178,10 +185,10 @@ def _joined(line: ast.Operation, placed: Sequence[_Placed], shape: Shape, *value
 def _batches_on_grid(
     grid: Grid, micro: ast.Expression | ast.Range, numbers: dict[int, Micro]
 ) -> Sequence[tuple[Micro, ...] | None]:
-    """The global numbers of the micro-batches ``micro`` at each point of the grid.
+    """Returns for each pair of the grid the global numbers of the micro-batches that ``micro`` names.
 
-    ``numbers`` has the number of each micro-batch of the pipe. None stands for an empty range, or one that leaves the
-    pipe.
+    ``micro`` is the formula or range in the text; ``numbers`` maps numbers within the pipe to global ones. None stands
+    for an empty range, or one that leaves the pipe.
     """
     if not isinstance(micro, ast.Range):
         single = {micro_batch: (number,) for micro_batch, number in numbers.items()}
@@ -192,12 +199,19 @@ def _batches_on_grid(
 
 
 def _slice(batch: tuple[Micro, ...] | None, place: int, slices: int) -> tuple[Micro, ...] | None:
-    """The global number of slice ``place`` of a batch's only micro-batch; None if either does not exist."""
+    """Returns the global number of slice ``place`` of a micro-batch, which is the only one of ``batch``.
+
+    ``slices`` is the number of slices of a micro-batch. The result is None if the micro-batch or the slice does not
+    exist.
+    """
     return (Micro(batch[0] + place),) if batch is not None and 0 <= place < slices else None
 
 
 def _batches(subject: ast.Subject, scope: Scope, single: _Single) -> Callable[[Frame], tuple[Micro, ...] | None]:
-    """A function from a frame to the global numbers of its micro-batches, or None as in ``_batches_on_grid``."""
+    """Returns a function from a frame to the global numbers of the micro-batches that ``subject`` names.
+
+    The function returns None for an empty range, or one that leaves the pipe.
+    """
     if subject.slice is None:
         return _whole_batches(subject.micro, scope, single.numbers)
     batches, place = _whole_batches(subject.micro, scope, single.numbers), compiled(subject.slice, scope)

@@ -26,7 +26,7 @@ from chimera_ir.syntax import ast
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A pipe for given parameters, with evaluated ranges; the other formulas are not evaluated.
+    """A pipe for given parameters: its ranges are evaluated, its other formulas are not yet.
 
     ``micro_range`` has the micro-batches of the pipe, ``steps`` the values of the micro-batch variable. An endless pipe
     has one step until `lengthened` gives it more. ``slices`` is the number of slices of each micro-batch; ``fixed`` has
@@ -158,7 +158,7 @@ def _shape(pipe: ast.PipeBlock, name: str, scope: Scope) -> Shape:
 
 
 def _named(clauses: Iterable[ast.Clause], stages: ast.Stages, scope: Scope, instance: Instance) -> Scope:
-    """The scope with the names that lines of a pipe define; raises ``Rejected`` for a table without values."""
+    """Returns the scope with the names that lines of a pipe define; raises ``Rejected`` for a table without values."""
     worker = stages.worker
     formulas = {} if worker is None else {worker.text: stages.place}
     tables: dict[str, tuple[int, ...]] = {}

@@ -1,4 +1,4 @@
-"""The placement of pipes: workers by stage, stages that recompute or have a strategy, numbers of micro-batches."""
+"""Places pipes: workers of stages, global numbers of micro-batches, stages that recompute or have a strategy."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -58,7 +58,7 @@ def _each_slice(numbers: Sequence[int], slices: int) -> Iterator[Micro]:
 
 
 def _recomputed(shape: Shape) -> Mapping[int, Set[int]]:
-    """The micro-batches, in the pipe's own numbers, that each stage recomputes; without stages that recompute none.
+    """Maps each stage that recomputes to the micro-batches, in the pipe's own numbers, that it recomputes.
 
     The line ``recompute`` of the pipe says which they are; without this line, its operation lines that are
     recomputations do. If a formula of such an operation line has no value, the elaboration of the operations reports
@@ -103,9 +103,10 @@ def _stages_of(shape: Shape, clause: ast.Recompute | ast.Sync) -> Iterator[Stage
 
 
 def strategies(shapes: Sequence[Shape]) -> tuple[tuple[Stage, Strategy], ...]:
-    """The stages with another strategy than the default, ascending, by the ``sync`` clauses of the pipes.
+    """Returns the stages whose strategy for sums is not the default, each with its strategy, ascending.
 
-    If several clauses of a pipe hold for a stage, the last one counts. A pipe without such a clause does not count.
+    The ``sync`` clauses of the pipes say so. If several clauses of a pipe hold for a stage, the last one counts. A pipe
+    without such a clause does not count.
 
     Raises `Rejected` if two pipes ask for different strategies for the same stage.
     """
@@ -180,7 +181,7 @@ def global_numbers(shapes: Sequence[Shape]) -> list[list[int]]:
 
 
 def _numbers(shape: Shape, first: int) -> Iterable[int]:
-    """The global numbers of a pipe's micro-batches; without an ``as`` clause they count on from ``first``."""
+    """Returns the global numbers of a pipe's micro-batches; without an ``as`` clause they count on from ``first``."""
     if shape.micros.number is None:
         return range(first, first + len(shape.micro_range))
     numbers = shape.values(shape.micros.number, {shape.micros.variable.text: shape.micro_range})
@@ -205,7 +206,10 @@ def _clash(number: int, shape: Shape, micro: int, owners: Mapping[int, tuple[Sha
 
 
 def _where(shape: Shape, micro: int) -> tuple[Span, say.Values, say.Instance]:
-    """The place that gives a micro-batch its number, the values of the names in this place, and the instance."""
+    """Returns what a diagnostic about the global number of a micro-batch shows.
+
+    It is the place in the text that gives the number, the values of the names there, and the pipe with the micro-batch.
+    """
     number, variable = shape.micros.number, shape.micros.variable.text
     instance = shape.instance((variable, micro))
     if number is None:

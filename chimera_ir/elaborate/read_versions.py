@@ -19,9 +19,10 @@ Readings = Mapping[tuple[Micro, Stage], Version]
 
 
 def check_versions(shape: Shape, laws: Sequence[Law]) -> None:
-    """Checks that micro-batch m of a pipe without end reads version max(0, law(m)), by the law of each stage.
+    """Checks that micro-batch m of a pipe without end reads version max(0, f(m)), where f is the law of the stage.
 
-    Each micro-batch is checked up to one period after the start of a law; from there on the law holds. All laws grow.
+    ``laws`` has the law of each stage. Each micro-batch is checked up to one period after the start of a law; from
+    there on the law holds. All laws grow.
 
     Raises `Rejected` for the first micro-batch that reads another version.
     """
@@ -54,7 +55,7 @@ def readings(shapes: Sequence[Shape], pipes: Sequence[Pipe], rhythms: Sequence[R
 
 
 def torn(planned: Iterable[Planned | Unclocked], reads: Readings, header: Header, turns: int) -> Iterator[Diagnostic]:
-    """Diagnostics of operations whose micro-batches belong to several updates, or read several versions.
+    """Yields mistakes in operations whose micro-batches belong to different updates, or read different versions.
 
     ``planned``, ``reads`` and ``header`` are those of the first turn. Operations of ``turns`` turns are checked: in the
     first ones several micro-batches may read version 0.

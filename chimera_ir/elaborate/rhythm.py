@@ -26,7 +26,10 @@ from chimera_ir.syntax.formatter import show_expression
 
 @dataclass(frozen=True, slots=True)
 class _Beat:
-    """An operation line on one stage: the laws of its clock, if any, and its guard, and its formulas' common period."""
+    """An operation line on one stage, with the laws in m of its clock, if it has one, and of its guard.
+
+    ``period`` is a period of all its formulas; ``span`` is the place of its clock or preference, or of the whole line.
+    """
 
     span: Span
     stage: int
@@ -105,7 +108,7 @@ def _recomputed(shape: Shape, stages: Sequence[int], most: int) -> Iterator[Law]
 
 
 def _beats(line: ast.Operation, shape: Shape, stages: Sequence[int], most: int) -> Iterator[_Beat]:
-    """Yields the beats of a line on the stages on which it has operations; raises ``Rejected`` at its first failure."""
+    """Yields a beat of a line for each stage on which it has operations; raises ``Rejected`` at its first failure."""
     micro_variable, stage_variable = shape.names
     for stage in stages:
         scope = shape.scope.with_value(stage_variable, stage)
@@ -121,10 +124,10 @@ def _beats(line: ast.Operation, shape: Shape, stages: Sequence[int], most: int) 
 
 
 def _places(subject: ast.Subject, shape: Shape, guard: Law, laws: Callable[[ast.Expression], Law], most: int) -> int:
-    """The common period of the stage and the micro-batch of ``subject``; ``laws`` gives the law of a formula.
+    """Returns a period after which both the stage and the micro-batch of ``subject`` repeat.
 
-    Raises ``Fault`` unless the stage repeats and, where ``guard`` holds, the micro-batch stays within a step of its
-    variable.
+    ``laws`` gives the law of a formula. Raises ``Fault`` unless the stage repeats and, where ``guard`` holds, the
+    micro-batch stays within a step of its variable.
     """
     place, part = laws(subject.stage), ALWAYS if subject.slice is None else laws(subject.slice)
     if place.increment:
@@ -146,7 +149,7 @@ def _places(subject: ast.Subject, shape: Shape, guard: Law, laws: Callable[[ast.
 
 
 def _versions(shape: Shape, stages: Sequence[int], most: int) -> Iterator[Law]:
-    """Yields the laws of the versions, stage by stage; raises ``Rejected`` at the first failure."""
+    """Yields for each stage the law of the version that micro-batches read; raises ``Rejected`` at a failure."""
     assert shape.reads is not None, "a pipe without end reads versions, see `clauses`"
     micro_variable, stage_variable = shape.names
     for stage in stages:

@@ -33,9 +33,10 @@ _NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class Globals:
-    """The values of the lines outside of pipes; ``per_update`` is None with a flush, ``limits`` are memory bounds.
+    """The values of the lines outside of pipes.
 
-    ``left_out`` has the workers that the text leaves out, each with the place that says so.
+    ``left_out`` has the workers that the text leaves out, each with the place that says so. ``limits`` are the lines
+    with memory bounds. ``per_update`` is the number of micro-batches of an update, None with a flush.
     """
 
     scope: Scope
@@ -176,13 +177,13 @@ class _GlobalsEvaluator:
             self.failed.append(message(item.condition.span, item.message, values, parameters))
 
     def _depends(self, expression: ast.Expression) -> int:
-        """The parameters that an expression depends on, directly or through the names in it, as a set of bits."""
+        """Returns the parameters that an expression depends on, directly or through names in it, as a set of bits."""
         return reduce(or_, (self._parameters_of.get(name, 0) for name in ast.names_in(expression)), 0)
 
     def _value(self, expression: ast.Expression) -> int:
-        """The value of an expression; if it has none, raises ``Rejected``.
+        """Returns the value of an expression; raises ``Rejected`` if it has none.
 
-        The error has the diagnostics so far or, if there are none, the reason.
+        The error has the mistakes found so far or, if there are none, the reason why the expression has no value.
         """
         try:
             return evaluate(expression, self.scope, Instance())

@@ -35,7 +35,7 @@ LEAST_TURNS = 2 * MARGIN + 1
 
 @dataclass(frozen=True, slots=True)
 class TurnSize:
-    """The length of a turn: in clocks, in micro-batches of each pipe, and in updates."""
+    """The length of a turn: how many clocks it takes, how many micro-batches of each pipe, and how many updates."""
 
     clocks: int
     micros: tuple[int, ...]
@@ -80,11 +80,11 @@ def endless(shapes: Sequence[Shape], per_update: int, limit: int) -> EndlessPipe
 
 
 def _measured(shapes: Sequence[Shape], stages: Sequence[int], per_update: int, limit: int) -> EndlessPipes:
-    """The rhythms of the pipes on some of their stages, with their turn.
+    """Returns the rhythms of the pipes on some ``stages``, and the turn that follows from these.
 
     Further stages can only make turns longer, so a scheme that fails on some stages fails on all.
 
-    Raises `Rejected` if a pipe has no rhythm, or if there is too much to show.
+    Raises `Rejected` if a pipe has no rhythm, or if there would be more than ``limit`` operations to show.
     """
 
     def rhythm(shape: Shape) -> Rhythm:
@@ -108,7 +108,10 @@ def _turn(rhythms: Sequence[Rhythm], per_update: int) -> TurnSize:
 
 
 def _numbers_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: TurnSize) -> Iterator[Diagnostic]:
-    """Diagnostics of pipes whose numbers do not grow, in a turn, by the micro-batches of a turn in all pipes."""
+    """Yields mistakes of pipes whose numbering of micro-batches does not keep step with the turn.
+
+    In a turn, the numbers of a pipe must grow by the micro-batches of all pipes together.
+    """
     for shape, rhythm, count in zip(shapes, rhythms, turn.micros, strict=True):
         expected, text = Fraction(turn.period, count), shape.micros.number or shape.micros.range
         if rhythm.number.rate != expected:
@@ -117,7 +120,7 @@ def _numbers_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: Tur
 
 
 def _versions_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: TurnSize) -> Iterator[Diagnostic]:
-    """The diagnostic of the first stage of each pipe whose versions do not grow in a turn by the updates of a turn."""
+    """Yields for each pipe the first stage whose versions do not grow in a turn by the number of updates in a turn."""
     for shape, rhythm, count in zip(shapes, rhythms, turn.micros, strict=True):
         expected = Fraction(turn.updates, count)
         stage = next((s for s, law in enumerate(rhythm.versions) if law.rate != expected), None)
@@ -149,7 +152,7 @@ def _turns(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: TurnSize) -
 
 
 def _too_many(shapes: Sequence[Shape], turn: TurnSize, turns: int, limit: int, period: int) -> list[Diagnostic]:
-    """The diagnostic of a scheme with more operations, or pairs of micro-batches and stages, than the limit.
+    """Returns a diagnostic if there would be more operations, or pairs of micro-batches and stages, than ``limit``.
 
     The number is computed from the ranges alone. It is a lower bound if ``turn``, ``turns`` and ``period`` are.
     """
