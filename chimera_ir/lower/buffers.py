@@ -1,14 +1,9 @@
-"""The buffer of each receive, by interval colouring: there are only as many slots as are ever in use at once.
+"""Gives each receive of a lane a buffer (a slot), such that there are only as many slots as are ever in use at once.
 
-recv m0 s0->s1               recv m0 s0->s1 into 0
-F m0 s1                      F m0 s1
-recv m1 s0->s1               recv m1 s0->s1 into 1     (slot 0 is in use until B m0 s1 is over)
-B m0 s1                      B m0 s1
-F m1 s1                      F m1 s1
-recv m2 s0->s1               recv m2 s0->s1 into 0
-B m1 s1                      B m1 s1
-F m2 s1                      F m2 s1
-B m2 s1                      B m2 s1
+recv m0 s0->s1               recv m0 s0->s1 into 0 F m0 s1                      F m0 s1 recv m1 s0->s1
+recv m1 s0->s1 into 1     (slot 0 is in use until B m0 s1 is over) B m0 s1                      B m0 s1 F m1 s1
+F m1 s1 recv m2 s0->s1               recv m2 s0->s1 into 0 B m1 s1                      B m1 s1 F m2 s1
+F m2 s1 B m2 s1                      B m2 s1
 """
 
 from bisect import bisect_right
@@ -22,10 +17,11 @@ from chimera_ir.lower.comm import Posting
 
 
 def slots(postings: Iterable[Posting]) -> tuple[Slot, ...]:
-    """The slot of each posted receive of a lane, with the fewest slots per shelf, that is per edge between stages.
+    """Returns the slot of each receive of a lane.
 
-    The slots of a shelf are used round and round if that takes no more of them. Then the lane repeats as its operations
-    do.
+    The messages over an edge between stages have the fewest slots that do.
+
+    These slots are used round and round if that takes no more of them. Then the lane repeats as its operations do.
 
     Activations stay in their slot until the backward of the same micro-batch and stage is over: the forward reads them,
     and may keep or send on the same memory. (That send is over by then, because the gradients that answer it have been
@@ -42,7 +38,7 @@ def slots(postings: Iterable[Posting]) -> tuple[Slot, ...]:
 
 
 def _few(uses: list[tuple[int, int]]) -> Sequence[Slot]:
-    """The slot of each message of a shelf.
+    """Returns the slot of each message of a shelf, with as few slots as possible (a shelf: all slots for one edge).
 
     ``uses`` has for each message the place before which its receive is posted, and the place of its last use.
     """
@@ -54,7 +50,7 @@ def _few(uses: list[tuple[int, int]]) -> Sequence[Slot]:
 
 
 def _longest_free(uses: list[tuple[int, int]]) -> list[Slot]:
-    """A slot for each message, always the one that has been free for longest.
+    """Returns a slot for each message, always the one that has been free for longest.
 
     A slot is free after the last use of the message in it. ``uses`` is as in `_few`; where it repeats, messages also
     follow one another in the slots in a pattern that repeats.
@@ -72,7 +68,7 @@ def _longest_free(uses: list[tuple[int, int]]) -> list[Slot]:
 
 
 def _in_rings(slots: Sequence[Slot]) -> Sequence[Slot]:
-    """The slots under other numbers: where messages repeat, each takes the slots of a ring one after the other.
+    """Renumbers the slots so that, where messages repeat, each goes round slots with successive numbers.
 
     A message a period later than another one is in another slot. Slots that follow one another in this way are a ring,
     and get successive numbers. The period is that of the middle half of the messages; without one the slots keep their
@@ -109,9 +105,10 @@ def rings(
 ) -> tuple[tuple[Slot, ...], tuple[tuple[Shelf, int], ...]]:
     """Returns the slot of each receive of turn 0 of a stream, and the number of slots of each shelf.
 
-    The slots of a shelf are used round and round, as a ring, so the slot of a message follows from its number in the
-    shelf. Slot 0 goes to the first message about a micro-batch of turn 0 or later. From the posting of a message to its
-    last use, a number of receives are posted, its own included; a shelf has as many slots as the largest such number.
+    A shelf is all slots of a worker for one edge between stages. Its slots are used round and round, as a ring, so the
+    slot of a message follows from its number among the messages over the edge. Slot 0 goes to the first message about a
+    micro-batch of turn 0 or later. From the posting of a message to its last use, a number of receives are posted, its
+    own included; a shelf has as many slots as the largest such number.
 
     Among ``postings`` are the receives of turn 0, which has ``length`` operations on ``period`` micro-batches.
     """

@@ -82,10 +82,10 @@ AHEAD = 1
 
 
 class Transfer(NamedTuple):
-    """A message between two workers.
+    """A message between two workers, with places in the sender's and in the receiver's lane.
 
-    ``produced`` is the place of its producer in the sender's lane, ``used`` that of its first user in the receiver's
-    lane, and ``over`` the place in the receiver's lane after which the memory of the received message is free.
+    ``produced`` is the place in the sender's lane of the operation that makes it, ``used`` the place in the receiver's
+    lane of the first that reads it. ``over`` is the place there after which the memory of the received message is free.
     """
 
     message: Message
@@ -101,7 +101,7 @@ Link = tuple[Worker, Worker]
 
 
 class Posting(NamedTuple):
-    """A receive, and the place of the operation before which it is posted."""
+    """The receive of a message (``transfer``), which is posted before the operation at place ``before`` of its lane."""
 
     before: int
     transfer: Transfer
@@ -125,7 +125,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class EarliestRun:
-    """The begin and end of every operation if each runs as early as it may, by worker and place."""
+    """The begin and end of each operation if it runs as early as it may, as ``begins[worker][place]`` and ``ends``."""
 
     begins: Sequence[Sequence[int]]
     ends: Sequence[Sequence[int]]
@@ -156,7 +156,10 @@ def communicate(
 
 
 def in_order(traffics: list[Traffic], start: int) -> Iterator[Traffic]:
-    """Yields the traffic of each lane in the order of the lane, which begins at place ``start``."""
+    """Sorts the traffic of each lane into the order of the lane, which begins at place ``start``.
+
+    A receive that would be posted before the start is posted at the start.
+    """
     traffics = traffics[::-1]
     while traffics:  # each is freed with its lane: all together take as much memory as the program
         traffic = traffics.pop()
@@ -169,7 +172,7 @@ def in_order(traffics: list[Traffic], start: int) -> Iterator[Traffic]:
 
 
 def _gathered(schedule: Schedule, ahead: int, run: EarliestRun | None, communicators: Communicators) -> list[Traffic]:
-    """The traffic of every lane, in the form of `placed`."""
+    """Returns the traffic of every lane of a schedule, not yet in the order of the lane; arguments as in `communicate`."""
     # The hand-overs between workers are the messages. Without answers it is decided now where their sends are waited
     # for, as this decides for how long their memory is in use.
     places = Flow(schedule.header, chain.from_iterable(map(enumerate, schedule.lanes)))
@@ -187,10 +190,12 @@ def placed(
     ahead: int,
     communicators: Communicators,
 ) -> list[Traffic]:
-    """The traffic of every lane, not yet in the order of the lane; a receive may be posted before the lane's start.
+    """Returns the traffic of every lane, not yet in the order of the lane.
 
-    ``links`` has the messages of every directed pair of workers, in the order in which they are sent. ``ends`` has the
-    end of each lane. ``waits`` has the place at which each send is waited for if no message answers another.
+    A receive may be posted before the lane's start. ``links`` has the messages of every directed pair of workers, in
+    the order in which they are sent. ``ends`` has the place at which each lane ends. ``waits`` has the place at which
+    each send is waited for, if no message answers another. Receives are posted ``ahead`` operations before their use;
+    ``communicators`` says which messages share one.
     """
     traffics = [Traffic() for _ in ends]
     for (sender, receiver), transfers in links.items():
@@ -229,13 +234,17 @@ def _links(schedule: Schedule, places: Flow) -> dict[Link, list[Transfer]]:
 
 
 def _first_uses(transfers: Sequence[Transfer]) -> list[int]:
-    """The place of the first use of each message or of any sent after it, because receives are posted in order."""
+    """Returns for each message the place of the first use of the message itself or of any sent after it.
+
+    Its receive must be posted before that place, because receives are posted in the order of the sends.
+    """
     return list(accumulate((transfer.used for transfer in reversed(transfers)), min))[::-1]
 
 
 def _in_one_order(posts: Iterable[int], transfers: Sequence[Transfer], answers: Sequence[Transfer]) -> Iterator[int]:
-    """Yields the places before which a link's receives are posted, as near to ``posts`` as the one order allows.
+    """Yields for each message of a link the place before which its receive is posted.
 
+    That is as near to its entry of ``posts`` as the one order of all messages between the two workers allows.
     ``answers`` are the messages of the opposite link, which the receiver of ``transfers`` sends.
     """
     keys = _keys(answers)
@@ -277,7 +286,7 @@ def _waits(links: Mapping[Link, Iterable[Transfer]], run: EarliestRun) -> dict[M
 def _kept_for_sends(
     header: Header, places: Flow, links: Mapping[Link, Iterable[Transfer]], waits: Mapping[Message, int]
 ) -> dict[Link, list[Transfer]]:
-    """Returns the messages of a schedule without answers, with ``over`` where their memory really is free.
+    """Returns the messages of a schedule in which none answers another, each with the right place for ``over``.
 
     A stage may make its output in the memory of its input. So the memory of a message is free when no value made from
     it on the receiver is needed any more: neither by a stage there, nor by a send to another worker, which is over at

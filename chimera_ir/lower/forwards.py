@@ -1,4 +1,4 @@
-"""The forwards of a schedule alone, for evaluation: the same pipes and workers, in an order made for forwards.
+"""Makes the schedule for evaluation: the forwards alone, on the same pipes and workers, in an order made for forwards.
 
 worker 0:                    worker 0:
   F m0 s0                      F m0 s0
@@ -106,5 +106,5 @@ def _ordered(header: Header, lanes: Sequence[Sequence[Compute]]) -> Iterator[tup
 
 
 def _urgency(operation: Compute) -> _Urgency:
-    """The sort key by which a worker chooses its next operation: the latest stage, then the first micro-batches."""
+    """Returns the sort key by which a worker chooses its next operation: latest stage, then first micro-batches."""
     return -operation.stage, operation.micros

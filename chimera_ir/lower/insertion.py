@@ -17,11 +17,12 @@ def with_inserted(
     insertions: Insertions,
     moves: Moves,
 ) -> list[Instruction]:
-    """Returns the operations of a lane, or of turn 0, with the instructions to insert right before and after each.
+    """Returns the operations of a lane, or of turn 0 of a stream, with the instructions that other passes insert.
 
-    ``moves`` has the instructions that move memory: they come first of those before an operation. ``slots`` has the
-    slot of each receive that is posted in the lane or turn. An inserted instruction has the origin of the operation
-    that it serves; in a stream that operation may be in another turn.
+    ``traffic`` has the messages, ``slots`` the slot of each receive that is posted in the lane or turn, ``insertions``
+    the sums and steps, and ``moves`` the instructions that move memory: they come first of those before an operation.
+    An inserted instruction has the origin of the operation that it serves; in a stream that operation may be in another
+    turn.
     """
     length = len(lane)
     posted: dict[int, list[Recv]] = defaultdict(list)

@@ -22,7 +22,10 @@ from chimera_ir.ir.ops import Instruction, Operation
 from chimera_ir.ir.streams import ScheduleStream, stream_with
 
 Moves = Mapping[int, Sequence[Instruction]]
-"""The moves, and the waits for them, by the place in the lane without moves that they precede, or its length."""
+"""Maps a place of the lane without moves to the moves, and the waits for moves, that come right before it.
+
+The length of that lane stands for its end.
+"""
 
 
 def without_moves(level: Schedule | ScheduleStream) -> Schedule | ScheduleStream:
@@ -32,7 +35,10 @@ def without_moves(level: Schedule | ScheduleStream) -> Schedule | ScheduleStream
 
 
 def moves_between(lane: Sequence[Operation], waits: Waits, period: int) -> Moves:
-    """The moves of a lane, and the waits for them, which ``waits`` gives; ``period`` is that of a stream, else 0."""
+    """Returns the moves of a lane and the waits for them, by place in the lane without moves.
+
+    ``waits`` says where the lane waits for which moves; ``period`` is that of a stream, else 0.
+    """
     lines, following = defaultdict[int, list[Instruction]](list), 0
     for place, operation in enumerate(lane):
         lines[following] += waited(lane, waits.get(place, ()), period)

@@ -64,12 +64,12 @@ def order(plan: Plan | PlanStream) -> Schedule | ScheduleStream:
 
 
 def _moves_first(planned: Planned) -> tuple[int, bool]:
-    """The sort key of an operation in a lane with moves: a move comes before the operation on the same clock."""
+    """Returns the sort key of an operation in its lane: by clock, and on one clock the moves of memory first."""
     return planned.clock, not planned.operation.kind.moves
 
 
 def _turn(plan: PlanStream, lane: Sequence[Planned]) -> Iterator[Compute]:
-    """The turn of a worker that runs the operations of ``lane`` in every turn."""
+    """Yields the operations of a worker's turn in order; ``lane`` has those of the plan's first turn, with clocks."""
     start = min((planned.clock for planned in lane), default=0)
     places = [(*divmod(planned.clock - start, plan.clocks), planned.operation) for planned in lane]
     places.sort(key=lambda place: (place[1], not place[2].kind.moves))

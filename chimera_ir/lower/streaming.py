@@ -59,7 +59,7 @@ def lower_stream(
 
 
 def _links(net: TurnNet, ahead: int) -> dict[Link, list[Transfer]]:
-    """The messages of every directed pair of workers, in the order in which they are sent, around turn 0.
+    """Returns the messages of every directed pair of workers, in the order in which they are sent, around turn 0.
 
     They are those of all turns that have a say in where the messages of turn 0 are posted and waited for.
     """
@@ -105,9 +105,10 @@ def _of_turn(net: TurnNet) -> Mapping[Link, list[Transfer]]:
 def _around(
     transfers: Sequence[Transfer], reach: int, ends: Collection[int], header: Header, lengths: Sequence[int]
 ) -> list[Transfer]:
-    """The messages of a link that are sent or used up to ``reach`` turns before or after turn 0, in order of sending.
+    """Returns the messages of a link that are sent or used within ``reach`` turns of turn 0, in the order of sending.
 
-    ``transfers`` are the messages of one turn, which are sent and used in the turns ``ends``.
+    ``transfers`` are the messages of one turn; ``ends`` are the turns in which these are sent and used. ``lengths`` has
+    the number of operations in a turn of each worker.
     """
     messages: list[Transfer] = []
     for turn in range(-reach - max(ends), reach + 1 - min(ends)):

@@ -1,4 +1,4 @@
-"""The sums of each weight group's gradients over the workers that hold any of its stages, and the steps.
+"""Inserts the sums of each weight group's gradients over the workers that hold any of its stages, and the steps.
 
     worker 0:                    worker 0:
       F m0 s0                      F m0 s0
@@ -68,7 +68,7 @@ class Launch(NamedTuple):
 
 
 class _Wish(NamedTuple):
-    """A worker's wish for the launch of a sum: after the operation at place ``after``, which ends at ``time``."""
+    """A worker's wish to launch a sum right after the operation at place ``after``, which ends at ``time``."""
 
     after: int
     time: int
@@ -137,7 +137,10 @@ def _wishes(schedule: Schedule, net: Net, durations: Sequence[int]) -> Iterator[
 
 
 def _is_eager(strategy: Strategy, bubble: int) -> bool:
-    """Whether a launch is eager if the worker idles for a ``bubble`` between its last backward and its lane's end."""
+    """Whether a sum of this strategy is launched eagerly.
+
+    ``bubble`` is how long the worker idles between its last backward for the sum and the end of its lane.
+    """
     match strategy:
         case Strategy.LAZY:
             return False

@@ -80,10 +80,10 @@ class _GroupUpdate(NamedTuple):
 
 @dataclass(frozen=True)
 class _LaneUpdates:
-    """Finds the updates of a worker from the operations of its turn.
+    """Finds the updates of a worker's weight groups from the operations of its turn.
 
-    ``summed`` is for groups to which some worker adds nothing in an update: for the operation at each place, how many
-    updates of the group are surely summed when it runs.
+    ``summed`` is for groups to which some worker adds nothing in some update. Its entries are (place in this worker's
+    lane, how many updates of the group are surely summed when the operation there runs).
     """
 
     lane: TurnLane
@@ -104,7 +104,7 @@ class _LaneUpdates:
         )
 
     def update(self, group: WeightGroup, version: int) -> _GroupUpdate:
-        """The update that makes a version of a group, in any turn."""
+        """Returns the update of a group whose step makes ``version``, with places that count on from turn to turn."""
         lane, step = self.lane, self._step(group, version)
         last, read = lane.last(lane.sums[group], version - 1), lane.last(lane.reads[group], version - 1)
         # An update is launched after its last backward, or else behind the step before.
@@ -135,7 +135,7 @@ def update(net: TurnNet, duration: Duration) -> Iterator[Insertions]:
 
 
 def _insertions(lane: TurnLane, updates: Iterable[_GroupUpdate]) -> Insertions:
-    """The lines of ``updates``, which are in the agreed order of their launches."""
+    """Returns the lines of ``updates``, in whose order the sums are launched, for the turn of ``lane``."""
     before: dict[int, list[Instruction]] = defaultdict(list)
     after: dict[int, list[Instruction]] = defaultdict(list)
     gap = _Gap(-maxsize, behind_steps=False)
@@ -174,7 +174,7 @@ def _by_lane(net: TurnNet) -> list[_LaneUpdates]:
 def _agreed(
     net: TurnNet, by_lane: Sequence[_LaneUpdates], duration: Duration
 ) -> Callable[[_GroupUpdate], tuple[Fraction, int]]:
-    """Returns the function that gives an update its sort key in the agreed order of the launches.
+    """Returns a function that gives an update its sort key in the order in which all workers launch their sums.
 
     Sums come by the time at which all workers want to have launched them, at the same time the later group first. The
     times are those of the earliest run that repeats every turn and begins no operation on a micro-batch of turn 0, or
@@ -184,7 +184,7 @@ def _agreed(
 
     @cache
     def launched(group: WeightGroup, version: int) -> list[tuple[int, int]]:
-        """The operations after which workers launch a sum, each by its node and turn."""
+        """Returns the operations after which workers launch a sum, each as (node of `TurnNet`, turn)."""
         return [
             updates.lane.node(updates.update(group, version).launch.place - 1)
             for updates in by_lane
