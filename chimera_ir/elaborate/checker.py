@@ -199,7 +199,7 @@ class _Checker:
         named: dict[str, Meaning],
         outside: NameLayers,
     ) -> None:
-        """Checks what the lines ``stages`` and ``let`` of a pipe define, and adds the names of ``let`` lines to ``named``.
+        """Checks what the lines ``stages`` and ``let`` of a pipe define, and adds the names of the latter to ``named``.
 
         ``variables`` are the variables of the pipe; ``outside`` has the names from outside the pipe. A name for the
         worker stands for the formula of its place, which may use names of ``let``. So names that do not use the worker

@@ -140,7 +140,7 @@ def evaluate(expression: ast.Expression, scope: Scope, instance: Instance) -> in
 
 @contextmanager
 def rejecting(instance: Instance) -> Iterator[None]:
-    """Context in which a ``Fault`` becomes a ``Rejected``; its diagnostic names the pipe and variables of ``instance``."""
+    """Context in which a ``Fault`` becomes a ``Rejected`` that names the pipe and variables in ``instance``."""
     try:
         yield
     except Fault as fault:

@@ -121,7 +121,10 @@ class _Columns:
         return _Column(on_micros, on_stages, list(map(apply, *columns)))
 
     def spread(self, part: _Column, *, on_micros: bool, on_stages: bool) -> list[int]:
-        """Returns the values of ``part`` for all micro-batches, stages or both, repeated where it does not depend on them."""
+        """Returns the values of ``part`` for all micro-batches, stages or both.
+
+        They are repeated where ``part`` does not depend on the micro-batch or the stage.
+        """
         values = part.values
         if on_stages and not part.on_stages:
             values = list(chain.from_iterable(repeat(value, self.stages) for value in values))

@@ -40,7 +40,7 @@ class _Single(NamedTuple):
     def computes(
         self, batches: Iterable[tuple[Micro, ...]], stages: Iterable[Stage], line: ast.Operation, reads: Readings
     ) -> list[Compute]:
-        """Returns an operation for each group of micro-batches in ``batches``, on the stage at the same place of ``stages``.
+        """Returns an operation for each group of micro-batches in ``batches``, on the stage at its place in ``stages``.
 
         ``line`` is the origin of all of them; ``reads`` has the versions that they read. Moves read no weights.
         """

@@ -172,7 +172,7 @@ def in_order(traffics: list[Traffic], start: int) -> Iterator[Traffic]:
 
 
 def _gathered(schedule: Schedule, ahead: int, run: EarliestRun | None, communicators: Communicators) -> list[Traffic]:
-    """Returns the traffic of every lane of a schedule, not yet in the order of the lane; arguments as in `communicate`."""
+    """Returns the traffic of every lane of a schedule, not yet in the lane's order; arguments as in `communicate`."""
     # The hand-overs between workers are the messages. Without answers it is decided now where their sends are waited
     # for, as this decides for how long their memory is in use.
     places = Flow(schedule.header, chain.from_iterable(map(enumerate, schedule.lanes)))
