@@ -2,7 +2,8 @@
 
 Micro-batches of a pipe that cost the same are interchangeable. If any order meets the constraints, so does one in which
 each stage takes them in turn, at the same times: the k-th operation of a kind on a stage is that of the k-th
-micro-batch. So operations of a kind on a stage wait for each other, which leaves far fewer orders:
+micro-batch. So operations of a kind on a stage wait for each other, which leaves far fewer orders (such operations are
+a class):
 
     F m1 s0     after F m0 s0       in turn
     F m4 s0     after W m0 s0       also in turn, if the worker has this stage alone and keeps at most 4 micro-batches
@@ -33,17 +34,17 @@ class Holding(NamedTuple):
 
 
 Lags = tuple[tuple[int, int], ...]
-"""The operations that an operation waits for, each with the ticks from its end on."""
+"""The waits of an operation: pairs of another operation, and the ticks that must pass after the end of that one."""
 
 
 @dataclass(frozen=True)
 class Constraints:
     """All that an order of operations must respect; times are in ticks, and operations are those of an instance.
 
-    ``holdings`` are those whose stores may exceed their ``limits`` although the ``waits`` are kept. ``ranks`` has the
-    place of each operation's micro-batch in an order in which one after the other can be finished. ``roles`` numbers
-    what operations do on a stage: those of one role do the same for other micro-batches. ``classes`` has the operations
-    that are taken in turn.
+    ``holdings`` has only those of stores that may exceed their ``limits`` although the ``waits`` are kept. ``ranks``
+    has for each operation the place of its micro-batch in an order in which these can be finished one by one.
+    ``roles`` has a number for each operation: operations of one role do the same for different micro-batches.
+    ``classes`` are the groups of operations that are taken in turn, each in the order of these turns.
     """
 
     machines: Sequence[int]
@@ -57,7 +58,7 @@ class Constraints:
 
     @cached_property
     def followers(self) -> Sequence[Lags]:
-        """The operations that wait for each operation, with the lags."""
+        """Pairs, for each operation, of an operation that waits for it, and the lag of that wait."""
         followers: list[list[tuple[int, int]]] = [[] for _ in self.waits]
         for number, waits in enumerate(self.waits):
             for other, lag in waits:
@@ -94,7 +95,7 @@ class Constraints:
 
     @cached_property
     def backwards(self) -> "Constraints":
-        """The problem with time reversed: an order that meets it, read backwards, meets these constraints."""
+        """The constraints with time reversed: an order that meets them, read backwards, meets the ones here."""
         return replace(
             self,
             waits=self.followers,
@@ -105,7 +106,7 @@ class Constraints:
 
     @property
     def needed_alone(self) -> dict[int, int]:
-        """The room that a micro-batch needs in each store with holdings, if no other one is there; the most of all."""
+        """Maps each store that has holdings to the most that any single micro-batch keeps in it, all holdings added."""
         sums = defaultdict[tuple[int, int], int](int)
         for store, amount, opened, _ in self.holdings:
             sums[store, self.ranks[opened]] += amount
@@ -127,7 +128,11 @@ class Constraints:
         return before
 
     def in_turn(self, starts: Sequence[int]) -> list[int]:
-        """The starts of a feasible order, dealt anew within each class: the earliest to the first, and so on."""
+        """Exchanges the starts within each class, so that its operations start in turn; returns all starts.
+
+        The first operation of a class gets the earliest start of the class, the second one the next, and so on. The
+        order stays feasible if it was.
+        """
         turned = [*starts]
         for several in self.classes:
             for number, start in zip(several, sorted(starts[number] for number in several), strict=True):
@@ -140,7 +145,7 @@ class Constraints:
 
 
 def constraints_of(instance: OrderInstance) -> Constraints:
-    """The constraints of an instance, with those that taking micro-batches in turn adds."""
+    """The constraints of an instance, with the waits that are added where micro-batches are taken in turn."""
     classes = _interchangeable(instance)
     waits = [
         dict(zip(others, delays, strict=True)) for others, delays in zip(instance.waits, instance.delays, strict=True)
@@ -168,7 +173,10 @@ def _longest(order: Iterable[int], before: Sequence[Lags], durations: Sequence[i
 
 
 def _interchangeable(instance: OrderInstance) -> tuple[tuple[int, ...], ...]:
-    """The operations of each kind, stage and slice of the micro-batches of a pipe that cost the same, in their turn."""
+    """Returns the classes: groups of operations that differ only in their micro-batch, in the order of micro-batches.
+
+    The operations of a class have one kind, stage and slice, and their micro-batches are of one pipe and cost the same.
+    """
     slices, parts = instance.header.slices, [operation.parts for operation in instance.operations]
     keys = [(part.kind, part.stage, part.micros[0] % slices) for part, *_ in parts]
     micro_batches = [part.micros[0] // slices for part, *_ in parts]
@@ -222,9 +230,10 @@ def _holdings(instance: OrderInstance) -> Iterator[Holding]:
 def _in_full_stores(
     instance: OrderInstance, classes: Sequence[Sequence[int]]
 ) -> tuple[list[tuple[int, int]], tuple[Holding, ...]]:
-    """The waits that the limits of stores imply, and the holdings of the stores for which these are not enough.
+    """Replaces the limits of stores by waits, where this is possible.
 
-    A store with a single class of holdings needs no more than waits.
+    Returns the waits, as pairs of the earlier and the later operation, and the holdings of those stores that could
+    exceed their limits in spite of them. A store with a single class of holdings needs no more than waits.
     """
     by_store = defaultdict[int, list[Holding]](list)
     for holding in _holdings(instance):
@@ -252,14 +261,16 @@ def _in_full_stores(
 
 
 class _HoldingClass(NamedTuple):
-    """Holdings of one class: the k-th begins with the k-th operation that is opened, and ends with the k-th closed."""
+    """Holdings of one class: the k-th is from the start of operation ``opened[k]`` to the end of ``closed[k]``."""
 
     opened: Sequence[int]
     closed: Sequence[int]
 
 
 def _implied(instance: OrderInstance, held: Sequence[_HoldingClass], limit: int) -> Iterator[tuple[int, int]]:
-    """The waits between the classes of holdings of a store that keeps at most ``limit`` of them.
+    """Yields the waits between the classes of holdings of a store that keeps at most ``limit`` holdings.
+
+    A wait is a pair of the earlier operation and the later one, which waits.
 
     If a holding begins while n others of its micro-batch are sure to exist, n + 1 of them fit only if all but the last
     ``limit - n`` holdings of each of these classes are over. If a later class has yet to begin before a holding of
@@ -304,7 +315,10 @@ def _roles(instance: OrderInstance) -> Iterator[int]:
 
 
 def _ranks(instance: OrderInstance) -> list[int]:
-    """The rank of each operation's micro-batch, or of the last one of several; slices of one share its rank."""
+    """The rank of each operation: the place of its micro-batch in an order that takes the pipes by turns.
+
+    Slices of a micro-batch share its rank; an operation on several micro-batches has the rank of the last.
+    """
     header = instance.header
     places = {micro: place // header.slices for pipe in header.pipes for place, micro in enumerate(sorted(pipe.micros))}
     pipes = {pipe.name: number for number, pipe in enumerate(header.pipes)}

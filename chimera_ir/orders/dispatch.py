@@ -26,7 +26,7 @@ _DISTURBANCES = (0.01, 0.03, 0.1, 0.2)
 
 
 _BY_TURNS = 16
-"""The number of list schedules by turns of micro-batches before another one with disturbed preferences."""
+"""The number of list schedules by turns (the sequence of micro-batches) before another one by disturbed preferences."""
 
 
 _FAILURES = 60
@@ -85,13 +85,16 @@ def _back_and_forth(constraints: Constraints, preferences: Sequence[float], way:
 
 
 def _reversed(order: TimedOrder, constraints: Constraints) -> TimedOrder:
-    """An order of the constraints backwards in time, in the direction of time."""
+    """Turns an order of the constraints backwards in time around, to one of ``constraints``."""
     ends = map(sum, zip(order.starts, constraints.durations, strict=True))
     return TimedOrder(order.makespan, [order.makespan - end for end in ends])
 
 
 def _by_turns(constraints: Constraints, random: Random) -> Iterator[TimedOrder | None]:
-    """Yields list schedules, in turn forwards and backwards in time, by turns of micro-batches."""
+    """Yields list schedules that prefer micro-batches by their turns; every second one is made backwards in time.
+
+    A schedule that jams is None.
+    """
     climbs = [_climb(side, random) for side in (constraints, constraints.backwards)]
     while True:
         forwards, backwards = map(next, climbs)
@@ -100,7 +103,11 @@ def _by_turns(constraints: Constraints, random: Random) -> Iterator[TimedOrder |
 
 
 def _climb(constraints: Constraints, random: Random) -> Iterator[TimedOrder | None]:
-    """Yields list schedules by turns of micro-batches, of which two of unequal cost are exchanged again and again."""
+    """Yields list schedules that prefer operations late in their micro-batch, then micro-batches by their turns.
+
+    The turns are a sequence of the micro-batches. After each schedule, two micro-batches of unequal cost are exchanged
+    in the best sequence so far. A schedule that jams is None.
+    """
     ranks, progress, costs = constraints.ranks, _progress(constraints), defaultdict[int, int](int)
     for rank, duration in zip(ranks, constraints.durations, strict=True):
         costs[rank] += duration

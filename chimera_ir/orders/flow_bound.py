@@ -32,10 +32,13 @@ _SCALE = 2**20
 """Multipliers are rounded to multiples of 1 / _SCALE."""
 
 _WORK_OF_ROWS = 5e-9
-"""Work of a linear program by the square of its number of rows: about what CP-SAT does in the time that it takes."""
+"""Work of a linear program, divided by the square of its number of rows.
+
+It is about the deterministic time that CP-SAT counts while the program is solved.
+"""
 
 _FALL_OF_EXCESS = 0.5
-"""An estimate: a makespan that needs an excess is too short by about this part of the excess."""
+"""An estimate: a makespan T whose program needs the excess e is too short by about this factor times e times T."""
 
 
 class _Class(NamedTuple):
@@ -56,7 +59,10 @@ class _ClassWait(NamedTuple):
 
 
 class _UpperLimit(NamedTuple):
-    """An inequality: variables times factors add up to at most ``most``, or more by the excess if ``may_exceed``."""
+    """A row of a linear program: the sum of variables, each times its factor, is at most ``most``.
+
+    If ``may_exceed``, the sum may be larger by the excess, which the program makes as small as it can.
+    """
 
     factors: Mapping[int, int]
     most: int
@@ -64,7 +70,7 @@ class _UpperLimit(NamedTuple):
 
 
 class FlowBound:
-    """The linear programs of an instance, one for each makespan."""
+    """Makes the linear programs of an instance, one for each makespan, and chooses which makespan to try next."""
 
     def __init__(self, constraints: Constraints) -> None:
         self._constraints = constraints
@@ -85,7 +91,10 @@ class FlowBound:
         self._promising, self._beyond = 0, sys.maxsize
 
     def _between_classes(self) -> Iterator[_ClassWait]:
-        """Yields the waits that all operations of a class have, but for the first ones."""
+        """Yields the waits that hold for a whole class: the n-th operation waits for the (n - k)-th of another class.
+
+        Waits that only some operations of a class have are left out.
+        """
         constraints, counts = self._constraints, defaultdict[_ClassWait, int](int)
         for number, waits in enumerate(constraints.waits):
             later, place = self._place[number]
@@ -98,7 +107,11 @@ class FlowBound:
                 yield wait
 
     def _kept_by_classes(self) -> Mapping[int, Mapping[tuple[int, int], int]]:
-        """The amounts that each store keeps from each start of a class to the end of the same turn of another class."""
+        """Maps each store to what it keeps for whole classes.
+
+        Of an entry ``(c, e): amount``, the store keeps the amount from the start of the n-th operation of class c to
+        the end of the n-th of class e, for every n.
+        """
         turns = defaultdict[tuple[int, int, int, int], list[tuple[int, int]]](list)
         for store, amount, opened, closed in self._constraints.holdings:
             (first, turn), (last, end) = self._place[opened], self._place[closed]
@@ -112,7 +125,10 @@ class FlowBound:
         return amounts
 
     def next_attempt(self, least: int, most: int) -> "FlowAttempt | None":
-        """An attempt to exclude a makespan from ``least`` to ``most``; None if none of these can be excluded."""
+        """An attempt to prove that no order has some makespan from ``least`` to ``most``, the most promising one.
+
+        None if earlier attempts have shown that the linear program excludes none of these makespans.
+        """
         most = min(most, self._beyond - 1)
         if most < least:
             return None
@@ -122,12 +138,12 @@ class FlowBound:
         return self.attempt(makespan)
 
     def attempt(self, makespan: int) -> "FlowAttempt":
-        """An attempt to exclude a makespan."""
+        """An attempt to prove that no order is over by ``makespan``."""
         rows = (len(self._classes) + len(self._waits)) * makespan
         return FlowAttempt(lambda: self._program(makespan), makespan, _WORK_OF_ROWS * rows**2)
 
     def learn(self, attempt: "FlowAttempt") -> None:
-        """Takes the result of an attempt into account for the next one."""
+        """Uses the result of an attempt that has run, to choose the makespan of the next one."""
         if attempt.excluded:
             self._promising = max(attempt.makespan + 1, int(attempt.makespan * (1 + _FALL_OF_EXCESS * attempt.excess)))
         else:
@@ -146,10 +162,10 @@ class FlowBound:
 
 
 class FlowAttempt:
-    """A linear program, to be made and solved, that may exclude a makespan.
+    """A linear program, to be made and solved, that may prove that no order is over by ``makespan``.
 
-    ``work`` is about how much deterministic time it takes. Once it is solved, ``excluded`` says whether no order is
-    over by ``makespan``, and ``excess`` how far the machines' limits are exceeded.
+    ``work`` is about how much deterministic time it takes. Once it is solved, ``excluded`` says whether this is proven,
+    and ``excess`` how far the program must exceed the limits of machines and stores.
     """
 
     def __init__(self, program: "Callable[[], _FlowProgram]", makespan: int, work: float) -> None:
@@ -164,7 +180,7 @@ class FlowAttempt:
         self._solver.stop_search()  # type: ignore[no-untyped-call]
 
     def run(self, seconds: float) -> Solved:
-        """Solves the linear program, within a limit of time by the clock."""
+        """Solves the linear program, within ``seconds`` by the clock; the result has a bound, and never an order."""
         program = self.program()
         self._solver.set_time_limit_in_seconds(seconds)
         self.excluded = program.impossible or program.contradicts(program.multipliers(self._solver))
@@ -199,7 +215,7 @@ class _FlowProgram:
                 self._add([(key, now, 1), (key, now + 1, -1)], 0)
 
     def add_wait(self, wait: _ClassWait) -> None:
-        """Adds the rows of a wait between classes."""
+        """Adds rows: at no time have more operations of the later class started than its wait allows."""
         for now in range(self._steps):
             self._add([(wait.later, now, 1), (wait.earlier, now - wait.ticks, -1)], wait.shift)
 
@@ -214,14 +230,18 @@ class _FlowProgram:
                 self._add(terms, 1, may_exceed=True)
 
     def add_store(self, amounts: Mapping[tuple[int, int], int], limit: int) -> None:
-        """Adds rows: a store keeps no more than its limit."""
+        """Adds rows: a store keeps no more than its limit; ``amounts`` are its entries of `FlowBound`."""
         for now in range(self._steps - 1):
             terms = [(first, now, amount) for (first, _), amount in amounts.items()]
             terms += [(last, now - self._classes[last].duration, -amount) for (_, last), amount in amounts.items()]
             self._add(terms, limit, may_exceed=True)
 
     def _add(self, terms: Iterable[tuple[int, int, int]], most: int, may_exceed: bool = False) -> None:
-        """Adds a row: N_c(t) times a factor, for all (c, t, factor), are at most ``most``."""
+        """Adds a row: the sum of N_c(t) times factor, for all (c, t, factor) of ``terms``, is at most ``most``.
+
+        Variables of which only one value is possible are put in. A row that always holds is left out; one that cannot
+        hold, because nothing in it varies, makes the program ``impossible``.
+        """
         factors = defaultdict[int, int](int)
         for key, time, factor in terms:
             if time < 0:
@@ -240,9 +260,9 @@ class _FlowProgram:
             self.impossible = True
 
     def multipliers(self, solver: "Solver") -> Sequence[int]:
-        """Solves the linear program; returns a whole factor for each row, none negative.
+        """Solves the linear program; returns for each row the whole number, 0 or more, by which to multiply it.
 
-        With these factors, the sum of all rows may be a contradiction.
+        The sum of the multiplied rows may be a contradiction (`contradicts`). All numbers are 0 without a solution.
         """
         from ortools.linear_solver.python.model_builder import LinearExpr, Model, SolveStatus
 
@@ -262,7 +282,10 @@ class _FlowProgram:
         return [max(0, round(-_SCALE * solver.dual_value(row))) for row in rows]
 
     def contradicts(self, multipliers: Sequence[int]) -> bool:
-        """Whether the rows, multiplied and added, cannot hold for any values of the variables without an excess."""
+        """Whether the sum of the rows, each times its multiplier, cannot hold without an excess.
+
+        It is a contradiction if even the values of the variables that suit it best break it.
+        """
         factors, most = defaultdict[int, int](int), 0
         for row, multiplier in zip(self._rows, multipliers, strict=True):
             if multiplier:

@@ -1,4 +1,4 @@
-"""The pass from a schedule to the best one that a search finds: placement and pipes stay, orders change."""
+"""The pass that searches for a better order of a schedule's operations: each stays on its worker and in its pipe."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from chimera_ir.orders.search import Ended, Found, NoOrder, search
 from chimera_ir.plural import listed
 
 Limits = Mapping[Quantity, int]
-"""Limits of every worker that take the place of those that the text declares."""
+"""Limits in micro-batches, by quantity, that hold for every worker in place of the bounds that the text declares."""
 
 _WHY = {
     Ended.PROVEN: "no order is shorter",
@@ -30,12 +30,15 @@ _WHY = {
 
 
 ORDER_MARK = "# order of a search: "
-"""The words with which the text of an order begins."""
+"""The words with which a file begins that has an order found by a search."""
 
 
 @dataclass(frozen=True, slots=True)
 class Improvement:
-    """A schedule that a search found, not yet verified, with the search's result and the costs in words."""
+    """A schedule that a search found, not yet verified.
+
+    ``result`` is the result of the search, ``costs`` the costs in words, ``unit`` the unit of the result's times.
+    """
 
     schedule: Schedule
     result: Found
@@ -44,7 +47,7 @@ class Improvement:
 
     @property
     def words(self) -> str:
-        """The result in a line."""
+        """A line of text with the makespan, how much shorter an order could be, and what the search began with."""
         result, show = self.result, self.unit.show
         gap = (
             "proven to be the shortest"
@@ -69,7 +72,7 @@ class Improvement:
         return "".join(f"# {line}\n" for line in lines)
 
     def as_json(self) -> dict[str, object]:
-        """The result as plain data."""
+        """The search's result as plain data for JSON."""
         result = self.result
         return {
             "makespan": float(result.makespan),
@@ -84,9 +87,9 @@ class Improvement:
 
 
 def searchable(schedule: Callable[[], Schedule | ScheduleStream], *, is_program: bool) -> Schedule:
-    """The schedule of a text, made by ``schedule``, if it can be searched for better orders.
+    """Calls ``schedule`` and returns its schedule, if better orders of this can be searched for.
 
-    Raises `WrongOption` for a program and for a stream, and as `require_solver` does.
+    Raises `WrongOption` for the text of a program and for a stream, and as `require_solver` does.
     """
     require_solver("a search")
     if is_program:
@@ -98,7 +101,7 @@ def searchable(schedule: Callable[[], Schedule | ScheduleStream], *, is_program:
 
 
 def with_limits(header: Header, limits: Limits) -> Header:
-    """The header with other limits of activations or host memory, the same for every worker."""
+    """A header in which ``limits``, the same for every worker, replace the declared bounds of the same quantities."""
     others = tuple(bound for bound in header.bounds if bound.quantity not in limits)
     added = tuple(Bound(quantity, (limit,) * header.workers) for quantity, limit in limits.items())
     return replace(header, bounds=others + added)
@@ -112,11 +115,12 @@ def improvement(
     budget: SearchBudget,
     tell: Callable[[str], None],
 ) -> Improvement:
-    """The best order of a verified schedule's operations that a search finds.
+    """Searches for the best order of a verified schedule's operations.
 
-    ``further`` are schedules with the same placement, by name, from which it begins as well.
+    The search begins with the schedule's own order and with those of the ``further`` schedules, by name, that have the
+    same operations on the same workers. ``tell`` gets a line of text for each improvement.
 
-    Raises `WrongOption` if no order that meets the bounds on memory is known at the end.
+    Raises `WrongOption` if no order that meets the bounds on memory is found.
     """
     header = with_limits(schedule.header, limits)
     instance = instance_of(replace(schedule, header=header), Costing.of(durations, header))
@@ -137,7 +141,10 @@ def improvement(
 
 
 def lanes_of(instance: OrderInstance, schedule: Schedule) -> Sequence[Sequence[int]] | None:
-    """The lanes of another schedule by number; None if it has other operations, or has them on other workers."""
+    """The lanes of another schedule, with its operations as numbers of the instance.
+
+    None if it has other operations than the instance, or has them on other workers.
+    """
     places = [instance.places[machine].worker for machine in instance.machines]
     number_of = {operation: number for number, operation in enumerate(instance.operations)}
     if Counter(chain.from_iterable(schedule.lanes)) != Counter(instance.operations):
@@ -147,7 +154,7 @@ def lanes_of(instance: OrderInstance, schedule: Schedule) -> Sequence[Sequence[i
 
 
 def _reason(instance: OrderInstance, error: NoOrder, budget: SearchBudget) -> str:
-    """The reason why there is no order, with a remedy."""
+    """Words for why there is no order, and for the bounds on memory with which there is one."""
     needed: dict[str, Fraction] = {}
     for store, amount in error.needed.items():
         name = instance.stores[store].quantity.value

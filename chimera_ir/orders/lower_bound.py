@@ -1,7 +1,9 @@
 """Lower bounds of the makespan that need no search.
 
-- Of a machine: its operations, each not before its head, in any pieces, and the tail of each after it (Jackson).
-- Of a store: what it keeps for the least time that it must, spread over its limit.
+- From a machine (Jackson): it runs its operations, interrupted where that helps; each begins no earlier than the waits
+  before it allow, and the waits behind it take their time afterwards.
+- From a store: it keeps each amount for the least time that it must; these amounts times their times, divided by the
+  store's limit, take at least so long.
 """
 
 import heapq
@@ -17,7 +19,10 @@ def lower_bound(constraints: Constraints) -> int:
 
 
 def _of_machine(constraints: Constraints, machine: int) -> int:
-    """The least makespan of one machine if operations may be interrupted: the longest tail goes first."""
+    """The least makespan that a machine's operations allow, if it could interrupt them.
+
+    At any time the machine runs the operation, of those that may have begun, with the most time behind it (its tail).
+    """
     heads, tails, durations = constraints.heads, constraints.tails, constraints.durations
     left = {number: durations[number] for number in constraints.by_machine[machine]}
     upcoming = sorted(left, key=heads.__getitem__, reverse=True)
@@ -40,7 +45,10 @@ def _of_machine(constraints: Constraints, machine: int) -> int:
 
 
 def _of_stores(constraints: Constraints) -> int:
-    """The least makespan for which every store has room for all that it keeps, for as long as it must."""
+    """The least makespan in which every store has room for all that it keeps, each for as short as it can.
+
+    With less time, amounts times their times would exceed what the store's limit allows.
+    """
     heads, tails = constraints.heads, constraints.tails
     class_of = {number: place for place, several in enumerate(constraints.classes) for number in several}
     times: dict[tuple[int, int], int] = {}
@@ -62,7 +70,10 @@ def _of_stores(constraints: Constraints) -> int:
 
 
 def _least_time(constraints: Constraints, opened: int, closed: int) -> int:
-    """The least time from the start of an operation to the end of another, by operations on the same micro-batch."""
+    """The least time from the start of operation ``opened`` to the end of ``closed``.
+
+    It follows from the waits of operations on their micro-batch, one for another.
+    """
     durations, ranks = constraints.durations, constraints.ranks
     ends, pending = {opened: durations[opened]}, [opened]
     # Few operations are on one micro-batch: an end that grows is followed again.

@@ -44,14 +44,17 @@ _FIRST_ROUND, _MOST_FIRST_ROUND, _GROWTH = 0.04, 0.4, 1.6
 """Work of the first round: a part of the budget, and the most, in seconds; then the factor from round to round."""
 
 _PART_OF_ATTEMPT = 0.5
-"""The most work of a linear program, as a part of what is left."""
+"""The most work of a linear program, as a part of the work that is left."""
 
 _MOST_FOR_SOLVER = 6_000
 """The most operations of an instance that the solver gets as a whole."""
 
 _MOST_OF_FEW, _PART_OF_FEW, _BEST_OF_FEW = 1_500, 0.5, 4
-"""Limits for a larger instance: the operations of a first search for few micro-batches, its part of the budget, and how
-many orders that repeat its middle are tried."""
+"""Limits for a larger instance, in which an order of few micro-batches is found first, and its middle repeated.
+
+They are the most operations of those few micro-batches, the part of the budget that their search gets, and the most
+orders with a repeated middle that are offered.
+"""
 
 
 class Ended(Enum):
@@ -65,11 +68,11 @@ class Ended(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best order that a search knows, and what is known of it; times are in the unit of the costs.
+    """The best order that a search has found, and how good it is; times are in the unit of the costs.
 
     ``lanes`` has the operations of each worker, by number in the instance. No order is shorter than ``bound``.
-    ``hints`` are the makespans of the orders that the search began with, by name; None for an order that exceeds a
-    bound on memory.
+    ``hints`` maps the names of the orders that the search began with to their makespans, or to None for an order that
+    exceeds a bound on memory. ``budget`` is what the search was given, ``ended`` why it ended.
     """
 
     lanes: Sequence[Sequence[int]]
@@ -81,19 +84,19 @@ class Found:
 
     @property
     def gap(self) -> Fraction:
-        """The part of the makespan by which an order could be shorter, as far as is known."""
+        """The share of the makespan by which another order could be shorter at most: 0 if this one is proven best."""
         return 1 - self.bound / self.makespan if self.makespan else Fraction(0)
 
     @property
     def proven(self) -> bool:
-        """Whether no order is shorter."""
+        """Whether it is proven that no order is shorter."""
         return self.bound == self.makespan
 
 
 class NoOrder(Exception):
-    """No order that meets the bounds on memory is known; ``impossible`` if there is none.
+    """No order that meets the bounds on memory was found; ``impossible`` says whether it is proven that there is none.
 
-    ``needed`` has, by store, the most that a single micro-batch keeps in it.
+    ``needed`` maps each store to the most that a single micro-batch keeps in it.
     """
 
     def __init__(self, impossible: bool, needed: Mapping[int, int]) -> None:
@@ -102,7 +105,10 @@ class NoOrder(Exception):
 
 
 Tell = Callable[[Fraction, Fraction], None]
-"""Called with the makespan of the best order and the bound, in the unit of the costs, when one is better."""
+"""A function that a search calls when it has a shorter order or a higher bound.
+
+It gets the makespan of the best order, and the bound below which no order is, in the unit of the costs.
+"""
 
 
 def search(
@@ -111,9 +117,10 @@ def search(
     budget: SearchBudget,
     tell: Tell = lambda _best, _bound: None,
 ) -> Found:
-    """The best order of an instance that a search finds within a budget; ``hints`` are lanes of orders, by name.
+    """Searches for the shortest order of an instance, within a budget; returns the best one that it finds.
 
-    Interrupted from the keyboard, it returns the best order so far. Raises `NoOrder` if none is known then.
+    ``hints`` are known orders to begin with, by name, each as the lanes of all workers. Interrupted from the keyboard,
+    the search returns the best order so far. Raises `NoOrder` if it has found none at its end.
     """
     constraints = constraints_of(instance)
     best_so_far = _BestSoFar(instance, constraints, budget, tell, lower_bound(constraints))
@@ -189,7 +196,7 @@ def _makespan(instance: OrderInstance, lanes: Sequence[Sequence[int]]) -> int:
 
 
 def fits_stores(instance: OrderInstance, lanes: Sequence[Sequence[int]]) -> bool:
-    """Whether lanes keep the limits of all stores."""
+    """Whether no store exceeds its limit if the workers run these lanes."""
     amounts = [0] * len(instance.stores)
     for lane in lanes:
         for number in lane:
@@ -202,7 +209,10 @@ def fits_stores(instance: OrderInstance, lanes: Sequence[Sequence[int]]) -> bool
 
 
 class _BestSoFar:
-    """The best order and the bound so far, and what is left of the budget."""
+    """The state of a search: the best order and the bound so far, and the work that is left of the budget.
+
+    ``least`` is the bound: no order is over before this tick.
+    """
 
     def __init__(
         self, instance: OrderInstance, constraints: Constraints, budget: SearchBudget, tell: Tell, least: int
@@ -215,9 +225,10 @@ class _BestSoFar:
         self._aimed: int | None = None
 
     def offer(self, starts: Sequence[int]) -> None:
-        """Keeps an order, given by starts in ticks, if it is the best.
+        """Keeps an order, given by starts in ticks, if it is shorter than the best so far.
 
-        An order with moves of memory may take longer: a lane launches them between operations, and waits for them.
+        If memory moves, the starts are computed anew from the order of each lane, and may be later: a lane launches
+        moves between operations, and waits for them.
         """
         if self._instance.header.moves:
             lanes = self._instance.by_start(starts)
@@ -278,7 +289,7 @@ class _BestSoFar:
                 break
 
     def _rounds(self) -> Iterator[float]:
-        """The deterministic time of each round, which grows."""
+        """Yields the work of each round, in deterministic time: more from round to round."""
         part = min(_FIRST_ROUND * self._work, _MOST_FIRST_ROUND)
         while True:
             yield part
@@ -306,7 +317,7 @@ class _BestSoFar:
             self._flow_bound.learn(attempt)
 
     def _solver(self, aim: Aim, most: int, limit: float, seed: int) -> Solver:
-        """A solver for orders that are over by ``most``, which begins with the best order."""
+        """A solver that looks for orders that are over by tick ``most``, and begins with the best order so far."""
         hint = self.best.starts if self.best else None
         return Solver(self._constraints, self.least, most, hint, aim, limit=limit, seed=seed)
 
@@ -316,7 +327,10 @@ class _BestSoFar:
         return attempt if attempt and attempt.work <= _PART_OF_ATTEMPT * self._work_left else None
 
     def _target(self, most: int) -> int:
-        """The makespan to aim at: the bound or, if that was aimed at in vain, halfway from there to the best."""
+        """The makespan of which a round looks for an order: the bound or, later, one between bound and best order.
+
+        If the last round found no order of its target, the next target is halfway from there to ``most``.
+        """
         aimed = self._aimed
         return self.least if aimed is None or aimed >= most - 1 else max(self.least, (aimed + most + 1) // 2)
 
@@ -338,7 +352,7 @@ class _BestSoFar:
 
     @property
     def proven(self) -> bool:
-        """Whether no order is shorter than the best, or there is none."""
+        """Whether it is proven that no order is shorter than the best or, without a best one, that there is none."""
         return self.least > (self._latest if self.best is None else self.best.makespan - 1)
 
     def _over(self) -> bool:
@@ -349,7 +363,7 @@ class _BestSoFar:
 
     @property
     def _latest(self) -> int:
-        """Upper bound of the shortest makespan, if there is any order: one operation at a time, and all delays."""
+        """An upper bound on the shortest makespan, if there is any order: all durations and all delays added up."""
         constraints = self._constraints
         return sum(constraints.durations) + sum(lag for waits in constraints.waits for _, lag in waits)
 

@@ -46,7 +46,10 @@ class SequenceBound(NamedTuple):
 
 
 def sequence_bound(constraints: Constraints, least: int, most: int) -> SequenceBound:
-    """A lower bound from ``least`` to ``most + 1``; ``least`` is one that is known."""
+    """Raises the known lower bound ``least`` of the makespan, where micro-batches cost unequally.
+
+    A bound of ``most + 1`` says that no order is over by ``most``; the bound is raised no further.
+    """
     if not constraints.costs_differ:
         return SequenceBound(least, 0.0)
     times, states = _times_of_operations(constraints), 0
@@ -74,7 +77,7 @@ class _Times(NamedTuple):
 
 
 def _times_of_operations(constraints: Constraints) -> Mapping[int, _Times]:
-    """The times of each operation, by number; operations that others are not like have no ``ahead`` and ``behind``."""
+    """The times of each operation, by number."""
     durations, heads, tails = constraints.durations, constraints.heads, constraints.tails
     by_role = defaultdict[int, list[int]](list)
     for number, role in enumerate(constraints.roles):
@@ -91,10 +94,12 @@ def _times_of_operations(constraints: Constraints) -> Mapping[int, _Times]:
 def _along_chain(
     constraints: Constraints, numbers: Sequence[int], links: Sequence[Lags], way: Sequence[int]
 ) -> Mapping[int, tuple[int, int]]:
-    """The time of a chain from each of some like operations on, and the least duration in it, its own included.
+    """Follows a chain of waits from each of some operations of one role, each within its own micro-batch.
 
-    It is the longest chain of the first operation's micro-batch, as far as all others have the same one, on the same
-    machines: only then they delay one another. A lag counts as the least that any of them has.
+    Returns for each operation how long the operations behind it in its chain take, and the least duration of those in
+    the chain, its own included. The chain is the longest one of the first operation's micro-batch, as far as all others
+    have the same one, on the same machines: only then they delay one another. A lag counts as the least that any of
+    them has. ``links`` are waits or followers, ``way`` the time from each operation on in their direction.
     """
     durations, machines, roles, ranks = (
         constraints.durations,
@@ -142,7 +147,7 @@ class _Group:
 
     @property
     def size(self) -> int:
-        """The time of a micro-batch."""
+        """The time that the operations of its first micro-batch take together."""
         return sum(times.duration for times in self.times[0])
 
     @property
@@ -153,7 +158,7 @@ class _Group:
 
 @cache
 def _states_of(needed: tuple[tuple[int, ...], ...], total: int) -> Sequence[tuple[int, ...]]:
-    """The states of a group of ``total`` micro-batches; none if there are too many."""
+    """The states of a group of ``total`` micro-batches, as in `_Group`; none if there are too many."""
     first = (0,) * len(needed)
     reached, pending = {first}, [first]
     for counts in pending:
@@ -168,14 +173,20 @@ def _states_of(needed: tuple[tuple[int, ...], ...], total: int) -> Sequence[tupl
 def _steps(
     needed: Sequence[Sequence[int]], total: int, counts: tuple[int, ...]
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yields which operation can be next, by its place among the roles, and the counts after it."""
+    """Yields the steps from a state: which operation can be next, by its place among the roles, and the state after it.
+
+    States are ``counts``: how many operations of each role have run.
+    """
     for place, count in enumerate(counts):
         if count < min((counts[other] for other in needed[place]), default=total):
             yield place, (*counts[:place], count + 1, *counts[place + 1 :])
 
 
 def _groups(constraints: Constraints, numbers: Sequence[int], times: Mapping[int, _Times]) -> Iterator[_Group]:
-    """Yields the groups of the micro-batches of a machine whose times are equal but for heads and tails."""
+    """Yields the groups of equal micro-batches on a machine, which runs the operations ``numbers``.
+
+    Micro-batches are equal if their operations have the same roles, waits and, but for heads and tails, times.
+    """
     by_micro_batch = defaultdict[int, list[int]](list)
     for number in sorted(numbers, key=lambda number: constraints.roles[number]):
         by_micro_batch[constraints.ranks[number]].append(number)
@@ -235,7 +246,7 @@ class _GroupState(NamedTuple):
 
 
 def _states(group: _Group, role_of: Mapping[int, int]) -> Sequence[_GroupState]:
-    """The states of a group, the first one first; ``role_of`` numbers the roles of the machine."""
+    """The states of a group, from that in which nothing has run; ``role_of`` numbers the roles on the machine."""
     total = len(group.times)
     # The k-th to start has the k-th least head or a later one; the k-th to end the k-th largest tail or a longer one.
     by_role = list(zip(*group.times, strict=True))
@@ -264,7 +275,9 @@ def _states(group: _Group, role_of: Mapping[int, int]) -> Sequence[_GroupState]:
 
 
 def _least_makespan(groups: Sequence[_Group], least: int, most: int) -> tuple[int, int]:
-    """The least makespan from ``least`` to ``most + 1`` that some sequence allows, and the number of states visited.
+    """Returns the least makespan that some sequence of a machine's operations allows, and the number of states visited.
+
+    The makespan is at least ``least``, and ``most + 1`` if no sequence allows one of ``most``.
 
     Sequences are extended in the order of the makespan that they need so far. Of two that lead to the same state, the
     one that needs the longer makespan is dropped unless it is over earlier.

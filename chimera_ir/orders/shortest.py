@@ -1,4 +1,4 @@
-"""Several list schedules, forwards and backwards in time, of which the shortest is kept.
+"""Makes several list schedules, forwards and backwards in time, and keeps the shortest.
 
 They prefer jobs by their ranks, by the longest way to the end, and by a timetable. Then time is reversed: what started
 last comes first in a list schedule from the end, and so on as long as the makespan falls (Li and Willis 1992).
@@ -13,14 +13,20 @@ from chimera_ir.orders.reserve import list_schedule
 from chimera_ir.orders.timetable import timetable
 
 _FEW, _MANY = 5_000, 50_000
-"""The most jobs that all rules order; the most of which the better of two orders is run backwards and forwards."""
+"""The most jobs for which everything is tried; the most for which the better of two orders is still improved.
+
+More jobs than `_MANY` get the better of the list schedule by ranks and the timetable.
+"""
 
 _ROUNDS = 2
 """The most times that few jobs are run backwards and forwards."""
 
 
 def shortest(jobs: Jobs, first: Placed) -> Placed:
-    """The shortest order that is found; ``first``, the list schedule of the jobs, if none is shorter."""
+    """Returns the shortest order of the jobs that is found.
+
+    ``first`` is their list schedule by ranks; it is returned if it lacks jobs, or if no other order is shorter.
+    """
     count = len(jobs.machines)
     if len(first.started) < count:
         return first
@@ -36,12 +42,15 @@ def shortest(jobs: Jobs, first: Placed) -> Placed:
 
 
 def _first_to_end(results: Iterable[Placed]) -> Placed:
-    """The shortest of some orders that have all jobs; the first of equal ones."""
+    """The order that ends first, of those in which no job waits for ever; of equal ones the first."""
     return min((result for result in results if not result.waiting), key=lambda result: result.end)
 
 
 def _back_and_forth(jobs: Jobs, result: Placed, rounds: int) -> Iterator[Placed]:
-    """Yields list schedules, in each direction of time by turns, as long as they improve."""
+    """Yields list schedules by turns backwards and forwards in time, as long as they get shorter than ``result``.
+
+    Each prefers the jobs that came last in the one before. There are at most ``rounds`` times two schedules.
+    """
     for _ in range(rounds):
         end = result.end
         backwards = list_schedule(_preferring(jobs.backwards, result.started[::-1]))
@@ -55,7 +64,7 @@ def _back_and_forth(jobs: Jobs, result: Placed, rounds: int) -> Iterator[Placed]
 
 
 def _preferring(jobs: Jobs, order: Iterable[int]) -> Jobs:
-    """The jobs with the place of each in an order as its rank."""
+    """A copy of the jobs, which prefers them in this order: the rank of each is its place there."""
     ranks = [0] * len(jobs.machines)
     for rank, job in enumerate(order):
         ranks[job] = rank
@@ -63,6 +72,6 @@ def _preferring(jobs: Jobs, order: Iterable[int]) -> Jobs:
 
 
 def _most_urgent_first(jobs: Jobs) -> Sequence[int]:
-    """The jobs by the longest way to the end; last those that nothing waits for."""
+    """The jobs, the one with the longest way from its end to the end of all first; equal ones by rank."""
     tails, ranks = jobs.tails, jobs.ranks
     return sorted(range(len(tails)), key=lambda job: (-tails[job], ranks[job]))

@@ -25,14 +25,18 @@ from chimera_ir.orders.list_schedule import Jobs, Keeps, Placed
 from chimera_ir.orders.reserve import groups
 
 _PERIODS, _STEP = 64, 50
-"""The most periods to try, each longer than the one before by a part of it."""
+"""The most periods to try; each is longer than the one before by the part 1 / _STEP of it."""
 
 _CHANGES = 100
-"""The most jobs of which one is placed later, in each shorter period."""
+"""The most jobs that are tried, in each shorter period, as the one that starts later than it could."""
 
 
 class _Timetable(NamedTuple):
-    """The time at which the last group is over, the period, and the start of each job of the first group."""
+    """Regular starts for all groups of a class: each group starts its jobs a ``period`` later than the group before.
+
+    ``starts`` has the start of each job of the template, for the first group of each class. ``end`` is the time at
+    which the last group is over.
+    """
 
     end: int
     period: int
@@ -40,7 +44,10 @@ class _Timetable(NamedTuple):
 
 
 def timetable(jobs: Jobs) -> Placed | None:
-    """All jobs in the order of a timetable, each as early as this order allows; None if no timetable is found."""
+    """Places all jobs in the order of a timetable, each as early as this order allows.
+
+    None if no timetable is found, or if a store has no room for a job in this order.
+    """
     template = _template(jobs)
     best = _shortest(template, jobs.limits) if template is not None else None
     if template is None or best is None:
@@ -55,10 +62,11 @@ def timetable(jobs: Jobs) -> Placed | None:
 
 @dataclass(frozen=True)
 class _Template:
-    """The jobs of one group of each class, each after those that it waits for.
+    """One group of each class, with its jobs in an order in which each stands after those that it waits for.
 
-    ``members[n]`` has job n of each group of its class; ``count`` is the most groups of a class. Durations are means of
-    these, and times are in a unit of their own.
+    Job n of the template stands for the jobs ``members[n]``, one in each group of its class, and takes their mean
+    duration. ``waits[n]`` has pairs of a job that it waits for and a delay. ``count`` is the number of groups in the
+    largest class. Times are in a unit of their own, in which they are whole numbers.
     """
 
     members: Sequence[Sequence[int]]
@@ -78,7 +86,7 @@ class _Template:
         return followers
 
     def arrival(self, starts: Sequence[int], number: int) -> int:
-        """The time at which a job may start."""
+        """The time at which job ``number`` may start, from the ``starts`` of the jobs that it waits for."""
         return max((starts[other] + self.durations[other] + lag for other, lag in self.waits[number]), default=0)
 
     @cached_property
@@ -91,7 +99,7 @@ class _Template:
         return tails
 
     def least_period(self, limits: Sequence[int]) -> int:
-        """The period that machines and stores need at least if no job ever waits for them."""
+        """The shortest period with time enough on machines and room enough in stores, if no job ever waits for them."""
         work, area = [0] * (1 + max(self.machines)), [0] * len(limits)
         starts = [0] * len(self.waits)
         for number, duration in enumerate(self.durations):
@@ -103,7 +111,7 @@ class _Template:
 
 
 def _template(jobs: Jobs) -> _Template | None:
-    """The template of jobs; None if there are no two groups of a class."""
+    """Finds the classes of groups, and makes the template; None if no class has two groups, or jobs wait in a cycle."""
     # Classes of groups, whose jobs are in the order of preference.
     ranks, classes = jobs.ranks, dict[object, list[list[int]]]()
     for group in sorted((sorted(group, key=ranks.__getitem__) for group in groups(jobs)[1]), key=lambda g: ranks[g[0]]):
@@ -142,7 +150,7 @@ def _template(jobs: Jobs) -> _Template | None:
 
 
 def _shortest(template: _Template, limits: Sequence[int]) -> _Timetable | None:
-    """The timetable that is over first; None if none is found that keeps the limits."""
+    """The timetable that is over first, of several periods; None if none is found that keeps the stores' ``limits``."""
     best: _Timetable | None = None
     shorter: list[int] = []
     period = template.least_period(limits)
@@ -165,7 +173,10 @@ def _shortest(template: _Template, limits: Sequence[int]) -> _Timetable | None:
 
 
 def _with_period(template: _Template, limits: Sequence[int], period: int, late: int | None = None) -> _Timetable | None:
-    """The timetable of a period; None if a job has no gap, or a store no room."""
+    """The timetable of a period; None if a job finds no gap, or a store has no room.
+
+    ``late`` is a job that starts later than it could, as in `_starts`.
+    """
     starts = _starts(template, period, late)
     if starts is None or not _fits(template, starts, period, limits):
         return None
@@ -174,7 +185,7 @@ def _with_period(template: _Template, limits: Sequence[int], period: int, late: 
 
 
 def _starts(template: _Template, period: int, late: int | None) -> list[int] | None:
-    """The start of each job in the first gap of its machine; None if there is none.
+    """The start of each job of the template in the first gap of its machine; None if a job finds no gap.
 
     The job that is ready first is first; those that nothing waits for are last. Job ``late`` takes the first gap after
     it has been ready for as long as the shortest job takes.
@@ -234,7 +245,7 @@ def _gap(lane: Sequence[tuple[int, int]], period: int, earliest: int, duration: 
 
 
 def _fits(template: _Template, starts: Sequence[int], period: int, limits: Sequence[int]) -> bool:
-    """Whether stores have room at every time of a period for all groups that are under way."""
+    """Whether stores have room at every time of a period for what all groups keep that have begun and are not over."""
     levels = [0] * len(limits)
     steps: list[tuple[int, bool, int, int]] = []
     for start, duration, changes in zip(starts, template.durations, template.changes, strict=True):
@@ -250,7 +261,7 @@ def _fits(template: _Template, starts: Sequence[int], period: int, limits: Seque
 
 
 def _early(jobs: Jobs, order: Sequence[int]) -> Placed | None:
-    """Jobs that keep their order on each machine, each as early as possible; None if a store has no room for one."""
+    """Starts the jobs in this order on each machine, each as early as possible; None if a store has no room for one."""
     free, room = [0] * len(jobs.owners), list(jobs.limits)
     starts, ends = [0] * len(order), [0] * len(order)
     for job in order:
