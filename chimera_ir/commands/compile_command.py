@@ -1,4 +1,4 @@
-"""``chimera compile``: a scheme to the scripts of its ranks. The options that every compiling command shares."""
+"""``chimera compile`` compiles a scheme to the scripts of its ranks. The options that compiling commands share."""
 
 import json
 import sys
@@ -36,7 +36,7 @@ PAGE_MARK = "<!DOCTYPE html>\n<!-- written by chimera compile -->\n"
 """The first lines of every page that this command writes; it overwrites no file that begins otherwise."""
 
 SCHEME = "scheme"
-"""The value of ``--emit`` for a scheme with clocks that are fitted to the orders of several sizes."""
+"""The value of ``--emit`` that prints a scheme, whose clocks are formulas fitted to the orders of several sizes."""
 
 compiling = all_of(
     costing,

@@ -1,4 +1,4 @@
-"""Completion in a shell: names of library schemes, parameters of the scheme on the command line, codes."""
+"""Completes words in a shell: names of library schemes, parameters of the scheme on the command line, codes."""
 
 from os.path import isfile
 

@@ -153,7 +153,10 @@ def _cycle(header: Header, structure: Structure, durations: Sequence[int]) -> Cr
 
 
 def _counted(header: Header, net: Net, path: Iterable[int], length: Fraction, updates: int) -> CriticalPath:
-    """The critical path through the operations with the numbers ``path`` in ``net``; it spans ``updates`` updates."""
+    """Makes a `CriticalPath` of the operations that have the numbers ``path`` in ``net``, and counts micro-batches.
+
+    ``length`` is the time of one update; the path spans ``updates`` updates, by which the counts are divided.
+    """
     operations = tuple(net.operations[number] for number in path)
     micros: dict[str, int | Fraction] = defaultdict(int)
     for operation in operations:

@@ -227,7 +227,7 @@ class Costs(Mapping[str, Fraction]):
         return self.changed(costs, (*self.user_set, kind))
 
     def changed(self, costs: Mapping[str, Fraction], user_set: tuple[str, ...] | None = None) -> "Costs":
-        """A copy in which the kinds in ``costs`` have these costs; a given ``user_set`` replaces its own."""
+        """A copy with these ``costs`` for some kinds; ``user_set`` replaces the kinds that the user has set."""
         return self._with({**self._given, **costs}, user_set)
 
     def durations(self, header: Header) -> "Costs":

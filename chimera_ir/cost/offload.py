@@ -40,7 +40,10 @@ from chimera_ir.ir.streams import ScheduleStream, stream_with
 from chimera_ir.ir.turns import moved, turn_number
 
 _SHARES = (Fraction(1), Fraction(1, 2), Fraction(1, 4), Fraction(0))
-"""Factors on the time of transfers: plans are made with one after another, until one keeps what is declared."""
+"""Factors on the time of transfers, as if the link were faster.
+
+Moves are planned with one factor after another, until a plan keeps no more than the schedule's declared bound.
+"""
 
 
 class Moved(NamedTuple):
@@ -91,9 +94,9 @@ def offload(
 
 
 def require_movable(schedule: Schedule | ScheduleStream, *, is_program: bool) -> None:
-    """Raises `WrongOption` for a schedule to which no moves can be added: it has moves, or is that of a program.
+    """Raises `WrongOption` for a schedule to which no moves can be added.
 
-    The text of a program says everything that each worker does.
+    Such a schedule has moves of its own, or is that of a program, whose text says everything that each worker does.
     """
     name = schedule.header.scheme
     if is_program:

@@ -89,7 +89,7 @@ class Figures:
 
     @property
     def costs(self) -> Mapping[str, Fraction]:
-        """The cost of an operation by its kind's letter; if stages or slices cost unequally, the mean on the path."""
+        """Maps a kind's letter to its cost or, if stages or slices cost unequally, to the mean on the critical path."""
         costs = self.durations.report_costs(self.header, self.path)
         return {kind: cost for kind, cost in costs if kind != PAIR.letter or kind in self.counts}
 
@@ -237,7 +237,7 @@ def report(
     before: Timeline | None = None,
     program: Program | None = None,
 ) -> Report:
-    """The report on a verified schedule and a verified baseline for the same workers and micro-batches.
+    """Makes the report on a verified schedule and a verified baseline for the same workers and micro-batches.
 
     Where the schedule has more stages than the baseline, the baseline's stages are larger by that factor, and so are
     their durations, weights and activations. ``weights`` are the copies of weights that each worker keeps,

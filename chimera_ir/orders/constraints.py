@@ -90,7 +90,7 @@ class Constraints:
 
     @cached_property
     def costs_differ(self) -> bool:
-        """Whether operations of one role take unequal times."""
+        """Whether operations that do the same for different micro-batches (one role) take unequal times."""
         return len({*zip(self.roles, self.durations, strict=True)}) > len({*self.roles})
 
     @cached_property
@@ -208,7 +208,7 @@ def _interchangeable(instance: OrderInstance) -> tuple[tuple[int, ...], ...]:
 
 
 def _holdings(instance: OrderInstance) -> Iterator[Holding]:
-    """Yields the holdings of each store: one for each part of a micro-batch that a stage keeps for a while."""
+    """Yields the holdings of all stores: each is a part of a micro-batch that a stage keeps between two operations."""
     header, store_of = instance.header, {(store.worker, store.quantity): n for n, store in enumerate(instance.stores)}
     place = {number: place for place, number in enumerate(ordered(instance.waits))}
     for quantity in dict.fromkeys(store.quantity for store in instance.stores):
@@ -305,7 +305,10 @@ def _before_within(instance: OrderInstance, numbers: Sequence[int]) -> set[tuple
 
 
 def _roles(instance: OrderInstance) -> Iterator[int]:
-    """Yields the role of each operation: the number of its pipe and of the kinds, stages and slices of its parts."""
+    """Yields the role of each operation: equal numbers for operations that differ only in their micro-batches.
+
+    They have one pipe, and parts of the same kinds, stages and slices.
+    """
     header, numbers = instance.header, dict[object, int]()
     for operation in instance.operations:
         parts = tuple(

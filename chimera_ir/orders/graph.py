@@ -40,8 +40,8 @@ class OrderGraph:
     """The operations of a schedule and all that an order of them must respect; numbers are those of ``instance``.
 
     Times are in ticks, of which ``tick`` is the length in the unit of the costs. ``lanes`` are the schedule's own.
-    Whatever gets lanes raises `OptionError` unless they have every operation once, on its own worker.
-    Quantities that are ``unlimited`` are counted, and the schedule declares no bound of them.
+    Every method that takes lanes raises `OptionError` unless they have every operation once, on its own worker.
+    ``unlimited`` are the quantities of memory that are counted although the schedule declares no bound on them.
 
     Examples
     --------

@@ -267,7 +267,10 @@ def _steps(header: Header, operations: Sequence[Operation]) -> Iterator[tuple[in
 
 
 def _move_steps(operations: Sequence[Operation], waits: Sequence[Sequence[int]]) -> list[tuple[MoveStep, ...]]:
-    """The steps of each operation, as in `OrderInstance`; a lane waits for moves where `flow.host_moves` says so."""
+    """Lists for each operation its own computations and the waits for moves that its lane makes with it.
+
+    They are ``steps`` of `OrderInstance`; `flow.host_moves` says where a lane waits for a move.
+    """
     out = {number for number, operation in enumerate(operations) if operation.kind.moves and leaves(operation)}
     steps: list[tuple[MoveStep, ...]] = []
     for number, (operation, others) in enumerate(zip(operations, waits, strict=True)):

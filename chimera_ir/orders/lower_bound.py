@@ -2,8 +2,8 @@
 
 - From a machine (Jackson): it runs its operations, interrupted where that helps; each begins no earlier than the waits
   before it allow, and the waits behind it take their time afterwards.
-- From a store: it keeps each amount for the least time that it must; these amounts times their times, divided by the
-  store's limit, take at least so long.
+- From a store: it keeps each amount for the least time that it must. All amounts times these times, added up and
+  divided by the store's limit, are a time that no order can beat.
 """
 
 import heapq

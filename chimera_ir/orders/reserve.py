@@ -94,7 +94,10 @@ class _GroupUse:
 
 
 class Admission:
-    """Room in which a job fits if all groups that have begun can still run to their end, from the oldest on."""
+    """Room with foresight: a job fits only if all groups that have begun can afterwards still run to their end.
+
+    They run one after the other, from the oldest on.
+    """
 
     def __init__(self, jobs: Jobs) -> None:
         self._jobs, self._free = jobs, list(jobs.limits)

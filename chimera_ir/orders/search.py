@@ -35,13 +35,13 @@ WORK_OF_OPERATION = 1e-5
 """About how much deterministic time of the solver a list schedule takes for each operation."""
 
 _HEURISTIC, _MOST_HEURISTIC = 0.15, 2.0
-"""Work of the heuristics: a part of the budget, and the most, in seconds."""
+"""Work of the heuristics: the first number is the part of the budget, the second the most, in seconds."""
 
 _NEIGHBOURHOODS = 0.04
 """Work of a search in neighbourhoods of the best order, as a part of the budget."""
 
 _FIRST_ROUND, _MOST_FIRST_ROUND, _GROWTH = 0.04, 0.4, 1.6
-"""Work of the first round: a part of the budget, and the most, in seconds; then the factor from round to round."""
+"""Work of a round: for the first one a part of the budget and the most, in seconds; then the factor of its growth."""
 
 _PART_OF_ATTEMPT = 0.5
 """The most work of a linear program, as a part of the work that is left."""
@@ -276,7 +276,7 @@ class _BestSoFar:
             self.raise_bound(raised.bound)
 
     def _run_neighbourhoods(self) -> None:
-        """Improves the best order of micro-batches that cost unequally near it, as long as that succeeds."""
+        """Looks for shorter orders near the best one, as long as it finds any, if micro-batches cost unequally."""
         work = _NEIGHBOURHOODS * self._work
         while self.best is not None and self._constraints.costs_differ and not self._over():
             most, seed = self.best.makespan, self._budget.seed

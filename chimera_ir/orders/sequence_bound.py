@@ -64,7 +64,8 @@ def sequence_bound(constraints: Constraints, least: int, most: int) -> SequenceB
 class _Times(NamedTuple):
     """Times of an operation: how long it takes, its head and tail, and those that the formulas above have.
 
-    ``before`` and ``after`` are the least times of its micro-batch before and after it, ``ahead`` is a, ``behind`` b.
+    ``before`` and ``after`` are the least times that its micro-batch takes before and after it. ``ahead`` and
+    ``behind`` are a(l) and b(l), where l is the operation.
     """
 
     duration: int

@@ -19,7 +19,7 @@ More jobs than `_MANY` get the better of the list schedule by ranks and the time
 """
 
 _ROUNDS = 2
-"""The most times that few jobs are run backwards and forwards."""
+"""The most times that an order of few jobs (`_FEW` or less) is run backwards and then forwards."""
 
 
 def shortest(jobs: Jobs, first: Placed) -> Placed:

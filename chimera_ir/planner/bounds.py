@@ -111,7 +111,10 @@ def _under_way(compiled: CompiledScheme, header: Header, timings: Sequence[Timin
 
 
 def _messages(header: Header, timing: Timing) -> tuple[int, int]:
-    """Bytes of an output and of a gradient, for the part of a micro-batch that a message is about."""
+    """Returns the bytes of a message with an output of a stage, and of one with the gradient that comes back for it.
+
+    A message has a part of a micro-batch: all of it, a half or a slice.
+    """
     return -(-timing.output // header.parts), -(-timing.gradient // header.parts)
 
 

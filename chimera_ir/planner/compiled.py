@@ -144,7 +144,7 @@ class CompiledScheme:
 
     @cached_property
     def structure(self) -> Structure:
-        """The structure of the schedule's timelines: the part that does not depend on costs."""
+        """The part of the schedule's timelines that does not depend on costs: operations, and what each waits for."""
         return structure_of(self._schedule)
 
     @cached_property

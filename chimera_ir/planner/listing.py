@@ -41,7 +41,10 @@ class View:
 
 
 def table(ranking: Ranking, answer: Recommendation, notes: Sequence[str], view: View) -> RenderableType:
-    """The recommendation, the first choices, the notes, and what was left out, for a console to print."""
+    """All that ``chimera plan`` prints above its command lines, for a console.
+
+    It is the recommendation (``answer``), the table of the first choices, the notes, and what was left out.
+    """
     return Group(
         Text(_sentence(answer.answer), "bold"),
         *map(Text, map(_sentence, answer.reasons)),

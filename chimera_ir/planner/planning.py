@@ -1,4 +1,4 @@
-"""The ranking of schemes for a model and a cluster, as ``chimera plan`` shows it, for programs."""
+"""Ranks schemes for a model and a cluster, as ``chimera plan`` does, for calls from Python."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -70,8 +70,8 @@ def rank(
 ) -> Ranking:
     """Ranks the configurations of ``sources``; the memory of the first ``top`` is computed to the byte.
 
-    With ``greedy``, only the first configuration of a family that fits counts (`_by_preference`). The judge has the
-    baseline in addition to the schemes that the user asked for.
+    With ``greedy``, of configurations that differ in B and N alone only the first that fits counts, in the order of
+    `_by_preference`. The judge has the baseline in addition to the schemes that the user asked for.
     """
     baseline, _ = library.baseline(1, 1)
     families: list[list[Configuration]] = []
@@ -195,7 +195,10 @@ def _operations(family: Sequence[Configuration]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """A pool of ``count`` processes, each of which keeps the judge; without an executor, this process does all."""
+    """The processes that do the work: ``count`` of them, each with a judge of its own.
+
+    Without an executor, this process does all of it.
+    """
 
     count: int = 1
     executor: Executor | None = None

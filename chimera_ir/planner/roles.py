@@ -82,7 +82,7 @@ def _stated(source: Source, scheme: Scheme) -> dict[str, str | tuple[int, ...]]:
 
 
 def _derived(scheme: Scheme, max_operations: int) -> Mapping[str, str | tuple[int, ...]]:
-    """The roles that follow from headers; empty if the scheme refuses its defaults."""
+    """Maps each parameter to the role that follows from the scheme's headers; empty if it refuses its own defaults."""
     header = _header(scheme, {}, max_operations)
     if header is None:
         return {}

@@ -1,4 +1,4 @@
-"""All configurations: schemes, their parameters, and the ways to split the mini-batch (section 2, Table 1).
+"""Lists all configurations: schemes, their parameters, and the ways to split the mini-batch (section 2, Table 1).
 
 W copies of a pipeline take all P workers. With N micro-batches of B items in each copy, the mini-batch is B N W items.
 A scheme that fixes how many micro-batches make an update has that N, and its updates may be smaller than the
@@ -258,11 +258,17 @@ class _Search:
             yield self._out(settings, None, Reason.PROFILE, f"depth {outlined.stages}; the profile has {depths}")
 
     def _has(self, stages: int) -> bool:
-        """Whether to consider this number of stages: a depth to try or, if sizes are fixed, any that layers make."""
+        """Whether configurations with so many stages are considered.
+
+        They are if it is one of the depths to try or, where the user fixed all sizes, if the profile has enough layers.
+        """
         return stages in self._depths or (self._is_fixed and stages <= len(self._profile.layers))
 
     def _is_missed(self, settings: Mapping[str, int]) -> bool:
-        """Whether the user may wonder where a combination is: its sizes make a depth of the profile, or are fixed."""
+        """Whether the user may miss a combination, and is to be told why it was refused.
+
+        So it is if its sizes, multiplied, are a depth to try, or if the user fixed them.
+        """
         sizes = self._roles.sizes
         return math.prod(settings[name] for name in sizes) in self._depths or self._is_fixed
 
@@ -362,5 +368,5 @@ def _depths(profile: ModelProfile, workers: int) -> frozenset[int]:
 
 @cache
 def _divisors(number: int) -> tuple[int, ...]:
-    """The divisors of a number of stages, no larger than a profile's largest depth may be."""
+    """The divisors of a number, ascending, up to the largest depth that a profile may have."""
     return tuple(divisor for divisor in range(1, min(number, document.MOST) + 1) if number % divisor == 0)
