@@ -35,7 +35,7 @@ def moves(program: Program) -> Iterator[Diagnostic]:
 
 
 class _Waits:
-    """The moves of a lane and the first wait for each, both by what they move: kind, micro-batches and stage."""
+    """The moves of a lane, and the first wait for each; a move is known by its kind, micro-batches and stage."""
 
     def __init__(self, header: Header, worker: Worker, parts: LaneParts) -> None:
         self._header, self._worker, self._parts = header, worker, parts
@@ -79,7 +79,7 @@ class _Waits:
                 yield say.MissingWaitMove(launch.origin, worker, wait, launch.kind.noun, line(launch, header))
 
     def _touched(self, step: MoveStep, under_way: list[_Move]) -> Iterator[Diagnostic]:
-        """Yields a diagnostic for an operation that touches what a move has not brought to its place yet."""
+        """Yields a diagnostic if ``step`` touches what a move in ``under_way`` has not yet brought to its place."""
         for move in dict.fromkeys(under_way):
             if move not in self._waits:
                 continue

@@ -21,9 +21,9 @@ from chimera_ir.verify.wording import content, summed
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A global order in which the program finishes on a transport: ``played.order``, with indices of instructions.
+    """An order of all instructions of a program in which it finishes on a ``transport``: ``played.order``.
 
-    Instructions are counted lane by lane.
+    Instructions are numbered lane by lane.
     """
 
     transport: Transport
@@ -31,7 +31,10 @@ class Certificate:
 
 
 def channels(program: Program) -> tuple[Certificate, ...] | tuple[Diagnostic, ...]:
-    """A certificate for each transport, or the errors, of a program that obeys "messages" and "gradients"."""
+    """Returns a certificate for each transport or, if the program does not finish on one of them, the errors.
+
+    The program obeys the rules "messages" and "gradients".
+    """
     # If all orders agree, both transports behave the same (`transport`), so one replay proves both.
     disorder = tuple(_disorder(program))
     transports = [Transport.TAGGED] if disorder else list(Transport)
@@ -42,7 +45,7 @@ def channels(program: Program) -> tuple[Certificate, ...] | tuple[Diagnostic, ..
 
 
 def _disorder(program: Program) -> Iterator[Diagnostic]:
-    """Yields for every directed pair of workers the diagnostic of the first receive that would get a wrong message."""
+    """Yields, for every directed pair of workers, the first receive that would get the message of another send."""
     sends: dict[tuple[int, int], list[Send]] = {}
     recvs: dict[tuple[int, int], list[Recv]] = {}
     for worker, parts in enumerate(program.parts):
@@ -66,7 +69,10 @@ def _disorder(program: Program) -> Iterator[Diagnostic]:
 
 
 def _deadlock(program: Program, transports: list[Transport], result: Played) -> Diagnostic:
-    """The diagnostic of a shortest cycle of workers waiting for each other; ``result`` says where lanes stop."""
+    """Returns the diagnostic of a shortest cycle of workers that wait for each other.
+
+    ``result`` says at which instructions the lanes stop, on ``transports``.
+    """
     from chimera_ir.flow.graphs import shortest_cycle  # with networkx, which takes a while
 
     blocked = {Worker(w): place for w, place in enumerate(result.places) if place < len(program.lanes[w])}
@@ -78,7 +84,10 @@ def _deadlock(program: Program, transports: list[Transport], result: Played) -> 
 
 
 def _wanted(program: Program, worker: Worker, place: int, result: Played) -> list[tuple[Worker, Instruction]]:
-    """The instructions that a lane waits for which is blocked at ``place``, each with its worker."""
+    """Returns the instructions for which the blocked lane of ``worker`` waits at ``place``.
+
+    Each comes with its own worker, which has not run it yet; ``result`` says where lanes stop.
+    """
     header = program.header
     match program.lanes[worker][place]:
         case WaitRecv(message):

@@ -25,7 +25,7 @@ from chimera_ir.ir.turns import extent
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """Whether a program finishes with a choice of communicators: the proof, or the operations that stop it.
+    """The result for a choice of ``communicators``: whether a program finishes with them, and why or why not.
 
     ``count`` communicators serve the messages of one copy of the workers. ``played`` is a global order in which the
     program finishes, None if it does not; ``blocked`` are then the operations that wait for each other, in a few words.
@@ -43,7 +43,7 @@ class Communication:
 
 
 def communications(level: Program | ProgramStream, program: Program, played: Played) -> Iterator[Communication]:
-    """Yields the result for each choice of communicators, from the most to the fewest.
+    """Yields for each choice of communicators whether the program finishes, from the most communicators to the fewest.
 
     The level has no errors by any rule; ``program`` is the part of it that is proven (`ir.streams.view_of`), ``played``
     the certificate of the rule "channels".

@@ -32,7 +32,7 @@ _Placed = tuple[Worker, Compute]
 _Repetition = Duplicate | DoneTwice | OperandsOfWhole
 
 _Cells = Mapping[int, Sequence[_Placed]]
-"""The operations of each micro-batch on each stage, at ``micro * stages + stage``.
+"""The operations in each cell, a micro-batch on a stage, whose key is ``micro * stages + stage``.
 
 Cells without operations are absent, so that memory grows with the operations and not with the sizes in the header.
 """
@@ -93,7 +93,10 @@ def _repeated(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) 
 
 
 def _clash(several: Sequence[_Placed], whole: Sequence[tuple[Kind, ...]]) -> tuple[_Placed, _Placed] | None:
-    """The first two of ``several`` operations in a cell that are of one kind, or of kinds in no set of ``whole``."""
+    """Returns the first two of the operations in a cell that exclude each other.
+
+    They are of one kind, or of two kinds that are together in none of the sets ``whole``.
+    """
     for first, second in combinations(several, 2):
         kind, other = first[1].kind, second[1].kind
         if kind is other or not any(kind in kinds and other in kinds for kinds in whole):
@@ -136,9 +139,10 @@ def _missing(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -
 def _absent(
     header: Header, pipe: Pipe, cells: _Cells, whole: Sequence[tuple[Kind, ...]]
 ) -> Iterator[tuple[tuple[Kind, ...], Micro, Stage]]:
-    """Yields the kinds that a micro-batch of a pipe still needs on a stage for one of the sets in ``whole``.
+    """Yields for each incomplete micro-batch and stage of a pipe the missing kinds, the micro-batch and the stage.
 
-    Micro-batches with operations there that clash are passed over.
+    The kinds are missing from the first set in ``whole`` that has all kinds that are there. Where operations clash,
+    nothing is yielded.
     """
     for micro, number in product(pipe.micros, range(header.stages)):
         several = cells.get(micro * header.stages + number, ())
@@ -151,10 +155,11 @@ def _absent(
 
 
 def _nearest(header: Header, pipe: Pipe, cells: _Cells, kind: Kind, micro: Micro, stage: Stage) -> Span:
-    """The line to blame for a missing operation of ``kind``: that of the most similar operation of the pipe.
+    """Returns the line to blame for a missing operation: that of the most similar operation of the pipe.
 
-    Operations of the same kind come first, then those that `_linked` joins with it. Among equals, those on the same
-    stage come first, then those of an earlier micro-batch, then those of the nearest one.
+    ``kind``, ``micro`` and ``stage`` are those of the missing operation. Operations of the same kind come first, then
+    those that `_linked` joins with it. Among equals, those on the same stage come first, then those of an earlier
+    micro-batch, then those of the nearest one.
     """
 
     def distance(operation: Compute) -> tuple[bool, bool, bool, bool, bool, int]:
@@ -169,7 +174,7 @@ def _nearest(header: Header, pipe: Pipe, cells: _Cells, kind: Kind, micro: Micro
 
 
 def _linked(kind: Kind, other: Kind) -> bool:
-    """Whether one of two kinds of operations frees values that the other one keeps for its own slice."""
+    """Whether operations of one of the two kinds free a value that operations of the other keep for their own slice."""
     both = (*((value, other) for value in kind.frees), *((value, kind) for value in other.frees))
     return any(value in maker.keeps_in_slice for value, maker in both)
 
@@ -180,7 +185,10 @@ def _directions(header: Header) -> str:
 
 
 def paired(schedule: Schedule) -> Iterator[Diagnostic]:
-    """Yields pairs whose two sides share a micro-batch, so that they wait for themselves, or differ in size."""
+    """Yields pairs of which forward and backward share a micro-batch, so that they wait for themselves.
+
+    Also yields pairs of which the two sides differ in the number of micro-batches.
+    """
     for lane in schedule.lanes:
         for pair in lane:
             if isinstance(pair, Pair):

@@ -1,4 +1,4 @@
-"""The copies of weights that a lane keeps and needs: a part of the rules "versions" and "memory".
+"""Counts the copies of weights that a lane keeps and needs: a part of the rules "versions" and "memory".
 
 The newest version of a group is a copy, and so is every stashed version from its `stash` to its `drop`. The copies that
 a lane needs follow from the readers alone: after a step, the version that it made and the older versions still read.
@@ -22,7 +22,10 @@ Lane = tuple[Instruction, ...]
 
 @dataclass(frozen=True, slots=True)
 class CopyPeak:
-    """The most copies of a group in a lane, the first place with so many, and the versions that are stashed there."""
+    """The most copies of a group's weights that a lane keeps at once.
+
+    ``place`` is the first place in the lane with so many, ``stashed`` are the versions that are stashed there.
+    """
 
     copies: int
     place: int
@@ -44,7 +47,7 @@ def copies(program: Program) -> tuple[int, ...]:
 
 
 def copy_peaks(parts: LaneParts) -> dict[WeightGroup, CopyPeak]:
-    """The most copies that a lane keeps of each group of which it stashes a version."""
+    """Returns the most copies that a lane keeps of each weight group; groups that it never stashes are left out."""
     lines = [(place, line) for place, line in parts.updates if isinstance(line, Stash | Drop)]
     peaks = highest_by_key((line.group, 1 if isinstance(line, Stash) else -1) for _, line in lines)
     return {
@@ -54,14 +57,14 @@ def copy_peaks(parts: LaneParts) -> dict[WeightGroup, CopyPeak]:
 
 
 def _stashed(group: WeightGroup, lines: Sequence[Stash | Drop]) -> tuple[Version, ...]:
-    """The versions of a group that some lines stash and do not drop."""
+    """Returns the versions of a group that ``lines`` stash and do not drop."""
     dropped = {line.version for line in lines if isinstance(line, Drop) and line.group == group}
     stashes = [line.version for line in lines if isinstance(line, Stash) and line.group == group]
     return tuple(version for version in stashes if version not in dropped)
 
 
 def needed(header: Header, parts: LaneParts) -> dict[WeightGroup, int]:
-    """The most copies that a lane needs at once, if more than one, by group.
+    """Returns for each weight group the most copies that a lane needs at once, if that is more than one.
 
     After a step a lane needs the version that it made, and each older one until its last reader.
     """
@@ -75,7 +78,7 @@ def needed(header: Header, parts: LaneParts) -> dict[WeightGroup, int]:
 
 
 def last_reads(header: Header, parts: LaneParts) -> dict[tuple[WeightGroup, Version], int]:
-    """The place in a lane of the last operation that reads each version of each group."""
+    """Maps (group, version) to the place in a lane of the last operation that reads this version of the weights."""
     return {
         (group, operation.version): place
         for place, operation in parts.singles
@@ -107,7 +110,7 @@ def _surplus(
     group: WeightGroup,
     peak: CopyPeak,
 ) -> TooManyCopies:
-    """The diagnostic of a peak, with its remedy: drop a version that is kept for too long, or stash one later.
+    """Returns the diagnostic of a ``peak`` above the need, with a remedy: drop a version earlier, or stash one later.
 
     ``where`` are the first fields of the diagnostic; ``last`` has the places of the last operations that read versions.
     """

@@ -1,4 +1,4 @@
-"""The diagnostic of a cycle of operations that wait for each other."""
+"""Writes the diagnostic of a cycle of operations that wait for each other."""
 
 from enum import Enum
 from itertools import chain, pairwise
@@ -16,14 +16,17 @@ from chimera_ir.ir.text.printer import line
 
 
 def cycle(net: Net, plan: Plan | None) -> Diagnostic:
-    """The diagnostic of a shortest known cycle of a net that has one; ``plan`` as in `acyclic`."""
+    """Returns the diagnostic of a shortest known cycle of a net that has one.
+
+    ``plan`` is the plan that the net's schedule comes from, None if it was written as a schedule.
+    """
     return _Story(net, cycle_in(net), plan).diagnostic()
 
 
 def cycle_in(net: Net) -> tuple[int, ...]:
-    """A shortest known cycle of the operations that wait for ever: each before the next, and the last before the first.
+    """Returns a shortest known cycle of the operations that wait for ever, by their numbers in the net.
 
-    It is empty if no operation waits for ever.
+    Each comes before the next, and the last before the first. The cycle is empty if no operation waits for ever.
     """
     waiting = {*range(len(net.operations))}.difference(net.order)
     after: dict[int, list[int]] = {number: [] for number in waiting}
@@ -70,7 +73,10 @@ class _Story:
         self._nodes = self._bends(nodes)
 
     def _bends(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
-        """The nodes of the cycle, without those that both follow the node before and precede the next in a lane."""
+        """Returns the operations (nodes) of a cycle at which it enters or leaves a lane.
+
+        Left out are those that follow the operation before and precede the one after in the same lane.
+        """
         ring = (nodes[-1], *nodes, nodes[0])
         around = zip(ring, nodes, ring[2:], strict=False)
         return tuple(
@@ -78,7 +84,7 @@ class _Story:
         )
 
     def diagnostic(self) -> Diagnostic:
-        """The diagnostic, placed at the operation to blame.
+        """Returns the diagnostic of the cycle, at the line of the operation that is to blame.
 
         To blame is an operation whose clock is too low; without one, an operation that its lane runs too late; then one
         that reads a version which its own gradients make; and last a pair.

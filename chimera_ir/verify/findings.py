@@ -33,7 +33,10 @@ def names(rules: Collection[Rule]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The rules that were applied in full, which hold if no diagnostic is an error, and all diagnostics."""
+    """The result of rules: all diagnostics, and the rules that were applied in full.
+
+    These rules hold if no diagnostic is an error.
+    """
 
     rules: frozenset[Rule] = frozenset()
     diagnostics: tuple[Diagnostic, ...] = ()
@@ -49,7 +52,10 @@ class Findings:
 
 
 def apply(rule: Rule, *parts: Iterable[Diagnostic]) -> Findings:
-    """The findings of a rule that is applied in full; a part is checked only if the parts before it find nothing."""
+    """Returns the findings of a rule that is applied in full, in several ``parts``, which yield diagnostics.
+
+    A part is checked only if the parts before it find nothing.
+    """
     return Findings(frozenset({rule}), check(rule.value, *parts).diagnostics)
 
 

@@ -37,7 +37,10 @@ def gradients(program: Program) -> Iterator[Diagnostic]:
 
 
 def not_held(header: Header, worker: Worker, instruction: Instruction, group: WeightGroup) -> Diagnostic | None:
-    """The diagnostic of a line whose group does not exist or is not held by its worker; None if the line is right."""
+    """Returns the mistake of a line about a weight group that does not exist, or is not held by its worker.
+
+    The result is None if the line is right.
+    """
     exists = group in header.group_numbers
     if not exists and len(group) > 1:
         header_line = f"tied {' '.join(f's{stage}' for stage in group)}"
@@ -49,7 +52,7 @@ def not_held(header: Header, worker: Worker, instruction: Instruction, group: We
 
 
 class _WorkerSums:
-    """The lines with which a worker launches its sums, waits for them, and steps; by weight group and update."""
+    """Checks the lines with which a worker launches its sums, waits for them, and steps: once per group and update."""
 
     def __init__(self, program: Program, worker: Worker) -> None:
         self._header = program.header
@@ -78,7 +81,7 @@ class _WorkerSums:
                 yield from self._misplaced(group, number)
 
     def _line(self, place: int, instruction: Synchronisation) -> Iterator[Diagnostic]:
-        """Records the place of a line for a sum or a step, or reports one that makes no sense or repeats another."""
+        """Records the place of a line for a sum or a step; yields a mistake if it makes no sense or repeats another."""
         stray = not_held(self._header, self._worker, instruction, instruction.group) or self._no_update(instruction)
         if stray is not None:
             yield stray
@@ -98,7 +101,7 @@ class _WorkerSums:
         return of_program.VersionOfOneStep(*facts) if None in header.made else of_program.NoSuchUpdate(*facts)
 
     def _places(self, group: WeightGroup, update: int) -> list[int | None]:
-        """Positions in the lane of a group's launch, wait and step in an update; None for a missing one."""
+        """Returns the places in the lane of a group's launch, wait and step in an update; None for a missing one."""
         return [self._lines.get((kind, group, update)) for kind in _KINDS]
 
     def _missing(self, group: WeightGroup, update: int) -> Iterator[Diagnostic]:
@@ -158,7 +161,10 @@ def _orders(program: Program) -> Iterator[Diagnostic]:
 
 
 def _cycle(after: Mapping[int, Mapping[int, object]]) -> list[int]:
-    """Returns a cycle of sums, each launched before the next; empty if ``after``, the successors of sums, has none."""
+    """Returns a cycle of sums, each launched before the next; empty if there is none.
+
+    ``after`` has for each sum those that some worker launches after it.
+    """
     try:
         TopologicalSorter(after).prepare()
     except CycleError as error:

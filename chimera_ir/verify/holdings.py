@@ -1,4 +1,4 @@
-"""The holdings of a worker, that is how much it keeps of each stage; bytes follow from them and a profile.
+"""Counts what a worker keeps of each stage, its holdings; bytes follow from them and a profile.
 
 The rule "memory" adds up over stages, in M_a and M_theta, which is enough if all stages are equal. If they are not, the
 memory depends on which stages' activations are alive at the same time.
@@ -26,14 +26,14 @@ from chimera_ir.ir.turns import Ring
 
 
 class Kept(NamedTuple):
-    """Numbers of micro-batches of which a stage keeps something, where a half or a slice counts as one micro-batch.
+    """Numbers of the micro-batches of which a stage keeps something; halves and slices count one by one.
 
     ``activations`` counts micro-batches whose activations the stage keeps, ``inputs`` those of which it keeps the input
     alone, and ``begun`` those between the two halves of a split backward. During a backward that runs the forward
     again, its micro-batches count in ``activations`` and in ``inputs``. ``carries`` counts the slices whose carry is
     kept, and ``carry_gradients`` the gradients of carries that wait for the backward of their slice. ``on_host`` counts
-    micro-batches whose activations are on the host, or on their way there or back; ``operands_on_host`` counts those
-    whose operands are, which the second half of a split backward needs.
+    micro-batches whose activations are on the host, or on their way there or back. ``operands_on_host`` counts those
+    whose operands, which the second half of a split backward needs, are there or on their way.
     """
 
     stage: Stage
@@ -71,7 +71,7 @@ KEPT_UNITS = (
 """The units of the numbers of a `Kept`, in their order; those of an `OnHost` are the last ones."""
 
 _Counts = tuple[int, ...]
-"""The numbers of a moment: those of all stages in the first unit, then those in the next unit, and so on."""
+"""The numbers of a moment in one row: those of all stages in the first unit, then those in the next unit, and so on."""
 
 Entry = TypeVar("Entry", Kept, OnHost)
 
@@ -84,7 +84,7 @@ class Sending(NamedTuple):
 
 
 class Receiving(NamedTuple):
-    """The buffers for messages that cross an edge: for each slot the most micro-batches of a message in it."""
+    """The slots for messages over an edge: ``slots[k]`` is the most micro-batches that a message in slot k has."""
 
     edge: Crossing
     slots: tuple[int, ...]
@@ -161,16 +161,16 @@ def fullest(header: Header, stages: Sequence[Stage], lane: Iterable[MoveStep], p
 def on_host(
     header: Header, stages: Sequence[Stage], lane: Iterable[MoveStep], period: int = 0
 ) -> tuple[tuple[OnHost, ...], ...]:
-    """The fullest moments in the memory of the worker's host; arguments as in `fullest`."""
+    """Returns the fullest moments (see `Holdings`) in the memory of the worker's host; arguments as in `fullest`."""
     return _not_exceeded(OnHost, stages, _moments(header, stages, lane, period, ON_HOST_UNITS))
 
 
 def _moments(
     header: Header, stages: Sequence[Stage], lane: Iterable[MoveStep], period: int, units: Sequence[Counted]
 ) -> Iterator[_Counts]:
-    """Yields what is kept at each moment before something is freed, if something was added since the moment before.
+    """Yields what a worker keeps, in ``units``, each time right before something is freed.
 
-    Of equal moments only the first is yielded.
+    Moments before which nothing was added since the last one are left out. Of equal moments only the first is yielded.
     """
     places = {key: place for place, key in enumerate(product(units, stages))}
     counts, yielded, grown = [0] * len(places), set[_Counts](), False
@@ -196,7 +196,10 @@ def _turn_of(micros: Sequence[int], period: int) -> int | Fraction:
 def _not_exceeded(
     entry: type[Entry], stages: Sequence[Stage], moments: Iterable[_Counts]
 ) -> tuple[tuple[Entry, ...], ...]:
-    """The moments that no other moment exceeds in every number, each once, in the order of their numbers."""
+    """Returns the moments that no other moment exceeds in every number, each once, as entries for each of ``stages``.
+
+    ``entry`` is the type of the entries. The moments are ordered by their numbers.
+    """
     front: list[_Counts] = []
     for moment in moments:
         if any(_covers(other, moment) for other in front):
@@ -216,7 +219,7 @@ def _covers(larger: _Counts, smaller: _Counts) -> bool:
 
 
 def _stashed(parts: LaneParts, updates: int) -> Iterator[tuple[WeightGroup, int, int]]:
-    """Yields the changes, for `repeated`, of the number of stashed versions of each group.
+    """Yields how stash and drop lines change the number of stashed versions of each group, as changes for `repeated`.
 
     ``updates`` is the number of updates in a turn of a stream; 0 if the lane has all operations.
     """
@@ -226,7 +229,7 @@ def _stashed(parts: LaneParts, updates: int) -> Iterator[tuple[WeightGroup, int,
 
 
 def _under_way(parts: LaneParts, period: int) -> Iterator[tuple[Crossing, int, int | Fraction]]:
-    """Yields the changes, for `repeated`, of the number of micro-batches that are on their way over each edge."""
+    """Yields how lines change the number of micro-batches on their way over each edge, as changes for `repeated`."""
     posted = ((place, send.message, 1) for place, send in parts.sends)
     waited_for = ((place, wait.message, -1) for place, wait in parts.wait_sends)
     for _, message, sign in merge(posted, waited_for, key=itemgetter(0)):

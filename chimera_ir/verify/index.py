@@ -1,4 +1,4 @@
-"""The flow of a program by places in its lanes, and numbers of its messages and sums that serve as list indices."""
+"""Numbers the messages and sums of a program, as indices of lists; finds what makes and takes each value."""
 
 from itertools import chain
 
@@ -11,7 +11,7 @@ Synchronisation = AllReduce | WaitAllReduce | Step
 
 
 def cells(program: Program) -> Flow:
-    """The flow of a complete and placed program, which names each operation by its place in its lane."""
+    """Returns the operations of a complete and placed program that make and take each value, by place in lane."""
     return Flow(program.header, chain.from_iterable(parts.computes for parts in program.parts))
 
 

@@ -28,7 +28,7 @@ from chimera_ir.ir.text.printer import line
 from chimera_ir.verify.copies import copies
 
 Needs = Callable[[Program], Mapping[Quantity, Sequence[int]]]
-"""A function that gives the bytes of each kind of memory that each worker of a program needs."""
+"""A function from a program to the bytes that it needs of each kind of memory, as a number for each worker."""
 
 _IN_BYTES = {Quantity.BYTES: BytesExceed, Quantity.HOST_BYTES: HostBytesExceed}
 

@@ -33,7 +33,7 @@ class HandOver(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MessagePlaces:
-    """The places of each message's lines in the lanes of its sender and receiver, and the lines that may be wrong.
+    """The places in lanes at which each message is sent, received and waited for, and the lines that may be wrong.
 
     ``sent`` and ``posted`` have the places of the send and of the receive, ``retired`` and ``arrived`` the places of
     the waits for these, each at the message's `key`; `ABSENT` without such a line. ``expected`` has the messages that
@@ -77,7 +77,7 @@ def _enter(
     *,
     at_start: bool,
 ) -> None:
-    """Enters the places of lines of one kind in ``where``, and the lines that may be wrong in ``places``.
+    """Enters the places of ``lines``, all of one type, in ``where``, and those that may be wrong in ``places``.
 
     ``peers`` has the worker that each line names, or None. ``at_start`` says that such lines are the sender's.
     """
@@ -211,7 +211,7 @@ def _hand_over(program: Program, cells: Flow, places: MessagePlaces, message: Me
 
 
 def _order(program: Program, worker: Worker, early: int, late: int) -> tuple[Span, Worker, str, str, Span]:
-    """The fields of a `LineTooEarly` diagnostic: the line at ``early`` must come after the one at ``late``."""
+    """Returns the fields of a diagnostic that the line at ``early`` of a lane must come after the line at ``late``."""
     first, second = program.lanes[worker][early], program.lanes[worker][late]
     return first.origin, worker, line(first, program.header), line(second, program.header), second.origin
 

@@ -14,7 +14,10 @@ from chimera_ir.ir.text.printer import kinds_line, line
 from chimera_ir.source import Span
 
 _Unknown = tuple[type[say.NoSuchOperation]] | tuple[type[say.NumberNotThere], str, int]
-"""A message about an operation that cannot exist, with the noun and the number of what does not exist."""
+"""The message that something about an operation does not exist.
+
+It is a type of message, alone or with the noun and the number of what does not exist.
+"""
 
 
 def placed(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
@@ -113,7 +116,7 @@ def _doubtful(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> I
 
 
 def _unknown(header: Header, worker: Worker, operation: Compute) -> _Unknown | None:
-    """The message about an operation that cannot exist; None if it can."""
+    """Returns the message that an operation cannot exist, on this worker or at all; None if it can."""
     if not 0 <= operation.stage < header.stages:
         return say.NumberNotThere, "stage", operation.stage
     if not 0 <= worker < header.workers:
@@ -130,7 +133,7 @@ def _unknown(header: Header, worker: Worker, operation: Compute) -> _Unknown | N
 
 
 def _unknown_version(header: Header, version: Version | None, *, named: bool) -> _Unknown | None:
-    """The message about a wrong version of an operation; None if it is right.
+    """Returns the message that an operation has a wrong version; None if the version is right.
 
     ``named`` says whether such an operation names a version in schemes without a flush; with a flush none does.
     """

@@ -63,7 +63,7 @@ class Differs(Exception):
 
 
 class ScriptRun(NamedTuple):
-    """The updates and micro-batches that a run of a script is about; calls about others are skipped.
+    """The updates and micro-batches of one run of a script; calls about others are skipped.
 
     In a script without a flush, the micro-batches are those from ``start`` to below ``micro_batches``, and the updates
     those that make the versions above ``start``, up to ``updates``. A script with a flush has the defaults: no call is
@@ -260,7 +260,7 @@ class RecordedStage(RecordedWeights):
             raise Differs(line, _call_text(self._header, self._operation(kind, micros), *arguments))
 
     def _expect_wait(self, kind: Kind, micros: Micros) -> None:
-        """Expects the line that waits for a move of memory."""
+        """Expects the line that waits for the move of memory of this kind, for these micro-batches."""
         if self._run.has(micros):
             self._expect(ops.WaitMove(kind, _micros(group_of(micros)), self._stage))
 

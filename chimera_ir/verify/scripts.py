@@ -88,7 +88,10 @@ def _place(frame: FrameType) -> CallPlace:
 def _noted(
     program: Program, by_worker: Iterable["WorkerScript"], note: Callable[[FrameType], _Note]
 ) -> Iterator[list[_Note]]:
-    """Runs each worker's training function; yields what ``note`` returns for its frame at each instruction."""
+    """Runs each worker's training function; yields the notes taken at the instructions of its lane.
+
+    A note is what ``note`` returns for the frame of the script that asks for the instruction.
+    """
     for script, lane in zip(by_worker, program.lanes, strict=True):
         notes = list[_Note]()
         assert not [*script.trained(_with_callers(lane, script.name, note, notes))]
@@ -103,9 +106,9 @@ def script_name(worker: int) -> str:
 def _with_callers(
     lane: Iterable[Instruction], name: str, note: Callable[[FrameType], _Note], notes: list[_Note]
 ) -> Iterator[Instruction]:
-    """Yields a lane's instructions, and notes which code in file ``name`` asks for each.
+    """Yields the instructions of a lane to a running script, and adds a note on each to ``notes``.
 
-    What ``note`` returns for the frame of that code is added to ``notes``.
+    A note is what ``note`` returns for the frame, in the file ``name``, that asks for the instruction.
     """
     for instruction in lane:
         frame = currentframe()
@@ -175,7 +178,10 @@ class WorkerScript:
 
 
 def _functions(name: str, text: str) -> dict[str, Callable[..., None]]:
-    """The functions of a script by name; raises `Differs`, and runs nothing, for names that scripts do not need."""
+    """Returns the functions of a script by name.
+
+    Raises `Differs`, and runs nothing, if the script uses names that scripts do not need.
+    """
     code = compile(text, name, "exec", dont_inherit=True)
     foreign = next(_foreign(code), None)
     if foreign is not None:

@@ -32,10 +32,10 @@ class Transport(Enum):
 
 
 def awaited(program: Program) -> list[tuple[int, ...]]:
-    """Lists, for each instruction, the others that it waits for, apart from the one before it in its lane.
+    """Returns for each instruction the others that it waits for, apart from the one before it in its lane.
 
-    Instructions are indices, counted lane by lane. A wait of a message waits until both of its ends are posted, a wait
-    of a sum until all of its workers launch it.
+    Instructions are numbered lane by lane. A wait of a message waits until both of its ends are posted, a wait of a sum
+    until all of its workers launch it.
     """
     # The posts of each message, by its key, and behind them the launches of each sum.
     header = program.header
@@ -60,7 +60,7 @@ def awaited(program: Program) -> list[tuple[int, ...]]:
 
 
 def replay(program: Program, until: Sequence[int] | None = None) -> Played:
-    """Plays the lanes as far as they get, or as far as ``until`` cuts each.
+    """Plays the lanes as far as they get or, if ``until`` is given, each at most to its place there.
 
     Posting never blocks and no event is undone, so each lane gets equally far whatever the order of playing. The
     program has no errors by the rules "messages" and "gradients"; on directed queues it must also send and receive in

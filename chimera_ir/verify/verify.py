@@ -183,7 +183,10 @@ def verify_operations(schedule: Schedule) -> Findings:
 
 
 def _schedule_findings(schedule: Schedule, plan: Plan | None, *, of_program: bool) -> tuple[Findings, Net | None]:
-    """The findings of the rules on a schedule, without the rule "repeats", and its net if placed and complete."""
+    """Returns what the rules find in a schedule, and its net, or None if it is not placed and complete.
+
+    The rule "repeats" is left out. ``plan`` and ``of_program`` are as in `verify_schedule`.
+    """
     # The other rules need a micro-batch to meet every stage once, on the worker that holds the stage.
     findings = verify_operations(schedule)
     if findings.errors:
@@ -310,14 +313,14 @@ def schedule_in(level: Schedule | ScheduleStream | Program | ProgramStream) -> S
 
 
 def _messages(program: Program) -> Findings:
-    """The part of the rule "channels" that concerns each lane by itself: messages and their slots."""
+    """Checks the part of the rule "channels" that concerns each lane by itself: messages and their slots."""
     in_lanes = cells(program)
     where = places(program, in_lanes)
     return check("channels", messages(program, in_lanes, where), slots(program, in_lanes, where))
 
 
 def _updates(program: Program) -> Findings:
-    """Applies "gradients" and "versions"; the second needs correct steps to know which version exists when."""
+    """Checks the rule "gradients", then "versions", which needs correct steps to know which version exists when."""
     streams = program.header.steps_inside
     sums = apply(Rule.GRADIENTS, gradients(program))
     if streams and sums.errors:

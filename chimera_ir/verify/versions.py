@@ -62,7 +62,7 @@ def _one_version(header: Header, worker: Worker, parts: LaneParts) -> Iterator[D
 
 
 def differing(schedule: Schedule) -> Iterator[Diagnostic]:
-    """Yields operations, in a stream, that read another version than the forward of their micro-batch on the stage."""
+    """Yields operations of a stream that read another version than the forward of their micro-batch on the stage."""
     for lane in map(singles, schedule.lanes):
         forwards = {
             (micro, operation.stage): operation
@@ -105,7 +105,7 @@ def ties(schedule: Schedule) -> Iterator[Diagnostic]:
 
 
 class _Walk:
-    """Goes along a lane and keeps track of the versions that exist.
+    """Walks along a lane, and keeps track of the weight versions that exist.
 
     ``_newest`` is the newest version of each group, ``_stashed`` are the older ones that exist, and ``_lacking`` those
     whose absence is reported already.

@@ -1,4 +1,4 @@
-"""Words that several rules share: for messages, sums and workers."""
+"""Words for messages, sums and workers, which several rules use in diagnostics."""
 
 from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Header
