@@ -46,7 +46,10 @@ _HOMES = {
     "Source": "source",
     "sweep": "sweeps.sweep",
 }
-"""The module of each public name; imported when the name is first used, so that ``import chimera_ir`` is cheap."""
+"""Maps each public name to the module that defines it.
+
+The module is imported when the name is first used, so that ``import chimera_ir`` is cheap.
+"""
 
 
 def __getattr__(name: str) -> object:

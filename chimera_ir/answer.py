@@ -1,4 +1,4 @@
-"""The answer to a call of chimera compile, made from the levels of a compilation or read back from the cache."""
+"""Makes the answer to a call of chimera compile from the levels of a compilation, or reads it back from the cache."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -35,7 +35,7 @@ ENDINGS: Mapping[Level | None, str] = {
     Level.AST: ".chim",
     **dict.fromkeys((Level.PLAN, Level.SCHEDULE, Level.PROGRAM, Level.EVALUATION), ".sir"),
 }
-"""The file ending of each level whose text chimera compile can read back."""
+"""Maps each level whose text chimera compile can read back to the ending of a file with such a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The text for standard output, the files to write (None for a single level), and warnings, ready to be shown."""
+    """The result of a call of chimera compile, ready to be shown: ``printed`` is the text for standard output.
+
+    ``output`` has the files to write, None if a single level was asked for; ``warnings`` are their whole texts.
+    """
 
     warnings: tuple[str, ...]
     printed: str
@@ -67,7 +70,7 @@ class Answer:
 
 
 def read(text: str | bytes) -> Answer | None:
-    """The answer in a text of `Answer.as_json`; None for any other text."""
+    """Returns the answer that `Answer.as_json` has written as ``text``; None for any other text."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):

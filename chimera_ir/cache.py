@@ -1,4 +1,4 @@
-"""Answers of earlier calls, kept as text files named after everything that determines them.
+"""Keeps the answers to calls of chimera compile, as text files named after everything that determines an answer.
 
 An answer is determined by the question (the text and every option), the appearance of standard output, and the
 compiler: the contents of all its files, the libraries that it uses, Python. So no answer is ever out of date. The
@@ -29,10 +29,13 @@ LIMIT = 256 * 2**20
 """The most bytes that are kept; the answers that were used least recently are dropped first."""
 
 WORTHWHILE = 0.3
-"""Seconds of processor time, about what the start of the program takes; answers that were made faster are not kept."""
+"""Seconds of processor time that making an answer must take for it to be kept, about those of the program's start."""
 
 SETTLED = 10.0
-"""Seconds. A file of the compiler that changed more recently may have changed after it was loaded: nothing is kept."""
+"""Seconds for which all files of the compiler must have been unchanged, or else no answer is kept.
+
+A file that changed more recently may have changed after it was loaded.
+"""
 
 LIBRARIES = ("click", "jinja2", "lark", "networkx", "pygments", "rich")
 
@@ -40,9 +43,10 @@ _OURS = re.compile(r"[0-9a-f]{64}(\.json|\.\w+\.part)")
 
 
 def recall(question: Callable[[], str], make: Callable[[], Answer]) -> Answer:
-    """Returns the answer that an earlier call kept; without one, calls ``make`` and keeps its answer if that took long.
+    """Returns the answer that an earlier call kept; without one, calls ``make`` and returns its answer.
 
-    ``question`` is called before and after ``make``: if its text or the compiler changed meanwhile, nothing is kept.
+    That answer is kept if it took long to make. ``question`` is called before and after ``make``: if its text or the
+    compiler changed meanwhile, nothing is kept.
     """
     directory = _directory()
     key = None if directory is None else _key(question())
@@ -61,7 +65,10 @@ def recall(question: Callable[[], str], make: Callable[[], Answer]) -> Answer:
 
 
 def _directory() -> Path | None:
-    """Directory that `VARIABLE` names, or one in the user's cache; None if no answers are kept or there is no home."""
+    """Returns the directory that `VARIABLE` names or, without it, one in the user's cache.
+
+    The result is None if the variable is empty, or the user has no home.
+    """
     named = os.environ.get(VARIABLE)
     if named is not None:
         return Path(named) if named else None
@@ -73,7 +80,7 @@ def _directory() -> Path | None:
 
 
 def _key(question: str) -> str | None:
-    """A digest of the question and the compiler; None if a file of the compiler has just changed."""
+    """Returns a digest of the question and the compiler; None if a file of the compiler changed within `SETTLED`."""
     now = time.time()
     try:
         libraries = [metadata.version(name) for name in LIBRARIES]

@@ -1,4 +1,7 @@
-"""The schedule that a report compares with: the library's baseline, or the text of the request, at the same size."""
+"""Finds the schedule that a report compares with: the library's baseline, or the text that the request names.
+
+It is compiled for the same number of workers and of micro-batches.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,7 +43,10 @@ def plain_request(request: Request, header: Header) -> Request:
 
 
 def plain(request: Request, known: Schedule) -> Schedule:
-    """The baseline's schedule at the size of ``known``, the request's schedule; ``known`` itself if it is that one."""
+    """Returns the baseline's schedule for as many workers and micro-batches as ``known`` has.
+
+    ``known`` is the request's schedule; if that is the baseline's itself, it is returned.
+    """
     from chimera_ir.elaborate.elaborate import elaborate
     from chimera_ir.lower.order import order
     from chimera_ir.syntax.parser import parse
@@ -55,9 +61,9 @@ def plain(request: Request, known: Schedule) -> Schedule:
 
 
 def opposing(request: Request, header: Header) -> Request:
-    """The request for the schedule that the report compares with, at the size of ``header``.
+    """Returns the request for the schedule that the report compares with.
 
-    Raises as `plain_request` and `request_against` do.
+    It is for as many workers and micro-batches as ``header`` has. Raises as `plain_request` and `request_against` do.
     """
     if not request.opposes:
         return plain_request(request, header)
@@ -125,12 +131,11 @@ def _fitting(against: Source, like: Header, max_operations: int) -> Mapping[str,
 def fitting(
     scheme: "Scheme", like: Header, max_operations: int, fixed: Mapping[str, int] | None = None
 ) -> Mapping[str, int] | Rejected | None:
-    """The fewest settings that, with those that are ``fixed``, give a scheme the size of a header.
+    """Returns settings with which a scheme has as many workers with stages, and as many micro-batches, as ``like``.
 
-    The size is the number of workers that have stages, and the number of micro-batches.
-
-    Parameters that both schemes have keep the value of the header's scheme, if that is possible. If no settings fit,
-    the result is the first rejection of the scheme at one of the tried sizes, or None if it was never rejected.
+    They are as few as possible, in addition to those that are ``fixed``. Parameters that both schemes have keep the
+    value of the header's scheme, if that is possible. If no settings fit, the result is the first rejection of the
+    scheme at one of the tried sizes, or None if it was never rejected.
 
     Examples
     --------
@@ -183,9 +188,10 @@ def same_placement(request: Request, schedule: Schedule) -> Iterator[tuple[str, 
 
 
 def _candidates(names: Sequence[str], like: Header) -> Iterator[Mapping[str, int]]:
-    """Yields settings to try: none, then one of ``names`` set to the workers or micro-batches, then two set to both.
+    """Yields settings to try: none, one parameter set to the number of workers or of micro-batches, then two.
 
-    Each is first tried with the values that ``like`` has for the other ``names``.
+    Of two parameters one is set to each number. ``names`` are the parameters. Each is first tried with the values that
+    ``like`` has for the other ``names``.
     """
     sizes = _sizes(like)
     shared = {name: value for name, value in like.parameters if name in names}

@@ -111,7 +111,7 @@ class Compilation:
 
     @property
     def schedule(self) -> Schedule | ScheduleStream:
-        """The compute operations of each worker in the order in which it runs them; without a flush, of one turn."""
+        """The compute operations of each worker, in the order in which it runs them; of a stream, those of one turn."""
         return self._checked.level
 
     @property
@@ -181,7 +181,7 @@ class Compilation:
 
     @_level
     def graph(self) -> "OrderGraph":
-        """The problem of ordering the operations, for other programs to search; of a stream, its shown updates."""
+        """The problem of ordering the operations, for other programs to solve; of a stream, the problem of its view."""
         from chimera_ir.orders.graph import graph_of
 
         return graph_of(self.schedule, self._durations)
@@ -225,7 +225,10 @@ class Compilation:
 
     @_level
     def forecast(self) -> "Forecast | None":
-        """Conditions of the prediction, None without a profile; layers are split so that declared byte bounds hold."""
+        """The profile, cluster and sizes that the prediction is made from; None without a profile.
+
+        Layers are split into stages such that declared bounds in bytes hold.
+        """
         entry, forecast = self._entry, self.request.forecast
         level = entry if isinstance(entry, Program | ProgramStream) else self.schedule
         return forecast.within_bounds(level) if forecast else None
@@ -296,7 +299,7 @@ class Compilation:
 
     @property
     def comments(self) -> str:
-        """Comments above a text, which say how a search found its order; empty without a search."""
+        """The comments above a text, which say how a search found its order; empty if none was searched."""
         return self.improvement.comments if self.improvement else ""
 
     @_level
@@ -342,7 +345,7 @@ class Compilation:
         return f"<Compilation of {self.request.source.name}{settings}>"
 
     def _repr_html_(self) -> str:
-        """HTML for a notebook: the page in a frame, or that of a mistake in the text; the message of another error."""
+        """HTML for a notebook: the page in a frame, also for a mistake in the text; for any other error its message."""
         from chimera_ir import notebook
 
         try:
@@ -382,12 +385,12 @@ class Compilation:
 
     @_level
     def _durations(self) -> "Durations":
-        """Durations of operations: those of the profile or, without one, the costs of the request."""
+        """The time that each operation takes: by the profile or, without one, by the costs of the request."""
         return (self.forecast or self.request.costs).durations(self._header)
 
     @property
     def _communicators(self) -> Communicators:
-        """Communicators of the evaluation: for a program's text the fewest that let it finish, else the request's."""
+        """The communicators of the evaluation: for a program's text the fewest with which it ends, else the request's."""
         if isinstance(self._entry, Program | ProgramStream):
             blocked = self.verified.blocked(Communicators.PAIR)
             return Communicators.DIRECTED if blocked else Communicators.PAIR
@@ -474,7 +477,10 @@ class Compilation:
         return assembly.page(unproven.document(error, self.request.source, level))
 
     def _baseline(self) -> tuple[Schedule, tuple[int, ...] | None]:
-        """The schedule that the report compares with, and how many weights each worker keeps (None: one per stage)."""
+        """The schedule that the report compares with, and the weights that each of its workers keeps, in M_theta.
+
+        The second is None where a worker keeps the weights of each of its stages once.
+        """
         from chimera_ir import comparison
 
         request, header = self.request, self.schedule.header

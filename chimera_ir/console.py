@@ -15,7 +15,10 @@ _WIDE = 160
 
 
 def printed(draw: Callable[[Console], None]) -> str:
-    """Text that ``draw`` prints on a console like standard output (width, colours), lines without trailing blanks."""
+    """Returns the text that ``draw`` prints on a console as wide and as colourful as standard output.
+
+    Its lines have no trailing blanks.
+    """
     text = io.StringIO()
     console = _console(text)
     console.push_render_hook(_EscapeHook())

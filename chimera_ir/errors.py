@@ -44,7 +44,10 @@ class OptionError(CompileError):
 
 
 class WrongOption(OptionError):
-    """An option that does not go with what is compiled; the message is its name in `Options`, then ``problem``."""
+    """An option that does not go with what is compiled.
+
+    The message is the option's name, as in `Options`, and ``problem``.
+    """
 
     def __init__(self, option: str, problem: str) -> None:
         self.option, self.problem = option, problem

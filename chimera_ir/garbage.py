@@ -7,7 +7,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Context in which the garbage collector is off: the objects that a pass makes stay in use and hold no cycles."""
+    """Context in which the garbage collector is off; a pass has no use for it.
+
+    The objects that a pass makes stay in use, and do not refer to each other in cycles.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

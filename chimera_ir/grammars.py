@@ -15,7 +15,7 @@ from chimera_ir.resources import grammar
 
 
 def parser_of(name: str, more: str = "", **options: object) -> Lark:
-    """The parser of the grammar file ``name`` with the lines ``more`` behind it; further ``options`` are lark's.
+    """Returns the parser of the grammar file ``name``, with the lines ``more`` added; ``options`` are those of lark.
 
     The parser's tables take longer to compute than most texts take to parse, so they are written to a file. They are
     computed again if the lines, the options, lark or Python have changed, or the file is damaged. Options are compared

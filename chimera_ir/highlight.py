@@ -27,17 +27,20 @@ _COLORS = {
     token.String: ("green", "green"),
     token.Comment: ("brightblack", "brightblack"),
 }
-"""Colours on a light and on a dark background, chosen from a terminal's sixteen to be legible on both."""
+"""The colours of each sort of word, on a light and on a dark background.
+
+They are chosen from a terminal's sixteen to be legible on both.
+"""
 
 
 def literals(name: str) -> list[str]:
-    """The words and signs that a grammar has between quotation marks, the longest first."""
+    """Returns the words and signs that stand between quotation marks in a grammar, the longest first."""
     quoted = {match[1] for match in _LITERAL.finditer(grammar(name).read_text(encoding="utf-8")) if match[1]}
     return sorted(quoted, key=lambda literal: (-len(literal), literal))
 
 
 def keywords(name: str) -> list[str]:
-    """The words among the literals of a grammar that have two letters or more."""
+    """Returns the words of two letters or more among the `literals` of a grammar."""
     return [literal for literal in literals(name) if re.fullmatch("[a-z_]{2,}", literal)]
 
 

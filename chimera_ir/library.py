@@ -1,4 +1,4 @@
-"""The library: schemes by name, those that come with the compiler and those of further directories.
+"""Finds schemes by name in the library: those that come with the compiler, and those of further directories.
 
 A directory of schemes has files NAME.chim, and may have a ``library.toml`` that says what a plan tries for their
 parameters. The further directories are those that the user names, then those of the environment variable. A name that
@@ -38,7 +38,10 @@ Further = Sequence[Path]
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A schedule of the literature: its names there, the library's scheme for it, if any, and a few words on it."""
+    """A schedule of the literature: the names that it has there, and a few words on ``what`` it is.
+
+    ``scheme`` is the library's scheme for it, None if there is none.
+    """
 
     names: tuple[str, ...]
     scheme: str | None
@@ -117,7 +120,10 @@ def parameters(name: str, directories: Further = ()) -> str:
 
 
 def alias(name: str, directories: Further = ()) -> tuple[str, str] | None:
-    """The scheme that the literature calls ``name``, or that differs in spelling only, with a sentence that says so."""
+    """Returns the library's scheme that ``name`` stands for in the literature, and a sentence that says so.
+
+    ``name`` may also differ from the scheme's own name in spelling. The result is None if no scheme is meant.
+    """
     known = _known_as(name)
     if known and known.scheme:
         return known.scheme, f"'{name}' is {known.scheme} here: {known.what}"
@@ -135,7 +141,7 @@ def _known_as(name: str) -> Known | None:
 
 
 def missing(name: str, directories: Further = ()) -> str:
-    """The message that the library has no scheme of this name, with a name that may be meant."""
+    """Returns the message that the library has no scheme of this name, and which name may be meant instead."""
     if known := _known_as(name):
         return f"the library does not have '{name}': {known.what}"
     for path in chain.from_iterable(_files(directories).values()):
@@ -162,9 +168,9 @@ def called(scheme: str) -> str:
 
 
 def stated(text: Source) -> Mapping[str, object]:
-    """The values that a plan tries for a library scheme's parameters, from the ``library.toml`` next to it.
+    """Returns the values that a plan tries for each parameter of a library scheme, by the parameter's name.
 
-    The result is empty for any other text.
+    The ``library.toml`` next to the scheme gives them. The result is empty for any other text.
 
     Raises `UnreadableText` if the ``library.toml`` is not written as it should be.
     """
@@ -229,5 +235,8 @@ def _known() -> tuple[Known, ...]:
 
 
 def _plain(name: str) -> str:
-    """The letters and digits of a name in lower case, without the word ``schedule`` with which class names begin."""
+    """Returns the letters and digits of a name in lower case, without the word ``schedule`` at its start.
+
+    Names of classes begin with this word.
+    """
     return "".join(character for character in name.lower() if character.isalnum()).removeprefix("schedule")

@@ -22,7 +22,10 @@ class Requested(Protocol):
 
 
 def level(make: Callable[[C], T]) -> cached_property[T]:
-    """Decorator: a property made once, without the garbage collector; raises `TextError` if it is rejected."""
+    """Decorator: makes ``make`` a property that is computed once, without the garbage collector.
+
+    If ``make`` raises `Rejected`, the property raises `TextError`.
+    """
 
     @wraps(make)
     def made(compilation: C) -> T:

@@ -34,7 +34,7 @@ Cost = int | float | str | Fraction
 """A duration as the user writes it; a text may have one for each slice of a micro-batch: ``"2,3,4,5"``."""
 
 Spell = Callable[[str], str]
-"""Returns an option as the user writes it (``--recompute``), given its name in `Options`."""
+"""Returns the name by which the user knows an option, such as ``--recompute``, given its name in `Options`."""
 
 SEARCHED = (Quantity.ACTIVATIONS.value, Quantity.HOST.value)
 """The quantities of memory that a search can limit."""
@@ -189,7 +189,10 @@ class Options:
         return tuple((Quantity(name), limit) for name, limit in self.memory.items())
 
     def budget(self, spell: Spell = str) -> SearchBudget | None:
-        """The budget of the search, None without one; raises `OptionError` if its options are given without it."""
+        """Returns how long and with which seed to search, None without a search.
+
+        Raises `OptionError` if options of a search are given without ``search``.
+        """
         if self.search is not None:
             return SearchBudget(self.search, self.seed)
         if conflicting := self.memory or self.seed:
@@ -342,7 +345,8 @@ def read_inputs(profile: str | PathLike[str], cluster: str | PathLike[str], spel
 def _cost_texts(name: str, by_kind: object, example: str, part: str) -> Iterator[tuple[str, str]]:
     """Yields each kind with its costs as the command line has them (``2,3``); raises `OptionError` for other values.
 
-    ``part`` says what a list of costs has one for, a slice or a stage.
+    ``name`` is the option, ``example`` a right value for the message. ``part`` says what a list of costs has one for, a
+    slice or a stage.
     """
     if not isinstance(by_kind, Mapping):
         raise OptionError(f"{name} is {by_kind!r:.60}: write them as in {example}")
@@ -375,5 +379,5 @@ def _names_stage(value: object) -> bool:
 
 
 def _is_in(value: Any, most: int | None = None) -> bool:
-    """Whether a value is an integer of at least 1 and at most ``most``."""
+    """Whether a value is an integer of at least 1 and, unless ``most`` is None, at most ``most``."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1 and (most is None or value <= most)

@@ -196,7 +196,10 @@ def _replace(target: Path, files: Mapping[str, str], manifest: str) -> None:
 
 
 def _settle(target: Path, committed: Path, manifest: str) -> None:
-    """Removes the files that ``manifest`` lists and moves in those in ``committed``, also after an interruption."""
+    """Finishes what a writer began: removes the files that ``manifest`` lists, and moves in those in ``committed``.
+
+    It may have been interrupted at any point before.
+    """
     if _is_file(committed / manifest):
         ours, fresh = _listed(target / manifest), _listed(committed / manifest)
         waiting = {name for name in fresh if os.path.lexists(committed / name)}

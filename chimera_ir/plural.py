@@ -28,7 +28,7 @@ def listed(things: Iterable[object], conjunction: str = "and") -> str:
 
 
 def and_more(count: int) -> str:
-    """Words behind one thing that stands for ``count`` equal ones; empty for a single one.
+    """Returns words to be added to one thing that stands for ``count`` equal ones; empty if that is one.
 
     Examples
     --------

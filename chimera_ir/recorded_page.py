@@ -1,4 +1,4 @@
-"""The page of a recorded run: its program with the measured lanes and, if it ended early, where every rank stopped.
+"""Makes the page of a recorded run: its program with measured lanes and, if it ended early, where ranks stopped.
 
 A run that ended early without a trace has a page without measured lanes.
 """
@@ -34,7 +34,7 @@ from chimera_ir.trace.trace_files import PROGRAM, BadTrace, Trace
 
 
 class StoppedPage(NamedTuple):
-    """A page, and where the ranks stopped that it shows."""
+    """The page of a run that ended early, and the places at which the ranks stopped, as the page shows them."""
 
     page: str
     stops: Sequence[StoppedRank]
@@ -94,7 +94,10 @@ def _page(what: str, text: str, compilation: Compilation, schedule: ShownSchedul
 def _schedule(
     compilation: Compilation, trace: Trace, lanes: Sequence[Lane], comparison: TraceComparison | None
 ) -> ShownSchedule:
-    """The schedule in the setting of the prediction or, without one, of the run itself, which has no sizes in bytes."""
+    """Returns the schedule that the page shows, with the durations of the prediction.
+
+    Without a prediction they are the run's own, and there are no sizes in bytes.
+    """
     verified, source = compilation.verified, comparison.source if comparison else None
     setting = source.setting if source else _measured_setting(trace, lanes, comparison)
     events = events_of(verified.program, Charges(verified.program.header, setting))

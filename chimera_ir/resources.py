@@ -40,7 +40,7 @@ def schemes() -> Path:
 
 
 def everything() -> Iterator[Path]:
-    """Yields all files of the compiler, Python included, folder by folder, each folder sorted by path."""
+    """Yields all files of the compiler, those in Python included, folder by folder, each folder sorted by path."""
     for folder in (_PACKAGE, _folder("grammar"), templates(), runtime()):
         yield from sorted(
             Path(place, name)

@@ -20,7 +20,7 @@ ENDINGS = (".chim", ".sir", ".csv")
 """The endings of the names of texts: a scheme, an IR text, a schedule of torch.distributed.pipelining."""
 
 PATIENCE = 2.0
-"""Seconds to wait for the first byte of a pipe, which may have no writer."""
+"""Seconds to wait for the first byte of a pipe of the system, which may have nobody who writes to it."""
 
 _PART = 2**20
 _IR = re.compile(r"(?:\s|#.*+)*+(?:plan|schedule|program)\b")
@@ -97,7 +97,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A scheme or IR text with its name for the user; ``origin`` stands before it if it is no file of the user."""
+    """A text with its ``name`` for the user; ``origin`` stands before the name if the text is no file of the user."""
 
     name: str
     text: str
