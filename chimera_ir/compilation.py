@@ -225,10 +225,7 @@ class Compilation:
 
     @_level
     def forecast(self) -> "Forecast | None":
-        """The profile, cluster and sizes that the prediction is made from; None without a profile.
-
-        Layers are split into stages such that declared bounds in bytes hold.
-        """
+        """Profile, cluster and sizes for the prediction, None without a profile; its split of layers keeps byte bounds."""
         entry, forecast = self._entry, self.request.forecast
         level = entry if isinstance(entry, Program | ProgramStream) else self.schedule
         return forecast.within_bounds(level) if forecast else None
@@ -390,7 +387,7 @@ class Compilation:
 
     @property
     def _communicators(self) -> Communicators:
-        """The communicators of the evaluation: for a program's text the fewest with which it ends, else the request's."""
+        """The communicators of the evaluation: for a program's text the fewest that let it end, else the request's."""
         if isinstance(self._entry, Program | ProgramStream):
             blocked = self.verified.blocked(Communicators.PAIR)
             return Communicators.DIRECTED if blocked else Communicators.PAIR
