@@ -1,4 +1,4 @@
-"""The content of program.json: what the runtime must know of a program; `compiled_program.py` there reads it."""
+"""Makes program.json: what the runtime must know of a program; `compiled_program.py` there reads it."""
 
 import json
 from collections import Counter
@@ -26,7 +26,10 @@ Facts = dict[str, Any]
 
 
 def facts(verified: Verified, evaluation: Verified) -> Facts:
-    """The content of program.json without the digest of the program; ``evaluation`` has the forwards alone."""
+    """Returns the content of program.json, but for the digest of the program.
+
+    ``verified`` is the program that trains, ``evaluation`` that of the forwards alone.
+    """
     program = verified.program
     header = program.header
     turns = runnable_turns(verified.level) if isinstance(verified.level, ProgramStream) else []
@@ -75,7 +78,7 @@ def _lines(value: Any) -> str:
 
 
 def _kinds(program: Program) -> list[str]:
-    """The letters of the kinds of the program's operations that need a time in a rehearsal, in table order.
+    """Returns the letters of the kinds, in table order, whose operations need a time when the program is rehearsed.
 
     Recomputation is left out: unless it has a time of its own, that of the backward includes it.
     """
@@ -90,14 +93,15 @@ def _stages(program: Program, has: Callable[[Compute], bool]) -> list[int]:
 
 
 def _links(program: Program) -> list[tuple[int, int]]:
-    """The pairs of workers, sender and receiver, between which messages go."""
+    """Returns the pairs (sender, receiver) of workers between which messages go."""
     return sorted({(worker, int(send.to)) for worker, parts in enumerate(program.parts) for send in parts.sends.lines})
 
 
 def _reads(header: Header, turns: Sequence[RunnableTurn]) -> list[list[tuple[int, int]]]:
-    """The versions that the micro-batches of a turn read, by stage, as runs of (offset, count); empty with a flush.
+    """Returns for each stage the versions that the micro-batches of a turn read, in order; empty with a flush.
 
-    An offset is a version minus the number of updates before the turn.
+    They are runs (offset, count): the next ``count`` micro-batches read the version that is ``offset`` more than the
+    number of updates before the turn.
     """
     offsets: dict[tuple[int, int], int] = {}
     lines = [line for runnable in turns for line in runnable.turn.instructions]
@@ -160,7 +164,7 @@ def _moving(program: Program) -> Facts:
 
 
 def _evaluation(evaluation: Verified, worker: Worker) -> Facts:
-    """The facts of a worker's forwards alone: the receive buffers by stage, and the links."""
+    """Returns what program.json says of a worker's forwards alone: receive buffers by stage, and links."""
     used, receiving = links(evaluation.program.parts[worker]), evaluation.holdings[worker].receiving
     return {
         "slots": {str(stage): slots for stage, slots in sorted((target, slots) for (_, target, _), slots in receiving)},
@@ -182,10 +186,11 @@ def _turns(header: Header, runnable: RunnableTurn) -> tuple[Facts, dict[WeightGr
 
 
 def _loaded(header: Header, worker: Worker, neighbours: Sequence[Sequence[Stage]]) -> list[tuple[int, int]]:
-    """The whole micro-batches, as runs, for which the worker runs a stage that has no ``neighbours``.
+    """Returns the whole micro-batches of which the worker needs inputs, or targets, from the dataset, as runs.
 
-    ``neighbours[s]`` are the stages that feed stage s, and a stage without any takes inputs of the dataset; or they are
-    the stages that stage s feeds, and a stage without any takes targets.
+    With the stages that feed stage s as ``neighbours[s]`` they are those for inputs: a stage that none feeds takes
+    inputs of the dataset. With the stages that stage s feeds they are those for targets, which a stage that feeds none
+    takes.
     """
     stages = [stage for stage, others in enumerate(neighbours) if not others]
     return runs(sorted({micro // header.parts for stage in stages for micro in _micros(header, worker, stage)}))

@@ -1,4 +1,4 @@
-"""Lanes as loops: repeated instructions are written once.
+"""Writes lanes with loops, so that instructions that repeat are written once.
 
 A script for a stream has one turn, which also serves warm-up and drain: its calls for updates outside the run do
 nothing. Other lanes consist of the pieces that `rolling` finds: a prologue, a loop over the steady state, an epilogue,
@@ -18,19 +18,22 @@ from chimera_ir.ir.text.printer import Numbers, absolute, numbered_line, numbers
 from chimera_ir.ir.turns import Initial, Ring, Turn, extent, lowest, served_update, shelf
 
 _COLUMN = 74
-"""The most characters of a statement whose comment is aligned with the others."""
+"""The most characters of a statement whose comment is aligned with those of the other statements."""
 
 _SCREEN = 120
 """The most characters of a line."""
 
 
 def counter(header: Header) -> str:
-    """The variable that counts a stream's turns by first update: ``m`` if updates have one micro-batch, else ``k``."""
+    """Returns the name of the variable that counts the turns of a stream, by the first update of each.
+
+    It is ``m`` if updates have one micro-batch, else ``k``.
+    """
     return "m" if header.per_update == 1 else "k"
 
 
 def turn_lines(scribe: Scribe, turn: Turn) -> Iterator[str]:
-    """The lines of a turn, relative to its first update and micro-batch."""
+    """Yields the lines of a script for a turn, with numbers relative to its first update and micro-batch."""
     header = scribe.header
     rings = {line.message: turn.rings[shelf(line.message)] for line in turn.instructions if isinstance(line, Recv)}
     notation = Notation(step=header.period, rings=rings, variable="m", counter=counter(header))
@@ -48,10 +51,10 @@ def turn_lines(scribe: Scribe, turn: Turn) -> Iterator[str]:
 
 
 def _in_step(loop: Loop, notation: Notation) -> bool:
-    """Whether one formula (`Notation.slot`) gives the slots of a loop's receives in every turn of ``notation``.
+    """Whether one formula (`Notation.slot`) gives the slots of a loop's receives in every round and in every turn.
 
     It does if each receive either never changes slots, or takes the next slot of the same ring with each micro-batch,
-    from round to round as from turn to turn.
+    from round to round of the loop as from turn to turn. ``notation`` has the rings of the turn.
     """
 
     def fits(ring: Ring, turn: Ring) -> bool:
@@ -84,7 +87,10 @@ def _loop(scribe: Scribe, loop: Loop, start: str, stop: str) -> Iterator[str]:
 
 
 def _first_micro(loop: Loop) -> Micro:
-    """The micro-batch from which a loop counts: that of its first forward, or of its first instruction."""
+    """Returns the micro-batch that the first round of a loop counts from: that of its first forward.
+
+    Without a forward it is that of the first instruction.
+    """
     computes = singles(line for line in loop.instructions if isinstance(line, Compute | Pair))
     forward = next((operation for operation in computes if operation.kind.opens), loop.instructions[0])
     return Micro(extent(forward).first)
@@ -93,7 +99,7 @@ def _first_micro(loop: Loop) -> Micro:
 def _commented(
     scribe: Scribe, instructions: Iterable[Instruction], numbers: Numbers, indented: int = 4
 ) -> Iterator[str]:
-    """Statements, each with its line of the program as a comment: on the same line or, if that is too long, above.
+    """Yields statements, each with its line of the program as a comment beside it or, if that is too long, above it.
 
     ``numbers`` write the comments; ``indented`` is how many blanks will stand before a line.
     """
@@ -105,7 +111,7 @@ def _commented(
 
 
 def _in_rounds(notation: Notation) -> Numbers:
-    """The numbers of a line relative to the round of a loop: ``B m-3 s0``."""
+    """Returns the functions that write numbers relative to the round of a loop, as in ``B m-3 s0``."""
     return Numbers(
         micro=lambda micro: notation.micros([micro]).replace(" ", ""),
         version=lambda version: f"v({notation.version(version)})".replace(" ", ""),
@@ -114,9 +120,10 @@ def _in_rounds(notation: Notation) -> Numbers:
 
 
 def reach(header: Header, turn: Turn, initials: Mapping[WeightGroup, Initial]) -> tuple[int, int]:
-    """Returns the first update of a run's first turn, and by how many updates its turns go on after the run.
+    """Returns from which update on, and how far beyond the end of a run, a worker's turns must begin.
 
-    The turns begin at the updates ``range(first, updates + behind, per_turn)``, where the run has ``updates`` updates.
+    The two numbers are ``first`` and ``behind``: the turns begin at the updates ``range(first, updates + behind,
+    per_turn)``, where the run has ``updates`` updates. ``initials`` is the result of `initial`.
     """
     step = header.per_turn
     served = [(served_update(header, line), lowest(initials, line)) for line in turn.instructions]

@@ -1,4 +1,4 @@
-"""The numbers in scripts: absolute where a lane is written out, relative to the round in a loop.
+"""Writes the numbers in scripts: as they are where a lane is written out, relative to the round in a loop.
 
 In a loop over m, ``m - 3`` is the third micro-batch before that of the round; slots and versions are written likewise.
 """
@@ -13,7 +13,7 @@ from chimera_ir.ir.turns import Ring
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """Python expressions for the numbers of an instruction.
+    """Writes the numbers of an instruction as Python expressions.
 
     In a loop they are relative to the round: ``variable`` stands for micro-batch ``micro``, and grows by ``step`` from
     round to round; ``counter`` stands for update ``update``; ``rings`` has the ring of each receive, by its message.

@@ -1,4 +1,4 @@
-"""The files of an output directory as text: templates filled with the values from `view`, and the facts of `facts`."""
+"""Makes the files of an output directory as text: templates filled from `view`, and program.json from `facts`."""
 
 from collections.abc import Mapping
 from functools import cache

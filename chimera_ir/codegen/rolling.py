@@ -1,4 +1,4 @@
-"""Search for the stretches of a lane that repeat, so that each can be a loop.
+"""Finds the stretches of a lane that repeat, so that each can be written as a loop.
 
 A stretch repeats if every instruction is the same as the one a fixed number of lines before it, except that all its
 micro-batches are later by the same number, and that a receive goes on in its ring: in slots that it takes round and
@@ -20,10 +20,10 @@ _ROUNDS, _SAVED = 4, 12
 """The fewest rounds of a loop, and the fewest lines that it has to save."""
 
 _LONG = 64
-"""The fewest lines of a part of a lane whose halves are searched if `_best` finds no loop in it."""
+"""The fewest lines of a part of a lane that, if `_best` finds no loop in it, is searched again in two halves."""
 
 _CANDIDATES = 24
-"""The most distances that are tried as the length of a round, for each slice of a micro-batch."""
+"""The most lengths of a round that are tried at a place; with slices, as many for each slice of a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,10 @@ class Straight:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """The instructions of the first of ``rounds`` rounds; in each further round micro-batches are ``step`` later.
+    """A piece of a lane that repeats: ``instructions`` are those of the first of ``rounds`` rounds.
 
-    ``rings`` has, by its message in the first round, the ring of slots that each receive goes round.
+    In each further round micro-batches are ``step`` later. ``rings`` has, by its message in the first round, the ring
+    of slots that each receive goes round.
     """
 
     instructions: tuple[ops.Instruction, ...]
@@ -83,9 +84,10 @@ def unrolled(piece: Piece) -> Iterator[ops.Instruction]:
 
 @dataclass(frozen=True, slots=True)
 class _Repetition:
-    """A candidate for a loop: from place ``start``, ``rounds`` times ``length`` lines, ``step`` micro-batches apart.
+    """A stretch of a lane that could be a loop: ``rounds`` rounds of ``length`` lines each, from place ``start`` on.
 
-    ``rings`` has the ring of each receive, by its place modulo ``length``.
+    From round to round micro-batches are ``step`` later. ``rings`` has the ring of slots of each receive, by its place
+    modulo ``length``.
     """
 
     start: int
@@ -101,12 +103,16 @@ class _Repetition:
 
     @property
     def saved(self) -> int:
-        """The lines that a loop saves."""
+        """The number of lines that a loop saves."""
         return self.length * (self.rounds - 1)
 
 
 class _NumberedLane:
-    """A lane as numbers: the kind and the first micro-batch of the instruction at each place, and slots by shelf."""
+    """A lane as lists of numbers: equal ``kinds`` at two places say that the lines there may repeat each other.
+
+    ``micros`` has the first micro-batch of each line, ``slots`` the number of slots of each shelf (all slots for one
+    edge).
+    """
 
     def __init__(
         self, header: Header, lane: Sequence[ops.Instruction], slots: Iterable[tuple[Shelf, int]] | None = None
@@ -126,7 +132,7 @@ class _NumberedLane:
             self.micros.append(micro or 0)
 
     def stretch(self, anchor: int, length: int, low: int, high: int) -> _Repetition | None:
-        """The longest stretch around place ``anchor`` that repeats every ``length`` lines; None if too short.
+        """Returns the longest stretch around place ``anchor`` that repeats every ``length`` lines; None if too short.
 
         It lies between the places ``low`` and ``high``.
         """
@@ -170,9 +176,10 @@ class _NumberedLane:
         return ring.later(first.slot, 1) == second.slot
 
     def _slots_around(self, place: int, length: int, step: int, most: int) -> tuple[list[Slot], bool]:
-        """Returns the slots of the receive at ``place`` in the rounds around it, and whether they are a circle.
+        """Returns the slots that the receive at ``place`` has in the rounds around it, and whether they are a circle.
 
-        They are a circle if the receive comes back to its slot after at most ``most`` rounds.
+        They are a circle if the receive comes back to its slot after at most ``most`` rounds. A round has ``length``
+        lines, and is ``step`` micro-batches later than the one before.
         """
         slots = [self._slot(place)]
         for by in (length, -length):
@@ -194,10 +201,10 @@ class _NumberedLane:
 
 
 def _ring(rounds: Sequence[Slot], circle: bool, slots: int) -> Ring | None:
-    """The ring of a receive whose slots in successive rounds are ``rounds``; None if they are on no ring.
+    """Returns the ring on which a receive takes the slots ``rounds``, one in each round; None if there is no such ring.
 
-    The shelf has ``slots`` slots. In a ``circle`` the first slot comes again after the last one. Then the ring may be
-    only a part of the shelf, from the lowest of these slots on, in which the receive takes slots at equal distances.
+    There are ``slots`` slots. In a ``circle`` the first slot comes again after the last one. Then the ring may have
+    only some of the slots, from the lowest of these on, in which the receive takes slots at equal distances.
     """
     following = [*pairwise(rounds), *([(rounds[-1], rounds[0])] if circle else [])]
     step = rounds[1] - rounds[0] if len(rounds) > 1 else 0
@@ -219,7 +226,10 @@ def _used(lane: Iterable[ops.Instruction]) -> dict[Shelf, int]:
 
 
 def _in_turn(lane: Iterable[ops.Instruction], slots: Mapping[Shelf, int]) -> set[Shelf]:
-    """The shelves whose slots a lane takes one after the other, round and round."""
+    """Returns the shelves whose slots a lane takes one after the other, round and round.
+
+    ``slots`` has the number of slots of each shelf.
+    """
     latest: dict[Shelf, Slot] = {}
     others: set[Shelf] = set()
     for instruction in lane:
@@ -232,9 +242,10 @@ def _in_turn(lane: Iterable[ops.Instruction], slots: Mapping[Shelf, int]) -> set
 
 
 def _kind(header: Header, instruction: ops.Instruction) -> tuple[object, int | None]:
-    """Returns a key of the line that is equal in all rounds, and its first micro-batch, or None if it never repeats.
+    """Returns a key of a line that is the same in every round of a loop, and the first micro-batch of the line.
 
-    The workers of neighbouring stages must be equal, too: with other workers an instruction uses other links.
+    The micro-batch is None if the line never repeats. The workers of neighbouring stages are in the key: with other
+    workers an instruction uses other links.
     """
     match instruction:
         case ops.Compute(kind, micros, stage, version=version):
@@ -302,7 +313,10 @@ def _pieces(lane: _NumberedLane, low: int, high: int) -> Iterator[Piece]:
 
 
 def _best(lane: _NumberedLane, low: int, high: int) -> _Repetition | None:
-    """The loop that saves most lines, of those through three places from ``low`` to ``high``; None without a loop."""
+    """Returns the loop that saves most lines between two places, None without one.
+
+    It is the best of those through three places from ``low`` to ``high``.
+    """
     best: _Repetition | None = None
     for part in (2, 1, 3):
         anchor = low + (high - low) * part // 4
@@ -318,7 +332,10 @@ def _best(lane: _NumberedLane, low: int, high: int) -> _Repetition | None:
 
 
 def _lengths(lane: _NumberedLane, anchor: int, high: int) -> Iterator[int]:
-    """Yields lengths of a round to try: distances from place ``anchor`` to lines of its kind, before ``high``."""
+    """Yields lengths of a round to try: the distances from the line at ``anchor`` to later lines that may repeat it.
+
+    These lines come before place ``high``.
+    """
     count = 0
     for place in range(anchor + 1, high):
         if lane.kinds[place] == lane.kinds[anchor]:

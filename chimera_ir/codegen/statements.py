@@ -1,10 +1,8 @@
-"""Python statements for the instructions of a lane.
+"""Writes the Python statement for each instruction of a lane.
 
-recv m2 s0->s1 from w0 into 0     in_s0_s1.irecv(2, into=0)
-wait recv m2 s0->s1               in_s0_s1.wait(2)
-F m2 s1                           stage1.forward(2, in_s0_s1.take(2))
-send m2 s1->s2 to w2              out_s1_s2.isend(2, stage1.outputs(2))
-wait send m2 s1->s2               out_s1_s2.wait(2)
+recv m2 s0->s1 from w0 into 0     in_s0_s1.irecv(2, into=0) wait recv m2 s0->s1               in_s0_s1.wait(2) F m2 s1
+stage1.forward(2, in_s0_s1.take(2)) send m2 s1->s2 to w2              out_s1_s2.isend(2, stage1.outputs(2)) wait send m2
+s1->s2               out_s1_s2.wait(2)
 """
 
 from collections.abc import Mapping
@@ -27,7 +25,7 @@ The letter is left out if the stages imply the value.
 
 @dataclass(frozen=True, slots=True)
 class LinkVariables:
-    """The variables of a worker's incoming and outgoing links, by route."""
+    """The variables for a worker's incoming and outgoing links: a name for each route."""
 
     incoming: Mapping[Route, str]
     outgoing: Mapping[Route, str]
@@ -39,7 +37,7 @@ def weights(group: WeightGroup) -> str:
 
 
 def links(parts: LaneParts) -> LinkVariables:
-    """The links that a lane uses, ascending.
+    """Returns the names of the links that a lane uses, in ascending order of their routes.
 
     A link is named after its stages, as in ``in_s0_s1``, and after its value if they do not imply it, as in
     ``in_z_s0_s1``. Links with the same stages and value are also named after the other worker, as in ``in_s0_s1_w2``.
@@ -71,7 +69,7 @@ _CALLS: dict[type[ops.Instruction], str] = {
     ops.Stash: "stash",
     ops.Drop: "drop",
 }
-"""The methods of a weight group for the lines of an update."""
+"""Maps each line about sums, steps and versions to the method of a weight group that does it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The values with which the templates of scripts are filled."""
+"""Collects the values with which the templates of scripts are filled."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ class BodyView:
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """The values of a rank's script: the bodies for an update (or a turn of a stream) and for an evaluation.
+    """The values for a rank's script; ``training`` is its body for an update (or a turn of a stream).
 
-    ``counting`` is a remark on how micro-batches are counted, ``counter`` is the variable that counts the turns of a
-    stream, and ``per_update`` is the number of micro-batches of an update.
+    ``evaluation`` is the body for an evaluation. ``counting`` is a remark on how micro-batches are counted, ``counter``
+    is the variable that counts the turns of a stream, and ``per_update`` is the number of micro-batches of an update.
     """
 
     worker: int
