@@ -50,7 +50,7 @@ _PLAIN: dict[str, Callable[..., ast.SyntaxNode]] = {
     "negation": ast.Not,
     "minus": ast.Minus,
 }
-"""Rules of the grammar whose nodes have the matched expressions as fields, in the order of the text."""
+"""Maps a rule of the grammar to the type of its node, if the node's fields are the rule's expressions, in order."""
 
 
 class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
@@ -184,12 +184,12 @@ def _word(token: Token) -> ast.Word:
 
 
 def _nodes(c: _Children) -> tuple[Any, ...]:
-    """The matches that are not tokens."""
+    """Returns those of the matches that are nodes, not tokens."""
     return tuple(child for child in c if not isinstance(child, Token))
 
 
 def _part(c: _Children, rule: str) -> _Children:
-    """The matches of a rule for which `_Builder` has no method; empty if the rule does not occur."""
+    """Returns the matches inside an optional rule, for which `_Builder` has no method; empty if it does not occur."""
     return next((child.children for child in c if isinstance(child, Tree) and child.data == rule), [])
 
 

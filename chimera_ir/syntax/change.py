@@ -1,4 +1,4 @@
-"""Clauses from the command line that replace clauses of every pipe."""
+"""Replaces clauses of every pipe of a scheme by those of the command line."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

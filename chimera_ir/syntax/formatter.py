@@ -136,13 +136,13 @@ def show_expression(expression: ast.Expression) -> str:
 
 
 def _show(expression: ast.Expression, place: int) -> str:
-    """The text of an expression, in brackets if it is looser than ``place``, the tightness that its place needs."""
+    """Returns an expression as text, in brackets if it is looser than ``place``, the tightness that its place needs."""
     tightness, text = _parts(expression)
     return text if tightness >= place else f"({text})"
 
 
 def _parts(expression: ast.Expression) -> tuple[int, str]:
-    """The tightness of an expression, and its text without brackets around it."""
+    """Returns how tightly an expression binds, as a number, and its text without brackets around it."""
     match expression:
         case ast.Integer(value):
             return _ATOM, str(value)

@@ -334,7 +334,7 @@ def _foreign(stop: Stop) -> Diagnostic | None:
 
 
 def _glued(stop: Stop) -> int | None:
-    """The position of a name right after a value, which the parser took for an operation's letter; None without one."""
+    """Returns the position of a name right after a value, which the parser took for an operation; None without one."""
     if stop.accepted == {"LPAR"}:
         at = stop.position - 1
     elif stop.open_brackets and stop.open_brackets[-1] == "(":

@@ -87,7 +87,10 @@ def parse(source: Source) -> ast.Scheme:
 
 
 class _Rest(NamedTuple):
-    """The tokens without the lines that have a mistake, and the position at which the last such line began."""
+    """The tokens of a text without the lines that have a mistake.
+
+    ``start`` is the position at which the last such line began.
+    """
 
     tokens: list[Token]
     start: int
@@ -123,7 +126,7 @@ def _require_shallow_brackets(tokens: list[Token]) -> None:
 
 
 def _require_shallow(tree: Tree[Token]) -> None:
-    """Raises if a formula has too many levels, without recursion."""
+    """Raises `Rejected` if a formula is nested too deeply; the check itself does not recurse."""
     level = [tree]
     for _ in range(MAX_DEPTH + 4):
         level = [child for node in level for child in node.children if isinstance(child, Tree)]
@@ -135,7 +138,10 @@ def _require_shallow(tree: Tree[Token]) -> None:
 
 
 def _parse(tokens: list[Token], start: int, text: str) -> Tree[Token] | Diagnostic:
-    """Returns the first mistake from ``start`` on, or else the tree, which is complete only if ``start`` is 0."""
+    """Parses ``tokens`` from position ``start`` on; returns the first mistake or, if there is none, the tree.
+
+    The tree is complete only if ``start`` is 0. ``text`` is the text of the tokens.
+    """
     context = _context(tokens, start)
     parser = _fed(context)
     for position in range(start, len(tokens)):
@@ -152,7 +158,7 @@ def _parse(tokens: list[Token], start: int, text: str) -> Tree[Token] | Diagnost
 
 
 def _context(tokens: list[Token], start: int) -> list[Token]:
-    """The tokens that tell the parser whether the line at ``start`` is in a pipe."""
+    """Returns tokens that bring the parser into the state for the line at ``start``: inside a pipe or outside."""
     if start < 2:
         return tokens[:start]
     header = [*tokens[:2], Token("LPAR", "("), Token("RPAR", ")")]
@@ -171,12 +177,18 @@ def _fed(tokens: list[Token]) -> InteractiveParser:
 
 
 def _accepted(tokens: list[Token]) -> frozenset[str]:
-    """The names of the terminals that could follow some tokens, found by a new parser: one that has failed cannot."""
+    """Returns the names of the terminals that could follow ``tokens``.
+
+    They are found by a new parser, because one that has failed cannot tell.
+    """
     return frozenset(_fed(tokens).accepts())  # type: ignore[no-untyped-call]
 
 
 def _without_mistakes(tokens: list[Token], mistakes: list[Diagnostic]) -> list[Token]:
-    """The tokens of lines without a lexical mistake; raises `Rejected` if they cannot be checked alone."""
+    """Returns the tokens of the lines that have none of the ``mistakes`` in single tokens.
+
+    Raises `Rejected` if the other lines cannot be checked without such a line.
+    """
     for mistake in mistakes:
         at = _last(tokens, mistake.span)
         if span_of(tokens[at]) == mistake.span:  # or else it is gone, with an earlier one on its line
@@ -193,7 +205,7 @@ def _last(tokens: list[Token], span: Span) -> int:
 
 
 def _without_statement(tokens: list[Token], mistake: Span) -> _Rest | None:
-    """The tokens without the line of a mistake; None if the other lines cannot be checked without that line."""
+    """Returns the tokens without the line in which ``mistake`` is; None if the others cannot be checked without it."""
     at = _last(tokens, mistake)
     if at < 0:
         return None

@@ -18,7 +18,7 @@ FOREIGN_NAMES = {
     "true": "0 == 0",
     "false": "0 != 0",
 }
-"""Names that other languages define, and the formula that a scheme has in their place."""
+"""Maps names that other languages define to the formula that a scheme has in their place."""
 
 _VALUE = frozenset({"INTEGER", "LPAR", "MINUS", "NAME", "NOT", "IF"})
 _COMPARISON = frozenset({"LESSTHAN", "MORETHAN", "EQUALS", "DIFFERS", "ATMOST", "ATLEAST"})

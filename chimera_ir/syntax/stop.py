@@ -1,4 +1,4 @@
-"""The place where the parser stopped, and the tokens around it."""
+"""Describes the place where the parser stopped, and the tokens around it."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,10 +9,10 @@ from chimera_ir.ir.kinds import KINDS
 from chimera_ir.source import Span
 
 OPENERS = {"(": ")", "[": "]", "{": "}"}
-"""The closing bracket for each opening bracket."""
+"""Maps each opening bracket to its closing bracket."""
 
 CLOSERS = {closer: opener for opener, closer in OPENERS.items()}
-"""The opening bracket for each closing bracket."""
+"""Maps each closing bracket to its opening bracket."""
 
 SCHEME_LINES = frozenset({"workers", "let", "fn", "require", "update", "memory", "pipe"})
 """The words that begin a line outside of a pipe."""
@@ -26,7 +26,10 @@ LETTERS = tuple(letter for letter in KINDS if letter not in PIPE_LINES)
 
 @dataclass(frozen=True)
 class Stop:
-    """The place where the parser stopped, ``tokens[position]`` or the end, and the terminals that could stand there."""
+    """The place where the parser stopped: at ``tokens[position]``, or at the end of ``text``.
+
+    ``accepted`` are the terminals of the grammar that could stand there.
+    """
 
     text: str
     tokens: list[Token]
@@ -111,7 +114,7 @@ def starts_statement(tokens: list[Token], position: int) -> bool:
 
 
 def statement_start(tokens: list[Token], position: int) -> int:
-    """The position of the token that starts the line of the scheme with the token at ``position``."""
+    """Returns the position of the first token of the scheme's line to which the token at ``position`` belongs."""
     while position > 0 and not starts_statement(tokens, position):
         position -= 1
     return position
