@@ -225,7 +225,7 @@ class Compilation:
 
     @_level
     def forecast(self) -> "Forecast | None":
-        """Profile, cluster and sizes for the prediction, None without; layers are split such that byte bounds hold."""
+        """The basis of the prediction, with layers split so that byte bounds hold; None without a profile."""
         entry, forecast = self._entry, self.request.forecast
         level = entry if isinstance(entry, Program | ProgramStream) else self.schedule
         return forecast.within_bounds(level) if forecast else None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import networkx as nx
 
 _SEARCH = 2_000_000
-"""The number of edges after which the search for a shortest cycle stops."""
+"""The most edges that the search for a shortest cycle looks at before it stops."""
 
 
 if TYPE_CHECKING:

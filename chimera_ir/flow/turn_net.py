@@ -171,7 +171,7 @@ class TurnNet:
 
 
 def turn_net(stream: ScheduleStream) -> TurnNet:
-    """The net of a turn of a complete and placed stream."""
+    """Makes the net of a turn from a complete and placed stream."""
     lanes: list[TurnLane] = []
     for operations in stream.lanes:
         lanes.append(TurnLane(stream.header, operations, lanes[-1].first + lanes[-1].length if lanes else 0))

@@ -109,7 +109,7 @@ class Posting(NamedTuple):
 
 @dataclass(slots=True)
 class Traffic:
-    """The communication of one lane, gathered peer by peer; every index is the place of a compute operation.
+    """The messages of one lane: when it posts receives, sends, and waits; places are those of compute operations.
 
     ``postings`` has the receives in the order of the lane. ``sent`` has the messages that leave after an operation
     (after a pair, those of both its operations), ``received`` the messages that are waited for before it, and
@@ -219,9 +219,9 @@ def placed(
 
 
 def _links(schedule: Schedule, places: Flow) -> dict[Link, list[Transfer]]:
-    """The messages of every directed pair of workers, in the order in which they are sent.
+    """Returns the messages of every directed pair of workers, in the order in which they are sent.
 
-    ``places`` is the flow of values; it numbers operations by their places in the lanes.
+    ``places`` says which operation makes and takes each value, by place in its lane.
     """
     header = schedule.header
     links: dict[Link, list[Transfer]] = defaultdict(list)
@@ -258,7 +258,7 @@ def _in_one_order(posts: Iterable[int], transfers: Sequence[Transfer], answers: 
 
 
 def _keys(transfers: Sequence[Transfer]) -> list[tuple[int, Worker]]:
-    """The sort keys of a link's messages in the one order of all messages between its two workers."""
+    """Returns the sort key of each message of a link in the one order of all messages between its two workers."""
     sums: dict[int, int] = {}
     for use, transfer in zip(_first_uses(transfers), transfers, strict=True):
         sums.setdefault(transfer.produced, transfer.produced + use)

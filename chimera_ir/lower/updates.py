@@ -74,7 +74,7 @@ class _GroupUpdate(NamedTuple):
 
     @property
     def places(self) -> tuple[int, int, int]:
-        """The places of the launch, of the step, and of the last read of the superseded version."""
+        """The places of the launch, of the step, and of the last read of the version that the step replaces."""
         return self.launch.place, self.step, self.last
 
 
@@ -121,7 +121,10 @@ class _LaneUpdates:
 
 
 def update(net: TurnNet, duration: Duration) -> Iterator[Insertions]:
-    """The sums, steps, stashes and drops of turn 0 of every lane, by the policy above; ``duration`` is in any unit."""
+    """Yields for each lane the sums, steps, stashes and drops of turn 0, by the policy above.
+
+    ``duration`` gives the time of an operation in any unit.
+    """
     by_lane = _by_lane(net)
     order = _agreed(net, by_lane, duration)
     for updates in by_lane:
