@@ -56,7 +56,7 @@ class WorkerBytes(NamedTuple):
 
 
 def kept(timeline: Timeline, worker: int, bytes_of: Callable[[int], WorkerBytes] | None = None) -> list[Row]:
-    """A row for each change of what a worker keeps: the time, the operation, and what is kept from then on.
+    """Lists the changes of what a worker keeps, a row for each: the time, the operation, what is kept from then on.
 
     Amounts are in micro-batches on a stage, so activations are in M_a; other values have columns of their own, if there
     are any. What an operation makes counts from its start, what it frees until its end. ``bytes_of`` gives the bytes of

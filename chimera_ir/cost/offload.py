@@ -135,7 +135,8 @@ def moving_lane(header: Header, lane: TimedLane, of_move: Callable[[Compute], Ti
 
     ``of_move`` gives the time that a move takes.
 
-    If it cannot keep what is declared without waiting, it has the moves for a faster link, and waits for them.
+    If the link is too slow to keep to what is declared without waiting, moves are planned as for a faster link, and
+    the lane waits for them. If nothing helps, the lane is returned without moves.
     """
     operations = [lane.steps[place].operation for place in lane.places]
     for share in _SHARES if declared else _SHARES[:1]:

@@ -35,7 +35,7 @@ class Unmoved(NamedTuple):
     forwards: int
 
     def as_json(self) -> dict[str, object]:
-        """The figures in the shape of report.json."""
+        """The figures as an object of report.json."""
         peaks = [number(peak) for peak in self.activations]
         counts = {"moved": self.offloads, "forwards": self.forwards}
         return {"makespan": number(self.makespan), "activations": peaks, **counts}

@@ -135,7 +135,7 @@ class OrderGraph:
             raise OptionError(f"lanes: {wrong}: lanes have every operation once, on its own worker")
 
     def _wrong(self, lanes: Lanes) -> str | None:
-        """The first mistake in lanes, in words; None if there is none."""
+        """Words for the first mistake in lanes, such as an operation that is missing; None if there is none."""
         total, workers = len(self.instance.durations), self.instance.header.workers
         if len(lanes) != workers:
             return f"there are {counted(len(lanes), 'lane')} for {counted(workers, 'worker')}"

@@ -92,7 +92,10 @@ def ordered(plan: Plan, costing: Costing) -> Schedule:
 
 
 def list_starts(instance: OrderInstance) -> list[int] | None:
-    """Starts in the shortest list schedule, as if nothing had a clock; None if there is none, or if memory moves."""
+    """The start of each operation, in ticks, in the shortest list schedule that is found.
+
+    Clocks and ``prefer`` lines do not count. None if every list schedule jams, or if memory moves.
+    """
     header = instance.header
     if header.moves:
         return None
@@ -108,7 +111,10 @@ def list_starts(instance: OrderInstance) -> list[int] | None:
 
 
 def _is_free(plan: Plan) -> bool:
-    """Whether the compiler may choose the rule of the list schedule: no line says anything of its operations' order."""
+    """Whether the compiler may order operations by any rule: no line of the text has a clock or a preference.
+
+    A plan without a flush, or with moves, is always ordered by the rule of `ordered`.
+    """
     header = plan.header
     return not (header.asynchronous or header.moves) and all(
         isinstance(planned, Unclocked) and planned.preference is None for planned in plan.operations

@@ -153,7 +153,10 @@ class _Group:
 
     @property
     def states(self) -> Sequence[tuple[int, ...]]:
-        """The number of operations of each role that have run, for all states; none if there are too many."""
+        """All states that a machine can reach on the way; none if there are too many.
+
+        A state is how many of the group's operations have run, of each role.
+        """
         return _states_of(self.needed, len(self.times))
 
 

@@ -386,7 +386,7 @@ class _Lowering:
 
     @cached_property
     def proven(self) -> "Verified":
-        """The program with the proof of every rule."""
+        """The program with the proof of every rule; raises `Rejected` if it breaks one."""
         from chimera_ir.verify.verify import verify_lowered
 
         return verify_lowered(self.level, self.variant.checked)

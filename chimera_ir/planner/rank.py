@@ -30,7 +30,7 @@ REPLAYED_OPERATIONS = 20_000
 """The most compute operations, in total, of the configurations that are replayed."""
 
 _ALONE = 20_000
-"""The least operations for each further process: with fewer, its start would take longer than its work."""
+"""The compute operations for which a further process is worth its start: with fewer, it would save no time."""
 
 _PARTS = 8
 """Parts of the work for each process, so that all processes end at about the same time."""
@@ -230,7 +230,10 @@ def _with_kept_judge(work: Callable[[Judge, _Task], _Result], task: _Task) -> _R
 
 @contextmanager
 def _pool(judge: Judge, operations: int) -> Iterator[_Pool]:
-    """Yields a pool for work of ``operations`` operations; it has no further processes if they would save no time."""
+    """Yields a pool of processes; how many, depends on ``operations``, the compute operations that are to be judged.
+
+    The work is done in this process if further ones would save no time.
+    """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(count, operations // _ALONE + 1)
     if count < 2:

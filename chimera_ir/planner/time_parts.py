@@ -60,7 +60,10 @@ def time_parts(variant: Variant, setting: Setting, replays: bool) -> TimeParts:
 
 
 def _computing(variant: Variant, setting: Setting) -> tuple[float, float]:
-    """Mean seconds that a worker computes in an update, without recomputation, and that it recomputes."""
+    """Returns the seconds of an update in which a worker computes, without recomputation, and in which it recomputes.
+
+    Both are means over all workers.
+    """
     header, measured = variant.header, Measured.of(setting)
     computing, repeating = Fraction(), Fraction()
     for operation in (operation for lane in variant.compiled.lanes for operation in lane):
