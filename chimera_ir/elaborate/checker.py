@@ -1,4 +1,4 @@
-"""Checks of a scheme before any number is known: what its lines define, and the formulas in them."""
+"""Checks a scheme before any number is known: what its lines define, and the formulas in them."""
 
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Checks for lines that a scheme must have, may have once, or may have only together with other lines.
+"""Checks that a scheme has the lines it must have, and others at most once, or only together with certain lines.
 
 A memory bound need not name the worker. If one that does not has an unknown name, the help says how to name the worker.
 """

@@ -1,4 +1,4 @@
-"""Formulas as Python closures: compiled once, then called for every micro-batch and stage.
+"""Compiles formulas to Python closures, once; they are then called for every micro-batch and stage.
 
 A closure takes the values of the variables, as a tuple, and returns a number or a truth. The parts of a formula that do
 not depend on a variable are computed when it is compiled:

@@ -1,4 +1,4 @@
-"""Checks of single formulas before any number is known: what their names mean, their types, their sizes."""
+"""Checks single formulas before any number is known: what their names mean, their types, their sizes."""
 
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping

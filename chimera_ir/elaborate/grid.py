@@ -1,4 +1,4 @@
-"""Formulas over all micro-batches and stages of a pipe at once: lists of values instead of one call for each value.
+"""Evaluates formulas for all micro-batches and stages of a pipe at once, as lists instead of one call for each value.
 
 A part of a formula is evaluated only for what it depends on: `2*m` for the micro-batches, `D-1 - s` for the stages,
 their sum for both. A grid has the values that `evaluate` gives one by one, or raises `UndefinedOnGrid`; then `evaluate`

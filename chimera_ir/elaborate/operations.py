@@ -1,4 +1,4 @@
-"""The operation lines of a pipe, instantiated for its micro-batches and stages."""
+"""Makes the operations that the lines of a pipe stand for, for all its micro-batches and stages."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, product

@@ -1,4 +1,4 @@
-"""The pipes for given parameters: their stages, their micro-batches and the clauses that say more about them.
+"""Evaluates the pipes of a scheme for given parameters: their stages, their micro-batches, and further clauses.
 
 scheme a(D = 2, N = 4)                 Shape p[0]: stage_range 0..2, micro_range 0..4, steps 0 and 2
 pipe p[i in 0..2] {                    Shape p[1]: stage_range 0..2, micro_range 4..8, steps 4 and 6

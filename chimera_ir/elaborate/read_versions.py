@@ -1,4 +1,4 @@
-"""The weight versions that the micro-batches of pipes without end read."""
+"""Finds and checks the weight versions that the micro-batches of pipes without end read."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product

@@ -1,4 +1,4 @@
-"""The rhythm of an endless pipe: when it repeats, by the laws of its formulas.
+"""Finds the rhythm of an endless pipe, that is its clocks per micro-batch and when it repeats, from laws of formulas.
 
 A pipe has a rhythm if the clocks of all its operations grow at the same rate, so that its lanes stay together:
 

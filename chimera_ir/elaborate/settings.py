@@ -1,4 +1,7 @@
-"""The values of the scheme's own names: parameters as the user sets them, lets, functions, requirements, bounds."""
+"""Evaluates what a scheme defines outside of pipes: parameters as the user sets them, lets, functions, bounds.
+
+It also checks the requirements.
+"""
 
 from collections import ChainMap
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Schemes without a flush: the turn after which they repeat, and how many turns show the whole steady state.
+"""Finds the turn after which a scheme without a flush repeats, and how many turns show the whole steady state.
 
 Each pipe advances at a constant rate, its rhythm. So there is a *turn*: the shortest time, in clocks, in which each
 pipe advances by a whole number of its periods and all pipes together by a whole number of updates. After a turn, lanes

@@ -1,4 +1,4 @@
-"""The flow of values between operations, from the table of kinds: which operation makes each value, and which takes it.
+"""Finds which operation makes each value, and which takes it, from the table of kinds.
 
 F m0 s0     makes y, which F m0 s1 takes, and a, which B m0 s0 takes
 F m0 s1     takes y; makes a, which B m0 s1 takes

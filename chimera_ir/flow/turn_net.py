@@ -1,4 +1,4 @@
-"""The net of a turn: which operation of a stream waits for which, as a periodic system (`flow.cycles`).
+"""Makes the net of a turn: which operation of a stream waits for which, as a periodic system (`flow.cycles`).
 
 worker 0:             worker 1:             0  F m s0     waits for 1 a turn ago
   F m s0 v-1            F m s1 v            1  B m-1 s0   waits for 0, and for 3 a turn ago

@@ -64,18 +64,18 @@ class Header:
     """The header of every level of IR.
 
     ``micro_batches`` is the number over all pipes: N, or 2N half ones if ``halves`` is set, or kN slices if ``slices``
-    is k: slice q of micro-batch m has number k*m + q. Every pipe has all D ``stages``. ``strategies`` has the stages
-    whose strategy is not eager_opt, ascending.
+    is k: slice q of micro-batch m has number ``k*m + q``. Every pipe has all D ``stages``. ``strategies`` has the
+    stages whose strategy is not eager_opt, ascending.
 
     A level of a scheme without a flush shows the scheme's first ``updates`` updates with all of their micro-batches,
     warm-up and drain included; its lanes repeat every ``period`` micro-batches. The header of a stream is that of one
     turn (`ir.streams`). With a flush, a level shows one update and has period 0.
 
-    ``only`` has the kinds of its operations, in the order of the table, if these are not all kinds: forwards alone make
-    no update. Those of recomputation are not listed: they follow from the pipes. ``ties`` are the groups of stages that
-    share parameters. ``moves`` says whether any operation moves activations between a worker and its host.
-    ``weights`` has the weight of each of the micro-batches, and repeats; if it is empty, all weigh 1. ``lengths`` are
-    the relative lengths of the slices; if there are none, all are equally long.
+    ``only`` lists the kinds of its operations, in the order of the table, if these are not all kinds: forwards alone
+    make no update. Kinds of recomputation are not listed: they follow from the pipes. ``ties`` are the groups of stages
+    that share parameters. ``moves`` says whether any operation moves activations between a worker and its host.
+    Micro-batch m weighs ``weights[m % len(weights)]``, or 1 if there are no weights. ``lengths`` are the relative
+    lengths of the slices; if there are none, all are equally long.
     """
 
     scheme: str

@@ -1,4 +1,4 @@
-"""Messages between workers: where they are sent, received and waited for.
+"""Decides where each lane sends the messages between workers, receives them, and waits for them.
 
     worker 0:                    worker 0:
       F m0 s0                      F m0 s0

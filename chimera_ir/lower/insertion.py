@@ -1,4 +1,4 @@
-"""Instructions put around the compute operations of a lane."""
+"""Puts the instructions that other passes have made around the compute operations of a lane."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Moves of memory to the host and back, which stand between the operations of a lane, with the waits for them.
+"""Takes moves of memory to the host and back out of a lane, and gives them back together with the waits for them.
 
     worker 0:                    worker 0:
       F m0 s0                      F m0 s0

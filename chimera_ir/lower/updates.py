@@ -1,4 +1,4 @@
-"""Sums, steps and weight versions of a stream.
+"""Decides where a stream sums gradients and steps, and which weight versions it keeps.
 
     worker 0:                    worker 0:
       F m0 s0 v0                   F m0 s0 v0

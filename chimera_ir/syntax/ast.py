@@ -27,7 +27,7 @@ class Word(SyntaxNode):
 
 
 class Arithmetic(Enum):
-    """Operators from two integers to one; ``/`` rounds down, ``%`` is the remainder, and divisors are 1 or more."""
+    """Operators that make an integer of two: ``/`` rounds down, ``%`` is the remainder, and divisors are 1 or more."""
 
     ADD = "+"
     SUBTRACT = "-"
@@ -37,7 +37,7 @@ class Arithmetic(Enum):
 
 
 class Comparator(Enum):
-    """Operators from two integers to a truth."""
+    """Operators that compare two integers."""
 
     EQUAL = "=="
     UNEQUAL = "!="
@@ -48,7 +48,7 @@ class Comparator(Enum):
 
 
 class Logic(Enum):
-    """Operators from two truths to one; the right side is evaluated only if the left side does not decide."""
+    """Operators that join two truths; the right side is evaluated only if the left side does not decide."""
 
     AND = "and"
     OR = "or"
