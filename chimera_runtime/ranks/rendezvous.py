@@ -22,6 +22,9 @@ _FAILED = "failed"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01
 """Shortest and longest time between two looks at the store, in seconds."""
 
+_BETWEEN_FAILURES = 0.05
+"""Time between two looks for a failure of another rank, in seconds: each is one more message to the store."""
+
 _LATE_MOMENT, _LOST_MOMENT = 3.0, 1.0
 """Seconds that other ranks have to say what they wait for, after a wait that was late or a connection that closed."""
 
@@ -126,13 +129,15 @@ def wait_for_key(store: Store, key: str, source: int, what: str, seconds: float)
 
     Raises `PeerLost` if it takes longer than ``seconds``, or a rank has failed, see `failures_shared`.
     """
-    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
+    deadline, pause, next_look = time.monotonic() + seconds, _FIRST_PAUSE, 0.0
     while not store.check([key]):
-        if store.check([_FAILED]):
-            rank, headline = json.loads(store.get(_FAILED))
-            raise mistakes.peer_has_failed(what, rank, headline)
-        if time.monotonic() > deadline:
-            raise mistakes.key_is_late(what, source, seconds)
+        if (now := time.monotonic()) >= min(next_look, deadline):
+            next_look = now + _BETWEEN_FAILURES
+            if store.check([_FAILED]):
+                rank, headline = json.loads(store.get(_FAILED))
+                raise mistakes.peer_has_failed(what, rank, headline)
+            if now >= deadline:
+                raise mistakes.key_is_late(what, source, seconds)
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
     return bytes(store.get(key))
