@@ -23,7 +23,7 @@ from chimera_ir.answer import Answer, read
 from chimera_ir.source import contents
 
 VARIABLE = "CHIMERA_CACHE"
-"""The environment variable that names another directory for the answers; an empty value turns the cache off."""
+"""The environment variable with the directory that keeps answers; an empty value turns the cache off."""
 
 LIMIT = 256 * 2**20
 """The most bytes that are kept; the answers that were used least recently are dropped first."""

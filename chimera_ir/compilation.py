@@ -453,7 +453,7 @@ class Compilation:
 
     @_level
     def _moved(self) -> "Moved":
-        """The schedule of the text with the moves that ``offload`` of the request adds to it."""
+        """The schedule of the text with the moves that are added if the request asks for ``offload``."""
         from chimera_ir.orders.moved import with_moves
 
         return with_moves(self._top, self._ordered, self.request.cost_model.durations, self.warn)

@@ -180,7 +180,7 @@ class Options:
         return costs
 
     def limits(self) -> tuple[tuple[Quantity, int], ...]:
-        """The limits of memory in a search."""
+        """The limits that the search must keep, each as (quantity of memory, limit of every worker)."""
         says = 'write them as in {"activations": 4}'
         _require(isinstance(self.memory, Mapping), "memory", self.memory, says)
         for name, limit in self.memory.items():

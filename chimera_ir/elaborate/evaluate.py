@@ -161,7 +161,7 @@ class _Closure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Closures:
-    """The domain (see `formulas`) that turns each part of a formula into a closure, and constant parts into values."""
+    """The domain (see `formulas`) that turns a part of a formula into a closure or, if it is constant, its value."""
 
     scope: Scope
 

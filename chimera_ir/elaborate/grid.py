@@ -18,7 +18,7 @@ from chimera_ir.syntax import ast
 
 
 class UndefinedOnGrid(Exception):
-    """Raised if a part of a formula has no value for some micro-batch and stage, even if none is needed there."""
+    """Raised if a part of a formula has no value for some micro-batch and stage, even if it is not needed there."""
 
 
 class _Column(NamedTuple):

@@ -110,7 +110,7 @@ def shapes(scheme: ast.Scheme, values: Globals, max_operations: int) -> tuple[Sh
 
 
 def _instances(pipes: Iterable[ast.PipeBlock], scope: Scope) -> list[tuple[ast.PipeBlock, str, Scope]]:
-    """The pipes with their names and scopes, an indexed pipe once for each index.
+    """Returns each pipe with its name and scope, an indexed pipe once for each index.
 
     Raises ``Rejected`` if there are more than `MAX_PIPES`, before any of them is elaborated.
     """

@@ -40,7 +40,7 @@ class _Beat:
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
-    """The rate of a pipe, the period after which it repeats, and the laws of its numbers and versions.
+    """The rhythm of a pipe without end: how fast it goes, and after how many micro-batches it repeats.
 
     ``rate`` is the clocks per micro-batch, the same for every operation, above 0. After ``period`` micro-batches, a
     multiple of the step, everything repeats, ``rate * period`` clocks later; ``first`` and ``last`` are the first and

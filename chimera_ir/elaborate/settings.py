@@ -160,7 +160,10 @@ class _GlobalsEvaluator:
                 assert_never(item)
 
     def _leave_out(self, parts: tuple[ast.Expression | ast.Range, ...], workers: int) -> None:
-        """Adds the workers that have no stage; fails at a part that goes beyond the ``workers`` workers."""
+        """Records the workers that the text leaves out, each with the place that says so.
+
+        ``parts`` are numbers and ranges of workers. At one that goes beyond ``workers``, records a mistake and stops.
+        """
         for part in parts:
             ends = (part.start, part.stop) if isinstance(part, ast.Range) else (part,)
             start, *more = map(self._value, ends)

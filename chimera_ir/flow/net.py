@@ -119,7 +119,7 @@ def queued_by_resource(lane: Iterable[Operation], numbers: Sequence[int], waits:
 
 
 def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, Iterable[int]]]:
-    """Yields an operation that must wait for the step of an update, and the operations that the step itself waits for.
+    """Yields each operation that must wait for the step of an update, with the operations that this step waits for.
 
     In a lane, of the operations on each resource that need the step, only the first is yielded; later ones follow it.
     The step waits for the last operations that add to the gradients of the update.

@@ -395,5 +395,5 @@ class Program(OneLine):
 
     @cached_property
     def parts(self) -> tuple[LaneParts, ...]:
-        """The instructions of every lane by kind, for passes that walk along the lanes more than once."""
+        """The instructions of every lane sorted by type, for passes that look only for those of some types."""
         return tuple(map(parts_of, self.lanes))

@@ -59,7 +59,7 @@ def loads(weights: Sequence[int | Fraction], lengths: Sequence[int]) -> tuple[in
 
 
 def weighed(operation: ops.Operation, loads: Sequence[int | Fraction]) -> int | Fraction:
-    """The sum of the loads of an operation's micro-batches; of a pair, the mean of its two sums.
+    """Adds up the loads of an operation's micro-batches; of a pair, returns the mean of its two sums.
 
     Micro-batch m has load ``loads[m % len(loads)]``, or 1 if ``loads`` is empty.
     """

@@ -29,7 +29,7 @@ The length of that lane stands for its end.
 
 
 def without_moves(level: Schedule | ScheduleStream) -> Schedule | ScheduleStream:
-    """The schedule without its moves of memory: the operations that occupy the lanes."""
+    """Returns the schedule without its moves of memory: with those operations alone that occupy the lanes."""
     lanes = tuple(tuple(line for line in lane if not line.kind.moves) for lane in level.lanes)
     return replace(level, lanes=lanes) if isinstance(level, Schedule) else stream_with(level.header, lanes)
 

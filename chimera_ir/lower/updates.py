@@ -187,7 +187,7 @@ def _agreed(
 
     @cache
     def launched(group: WeightGroup, version: int) -> list[tuple[int, int]]:
-        """Returns the operations after which workers launch a sum, each as (node of `TurnNet`, turn)."""
+        """Returns the operations after which workers launch a sum, each as (node of the net, turn)."""
         return [
             updates.lane.node(updates.update(group, version).launch.place - 1)
             for updates in by_lane
@@ -210,7 +210,10 @@ def _agreed(
 
     @cache
     def time(group: WeightGroup, version: int) -> Fraction:
-        """The time at which a sum is over, which is not before the sum for the version before is over."""
+        """Returns the time at which the sum that leads to ``version`` is over.
+
+        A group's sums are over one after another, so it is not before the time of the sum for the version before.
+        """
         if run is None:
             return Fraction(version)
         earlier = range(version - header.per_turn + 1, version + 1)

@@ -187,7 +187,7 @@ def _moments(
 
 
 def _turn_of(micros: Sequence[int], period: int) -> int | Fraction:
-    """The number of the turn, or the mean of the turns, that micro-batches belong to; 0 if ``period`` is 0."""
+    """Returns the turn that micro-batches belong to, the mean if they belong to several; 0 if ``period`` is 0."""
     if not period:
         return 0
     return micros[0] // period if len(micros) == 1 else Fraction(sum(m // period for m in micros), len(micros))

@@ -38,7 +38,7 @@ Route = tuple[int, int, int, str]
 """A link: the stage that sends, the stage that receives, the other worker; a value, empty if the stages imply it."""
 
 Value = tuple[str, Group, int]
-"""The description of a tensor: its role, its micro-batches, and the stage that made it."""
+"""The description of a tensor: its role, such as "input gradients", its micro-batches, and the stage that made it."""
 
 _INPUT, _TARGET = "input", "target"
 
@@ -350,7 +350,7 @@ class RecordedLane:
         return self._groups[Stage(number),]
 
     def tie(self, *stages: int) -> RecordedWeights:
-        """The parameters that stages share."""
+        """Returns the parameters that these stages share, with the methods that scripts call on them."""
         return self._groups[tuple(map(Stage, stages))]
 
     def incoming(self, source: int, target: int, worker: int, value: str = "") -> RecordedIncoming:
@@ -362,11 +362,11 @@ class RecordedLane:
         return self._outgoing[source, target, worker, value]
 
     def input(self, micros: Micros) -> Value:
-        """The description that stands for the input of micro-batches."""
+        """Returns the description that scripts get in place of the input of these micro-batches."""
         return _INPUT, group_of(micros), _DATASET
 
     def target(self, micros: Micros) -> Value:
-        """The description that stands for the target of micro-batches."""
+        """Returns the description that scripts get in place of the target of these micro-batches."""
         return _TARGET, group_of(micros), _DATASET
 
 
@@ -375,7 +375,7 @@ def _micros(group: Group) -> tuple[Micro, ...]:
 
 
 def _role(value: HandedOn) -> str:
-    """The role of a value that stages make for other stages, such as input gradients."""
+    """Returns the role of a value that stages make for other stages, in words such as "input gradients"."""
     return value.made.replace("_", " ")
 
 

@@ -244,9 +244,10 @@ def _updates_proven(stream: ProgramStream, checked: Checked | None) -> int:
 
 
 def proven(program: Program, checked: Checked | None = None) -> tuple[Checked, Findings, tuple[Certificate, ...]]:
-    """The checked schedule of a program, the findings of all rules but "repeats" and "scripts", and the certificates.
+    """Checks a program; returns the checked schedule, the findings of the rules, and the certificates.
 
-    The program may be some updates of a stream. Raises the errors of `verify_program`.
+    The rules are all but "repeats" and "scripts". The program may be some updates of a stream. Raises the errors of
+    `verify_program`.
     """
     # The schedule below the program, unless it is one that has passed its rules already.
     schedule = schedule_of(program)

@@ -57,7 +57,7 @@ FORMS_OF_TURN = FORMS | {
     "wait all_reduce": "wait all_reduce s1 v+1",
     **{f"wait {letter}": f"wait {letter} m s1" for letter, kind in KINDS.items() if kind.moves},
 }
-"""`FORMS` for the lines of a turn, which count micro-batches and versions from the turn."""
+"""The examples of `FORMS` as lines of a turn, which count micro-batches and versions from the turn."""
 
 _EXCERPT = 40
 

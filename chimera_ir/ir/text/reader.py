@@ -251,7 +251,10 @@ class _BodyReader:
         return ops.Message(tuple(map(Micro, micros)), *stages, self._value(token, stages))
 
     def _value(self, token: Token, stages: tuple[Stage, Stage]) -> Value:
-        """The value in the message of a line: the one that it names, or the one that its two stages imply."""
+        """Returns the value in the message of a line: the one that the line names or, without a name, the implied one.
+
+        ``stages``, the sender's and the receiver's, imply it.
+        """
         match, between = _VALUE.match(token), self._header.value_between
         value = between.get((*stages, match[1] if match else ""))
         if value is None and (*stages, "") in between:
