@@ -54,9 +54,9 @@ def _make_dataclass(message: type) -> None:
 class Diagnostic(_LazyDataclass):
     """One message to the user.
 
-    A message is a class with a ``code``, given after its base. Its subclasses without a code of their own are its
-    forms: they have the same code, and other words; `worded` makes one that needs no other fields. A class without a
-    ``label`` has only forms.
+    A message is a class with a code: ``class X(Diagnostic, code="CH..")``. A subclass of it that sets no code is
+    another form of the message: it has the same code, and other words. `worded` makes a form that adds no fields. Where
+    the class itself has no ``label``, only its forms are shown to users.
 
     ``title``, ``label`` and ``help`` are templates over the fields and properties of the subclass, in the manner of
     ``str.format`` with attribute names: ``"no parameter is called {name}"``. ``related`` is a note at another place of

@@ -45,9 +45,11 @@ def _of_machine(constraints: Constraints, machine: int) -> int:
 
 
 def _of_stores(constraints: Constraints) -> int:
-    """The least makespan in which every store has room for all that it keeps, each for as short as it can.
+    """Returns a lower bound of the makespan that follows from the limits of the stores, which count what workers keep.
 
-    With less time, amounts times their times would exceed what the store's limit allows.
+    What a store keeps takes an amount of it for some time, at least for the shortest time from the operation that adds
+    it to the one that frees it. The sum of amount times shortest time, divided by the limit, is a time that cannot be
+    undercut; the bound is the largest of all stores.
     """
     heads, tails = constraints.heads, constraints.tails
     class_of = {number: place for place, several in enumerate(constraints.classes) for number in several}

@@ -57,7 +57,10 @@ def _work_key(operation: Compute) -> tuple[object, ...]:
 
 
 class OperationTables(NamedTuple):
-    """The table of operations, with the kinds and the looks that its rows refer to."""
+    """Tables from which the page draws operations: one with a row for each, and two that these rows refer to by number.
+
+    ``kinds`` has the kinds of operations, ``looks`` the styles in which boxes are drawn.
+    """
 
     kinds: list[OperationKind]
     looks: list[Look]

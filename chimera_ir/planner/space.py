@@ -321,7 +321,10 @@ class _Search:
                 yield from self._choices(settings, outlined, copies, number, size)
 
     def _micro_batches(self, outlined: Header, together: int) -> int | str:
-        """N, given that one micro-batch of every copy has ``together`` = W B items; or why there is no such N."""
+        """Returns how many micro-batches N a copy needs for the mini-batch, or words that say why no N fits.
+
+        ``together`` is W B: the items of one micro-batch from each of W copies.
+        """
         name, mini_batch = self._roles.micro_batches, self._question.mini_batch
         if name is None:
             count = outlined.whole_micro_batches

@@ -74,7 +74,7 @@ class Setting:
     def message(self, edge: Crossing) -> int:
         """Bytes of a micro-batch's message: a stage's output to a stage that it feeds, or the gradient of it back.
 
-        A profile has no size of any other value, which counts as much as the gradient.
+        A profile has no sizes of other values: each is taken to be as large as the gradient.
         """
         source, target, value = edge
         return self.timing(source).output if value is ACTIVATIONS else self.timing(target).gradient

@@ -1,4 +1,4 @@
-"""A causal language model of transformers without memory, from which layers are cut.
+"""A causal language model of the transformers library, made without memory for its weights, to cut layers from.
 
 The model stays what the library makes of its configuration: nothing here knows an architecture. `Skeleton` runs the
 model's own forward on the meta device with stand-ins for its transformer layers. That shows which modules run before
@@ -225,7 +225,11 @@ class _ChainTrace:
         (self.after if reached else self.before).append(name)
 
     def visit(self, index: int, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Requires that a layer gets the output of the layer before, and nothing else that weights decide."""
+        """Stands in for layer ``index``, which the model calls with these arguments; returns what it returns for it.
+
+        Raises `_NotAChain` unless the layer gets the output of the layer before, and else nothing that depends on
+        weights.
+        """
         hidden, others = apart(arguments, keywords)
         if index != len(self.hidden) or (self.hidden and hidden is not self.hidden[-1]):
             raise _NotAChain(mistakes.layer_gets_something_else(index))

@@ -243,7 +243,10 @@ def _called_again(forks: Sequence[LateFork]) -> EdgeGradients:
 
 
 def _fitted(edge: GradientEdge, gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient in the shape and dtype of its input; without this, torch's engine would undo a broadcast or a cast."""
+    """Sums and casts a gradient to the shape and dtype of the tensor that it is the gradient of.
+
+    In an ordinary backward torch's engine does so, where the tensor was broadcast or cast.
+    """
     expected: Any = edge.node._input_metadata[edge.output_nr]
     if gradient.is_complex() and not expected.dtype.is_complex:
         gradient = gradient.real

@@ -177,7 +177,7 @@ class Storages:
 
 
 def saved_storages(stage: int, roots: Tensors) -> list[SavedStorage]:
-    """Takes the tensors that a graph has saved out of it, from ``roots`` on; returns the storages that can move.
+    """Removes the saved tensors from an autograd graph, from its ``roots`` on; returns their storages that can move.
 
     Raises torch's error if a tensor was written since it was saved.
     """
@@ -189,7 +189,7 @@ def saved_storages(stage: int, roots: Tensors) -> list[SavedStorage]:
 
 
 def operand_storages(stage: int, second_half: SecondHalf) -> list[SavedStorage]:
-    """Takes the tensors that the second half of a backward keeps out of it; returns the storages that can move.
+    """Removes the tensors that the second half of a backward keeps from it; returns their storages that can move.
 
     Errors as in `saved_storages`.
     """

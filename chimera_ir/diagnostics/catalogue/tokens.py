@@ -114,7 +114,7 @@ ForeignNumber = GluedNumber.worded("ForeignNumber", help="a number is written in
 
 
 class OpenString(Diagnostic, code="CH110"):
-    """A message without its closing quote."""
+    """A quoted text, the message of a requirement, without its closing quote."""
 
     title = "this message has no closing quote"
     label = "starts here and runs past the end of the line"

@@ -93,7 +93,7 @@ class RankNeed:
         self._trained = {group: [p for p in all_ if p.requires_grad] for group, all_ in groups.items()}
 
     def need(self) -> RankBytes:
-        """Returns the bytes by purpose."""
+        """Returns the bytes that this rank needs on its device when it needs the most, by what they are for."""
         return RankBytes(
             weights=self._weights(),
             gradients=self._gradients(),
