@@ -125,7 +125,10 @@ def produce(compilation: Compilation, wanted: Level | None, details: bool = Fals
 
 
 def starting_in_torch(compilation: Compilation, level: Level | None) -> tuple[str, ...]:
-    """Remarks on how to run a schedule that is exported for torch.distributed.pipelining; none for other levels."""
+    """Returns remarks for the user on how torch.distributed.pipelining runs an exported schedule.
+
+    There are none unless ``level`` is one of the two that torch loads.
+    """
     if level not in (Level.TORCH_CSV, Level.TORCH_CSV_COMMS):
         return ()
     from chimera_ir.torch_text.csv_writer import remarks

@@ -80,7 +80,10 @@ def _directory() -> Path | None:
 
 
 def _key(question: str) -> str | None:
-    """Returns a digest of the question and the compiler; None if a file of the compiler changed within `SETTLED`."""
+    """Returns a digest of the question and of the compiler: its files, its libraries and Python.
+
+    The result is None if a file of the compiler cannot be read, or changed within the last `SETTLED` seconds.
+    """
     now = time.time()
     try:
         libraries = [metadata.version(name) for name in LIBRARIES]

@@ -29,9 +29,9 @@ def workers_with_stages(header: Header) -> int:
 
 
 def plain_request(request: Request, header: Header) -> Request:
-    """The request for the library's baseline with the micro-batches of ``header``, and its workers that hold a stage.
+    """Returns the request for the library's baseline at the size of ``header``: workers with stages, micro-batches.
 
-    Raises `AboveMaxOperations` above the limit.
+    Raises `AboveMaxOperations` if the baseline would have more operations than ``request`` allows.
     """
     workers = workers_with_stages(header)
     operations = 2 * workers * header.whole_micro_batches
@@ -86,10 +86,10 @@ def request_against(against: Source, request: Request, like: Header) -> Request:
 
 
 def weighed(header: Header, like: Header | None) -> Header:
-    """The header with the weights that ``like`` gives its micro-batches, averaged over the updates of ``like``.
+    """Returns the header with the weights that the micro-batches have in ``like``, so that both compare fairly.
 
-    It is returned unchanged if it has weights of its own, or if ``like`` is None, has no weights, or has another number
-    of micro-batches per update.
+    The weight of a micro-batch is its mean over the updates of ``like``. The header is returned unchanged if it has
+    weights of its own, or if ``like`` is None, has no weights, or has another number of micro-batches per update.
     """
     if like is None:
         return header
@@ -131,11 +131,11 @@ def _fitting(against: Source, like: Header, max_operations: int) -> Mapping[str,
 def fitting(
     scheme: "Scheme", like: Header, max_operations: int, fixed: Mapping[str, int] | None = None
 ) -> Mapping[str, int] | Rejected | None:
-    """Returns settings with which a scheme has as many workers with stages, and as many micro-batches, as ``like``.
+    """Finds settings with which ``scheme`` has as many workers with stages, and as many micro-batches, as ``like``.
 
-    They are as few as possible, in addition to those that are ``fixed``. Parameters that both schemes have keep the
-    value of the header's scheme, if that is possible. If no settings fit, the result is the first rejection of the
-    scheme at one of the tried sizes, or None if it was never rejected.
+    The result has the ``fixed`` settings, and sets at most two more parameters to a wanted size, as few as possible.
+    Parameters that both schemes have keep their value in ``like``, if that is possible. If no settings fit, the result
+    is the first rejection of the scheme at one of the tried sizes, or None if it was never rejected.
 
     Examples
     --------
@@ -188,10 +188,11 @@ def same_placement(request: Request, schedule: Schedule) -> Iterator[tuple[str, 
 
 
 def _candidates(names: Sequence[str], like: Header) -> Iterator[Mapping[str, int]]:
-    """Yields settings to try: none, one parameter set to the number of workers or of micro-batches, then two.
+    """Yields settings of the parameters ``names`` to try, so that a scheme gets the size of ``like``.
 
-    Of two parameters one is set to each number. ``names`` are the parameters. Each is first tried with the values that
-    ``like`` has for the other ``names``.
+    At first no parameter is set; then one, to the number of workers or of micro-batches; then two, one to each number.
+    Each is tried twice if ``like`` has other parameters among ``names``: first with their values in ``like``, then
+    without.
     """
     sizes = _sizes(like)
     shared = {name: value for name, value in like.parameters if name in names}

@@ -225,7 +225,7 @@ class Compilation:
 
     @_level
     def forecast(self) -> "Forecast | None":
-        """The basis of the prediction, with layers split so that byte bounds hold; None without a profile."""
+        """Costs, cluster and split for a prediction, split so that bounds in bytes hold; None without a profile."""
         entry, forecast = self._entry, self.request.forecast
         level = entry if isinstance(entry, Program | ProgramStream) else self.schedule
         return forecast.within_bounds(level) if forecast else None
@@ -387,7 +387,10 @@ class Compilation:
 
     @property
     def _communicators(self) -> Communicators:
-        """The communicators of the evaluation: for a program's text the fewest that let it end, else the request's."""
+        """The way in which the evaluation divides messages among communicators (groups of ranks of a transport).
+
+        For the text of a program it is the one with the fewest that lets the program end, else the one of the request.
+        """
         if isinstance(self._entry, Program | ProgramStream):
             blocked = self.verified.blocked(Communicators.PAIR)
             return Communicators.DIRECTED if blocked else Communicators.PAIR

@@ -78,9 +78,10 @@ def _lines(value: Any) -> str:
 
 
 def _kinds(program: Program) -> list[str]:
-    """Returns the letters of the kinds, in table order, whose operations need a time when the program is rehearsed.
+    """Returns the letters, in table order, of the kinds of operations for which a rehearsal needs a time.
 
-    Recomputation is left out: unless it has a time of its own, that of the backward includes it.
+    Only kinds that the program has are listed. Recomputation is left out: unless it has a time of its own, the time of
+    the backward includes it.
     """
     letters = {operation.kind.letter for parts in program.parts for operation in parts.computes.lines}
     return [letter for letter in COSTED if letter in letters - {RECOMPUTATION.letter}]
@@ -98,10 +99,10 @@ def _links(program: Program) -> list[tuple[int, int]]:
 
 
 def _reads(header: Header, turns: Sequence[RunnableTurn]) -> list[list[tuple[int, int]]]:
-    """Returns for each stage the versions that the micro-batches of a turn read, in order; empty with a flush.
+    """Returns for each stage which versions of its weights the micro-batches of a turn read; empty with a flush.
 
-    They are runs (offset, count): the next ``count`` micro-batches read the version that is ``offset`` more than the
-    number of updates before the turn.
+    The versions of a stage are runs, in the order of the micro-batches. A run (offset, count) stands for the next
+    ``count`` micro-batches: they read version U + ``offset``, where U updates come before the turn.
     """
     offsets: dict[tuple[int, int], int] = {}
     lines = [line for runnable in turns for line in runnable.turn.instructions]
@@ -148,14 +149,17 @@ def _rank(verified: Verified, worker: Worker, by_worker: Sequence[RunnableTurn])
 
 
 def _kept(header: Header, entry: Sequence[int]) -> Sequence[int]:
-    """An entry of a moment (`Kept`), without its last numbers if these can only be 0."""
+    """Returns the numbers of a `Kept` without some at its end, which are 0 in a program without moves or slices."""
     if header.moves:
         return entry
     return entry[:-1] if header.slices > 1 else entry[:4]
 
 
 def _moving(program: Program) -> Facts:
-    """The stages that move activations, and those that move operands; nothing where no memory moves."""
+    """Returns an entry with the stages whose activations move to the host, and one for operands of weight gradients.
+
+    There is no entry for operands if none move, and no entry at all if the program has no moves.
+    """
     if not program.header.moves:
         return {}
     operands = _stages(program, lambda operation: operation.kind.moves_operands)
@@ -174,10 +178,11 @@ def _evaluation(evaluation: Verified, worker: Worker) -> Facts:
 
 
 def _turns(header: Header, runnable: RunnableTurn) -> tuple[Facts, dict[WeightGroup, tuple[int, int]]]:
-    """Returns the entry ``turns`` of a worker, and for each weight group the entry ``initial``.
+    """Returns the entry ``turns`` of program.json for a worker, and for each weight group its entry ``initial``.
 
-    ``initial`` has two versions, 0 or less: the initial weights are stashed in place of the first, and dropped in place
-    of the second.
+    ``turns`` says at which update the turns begin and end (`reach`), how many updates one takes, and how many updates
+    ahead a turn needs the mini-batches. ``initial`` is a pair of versions, 0 or less: the initial weights are stashed
+    where turns stash the first of them, and dropped where turns drop the second.
     """
     initials = initial(header, runnable.turn)
     first, behind = reach(header, runnable.turn, initials)
@@ -186,18 +191,20 @@ def _turns(header: Header, runnable: RunnableTurn) -> tuple[Facts, dict[WeightGr
 
 
 def _loaded(header: Header, worker: Worker, neighbours: Sequence[Sequence[Stage]]) -> list[tuple[int, int]]:
-    """Returns the whole micro-batches of which the worker needs inputs, or targets, from the dataset, as runs.
+    """Returns the micro-batches, as runs, for which the worker loads inputs, or targets, from the dataset.
 
-    With the stages that feed stage s as ``neighbours[s]`` they are those for inputs: a stage that none feeds takes
-    inputs of the dataset. With the stages that stage s feeds they are those for targets, which a stage that feeds none
-    takes.
+    ``neighbours[s]`` decides which of the two. With the stages that feed stage s, the result is for inputs: a stage
+    without such a neighbour takes inputs of the dataset. With the stages that stage s feeds, it is for targets.
     """
     stages = [stage for stage, others in enumerate(neighbours) if not others]
     return runs(sorted({micro // header.parts for stage in stages for micro in _micros(header, worker, stage)}))
 
 
 def _micros(header: Header, worker: Worker, stage: int, *, recomputing: bool = False) -> set[int]:
-    """The micro-batches of a period or an update that a worker runs on a stage, or runs again (``recomputing``)."""
+    """Returns the micro-batches that a worker runs on a stage, within an update or, of a stream, a period.
+
+    With ``recomputing`` only those are returned whose forward the stage runs again.
+    """
     cycle = header.period or header.micro_batches
     pipes = [pipe for pipe in header.pipes if pipe.workers[stage] == worker]
     micros = (micro for pipe in pipes for micro in pipe.micros)

@@ -51,10 +51,11 @@ def turn_lines(scribe: Scribe, turn: Turn) -> Iterator[str]:
 
 
 def _in_step(loop: Loop, notation: Notation) -> bool:
-    """Whether one formula (`Notation.slot`) gives the slots of a loop's receives in every round and in every turn.
+    """Tells whether one formula (`Notation.slot`) gives the slot of each receive, in every round and every turn.
 
-    It does if each receive either never changes slots, or takes the next slot of the same ring with each micro-batch,
-    from round to round of the loop as from turn to turn. ``notation`` has the rings of the turn.
+    There is such a formula if each receive either never changes its slot, or goes one step further in the same ring (a
+    circle of slots) with each micro-batch, both from round to round and from turn to turn. ``notation`` has the rings
+    of the turn, ``loop`` those from round to round.
     """
 
     def fits(ring: Ring, turn: Ring) -> bool:
@@ -99,9 +100,10 @@ def _first_micro(loop: Loop) -> Micro:
 def _commented(
     scribe: Scribe, instructions: Iterable[Instruction], numbers: Numbers, indented: int = 4
 ) -> Iterator[str]:
-    """Yields statements, each with its line of the program as a comment beside it or, if that is too long, above it.
+    """Yields the statements of instructions, each with a comment that shows the instruction as a line of the program.
 
-    ``numbers`` write the comments; ``indented`` is how many blanks will stand before a line.
+    The comment is beside the statement or, if the line would be too long, above it. ``numbers`` are the functions that
+    write micro-batches, versions and slots in comments. ``indented`` is how many blanks will stand before a line.
     """
     written = [(scribe.statement(line), numbered_line(line, numbers)) for line in instructions]
     width = max((len(code) for code, _ in written if len(code) <= _COLUMN), default=0)
@@ -111,7 +113,10 @@ def _commented(
 
 
 def _in_rounds(notation: Notation) -> Numbers:
-    """Returns the functions that write numbers relative to the round of a loop, as in ``B m-3 s0``."""
+    """Returns the functions that write micro-batches, versions and slots in comments, as ``m-3`` in ``B m-3 s0``.
+
+    The numbers are relative to the round of a loop, as ``notation`` writes them in statements.
+    """
     return Numbers(
         micro=lambda micro: notation.micros([micro]).replace(" ", ""),
         version=lambda version: f"v({notation.version(version)})".replace(" ", ""),
@@ -120,10 +125,10 @@ def _in_rounds(notation: Notation) -> Numbers:
 
 
 def reach(header: Header, turn: Turn, initials: Mapping[WeightGroup, Initial]) -> tuple[int, int]:
-    """Returns from which update on, and how far beyond the end of a run, a worker's turns must begin.
+    """Returns where the turns of a worker begin and end, so that every update of a run is complete.
 
-    The two numbers are ``first`` and ``behind``: the turns begin at the updates ``range(first, updates + behind,
-    per_turn)``, where the run has ``updates`` updates. ``initials`` is the result of `initial`.
+    The result is ``(first, behind)``, in updates: for a run of U updates the turns begin at the updates ``range(first,
+    U + behind, per_turn)``. ``initials`` is the result of `initial`.
     """
     step = header.per_turn
     served = [(served_update(header, line), lowest(initials, line)) for line in turn.instructions]

@@ -13,11 +13,12 @@ from chimera_ir.ir.turns import Ring
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """Writes the numbers of an instruction as Python expressions.
+    """Writes the numbers of an instruction as Python expressions: micro-batches, versions, slots.
 
-    In a loop they are relative to the round: ``variable`` stands for micro-batch ``micro``, and grows by ``step`` from
-    round to round; ``counter`` stands for update ``update``; ``rings`` has the ring of each receive, by its message.
-    Without a variable they are the instruction's own numbers.
+    In a loop the expressions are relative to the round. ``variable`` is the name of the loop's variable; in the round
+    that the instruction is taken from, its value stands for micro-batch ``micro``, and it grows by ``step`` from round
+    to round. ``counter`` is the name of the variable of the turn, which stands for update ``update`` there. ``rings``
+    has, by its message, the circle of slots of each receive. Without ``variable`` the numbers are written as they are.
     """
 
     micro: int = 0

@@ -35,10 +35,10 @@ class Straight:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A piece of a lane that repeats: ``instructions`` are those of the first of ``rounds`` rounds.
+    """A piece of a lane that repeats ``rounds`` times; ``instructions`` are those of the first round.
 
-    In each further round micro-batches are ``step`` later. ``rings`` has, by its message in the first round, the ring
-    of slots that each receive goes round.
+    In each further round all micro-batches are ``step`` later. ``rings`` has, by its message in the first round, the
+    ring of each receive: the circle of slots that it takes, one in each round.
     """
 
     instructions: tuple[ops.Instruction, ...]
@@ -108,10 +108,10 @@ class _Repetition:
 
 
 class _NumberedLane:
-    """A lane as lists of numbers: equal ``kinds`` at two places say that the lines there may repeat each other.
+    """A lane as lists of numbers, one for each line, which are quick to compare.
 
-    ``micros`` has the first micro-batch of each line, ``slots`` the number of slots of each shelf (all slots for one
-    edge).
+    Two lines may be the same line of two rounds of a loop only if they have equal ``kinds``. ``micros`` has the first
+    micro-batch of each line. ``slots`` has the number of slots of each shelf (the slots for messages along one edge).
     """
 
     def __init__(
@@ -152,9 +152,10 @@ class _NumberedLane:
         return stretch if rounds >= _ROUNDS and stretch.saved >= _SAVED else None
 
     def _again(self, place: int, length: int, step: int, rings: dict[int, Ring]) -> bool:
-        """Whether the line ``length`` lines after ``place`` repeats the line there, ``step`` micro-batches later.
+        """Tells whether the line ``length`` lines after ``place`` repeats the line there, ``step`` micro-batches later.
 
-        A receive must go on in its ring. ``rings`` has the rings found so far; the ring of a new receive is added.
+        A receive must also take the next slot of its ring. ``rings`` has the rings of the receives that were met so
+        far, by place within the round; that of a new receive is added.
         """
         later = place + length
         if self.kinds[place] != self.kinds[later] or self.micros[later] - self.micros[place] != step:
@@ -176,10 +177,10 @@ class _NumberedLane:
         return ring.later(first.slot, 1) == second.slot
 
     def _slots_around(self, place: int, length: int, step: int, most: int) -> tuple[list[Slot], bool]:
-        """Returns the slots that the receive at ``place`` has in the rounds around it, and whether they are a circle.
+        """Returns the slots that a receive takes in the rounds around ``place``, and whether they are a circle.
 
-        They are a circle if the receive comes back to its slot after at most ``most`` rounds. A round has ``length``
-        lines, and is ``step`` micro-batches later than the one before.
+        They are a circle if the receive has its slot at ``place`` again after at most ``most`` rounds. A round has
+        ``length`` lines, and its micro-batches are ``step`` later than those of the round before.
         """
         slots = [self._slot(place)]
         for by in (length, -length):
@@ -201,10 +202,11 @@ class _NumberedLane:
 
 
 def _ring(rounds: Sequence[Slot], circle: bool, slots: int) -> Ring | None:
-    """Returns the ring on which a receive takes the slots ``rounds``, one in each round; None if there is no such ring.
+    """Finds the ring, a circle of slots, on which a receive takes the slots ``rounds``, one in each round.
 
-    There are ``slots`` slots. In a ``circle`` the first slot comes again after the last one. Then the ring may have
-    only some of the slots, from the lowest of these on, in which the receive takes slots at equal distances.
+    ``slots`` is the number of slots of the receive's shelf. ``circle`` says whether the first slot of ``rounds`` comes
+    again after the last one; then the ring may also have only some slots of the shelf: the lowest slot in ``rounds``
+    and those above it at equal distances. Returns None if there is no such ring.
     """
     following = [*pairwise(rounds), *([(rounds[-1], rounds[0])] if circle else [])]
     step = rounds[1] - rounds[0] if len(rounds) > 1 else 0
@@ -313,9 +315,10 @@ def _pieces(lane: _NumberedLane, low: int, high: int) -> Iterator[Piece]:
 
 
 def _best(lane: _NumberedLane, low: int, high: int) -> _Repetition | None:
-    """Returns the loop that saves most lines between two places, None without one.
+    """Returns a loop that saves many lines of a lane between places ``low`` and ``high``; None if none is found.
 
-    It is the best of those through three places from ``low`` to ``high``.
+    Loops are tried that contain the line in the middle, then a quarter, then three quarters of the way; the one that
+    saves most lines is returned. A loop that saves more than half of the lines ends the search.
     """
     best: _Repetition | None = None
     for part in (2, 1, 3):
@@ -332,9 +335,9 @@ def _best(lane: _NumberedLane, low: int, high: int) -> _Repetition | None:
 
 
 def _lengths(lane: _NumberedLane, anchor: int, high: int) -> Iterator[int]:
-    """Yields lengths of a round to try: the distances from the line at ``anchor`` to later lines that may repeat it.
+    """Yields lengths of a round to try: how many lines after ``anchor`` a line comes that may repeat the line there.
 
-    These lines come before place ``high``.
+    Only lines before place ``high`` count.
     """
     count = 0
     for place in range(anchor + 1, high):

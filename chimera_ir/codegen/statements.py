@@ -140,7 +140,10 @@ class Scribe:
         return [micros, *inputs, *([] if header.fed[stage] else [f"lane.target({micros})"])]
 
     def _value(self, message: ops.Message) -> str:
-        """The expression for the value in a message where it is read: made on the same worker, or received."""
+        """Returns the expression for a message's value on the worker that reads the value.
+
+        The value was made on this worker, or is taken from a received message.
+        """
         if self.header.worker(message.micros[0], message.source) == self.worker:
             return self._made(message)
         return f"{self._incoming(message)}.take({self.notation.micros(message.micros)})"

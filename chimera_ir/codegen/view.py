@@ -20,8 +20,8 @@ from chimera_ir.verify.verify import Verified
 class BodyView:
     """The body of a function of a rank's script.
 
-    ``lines`` are the statements of the lane, with their indentation; ``bindings`` are statements that bind the names
-    in them. ``has_loops`` says whether there is a loop in ``lines``.
+    ``bindings`` are assignments that give stages and links the names by which ``lines`` call them. ``lines`` are the
+    statements of the lane, with their indentation. ``has_loops`` says whether there is a loop in ``lines``.
     """
 
     bindings: tuple[str, ...]

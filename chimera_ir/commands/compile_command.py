@@ -218,9 +218,9 @@ def compile_command(
 
 
 def _fitted(texts: Sequence[str], values: Mapping[str, tuple[int, ...]], options: Mapping[str, Any]) -> str:
-    """The text of a scheme whose clocks are formulas that give the orders of SCHEME at several sizes.
+    """Returns the text of a scheme that was fitted: its clocks, formulas, give the orders of SCHEME at several sizes.
 
-    With several ``texts``, the formulas give the orders of these, each of which has a size of its own.
+    With several ``texts``, the formulas give the order of each text, at the size of that text.
     """
     from chimera_ir.fitting.sizes import fitted, fitted_texts
 
@@ -333,7 +333,10 @@ def _sweep(scheme: str, values: Mapping[str, tuple[int, ...]], options: Mapping[
 
 @contextmanager
 def option_errors(source: Source) -> Iterator[None]:
-    """Context that turns errors in options into errors of the command line, with options as the user writes them."""
+    """Context that turns errors about options into `WrongCommand`, with options as the user writes them.
+
+    ``source`` is named where the text is too large.
+    """
     try:
         yield
     except errors.ParameterError as error:

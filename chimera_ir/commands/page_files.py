@@ -31,7 +31,7 @@ PAGE = PagePath(path_type=Path)
 def refuse_page(file: Path, mark: str) -> None:
     """Raises `OutputRefused` if `write_page` could not write to ``file``; called before the page is made.
 
-    A file that does not begin with ``mark`` was not written by the command, and is never overwritten.
+    A page of this command begins with the text ``mark``. A file that begins otherwise is never overwritten.
     """
     output.refuse_file(file, mark, force=False, option=_OPTION, remedy=_REMEDY)
 

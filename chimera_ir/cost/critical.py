@@ -18,12 +18,13 @@ from chimera_ir.ir.turns import in_turn, turn_number
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """Operations that follow one another without a gap, each needing the operation before it.
+    """Operations that follow one another without a gap, each waiting for the operation before it.
 
-    The path goes from time 0 to the end; in a stream, it is a cycle from a turn of the steady state to a later turn.
-    ``length`` is the time of one update, in ticks. ``counts`` maps the letter of each kind in the schedule to the
-    number of micro-batches, per update, on which the path's operations of this kind work: C_f and C_b of section 3.4.
-    A slice or a half counts as its part of a micro-batch, and a micro-batch of weight 2 counts twice.
+    With a flush they go from time 0 to the end. In a stream they are a cycle: from a turn of the steady state to the
+    same place in a later turn. ``length`` is the time of one update, in ticks. ``counts`` has C_f and C_b of section
+    3.4: by the letter of each kind in the schedule, the number of micro-batches, per update, on which operations of
+    this kind on the path work. A slice or a half counts as its part of a micro-batch, and a micro-batch of weight 2
+    counts twice.
     """
 
     operations: tuple[Operation, ...]
@@ -70,7 +71,7 @@ class Structure:
 
 
 def structure_of(schedule: Schedule, net: Net | None = None) -> Structure:
-    """Builds the structure of a verified schedule, around its net; ``net`` is this net, if the caller has it.
+    """Builds the structure of a verified schedule; ``net`` is its graph of operations and waits, if the caller has it.
 
     Raises `ValueError` for a cycle, and for a stream that shows no turn of its steady state.
     """
@@ -122,12 +123,11 @@ def update_length(header: Header, structure: Structure, durations: Sequence[int]
 def _path(
     header: Header, net: Net, durations: Sequence[int], preferred: Sequence[int]
 ) -> tuple[CriticalPath, list[int]]:
-    """Returns the critical path with the largest sum of ``preferred``, and the ends of all operations in ticks.
+    """Returns the critical path with the largest sum of ``preferred`` numbers, and the ends of all operations in ticks.
 
-    Both sequences have a number for each operation of the net.
-
-    One number per operation holds both criteria: its duration in the high digits, its preference in the low ones. So
-    the longest path in these numbers is the preferred one of the longest paths in time.
+    Both ``durations`` and ``preferred`` have a number for each operation of the net. One number joins the two: the
+    duration in the high digits, the preferred number in the low ones. So the longest path in joined numbers is, of all
+    paths that take longest, the one with the largest sum of ``preferred``.
     """
     unit = 1 + sum(preferred)
     lengths = [duration * unit + more for duration, more in zip(durations, preferred, strict=True)]

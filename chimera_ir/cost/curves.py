@@ -49,7 +49,10 @@ def operations(timeline: Timeline) -> list[Row]:
 
 
 class WorkerBytes(NamedTuple):
-    """Bytes of a worker: how many it needs before its first operation, and the ``sizes`` of what operations keep."""
+    """Bytes of a worker: ``at_first`` is what it needs before its first operation.
+
+    ``sizes`` gives for a stage the bytes of each thing that operations keep of a micro-batch, such as its activations.
+    """
 
     at_first: int
     sizes: SizesByUnit
@@ -81,18 +84,20 @@ def kept(timeline: Timeline, worker: int, bytes_of: Callable[[int], WorkerBytes]
 
 
 def _row(time: float, words: str, amounts: Mapping[str, int], parts: int, size: int | None) -> Row:
-    """A row with the amounts in micro-batches and the size in bytes: ``amounts`` and ``size`` divided by ``parts``.
+    """Makes a row of ``time``, of the operation that changes the amounts (``words``), of amounts and of bytes.
 
-    ``words`` are the operation that changes the amounts. If ``size`` is None, the row has no bytes.
+    Amounts in micro-batches and the ``size`` in bytes come as multiples of 1 / ``parts``, by which they are divided. If
+    ``size`` is None, the row has no bytes.
     """
     whole = {column: amount / parts for column, amount in amounts.items()}
     return {"time": time, "operation": words, **whole, **({} if size is None else {"bytes": size / parts})}
 
 
 class _KeptChange(NamedTuple):
-    """A change of what a worker keeps: from ``tick`` on there is ``amount`` more of ``unit`` on ``stage``.
+    """A change of what a worker keeps of ``stage``: from ``tick`` on, ``amount`` more of ``unit``, such as activations.
 
-    An amount is negative where something is freed; a micro-batch counts `Header.units`. ``words`` are the operation.
+    The amount is negative where something is freed; a whole micro-batch is the amount `Header.units`. ``words`` name
+    the operation that makes the change, as a line of IR.
     """
 
     tick: int
@@ -106,10 +111,11 @@ _TIME = itemgetter(0)
 
 
 def _changes(timeline: Timeline, lane: Sequence[Timed]) -> Iterator[_KeptChange]:
-    """Yields the changes by the operations of a lane: what each adds to what is kept, and what it frees.
+    """Yields the changes of what a worker keeps, operation by operation: what each one adds, and what it frees.
 
-    Between the halves of a split backward, operands take the place of the activations that the first half frees. What a
-    move makes is kept from its launch, what it frees until the lane has waited for it.
+    The first half of a split backward frees activations; in their place operands, which the second half needs, are
+    kept. What a move to the host or back makes is kept from its launch; what it frees is kept until the lane has waited
+    for it.
     """
     header, now = timeline.header, 0
     operations = [timed.operation for timed in lane]

@@ -43,7 +43,7 @@ class Durations(Protocol):
         """The durations of operations if the same model is cut into ``into`` stages instead of ``stages``."""
 
     def for_baseline(self, splits: bool) -> "Durations":
-        """The durations for the baseline of a schedule; ``splits`` says whether the schedule has split backwards."""
+        """Returns the durations for the baseline of a schedule that has split backwards (``splits``) or whole ones."""
 
     def report_costs(self, header: Header, path: Sequence[Operation]) -> tuple[tuple[str, Fraction], ...]:
         """Pairs of a kind's letter and its cost per micro-batch, as a report shows them.
@@ -75,7 +75,7 @@ def duration_key(operation: Operation, header: Header) -> DurationKey:
 
 
 def weighing(header: Header) -> str:
-    """Words on the range of the micro-batches' weights, which follow a list of costs; empty if there are no weights."""
+    """Returns the words behind a list of costs that say how much micro-batches weigh; empty if none has a weight."""
     if not header.weights:
         return ""
     least, most = (exact(Fraction(weight)) for weight in (min(header.weights), max(header.weights)))
@@ -231,7 +231,7 @@ class Costs(Mapping[str, Fraction]):
         return self._with({**self._given, **costs}, user_set)
 
     def durations(self, header: Header) -> "Costs":
-        """The costs for as many stages as a header has: converted if these are the costs of a model (`of_model_in`).
+        """Returns the costs for the stages of a header, converted where they are those of another number of stages.
 
         Raises `WrongOption` if lists of costs are for another number of slices or stages than the header has.
         """
@@ -354,9 +354,9 @@ class Costs(Mapping[str, Fraction]):
         return (*needless, *self._default_slices(schedule.header, letters))
 
     def _default_slices(self, header: Header, letters: Collection[str]) -> Iterator[str]:
-        """Yields a remark if the user has set costs by slice for some kinds, and others keep their default.
+        """Yields a remark if the user has set costs of slices for some kinds, while others keep a default cost.
 
-        Lists of costs are those of slices, a default cost is that of the whole micro-batch.
+        A listed cost is that of a slice, a default cost that of the whole micro-batch: so the two are easily mixed up.
         """
         unset = [letter for letter in SINGLE_LETTERS if letter in letters and letter not in self._given]
         if header.slices > 1 and unset and not self.shares.keys().isdisjoint(letters):
@@ -386,7 +386,7 @@ class Costs(Mapping[str, Fraction]):
         return self._costs[letter] * self.share(operation, header)
 
     def share(self, operation: Operation, header: Header) -> Fraction:
-        """The factor by which the cost of its kind is multiplied to give an operation's duration."""
+        """Returns the number by which the cost of its kind is multiplied to give an operation's duration."""
         shares = self.shares.get(operation.kind.letter, ()) if header.slices > 1 else ()
         if shares:
             share = shares[operation.parts[0].micros[0] % header.slices] * weighed(operation, header.weights)

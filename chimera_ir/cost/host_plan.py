@@ -1,4 +1,4 @@
-"""The moves of a lane to the host and back that let it keep the least, while no operation waits for them.
+"""Plans moves of a lane to the host and back, with which it keeps the least, while no operation waits for them.
 
     limit 2:  F m0 s0    F m1 s0    F m2 s0      B m0 s0
               ........   out m0     ..           back m0 during the operation before B m0
@@ -59,15 +59,16 @@ class TimedLane:
 
     @property
     def shifts(self) -> range:
-        """The distances, in turns, from any turn to any other: forwards, backwards and 0."""
+        """The numbers of turns by which one turn can be later than another: 1 - ``turns`` to ``turns`` - 1."""
         return range(1 - self.turns, self.turns)
 
 
 class MoveLaunch(NamedTuple):
     """The launch of a move in the planned turn, before the operation that has the number ``place`` in that turn.
 
-    The transfer begins at the time ``start``. ``operation`` names micro-batches of the planned turn; the ones that
-    really move are those of ``turns`` turns later (earlier, if it is negative).
+    The transfer begins at the time ``start``. ``operation`` is the move with the micro-batches of the planned turn that
+    it was found for. Launched at ``place`` of that turn, it moves the micro-batches ``turns`` turns later than these,
+    or earlier if ``turns`` is negative.
     """
 
     place: int
@@ -80,7 +81,7 @@ class _Interval(NamedTuple):
     """Activations that could move, from the operation of the lane that makes them to the first that reads them.
 
     ``made`` and ``read`` are the places of these two operations in the lane. ``part`` is the forward that makes the
-    activations, those of ``micros``.
+    activations, ``micros`` are the micro-batches that it runs.
     """
 
     made: int
@@ -95,7 +96,7 @@ class _TimeOnLink(NamedTuple):
 
 
 class _TakenTimes:
-    """The times at which a worker's link to its host is taken; a transfer takes its time again in every turn."""
+    """The times at which transfers take a worker's link to its host; each transfer comes again in every turn."""
 
     def __init__(self, lane: TimedLane) -> None:
         self._transfers: list[_TimeOnLink] = []
@@ -137,10 +138,10 @@ class _TakenTimes:
 
 
 class HostPlan:
-    """Plans the moves of a lane for one limit or another on what it keeps.
+    """Plans the moves of a lane to the host and back, for any limit on what the lane keeps (`launches`).
 
-    ``ticks`` gives the time that a move takes on the link. ``peak`` is the most that the lane keeps if nothing moves;
-    as all amounts here, it is in units, of which a micro-batch has `Header.units`.
+    ``ticks`` gives the time that a move takes on the link. ``peak`` is the most that the lane keeps if nothing moves.
+    Amounts are in units: a micro-batch has `Header.units` of them.
     """
 
     def __init__(self, header: Header, lane: TimedLane, ticks: Callable[[Compute], Time]) -> None:
@@ -189,7 +190,7 @@ class HostPlan:
         return sorted(launches, key=attrgetter("place", "start"))
 
     def _transfers(self, link: _TakenTimes, interval: _Interval, place: int) -> list[tuple[_TimeOnLink, Compute]]:
-        """Takes time on the link for the offload and the reload of activations that shall be away at ``place``.
+        """Takes times on the link for the offload and the reload of activations, so that they are away at ``place``.
 
         Returns both times, each with its move. Returns nothing, and takes no time, if the link is not free for both.
         """
@@ -226,7 +227,10 @@ class HostPlan:
         return bisect_right(self._ends, transfer.start)
 
     def _launched(self, moves: Iterable[tuple[_TimeOnLink, Compute]]) -> Iterator[MoveLaunch]:
-        """Yields the launches of moves, each brought into the turn that is planned."""
+        """Yields a launch for each move and its time on the link, as it comes in the planned turn.
+
+        A move that was found for another turn than the planned one is shifted by whole turns.
+        """
         places = self._lane.places
         for transfer, operation in moves:
             turn, place = divmod(self._place(transfer) - places.start, self._lane.length)

@@ -32,7 +32,10 @@ def launches(program: Program, timeline: Timeline) -> tuple[Launched, ...]:
 
 
 def launch_places(program: Program) -> LaunchPlaces:
-    """The places of all launches in the lanes of a program."""
+    """The launches of each worker in the order of its lane.
+
+    A launch is a pair: the number of compute operations before it in the lane, and its weight group.
+    """
     return [
         [(done, instruction.group) for done, instruction in _after(parts) if isinstance(instruction, AllReduce)]
         for parts in program.parts
@@ -79,7 +82,7 @@ def _after(parts: LaneParts) -> Iterator[tuple[int, AllReduce | WaitAllReduce | 
 def _launched(
     worker: Worker, group: WeightGroup, timed: tuple[Timed, ...], done: int, waited: int, timeline: Timeline
 ) -> Launched:
-    """The launch of a sum, with its times, after the first ``done`` operations of lane ``timed``.
+    """Makes the `Launched` of a sum that comes after the first ``done`` operations of the lane ``timed``.
 
     The worker waits for the sum after the first ``waited`` operations of the lane.
     """

@@ -70,9 +70,9 @@ def number(value: Fraction) -> int | float:
 
 
 def time_unit(value: float) -> tuple[int, str]:
-    """Returns the largest unit that is not longer than ``value`` seconds, or the smallest if all are longer.
+    """Chooses seconds, milliseconds or microseconds: the largest unit that is not longer than ``value`` seconds.
 
-    The unit is how many of it make a second, and its name.
+    Returns how many of the unit make a second, and its name. A shorter time gets microseconds.
     """
     return next((unit for unit in _TIMES if value * unit[0] >= 1), _TIMES[-1])
 

@@ -113,7 +113,10 @@ class LaneWithMoves(NamedTuple):
 
 
 def _steady_lanes(stream: ScheduleStream, duration: Callable[[Operation], int]) -> Iterator[TimedLane]:
-    """Yields each lane of a stream as several turns of a run that repeats after every turn, with these durations."""
+    """Yields for each lane of a stream its operations in several turns, at the times of the earliest run that repeats.
+
+    ``duration`` gives the time of an operation. The turn in the middle is the one to plan.
+    """
     header, net = stream.header, turn_net(stream)
     lengths = list(map(duration, net.operations))
     run = steady_run(net.waits, lengths, [turn_number(header, operation) for operation in net.operations])
@@ -131,12 +134,12 @@ def _steady_lanes(stream: ScheduleStream, duration: Callable[[Operation], int]) 
 
 
 def moving_lane(header: Header, lane: TimedLane, of_move: Callable[[Compute], Time], declared: int) -> LaneWithMoves:
-    """Adds the moves to a lane with which it keeps the fewest units or, if it is not 0, no more than ``declared``.
+    """Adds moves to a lane, so that it keeps no more than ``declared`` units or, if that is 0, as few as possible.
 
     ``of_move`` gives the time that a move takes.
 
-    If the link is too slow to keep to what is declared without waiting, moves are planned as for a faster link, and
-    the lane waits for them. If nothing helps, the lane is returned without moves.
+    If the link is too slow for the declared bound, moves are planned as for a faster link, and the lane then waits for
+    them. If that does not help either, the lane is returned without moves.
     """
     operations = [lane.steps[place].operation for place in lane.places]
     for share in _SHARES if declared else _SHARES[:1]:
@@ -152,7 +155,7 @@ def moving_lane(header: Header, lane: TimedLane, of_move: Callable[[Compute], Ti
 
 
 def _faster(of_move: Callable[[Compute], Time], share: Fraction) -> Callable[[Compute], Time]:
-    """Returns a function that gives the ticks of a move as ``of_move`` does, times ``share``: for a faster link."""
+    """Returns ``of_move``, the time of a move, with each time multiplied by ``share``: as on a faster link."""
     return lambda move: of_move(move) * share
 
 

@@ -19,14 +19,14 @@ from chimera_ir.ir.levels import Header
 
 
 def steady_period(header: Header, net: Net, durations: Sequence[int], path: CriticalPath) -> Fraction:
-    """The steady period of a synchronous schedule in ticks: the limit of the makespan of k iterations divided by k.
+    """Returns the steady period of a synchronous schedule in ticks: the makespan of many iterations by their number.
 
-    The period is the largest ratio of a cycle, as in `flow.cycles`. Only the first operation of a lane waits for the
-    iteration before, so the nodes of the cycle are lanes: one run of an iteration gives the longest paths between all
-    of them, and no list of waits is made.
+    It is never longer than the makespan, and equal to it if the first operation of the critical ``path`` waits for the
+    last operation of the path in the iteration before.
 
-    The period is never longer than the makespan. Both are equal if the first operation of the critical ``path`` waits
-    for the last operation of the path in the iteration before.
+    Otherwise it is the largest ratio of a cycle of waits, as in `flow.cycles`: time by iterations. Only the first
+    operation of a lane waits for the iteration before. So lanes are the nodes of the cycles, and playing one iteration
+    gives the longest paths from lane to lane.
     """
     awaited, operations = _awaited(header, net), net.operations
     for first, numbers in awaited.items():
@@ -56,11 +56,12 @@ def _larger_ratio(
 ) -> Fraction | None:
     """Finds a cycle of waits that takes more than ``ratio`` ticks per iteration.
 
-    Returns its ticks per iteration; None if there is no such cycle. ``awaited`` is the result of `_awaited`.
+    Returns how many ticks per iteration it takes; None if there is no such cycle. ``awaited`` is the result of
+    `_awaited`.
 
-    Bellman and Ford's longest paths, as in `flow.cycles`; a step of a path is an iteration, which costs ``ratio``. One
-    number holds a time and a lane: its last digit, in a base as large as the number of lanes, is the lane where the
-    longest path to this time begins.
+    Longest paths are found as by Bellman and Ford; a step of a path is an iteration, from whose time ``ratio`` is
+    subtracted. If paths grow for ever, their steps close a cycle. While an iteration is played, one number holds a time
+    and, as its last digit, the lane where the longest path to this time begins; the base is the number of lanes.
     """
     turn, unit, base = ratio.numerator, ratio.denominator, len(awaited)
     lengths = [duration * unit * base for duration in durations]

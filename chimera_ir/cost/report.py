@@ -239,12 +239,12 @@ def report(
 ) -> Report:
     """Makes the report on a verified schedule and a verified baseline for the same workers and micro-batches.
 
-    Where the schedule has more stages than the baseline, the baseline's stages are larger by that factor, and so are
-    their durations, weights and activations. ``weights`` are the copies of weights that each worker keeps,
+    If the schedule has x times as many stages as the baseline, each stage of the baseline counts x times: its
+    durations, weights and activations. ``weights`` are the copies of weights that each worker keeps,
     ``baseline_weights`` those of the baseline, by default one of each stage. ``verified`` are the names of the proven
-    rules, in the order of the report; ``timeline`` is that of the schedule with these costs, if the caller has it, and
-    ``before`` the one that it had before moves were added to it. Where memory moves, workers keep what the lines of
-    ``program`` say, if it is given: the text of a program may wait where it likes.
+    rules, in the order of the report. ``timeline`` is that of the schedule with these costs, if the caller has it;
+    ``before`` is the timeline before moves were added. If memory moves and ``program`` is given, its lines say what
+    workers keep and when they wait.
     """
     # The baseline's costs: for as many stages as it has, and for backwards that are split or whole as its are.
     timeline = timeline or simulate(schedule, costs)
@@ -295,11 +295,11 @@ def _splits(schedule: Schedule) -> bool:
 def _figures(
     level: Schedule | Program, timeline: Timeline, weights: Sequence[int], size: Fraction, splits: bool
 ) -> Figures:
-    """The figures of the schedule with this ``timeline``.
+    """Makes the figures of the schedule with this ``timeline``.
 
-    ``level`` says what workers keep: it is the schedule itself or its program. ``weights`` are the copies of weights
-    that each worker keeps. ``size`` is the M_theta and the M_a of one of its stages: 2 for a baseline with half as many
-    stages as the schedule that it is compared with. ``splits`` says whether its backwards are split.
+    ``level``, the schedule or its program, says what workers keep. ``weights`` are the copies of weights that each
+    worker keeps. One of its stages counts ``size`` M_theta and M_a: 2 for a baseline with half as many stages as the
+    schedule that it is compared with. ``splits`` says whether its backwards are split.
     """
     header = level.header
     halves = live.whole(header, live.between_halves(level)) if splits else (Fraction(0),) * len(level.lanes)

@@ -33,12 +33,12 @@ class Timed(NamedTuple):
 
     @property
     def in_lane(self) -> bool:
-        """Whether the operation occupies the worker's lane."""
+        """Whether the operation occupies the worker's lane, unlike a move, which occupies the link to the host."""
         return self.operation.kind.occupies is Resource.LANE
 
 
 class Track(NamedTuple):
-    """The operations of a worker that occupy one of its resources, in order."""
+    """The operations of a worker that occupy one of its resources (its lane, or a link to its host), in order."""
 
     worker: Worker
     resource: Resource
@@ -132,7 +132,7 @@ class Timeline(OneLine):
 
     @cached_property
     def tracks(self) -> tuple[Track, ...]:
-        """The lanes of all workers, then each other resource of a worker that any operation occupies."""
+        """A track for the lane of each worker; then one for each other resource of a worker that operations occupy."""
         if self.header.lanes_only:
             return tuple(Track(Worker(worker), Resource.LANE, lane) for worker, lane in enumerate(self.lanes))
         tracks = {(Resource.LANE, worker): list[Timed]() for worker in range(len(self.lanes))}
@@ -146,8 +146,8 @@ class Timeline(OneLine):
 class TimedRun:
     """The run in which each operation starts as early as it can; all times are in ticks.
 
-    ``tick`` is the length of a tick in the unit of the costs; ``durations`` has the ticks of each operation of the
-    structure's net.
+    ``tick`` is the length of a tick in the unit of the costs. ``durations`` has the ticks of each operation, in the
+    order of ``structure.net``; `ends` has the same order.
     """
 
     header: Header
@@ -227,7 +227,7 @@ def mean(times: Sequence[Fraction]) -> Fraction:
 
 
 def occupying(header: Header, lane: Sequence[Timed]) -> Sequence[Timed]:
-    """The operations of a lane that occupy it, not another resource of the worker."""
+    """The operations that occupy the worker's lane itself; moves, which occupy the link to the host, are left out."""
     return lane if header.lanes_only else [timed for timed in lane if timed.in_lane]
 
 

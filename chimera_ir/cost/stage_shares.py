@@ -14,7 +14,8 @@ StagePart = tuple[Stage, Fraction]
 def stage_shares(stages: int, into: int) -> tuple[tuple[StagePart, ...], ...]:
     """Cuts a model of ``stages`` stages into ``into`` new stages of equal size.
 
-    Returns for each new stage the old stages of which it has a part, each with the share that it has.
+    Returns the parts of each new stage as pairs: an old stage, and the share of this old stage that goes into the new
+    one.
 
     Examples
     --------

@@ -161,10 +161,7 @@ def proof(report: Report) -> Text:
 
 
 def _communicators(report: Report) -> list[Text]:
-    """A line that names the ways to use fewer communicators with which the program is proven to finish, too.
-
-    There is no line if there are none.
-    """
+    """A line that names the ways to use fewer communicators with which the program is proven to finish; or no line."""
     fewer = [f"{choice.name} ({choice.number})" for choice in report.communicators[1:] if not choice.blocked]
     return [Text(f"finishes with fewer communicators, too: {', '.join(fewer)}")] if fewer else []
 

@@ -26,8 +26,8 @@ class Window(NamedTuple):
 def steady_window(timeline: Timeline) -> Window | None:
     """Finds the first of the shortest stretches of a stream's timeline that repeat right after themselves.
 
-    The stretch starts with the first forward of a turn and has as many operations as its turns have. Each operation
-    starts again, for the micro-batches of later turns, exactly one length of the stretch later.
+    A stretch starts with the first forward of a turn, and has the operations of one turn or several. Each of them
+    starts again for the micro-batches of later turns, exactly the length of the stretch later.
 
     Returns None if no stretch repeats, and for a schedule with a flush.
     """

@@ -43,7 +43,11 @@ def pattern(template: str) -> str:
 
 
 def example(code: str) -> Example | None:
-    """The shortest example of a message, preferably one that comes first in its text, which is not empty; or None."""
+    """Returns the best example of a message, None without any.
+
+    The best one shows no other message before it, or as few as possible; of those, its text is not empty; of those, it
+    is the shortest.
+    """
     shown = min(_examples(code), key=lambda pair: (pair[0], not pair[1].text.strip(), len(pair[1].text)), default=None)
     return shown and shown[1]
 

@@ -98,15 +98,21 @@ class Diagnostic(_LazyDataclass):
     def fill(self, template: str) -> str:
         """Fills a template with the fields and properties of the diagnostic.
 
-        ``{count:stage}`` gives ``3 stages``, ``{count:is or are}`` the verb for as many. ``{count:and more}`` stands
-        behind the first of ``count`` mistakes and says how many others there are; ``{others:(and more)}`` does so from
-        the number of the others. Both are empty if there are none. ``{closest:else unknown}`` asks whether ``closest``
-        was meant, or gives ``unknown`` for None.
+        A word after a colon says how a number is shown. ``{count:stage}`` gives ``3 stages``; ``{count:is or are}``
+        gives the verb. ``{count:and more}`` stands behind the first of ``count`` mistakes and gives the number of the
+        others in words; ``{others:(and more)}`` gives `` (and 2 more)`` if ``others`` is 2. Both are empty if there are
+        no others.
+
+        ``{closest:else unknown}`` gives ``did you mean ..?`` with the value of ``closest``, or ``unknown`` if it is
+        None.
         """
         return self.relative_to_turn(_Formatter(self).format(template))
 
     def relative_to_turn(self, text: str) -> str:
-        """Rewrites micro-batches and versions in ``text`` as counted from the turn of the line (``m+1``), if any."""
+        """Rewrites micro-batches and versions in ``text`` relative to the turn of the wrong line, as ``m+1``.
+
+        The text stays as it is if the line belongs to no turn.
+        """
         if not self.span.turn:
             return text
 
@@ -123,7 +129,10 @@ _COUNTED = re.compile(r"\b(m|v|micro-batch |version |update )([0-9]+)\b")
 
 
 def once(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Drops repetitions: if a line is wrong in several turns, only the middle turn, of the steady state, is left."""
+    """Drops repetitions: of a line that is wrong in several turns, only the diagnostics of one turn are left.
+
+    It is the middle one of these turns, which is part of the steady state.
+    """
     listed = tuple(diagnostics)
     turns: dict[tuple[str, int], set[tuple[int, ...]]] = {}
     for diagnostic in listed:

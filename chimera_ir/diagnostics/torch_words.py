@@ -1,4 +1,4 @@
-"""Instructions in messages about a schedule of torch.distributed.pipelining: named as the cells of the file."""
+"""Rewrites messages about a schedule of torch.distributed.pipelining: lines of IR become cells of the user's file."""
 
 import re
 
@@ -11,7 +11,7 @@ _MESSAGE = re.compile(r"`(wait )?(send|recv) m(\d+) s(\d+)->s(\d+)[^`]*`")
 
 
 def as_cells(text: str) -> str:
-    """The text with each line of IR in it as the cell for the same action.
+    """Returns the text with each line of IR in backquotes replaced by the cell for the same action.
 
     Examples
     --------

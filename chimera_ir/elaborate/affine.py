@@ -274,7 +274,7 @@ class _Laws:
 
 
 def _later(part: Law, bound: Law) -> Law:
-    """Returns the law ``part``, which then holds only for those m for which ``bound`` holds as well."""
+    """Returns the law ``part`` with a later start: the start of ``bound``, unless its own is later still."""
     return replace(part, since=max(part.since, bound.since))
 
 
@@ -296,10 +296,10 @@ def _larger(left: Law, right: Law, period: int) -> Law:
 
 
 def _ahead(m: int, lead: int, gain: int, period: int) -> int:
-    """Returns the first m from which on a difference is never negative at any m + k * period.
+    """Returns the first number from which on a difference is never negative, at any of m, m + period, m + 2 period ..
 
-    The difference is ``lead`` at the given ``m``, and each period adds ``gain`` > 0 to it. The result is the number
-    after the last of these at which it is negative.
+    The difference is ``lead`` at the given ``m``, and each period adds ``gain`` > 0 to it. The result is one more than
+    the last of these numbers at which the difference is negative.
     """
     turns = -(lead // gain)
     return m + (turns - 1) * period + 1

@@ -199,11 +199,12 @@ class _Checker:
         named: dict[str, Meaning],
         outside: NameLayers,
     ) -> None:
-        """Checks what the lines ``stages`` and ``let`` of a pipe define, and adds the names of the latter to ``named``.
+        """Checks what the lines ``stages`` and ``let`` of a pipe define, and adds the names in ``lets`` to ``named``.
 
-        ``variables`` are the variables of the pipe; ``outside`` has the names from outside the pipe. A name for the
-        worker stands for the formula of its place, which may use names of ``let``. So names that do not use the worker
-        are checked before this formula, and names that use it after.
+        ``variables`` are the variables of the pipe; ``outside`` has the names from outside the pipe. The formula that
+        gives the worker of a stage may use names of ``lets``, and a name of ``lets`` may use the worker. So first the
+        names that do not use the worker are checked, then the formula of the worker, then the names that use the
+        worker.
         """
         inside = outside.new_child({**variables})
         of_name: dict[str, tuple[str, ...]] = {}

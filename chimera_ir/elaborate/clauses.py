@@ -1,6 +1,6 @@
 """Checks that a scheme has the lines it must have, and others at most once, or only together with certain lines.
 
-A memory bound need not name the worker. If one that does not has an unknown name, the help says how to name the worker.
+`suggest_workers` gives better help where a memory bound uses a name for its worker that it does not define.
 """
 
 from collections.abc import Iterable, Iterator

@@ -48,8 +48,9 @@ def elaborate(
 class Outline:
     """The plan of a scheme before its operations are made: its header, and what the operations are made from.
 
-    ``shapes`` are the pipes for these parameters. A pipe without end is cut to one turn, of which ``endless`` says
-    more. ``values`` has the values of global names.
+    ``shapes`` are the pipes, evaluated for these parameters; ``values`` has the values of global names. For a scheme
+    without a flush each pipe has the micro-batches of one turn, and ``endless`` has the rhythms and the turn; else
+    ``endless`` is None.
     """
 
     header: Header
@@ -78,7 +79,7 @@ class Outline:
         return PlanStream(moving, operations, self.endless.turn.clocks, self.endless.turns, rises)
 
     def _rises(self, operations: Sequence[Listed], header: Header, reads: Readings) -> tuple[int, ...]:
-        """Returns for each operation how much the value of its ``prefer`` grows from one turn to the next.
+        """Returns for each operation how much higher its preference is one turn later: the value after ``prefer``.
 
         ``operations`` are those of the first turn, and ``reads`` are the versions that they read.
         """

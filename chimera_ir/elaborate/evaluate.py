@@ -118,7 +118,7 @@ class Scope:
     def values_in(self, expression: ast.Expression, frame: Frame) -> Values:
         """Returns the names in an expression with their values; ``frame`` has the values of variables.
 
-        A name that stands for a formula without a value there is left out.
+        A name is left out if it stands for a formula that has no value for this frame.
         """
         names = dict.fromkeys(node.text for node in ast.walk(expression) if isinstance(node, ast.Name))
         values = ((name, self._value(name, frame)) for name in names)

@@ -263,10 +263,10 @@ class FormulaChecker:
             self.mistakes.append(say.UnknownName(span, text, guess, listed))
 
     def _way(self, start: str, goal: str, *, far: bool) -> tuple[str, ...] | None:
-        """Returns the names from ``start`` to the one before ``goal``, each used in the definition of the one before.
+        """Returns the chain of names that leads from ``start`` to ``goal``, without ``goal`` itself.
 
-        It is the shortest such chain, None if there is none. Unless ``far`` is set, only ``start`` itself is tried as
-        ``goal``.
+        Each name is used in the definition of the name before it. The shortest chain is returned, None if there is
+        none. Only with ``far`` set are chains longer than one name looked for, from ``start`` to any ``goal``.
         """
         came_from = {start: ""}
         pending = [start] if far else []

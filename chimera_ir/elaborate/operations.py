@@ -23,9 +23,10 @@ Pipes = Mapping[str, tuple[Shape, Pipe]]
 
 
 class _Single(NamedTuple):
-    """An operation of a line, of which a pair has two, with its pipe: the line's own, or the one after ``of``.
+    """One operation that a line names, the subject, with its pipe; a line with a pair has two of them.
 
-    ``shape`` has the formulas of this pipe, ``pipe`` its workers and micro-batches.
+    The pipe is the one that the line is in, or the one that the line names after ``of``. ``shape`` has the formulas of
+    the pipe, ``pipe`` its workers and micro-batches.
     """
 
     subject: ast.Subject
@@ -86,9 +87,10 @@ def _single(subject: ast.Subject, shape: Shape, pipe: Pipe, pipes: Pipes) -> _Si
 
 
 def _all_at_once(line: ast.Operation, singles: Sequence[_Single], shape: Shape, reads: Readings) -> list[Listed]:
-    """The operations of ``line``, whose one or two subjects are ``singles``, for all micro-batches and stages at once.
+    """Returns the operations of ``line`` for all micro-batches and stages, evaluated as lists instead of one by one.
 
-    Raises `UndefinedOnGrid` or ``Rejected`` if one of the operations fails, or may fail.
+    ``singles`` has the one operation that the line names, or the two of a pair. Raises `UndefinedOnGrid` or
+    ``Rejected`` if an operation fails, or may fail; then `_one_by_one` finds out.
     """
     grid = Grid(shape.steps, shape.stage_range, shape.names, shape.scope)
     # Whether the guard holds, for each micro-batch and stage; then workers and operations, and clocks, where it does.
@@ -116,9 +118,10 @@ _Placed = tuple[Worker, Compute]
 def _column(
     line: ast.Operation, single: _Single, grid: Grid, holds: Sequence[int] | None, reads: Readings
 ) -> tuple[list[Worker], list[Compute]]:
-    """Returns the workers and the operations of ``single``, a part of ``line``, for the pairs at which its guard holds.
+    """Returns the workers and the operations of ``single`` for all micro-batches and stages where the guard holds.
 
-    ``grid`` has the pairs of micro-batch and stage, ``holds`` the guard's truth at each; None if the line has no guard.
+    ``single`` is the operation of ``line``, or a half of its pair. ``grid`` has the pairs; ``holds`` has the guard's
+    truth (the condition after ``when``) for each pair, None if the line has no guard.
     """
     batches = _batches_on_grid(grid, single.subject.micro, single.numbers)
     if single.subject.slice is not None:
@@ -134,7 +137,10 @@ def _column(
 
 
 def _one_by_one(line: ast.Operation, singles: Sequence[_Single], shape: Shape, reads: Readings) -> Iterator[Listed]:
-    """Yields the operations of `_all_at_once`; raises ``Rejected`` for the first that fails."""
+    """Yields the operations of ``line``, evaluated one by one; raises ``Rejected`` for the first that fails.
+
+    ``singles`` has the one operation that the line names, or the two of a pair.
+    """
     scope = shape.scope.with_variables(*shape.names)
     guard = None if line.guard is None else compiled(line.guard, scope)
     clock = None if line.clock is None else compiled(line.clock, scope)
@@ -162,9 +168,10 @@ def _one_by_one(line: ast.Operation, singles: Sequence[_Single], shape: Shape, r
 
 
 def _joined(line: ast.Operation, placed: Sequence[_Placed], shape: Shape, *values: tuple[str, int]) -> Operation:
-    """A line's only operation, or the pair of its two; raises ``Rejected`` if these cannot be a pair.
+    """Returns the operation of a line: the one in ``placed``, or the two in ``placed`` as a pair.
 
-    ``values`` are those of the variables, for the diagnostic.
+    ``values`` are the names and values of variables, for the diagnostic. Raises ``Rejected`` if the two are on
+    different workers, differ in size, or share a micro-batch.
     """
     if len(placed) == 1:
         return placed[0][1]

@@ -49,7 +49,7 @@ class Shape:
     fixed: tuple[tuple[str, int], ...] = ()
 
     def instance(self, *values: tuple[str, int]) -> Instance:
-        """This pipe with values of its variables, as a diagnostic names it."""
+        """Returns this pipe together with the given names and values of variables, for a diagnostic to name."""
         return Instance(self.name, (*values, *self.fixed))
 
     def by_slice(self) -> Iterator["Shape"]:

@@ -105,8 +105,8 @@ def _stages_of(shape: Shape, clause: ast.Recompute | ast.Sync) -> Iterator[Stage
 def strategies(shapes: Sequence[Shape]) -> tuple[tuple[Stage, Strategy], ...]:
     """Returns the stages whose strategy for sums is not the default, each with its strategy, ascending.
 
-    The ``sync`` clauses of the pipes say so. If several clauses of a pipe hold for a stage, the last one counts. A pipe
-    without such a clause does not count.
+    The ``sync`` lines of the pipes give the strategies; of several such lines of a pipe that hold for a stage, the last
+    one counts. A pipe without one for a stage leaves the choice to the other pipes.
 
     Raises `Rejected` if two pipes ask for different strategies for the same stage.
     """

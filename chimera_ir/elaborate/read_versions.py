@@ -19,10 +19,10 @@ Readings = Mapping[tuple[Micro, Stage], Version]
 
 
 def check_versions(shape: Shape, laws: Sequence[Law]) -> None:
-    """Checks that micro-batch m of a pipe without end reads version max(0, f(m)), where f is the law of the stage.
+    """Checks that every micro-batch m of a pipe without end reads version max(0, f(m)) on each stage.
 
-    ``laws`` has the law of each stage. Each micro-batch is checked up to one period after the start of a law; from
-    there on the law holds. All laws grow.
+    f is the law of the stage in ``laws``: the version that micro-batches read in the long run. The first micro-batches
+    are checked one by one, until the law has held for a period. All laws grow.
 
     Raises `Rejected` for the first micro-batch that reads another version.
     """
@@ -42,9 +42,9 @@ def check_versions(shape: Shape, laws: Sequence[Law]) -> None:
 
 
 def readings(shapes: Sequence[Shape], pipes: Sequence[Pipe], rhythms: Sequence[Rhythm]) -> Readings:
-    """The versions that the micro-batches of a turn read, by the laws of their pipes.
+    """Returns the versions that the micro-batches of turn 0 read, as the laws of their pipes give them.
 
-    They may be below 0, as a turn stands for all turns.
+    Versions may be below 0, where the first micro-batches of a run read version 0: turn 0 stands for all turns.
     """
     return {
         (number, Stage(stage)): Version(law.at(shape.micro_range[place // shape.slices]))
@@ -57,8 +57,8 @@ def readings(shapes: Sequence[Shape], pipes: Sequence[Pipe], rhythms: Sequence[R
 def torn(planned: Iterable[Planned | Unclocked], reads: Readings, header: Header, turns: int) -> Iterator[Diagnostic]:
     """Yields mistakes in operations whose micro-batches belong to different updates, or read different versions.
 
-    ``planned``, ``reads`` and ``header`` are those of the first turn. Operations of ``turns`` turns are checked: in the
-    first ones several micro-batches may read version 0.
+    ``planned`` and ``reads`` are the operations and the versions of turn 0. The operations of turns 0 .. ``turns`` - 1
+    are checked, as micro-batches that read different versions later may all read version 0 at first.
     """
     groups = [part for part in singles(entry.operation for entry in planned) if len(part.micros) > 1]
     per_turn = header.per_turn

@@ -26,9 +26,10 @@ from chimera_ir.syntax.formatter import show_expression
 
 @dataclass(frozen=True, slots=True)
 class _Beat:
-    """An operation line on one stage, with the laws in m of its clock, if it has one, and of its guard.
+    """An operation line on one stage, with laws in m: of its clock, if any, and of its guard (after ``when``).
 
-    ``period`` is a period of all its formulas; ``span`` is the place of its clock or preference, or of the whole line.
+    ``period`` is a number of micro-batches after which all formulas of the line repeat. ``span`` is the place in the
+    text of the clock or preference, or of the whole line.
     """
 
     span: Span
@@ -42,10 +43,10 @@ class _Beat:
 class Rhythm:
     """The rhythm of a pipe without end: how fast it goes, and after how many micro-batches it repeats.
 
-    ``rate`` is the clocks per micro-batch, the same for every operation, above 0. After ``period`` micro-batches, a
-    multiple of the step, everything repeats, ``rate * period`` clocks later; ``first`` and ``last`` are the first and
-    the last clock of an operation on these micro-batches. ``number`` is the law of the global numbers of micro-batches.
-    ``versions`` has, for each of the stages, the law of the version that micro-batches read in the long run.
+    ``rate`` is the clocks per micro-batch, above 0 and the same for every operation. Everything repeats after
+    ``period`` micro-batches, which take ``rate * period`` clocks; ``first`` and ``last`` are the lowest and the highest
+    clock of an operation on the first ``period`` of them. ``number`` is the law of the global numbers of micro-batches.
+    ``versions`` has for each stage the law of the version that micro-batches read in the long run.
     """
 
     rate: Fraction
@@ -124,10 +125,11 @@ def _beats(line: ast.Operation, shape: Shape, stages: Sequence[int], most: int) 
 
 
 def _places(subject: ast.Subject, shape: Shape, guard: Law, laws: Callable[[ast.Expression], Law], most: int) -> int:
-    """Returns a period after which both the stage and the micro-batch of ``subject`` repeat.
+    """Returns a number of micro-batches after which the stage, the slice and the micro-batches of ``subject`` repeat.
 
-    ``laws`` gives the law of a formula. Raises ``Fault`` unless the stage repeats and, where ``guard`` holds, the
-    micro-batch stays within a step of its variable.
+    ``subject`` is the operation that a line names; ``laws`` gives the law of a formula. Raises ``Fault`` if the stage
+    or slice grows without end. Raises ``Fault``, too, if the operation is on other micro-batches than those for which
+    its variable stands, m .. m + step - 1, at an m for which ``guard`` holds.
     """
     place, part = laws(subject.stage), ALWAYS if subject.slice is None else laws(subject.slice)
     if place.increment:

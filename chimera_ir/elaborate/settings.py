@@ -83,9 +83,9 @@ def require_settable(scheme: ast.Scheme, settings: Mapping[str, int]) -> None:
 
 
 def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals:
-    """The values of everything outside of the pipes, for a checked scheme.
+    """Returns the values of all lines outside of the pipes, for a checked scheme.
 
-    Raises `Rejected` if a line has no value, or a value that is not allowed, or if a requirement fails: with all that
+    Raises `Rejected` if a line has no value, or a value that is not allowed. If requirements fail, it has all that
     fail.
     """
     made = _GlobalsEvaluator(scheme, settings)

@@ -57,10 +57,10 @@ class EndlessPipes:
 
 
 def endless(shapes: Sequence[Shape], per_update: int, limit: int) -> EndlessPipes:
-    """The rhythms and the turn of pipes without end, in a scheme with an update every ``per_update`` (K) micro-batches.
+    """Finds the rhythms and the turn of pipes without end; ``per_update`` micro-batches make an update.
 
-    Raises `Rejected` if a formula is not quasi-affine; clocks, numbers, versions and updates do not grow together; or
-    what is shown would have more operations than ``limit``.
+    Raises `Rejected` in three cases: a formula is not quasi-affine (see `affine`); clocks, numbers, versions and
+    updates grow at rates that do not fit together; the turns to show have more operations than ``limit``.
     """
     unnumbered = [shape for shape in shapes if shape.micros.number is None] if len(shapes) > 1 else []
     reject(say.NumbersNeeded(shape.micros.span, (), shape.instance(), len(shapes)) for shape in unnumbered)
@@ -131,10 +131,10 @@ def _versions_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: Tu
 
 
 def _turns(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: TurnSize) -> int:
-    """The number of turns to show so that the turn in the middle is one of the steady state.
+    """Returns how many turns to show, so that the turn in the middle is one of the steady state.
 
     Operations that run at the same time belong to micro-batches up to ``spread`` turns apart. All of these must be
-    shown, and must read the versions of their laws, which hold after ``settled`` turns.
+    shown. They must also read the versions that the laws of their stages give, which is so after ``settled`` turns.
     """
     ends = (
         rhythm.last + rhythm.rate * (count - rhythm.period) for rhythm, count in zip(rhythms, turn.micros, strict=True)
@@ -152,9 +152,10 @@ def _turns(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: TurnSize) -
 
 
 def _too_many(shapes: Sequence[Shape], turn: TurnSize, turns: int, limit: int, period: int) -> list[Diagnostic]:
-    """Returns a diagnostic if there would be more operations, or pairs of micro-batches and stages, than ``limit``.
+    """Returns a diagnostic if there would be too many operations to show, or too many micro-batches of a turn.
 
-    The number is computed from the ranges alone. It is a lower bound if ``turn``, ``turns`` and ``period`` are.
+    Too many is more than ``limit`` for all stages and turns. Both numbers are computed from the ranges alone; they are
+    lower bounds if ``turn``, ``turns`` and ``period`` are.
     """
     stages = len(shapes[0].stage_range)
     lines = sum(

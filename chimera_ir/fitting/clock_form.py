@@ -1,7 +1,7 @@
-"""Clocks for orders: sums of terms times whole numbers that rise along every lane, and along every value.
+"""Finds clocks that give known orders: sums of terms times whole numbers, which rise along every lane and every value.
 
-A clock is an order, not a time, so the factors x of the terms are free as long as each operation has a later clock than
-the one before it in its lane, and than those whose values it reads:
+The factors x of the terms are free, because a clock is an order, not a time. They only have to give each operation a
+later clock than the operation before it in its lane, and than the operations that make the values it reads:
 
     F(m, s) @ x0*m + x1*s + x2*D + x3           x0 >= 1          F m0 s0 before F m1 s0
     B(m, s) @ x4*m + x5*s + x6*D + x7           x1 >= 1          F m0 s0 before F m0 s1
@@ -31,10 +31,10 @@ The pipe is empty if all pipes have the same clocks. `ClockForm` says what an ar
 class ClockForm:
     """The form of clocks: the terms of their formulas, and which operations have a formula of their own.
 
-    ``rates`` are terms in the micro-batch, whose factors all formulas share; ``slopes`` are terms in the stage and the
-    slice, ``constants`` in parameters alone. ``shared`` is whether all pipes have the same clocks. ``arms`` are
-    conditions on the stage, which divide the stages into arms with formulas of their own: a stage that meets the first
-    n conditions, and no more, is on arm n.
+    ``rates`` are terms in the micro-batch, whose factors are the same in all formulas. ``slopes`` are terms in the
+    stage and the slice, ``constants`` are terms in parameters alone. ``shared`` is whether all pipes have the same
+    clocks. ``arms`` are conditions on the stage: stages that meet equally many of them are an arm, and each arm has
+    formulas of its own.
     """
 
     rates: tuple[str, ...]
@@ -49,7 +49,7 @@ class ClockForm:
         return (*self.rates, *self.slopes, *self.constants)
 
     def statements(self, order: Observed) -> list[Statement]:
-        """The key of the formula (`Statement`) that the clock of each operation of an order has, lane by lane."""
+        """Returns for each operation of an order, lane by lane, the key (`Statement`) of the formula of its clock."""
         arms = tabulated(self.arms, order.settings, order.points) if self.arms else [[]] * order.size
         return [
             ("" if self.shared else pipe, letter, sum(map(bool, met)))
@@ -94,9 +94,9 @@ class Clocks:
 
 
 def fitted_clocks(form: ClockForm, orders: Sequence[Observed], without: Container[int] = ()) -> Clocks | None:
-    """Finds clocks of a form that keep all orders; None if there are none.
+    """Finds clocks of a form that rise along all lanes and values of the orders; None if there are none.
 
-    ``without`` are the numbers of unknowns, as in `Clocks.unknowns`, that get the factor 0.
+    ``without`` are unknowns whose factor is to be 0: their places in the list `Clocks.unknowns`.
     """
     statements = [form.statements(order) for order in orders]
     kinds = list(dict.fromkeys(statement for several in statements for statement in several))
@@ -130,15 +130,19 @@ def fitted_clocks(form: ClockForm, orders: Sequence[Observed], without: Containe
 
 
 def _price(term: str, base: int) -> int:
-    """The price of a factor of 1 on a term, in the sum that a fit makes least; it grows with each operator."""
+    """Returns how dear a factor of 1 on ``term`` is: ``base`` to the power of the term's number of ``*`` and ``/``.
+
+    A fit takes the factors whose sizes cost least in all.
+    """
     return int(base ** (term.count("*") + term.count("/")))
 
 
 def forms(frame: Frame, pipes: int) -> Iterator[ClockForm]:
-    """Yields forms of clocks, the simplest first, for a scheme with this many pipes.
+    """Yields forms of clocks to try, the simplest first, for a scheme with this many pipes.
 
-    At first clocks are linear; then micro-batches count in units; then stages count round the workers, or each way
-    through the workers has clocks of its own.
+    The terms are m and s at first, then further ones are tried: products with parameters; units, that is m divided by a
+    period and the remainder; the place of a stage on its way through the workers and the number of the way, or
+    conditions that give each way clocks of its own.
     """
     q = frame.variables[2:]
     workers, stages = bracketed(frame.workers), bracketed(frame.stages)
@@ -170,5 +174,5 @@ def _words(text: str) -> list[str]:
 
 
 def _products(pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """The products of each factor and its term; a term that is a formula gets brackets."""
+    """Returns the texts of products, of a factor and a term each; a term that is more than a name gets brackets."""
     return tuple(times(factor, term if term.isidentifier() else f"({term})") for factor, term in pairs)

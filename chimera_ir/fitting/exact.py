@@ -5,7 +5,9 @@ from fractions import Fraction
 
 
 def exact_fit(rows: Sequence[Sequence[int]], values: Sequence[int]) -> list[int] | None:
-    """Whole numbers x with ``row * x == value`` for all rows, 0 for as many last columns as possible; None without any.
+    """Returns whole numbers x with ``row * x == value`` for each of the rows and its value; None if none are found.
+
+    Where the rows leave a choice, a later number is 0 rather than an earlier one.
 
     Examples
     --------

@@ -28,9 +28,10 @@ class PipeFrame:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The fitted header: formulas of the numbers of workers, stages and slices, and the pipes.
+    """The fitted header: its pipes, and formulas for the numbers of workers, stages and slices.
 
-    ``constants`` are the terms in which the parameters alone occur, ``units`` the periods that clocks may have.
+    ``names`` are the parameters. ``constants`` are terms in parameters alone, to be used in formulas. ``units`` are
+    formulas for the number of micro-batches after which clocks may begin anew.
     """
 
     names: tuple[str, ...]
@@ -135,9 +136,11 @@ def _numberings(frame: Frame) -> list[Sequence[str]]:
 
 
 def _formula(what: str, candidates: Iterable[Sequence[str]], values: Sequence[tuple[Observed, Point, int]]) -> str:
-    """The first sum of terms that equals all ``values``; raises `NotFitted`, which names ``what`` it is, if none does.
+    """Returns the first formula, a sum of terms times whole numbers, that equals all ``values``.
 
-    Each of ``candidates`` is a list of terms. Each value belongs to a point of an order.
+    Each of ``candidates`` is a list of terms to try. A value is (order, point, number): the formula has to give this
+    number for the order's parameters and the point's m, s and q. Raises `NotFitted`, which calls the formula ``what``,
+    if none does.
     """
     for terms in candidates:
         rows = [

@@ -1,4 +1,6 @@
-"""An order as it is fitted: operations by pipe, kind, micro-batch of the pipe, stage and slice, and what comes first.
+"""An order as it is fitted: what each operation is, and which operations come before it.
+
+A point below is (micro-batch counted in its pipe, stage).
 
 worker 0: F m0 s0, F m1 s0, B m0 s0           F (0, 0)  before  F (1, 0)  before  B (0, 0)        in the lane
 worker 1: F m0 s1, B m0 s1, ..                F (0, 0)  before  F (0, 1)                          for a value
@@ -62,7 +64,7 @@ class Observed:
 
     @cached_property
     def points(self) -> tuple[Point, ...]:
-        """The micro-batch, counted in its pipe, the stage and the slice of each operation, lane by lane."""
+        """The values of m, s and q for each operation, lane by lane: micro-batch counted in its pipe, stage, slice."""
         slices = self.header.slices
         places = {micro: place for pipe in self.header.pipes for place, micro in enumerate(pipe.micros)}
         return tuple(

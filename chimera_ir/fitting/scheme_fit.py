@@ -1,7 +1,8 @@
 """Fits a scheme to the orders of several sizes, and verifies it at larger ones.
 
-The orders of the smaller sizes are fitted: three at first, and each that the clocks so far do not keep. The text with
-these clocks is then compiled at all sizes, and its lanes compared.
+Clocks are fitted to three of the smaller sizes; each smaller size whose order these clocks do not give is added to the
+three, and the fit is made again. The text with the clocks is then compiled at all sizes, the largest included, and its
+lanes are compared with the orders.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,9 +30,10 @@ _CHANCES = 40
 
 @dataclass(frozen=True, slots=True)
 class FittedScheme:
-    """The text of a scheme, and the sizes at which it was fitted and verified, by their parameters.
+    """The text of a fitted scheme, and its sizes, each as values of parameters.
 
-    The ``origin`` of the orders, if any is known, is the first line of the `remark`.
+    The clocks were ``fitted`` to the orders of some sizes, and ``verified`` at others. ``origin`` are the first lines
+    of the `remark`, which say where the orders come from, if that is known.
     """
 
     text: str
@@ -124,7 +126,10 @@ def _by_size(order: Observed) -> tuple[int, tuple[int, ...]]:
 
 
 def _fitted(form: ClockForm, pool: Sequence[Observed]) -> tuple[Clocks | None, list[Observed]]:
-    """Clocks of a form that keep all orders of ``pool``, None without any, and the orders to which they were fitted."""
+    """Returns clocks of a form that give all orders of ``pool``, and the orders to which they were fitted.
+
+    The clocks are None if there are none.
+    """
     training = [*pool[-FITTED:]]
     while (clocks := fitted_clocks(form, training)) is not None:
         failing = next((order for order in pool if not clocks.keep(order)), None)
@@ -135,7 +140,10 @@ def _fitted(form: ClockForm, pool: Sequence[Observed]) -> tuple[Clocks | None, l
 
 
 def _shortened(clocks: Clocks, training: Sequence[Observed], orders: Sequence[Observed]) -> Clocks:
-    """Clocks of the same form that keep all orders with fewer terms, if any are found; else the clocks themselves."""
+    """Returns clocks of the same form that keep all ``orders`` with fewer terms; else ``clocks`` themselves.
+
+    ``training`` are the orders to fit.
+    """
     without = {number for number, factor in enumerate(clocks.unknowns) if not factor}
     for number in range(len(clocks.unknowns) - 1, -1, -1):
         if number not in without:

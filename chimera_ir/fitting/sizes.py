@@ -1,4 +1,4 @@
-"""The sizes at which orders are fitted and verified: those of a scheme, or of the texts of several orders."""
+"""Makes the orders of a scheme at several sizes, or of several texts, and fits a scheme to them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,10 @@ STAGES, MICRO_BATCHES = (2, 3, 4, 5, 6, 8), (2, 3, 5, 8, 11, 14)
 
 @dataclass(frozen=True, slots=True)
 class SizedOrder:
-    """The verified order of a request; if a search found it, ``proven`` says whether none is shorter."""
+    """The verified order of a request, as a schedule.
+
+    If a search found the order, ``proven`` says whether the search has proven that no order takes less time; else None.
+    """
 
     schedule: Schedule
     proven: bool | None
@@ -33,9 +36,10 @@ class SizedOrder:
 
 
 def fitted(compilation: Compilation, values: Mapping[str, Sequence[int]]) -> FittedScheme:
-    """The scheme with clocks fitted to the orders of a scheme at all combinations of values that it accepts.
+    """Returns the scheme with clocks fitted to its own orders, at all combinations of ``values`` that it accepts.
 
-    Without values its parameters get those of `STAGES` and `MICRO_BATCHES`. Raises `NotFitted` as `fit_scheme` does.
+    If no parameter has several values, those that give its size get the values `STAGES` and `MICRO_BATCHES`. Raises
+    `NotFitted` as `fit_scheme` does.
     """
     request = compilation.request
     if not request.source.is_scheme:
@@ -87,7 +91,7 @@ def _fitted(orders: Sequence[SizedOrder], names: Sequence[str]) -> FittedScheme:
 
 
 def _chosen(compilation: Compilation, values: Mapping[str, Sequence[int]]) -> Mapping[str, Sequence[int]]:
-    """The given values, and several for the other parameters that give a scheme its size."""
+    """Returns the given values, and several to try for each other parameter that sets stages or micro-batches."""
     request = compilation.request
     role = roles(request.source, compilation.scheme, request.max_operations)
     counts = {role.micro_batches: MICRO_BATCHES} if role.micro_batches else {}

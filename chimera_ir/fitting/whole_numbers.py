@@ -26,12 +26,14 @@ class Inequality(NamedTuple):
     least: int = 1
 
     def room(self, values: Sequence[int]) -> int:
-        """Amount above the least; negative if the inequality is violated."""
+        """Returns by how much the sum is above ``least``; negative if the inequality is violated."""
         return sum(factor * values[name] for name, factor in self.factors) - self.least
 
 
 def least_solution(inequalities: Sequence[Inequality], weights: Sequence[int]) -> list[int] | None:
-    """Whole numbers with the least weighted sum of sizes that satisfy all inequalities; None if there are none.
+    """Finds whole numbers that satisfy all inequalities, with the least sum of ``weights`` times absolute values.
+
+    The result is None if there are none, or if none are found in the time allowed.
 
     Examples
     --------

@@ -24,7 +24,7 @@ Weights = Sequence[int] | Mapping[int, int]
 class WaitCycle:
     """A cycle of ``nodes``, each of which waits for the one before it.
 
-    ``turns`` is the number of turns that these waits together go back. ``ratio`` is the time that the nodes take
+    ``turns`` is how many turns all waits of the cycle go back together. ``ratio`` is the time that its nodes take
     together, divided by ``turns``.
     """
 
@@ -39,9 +39,10 @@ NO_CYCLE = WaitCycle((), 1, Fraction(0))
 
 @dataclass(frozen=True, slots=True)
 class Critical:
-    """A ``cycle`` with the largest ratio, and the waits of each node that are ``tight``.
+    """A ``cycle`` with the largest ratio, and for each node the waits that are ``tight``.
 
-    Those are the waits that can be in such a cycle: a cycle has the largest ratio exactly if all its waits are tight.
+    A wait is tight if it can be part of a cycle with the largest ratio: a cycle has this ratio exactly if all of its
+    waits are tight.
     """
 
     cycle: WaitCycle
@@ -52,9 +53,9 @@ def critical(waits: Waits, weights: Sequence[int]) -> Critical:
     """Returns a critical cycle and the tight waits of a system whose nodes take ``weights``, none of them negative.
 
     The search replaces a cycle by one with a larger ratio until there is none. To find a larger one, the ratio of the
-    present cycle is subtracted from a length for every turn that a wait goes back: a cycle has a larger ratio exactly
-    if its length is then more than 0. If no cycle has such a length, longest paths to all nodes exist, and they prove
-    that the ratio is the largest.
+    present cycle is subtracted from the length of a path for every turn that a wait goes back. Then a cycle has a
+    larger ratio exactly if its length is more than 0. If no cycle has such a length, longest paths to all nodes exist,
+    and they prove that the ratio is the largest.
 
     Raises `ValueError` if a cycle goes back no turn, so that none of its nodes ever starts.
 
@@ -81,9 +82,9 @@ class SteadyRun:
 
 
 def steady_run(waits: Waits, weights: Sequence[int], turns: Sequence[int]) -> SteadyRun:
-    """Returns the earliest run that repeats, for nodes that take ``weights``.
+    """Returns the earliest run that repeats from turn to turn, for nodes that take ``weights``.
 
-    It is the earliest in which each node n, in turn ``-turns[n]``, begins at time 0 or later.
+    ``turns`` fixes where it begins: turn ``-turns[n]`` of each node n begins at time 0 or later.
 
     Examples
     --------
@@ -100,11 +101,12 @@ def steady_run(waits: Waits, weights: Sequence[int], turns: Sequence[int]) -> St
 def longest_paths(
     waits: Waits, weights: Sequence[int], ratio: Fraction, starts: Iterable[int] | None = None
 ) -> tuple[list[int], Steps]:
-    """Returns for each node the length of the longest path to it, and the last step of this path.
+    """Returns for each node the length of the longest path to it, and for some nodes the last step of this path.
 
-    A length adds up the ``weights`` of the nodes, and ``ratio`` is subtracted for every turn that a wait goes back.
-    Lengths are in units of 1 / ``ratio.denominator``. A path may begin at any node, with the node's number in
-    ``starts``, or 0. The search stops as soon as the steps close a cycle: then there is no longest path.
+    The length of a path is the sum of its nodes' ``weights``, less ``ratio`` for every turn that its waits go back; it
+    is counted in units of 1 / ``ratio.denominator``. A path may begin at any node n, at length ``starts[n]``, or 0
+    without ``starts``. A node where its longest path begins has no step. If the steps close a cycle, there are no
+    longest paths, and the search stops.
     """
     # All lengths are multiplied by the ratio's denominator, so that they are integers.
     turn, unit = ratio.numerator, ratio.denominator
@@ -144,7 +146,10 @@ def _cycle(end: int, steps: Steps, weights: Weights) -> WaitCycle:
 
 
 def _tight(waits: Waits, weights: Sequence[int], ratio: Fraction, ends: Sequence[int]) -> Waits:
-    """Returns the tight waits of each node: those on a longest path to it, whose length ``ends`` has for each node."""
+    """Returns for each node its tight waits: those on a longest path to the node.
+
+    ``ends`` has the length of the longest path to each node, as `longest_paths` gives it for this ``ratio``.
+    """
     turn, unit = ratio.numerator, ratio.denominator
     return [
         [(before, ago) for before, ago in waits[node] if ends[node] == ends[before] - ago * turn + weight * unit]

@@ -105,7 +105,8 @@ class HalvesLeftOver(Diagnostic, code="CH516"):
 class UnevenUpdates(Diagnostic, code="CH517"):
     """Micro-batches that the updates cannot share equally, or a period that is not a number of whole updates.
 
-    ``count`` and ``period`` are in parts of micro-batches: of ``slices`` each one.
+    ``count`` is the number of micro-batches and ``period`` that of a period; both count slices, ``slices`` to a
+    micro-batch.
     """
 
     title = "{updates:update} that repeat every {repeated} cannot be made of {whole:micro-batch}{cut}"
@@ -118,7 +119,7 @@ class UnevenUpdates(Diagnostic, code="CH517"):
 
     @property
     def whole(self) -> int:
-        """Micro-batches of the text, whose numbers count slices."""
+        """The number of whole micro-batches in the text, whose own numbers count slices."""
         return self.count // self.slices
 
     @property

@@ -49,7 +49,7 @@ class OutOfOrder(Diagnostic, code="CH504"):
 
     @property
     def under(self) -> str:
-        """The place of the operations in a text with lanes."""
+        """The words `` under their `worker` headings`` for a text with lanes; else nothing."""
         return " under their `worker` headings" if self.lanes else ""
 
 

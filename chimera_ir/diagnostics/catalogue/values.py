@@ -239,7 +239,7 @@ class NoSuchWorker(InInstance, code="CH293"):
 
     @property
     def named(self) -> str:
-        """The worker, or the range."""
+        """The worker's number or, for several workers, their range as in ``2..4``."""
         return f"{self.start}" if self.stop == self.start + 1 else f"{self.start}..{self.stop}"
 
     @property
@@ -274,7 +274,7 @@ class IdleWorker(Diagnostic, code="CH241"):
 
     @property
     def ask(self) -> str:
-        """The advice to ask for fewer workers, where that is enough."""
+        """The words that advise to ask for fewer workers; empty where fewer would not be enough."""
         return f", ask for {counted(self.fewer, 'worker')} (`workers {self.fewer}`)" if self.fewer else ""
 
     @property
