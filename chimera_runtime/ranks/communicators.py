@@ -20,9 +20,10 @@ CHOICES = (DIRECTED, PAIR)
 
 
 def chosen(job: Job, backend: str, communicators: str | None) -> str:
-    """Returns the choice of communicators; for None, the fewest with which the program is proven to finish.
+    """Returns which communicators to make, one of `CHOICES`.
 
-    Raises `Misuse` if the program is not proven to finish with the choice, or the backend leaves no choice.
+    For None, they are the fewest with which the program is proven to finish. Raises `Misuse` if ``communicators`` is no
+    such choice or is not proven for the program, or if the backend leaves no choice.
     """
     if communicators is None:
         return PAIR if PAIR in job.communicators else DIRECTED
@@ -42,9 +43,10 @@ def channels(
     make: Callable[[Sequence[int], str], dist.ProcessGroup | None],
     communicators: str,
 ) -> dict[tuple[int, int], dist.ProcessGroup]:
-    """Makes this rank's communicators, by sender and receiver; none for gloo, which matches messages by their tags.
+    """Makes the communicators of messages; returns those of this rank, each under the pair (sender, receiver).
 
-    ``make`` makes a communicator over some ranks; every rank calls it for all communicators, in one order.
+    The result is empty for gloo, which matches messages by their tags. ``make`` makes a communicator of a backend over
+    some ranks, and returns None on all other ranks: every rank calls it for all communicators, in the same order.
     """
     if backend == "gloo":
         return {}

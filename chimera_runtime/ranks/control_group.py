@@ -25,9 +25,10 @@ class ControlGroup:
     """All ranks of the pipelines: they send each other tensors by gloo, and leave texts for each other in a store.
 
     ``group`` is the communicator of gloo, and ``store`` has keys and values for these ranks alone. ``place`` is this
-    rank's place, with ranks counted within the pipelines; ``members`` are the ranks' numbers in the default process
-    group. ``names`` has words for messages about failed waits; a wait may take ``timeout`` seconds. ``monitor`` keeps
-    the time of waits that do not block the host; it is None where all messages go by gloo.
+    rank's place, with ranks counted within the pipelines; ``members`` are the numbers of the ranks in the default
+    process group. ``names`` writes the messages about waits that have failed. A wait may take ``timeout`` seconds.
+    Where messages do not go by gloo, ``monitor`` keeps the time of waits, as these do not block the host; with gloo it
+    is None.
     """
 
     group: dist.ProcessGroup
@@ -39,12 +40,18 @@ class ControlGroup:
     monitor: Monitor | None = None
 
     def wait_for_key(self, key: str, source: int, what: str, seconds: float | None = None) -> bytes:
-        """Returns what another rank leaves in the store; `PeerLost` after ``seconds``, by default the time-out."""
+        """Returns what rank ``source`` leaves in the store under ``key``; ``what`` names the wait in the error.
+
+        Raises `PeerLost` after ``seconds``, by default the time-out.
+        """
         doing = f"rank {self.place.rank} (worker {self.place.worker}): wait {what}"
         return wait_for_key(self.store, key, source, doing, self.timeout if seconds is None else seconds)
 
     def collect(self, key: str, value: Any, what: str) -> list[Any]:
-        """Returns the ``value`` of each rank, in their order, by JSON; all call it; errors as in `wait_for_key`."""
+        """Returns the ``value`` of every rank, in the order of ranks; all ranks call it with the same ``key``.
+
+        Values go through the store as JSON. ``what`` and errors are as in `wait_for_key`.
+        """
         self.store.set(f"{key}/{self.place.rank}", json.dumps(value))
         return [json.loads(self.wait_for_key(f"{key}/{rank}", rank, what)) for rank in self.place.ranks]
 
@@ -74,9 +81,9 @@ class ControlGroup:
 
     @cached_property
     def wait(self) -> Settle:
-        """Function that waits for a message or a sum.
+        """Function that waits for a posted message or sum; a wait that takes longer than the time-out is an error.
 
-        A wait that takes longer than the time-out is an error with gloo; elsewhere the monitor notes it.
+        With gloo the function raises the error; with other backends the monitor does.
         """
         return waiter(self.timeout) if self.monitor is None else self.monitor.settle
 

@@ -28,7 +28,7 @@ def give_back() -> None:
 
 
 def keep_memory(environ: Mapping[str, str] = os.environ) -> bool:
-    """Makes the C library keep the memory that the main thread frees; returns whether it does.
+    """Makes the C library keep the memory that the main thread frees; returns True if the library now does so.
 
     Nothing is done if the library is not GNU's, or if the environment has such settings already. Memory that other
     threads free still goes back to the kernel. If another malloc has been preloaded, nothing changes.

@@ -64,9 +64,10 @@ def known_device(asked: torch.device | str) -> torch.device:
 
 
 def require_own_gpu(store: Store, rank: int, device: torch.device) -> None:
-    """Raises `Misuse` if another rank has called it for the same GPU; all ranks of a store call it.
+    """Raises `Misuse` if another rank uses the same GPU; all ranks that share ``store`` call it.
 
-    NCCL refuses two ranks of one host on one GPU, or hangs. NCCL_HOSTID, if set, names the host that it takes.
+    NCCL refuses two ranks of one host on one GPU, or hangs. Ranks with different values of NCCL_HOSTID count as ranks
+    of different hosts, as they do for NCCL.
     """
     key = f"gpu/{os.environ.get('NCCL_HOSTID', '')}/{torch.cuda.get_device_properties(device).uuid}"
     if store.add(f"{key}/ranks", 1) == 1:

@@ -54,9 +54,10 @@ def largest_of_rows(
 def gathered(
     control_group: ControlGroup, workers: Sequence[int], outputs: dict[int, Any], *, everywhere: bool = True
 ) -> dict[int, Any]:
-    """Returns the outputs of some workers, by micro-batch in order, on every rank of their copy, on the CPU.
+    """Returns the outputs of all micro-batches, by micro-batch in ascending order, with tensors on the CPU.
 
-    Unless they are wanted ``everywhere``, these workers alone call it.
+    ``workers`` are the workers of this copy that have computed outputs; ``outputs`` has those of this rank. All ranks
+    of the copy call it and get the result; if not ``everywhere``, the ``workers`` alone do.
 
     Raises `PeerLost` if a rank does not answer in time, or has ended.
     """
@@ -82,7 +83,7 @@ def gathered(
 
 
 def _packed(content: Any) -> torch.Tensor:
-    """A value with tensors as bytes; a view is stored without the rest of its memory."""
+    """Returns a value with tensors as a tensor of bytes, to be sent; of a view only the visible elements are stored."""
     buffer = io.BytesIO()
     torch.save(mapped(content, torch.Tensor.clone), buffer)
     return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)

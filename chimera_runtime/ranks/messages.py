@@ -129,8 +129,9 @@ class Peer:
     """Another worker of the same copy, to which messages go and from which they come.
 
     Messages are posted to the process group itself: ``dist.isend`` would repeat look-ups and checks for each of them.
-    ``rank`` is the peer's number within the pipelines, ``member`` its number in the default process group. ``staged``
-    makes the object to which tensors of a GPU are posted in place of a communicator.
+    ``rank`` is the peer's number within the pipelines, ``member`` its number in the default process group. If
+    ``staged`` is given, messages are tensors of a GPU that go by gloo: the object that ``staged(communicator)`` returns
+    is used in place of the communicator.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class Peer:
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as a backend takes it: NCCL has no complex numbers."""
+    """Returns a complex tensor as a view of real numbers, as NCCL has no complex ones; any other tensor as it is."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 

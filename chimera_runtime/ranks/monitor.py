@@ -88,7 +88,10 @@ class Monitor:
         threading.Thread(target=self._watch_loop, daemon=True, name="time-outs").start()
 
     def settle(self, work: Any, lost: Lost) -> None:
-        """Waits for an operation as its backend does; it must be over within the time-out. Errors as in `check`."""
+        """Waits for the posted operation ``work`` as its backend does, and watches that it ends within the time-out.
+
+        ``lost`` makes the error for an operation that takes longer; `check` raises the error.
+        """
         self.check()
         self._watch(work.is_completed, lost)
         try:
@@ -98,7 +101,7 @@ class Monitor:
 
     @contextmanager
     def watching(self, lost: Lost) -> Iterator[None]:
-        """Requires that the code inside ends within the time-out; errors as in `check`."""
+        """Watches that the code inside ends within the time-out; ``lost`` and errors are as in `settle`."""
         is_left = threading.Event()
         self._watch(is_left.is_set, lost)
         try:

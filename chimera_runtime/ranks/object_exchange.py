@@ -42,9 +42,9 @@ class ObjectExchange:
     def gather_results(self, call: Callable[[], T], refused: Callable[[str], str] = str) -> list[T]:
         """Returns the results of a call on all ranks; if it raises an error on any rank, all ranks raise an error.
 
-        A rank whose own call failed raises that error, the others the first one in the order of ranks. An error that
-        is neither a `Misuse` nor one of the user's code becomes a `BadCheckpoint`; ``refused`` makes its message from
-        the cause.
+        A rank whose own call failed raises the error of that call; the other ranks raise the error of the first rank,
+        in order of ranks, whose call failed. `Misuse` and errors of the user's code are raised as they are. Any other
+        error becomes a `BadCheckpoint`, whose message is ``refused(cause)``, with the cause in words.
         """
         value: T | None = None
         error: Exception | None = None
@@ -94,7 +94,7 @@ class ObjectExchange:
 
 
 def _in_words(error: Exception | None) -> tuple[type[Exception], str] | None:
-    """Class and message of the error that other ranks raise if this rank has raised ``error``."""
+    """Class and message of ``error``, with which other ranks can raise the same error; None if there is no error."""
     if error is None:
         return None
     if isinstance(error, ModelError):

@@ -30,10 +30,10 @@ A_DAY = timedelta(days=1)
 class ProcessGroups:
     """Maker of communicators: all ranks of the default process group make all communicators, in the same order.
 
-    Where the pipelines are over a part of the ranks, the other ranks have pipelines of their own.
+    If the pipelines are over a part of the ranks, the other ranks make pipelines of their own at the same time.
 
     ``members`` are the ranks of the pipelines, as the default process group counts; ``rank`` is this rank's number
-    among them. ``store`` is that of all ranks of the default process group, for pipelines that are made together.
+    among them. ``store`` is shared by all ranks of the default process group: in it they tell each other their members.
 
     Raises `PeerLost` if a rank makes no pipelines within ``timeout`` seconds.
     """

@@ -89,10 +89,11 @@ def require_own_store() -> None:
 
 
 def waits_of(store: Store, rank: int, message: str, others: Sequence[int], *, is_late: bool) -> list[str]:
-    """Shares the message with which this rank has given up, and returns sentences about what the others wait for.
+    """Publishes the error message of this rank, and returns a sentence for each of the ``others`` about its wait.
 
-    The others have a moment to give up as well. ``is_late`` says that the wait timed out, and no connection was closed:
-    then a rank that shares no message is not in a call of the pipeline.
+    The other ranks have a moment to give up as well and to publish their messages. ``is_late`` says that the wait of
+    this rank timed out, and no connection was closed: then a rank without a message is in no call of the pipeline, and
+    gets a sentence that says so.
     """
     notes, deadline = [], time.monotonic() + (_LATE_MOMENT if is_late else _LOST_MOMENT)
     with suppress(RuntimeError):
@@ -125,9 +126,10 @@ def failures_shared(store: Store, rank: int) -> Iterator[None]:
 
 
 def wait_for_key(store: Store, key: str, source: int, what: str, seconds: float) -> bytes:
-    """Returns what a rank leaves in the store. It polls: a thread that blocks in the store handles no signals.
+    """Returns what rank ``source`` leaves in the store under ``key``. ``what`` names the wait in the error.
 
-    Raises `PeerLost` if it takes longer than ``seconds``, or a rank has failed, see `failures_shared`.
+    It polls, because a thread that blocks in the store handles no signals. Raises `PeerLost` if the wait takes longer
+    than ``seconds``, or a rank has failed, see `failures_shared`.
     """
     deadline, pause, next_look = time.monotonic() + seconds, _FIRST_PAUSE, 0.0
     while not store.check([key]):
@@ -144,6 +146,9 @@ def wait_for_key(store: Store, key: str, source: int, what: str, seconds: float)
 
 
 def exchange(store: Store, key: str, rank: int, size: int, *, value: str, what: str, seconds: float) -> list[str]:
-    """Returns the values of all ranks, in their order; all ranks call it. Errors as in `wait_for_key`."""
+    """Returns the ``value`` that each of ``size`` ranks has given, in the order of ranks; all ranks call it.
+
+    The values lie in the store under ``key``. ``what``, ``seconds`` and errors are as in `wait_for_key`.
+    """
     store.set(f"{key}/{rank}", value)
     return [wait_for_key(store, f"{key}/{other}", other, what, seconds).decode() for other in range(size)]

@@ -81,7 +81,7 @@ class Rooms:
 
 @dataclass(frozen=True)
 class DeferredPost:
-    """An operation that the staging thread posts to gloo when an event is over."""
+    """An operation of gloo that must wait for the GPU: the staging thread calls ``post`` once ``event`` is over."""
 
     event: Any
     post: Callable[[], Pending]
@@ -183,7 +183,11 @@ class Staging:
         return self.collect(rows, slice(mine, mine + 1), post)
 
     def hand_over(self, room: torch.Tensor, tensor: torch.Tensor, post: Callable[[], Pending]) -> DeferredPost:
-        """Copies a tensor to the host, after all earlier operations of the GPU; the thread then posts it."""
+        """Launches the copy of a tensor into ``room``, on the host, after all earlier operations of the GPU.
+
+        When the copy is over, the staging thread calls ``post``, which posts the message to gloo. The result is waited
+        for.
+        """
         accelerator = self.accelerator
         accelerator.wait(self.outgoing, accelerator.record(accelerator.computing))
         accelerator.copy(self.outgoing, room, tensor)
@@ -210,7 +214,7 @@ class Staging:
 
 
 class StagedGroup:
-    """A communicator of gloo to which tensors of a GPU are posted."""
+    """Stands in for a communicator of gloo: takes tensors of a GPU, and posts copies of them on the host."""
 
     def __init__(self, staging: Staging, group: Any) -> None:
         self._staging = staging

@@ -34,11 +34,15 @@ from chimera_runtime.ranks.staging import StagedGroup, Staging
 class World:
     """A rank of a program, with its device and its communicators.
 
-    ``control_group`` is for communication outside of the schedule. ``store_of_all`` is the store that these ranks share
-    with the pipelines in the other rows of a mesh. ``backend`` is that of messages and sums: ``sums`` has the
-    communicator of the gradient sums of each weight group, ``channels`` that of messages by sender and receiver. There
-    are no channels for gloo, whose messages take the control group. ``staging`` carries messages and sums of a GPU by
-    gloo; ``read`` reads losses from the device, and ``host_link`` moves memory between it and its host.
+    ``control_group`` is for communication outside of the schedule. ``store_of_all`` is a store for the ranks of all
+    pipelines: if a mesh has several rows with a pipeline each, these share it.
+
+    ``backend`` is the backend of messages and sums. ``sums`` has for each weight group the communicator of its gradient
+    sum. ``channels`` has for each pair (sender, receiver) the communicator of their messages; it is empty for gloo,
+    whose messages use the communicator of ``control_group``.
+
+    ``staging`` carries messages and sums of a GPU by gloo, and is None elsewhere. ``read`` reads losses from the
+    device. ``host_link`` moves memory between the device and its host.
     """
 
     job: Job
@@ -117,10 +121,11 @@ def begin(
     on: str | None = None,
     end: Callable[[PeerLost], None] = end_process,
 ) -> tuple[Place, torch.device]:
-    """Sets up the default process group; every rank calls it with the same options.
+    """Sets up the default process group, and returns this rank's place and device.
 
-    ``on`` is the kind of device, ``cpu`` or ``cuda``: by default that of the backend. ``end`` is called in another
-    thread, if all ranks have found the store and cannot connect in time.
+    Every rank calls it, with the same options. ``layout`` says which ranks form a copy, see `Place`. ``on`` is the kind
+    of device, ``cpu`` or ``cuda``: by default the one that the backend is for. If all ranks have found the store and
+    cannot connect in time, ``end`` is called in another thread.
 
     Raises `Misuse` if the ranks do not make whole copies of the group of workers or run different programs, a GPU is
     missing, or the backend is for another kind of device.
@@ -143,11 +148,12 @@ def join_group(
     end: Callable[[PeerLost], None] = end_process,
     arguments: Mapping[str, object] = MappingProxyType({}),
 ) -> World:
-    """Sets up communicators over the ranks of an existing process group, by default over all.
+    """Sets up communicators over the ranks of an existing process group, by default over all; returns the `World`.
 
-    Every rank of the default process group calls it, with a group that it is a part of. ``communicators`` is one of
-    `communicators.CHOICES`, by default the fewest for which the program is proven. A `Monitor` calls ``end``.
-    ``arguments`` are further choices that must be equal on all ranks, by their names.
+    Every rank of the default process group calls it, with a group that it is a part of. ``layout`` says which ranks
+    form a copy, see `Place`. ``communicators`` is one of `communicators.CHOICES`, by default the fewest for which the
+    program is proven. ``end`` is called by the `Monitor` when this process has to end. ``arguments`` are further
+    choices that must be equal on all ranks, by their names.
 
     Raises `Misuse` if there is no process group, the ranks do not make whole copies of the group of workers, or they
     run different programs or give different arguments; if the program is not proven to finish with these communicators;
@@ -244,7 +250,11 @@ def reader_of(device: torch.device) -> Reader:
 
 
 def _backend(group: dist.ProcessGroup | None, device: torch.device) -> str:
-    """The backend of messages and sums: that of the group, if it is gloo or registered; else torch's for the device."""
+    """Returns the name of the backend of messages and sums.
+
+    A process group of gloo, or of a backend that a plug-in has registered, keeps its backend. Otherwise the device
+    decides: gloo for a CPU, NCCL for a GPU.
+    """
     name = str(dist.get_backend(group))
     if name == "gloo" or name.upper() in dist.Backend._plugins:
         return name

@@ -69,7 +69,7 @@ def roots_of(auxiliary: Auxiliary) -> tuple[torch.Tensor, ...]:
 
 @dataclass
 class AuxiliaryLosses:
-    """The auxiliary losses of a stage, by update; ``names`` are those of the losses of the first micro-batch."""
+    """The auxiliary losses of a stage, by update; ``names`` are the names that it gave in the first micro-batch."""
 
     stage: int
     names: Collection[str]
@@ -77,7 +77,7 @@ class AuxiliaryLosses:
     _losses: dict[int, list[tuple[Sequence[str], Numbers]]] = field(default_factory=dict)
 
     def add(self, micro: int, update: int, auxiliary: Auxiliary) -> None:
-        """Begins to read a micro-batch's losses. Raises `BadModel` if the first micro-batch had none of such a name."""
+        """Begins to read a micro-batch's losses. Raises `BadModel` if one has a name that is not in ``names``."""
         names = [name for name, _ in auxiliary]
         if unknown := [name for name in names if name not in self.names]:
             raise mistakes.auxiliary_loss_is_new(self.stage, unknown[0], micro)

@@ -45,10 +45,11 @@ _NO_CARRIES = CarryGraph()
 class Carries:
     """The carries of a stage, and their gradients. Each of the ``slices`` of a sequence counts as a micro-batch.
 
-    ``takes`` says which arguments of slices the forward of the stage takes. If ``fixed``, the carries of all
-    micro-batches must have equal structure, shapes and dtypes. ``held`` are the bytes of carries that are kept, each
-    until the backward of the slice that returned it, without what a slice passes on unchanged; ``peak`` is the most
-    that there were.
+    ``takes`` says whether the forward of the stage takes a carry and a start. If ``fixed``, the carries of all
+    micro-batches must have equal structure, shapes and dtypes.
+
+    ``held`` is the number of bytes of all kept carries, ``peak`` the most that it has been. A carry is kept until the
+    backward of the slice that returned it. Tensors that a slice passes on unchanged count once.
     """
 
     stage: int
@@ -74,10 +75,11 @@ class Carries:
         return self._are_used and (micro + 1) % self.slices != 0
 
     def keep(self, micro: int, before: Carry, inputs: Any, value: Any) -> None:
-        """Keeps ``value``, the carry that a forward on ``inputs`` has returned, if a slice follows that reads it.
+        """Keeps ``value``, the carry that a forward has returned, if a slice follows that reads it.
 
-        ``before`` is the carry that the forward has read. Raises `BadModel` if the carry is empty, or differs from that
-        of an earlier micro-batch.
+        ``before`` is the carry that the forward has read. The length of ``inputs``, the input of the forward, tells
+        where the next slice starts. Raises `BadModel` if the carry is empty, or differs from that of an earlier
+        micro-batch.
         """
         if not self.has_reader(micro):
             return

@@ -83,7 +83,7 @@ class GradientSum:
     def collect(self) -> None:
         """Moves gradients that are new in this update into the flat buffer. Call it after each backward.
 
-        Later backwards of the update then add to the buffer: it is the memory of ``grad``.
+        From then on ``grad`` is a part of the buffer, so later backwards of the update add to the buffer.
         """
         new = [p for p in self._absent if p.grad is not None]
         if not new:
@@ -116,7 +116,7 @@ class GradientSum:
         return self
 
     def _counted(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """The element of the buffer that counts the ranks which have a gradient for a parameter."""
+        """The element of the flat buffer that says how many ranks have a gradient for a parameter."""
         flat, place = self._places[parameter]
         return self._flats[flat][place]
 
@@ -175,7 +175,7 @@ class GradientSum:
 
     @property
     def disturbed(self) -> torch.nn.Parameter | None:
-        """A parameter whose collected gradient was replaced or cleared before the end of the update, or None."""
+        """A parameter whose ``grad`` the user replaced or cleared after a backward of this update, or None."""
         absent = {*self._absent}
         changed = (p for p in self._parameters if p not in absent and p.grad is not self._views[p])
         return next(changed, None)
@@ -269,7 +269,7 @@ def total_norm(
 
 
 def _counts(place: Place, job: Job, group: Group) -> bool:
-    """Whether this rank is the first of those that hold a weight group."""
+    """Whether this rank is the first rank that holds a weight group, and so adds the group to a norm."""
     return place.ranks_of(job.members(group))[0] == place.rank
 
 

@@ -41,7 +41,7 @@ def _element(node: Node, name: str, place: int) -> torch.Tensor | None:
 
 @cache
 def _names(kind: type) -> tuple[tuple[str, str], ...]:
-    """The attributes that show saved tensors of a type of nodes: as they are stored, and unpacked."""
+    """Names of the attributes of a class of nodes that show saved tensors: pairs of (as stored, unpacked)."""
     names = {*dir(kind)}
     raw = sorted(name for name in names if name.startswith("_raw_saved"))
     return tuple((name, plain if (plain := name.removeprefix("_raw")) in names else plain[1:]) for name in raw)

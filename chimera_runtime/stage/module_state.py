@@ -96,7 +96,10 @@ class ModuleState:
         return StateSnapshot(copies, versions, generators)
 
     def with_changes(self, before: StateSnapshot, thorough: bool = False) -> StateSnapshot:
-        """Returns a snapshot from before a forward, with ``written`` filled in. Call it after the forward."""
+        """Returns the snapshot ``before``, which was taken before a forward, with ``written`` filled in.
+
+        Call it after the forward. Containers that the forward has changed are watched by later snapshots.
+        """
         written = self._changes(before, thorough)
         if not written:
             return before
@@ -215,7 +218,7 @@ def state_of(module: torch.nn.Module) -> tuple[ModuleState, StateSnapshot]:
 
 
 def _containers_in(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yields the containers of a module, each after the prefix of the names of its elements."""
+    """Yields every container of a module once, as a pair: a prefix for the names of its elements, and the container."""
     reached: set[int] = set()
     stack: list[tuple[str, Any]] = [("", module)]
     while stack:
@@ -232,7 +235,7 @@ def _containers_in(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _named(name: str, container: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the elements of a container after their names, except the parameters of a module."""
+    """Yields each element of a container as a pair (name, element), except the dict of a module's parameters."""
     if not isinstance(container, dict):
         yield from ((name, element) for element in container)
         return
@@ -246,7 +249,7 @@ def _name(name: str, key: Any) -> str:
 
 
 def _is_open(value: Any) -> bool:
-    """Whether the ``__dict__`` of an object is a container of the module."""
+    """Whether the ``__dict__`` of an object counts as a container, whose elements belong to the state of the module."""
     has_container = _may_be_open(type(value))  # type: ignore[arg-type]  # to mypy a class has no hash
     return has_container and type(getattr(value, "__dict__", None)) is dict
 
@@ -322,7 +325,7 @@ def _equal(tensor: torch.Tensor, copy: torch.Tensor, unknown: bool = True) -> bo
 
 
 def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
-    """Functions that return and set the state of a random generator; None for any other value."""
+    """Returns two functions for a random generator, which get and set its state; None if the value is no generator."""
     if not _may_be_generator(type(value)):  # type: ignore[arg-type]  # to mypy a class has no hash
         return None
     if isinstance(value, torch.Generator):
@@ -336,7 +339,7 @@ def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | N
 
 @lru_cache(maxsize=1024)
 def _may_be_generator(kind: type) -> bool:
-    """Whether objects of a class are random generators. All elements of all containers are asked: an answer is kept."""
+    """Whether objects of a class are random generators. Answers are kept, because this is asked very often."""
     if issubclass(kind, torch.Generator | random.Random):
         return True
     return str(kind.__module__).startswith("numpy.random") and kind.__name__ in ("Generator", "RandomState")

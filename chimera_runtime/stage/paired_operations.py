@@ -58,7 +58,7 @@ class Backward:
 
 
 class ModuleCalls:
-    """Functions that a stage calls for a forward of its module and for a backward; a pair replaces them for a while."""
+    """Functions by which a stage runs its module's forward and a backward; a pair replaces both while it runs."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module

@@ -74,11 +74,11 @@ class SavedGraph(NamedTuple):
 
 
 class SavedInput(NamedTuple):
-    """Arguments of a second run, which a recomputed forward keeps for each micro-batch in place of a graph.
+    """Arguments of a second run, which a recomputed forward keeps of a micro-batch in place of a graph.
 
-    ``versions`` are the version counters of all tensors in them, ``state`` is the module's state before the first run.
-    The first run was over ``micro_batches`` micro-batches together; ``digest`` is its result in short form, None if the
-    two runs are not compared.
+    ``versions`` are the version counters of all tensors in the arguments and the ``target``, ``state`` is the module's
+    state before the first run. The first run was over ``micro_batches`` micro-batches together. ``digest`` is the
+    result of the first run in short form; it is None if the two runs are not compared.
     """
 
     arguments: ForwardArguments
@@ -92,8 +92,8 @@ class SavedInput(NamedTuple):
 class RecomputedForwards:
     """The two runs of the recomputed forwards of a stage.
 
-    ``is_compared`` says whether the two runs are compared, by the number of updates since the run began with update
-    ``first_update``; ``read`` reads the results of comparisons from the device.
+    ``is_compared(n)`` says whether the two runs are compared in the n-th update after ``first_update``, with which this
+    training run began. ``read`` reads the results of comparisons from the device.
     """
 
     def __init__(self, stage: int, module: torch.nn.Module, is_compared: IsCompared, read: Reader) -> None:
@@ -117,11 +117,11 @@ class RecomputedForwards:
     def first_run(
         self, update: int, count: int, run: Callable[[], ForwardResult], finish: Callable[[ForwardResult], T]
     ) -> tuple[T, StateSnapshot] | None:
-        """Calls ``run``, a forward over ``count`` micro-batches; returns ``finish(result)`` and a snapshot before it.
+        """Calls ``run``, a forward over ``count`` micro-batches; returns ``finish(result)`` and the earlier state.
 
-        Returns None if a forward over several micro-batches has changed the module's state: each micro-batch should
-        have seen the changes of the one before. Then the state is restored, and the caller must run the micro-batches
-        one by one.
+        The state is a snapshot of the module from before the forward, with ``written`` filled in. Returns None if a
+        forward over several micro-batches has changed the module's state: each micro-batch should have seen the changes
+        of the one before. Then the state is restored, and the caller must run the micro-batches one by one.
         """
         # A thorough look at all state is slow: only the updates whose runs are compared get it.
         thorough = self.compares(update)

@@ -21,20 +21,20 @@ def is_due(update: int) -> bool:
 
 
 class Replicas:
-    """Weights on this rank that other ranks hold as well, by weight group, in the same order on all ranks."""
+    """Weights on this rank that other ranks hold as well, by weight group; the groups have one order on all ranks."""
 
     def __init__(self, parameters: Mapping[Group, Sequence[torch.Tensor]], read: Reader) -> None:
         self._parameters = {group: of_group for group, of_group in parameters.items() if of_group}
         self._read = read
 
     def begin(self, groups: Iterable[Group] | None = None) -> dict[Group, Numbers]:
-        """Begins to read a digest of the present weights of each group, by default of all groups."""
+        """Begins to read a digest of the newest weights of each group, by default of all; `digest` ends the reading."""
         chosen = self._parameters if groups is None else [group for group in groups if group in self._parameters]
         return {group: self._read([bits(self._parameters[group])]) for group in chosen}
 
 
 def digest(numbers: Numbers) -> Fact:
-    """Returns the fact about weights that ranks compare: the digest that `Replicas.begin` has begun to read."""
+    """Reads a digest that `Replicas.begin` has begun to read, and returns it as a fact that ranks compare."""
     (number,) = numbers()
     return int(number), lambda: {"a digest of their bits": f"{int(number):x}"}
 

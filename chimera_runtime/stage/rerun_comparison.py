@@ -40,7 +40,11 @@ def in_some(update: int) -> bool:
 
 
 class ForwardDigest(NamedTuple):
-    """Short form of a forward's result for one micro-batch: shape and dtype of each tensor, and its hash or sample."""
+    """Short form of a forward's result for one micro-batch.
+
+    ``kinds`` has shape and dtype of each tensor of the result. ``numbers`` has for each tensor a hash of all bits or,
+    to compare with a tolerance, a sample of the elements.
+    """
 
     kinds: list[tuple[tuple[int, ...], torch.dtype]]
     numbers: list[torch.Tensor]
@@ -87,7 +91,10 @@ class RerunComparison:
     def _far(
         self, kind: tuple[tuple[int, ...], torch.dtype], first: torch.Tensor, second: torch.Tensor
     ) -> torch.Tensor:
-        """Whether two samples differ by more than rounding; differences that are NaN count as 0."""
+        """Whether two samples of a tensor of this ``kind``, shape and dtype, differ by more than rounding explains.
+
+        Differences that are NaN count as 0.
+        """
         dtypes = {dtype for dtype in {kind[1], *self._dtypes} if dtype.is_floating_point or dtype.is_complex}
         tolerance = max(_TOLERANCES.get(dtype.to_real(), 5e-2) for dtype in dtypes)
         difference = (first - second).nan_to_num(0.0).abs().square().sum()

@@ -20,17 +20,17 @@ Memory = tuple[torch.device, int]
 class Footprint:
     """Memory that one forward of a stage keeps, in bytes; a storage that tensors share counts once.
 
-    ``activations`` is M_a: everything that is saved for the backward except weights. ``saved_inputs`` and
-    ``saved_results`` are the parts of it that belong to the forward's input and results, ``made_results`` is the latter
-    without inputs that the stage hands on; ``inputs`` and ``results`` are the bytes of input and results, saved or not.
-    ``targets`` are the targets of the loss and the keyword arguments.
+    ``activations`` is M_a: everything that is saved for the backward except weights. ``saved_inputs`` is the part of
+    ``activations`` that belongs to the input of the forward, ``saved_results`` the part that belongs to its results.
+    ``made_results`` is ``saved_results`` without inputs that the stage hands on as results. ``inputs`` and ``results``
+    are all bytes of input and results, saved or not. ``targets`` are the targets of the loss and the keyword arguments.
 
     For split backwards, ``released`` is the memory that the first half frees, except inputs. ``operands`` are the
-    gradients that are kept from the first half to the second, ``received_operands`` the ones among them that came from
-    the next stage. ``kept_results`` is the part of ``made_results`` that is kept as long.
+    gradients that are kept from the first half to the second; ``received_operands`` are the ones among them that the
+    next stage has sent. ``kept_results`` is the part of ``made_results`` that is kept until the second half.
 
-    Of a slice, ``carry`` is the memory that its carry adds to those of earlier slices, saved for the backward or not;
-    it is not part of ``activations``. ``carry_gradients`` are the gradients of the whole carry.
+    Of a slice, ``carry`` is the memory that its carry adds to the carries of earlier slices, saved for the backward or
+    not; it is not part of ``activations``. ``carry_gradients`` are the gradients of the whole carry.
     """
 
     activations: int
@@ -52,11 +52,14 @@ class Footprint:
         return self.activations + (self.inputs - self.saved_inputs if is_fed else 0)
 
     def resident(self, is_fed: bool) -> int:
-        """The part of `activations_with_inputs` that an off-load leaves on the device: inputs and results."""
+        """The part of `activations_with_inputs` that is left on the device by an offload: inputs and results."""
         return self.made_results + (self.inputs if is_fed else self.saved_inputs)
 
     def resident_operands(self, is_fed: bool, received: int) -> int:
-        """The bytes kept between two halves that an off-load leaves on the device, with ``received`` gradients."""
+        """Bytes that stay on the device when operands, kept between two halves of a backward, move to the host.
+
+        They are inputs, results that are kept as long, and ``received`` bytes of gradients that another stage has sent.
+        """
         return self.kept_results + (self.inputs if is_fed else self.saved_inputs) + received
 
 
@@ -125,12 +128,12 @@ class SavedTensors:
 
 
 def footprint_of_slices(footprints: Sequence[Footprint], lengths: Sequence[int] = ()) -> Footprint:
-    """Returns one footprint that stands for each slice of a micro-batch.
+    """Returns one footprint that can be used for each slice of a micro-batch.
 
-    At any time some first slices of a micro-batch are kept: so activations and carries are the largest mean over the
-    first k slices, for any k. The fields in `_LEAST` are those of the smallest slice, all others those of the largest.
-    If slices have unequal ``lengths``, the footprint is that of a whole micro-batch, of which each slice has a share by
-    its length.
+    The slices that are kept at any moment are the first k of a micro-batch. So ``activations`` and ``carry`` are the
+    largest mean over the first k slices, for any k. A field in `_LEAST` is the smallest of all slices, any other field
+    the largest. If slices have unequal ``lengths``, the footprint is that of a whole micro-batch: a slice has a share
+    of it in proportion to its length.
     """
     whole, counts = sum(lengths) or 1, lengths or (1,) * len(footprints)
 
@@ -155,9 +158,10 @@ def footprint_of_slices(footprints: Sequence[Footprint], lengths: Sequence[int] 
 
 
 def largest_mean(sizes: Sequence[int], lengths: Sequence[int]) -> int:
-    """Returns the largest mean size of the first k slices, for any k.
+    """Returns the largest mean of the first k ``sizes``, for any k: sizes of the slices of a micro-batch, in bytes.
 
-    With unequal ``lengths`` the mean is the size of a whole micro-batch of which these slices have a share by length.
+    If slices have unequal ``lengths``, a mean is bytes per length, and the result is multiplied by the length of the
+    whole micro-batch.
     """
     whole, counts = sum(lengths) or 1, lengths or (1,) * len(sizes)
     sums = accumulate(sizes)
@@ -165,9 +169,10 @@ def largest_mean(sizes: Sequence[int], lengths: Sequence[int]) -> int:
 
 
 def largest_by_length(sizes: Sequence[int], lengths: Sequence[int]) -> int:
-    """Returns the largest size of a slice.
+    """Returns the largest of ``sizes``: sizes of the slices of a micro-batch, in bytes.
 
-    With unequal ``lengths`` it is the size of a whole micro-batch of which the share of every slice is large enough.
+    If slices have unequal ``lengths``, the largest size per length counts, and the result is multiplied by the length
+    of the whole micro-batch.
     """
     whole = sum(lengths) or 1
     return max(-(-size * whole // length) for size, length in zip(sizes, lengths or (1,) * len(sizes), strict=True))

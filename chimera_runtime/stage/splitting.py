@@ -52,7 +52,10 @@ _AT_ONCE = 2**22
 
 
 class LateFork(NamedTuple):
-    """Fork that the second half calls again: the numbers of its edges to weights, and the gradients of its outputs."""
+    """Fork whose weight gradients the second half computes: its node, and the numbers of its edges to these weights.
+
+    ``gradients`` are the gradients of the fork's outputs, with which the node is called again.
+    """
 
     node: Node
     edges: Sequence[int]
@@ -101,7 +104,11 @@ class SplitBackward:
                 handle.remove()
 
     def _noting(self, node: Node, edges: list[int]) -> Callable[..., None]:
-        """Returns a hook of a fork that notes computed gradients of weights, or the gradients for a second call."""
+        """Returns a hook for a fork, which notes the weight gradients that the first half computes, and a `LateFork`.
+
+        ``edges`` are the numbers of the fork's edges to weights. The `LateFork` has those without a gradient. There is
+        no `LateFork` if all have one, or if the fork is a custom function, which computes all gradients at once.
+        """
         is_complete = isinstance(node, BackwardCFunction)
 
         def note(computed: Tensors, received: tuple[torch.Tensor | None, ...]) -> None:
@@ -147,7 +154,10 @@ def _tensor(operand: Operand) -> torch.Tensor:
 
 
 def _way(roots: Iterable[Node], inputs: Iterable[Node]) -> dict[Node, bool]:
-    """The nodes from which an input is reached, by depth-first search without recursion, as graphs are deep."""
+    """Returns all nodes on a way from ``roots`` to one of ``inputs``, both included.
+
+    The depth-first search uses a stack in place of recursion, because graphs are deep.
+    """
     reaches_input = dict.fromkeys(inputs, True)
     stack: list[tuple[Node, tuple[Node, ...] | None]] = [(root, None) for root in roots]
     while stack:
@@ -173,7 +183,7 @@ def _edge(node: Node, number: int) -> GradientEdge:
 
 
 def _batches(groups: Iterable[JointRun]) -> Iterator[JointRun]:
-    """Joins small groups, because a run of the engine has a fixed cost; a large group has a run of its own."""
+    """Yields the groups, small ones joined into larger ones, because each run of the engine has a fixed cost."""
     early: EdgeGradients = []
     late: list[LateFork] = []
     size = 0
@@ -193,9 +203,10 @@ def _size(edge: GradientEdge) -> int:
 
 
 def _joint(parts: Iterable[tuple[EdgeGradients, LateFork | None]]) -> list[JointRun]:
-    """Joins parts that share a node which is neither on the way nor a weight: it must run once, with all gradients.
+    """Returns the runs of the engine that the second half needs: parts that share a node go into one run.
 
-    Parts that share only a weight stay apart: each adds to the gradient of the weight.
+    A part is what `_noting` has noted of one fork. A shared node, neither on the way nor a weight, must run once, with
+    all gradients. Parts that share only a weight stay apart: each adds to the gradient of the weight.
     """
     groups: list[JointRun] = []
     group_of: dict[Node, JointRun] = {}

@@ -172,12 +172,12 @@ class Stage(WeightGroup):
         self._hand_on("y", micros, outputs)
 
     def _hand_on(self, value: str, micros: Micros, tensors: Tensors) -> None:
-        """Keeps a value until it is taken, if there is a stage that reads it."""
+        """Keeps a value, such as ``y``, until `_handed_on` takes it, if there is a neighbour to send it to."""
         if (self._output.after if VALUES[value].onward else self._input.before) is not None:
             self._made[value, micros] = tensors, versions(tensors)
 
     def _handed_on(self, value: str, micros: Micros) -> Tensors:
-        """Removes and returns a value of this stage. Raises `BadModel` if a tensor was written since it was made."""
+        """Removes and returns what `_hand_on` kept. Raises `BadModel` if a tensor was written in the meantime."""
         tensors, before = self._made.pop((value, micros))
         if versions(tensors) != before:
             raise memory_was_written(self.number, "another stage", micros)
@@ -275,7 +275,7 @@ class Stage(WeightGroup):
     # ---- backward
 
     def backward(self, micros: Micros, gradients: Tensors = ()) -> None:
-        """Runs a backward, which adds to the gradients of the weights; see `recompute` for a recomputed forward.
+        """Runs a backward, which adds to the gradients of the weights; first again its forward, if that is recomputed.
 
         ``gradients`` are those of the tensors that the forward sent, with the micro-batches along dimension 0; none on
         the last stage.
@@ -338,7 +338,7 @@ class Stage(WeightGroup):
         return self._input.take_gradients(graph.leaves, counts)
 
     def _roots_of(self, micro: int, gradients: Tensors) -> tuple[SavedGraph, Tensors, Tensors, Tensors]:
-        """Returns the graph, all roots of it, the gradient of each root, and the micro-batch's loss count."""
+        """Returns a micro-batch's graph, all roots of the graph, the gradient of each root, and the loss count."""
         graph = self._graph(micro)
         carried, carried_gradients = self.carries.begin_backward(micro, graph.carries)
         counts = self._output.counts(micro, gradients)
@@ -361,7 +361,7 @@ class Stage(WeightGroup):
         return self._saved_graph(result, roots)
 
     def _collect(self, counts: Tensors) -> None:
-        """Adds the gradients of the weights to their sums; the first stage of a group adds the loss count."""
+        """Adds the weight gradients of a backward to their sums; a group's first stage also adds the loss count."""
         for group in self.groups:
             group.gradient_sum.collect()
             if group.group[0] == self.number:

@@ -24,9 +24,10 @@ Finished = tuple[Tensors, Tensors]
 
 @dataclass
 class SendOutput:
-    """The output of a stage that has a next one: tensors, as the `Boundary` ``after`` to that stage describes them.
+    """The output of a stage that has a next stage: tensors, which the `Boundary` ``after`` describes.
 
-    ``moves_operands`` says that what the second half of a backward needs moves to the host, received gradients exempt.
+    ``moves_operands`` says that what the second half of a backward needs moves to the host. Gradients that were
+    received from the next stage do not move.
     """
 
     number: int
@@ -36,9 +37,10 @@ class SendOutput:
     moves_operands: bool = False
 
     def finish(self, micros: Sequence[int], returned: Any, _targets: Sequence[Any]) -> Finished:
-        """Turns what the module returned for micro-batches, joined along dimension 0, into tensors and roots.
+        """Returns tensors to send, and roots of the backward, from what the module ``returned`` for micro-batches.
 
-        The tensors are in memory that the stage does not keep; the roots take no memory.
+        ``returned`` has the micro-batches joined along dimension 0. The tensors are in memory that the stage does not
+        keep; the roots take no memory.
 
         Raises `BadModel` if the tensors differ from those of the first micro-batch of the run.
         """
@@ -108,7 +110,7 @@ class LossOutput:
         return (), tuple([value for value, _ in pairs if value.requires_grad])
 
     def gradients(self, roots: Tensors, _received: Tensors) -> Tensors:
-        """Returns ``share`` times ``scale`` as the gradient of each root, which is the loss of a micro-batch."""
+        """Returns ``share`` times ``scale`` as the gradient of each root; a root is the loss of a micro-batch."""
         return tuple([torch.full_like(root, self.share * self.scale) for root in roots])
 
     def counts(self, micro: int, _received: Tensors) -> Tensors:

@@ -48,10 +48,10 @@ class Geometry(NamedTuple):
 
 @dataclass(eq=False)
 class SavedStorage:
-    """A storage of ``size`` bytes in which a graph has saved tensors, or a half backward has gradients.
+    """A storage of ``size`` bytes with tensors that a graph has saved, or with gradients that a half backward keeps.
 
-    ``memory`` are its bytes on the device, None while they are on the host alone, and as long as it has never moved.
-    ``views`` are the tensors in it that are to move, until they have.
+    ``memory`` has the bytes of the storage on the device. It is None before the first move, and while the bytes are on
+    the host alone. ``views`` stand for the tensors in the storage that have not moved yet.
     """
 
     stage: int
@@ -68,7 +68,7 @@ class SavedStorage:
         return view
 
     def can_move(self) -> bool:
-        """Whether nothing but its views and ``memory`` hold the storage. Call it when all its tensors are packed."""
+        """Whether only ``views`` and ``memory`` hold the storage, so that it can move. Call it when all is packed."""
         tensors = [tensor for view in self.views if (tensor := view.tensor) is not None]
         holders = len(tensors) + (self.memory is not None)
         tensor = self.memory if self.memory is not None else tensors[0]
@@ -93,9 +93,10 @@ class SavedStorage:
 
 @dataclass(eq=False)
 class SavedView:
-    """Stand-in for a tensor that autograd saves and a graph keeps; ``tensor`` is None once it has moved.
+    """Stand-in for a tensor that autograd saves and a graph keeps; ``tensor`` is None once the storage has moved.
 
-    The tensor lies in ``storage``. ``version`` counts the writes of the tensor up to the time when it was saved.
+    ``storage`` is the storage of the tensor, ``geometry`` its place there. ``version`` is the version counter of the
+    tensor at the time when it was saved.
     """
 
     storage: SavedStorage
@@ -113,20 +114,20 @@ class SavedView:
         return torch.empty(0, dtype=dtype, device=memory.device).set_(memory.untyped_storage(), offset, shape, stride)
 
     def unwritten(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor. Raises `BadModel` if it was written since it was saved: autograd no longer checks."""
+        """Returns the tensor. Raises `BadModel` if it was written after autograd saved it: autograd does not check."""
         if tensor._version != self.version:
             raise mistakes.saved_tensor_was_written(self.storage.stage, tuple(self.geometry.shape))
         return tensor
 
     def release(self) -> None:
-        """Releases the tensor; errors as in `unwritten`."""
+        """Lets go of the tensor, whose storage moves; errors as in `unwritten`."""
         if self.tensor is not None:
             self.unwritten(self.tensor)
         self.tensor = None
 
 
 class Storages:
-    """The storages of tensors that are taken out of a graph and out of a half backward, by the number of the storage.
+    """Finds the storages of tensors that are taken out of a graph and out of a half backward; tensors may share one.
 
     Raises torch's error if a saved tensor was written since it was saved.
     """
@@ -141,7 +142,7 @@ class Storages:
         return [storage for storage in self._storages.values() if storage.can_move()]
 
     def pack(self, operand: Operand) -> Operand:
-        """Returns what is kept in place of an operand: the operand itself, if it stays."""
+        """Returns a `SavedView` in place of a gradient that can move; anything else as it is."""
         if isinstance(operand, torch.Tensor) and _is_ordinary(operand, self._device):
             return self._storage_of(operand).pack(operand)
         return operand
@@ -164,7 +165,7 @@ class Storages:
             saved.register_hooks(storage.pack, SavedView.unpacked)
 
     def _take_again(self, view: "SavedView") -> None:
-        """Takes a tensor that was packed for an earlier move, whether that moved its storage or not."""
+        """Takes a view that an earlier move left in the graph: its tensor may move now, even if it did not then."""
         memory = view.storage.memory if view.tensor is None else view.tensor
         if memory is not None:
             self._storages.setdefault(memory.untyped_storage()._cdata, view.storage)
@@ -220,10 +221,10 @@ class MovingStorages:
 
 
 class TensorMoves:
-    """The moves of a stage, by micro-batch, over the ``link`` of its rank.
+    """The moves of a stage, by micro-batch, over the ``link`` of its rank to the host.
 
-    ``saved`` is what the forwards of the stage have saved; of a forward that runs again, nothing moves.
-    ``half_backwards`` are those whose second half is to come.
+    ``saved`` has what the forward of each micro-batch has saved; nothing moves for a forward that keeps only its input.
+    ``half_backwards`` has the micro-batches whose first half of a backward is done and whose second half is not.
     """
 
     def __init__(

@@ -21,8 +21,8 @@ _STEPPING = UserCode("the optimizer's step", FAILED)
 class Weights:
     """Weights with one version: a step changes the parameters of the module in place.
 
-    ``gradients_stay`` says that gradients are not cleared after a step; ``overlap`` says that updates overlap, so that
-    an operation of an update may run before the step of an earlier one.
+    ``gradients_stay`` says that ``grad`` is not cleared after a step. ``overlap`` says that updates overlap: an
+    operation of an update may run before the step of an earlier update.
     """
 
     gradients_stay = False
@@ -62,7 +62,7 @@ class Unstepped(Weights):
 
 
 def masters(parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    """Returns a parameter for the optimizer for each of ``parameters``, with the same memory and attributes."""
+    """Returns for each of ``parameters`` a second parameter, for the optimizer, with the same memory and attributes."""
     copies = []
     for parameter in parameters:
         copies.append(torch.nn.Parameter(parameter.data))
@@ -159,7 +159,7 @@ class WeightGroup:
         self._numbering = numbering
 
     def stash(self, version: int) -> None:
-        """Keeps the newest weights, whose number is ``version``, when the next step makes others."""
+        """Keeps the newest weights, whose number is ``version``, beyond the next step, which then changes a copy."""
         self.weights.stash(version)
 
     def drop(self, version: int) -> None:

@@ -40,7 +40,10 @@ MakeOptimizer = Callable[[list[torch.nn.Parameter]], Any]
 
 
 def located_at(world: World, facts: RankFacts, *, explains: bool) -> Located:
-    """Returns the context for the calls of this rank; ``explains`` is passed to `World.leak_groups`."""
+    """Returns the `Located` for the calls of this rank: it adds rank, worker and memory to errors raised inside.
+
+    ``explains`` is passed to `World.leak_groups`.
+    """
     abandon = partial(world.leak_groups, explains=explains)
     return Located(
         world.place.rank,
@@ -55,8 +58,8 @@ def build_and_probe(
 ) -> tuple[dict[int, torch.nn.Module], ProbeResult]:
     """Builds the modules of this rank's stages, and probes them; returns modules and result. Every rank calls it.
 
-    The feed must have the example already, and gets the names of the keyword arguments. If a rank raises an error, the
-    ranks that wait for it raise `PeerLost`.
+    ``feed``, which gives stages their micro-batches, must hold the example already; its ``names`` are set here, to the
+    names of the keyword arguments. If a rank raises an error, the ranks that wait for it raise `PeerLost`.
     """
     with located, failures_shared(world.control_group.store, world.place.rank), generators_kept():
         built = modules(world, model, seed)

@@ -61,9 +61,9 @@ def run_stream(context: RankContext, lane: Lane, updates: int) -> None:
 
 
 def loads(source: MicroBatchSource | None, job: Job, device: torch.device) -> tuple[Load, Load]:
-    """Returns two functions that load inputs and targets onto the device; without a source they return None.
+    """Returns two functions, of an update and a micro-batch, that load its input and its target onto the device.
 
-    A `ModelError` in one of them names the stage and the micro-batch.
+    Without a source both return None. A `ModelError` in one of them names the stage and the micro-batch.
     """
     if source is None:
         return (lambda _update, _micro: None), (lambda _update, _micro: None)

@@ -24,10 +24,10 @@ _INPUT, _TARGET, _KEYWORDS = range(3)
 
 
 def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool, reads_shapes: bool) -> Uses:
-    """Returns by micro-batch which of input, target and keyword arguments a worker uses in a step.
+    """Returns, for each micro-batch that a worker uses, the parts that it uses: input, target, keyword arguments.
 
-    Micro-batches of which the worker uses none are left out. If a stage of the worker ``takes_keywords``, they are
-    loaded for every micro-batch; if the worker ``reads_shapes``, it looks at the first micro-batch.
+    If a stage of the worker ``takes_keywords``, they are loaded for every micro-batch. If the worker ``reads_shapes``,
+    it looks at the input and the keyword arguments of the first micro-batch.
     """
     parts: defaultdict[int, set[int]] = defaultdict(set)
     for part, runs in ((_INPUT, facts.inputs), (_TARGET, facts.targets)):
@@ -46,8 +46,8 @@ class LoaderMaker:
     """Makes the loaders of a pipeline; every rank makes the same ones, in the same order.
 
     ``workers`` has the facts of each worker, ``traits`` the traits of each stage, with the names of the keyword
-    arguments that the stage takes. If ``varying``, every rank looks at the shapes of each mini-batch. Loaders that are
-    given no seed take ``seed``, that of the pipeline.
+    arguments that the stage takes. ``varying`` says that updates may differ in shapes: then every rank looks at the
+    shapes of each mini-batch. Loaders that are given no seed take ``seed``, that of the pipeline.
     """
 
     control_group: ControlGroup

@@ -13,7 +13,8 @@ from chimera_runtime.values.byte_text import byte_text
 def memory_report(device: torch.device, facts: RankFacts | None, slices: int = 1, units: int = 1) -> str:
     """Describes in one line the memory that this process uses and, with ``facts``, how much the schedule keeps.
 
-    ``slices`` is the number of slices of a micro-batch, which ``facts`` counts in ``units``.
+    ``slices`` is the number of slices of a micro-batch, ``units`` the number that ``facts`` counts for a whole
+    micro-batch.
     """
     used = _on_gpu(device) if device.type == "cuda" else _on_host()
     if facts is None:

@@ -55,7 +55,7 @@ class ProbeResult:
     moved_bytes: Mapping[int, MovedBytes] = field(default_factory=dict)
 
     def before(self, stage: int, job: Job) -> Boundary | None:
-        """The tensors that a stage gets of the stage that feeds it; None if it takes the input of the dataset."""
+        """The tensors that a stage gets from the stage before it; None if its input comes from the dataset."""
         return next((self.boundaries[feeding] for feeding in job.feeding[stage]), None)
 
     @property
@@ -175,7 +175,10 @@ class _Probe:
         return differentiated
 
     def measure_moved(self, boundaries: list[Boundary]) -> dict[int, MovedBytes]:
-        """Returns the bytes of a micro-batch that move to the host, by stage; of slices, the largest mean."""
+        """Returns the bytes of a micro-batch that move to the host, by stage.
+
+        If there are slices, the bytes are the largest mean of the first k slices, see `largest_mean`.
+        """
         job = self.world.job
         sizes_of: dict[int, MovedBytes] = {}
         for stage in sorted({*job.moving, *job.moving_operands}):
@@ -190,7 +193,7 @@ class _Probe:
         return sizes_of
 
     def _moved(self, stage: int, call: StageCall, differentiable: tuple[bool, ...] | None) -> MovedBytes:
-        """The bytes that move to the host, of one call of a stage."""
+        """The bytes that move to the host of one call of a stage: activations, and operands of the second half."""
         job, arguments = self.world.job, (self.model, stage, self.built[stage], call, differentiable)
         return MovedBytes(
             stage_probe.measure_moved(*arguments) if stage in job.moving else 0,
@@ -202,7 +205,7 @@ class _Probe:
     def release(self, boundaries: list[Boundary]) -> list[Boundary]:
         """Frees all graphs and restores the modules; returns the boundaries with ``owned_by_stage``.
 
-        If the memory of an output is not free then, the stage keeps it, such as the memory of a buffer.
+        An output counts as owned by its stage if something still holds its memory then, such as a buffer of the module.
         """
         outputs_of = {stage: ReleasedTensors(probed[-1].outputs) for stage, probed in self._probed.items()}
         self._probed.clear()

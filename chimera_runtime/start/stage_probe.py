@@ -47,11 +47,15 @@ class ProbedForward:
     """Results of a stage's forward on one micro-batch, with the graph of autograd.
 
     ``inputs`` are the input tensors, for which gradients go back to the stage before. ``outputs`` and ``form`` are the
-    tensors that the module returned and their structure; on the last stage the loss alone. ``traits`` is the behaviour
-    of the stage; ``traits.whole`` is empty until `with_obstacle`. ``footprint`` is the memory that the forward keeps
-    for the backward; ``activations`` in it is 0 if that was not measured. ``count`` is the count that ``loss`` has
-    returned with a sum, else None. ``carry`` is for the next slice, None if no slice follows; a backward begins at it
-    and at the ``auxiliary`` losses as well. ``carry_leaves`` are the tensors of the carry of the slice before.
+    tensors that the module returned and their structure; on the last stage the loss alone.
+
+    ``traits`` is the behaviour of the stage; ``traits.whole`` is empty until `with_obstacle`. ``footprint`` is the
+    memory that the forward keeps for the backward; ``activations`` in it is 0 if that was not measured. ``count`` is
+    the count that ``loss`` has returned with a sum, else None.
+
+    ``carry`` is the carry for the next slice, None if no slice follows; ``carry_leaves`` are the tensors of the carry
+    of the slice before. ``auxiliary`` are the auxiliary losses. A backward begins at outputs, carry and auxiliary
+    losses.
     """
 
     inputs: Tensors
@@ -149,7 +153,7 @@ def with_obstacle(probed: ProbedForward) -> ProbedForward:
 def probe_backward(
     stage: int, module: torch.nn.Module, probed: ProbedForward, differentiable: tuple[bool, ...] | None
 ) -> list[bool]:
-    """Runs a backward of a stage; returns for each input whether it has got a gradient. Then clears all gradients.
+    """Runs a backward of a stage; returns for each input whether it has got a gradient. Clears gradients of parameters.
 
     ``differentiable`` is as in `ProbedForward.roots`; it is None for the last stage, whose backward begins at the loss.
     """
@@ -199,7 +203,7 @@ def measure_halves(
 
 
 def _received(probed: ProbedForward, roots: Tensors, gradients: Tensors) -> list[torch.Tensor]:
-    """The ``gradients`` of those roots that are outputs: another stage sends them."""
+    """Returns the ``gradients`` of those ``roots`` that are outputs: in training, the next stage sends them."""
     outputs = {*map(id, probed.outputs)}
     return [gradient for root, gradient in zip(roots, gradients, strict=True) if id(root) in outputs]
 
@@ -232,7 +236,8 @@ def measure_moved(
 ) -> int:
     """Runs a forward; returns the bytes of what it saves that can move to the host.
 
-    ``differentiable`` is as in `probe_backward`. Data, what is handed on, and a carry stay.
+    ``differentiable`` is as in `probe_backward`. Inputs from the dataset, tensors that pass between stages, and carries
+    do not move.
     """
     probed = probe_forward(model, stage, module, call, measures=False)
     _note_what_stays(call, probed)
@@ -252,8 +257,8 @@ def measure_moved_operands(
 ) -> int:
     """Runs a forward and the first half of its backward; returns the bytes for the second half that can move.
 
-    ``apart`` is as in `WholeBackward`, other arguments are as in `measure_moved`. What stays there stays here, and so
-    do the gradients of outputs.
+    ``apart`` is as in `WholeBackward`, other arguments are as in `measure_moved`. Gradients of outputs do not move, nor
+    does anything that `measure_moved` leaves out.
     """
     probed = with_obstacle(probe_forward(model, stage, module, call, measures=False))
     _note_what_stays(call, probed)

@@ -36,9 +36,9 @@ FirstInputs = tuple[Any, Keywords]
 class VaryingShapes:
     """Fits the stages of this rank to the shapes of each update; other copies may have other shapes.
 
-    Its shapes at the start are those of the example: make it before training, while the feed still holds the example in
-    the place of update 0. All ranks of a copy look at the input of the first micro-batch of each update. So they know
-    without a message which shapes the update has, and whether these are new.
+    Make the object before training, while the feed still holds the example as update 0: the first shapes are those of
+    the example. All ranks of a copy look at the input of the first micro-batch of each update. So they know without a
+    message which shapes the update has, and whether these are new.
     """
 
     world: World
@@ -124,7 +124,10 @@ class VaryingShapes:
     def _argument_of(
         self, number: int, boundaries: list[Boundary], outputs: dict[int, Tensors], inputs: FirstInputs
     ) -> Any:
-        """The argument that a stage is called with: the inputs, or the outputs of the stage that feeds it."""
+        """The argument that stage ``number`` is called with: the inputs, or the outputs of the stage before it.
+
+        These are in ``outputs`` if this rank has that stage, too; otherwise they are received.
+        """
         world = self.world
         if not world.job.feeding[number]:
             return mapped(to_device(inputs[0], world.device), torch.clone)  # the stage may change them in place

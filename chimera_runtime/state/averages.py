@@ -20,7 +20,8 @@ Average = Mapping[str, torch.Tensor] | Mapping[int, torch.nn.Module]
 class AverageState:
     """The state of an average on this rank, by the names of the parameters that are averaged.
 
-    ``what`` is the name of the average in messages, ``state`` the state of the pipeline's own weights.
+    ``average`` has copies of stages by number, or tensors by the name of their parameter. ``what`` is the name of the
+    average in messages, ``state`` the state of the pipeline's own weights.
 
     Raises `Misuse` if the average has a parameter that the pipeline does not have on this rank.
     """
@@ -49,7 +50,10 @@ class AverageState:
         self._state = replace(state, modules=modules, parameters=first)
 
     def saved(self, replica: int | None = None) -> StateDict:
-        """Returns the average in the form of `State.saved`; ``count`` is how many updates an AveragedModel averages."""
+        """Returns the average in the form of `State.saved`, with one entry more, ``count``.
+
+        It has the number of updates that an AveragedModel has averaged, and is empty without one.
+        """
         count = {"0": self._wrappers[0].n_averaged} if self._wrappers else {}
         return {**self._state.saved(replica), "count": count}
 
@@ -66,7 +70,7 @@ class AverageState:
     def _of_modules(
         self, modules: Mapping[int, torch.nn.Module], stages: Mapping[int, torch.nn.Module]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields the parameters of copies of stages, each with the name in the model of the parameter it averages."""
+        """Yields every parameter of averaged stages after its name in the model; ``stages`` are the originals."""
         for stage, module in modules.items():
             original = dict(stages[stage].named_parameters(remove_duplicate=False))
             for inside, tensor in module.named_parameters(remove_duplicate=False):

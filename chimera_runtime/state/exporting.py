@@ -93,7 +93,7 @@ def _complaint(path: Path, values: dict[str, Any], state: State) -> str | None:
 
 
 def _require_readable(path: Path, values: Mapping[str, Any]) -> None:
-    """Raises `Misuse` if a value is no tensor, and `load_weights` could not read it from a file of this format."""
+    """Raises `Misuse` if a value could not be read back from a file of this format; tensors always can."""
     others = {name: value for name, value in values.items() if not isinstance(value, torch.Tensor)}
     if path.suffix == _SAFE and others:
         name, value = next(iter(others.items()))
@@ -123,7 +123,10 @@ def _write(path: Path, tensors: dict[str, Any], state: State) -> None:
 
 @contextmanager
 def _opened(path: Path, extra: Container[str]) -> Iterator[Mapping[str, Any]]:
-    """The values of a file, each read when it is accessed: tensors, except for the names in ``extra``."""
+    """Opens a file of weights: values by name, each read from the file when it is looked up.
+
+    All values are tensors, except for entries named in ``extra``.
+    """
     if path.suffix == _SAFE:
         try:
             opened = _safetensors().safe_open(path, framework="pt")

@@ -92,7 +92,11 @@ class State:
         self._take_extra(extra)
 
     def require_trainable(self, updates: int) -> None:
-        """Raises `Misuse` as `require_values` does; also as `require_known`, if weights were loaded or `is_due`."""
+        """Raises `Misuse` as `require_values`, and from time to time as `require_known`, which is slower.
+
+        `require_known` runs the first time, again after weights were loaded, and whenever `is_due` says so for
+        ``updates``.
+        """
         self.require_values()
         if not self._is_known or is_due(updates):
             self.require_known()
@@ -122,7 +126,7 @@ class State:
 
     @property
     def names(self) -> list[str]:
-        """Names that a file may have for this rank: parameters under all their names, buffers, further entries."""
+        """All names that a file may have for this rank: of parameters, also tied ones, buffers, further entries."""
         return [*self._parameters(), *self.aliases, *(name for _, name, _ in self._buffers()), *self.extra]
 
     @property
@@ -132,7 +136,7 @@ class State:
 
     @property
     def aliases(self) -> dict[str, str]:
-        """The other names of tied parameters, each with the one name that the state has for the parameter."""
+        """Maps each name of a tied parameter, except the first, to the first, which the state has for all."""
         return {
             name_in_model(self.model, *end): name_in_model(self.model, *ends[0])
             for tie in self.ties
@@ -147,16 +151,16 @@ class State:
 
     @property
     def _leader(self) -> int:
-        """The rank that exports weights for this one: the first of all ranks that hold parts of the same parameters.
+        """The rank that exports weights for this rank: the first of the meshes over which its parameters are spread.
 
-        Ranks are those of the default process group. If this rank's parameters are whole, it is this rank itself.
+        Ranks are those of the default process group. If no parameter is spread, it is this rank itself.
         """
         return min([int(mesh.mesh.min()) for mesh in meshes_of(self.parameters.values())], default=self.rank)
 
     def wait_for_verdict(self, patience: float) -> str | None:
-        """Waits for the row of the mesh that writes the file; returns its complaint, or None if the file is written.
+        """Waits for the row of the mesh that writes the file; returns that row's error message, None if it has none.
 
-        Returns None at once on the ranks of that row.
+        ``patience`` is the longest wait in seconds. Returns None at once on the ranks of that row.
         """
         if self._leader == self.rank:
             return None

@@ -112,7 +112,7 @@ def _run(
     faults: Faults,
     bundle: BugReport | None,
 ) -> None:
-    """Joins the ranks, runs ``train``, and waits for all ranks: one may still read from another."""
+    """Joins the ranks, runs ``train``, and closes the default process group when all ranks have ended ``train``."""
     job = compiled.job
     require_fitting(options, job)  # before the ranks connect
     if options.backend_module is not None:

@@ -54,10 +54,10 @@ _TERMINATED = "terminated"
 
 @dataclass
 class Run(Hooks):
-    """Model file, data and options of a run; as the hooks of a `Pipeline` it does what options ask for at start.
+    """Model file, data and options of a run. As the `Hooks` of a `Pipeline` it does what options ask for at start.
 
-    ``device`` is that of this rank's stages, and ``model`` has the functions of the model file. ``held_out`` evaluates
-    the items of the model file's ``validation``, with ``--eval-every``.
+    ``device`` is the device of this rank's stages, and ``model`` has the functions of the model file. With
+    ``--eval-every``, ``held_out`` evaluates the items of the model file's ``validation``.
     """
 
     options: argparse.Namespace
@@ -116,7 +116,7 @@ class Run(Hooks):
 
     @cached_property
     def batches(self) -> Batches:
-        """Micro-batches for the start of the pipeline and for the check; a rank loads only those that it needs."""
+        """Micro-batches of the dataset, for the start and for the check; a rank loads only those that it needs."""
         job, place, size = self.compiled.job, self.place, self.options.micro_batch_size
         dataset, model = self.model.items(), self.model
         sizes = size, job.micro_batches, job.parts, place.copies, place.copy
@@ -250,7 +250,7 @@ class Run(Hooks):
         self.faults.lost(error)
 
     def ready(self, context: RankContext, modules: dict[int, torch.nn.Module]) -> None:
-        """Prints remarks, limits memory, checks and measures, as far as options ask for it, before the first update."""
+        """Prints remarks, limits memory, checks and measures before the first update, each if options ask for it."""
         options, world, model = self.options, context.world, self.model
         self._context = context
         need = RankNeed(context, model.steps, modules, options.shard_optimizer)
@@ -294,7 +294,10 @@ class Run(Hooks):
         return Stage if rehearse is None else rehearsed(rehearse, job)
 
     def wrapped(self, components: LaneComponents, stages: dict[int, Stage]) -> LaneComponents:
-        """Returns the components; with ``--trace``, wrapped to record each call, and the record is always kept."""
+        """Returns the components of the lane; with ``--trace``, wrapped so that each call is recorded.
+
+        If the run fails, the record so far is still written.
+        """
         self._stages = stages
         if self.options.trace is None:
             return components

@@ -14,13 +14,13 @@ from chimera_runtime.values.mesh_tensors import local, mesh_of, meshes_of
 class Accumulation:
     """Averages the gradients of a new step with those of earlier steps, or refuses a step while there are gradients.
 
-    The average of a parameter is over all steps since its gradient was cleared, those that gave it no gradient
-    included. A parameter without a gradient shows no sign of having been cleared: it counts as cleared when no
+    The average of a parameter is over all steps since its gradient was cleared, also over steps that gave it no
+    gradient. A parameter that has got no gradient so far cannot show that it was cleared: it counts as cleared when no
     parameter of this rank has a gradient.
 
-    Parameters in ``named`` that require no gradient when this is made are frozen. ``mean_in_mesh`` returns the means of
-    numbers over the ranks of a mesh, if ``loss`` returns counts: for a parameter that is spread over a mesh, the weight
-    of a step is the mean of the counts there.
+    Parameters in ``named`` that require no gradient when this is made are frozen. If ``loss`` returns counts,
+    ``mean_in_mesh`` returns the means of numbers over the ranks of a mesh: for a parameter that is spread over a mesh,
+    the weight of a step is the mean of the counts there.
     """
 
     def __init__(
@@ -99,6 +99,6 @@ class Accumulation:
 
 
 def _share(weights: Sequence[float]) -> float:
-    """The share that all steps but the last have in the weighted mean of the steps."""
+    """Returns the weight of all steps but the last, divided by the weight of all; 0 if they have none."""
     *before, last = weights
     return sum(before) / (sum(before) + last) if sum(before) else 0.0

@@ -20,9 +20,10 @@ _PATIENCE = 600.0
 
 @dataclass(frozen=True)
 class CallGuard:
-    """Refuses calls of a pipeline that is closed or has failed; completes updates under way before calls that need it.
+    """Checks made before the calls of a pipeline: refuses them once it is closed or has failed.
 
-    ``located`` is the context in which the pipeline makes its calls: it notes whether a call has failed.
+    Before calls that need complete updates, it completes those under way. ``located`` is the context in which the
+    pipeline makes its calls: it notes whether a call has failed.
     """
 
     world: World
@@ -51,7 +52,7 @@ class CallGuard:
             self.updates.finish()
 
     def catch_up(self) -> None:
-        """Completes the updates that are under way, and waits for the device, so that weights can be saved."""
+        """Completes the updates that are under way, and waits for the device to end them: then weights can be saved."""
         self.finish()
         with self.located:
             self.world.synchronize()

@@ -14,11 +14,11 @@ from chimera_runtime.update.outcome import Outcomes
 
 
 class Hooks:
-    """Functions that `Pipeline` calls while it is made. They change nothing here; a tool overrides some of them.
+    """Functions that `Pipeline` calls while it is made. A tool overrides some of them; the rest keep the defaults here.
 
-    ``measures`` says whether the memory that a forward of each stage keeps is measured at start; ``loads`` whether data
-    are loaded: a rehearsal needs none. ``explains`` says whether the error of a lost rank gets notes about the waits of
-    other ranks. The notes take seconds to collect; a tool that follows all waits itself does without them.
+    ``measures`` says whether the memory that a forward of each stage keeps is measured at start. ``loads`` says whether
+    data are loaded: a rehearsal needs none. ``explains`` says whether the error of a lost rank gets notes about the
+    waits of other ranks. The notes take seconds to collect; a tool that follows all waits itself does without them.
     """
 
     measures = False

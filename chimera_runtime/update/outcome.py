@@ -23,7 +23,7 @@ _AT_ONCE = 16
 
 @dataclass
 class Outcome:
-    """The outcome of an update, which counts from 0; ``computed_here`` is the part of its losses from this rank.
+    """The outcome of update number ``update``, counted from 0; ``computed_here`` is this rank's part of the losses.
 
     ``_numbers`` is summed over the ranks: ``[loss, count, auxiliary losses, request to stop, facts]``.
     """
@@ -102,8 +102,8 @@ class Outcomes:
     the program: so all learn of a request to stop after the same update, and raise an error together.
 
     ``read`` reads numbers from the device of this rank. ``counted`` says that ``loss`` returns sums and counts;
-    ``names`` are the auxiliary losses of all stages. If ``asked_to_stop``, this rank asks all ranks to stop, with the
-    next sum. ``facts_of`` returns the facts of an update that must be equal on all ranks.
+    ``names`` are the auxiliary losses of all stages. If ``asked_to_stop`` is set, the next sum asks all ranks to stop.
+    ``facts_of`` returns the facts of an update that must be equal on all ranks.
     """
 
     control_group: ControlGroup
@@ -127,7 +127,7 @@ class Outcomes:
             raise self._difference
 
     def explain(self) -> None:
-        """Raises RanksDiffer if a sum that has arrived shows a difference, which may be why another rank has ended."""
+        """Raises RanksDiffer if a sum that has arrived shows that ranks differ: another rank may have ended for it."""
         with suppress(PeerLost):  # a sum that failed with the lost rank counts as arrived
             while self._under_way and self._under_way[0].is_there:
                 self._under_way.popleft().settle()

@@ -21,8 +21,8 @@ from chimera_runtime.update.updates import Updates
 class SharedFacts:
     """Gathers the facts of this rank for each update. They are sent together with the losses, and then compared.
 
-    ``groups`` has the parameters of this rank by weight group, ``names`` their names. ``steps`` has the optimizers of a
-    schedule without a flush; None if the caller steps.
+    ``groups`` has the parameters of this rank by weight group, ``names`` their names. ``steps`` has the optimizers that
+    step inside a schedule without a flush; it is None if the caller steps.
     """
 
     def __init__(
@@ -66,8 +66,9 @@ class SharedFacts:
 class FlushFacts:
     """Gathers the facts of an update with a flush, at the moment when the sum of its losses is launched.
 
-    Settings and weights are those of that moment. Weights are read without waiting for the device: their digests come
-    with the next update. ``terms`` returns the arguments of the newest step, see `Updates.terms`.
+    Settings of optimizers and digests of weights are from that moment. The digests are read without waiting for the
+    device, so they are sent with the facts of the next update. ``terms`` returns the arguments of the newest step, see
+    `Updates.terms`.
     """
 
     feed: Feed

@@ -41,9 +41,9 @@ class LossScale(Protocol):
 class Updates(ABC):
     """The updates of a schedule on this rank: `FlushedUpdates` or `StreamedUpdates`.
 
-    A call of `Pipeline.step` is one `prepare` and one `run_update`. All ranks make the same calls in the same order.
-    ``started`` updates have been started, which is also the number of the next update. ``terms`` has the arguments of
-    the newest call of `prepare` that must be equal on all ranks, by name, as numbers.
+    A call of `Pipeline.step` calls `prepare` and `run_update` once each. All ranks make the same calls in the same
+    order. ``started`` is the number of updates that have been started, and so the number of the next one. ``terms``
+    has, as numbers by name, the arguments of the newest `prepare` that must be equal on all ranks.
     """
 
     stages: Mapping[int, Stage]
@@ -82,8 +82,9 @@ class Updates(ABC):
 class FlushedUpdates(Updates):
     """The `Updates` of a schedule with a flush: a call of `run_update` runs a whole update.
 
-    ``script`` is the function ``update`` of this rank's script; the scale of a GradScaler is on ``device``.
-    ``sums_wider`` says that gradients are summed in another dtype than that of the weights, into ``main_grad``.
+    ``script`` is the function ``update`` of this rank's script, ``lane`` its argument. A GradScaler has its scale on
+    ``device``. ``sums_wider`` says that gradients are summed in another dtype than that of the weights, into
+    ``main_grad``.
     """
 
     script: Callable[[Lane], None]
@@ -241,6 +242,6 @@ def updates_of(
 
 
 def _disturbed(stage: Stage) -> str | None:
-    """The name of a parameter whose collected gradient was replaced or cleared during an update, or None."""
+    """The name of a parameter of a stage whose ``grad`` the user replaced or cleared during an update, or None."""
     disturbed = {group.gradient_sum.disturbed for group in stage.groups}
     return next((name for name, parameter in stage.module.named_parameters() if parameter in disturbed), None)

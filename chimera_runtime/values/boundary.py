@@ -18,12 +18,15 @@ from chimera_runtime.values.tensors import Tensors, first_part
 class Boundary:
     """Structure, shapes and dtypes of the value that a stage hands to the next one for every micro-batch.
 
-    ``form`` is the structure of the value; the other attributes, except ``counted``, have an entry for each tensor in
-    it. ``shapes`` are those for one micro-batch. A tensor is ``recorded`` if it requires a gradient, and
-    ``differentiable`` if its gradient comes back: it requires one, and a later stage uses the tensor. ``counted`` says
-    that a message of gradients also has the loss count of each micro-batch, in float64. A tensor is ``owned_by_stage``
-    if the stage keeps its memory, such as that of a buffer: then a copy is handed on, because a later forward may write
-    the memory. If slices have unequal lengths, ``of_slices`` has the shapes for each slice, and ``shapes`` the largest.
+    ``form`` is the structure of the value. ``shapes``, ``dtypes``, ``recorded``, ``differentiable`` and
+    ``owned_by_stage`` have an entry for each tensor in it; ``shapes`` are those for one micro-batch.
+
+    A tensor is ``recorded`` if it requires a gradient. It is ``differentiable`` if its gradient comes back: it requires
+    one, and a later stage uses the tensor. It is ``owned_by_stage`` if the stage keeps its memory, such as that of a
+    buffer: then a copy is handed on, because a later forward may write the memory.
+
+    ``counted`` says that a message of gradients also has the loss count of each micro-batch, in float64. If slices have
+    unequal lengths, ``of_slices`` has the shapes for each slice, and ``shapes`` the largest.
     """
 
     form: Form
@@ -53,7 +56,7 @@ class Boundary:
         return replace(self, shapes=largest, of_slices=tuple(b.shapes for b in slices))
 
     def at(self, micro: int) -> "Boundary":
-        """Returns the boundary of one micro-batch: that of its slice if slices have unequal lengths, else this one."""
+        """Returns the boundary for one micro-batch, with the shapes of its slice if slices have unequal lengths."""
         if not self.of_slices:
             return self
         return replace(self, shapes=self.of_slices[micro % len(self.of_slices)], of_slices=())
@@ -100,9 +103,9 @@ class Boundary:
         return None
 
     def of_items(self, items: int, whole: int) -> "Boundary | None":
-        """Computes the boundary of a micro-batch of ``items`` items from this one, which is of ``whole`` items.
+        """Returns the boundary of a micro-batch of ``items`` items, computed from this one, for ``whole`` items.
 
-        Returns None if some tensor does not have equally many rows for each item.
+        Returns None if the rows of some tensor cannot be divided equally among the items.
         """
         if not all(shape and shape[0] % whole == 0 for shape in self.shapes):
             return None

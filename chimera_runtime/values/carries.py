@@ -27,9 +27,10 @@ _BY_NAME = {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
 
 @dataclass(frozen=True)
 class SliceArguments:
-    """Whether the forward of a stage takes the carry, and then returns one, and whether it takes the start.
+    """Arguments of slices that the forward of a stage takes: ``carry``, ``start``, both or neither.
 
-    If ``by_layer``, the stage is a stack of layers: it takes these arguments in order to pass them on to its layers.
+    A forward that takes a carry also returns one. If ``by_layer``, the stage is a stack of layers, which passes the
+    arguments on to them.
     """
 
     carry: bool = False
@@ -42,7 +43,7 @@ class SliceArguments:
         return self.carry or self.start
 
     def without(self, keywords: Container[str]) -> "SliceArguments":
-        """Returns these arguments less those that a keyword argument of the micro-batches is called by."""
+        """Returns these arguments without those names that the user's ``keywords`` have: such a name is the user's."""
         return replace(self, carry=self.carry and CARRY not in keywords, start=self.start and START not in keywords)
 
     def split_result(self, name: str, returned: Any) -> tuple[Any, Any]:
@@ -99,7 +100,10 @@ class Carry:
         return tuple([t.detach().requires_grad_(r) for t, r in zip(self.tensors, self.recorded, strict=True)])
 
     def arguments(self, takes: SliceArguments, tensors: Tensors) -> Mapping[str, Any]:
-        """Returns the keyword arguments with which a forward reads this carry; ``tensors`` replace the carry's own."""
+        """Returns the keyword arguments with which a forward reads this carry: those that it ``takes``.
+
+        ``tensors`` replace the tensors of the carry.
+        """
         arguments: dict[str, Any] = {CARRY: self.form.filled(tensors)} if takes.carry else {}
         if takes.start:
             arguments[START] = self.position

@@ -25,7 +25,7 @@ def fingerprint(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Returns a short value as Python writes it; for other values the type and the beginning of the fingerprint."""
+    """Returns a value for a message: as Python writes it if that is short, else its type and part of its hash."""
     text = repr(value) if isinstance(value, _PLAIN) else ""
     return text if 0 < len(text) <= _LONGEST else f"{type(value).__name__} {fingerprint(value)[:8]}"
 
@@ -51,7 +51,7 @@ def _hash(value: Any, outer: tuple[int, ...]) -> str:
 
 
 def _parts(value: Any, within: tuple[int, ...]) -> Iterator[str]:
-    """Yields the name of a function or a class, or hashes of the parts from which pickle would rebuild an object."""
+    """Yields texts to be hashed: the full name of a function or class, or hashes of the parts of a pickled object."""
     if isinstance(value, type | Callable) and hasattr(value, "__qualname__"):
         yield f"{value.__module__}.{value.__qualname__}"
         return

@@ -19,7 +19,7 @@ Keywords = dict[str, Any]
 
 @dataclass(frozen=True)
 class KeywordNames:
-    """Names of the example batch's keyword arguments, and of the ``needed`` ones, which stages of this rank take."""
+    """Names of keyword arguments: all that the ``example`` has, and the ones ``needed`` by stages of this rank."""
 
     example: frozenset[str]
     needed: frozenset[str]
@@ -79,9 +79,9 @@ def accepted(module: torch.nn.Module, names: Collection[str]) -> tuple[str, ...]
 
 
 class Stack(torch.nn.ModuleDict):
-    """A stage made of layers, by their index in the model; each gets the output of the layer before.
+    """A stage made of layers, under their index in the model; each layer gets the output of the layer before.
 
-    If a layer has a carry, so has the stage: a dict of the carries of such layers, by index.
+    If some layers have carries, the stage has one as well: a dict of these layers' carries, by index.
     """
 
     def __init__(self, layers: Mapping[str, torch.nn.Module]) -> None:

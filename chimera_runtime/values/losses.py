@@ -40,7 +40,7 @@ class Tally:
         return {name: total / self.count if self.count else math.nan for name, total in self.auxiliary.items()}
 
     def numbers(self, names: Sequence[str] = ()) -> list[float]:
-        """Returns the total, the count and the auxiliary losses of the names: numbers to be added up over ranks."""
+        """Returns numbers to be added up over ranks: the total, the count, and the auxiliary loss of each name."""
         return [self.total, self.count, *(self.auxiliary.get(name, 0.0) for name in names)]
 
     @classmethod
@@ -66,10 +66,10 @@ def as_pair(loss: Loss) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 def expected_count(count: float | None, micro_batches: int) -> float | None:
-    """Returns an estimate of the count of an update, by which gradients are divided at first; None for a mean.
+    """Returns an estimate of an update's count, by which gradients are divided at first; None if losses are means.
 
-    It is the power of 2 nearest to the ``count`` of one micro-batch times their number: multiplication and division by
-    it do not round, so the gradients do not depend on it.
+    It is the power of 2 nearest to ``count``, that of one micro-batch, times ``micro_batches``. Multiplication and
+    division by a power of 2 do not round, so the final gradients do not depend on the estimate.
     """
     if count is None:
         return None
@@ -77,7 +77,7 @@ def expected_count(count: float | None, micro_batches: int) -> float | None:
 
 
 class Count:
-    """Sum of the loss counts of the micro-batches whose backward a stage has run in this update.
+    """Sum of the loss counts of the micro-batches whose backward a stage has run in this update, in ``tensor``.
 
     All gradients have been divided by the ``expected`` count: see `expected_count`.
     """
@@ -97,10 +97,10 @@ class Count:
         self.tensor.zero_()
 
     def correction(self, count: float) -> float:
-        """Returns the factor for gradients, which have been divided by the expected count instead of ``count``.
+        """Returns the factor that corrects gradients, which were divided by the expected count and not by ``count``.
 
-        ``count`` is the sum of ``tensor`` over all ranks. If it is 0, no item of the mini-batch counts; then the
-        factor is 0.
+        ``count`` is the sum of ``tensor`` over all ranks. If it is 0, no item of the mini-batch counts; then the factor
+        is 0.
 
         Raises `BadModel` if the count is not finite, or negative.
         """

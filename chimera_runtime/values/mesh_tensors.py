@@ -33,7 +33,7 @@ def settled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def laid_out_like(parameter: Any, gradient: Any) -> torch.Tensor:
-    """Returns a gradient in the layout of its parameter; autograd may leave it in parts that are not summed yet."""
+    """Returns a gradient in the layout of its parameter; if autograd left it as parts to be summed, they are summed."""
     if is_spread(gradient) and gradient.placements != parameter.placements:
         gradient = gradient.redistribute(placements=parameter.placements)
     spread: torch.Tensor = gradient
@@ -41,7 +41,7 @@ def laid_out_like(parameter: Any, gradient: Any) -> torch.Tensor:
 
 
 def spread_like(tensor: Any, part: torch.Tensor) -> torch.Tensor:
-    """Makes a tensor in the layout of another one from this rank's ``part``, without a copy."""
+    """Makes a tensor spread like ``tensor``, of which ``part`` is this rank's part, without a copy."""
     if not is_spread(tensor):
         return part
     mesh, placements = tensor.device_mesh, tensor.placements
@@ -86,7 +86,7 @@ def reduce_over(mesh: Any, numbers: torch.Tensor, wait: Callable[[Any], object],
 
 
 def norms(tensors: Iterable[torch.Tensor], norm_type: float) -> list[float]:
-    """Returns one norm for each layout: torch takes several tensors in one call only if they are spread alike.
+    """Returns norms of tensors, one for each layout over a mesh: torch takes only tensors of one layout in a call.
 
     All ranks over which a tensor is spread call it.
     """
@@ -105,10 +105,10 @@ def rest(module: torch.nn.Module) -> None:
 
 
 def misplaced(module: torch.nn.Module, members: Sequence[int] | None) -> str | None:
-    """Returns why a pipeline cannot train a module that is spread in this way, with advice; None if it can.
+    """Returns a text if a pipeline cannot train a module, because of how it is wrapped or spread; None if it can.
 
-    ``members`` are the ranks of the pipelines, no two of which may hold parts of one tensor. Without a flush
-    ``members`` is None, and nothing may be spread.
+    The text names the cause and gives advice. ``members`` are the ranks of the pipelines, no two of which may hold
+    parts of one tensor. Without a flush ``members`` is None, and nothing may be spread.
     """
     tensors = [*module.parameters(), *module.buffers()]
     wrapper = next((name for part in module.modules() if (name := _made_by(part, _WRAPPERS))), None)
@@ -136,5 +136,5 @@ def misplaced(module: torch.nn.Module, members: Sequence[int] | None) -> str | N
 
 
 def _made_by(value: object, modules: tuple[str, ...]) -> str | None:
-    """Name of the first class of a value that is defined in some modules of torch."""
+    """Name of the first base class of a value's class that one of the ``modules`` defines, or None."""
     return next((kind.__name__ for kind in type(value).__mro__ if kind.__module__.startswith(modules)), None)

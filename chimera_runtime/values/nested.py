@@ -23,7 +23,10 @@ Constant = bool | int | float | str | None
 
 @dataclass(frozen=True)
 class Form:
-    """Structure of a value: ``entries`` are its leaves, with ``...`` in place of each tensor."""
+    """Structure of a nested value: ``tree`` is its tuples, lists and dicts as torch's pytree describes them.
+
+    ``entries`` are the leaves, with ``...`` in place of each tensor.
+    """
 
     tree: Any
     entries: tuple[Constant | EllipsisType, ...]
@@ -45,7 +48,7 @@ class Form:
 
 
 class _Verbatim(str):
-    """A text whose repr has no quotes."""
+    """A text that is shown without quotes inside a shown structure."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -130,10 +133,10 @@ def parts(value: Any, count: int) -> list[Any]:
 
 
 def obstacle(value: Any, items: int) -> tuple[str, str] | None:
-    """Returns path and description of a leaf that `rows` cannot cut, in a value of ``items`` items; else None.
+    """Returns path and description of a leaf that `rows` cannot cut into micro-batches of ``items`` items; else None.
 
-    Numbers, strings, None and tensors without dimensions need no cut: every part has them whole. A list with a
-    number or a string for each item would need a cut, and cannot be cut.
+    Numbers, strings, None and tensors without dimensions need no cut: every part has them whole. A list with a number
+    or a string for each item would need a cut, and cannot be cut.
     """
     if all(_is_cut(leaf) or leaf is None for leaf in pytree.tree_leaves(value, is_leaf=_is_mask)):
         return None
@@ -161,12 +164,12 @@ def _is_whole(leaf: Any) -> bool:
 
 
 def _is_mask(value: Any) -> bool:
-    """Whether a value is a BlockMask of flex attention, whose ``mask_mod`` may depend on the number of the item."""
+    """Whether a value is a BlockMask of flex attention, which cannot be cut: its function may count items."""
     return type(value).__name__ == "BlockMask"
 
 
 def _has_one_each(value: Any, items: int) -> bool:
-    """Whether a value is a list with one text, number or similar entry for each item."""
+    """Whether a value is a list or tuple of ``items`` entries without tensors, such as one text for each item."""
     if type(value) not in (list, tuple) or len(value) != items:
         return False
     parts = leaves(value)

@@ -54,9 +54,9 @@ def _of(leaf: Any, digest: int) -> int:
 def _layout(
     shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, count: int | None
 ) -> tuple[bytes, int, tuple[tuple[int, int], ...]]:
-    """Returns shape and dtype as bytes, the distance of rows in bytes, and the pieces of a tensor's memory to read.
+    """Returns, for a tensor's layout, a triple: shape and dtype as bytes, bytes from row to row, and pieces to read.
 
-    A piece is an offset and a size. No piece reaches beyond a run of memory that belongs to the tensor.
+    A piece is a pair (offset, size) in the tensor's memory, in bytes. All its bytes belong to the tensor.
     """
     rows = tuple(shape) if count is None or not shape else (count, *shape[1:])
     head, size = f"{rows} {dtype}".encode(), dtype.itemsize

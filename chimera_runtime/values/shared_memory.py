@@ -30,7 +30,10 @@ _ALONE = 0 if _COUNT is None else _holders(torch.empty(1))
 
 
 def is_shared(tensor: torch.Tensor, tensors: int = 1) -> bool:
-    """Whether more than ``tensors`` tensors, this one included, or an autograd graph may hold the tensor's memory."""
+    """Whether more than ``tensors`` tensors, or an autograd graph, hold the tensor's memory; True if unknown.
+
+    The tensor itself counts as one of the tensors.
+    """
     return _COUNT is None or _holders(tensor) >= _ALONE + tensors
 
 
@@ -54,11 +57,11 @@ def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], inpu
     a CUDA graph are not counted. The address does: the allocator gives out no memory that anything still holds. So a
     forward that hands on the memory of an earlier one may have overwritten what another stage still reads.
 
-    The micro-batches of the stage in ``waiting`` wait for their backward. ``inputs_of`` returns the inputs of the
+    ``waiting`` has the micro-batches of the stage whose backward has not run. ``inputs_of`` returns the inputs of the
     stage, which may be the same memory for several micro-batches.
 
-    Raises `BadModel` if the stage has handed on the same memory for another micro-batch that waits, and did not get it
-    as input.
+    Raises `BadModel` if the stage has handed on the same memory for another micro-batch that waits, and did not get the
+    memory as input.
     """
     for output in outputs:
         storage: Any = output.untyped_storage()
@@ -103,10 +106,10 @@ class ReleasedTensors:
 class Slots:
     """Slots, the receive buffers of a stage for one direction: slot k has room for ``rooms[k]`` micro-batches.
 
-    ``make(room)`` allocates the buffers of a slot with that room. A message uses the part of them that ``views``
-    returns, or all of them if that is None. The content of a slot may be needed for longer than the program says: by
-    the graph of the next stage, if a stage hands its input on, or by a stage that keeps its input. Such a slot moves to
-    new memory before its next message; the old memory stays with its holder.
+    ``make(room)`` allocates the buffers of a slot for ``room`` micro-batches. A message uses the part of the buffers
+    that ``views`` returns, or all of them if ``views`` is None. The content of a slot may be needed for longer than the
+    program says: by the graph of the next stage, if a stage hands its input on, or by a stage that keeps its input.
+    Such a slot moves to new memory before its next message; the old memory stays with its holder.
     """
 
     def __init__(

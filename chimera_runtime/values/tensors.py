@@ -16,7 +16,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def part(tensors: Tensors, start: int, stop: int, of: int) -> Tensors:
-    """Returns the rows of micro-batches ``start .. stop-1`` in tensors that hold ``of`` micro-batches."""
+    """Returns the rows of micro-batches ``start .. stop-1`` from tensors that hold ``of`` micro-batches."""
     return tuple(t.narrow(0, start * (t.shape[0] // of), (stop - start) * (t.shape[0] // of)) for t in tensors)
 
 
@@ -67,7 +67,7 @@ def seed_all(seed: int) -> None:
 
 
 def has_drawn(states: tuple[Any, Any]) -> bool:
-    """Whether the generators of Python or NumPy have changed since `states_beside_torch` returned ``states``."""
+    """Whether the generators of Python or NumPy have drawn since `states_beside_torch` returned ``states``."""
     before, now = states, states_beside_torch()
     return before[0] != now[0] or pickle.dumps(before[1]) != pickle.dumps(now[1])
 

@@ -60,9 +60,10 @@ def check(
     built: dict[int, torch.nn.Module],
     is_sharded: bool = False,
 ) -> str | None:
-    """Trains some updates on the ranks and in one process; returns on rank 0 a text with the differences.
+    """Trains some updates on the ranks and in one process; returns the differences as text on rank 0, else None.
 
-    The stages in ``built`` do not change. ``is_sharded`` says that replicas of a stage share the optimizer's state.
+    ``built`` are the modules of this rank's stages, which do not change: the check trains others. ``is_sharded`` says
+    that replicas of a stage share the optimizer's state.
 
     Raises `CheckFailed` on rank 0, if they differ by more than the tolerance.
     """
@@ -117,9 +118,9 @@ def check(
 
 
 def _compare_own_model(context: RankContext, model: ModelFile, reference: Reference) -> list[str]:
-    """Compares the stages with themselves on whole sequences, if there are slices, and with ``reference()``, if any.
+    """Compares the stages with ``reference()``, if there is one, and on slices with themselves on whole sequences.
 
-    Rank 0 does so, and the others wait.
+    Returns on rank 0 a line for each comparison. The other ranks wait for rank 0, which compares.
     """
     world = context.world
     if model.reference is None and reference.slices == 1:
@@ -138,7 +139,7 @@ def _compare_own_model(context: RankContext, model: ModelFile, reference: Refere
 
 
 def shared(built: dict[int, torch.nn.Module], rebuilt: dict[int, torch.nn.Module]) -> list[torch.Tensor]:
-    """Returns the weights and buffers of ``built`` whose memory ``rebuilt`` uses too: a build_stage may reuse it."""
+    """Returns the tensors of ``built`` whose memory ``rebuilt`` uses too, as ``build_stage`` may reuse weights."""
     memory = memory_of([*_tensors(rebuilt)]).keys()
     return [tensor for tensor in _tensors(built) if memory_of(tensor).keys() & memory]
 

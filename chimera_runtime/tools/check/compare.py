@@ -55,9 +55,9 @@ def tolerance(dtype: torch.dtype, summands: int) -> float:
 
 @dataclass(frozen=True)
 class RankResult:
-    """Results of a rank: for each weight group the gradients of its steps, and its weights after the last one.
+    """Results of a rank: for each weight group the gradients of its steps, and its weights after the last step.
 
-    ``losses`` has for each update the part of the loss that this rank has computed.
+    ``losses`` has for each update the losses that this rank has computed.
     """
 
     gradients: Mapping[Group, Sequence[Gradients]]
@@ -67,9 +67,10 @@ class RankResult:
 
 @dataclass(frozen=True)
 class Deviation:
-    """Error of the gradients or weights of a weight group, relative to the largest gradient or step of the group.
+    """Largest error of a weight group, of gradients or of weights.
 
-    ``what`` says of which update they are; ``parameter`` is the parameter with the largest error.
+    ``error`` is relative to the largest gradient, or the largest step, of the group. ``what`` says which gradients or
+    weights differ, of which update; ``parameter`` is the parameter with the largest error.
     """
 
     group: Group
@@ -147,10 +148,11 @@ def compare(
     begin: Callable[[], Training],
     inspect: Callable[[Sequence[torch.nn.Module]], None] = lambda _modules: None,
 ) -> Verdict | None:
-    """Compares the results of all ranks with one process, which runs on rank 0; returns None on the other ranks.
+    """Compares the results of all ranks with training in one process, on rank 0; returns None on the other ranks.
 
-    ``names`` are those of the auxiliary losses. ``begin`` starts the training in one process; ``inspect`` is called
-    with its stages first, and may raise an error. Every rank calls this.
+    Every rank calls it, with its own ``result``. ``names`` are the names of the auxiliary losses, ``updates`` is the
+    number of updates. ``begin`` starts the training in one process. ``inspect`` is called with the stages of that
+    training before the first update, and may raise an error.
 
     Raises `CheckFailed` on rank 0, if a stage has made more or fewer steps than there are updates.
     """
@@ -231,7 +233,7 @@ def share_of(error: float, scale: float) -> float:
 
 
 def _deviation(history: History, group: Group, what: str, errors: Iterable[float], scale: float) -> Iterator[Deviation]:
-    """Yields the largest error of a weight group, if the group has parameters.
+    """Yields one `Deviation`, with the largest error of a weight group; none if the group has no parameters.
 
     ``errors`` has the absolute error of each parameter, in the order of ``history.names``. They are divided by
     ``scale``, the largest gradient or the largest step of the group.
@@ -243,14 +245,17 @@ def _deviation(history: History, group: Group, what: str, errors: Iterable[float
 
 
 def _part(result: RankResult, group: Group, part: int) -> Gradients:
-    """Gradients of update ``part``; if ``part`` is the number of updates, the weights after the last one."""
+    """Result number ``part`` of a weight group: the gradients of that update or, after all these, the final weights."""
     return (*result.gradients[group], result.weights[group])[part]
 
 
 def _received(
     control_group: ControlGroup, job: Job, result: RankResult, group: Group, part: int, like: Sequence[torch.Tensor]
 ) -> Gradients:
-    """Receives on rank 0 a part of the results (see `_part`) of the first rank that holds a weight group."""
+    """Receives on rank 0 a part of the results, see `_part`, from the first rank that holds a weight group.
+
+    ``like`` are tensors of the same shapes; a parameter without a gradient gives None.
+    """
     rank, what = control_group.place.ranks_of(job.members(group))[0], f"for what {group_name(group)} has computed"
     if rank == 0:
         return _part(result, group, part)

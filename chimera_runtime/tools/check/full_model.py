@@ -87,10 +87,10 @@ def _built(reference: Reference, model: ModelFile) -> torch.nn.Module:
 
 @dataclass(eq=False)
 class Partners:
-    """Pairs of parameters, one of a stage and one of the user's model; ``wrong`` has complaints about misfits.
+    """Pairs of parameters, one of a stage and one of the user's model ``whole``.
 
-    ``names`` has for each stage the name in the user's model of each parameter and buffer; ``tied`` has groups of
-    parameters that are declared to be one.
+    ``names`` has for each stage the name in the user's model of each parameter and buffer. ``tied`` has groups of
+    parameters that are declared to be one. ``wrong`` has messages about parameters that do not pair up.
     """
 
     stages: Sequence[torch.nn.Module]
@@ -185,7 +185,11 @@ class Partners:
                     partner.copy_(buffer)
 
     def gradients(self) -> Iterator[tuple[str, int, torch.Tensor | None, torch.Tensor | None]]:
-        """Yields for each parameter its name, a stage, and its gradients by the stages and by the user's model."""
+        """Yields a tuple for each parameter: its name, a stage that has it, and two gradients.
+
+        The first gradient is that of the stages, added up if several have the parameter; the second that of the user's
+        model.
+        """
         summed: dict[str, tuple[int, torch.Tensor | None, torch.Tensor | None]] = {}
         first: dict[int, str] = {}
         for place, theirs in self.pairs.items():
@@ -213,7 +217,10 @@ def _pass(reference: Reference, modules: Sequence[torch.nn.Module], batch: Any, 
 
 
 def _furthest(gradients: Sequence[tuple[str, int, torch.Tensor | None, torch.Tensor | None]]) -> tuple[float, str]:
-    """Returns the largest difference relative to the largest gradient of its stage, and the name of the parameter."""
+    """Returns the largest error of a gradient, relative to the largest gradient of its stage, and the parameter's name.
+
+    ``gradients`` are as `Partners.gradients` yields them.
+    """
     largest: dict[int, float] = {}
     for _, stage, _, theirs in gradients:
         largest[stage] = max(largest.get(stage, 0.0), size([theirs]))

@@ -30,10 +30,10 @@ If the key is a single stage, layers of that stage share them.
 class Reference:
     """The model and the data that one process trains on: B*N*W items per update.
 
-    If micro-batches are cut into parts, it runs the parts one after another, each with its own dropout and batch
-    statistics, and with the weight of a part in the loss. ``listening`` makes a context that collects the auxiliary
-    losses of the forwards inside, by name: by default none. ``label`` gives the parameters of stages their names in the
-    model, by default no names.
+    If micro-batches are cut into ``parts``, it runs one part after another. Each part has its own dropout and batch
+    statistics, and its own share of the loss. ``listening`` makes a context that collects the auxiliary losses of the
+    forwards inside, by name: by default none. ``label`` gives the parameters of stages their names in the model, by
+    default no names.
 
     If the parts are ``slices`` of sequences, they run one after another with the carries between them, in one graph;
     they have relative ``lengths`` if these differ.
@@ -55,7 +55,7 @@ class Reference:
 
     @property
     def passes(self) -> int:
-        """Number of forwards of each stage in an update of a copy."""
+        """Number of forwards of each stage in an update of one copy: one for each part of each micro-batch."""
         return self.micro_batches * self.parts
 
     def loss(
@@ -68,10 +68,11 @@ class Reference:
         carries: dict[int, Any] | None = None,
         note: Callable[[int, Any], None] = lambda _stage, _output: None,
     ) -> tuple[torch.Tensor, float, list[tuple[str, torch.Tensor]]]:
-        """Returns the loss of a micro-batch as a sum and its count (1 for a mean), and the auxiliary losses.
+        """Returns the loss of a micro-batch as a sum, the count of the sum (1 for a mean), and the auxiliary losses.
 
-        ``carries`` has the carry of each stage from the slice before, with the place at which the slice starts, and
-        gets those for the next slice. ``note`` is called with each stage and its output.
+        ``batch`` is input, target and keyword arguments. ``carries`` has for each stage the carry of the slice before
+        and the place at which this slice starts; here they are replaced by those for the next slice. ``note`` is called
+        with the number and the output of each stage.
         """
         value, target, named = batch
         carries = {} if carries is None else carries
@@ -163,8 +164,8 @@ class Training:
     A step uses the gradients of the ranks, which have been compared with those of the reference. So the next update
     begins on the weights of the ranks, and no optimizer magnifies a rounding error by a division.
 
-    ``reads`` has for each stage runs (offset, count), together one offset per micro-batch of a period. The number of
-    the version that a micro-batch reads is the number of updates in earlier periods plus its offset.
+    ``reads`` says for each stage which version of the weights each micro-batch of a period reads. It has pairs (offset,
+    count): the next ``count`` micro-batches read version (updates in earlier periods) + offset.
     """
 
     def __init__(self, reference: Reference, period: int, reads: Sequence[Sequence[tuple[int, int]]]) -> None:
@@ -192,7 +193,7 @@ class Training:
             self.dtypes.add(reference.model.autocast)
 
     def _trained(self, group: tuple[int, ...]) -> dict[str, torch.nn.Parameter]:
-        """Returns the trained parameters of a group: those of a stage that it does not share, or those of a tie."""
+        """Returns the trained parameters of a weight group by name: those of a stage alone, or those of a tie."""
         ties = self._ties
         shared = {
             f"{name} of stage {stage}": dict(self.modules[stage].named_parameters(remove_duplicate=False))[name]
@@ -233,10 +234,10 @@ class Training:
         return [history.take_gradients(factor) for history in self.histories]
 
     def _passes(self, batches: Sequence[Any], copy: int, first: int) -> Iterator[tuple[float, float, dict[str, float]]]:
-        """Yields loss, count and auxiliary losses of a micro-batch, or of each of its slices, from number ``first`` on.
+        """Yields loss, count and auxiliary losses of a micro-batch, or of each of its slices; then runs the backward.
 
-        At the end it runs a backward from all of these losses, divided by the number of micro-batches of all copies,
-        which adds to the gradients.
+        ``first`` is the number of the micro-batch or of its first slice. The backward starts from all of these losses,
+        divided by the number of micro-batches of all copies; it adds to the gradients.
         """
         reference = self._reference
         for history in self.histories:
@@ -273,9 +274,9 @@ def _tie(modules: Sequence[torch.nn.Module], ends: Sequence[tuple[int, str]]) ->
 
 
 class History:
-    """Versions of the weights of a group, one after every update, as long as later micro-batches read them.
+    """Versions of the weights of a group: one after every update, each kept as long as later micro-batches read it.
 
-    ``largest_step`` is the largest change of a weight by a step.
+    ``largest_step`` is the largest change of any weight in one step.
     """
 
     def __init__(
@@ -337,12 +338,12 @@ class History:
 
 
 def distance(computed: Gradients, wanted: Gradients) -> float:
-    """Largest difference of two lists of tensors; infinite if one has a tensor and the other has None."""
+    """Largest difference between the elements of two lists of tensors; infinite if only one of them has a None."""
     return max(differences(computed, wanted), default=0.0)
 
 
 def differences(computed: Gradients, wanted: Gradients, roundings: int = 0) -> Iterator[float]:
-    """Yields for each tensor the largest difference, beyond what ``roundings`` roundings of a number explain."""
+    """Yields for each tensor the largest difference of its elements, less what ``roundings`` roundings can explain."""
     for mine, theirs in zip(computed, wanted, strict=True):
         if mine is None or theirs is None:
             yield 0.0 if mine is theirs else float("inf")

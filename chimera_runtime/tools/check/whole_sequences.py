@@ -92,7 +92,7 @@ def compare(reference: Reference, autocast: torch.dtype | None) -> SliceAgreemen
 
 
 def _error(mine: Gradients, theirs: Gradients) -> float:
-    """Returns the largest difference of the gradients of a stage, relative to the largest of them."""
+    """Returns the largest difference of two lists of gradients, relative to the largest gradient of the second."""
     return share_of(max(differences(mine, theirs), default=0.0), size(theirs))
 
 

@@ -256,7 +256,7 @@ def _first_given(options: argparse.Namespace, *names: str) -> str | None:
 
 
 def require_fitting(options: argparse.Namespace, job: Job) -> None:
-    """Raises `Misuse` if the program cannot do what options ask for; looks at neither model file nor other ranks."""
+    """Raises `Misuse` if the program cannot do what the options ask for; reads no model file and asks no other rank."""
     if options.clip_norm is not None and job.period:
         raise mistakes.clipping_needs_a_flush(job.name)
     if options.shard_optimizer and job.period:

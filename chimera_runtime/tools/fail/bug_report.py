@@ -48,9 +48,9 @@ _NAMES = {
 
 
 class RaisedError(NamedTuple):
-    """An error that ends a rank: where its script was, the ranks that it waited for, for how many seconds, the message.
+    """An error that ends a rank: the place in its script, the ranks that it waited for, and the message.
 
-    ``seconds`` is None if it is not known.
+    ``seconds`` says how long it waited; it is None if that is not known.
     """
 
     place: ScriptPlace | None
@@ -128,7 +128,10 @@ class BugReport:
                     archive.writestr(name, text)
 
     def _stop(self, place: Place, message: str) -> dict[str, Any]:
-        """Returns where this rank stopped: a line of its script, if in an update, and what is known about the wait."""
+        """Returns this rank's entry in the report: the line of its script where it stopped, and its wait.
+
+        Outside of an update there is no line.
+        """
         raised = self._raised or RaisedError(_place_of_main_thread(), (), None, message)
         script = raised.place
         file = str(self._directory / f"rank_{place.worker}.py")
@@ -160,9 +163,7 @@ class BugReport:
 
 
 def _account_of(error: BaseException, timeout: float) -> RaisedError:
-    """Reads what an error says. If it says that a wait timed out, the wait took ``timeout`` seconds; others are
-    unknown.
-    """
+    """Reads what an error says. If it says that a wait timed out, the wait took ``timeout`` seconds."""
     place = error.place if isinstance(error, PlacedError) else None
     is_late = isinstance(error, PeerLost) and NO_ANSWER in str(error)
     return RaisedError(
@@ -174,7 +175,7 @@ def _account_of(error: BaseException, timeout: float) -> RaisedError:
 
 
 def _place_of_main_thread() -> ScriptPlace | None:
-    """Place of the script in the main thread, which runs on: what is read here may change, so this can fail."""
+    """Returns the place in the script of the main thread, which runs on meanwhile; None if reading it fails."""
     try:
         return place_of_thread(sys._current_frames().get(threading.main_thread().ident or 0))
     except Exception:

@@ -47,9 +47,9 @@ class Faults:
     """Ends this rank of a program with one message for the whole job.
 
     The functions in ``at_end`` are called with the message before the process ends; ``hint`` is a line that is printed
-    below the message. ``at_sigterm`` is called, with the name of the signal, instead of ending the process when the
-    first SIGINT, SIGTERM or SIGHUP comes from outside and all ranks are well. Later ones, which torchrun passes on, are
-    ignored.
+    below the message. If ``at_sigterm`` is set, the first SIGINT, SIGTERM or SIGHUP from outside does not end the
+    process while all ranks are well: ``at_sigterm`` is called with the name of the signal instead. Later signals, which
+    torchrun passes on, are ignored.
     """
 
     def __init__(self, store: Store, rank: int, program: str = "train.py") -> None:
@@ -130,7 +130,7 @@ class Faults:
         self.end(f"{self._program}: {cause}", FAILED, is_cause=False)
 
     def _leave_word(self, message: str, peers: Sequence[int]) -> None:
-        """Writes into the store this rank's message and the ranks that it waited for, for `_followed`."""
+        """Writes this rank's message, and the ranks that it waited for, into the store for `_followed` to read."""
         self._store.set(f"{_LOST}/{self._rank}", json.dumps([message, list(peers)]))
         if len(peers) == 1:
             self._store.compare_set(_FIRST, "", str(self._rank))
@@ -160,9 +160,9 @@ class Faults:
         self._save_and_leave(f"{self._program}: {message}", status, partial(self._speak_alone, is_cause=False))
 
     def _followed(self, rank: int) -> tuple[str, bool]:
-        """Follows the waits from a rank to the rank after which there is no further one, and returns its message.
+        """Follows the waits: from a rank to the one that it waited for, and on; returns the message of the last rank.
 
-        Also returns whether the last rank waited for a rank that has written nothing into the store.
+        Also returns True if that last rank waited for a rank that has written nothing into the store.
         """
         message, visited = "", set[int]()
         while self._store.check([f"{_LOST}/{rank}"]):
@@ -197,7 +197,7 @@ class Faults:
                 self._terminated(size, signal.Signals(number).name)
 
     def _end_if_interrupted(self, number: int) -> None:
-        """Ends this rank at the first Ctrl-C, or at the second one if at the first it is to save.
+        """Ends this rank at a Ctrl-C; if ``at_sigterm`` is set, only at the second one, as the first is to save.
 
         At the second one torchrun sends a SIGTERM. A signal soon after a SIGINT may belong to the same Ctrl-C: the
         terminal sends one, and torchrun passes one on.
@@ -249,7 +249,7 @@ class Faults:
         return dead
 
     def _let_others_speak(self) -> None:
-        """Gives the ranks that wait for the dead one, this rank included, time to notice and to name it."""
+        """Waits a moment for some rank to print a message: a rank that waits for the dead one can name it."""
         deadline = time.monotonic() + _GRACE
         with suppress(RuntimeError, ValueError):
             while time.monotonic() < deadline and not self._store.check([_SAID]):

@@ -49,7 +49,7 @@ def under_autocast(model: ModelFile, device: str, dtype: torch.dtype) -> ModelFi
 
 
 def _change_forward(module: torch.nn.Module, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Gives a module a class of its own with another ``forward``, so that copies of the module have it as well.
+    """Replaces the ``forward`` of a module by ``change(forward)``, in a class of its own, which copies have as well.
 
     If `torch.compile` has wrapped the module, the inner one is changed, and compiled with the change.
     """

@@ -18,9 +18,10 @@ from chimera_runtime.values.tensors import draw_seed, seed_torch
 class Optimizers:
     """Steps every weight group of this rank; all ranks that hold a group draw the same random numbers for its step.
 
-    An ``idle`` one makes no steps: a rehearsal does not change the weights. ``updates`` is the number of updates of the
-    run, for the model file's ``scheduler``; ``schedulers`` are those of the optimizers, stepped with them. The state of
-    each weight group is sharded over the ranks that hold it in ``sharded_over``, if that is given.
+    If ``idle``, no step is made: a rehearsal does not change the weights. ``updates`` is the number of updates of the
+    run, which the model file's ``scheduler`` gets; ``schedulers`` are the schedulers that it made, stepped after the
+    optimizers. If ``sharded_over`` is given, the state of each weight group is sharded over the ranks of it that hold
+    the group.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Optimizers:
 def optimizer_of(
     model: ModelFile, group: Group, parameters: list[torch.nn.Parameter], sharded_over: World | None
 ) -> Any:
-    """Makes the model file's optimizer of a weight group; if its state is sharded, the caller gathers after steps."""
+    """Makes the model file's optimizer of a weight group; if its state is sharded, the caller must gather weights."""
     if sharded_over is None or not parameters:
         return model.steps(parameters)
     return ShardedOptimizer(sharded_over, {group: parameters}, model.steps, gathers=False)

@@ -17,7 +17,7 @@ from chimera_runtime.values.tensors import Tensors, join
 
 
 class RehearsedLink:
-    """Link to the host, which runs one move after the other; it is free at ``free_at`` of `time.perf_counter`."""
+    """Link to the host, which runs one move at a time; busy until ``free_at``, a time of `time.perf_counter`."""
 
     def __init__(self) -> None:
         self.free_at = 0.0
@@ -79,7 +79,7 @@ class RehearsedStage(Stage):
         other._hand_on_fakes("B", backward[0])
 
     def _sleep(self, letter: str, micros: Micros, *_values: Any) -> None:
-        """Sleeps for each micro-batch as long as an operation takes; hands on tensors of the right shapes."""
+        """Sleeps as long as operation ``letter`` takes, for each micro-batch; hands on tensors of the right shapes."""
         self._sleep_for(letter, _of(micros, self._weights))
         self._hand_on_fakes(letter, micros)
 
@@ -104,7 +104,7 @@ class RehearsedStage(Stage):
 
 
 def _of(micros: Micros, weights: Sequence[float]) -> list[float]:
-    """The weights of micro-batches; all are 1 if there are no ``weights``."""
+    """The weight of each of ``micros``, a factor of its time; ``weights`` repeat, and are all 1 if there are none."""
     several = micros if isinstance(micros, tuple) else (micros,)
     return [weights[micro % len(weights)] if weights else 1 for micro in several]
 
@@ -115,14 +115,14 @@ def repeated(micros: Micros, fake: Tensors) -> Tensors:
 
 
 def rehearsed(seconds: Mapping[str, float], job: Job) -> Callable[..., Stage]:
-    """Returns a function that makes stages which sleep; ``seconds`` has the time of each kind of operation."""
+    """Returns a function that makes stages which sleep; ``seconds`` has each kind's time for a whole micro-batch."""
     of_part = {kind: value / job.parts for kind, value in seconds.items()}
     made = partial(RehearsedStage, seconds=of_part, slack=overshoot(), cost_weights=cost_weights(job))
     return partial(made, sizes=slice_sizes(job), rehearsed_link=RehearsedLink())
 
 
 def cost_weights(job: Job) -> Sequence[float]:
-    """The weights of consecutive parts, which repeat; a slice weighs more if it is longer than the mean."""
+    """Returns factors for the time of consecutive parts, which repeat: a slice longer than the mean takes longer."""
     sizes = slice_sizes(job)
     if not sizes:
         return job.weights

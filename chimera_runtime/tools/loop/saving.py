@@ -31,11 +31,11 @@ class Terminated(Exception):
 class Saving:
     """Reads and writes weights and checkpoints for the training loop, as the options ask.
 
-    ``write`` writes a line for the user; it does nothing on other ranks than 0. ``termination`` returns the name of the
-    signal that has come to any rank, such as SIGTERM; None if there was none. ``shared`` are other objects with a state
-    that is the same on all ranks, for `Checkpoints`: the position in the data. ``describe`` writes into the directory
-    of ``--export`` what it has besides weights; without it ``--export`` is a file. ``is_over`` says that training ends
-    before its last update, because a rank has called `Pipeline.ask_to_stop`.
+    ``write`` writes a line for the user; on other ranks than 0 it does nothing. ``termination`` returns the name of the
+    signal that has come to any rank, such as SIGTERM, or None. ``shared`` are further objects that `Checkpoints` saves,
+    with a state that is the same on all ranks, such as the position in the data. If ``--export`` names a directory,
+    ``describe`` writes all files there except the weights; it is None if ``--export`` names a file. ``is_over`` says
+    that training ends before its last update, because a rank has called `Pipeline.ask_to_stop`.
     """
 
     options: argparse.Namespace
@@ -94,10 +94,10 @@ class Saving:
         return path if self.describe is None else path / "model.safetensors"
 
     def is_due(self, outcome: Outcome | None) -> bool:
-        """Whether to save after an update with this outcome.
+        """Whether to save now, after the update with this outcome.
 
-        Also sets `is_over`, from the outcome of the update before: to read this outcome would be to wait for the
-        slowest rank.
+        Also sets `is_over`. For that it reads the outcome of the update before: reading the newest one would wait for
+        the slowest rank.
         """
         if outcome is not None:
             self._outcomes.append(outcome)

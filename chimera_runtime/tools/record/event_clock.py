@@ -24,7 +24,7 @@ _NANOSECONDS = 10**6
 class HostClock:
     """Clock of operations on the CPU: the host's monotonic clock, in nanoseconds.
 
-    ``now`` returns a time, for `read`. At most ``most`` operations are kept in memory before they are written.
+    ``now`` returns a time, which `read` converts. A recorder keeps at most ``most`` operations before it writes them.
     """
 
     now: Callable[[], int] = staticmethod(monotonic_ns)
@@ -36,7 +36,7 @@ class HostClock:
 
 
 class EventClock(HostClock):
-    """Clock of operations on a GPU: a time is the number of an event until `read`, which waits for the GPU.
+    """Clock of operations on a GPU: ``now`` returns the number of an event, from which `read` finds the time.
 
     ``new_event`` puts an event into the stream in which the GPU computes, behind all work that is there.
     """
@@ -100,9 +100,10 @@ class OffsetEstimate:
 
 
 def estimate(ask: Callable[[], int], clock: Callable[[], int], rounds: int = ROUNDS) -> OffsetEstimate:
-    """Estimates the offset of another clock as NTP does: from the shortest of several rounds of question and answer.
+    """Estimates the offset of another clock as NTP does: from the shortest of ``rounds`` exchanges.
 
-    The other clock was read at some moment of the round; the middle of the round is off by half of it at most.
+    ``ask`` asks for the time of the other clock, ``clock`` reads this rank's. The other clock was read at some moment
+    of the exchange; it is taken to be the middle, which is wrong by half of the exchange at most.
     """
     answers = []
     for _ in range(rounds):

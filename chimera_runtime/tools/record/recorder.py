@@ -94,7 +94,7 @@ class Recorder:
         return timed
 
     def _noted(self, line: ProgramLine) -> tuple[int, str]:
-        """The update of a line, and its text in short: with the first of several micro-batches alone."""
+        """Returns the update of a line of the program, and the line in short: with its first micro-batch alone."""
         if not line.micros:
             return line.update, f"{line}"
         update, micro = self._first + line.micros[0] // self._world.job.passes, f"m{line.micros[0]}"
@@ -102,7 +102,7 @@ class Recorder:
         return update, text if line.also is None else f"{text} & {self._noted(line.also)[1]}"
 
     def spill(self) -> None:
-        """Writes the records if there are many; call it where a pause delays others least.
+        """Writes the records to the file if there are many; call it where a pause delays other ranks least.
 
         Raises `Misuse` if the file can no longer be written.
         """
@@ -133,7 +133,7 @@ class Recorder:
         self._part.replace(self._path)
 
     def _used(self) -> Iterator[tuple[str, int]]:
-        """Yields the most bytes that this rank has used on its host, and for the carries of each stage."""
+        """Yields names and bytes: the most memory used on the host by moves, and by the carries of each stage."""
         if self._world.job.moving:
             yield "host", self._world.host_link.peak
         for stage in self._stages:

@@ -87,8 +87,9 @@ def peak_seconds(
 def of_stage(context: RankContext, module: torch.nn.Module, stage: int) -> int:
     """Floating-point operations of a forward and a backward of one micro-batch; a sum and a product are two.
 
-    To count them, both are run, on the first items of the dataset, or on zeros instead of other stages' outputs.
-    `torch.utils.flop_counter` counts products of matrices, convolutions and attention. The stage is restored.
+    They are counted while both run, on the first items of the dataset or, after the first stage, on buffers of the
+    right shapes. `torch.utils.flop_counter` counts products of matrices, convolutions and attention. Afterwards the
+    state of the stage is restored.
     """
     boundaries, source, world = context.probed.boundaries, context.source, context.world
     assert source is not None, "options.parse refuses that in a rehearsal"

@@ -34,9 +34,10 @@ from chimera_runtime.values.tensors import generators_kept
 class RankBytes:
     """Bytes that a rank needs, by purpose.
 
-    ``weights``: all copies, frozen parameters and buffers. ``gradients``: the flat buffers, and those that the first
-    backward of the largest stage makes. ``optimizer``: its state. ``messages``: receive buffers, and tensors on the way
-    to others that are not saved for a backward as well. ``activations``: other tensors that are kept for a backward.
+    ``weights``: weights in all versions, frozen parameters and buffers. ``gradients``: the flat buffers, and the
+    gradients that the first backward of the largest stage makes. ``optimizer``: its state. ``messages``: receive
+    buffers, and tensors that are being sent and are not saved for a backward as well. ``activations``: all other
+    tensors that are kept for a backward.
     """
 
     weights: int
@@ -109,9 +110,9 @@ class RankNeed:
 
     @property
     def _whole(self) -> int:
-        """The number of counted units to which measured sizes belong.
+        """The number of units that a measured size stands for; the schedule counts micro-batches in units.
 
-        If slices have unequal lengths, sizes are those of a whole micro-batch, which has `Job.units`; else of one unit.
+        It is 1, or `Job.units` if slices have unequal lengths: sizes are then those of a whole micro-batch.
         """
         job = self.context.world.job
         return job.units if job.lengths else 1
@@ -149,7 +150,7 @@ class RankNeed:
         return f"stage {stage}: {copies} x M_theta = {byte_text(weights)}{''.join(f', {part}' for part in figures)}"
 
     def _weights(self) -> int:
-        """Bytes of all versions of trained weights, of other weights, and of buffers (twice if a stage recomputes)."""
+        """Bytes of all versions of trained weights, other weights, and buffers (twice if a stage recomputes)."""
         parameters = {parameter for module in self._built.values() for parameter in module.parameters()}
         copies = {stage: 2 if stage in self.context.world.job.recomputing else 1 for stage in self._built}
         total = bytes_of(parameters)
@@ -172,7 +173,7 @@ class RankNeed:
         return sum(sum(rooms) * self._message(letter, stage, VALUES[letter].onward) for letter, rooms in slots)
 
     def _sending(self, stage: int) -> int:
-        """Bytes of sent tensors, without results that a stage also saves: they are counted as activations."""
+        """Bytes of tensors that a stage is sending, without results that it saves: these count as activations."""
         facts, footprint = self._facts.stages[stage], self.context.probed.footprints[stage]
         saved = 0 if stage in self.context.world.job.recomputing else footprint.saved_results
         sizes = {letter: self._message(letter, stage, not VALUES[letter].onward) for letter in facts.sending}
@@ -181,9 +182,10 @@ class RankNeed:
         return sum(micros * sizes[letter] for letter, micros in facts.sending.items())
 
     def _message(self, letter: str, stage: int, is_before: bool) -> int:
-        """Bytes of a value of a micro-batch in the messages between a stage and its neighbours on one side.
+        """Bytes of one value of a micro-batch in the messages between a stage and its neighbours on one side.
 
-        These are the stages that feed it if ``is_before``, else the stages that it feeds.
+        ``letter`` names the value. The neighbours are the stages before this one if ``is_before``, else the stages
+        after it.
         """
         job = self.context.world.job
         ends = job.feeding[stage] if is_before else (stage,) if job.fed[stage] else ()
@@ -215,7 +217,7 @@ class RankNeed:
         )
 
     def _are_elsewhere(self, stage: int, neighbours: tuple[int, ...]) -> bool:
-        """Whether a stage has neighbours, and this rank exchanges messages with all of them."""
+        """Whether a stage has neighbours, all of which are on other workers than this one."""
         place, job = self.context.world.place, self.context.world.job
         return bool(neighbours) and on_other_workers(neighbours, stage, place.worker, job.placement) == [*neighbours]
 

@@ -21,11 +21,11 @@ _SHARE = 100
 
 
 class Metrics:
-    """Writes the file of ``--metrics``: a JSON object with a list for each of three numbers, an entry per update.
+    """Writes the file of ``--metrics``: a JSON object with three lists, each with a number for every update.
 
-    A number that is not finite is null. The file is complete at every moment: it is written under another name and
-    renamed. Nothing is formatted twice, and writing takes at most a hundredth of the time, however long the run. A file
-    that is not a regular one, such as a pipe, is written once, by `close`.
+    They are those of `add`. A number that is not finite is null. The file is complete at every moment: it is written
+    under another name and renamed. Nothing is formatted twice, and writing takes at most a hundredth of the time,
+    however long the run. A file that is not a regular one, such as a pipe, is written once, by `close`.
 
     Raises `Unwritable` if the file cannot be written.
     """
@@ -47,7 +47,7 @@ class Metrics:
             raise mistakes.file_cannot_be_written("--metrics", path, error.strerror) from error
 
     def add(self, loss: float | None, step_seconds: float, cpu_seconds: float) -> None:
-        """Adds the numbers of an update; if the file cannot be written now, it is tried again later."""
+        """Adds the numbers of an update, and writes the file now and then; if that fails, it is tried again later."""
         numbers = (loss, step_seconds, cpu_seconds)
         with self._lock:
             for column, number in zip(self._columns, numbers, strict=True):

@@ -23,9 +23,9 @@ ON_GPU = "of tensors on the GPU, by torch's allocator"
 
 
 class PeakMemory:
-    """Memory that this rank needs, computed before training, and its peak from then on.
+    """Compares the memory that this rank needs, computed before training, with its peak from then on.
 
-    ``before`` are the bytes of the process before its stages were built: see `resident`.
+    ``before`` are the bytes that the process used before its stages were built, see `resident`.
     """
 
     def __init__(self, need: RankNeed, before: int) -> None:
@@ -45,7 +45,7 @@ class PeakMemory:
                 _CLEAR.write_text("5", encoding="ascii")
 
     def lines(self) -> list[str]:
-        """Returns a table of all ranks, on rank 0: M_theta, M_a, the bytes that they need, the bytes that were used.
+        """Returns the lines of a table on rank 0, and none elsewhere: M_theta, M_a, bytes needed and used by each rank.
 
         Where saved tensors move to the host, it also has the bytes needed and used there. Every rank calls it, before
         any of them ends.
@@ -77,7 +77,7 @@ def resident() -> int:
 
 
 def _read(name: str) -> int:
-    """Bytes in a line of this process's status on Linux; on other systems the peak, as they tell nothing else."""
+    """Bytes in the line ``name`` of this process's status on Linux; on other systems always the peak."""
     with suppress(OSError, StopIteration):
         lines = _STATUS.read_text(encoding="ascii").splitlines()
         return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) * 1024

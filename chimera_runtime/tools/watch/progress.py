@@ -29,10 +29,10 @@ from chimera_runtime.values.losses import Tally
 
 @dataclass(frozen=True)
 class Sinks:
-    """Files for the facts of updates on rank 0, in addition to its lines; and facts about every update.
+    """Files to which rank 0 writes the facts of updates, and what is known of every update beforehand.
 
-    ``items`` is the number of items of an update, in all copies. ``stop_on_nan`` makes an error of a loss that is not a
-    finite number. ``peak_seconds`` is the duration of an update at the peak of all devices, if it is known.
+    ``items`` is the number of items of an update, in all copies. ``stop_on_nan`` says that a loss which is not a finite
+    number is an error. ``peak_seconds`` is how long an update would take at the peak of all devices; None if not known.
     """
 
     metrics: Metrics | None = None
@@ -70,10 +70,10 @@ class Progress:
 
     Nothing in the loop waits for a number: a gather that is complete is read at the end of a later update.
 
-    Updates that overlap begin together, and each lasts from the end of the one before. A worker works on several at the
-    same time, and their facts are gathered together: if each micro-batch is an update, a gather for each would take
-    longer than all messages. `end` is then called after the end of an update, so `mark` notes the time. ``before`` is
-    the number of updates before this run.
+    Updates that overlap count as begun together, and each lasts from the end of the update before. A worker works on
+    several at the same time, and their facts are gathered in one message: if each micro-batch is an update, a gather
+    for each would take longer than all messages. `end` is called some time after the end of such an update, so `mark`
+    notes the time. ``before`` is the number of updates before this run.
     """
 
     def __init__(self, world: World, updates: int, rehearsal: bool, sinks: Sinks = _NO_SINKS, before: int = 0) -> None:
@@ -111,13 +111,13 @@ class Progress:
         self._before = self._before or self._start
 
     def mark(self) -> None:
-        """Notes the end of the next update on this rank, before `end` is called for it."""
+        """Notes the time at which the next update has ended on this rank; a later `end` uses it."""
         self._marks.append((time.time(), time.process_time()))
 
     def end(self, tally: Tally, **details: Any) -> None:
-        """Ends an update on this rank, now or at the time of its `mark`; ``tally`` is the rank's part of its losses.
+        """Adds the facts of an update that has ended on this rank, now or at the time of its `mark`.
 
-        ``details`` go to the log, except for those that are None.
+        ``tally`` is this rank's part of the losses. ``details`` go to the log, except for those that are None.
         """
         end, cpu = self._marks.popleft() if self._marks else (time.time(), time.process_time())
         self._details.append({name: value for name, value in details.items() if value is not None})
@@ -141,7 +141,7 @@ class Progress:
             self._read(*self._pending.popleft())
 
     def keep(self) -> None:
-        """Reports the updates that all ranks have ended, without waiting; for another thread, before this rank ends."""
+        """Reports, without waiting, the updates that all ranks have ended; for another thread, before the end."""
         if not self._reporting.acquire(timeout=1):
             return
         try:
@@ -181,9 +181,11 @@ class Progress:
             self._report(*zip(*update, strict=True))
 
     def _report(self, starts: Floats, ends: Floats, cpu: Floats, *tallies: Floats) -> None:
-        """Reports one update; each fact is a list with a number from every rank.
+        """Reports one update; each argument has a number from every rank.
 
-        Raises `NotFinite` if its loss is not a finite number, with ``--stop-on-nan``.
+        They are when it started and ended, its seconds of processor time, and the numbers of a `Tally` of its losses.
+
+        Raises `NotFinite` if the loss is not a finite number, with ``--stop-on-nan``.
         """
         end = max(ends)
         seconds = end - (min(starts) if self._apart else self._before)
@@ -279,7 +281,7 @@ class UpdateEnds:
 
 
 class PartialOutcome(Outcome):
-    """Outcome with this rank's part of the losses alone."""
+    """Outcome that has the losses of this rank alone, not their sum over the ranks."""
 
     @property
     def is_last(self) -> bool:
@@ -294,7 +296,7 @@ class PartialOutcome(Outcome):
 class PartialOutcomes(Outcomes):
     """Makes outcomes without a sum over the ranks: a `Progress` gathers the losses of several updates at less cost.
 
-    One of 16 updates has a sum, from which ranks learn that they must stop. Parameters as of `Outcomes`.
+    Every 16th update still has a sum, from which ranks learn that they must stop. Parameters are those of `Outcomes`.
     """
 
     def launch(self, update: int, tally: Tally) -> Outcome:

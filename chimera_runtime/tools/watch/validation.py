@@ -55,7 +55,10 @@ class Validation:
         return pipe.evaluate(self._batches())
 
     def _batches(self) -> Iterator[Any]:
-        """Yields whole rounds, of which a rank loads the micro-batches that it needs; then the rest, which all load."""
+        """Yields the held-out items in rounds of an evaluation; items that fill no whole round come last, as one batch.
+
+        Of a round a rank loads only the micro-batches that it needs; the last batch is loaded by all ranks.
+        """
         whole = len(self._items) // self._round * self._round
         for start in range(0, whole, self._round):
             yield lambda micro, start=start: self._load(start + micro * self._size, self._size)
