@@ -30,10 +30,11 @@ _TRAINING = ("update", "turn")
 
 @dataclass(frozen=True)
 class LaneOperation:
-    """An operation of a lane, for error messages. Its text is as in schedule.sir, such as ``F m2 s1``.
+    """An operation of a lane, for error messages; its text is as in schedule.sir, such as ``F m2 s1``.
 
-    A step of the optimizer has no micro-batches. Updates count from 0, but ``words`` counts them from 1. ``stage`` is a
-    tuple for the step of parameters that several stages share. If micro-batches have ``slices``, slices are counted.
+    ``kind`` is the first word of that text. ``stage`` is a tuple of stages for the step of parameters that they share.
+    A step of the optimizer has no ``micro_batches``. ``update`` counts from 0, but `words` counts it from 1. With
+    ``slices`` > 1 the numbers in ``micro_batches`` count slices.
     """
 
     kind: str
@@ -105,9 +106,9 @@ def during(operation: Callable[[], LaneOperation]) -> Iterator[None]:
 class UserCode:
     """Context in which the user's code is called: an error of that code becomes a `ModelError`.
 
-    The context can be entered many times. SystemExit becomes a `ModelError`, too, and so does a KeyboardInterrupt if
-    Ctrl-C cannot have raised it. A `ModelError` of an inner context and a `PeerLost` stay as they are. A `BadModel`
-    that no line of the user's code has raised is shown without a traceback.
+    The context can be entered many times. SystemExit becomes a `ModelError`, too, and so does a KeyboardInterrupt that
+    cannot come from Ctrl-C. A `ModelError` of an inner context and a `PeerLost` pass unchanged. A `BadModel` that was
+    raised by no line of the user's code is shown without a traceback.
     """
 
     doing: str
@@ -175,17 +176,17 @@ class Located:
 
 
 def place_of_error(trace: TracebackType | None) -> ScriptPlace | None:
-    """Returns the place of a rank's script in a traceback; None if the error was raised outside of any update."""
+    """Returns the line of a rank's script in a traceback; None if the error was raised outside of any update."""
     return _first_place(traceback.walk_tb(trace))
 
 
 def place_of_thread(frame: FrameType | None) -> ScriptPlace | None:
-    """Returns the place of a rank's script in the stack of a thread that is in ``frame``; None outside of updates."""
+    """Returns the line of a rank's script that a thread is running, by its ``frame``; None outside of updates."""
     return None if frame is None else _first_place(traceback.walk_stack(frame))
 
 
 def _first_place(frames: Iterable[tuple[FrameType, int]]) -> ScriptPlace | None:
-    """Finds the frame of the script's training function, and returns its line and counters; None if there is none.
+    """Returns line and counters of the first frame in the script's training function; None if there is none.
 
     So a rank need not record, while it runs, how far it has come.
     """
@@ -207,7 +208,10 @@ def ran_out(error: BaseException | None) -> bool:
 
 @dataclass(eq=False)
 class RemoteTraceback(Exception):
-    """Error of the user's code in another process, as text: ``line`` is its headline, ``trace`` its traceback."""
+    """The cause of a `ModelError` of another process, as text.
+
+    ``line`` is the line with the type and the message of the error, ``trace`` its traceback.
+    """
 
     line: str
     trace: str
@@ -254,17 +258,17 @@ def _words(error: BaseException) -> str:
 
 
 def _behind(trace: TracebackType | None, *prefixes: str) -> TracebackType | None:
-    """The rest of a traceback, from the first frame on whose file begins with none of the prefixes."""
+    """Returns the rest of a traceback, from the first frame whose file does not begin with one of ``prefixes``."""
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(prefixes):
         trace = trace.tb_next
     return trace
 
 
 def _place(error: BaseException) -> str:
-    """Text that names the last line that ran in the user's files.
+    """Returns text with file and line at which an error was raised in the user's files; empty if no line of a file ran.
 
-    If this line is not in the file that this package called, the last line in the called file is added. If no line of
-    the user's files ran, the text names the last line outside of torch.
+    If this line is not in the file that this package called, the last line that ran in that file is added. If no line
+    of the user's files ran, the text names the last line outside of this package and torch.
     """
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}:{error.lineno}: "

@@ -1,7 +1,7 @@
-"""A recorded run in the Trace Event Format, for Perfetto and chrome://tracing.
+"""Writes a recorded run in the Trace Event Format, which Perfetto and chrome://tracing read.
 
-Every rank is a process with two threads: the measured run, and the prediction at the time of the typical update.
-Times are those from the first operation of the run.
+Every rank is a process with two threads: the measured run, and the prediction. The prediction is of one update, and is
+shown at the time of the typical update, the one of median length. Times count from the first operation of the run.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ MEASURED, PREDICTED = 0, 1
 
 
 def recorded_trace(trace: Trace, comparison: TraceComparison) -> str:
-    """The text of a file with the trace, and with the prediction of the comparison."""
+    """Returns the text of a file with the operations of a recorded run and the predicted update of ``comparison``."""
     about = trace.about
     return file_text(
         chain(_names(trace), _recorded(trace, comparison), _predicted(trace, comparison)),
@@ -45,7 +45,11 @@ def _names(trace: Trace) -> Iterator[TraceEvent]:
 
 
 def _recorded(trace: Trace, comparison: TraceComparison) -> Iterator[TraceEvent]:
-    """Yields all ranks' operations, an arrow from each send to the end of the wait for it, and each sum's duration."""
+    """Yields the operations of all ranks, with an arrow for each message and a stretch for each sum.
+
+    An arrow leads from a send to the end of the wait for its message. A stretch lasts from the launch of a sum to the
+    end of the wait for it.
+    """
     arrived = {
         (rank.copy, span.update, span.operation.message)
         for rank, lane in zip(trace.ranks, comparison.recorded, strict=True)
@@ -77,7 +81,7 @@ def _sum(phase: str, rank: int, update: int, group: WeightGroup, time: int) -> T
 
 
 def _id(header: Header, copy: int, span: LaneSpan) -> str:
-    """The id of the message that ``span`` sends or waits for in a copy: its send and its wait share it, no others."""
+    """Returns the id of the message that ``span`` sends or waits for; only a send and its wait have the same id."""
     operation = span.operation
     assert isinstance(operation, Send | Recv | WaitRecv)
     return f"{copy}/{span.update}/{words(WaitRecv(operation.message), header).removeprefix('wait recv ')}"
@@ -88,7 +92,7 @@ def _slice(header: Header, span: LaneSpan, thread: tuple[int, int], about: dict[
 
 
 def _predicted(trace: Trace, comparison: TraceComparison) -> Iterator[TraceEvent]:
-    """Yields the operations of the predicted update, moved to the beginning of the typical one."""
+    """Yields the operations of the predicted update, moved to the time at which the typical measured update begins."""
     for rank in trace.ranks:
         for span in comparison.predicted.lanes[rank.worker]:
             if span.start < span.end:

@@ -1,4 +1,8 @@
-"""Costs of stages as a run itself shows them: medians of its operations, or the sleeps of a rehearsal."""
+"""Costs of stages, taken from a recorded run.
+
+They are medians of the run's operations. A rehearsal sleeps in place of computing: its costs are the lengths of its
+sleeps.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,10 +22,11 @@ from chimera_ir.trace.trace_files import Trace
 def run_stages(
     trace: Trace, lanes: Sequence[Lane], windows: Iterable[Sequence[UpdateWindow]]
 ) -> tuple[StageCosts, ...]:
-    """The costs of each stage of a traced program; ``windows`` are those of the updates that count, on all ranks.
+    """Returns the costs of each stage of a traced program.
 
-    An operation that was never recorded takes the mean time of its kind or, if there is none, as long as its cost in
-    the table of kinds says. Sizes are not known and count as 0.
+    ``windows`` has, for each update that counts, the part of every rank's lane that the update takes. An operation that
+    was never recorded takes the mean time of its kind or, if its kind was never recorded either, a time in proportion
+    to its cost in the table of kinds. Sizes are not known and count as 0.
     """
     header, size = trace.header, trace.about.micro_batch_size
     seconds = _RunSeconds(costs(header, trace.about.rehearse, lanes, windows))
@@ -45,14 +50,14 @@ def run_stages(
 
 
 class _RunSeconds:
-    """Seconds of instructions: known from the run, or else supposed from those that are known."""
+    """Seconds of instructions: those recorded in the run, and estimates for operations that were never recorded."""
 
     def __init__(self, cost: Cost) -> None:
         self._cost = cost
         self._per_unit: float = 1e-3
 
     def learn(self, instructions: Iterable[Instruction]) -> None:
-        """Computes from the known operations how long an operation takes whose cost in the table is 1."""
+        """Computes from the recorded operations how many seconds one unit of cost in the table of kinds takes."""
         lengths = [
             self._cost(operation) / 1e9 / (operation.size * _weight(operation))
             for operation in instructions
@@ -61,7 +66,7 @@ class _RunSeconds:
         self._per_unit = fmean(lengths) if lengths else self._per_unit
 
     def of(self, instruction: Instruction) -> float:
-        """Seconds of an instruction; an operation takes some time, even if it was never recorded."""
+        """Returns the seconds of an instruction; an operation that was never recorded gets an estimate, never 0."""
         if nanoseconds := self._cost(instruction):
             return nanoseconds / 1e9
         if isinstance(instruction, Compute | Pair):
@@ -74,10 +79,10 @@ def _weight(operation: Compute | Pair) -> float:
 
 
 def _stage(times: Mapping[int, Mapping[str, float]], size: int, step: float) -> StageCosts:
-    """The costs of a stage, from ``times``: for each number of items, the seconds by kind.
+    """Returns the costs of a stage; ``times`` has, for each number of items, the seconds of each kind of operation.
 
-    A micro-batch has ``size`` items. Where the time of a kind is known only for a micro-batch, it is taken in
-    proportion.
+    A micro-batch has ``size`` items. Where the time of a kind is known for a whole micro-batch alone, the time for
+    fewer items is taken in proportion. ``step`` is the seconds of the stage's optimizer step.
     """
     unknown = StageCosts(0, 0, 0, dict.fromkeys(times, Timing(NO_OVERHEAD, 0, 0, 0, 0)))
     at: dict[int, Timing] = {}

@@ -1,6 +1,7 @@
-"""The table of a recorded run for its page: every update that is shown, span by span, and the residuals.
+"""Table of a recorded run for its page: the spans of every update that is shown, and predicted beside measured time.
 
-Times are nanoseconds from the start of the update. Python's side of ``Trace`` in ``templates/page/document.d.ts``.
+Times are nanoseconds from the start of the update. The page's script reads the table as the type ``Trace`` of
+``templates/page/document.d.ts``.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,10 +41,10 @@ Numbers = list[int]
 
 @dataclass(frozen=True, slots=True)
 class SpanTable:
-    """The spans of an update: what ranks did and, as spans without an operation, the time between.
+    """The spans of an update as columns, one entry a span: what ranks did and, as other spans, the time between.
 
-    ``operation`` is a row of the page's operations, -1 for other spans; ``activity`` and ``line`` are indices into the
-    lists of `TraceTable`.
+    ``operation`` is the row of the span's operation in the page's table, or -1 if the span has none. ``activity`` and
+    ``line`` are indices into the lists ``activities`` and ``lines`` of `TraceTable`.
     """
 
     worker: Numbers
@@ -73,7 +74,10 @@ class ActivityRow:
 
 @dataclass(frozen=True, slots=True)
 class ResidualRow:
-    """Seconds of a worker's update in an activity (an index), predicted and measured."""
+    """Seconds that a worker spends on one activity in an update, predicted and measured.
+
+    ``activity`` is an index into ``activities`` of `TraceTable`.
+    """
 
     worker: int
     activity: int
@@ -94,9 +98,10 @@ class MeasuredFigures:
 class TraceTable:
     """The table of a recorded run.
 
-    ``typical`` is the index of the update that a page shows first, ``start`` where that update begins on the lanes of
-    the schedule, in seconds. ``lines`` are the lines of the program that were run. ``measured`` is None if no update
-    was recorded whole. ``hang`` says where ranks stopped; None if the run did not end early.
+    ``typical`` is the index of the update that a page shows first. ``start`` is the time in seconds at which that
+    update begins in the schedule that the page draws. ``lines`` are the lines of the program that were run, each once.
+    ``measured`` is None if no update was recorded whole. ``hang`` says where ranks stopped; None if the run did not end
+    early.
     """
 
     updates: list[UpdateTable]
@@ -111,10 +116,10 @@ class TraceTable:
 
 
 class RunTables:
-    """Collects the tables of a run; ``barriered`` says that a barrier follows each update.
+    """Collects the tables of a run.
 
-    ``operations`` are the page's rows: the worker and the operation of each. Activities and lines are numbered as they
-    come.
+    ``operations`` has the worker and the operation of each row of the page's table. ``barriered`` says whether a
+    barrier follows each update. Activities and lines get their numbers in the order in which they first occur.
     """
 
     def __init__(self, header: Header, operations: Iterable[tuple[int, Compute]], barriered: bool) -> None:
@@ -162,7 +167,7 @@ class RunTables:
         )
 
     def _last(self, stopped: Stopped) -> UpdateTable:
-        """The update in which a run ended, as far as it was recorded."""
+        """Returns the update in which a run ended, with the spans that were recorded of it."""
         spans = [[span for span in lane if span.update == stopped.update] for lane in stopped.lanes]
         origin = min((lane[0].start for lane in spans if lane), default=0)
         lanes = tuple(tuple(later(span, -origin) for span in lane) for lane in spans)
@@ -194,7 +199,7 @@ class RunTables:
         return str(span) if isinstance(span, Activity) else words(span.operation, self._header)
 
     def _operations(self, worker: int, span: LaneSpan | Activity) -> Sequence[int]:
-        """The rows of the operations of a span: two of a pair, -1 if it computes nothing."""
+        """Returns the rows of a span's operation in the page's table: two for a pair, -1 if it computes nothing."""
         if isinstance(span, LaneSpan) and isinstance(span.operation, Compute | Pair):
             return [self._rows.get(_key(self._header, worker, part), -1) for part in span.operation.parts]
         return [-1]
@@ -211,9 +216,9 @@ class RunTables:
 def _filled(
     lane: Lane, window: UpdateWindow, shortest: float, behind: Activity
 ) -> Iterator[tuple[LaneSpan | Activity, int, int]]:
-    """Yields the spans of a lane that lie in a window, and the gaps that are at least as long as ``shortest``.
+    """Yields what a lane does in a window: its spans and the gaps between them, each with its start and its end.
 
-    The gap behind the last span is of the activity ``behind``.
+    Gaps shorter than ``shortest`` are left out. The gap after the last span has the activity ``behind``.
     """
     now = window.start
     for span in lane:
@@ -231,7 +236,10 @@ _OperationKey = tuple[int, str, tuple[int, ...], int]
 
 
 def _rows(header: Header, operations: Iterable[tuple[int, Compute]]) -> Mapping[_OperationKey, int]:
-    """The row of each operation; of those of a stream that differ by whole turns, the first."""
+    """Maps the key of each operation to the operation's row in the page's table.
+
+    Operations of a stream that differ by whole turns have one key, and the row of the first of them.
+    """
     rows: dict[_OperationKey, int] = {}
     for row, (worker, operation) in enumerate(operations):
         rows.setdefault(_key(header, worker, operation), row)
@@ -239,14 +247,17 @@ def _rows(header: Header, operations: Iterable[tuple[int, Compute]]) -> Mapping[
 
 
 def _key(header: Header, worker: int, operation: Compute) -> _OperationKey:
-    """A key that is equal for operations of a stream that differ by whole turns."""
+    """Returns a key of an operation; operations of a stream that differ by whole turns have the same key."""
     first = shown_micro(header, operation.micros[0])
     micros = tuple(int(micro - operation.micros[0] + first) for micro in operation.micros)
     return worker, operation.kind.letter, micros, int(operation.stage)
 
 
 def _chosen(comparison: TraceComparison) -> list[int]:
-    """The updates of a page: all, or as many at equal distances as it has room for, with the typical one."""
+    """Returns the numbers of the updates that a page shows, the typical one always among them.
+
+    These are all updates or, if that is too much for a page, every k-th one.
+    """
     spans = sum(len(lane) for lane in comparison.recorded) / comparison.about.copies
     step = max(1, -(-int(spans) // MOST_SPANS))
     return sorted({*range(0, comparison.updates, step), comparison.typical})

@@ -1,4 +1,4 @@
-"""Operations of a rank with their times, recorded or predicted."""
+"""Spans: what a rank did from one time to another, recorded or predicted."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -33,13 +33,13 @@ BUSY = tuple(kind.noun for kind in COSTED.values())
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Loading of a micro-batch's inputs or targets, which takes time although no line of the program stands for it."""
+    """Loading of a micro-batch's inputs or targets. It takes time, although no line of the program stands for it."""
 
     text: str
 
 
 class LaneSpan(NamedTuple):
-    """An operation of a rank, from ``start`` to ``end`` in nanoseconds, in the update that it serves."""
+    """An operation of a rank, from ``start`` to ``end`` in nanoseconds; ``update`` is the update that it belongs to."""
 
     operation: ops.Instruction | Load
     update: int
@@ -52,14 +52,14 @@ Lane = tuple[LaneSpan, ...]
 
 
 class UpdateWindow(NamedTuple):
-    """The part of a lane that one update takes, in nanoseconds."""
+    """The time that one update takes on one lane: from ``start`` to ``end``, in nanoseconds."""
 
     start: int
     end: int
 
 
 def activity(operation: ops.Instruction | Load) -> str:
-    """The activity of an operation: one of `BUSY`, or an `Activity`."""
+    """Returns what a rank does in an operation: the noun of its kind if it computes (`BUSY`), else an `Activity`."""
     match operation:
         case ops.Compute() | ops.Pair():
             return operation.kind.noun
@@ -109,7 +109,7 @@ def cause(header: Header, operation: ops.Instruction | Load) -> str:
 
 
 def awaited_worker(header: Header, operation: ops.Instruction) -> int:
-    """The worker whose end of the message a wait for a message or a send needs; -1 for other instructions."""
+    """Returns the worker at the other end of the message that an instruction waits for; -1 for any other one."""
     if not isinstance(operation, ops.WaitRecv | ops.WaitSend):
         return -1
     message = operation.message
@@ -127,9 +127,10 @@ def words(operation: ops.Instruction | Load, header: Header) -> str:
 
 
 def recorded(instruction: ops.Instruction) -> Iterator[str]:
-    """Yields the texts with which a rank records an instruction: one, or for a compute one per micro-batch.
+    """Yields the texts under which a rank records an instruction.
 
-    A rank counts slices like micro-batches.
+    A forward or a backward over several micro-batches, and a wait for a move, have a text for each micro-batch; other
+    instructions have one text. Ranks number slices through, as if each were a micro-batch.
     """
     counted = absolute(1)
     match instruction:
@@ -153,12 +154,15 @@ def recorded(instruction: ops.Instruction) -> Iterator[str]:
 
 
 def _first(message: ops.Message) -> ops.Message:
-    """A message reduced to the first of its micro-batches: ranks record it in this form."""
+    """Returns a message with only the first of its micro-batches, which is how ranks record a message."""
     return message._replace(micros=message.micros[:1])
 
 
 def ends(lane: Iterable[LaneSpan]) -> dict[int, int]:
-    """Maps each update of which a rank has run a step to the end of the last such step: there the update ends."""
+    """Maps each update to the time at which it ends on a lane: the end of its last optimizer step there.
+
+    Updates without a step on the lane are left out.
+    """
     ends: dict[int, int] = {}
     for span in lane:
         if isinstance(span.operation, ops.Step):

@@ -15,13 +15,14 @@ from chimera_ir.trace.trace_files import Trace
 
 @dataclass(frozen=True, slots=True)
 class StoppedRank:
-    """The place where a rank stopped: in ``line`` of the program, and at which event of the schedule on the page.
+    """The place where a rank stopped.
 
-    ``event`` is that of the line or of the next line that has one, -1 after the last one of the lane. ``line`` is empty
-    if the rank has left no record or had done everything. ``update`` is -1 if that is not known. If the rank has not
-    ``begun`` the update, it was before ``line``, not in it. ``awaited`` is the worker whose message it waited for, or
-    that was to take one; -1 if there is none. ``seconds`` is how long it had been there, 0 if that is not known;
-    ``message`` is the one with which it ended.
+    ``line`` is the line of the program, empty if the rank has left no record or had done everything. ``event`` is the
+    number, on the page, of the event of this line or else of the next line that has one; -1 if no such line follows in
+    the update. ``update`` is -1 if it is not known. ``begun`` is False if the rank had not begun the update, and
+    stopped before ``line`` and not in it. ``awaited`` is the worker whose message it waited for, or that was to take
+    one; -1 if there is none. ``seconds`` is how long the rank had been there, 0 if that is not known. ``message`` is
+    the error message with which it ended.
     """
 
     rank: int
@@ -36,9 +37,10 @@ class StoppedRank:
 
 
 class Stopped(NamedTuple):
-    """The end of a run that ended early: the last ``update`` that any worker of copy 0 began, and where ranks stopped.
+    """The end of a run that ended early.
 
-    ``lanes`` are those of the workers of copy 0.
+    ``update`` is the last update that any worker of copy 0 began. ``lanes`` are the recorded lanes of the workers of
+    copy 0. ``ranks`` says where each rank stopped.
     """
 
     update: int
@@ -81,9 +83,10 @@ def _stop(trace: Trace, lane: Lane, events: Events, number: int) -> StoppedRank:
 
 
 def event_at(events: Events, worker: int, instructions: Iterable[Instruction]) -> int:
-    """The event of the first of ``instructions`` that has one on the lane of ``worker``; -1 if none has.
+    """Returns the number of the first event on the lane of ``worker`` that belongs to one of ``instructions``.
 
-    Events are counted lane by lane, as on a page.
+    Of ``instructions``, the first that has an event decides; the result is -1 if none has one. Events are numbered lane
+    by lane, as on a page.
     """
     before = sum(map(len, events.lanes[:worker]))
     places = {

@@ -38,10 +38,11 @@ class BadTrace(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """Description of the run, the same in every rank's file; ``rehearse`` has its seconds of sleep by kind, if any.
+    """Description of the run, the same in every rank's file.
 
-    ``program`` is the digest of the program's text. ``sharded_optimizer`` says that the replicas of a stage shared the
-    optimizer's state; old traces lack it.
+    ``program`` is the digest of the program's text. In a rehearsal, ``rehearse`` has the seconds of sleep of each kind
+    of operation, by its letter; otherwise it is None. ``sharded_optimizer`` says whether the replicas of a stage
+    divided the optimizer's state among them; old traces do not say, which counts as no.
     """
 
     scheme: str
@@ -74,10 +75,11 @@ class RecordedOperation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A rank's file; ``ended`` says how the run ended early, None if it did not, and ``ended_at`` when, if known.
+    """The content of a rank's file.
 
-    ``is_recorded`` is False for a rank of a run that ended early, if the rank left no file. ``memory`` has the most
-    bytes that it used, by purpose: ``host``, and ``carries s0`` for stage 0; old traces have none.
+    ``ended`` says why the run ended early, None if it did not; ``ended_at`` is the time of that, if it is known.
+    ``is_recorded`` is False if the run ended early and the rank left no complete file. ``memory`` has the most bytes
+    that the rank used, by purpose: ``host``, and ``carries s0`` for the carries of stage 0; old traces have none.
     """
 
     rank: int
@@ -102,7 +104,7 @@ class Trace:
 
     @property
     def header(self) -> Header:
-        """Header of the program or, for a stream, of the updates of it that are shown."""
+        """The header of the program; for a stream, the header of the updates that are shown of it."""
         return view_of(self.program).header
 
     @property
@@ -150,7 +152,10 @@ def _require_place(path: Path, rank: Rank, about: RunInfo, workers: int) -> None
 
 
 def place_of(rank: int, layout: str, copies: int, workers: int) -> tuple[int, int]:
-    """The copy and the worker that a rank is, in a run of this layout with so many copies and workers of a copy."""
+    """Returns the copy and the worker of a rank, in a run with ``copies`` copies of ``workers`` workers.
+
+    In the layout ``pipeline`` the ranks of a copy have consecutive numbers, in the other layout the ranks of a worker.
+    """
     if layout == "pipeline":
         return divmod(rank, workers)
     worker, copy = divmod(rank, copies)
@@ -191,13 +196,13 @@ def _hint(directory: Path, missing: list[int]) -> str:
 
 
 def _missing(ranks: Sequence[Rank], expected: int) -> Iterator[int]:
-    """Yields the numbers of the ranks that have no file."""
+    """Yields the numbers below ``expected`` of which there is no rank."""
     present = {rank.rank for rank in ranks}
     return (rank for rank in range(expected) if rank not in present)
 
 
 def _require_all(directory: Path, ranks: Sequence[Rank], expected: int) -> None:
-    """Checks that each of ``expected`` ranks has a file; of many missing files only the first are named."""
+    """Raises `BadTrace` unless all ``expected`` ranks have a file; the message names the first ranks without one."""
     missing = list(islice(_missing(ranks, expected), _NAMED + 1))
     if missing:
         plural = "s" if len(missing) > 1 else ""
@@ -291,7 +296,10 @@ def _about(line: Mapping[str, Any]) -> RunInfo:
 
 
 def _require_times(path: Path, about: RunInfo, program: Program) -> None:
-    """Checks that a rehearsal has the time of every kind of operation that the program has, recomputation aside."""
+    """Raises `BadTrace` if the trace of a rehearsal lacks the seconds of a kind of operation that the program has.
+
+    Recomputations need none.
+    """
     kinds = {operation.kind.letter for lane in program.parts for operation in lane.computes.lines}
     kinds.discard(RECOMPUTATION.letter)
     lacking = [] if about.rehearse is None else [kind for kind in COSTED if kind in kinds - about.rehearse.keys()]
@@ -334,7 +342,7 @@ def _on_one_clock(ranks: list[Rank]) -> tuple[Rank, ...]:
 
 
 def _retimed(rank: Rank, change: Callable[[int], int]) -> Rank:
-    """A rank's file with ``change`` applied to every time."""
+    """Returns a rank's file in which ``change`` has been applied to every time."""
     changed = (
         operation._replace(start=change(operation.start), end=change(operation.end)) for operation in rank.operations
     )

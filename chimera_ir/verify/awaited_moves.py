@@ -35,7 +35,10 @@ def moves(program: Program) -> Iterator[Diagnostic]:
 
 
 class _Waits:
-    """The moves of a lane, and the first wait for each; a move is known by its kind, micro-batches and stage."""
+    """Checks the moves of a lane and the waits for them.
+
+    ``_launches`` has each move, by its kind, micro-batches and stage; ``_waits`` has the first wait for each.
+    """
 
     def __init__(self, header: Header, worker: Worker, parts: LaneParts) -> None:
         self._header, self._worker, self._parts = header, worker, parts
@@ -79,7 +82,10 @@ class _Waits:
                 yield say.MissingWaitMove(launch.origin, worker, wait, launch.kind.noun, line(launch, header))
 
     def _touched(self, step: MoveStep, under_way: list[_Move]) -> Iterator[Diagnostic]:
-        """Yields a diagnostic if ``step`` touches what a move in ``under_way`` has not yet brought to its place."""
+        """Yields a diagnostic for each move in ``under_way`` that ``step`` should come after.
+
+        The move is of the same micro-batch and stage as ``step``, and the lane waits for it only later.
+        """
         for move in dict.fromkeys(under_way):
             if move not in self._waits:
                 continue

@@ -1,7 +1,7 @@
-"""Rule "channels": the program, with all its waits and sums, finishes on both transports.
+"""Rule "channels": the program, with all its waits and sums, finishes on both transports (see `transport`).
 
-The proof is a global order in which no wait blocks. The counter-example is a shortest cycle of workers that wait for
-each other.
+The proof is a global order in which no wait blocks. If there is none, the diagnostic shows a shortest cycle of workers
+that wait for each other.
 """
 
 from collections.abc import Iterator
@@ -21,9 +21,9 @@ from chimera_ir.verify.wording import content, summed
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """An order of all instructions of a program in which it finishes on a ``transport``: ``played.order``.
+    """Proof that a program finishes on a ``transport``: an order of all its instructions in which no wait blocks.
 
-    Instructions are numbered lane by lane.
+    The order is ``played.order``. Instructions are numbered lane by lane.
     """
 
     transport: Transport
@@ -84,9 +84,10 @@ def _deadlock(program: Program, transports: list[Transport], result: Played) -> 
 
 
 def _wanted(program: Program, worker: Worker, place: int, result: Played) -> list[tuple[Worker, Instruction]]:
-    """Returns the instructions for which the blocked lane of ``worker`` waits at ``place``.
+    """Returns the instructions of other lanes without which ``worker`` cannot go on, each with the worker of its lane.
 
-    Each comes with its own worker, which has not run it yet; ``result`` says where lanes stop.
+    ``place`` is where the lane of ``worker`` is blocked: at a wait for a message or for a sum. ``result`` says how far
+    every lane gets; the returned instructions come after that.
     """
     header = program.header
     match program.lanes[worker][place]:

@@ -1,7 +1,7 @@
-"""Check "clocks": along every data dependency the clock increases.
+"""Check "clocks": an operation has a higher clock than every operation whose data it reads.
 
-If it does, no operations wait for each other's data in a cycle. If it does not, the DAG decides, so this rule only
-warns. Waits for updates are checked on the DAG alone.
+If that holds, no operations wait for each other's data in a cycle. If it does not hold, the rule "acyclic" decides
+whether they do, so this check only warns. Waits for updates are left to the rule "acyclic".
 """
 
 from collections.abc import Iterator
@@ -18,9 +18,10 @@ from chimera_ir.source import Span
 
 
 def clocks(plan: Plan) -> Iterator[Diagnostic]:
-    """Yields a warning for every pair of source lines with dependencies along which the clock does not increase.
+    """Yields a warning for two lines of the source of which one reads data of the other, but not at a higher clock.
 
-    The warning shows the first of these dependencies and their number. A missing operation gives no warning.
+    Several such operations of the same two lines give one warning, with the first of them and their number. A missing
+    operation gives no warning.
     """
     operations = plan.clocked
     if plan.header.only or RECOMPUTATION in {planned.operation.kind for planned in operations}:

@@ -27,8 +27,9 @@ from chimera_ir.ir.turns import extent
 class Communication:
     """The result for a choice of ``communicators``: whether a program finishes with them, and why or why not.
 
-    ``count`` communicators serve the messages of one copy of the workers. ``played`` is a global order in which the
-    program finishes, None if it does not; ``blocked`` are then the operations that wait for each other, in a few words.
+    ``count`` is the number of communicators for the messages of one copy of the workers. ``played`` is a global order
+    in which the program finishes, None if it does not. In that case ``blocked`` names in a few words the operations
+    that wait for each other.
     """
 
     communicators: Communicators
@@ -57,9 +58,10 @@ def communications(level: Program | ProgramStream, program: Program, played: Pla
 
 
 def _shown(level: Program | ProgramStream, program: Program) -> Program:
-    """Returns the program or, of a stream, so many updates that any two messages posted in different orders are shown.
+    """Returns the program or, of a stream, as many updates as it takes to show any two messages in different orders.
 
-    The posts of two such messages are at most one turn further apart than the lines of one turn that post messages.
+    Such messages are posted in one order by their sender and in the other order by their receiver. Two posts of them
+    are at most one turn further apart than the lines of one turn that post messages.
     """
     if isinstance(level, Program):
         return program

@@ -1,9 +1,9 @@
-"""Rule "complete": each micro-batch meets each stage as the table of kinds says, exactly once.
+"""Rule "complete": each micro-batch has, on each stage, one of the allowed sets of operations, each operation once.
 
-One operation, a forward, opens the stage for the micro-batch. One operation frees each value that is kept there; the
-values that the forward keeps are freed by the backward or, if it is split, by the input gradient, and what that keeps
-by the weight gradient. `alternatives` lists the sets of kinds for which this holds: a micro-batch has one of them on
-each stage, each kind once.
+The table of kinds says what is allowed, and `alternatives` lists the sets of kinds: a forward and a backward, or a
+forward and the two halves of a backward, for example. One operation of a set, a forward, is the first on the stage.
+Every value that the stage then keeps of the micro-batch is freed by exactly one operation of the set: what the forward
+keeps by the backward or, if that is split, by the input gradient, and what this keeps by the weight gradient.
 """
 
 from collections import defaultdict
@@ -39,9 +39,10 @@ Cells without operations are absent, so that memory grows with the operations an
 
 
 def complete(header: Header, operations: Sequence[_Placed]) -> Iterator[Diagnostic]:
-    """Yields a diagnostic of missing operations per pipe and set of kinds, and of repeated ones per pair of lines.
+    """Yields diagnostics of missing and of repeated operations.
 
-    A micro-batch on a stage counts in at most one diagnostic. ``operations`` are all operations, each with the worker
+    Missing operations have one diagnostic for each pipe and set of kinds, repeated ones one for each pair of lines. A
+    micro-batch on a stage counts in at most one diagnostic. ``operations`` are all operations, each with the worker
     that runs it. The header has passed the rule "placed", so its micro-batches are 0 .. N-1; the numbers of the
     operations are within its ranges.
     """
@@ -80,7 +81,11 @@ def _is_complete(header: Header, operations: Iterable[_Placed], whole: Iterable[
 
 
 def _repeated(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -> Iterator[Diagnostic]:
-    """Yields the diagnostics of operations that clash (`_clash`): one occurs twice, or does the work of the other."""
+    """Yields diagnostics of operations that exclude each other: one is there twice, or does the work of another.
+
+    ``cells`` has the operations of each micro-batch on each stage. `_clash` finds the two that exclude each other;
+    ``whole`` are the allowed sets of kinds.
+    """
     twice: dict[tuple[Span, Span], list[_Repetition]] = {}
     for several in cells.values():
         both = _clash(several, whole)
@@ -93,9 +98,9 @@ def _repeated(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) 
 
 
 def _clash(several: Sequence[_Placed], whole: Sequence[tuple[Kind, ...]]) -> tuple[_Placed, _Placed] | None:
-    """Returns the first two of the operations in a cell that exclude each other.
+    """Returns the first two operations of a micro-batch on a stage that exclude each other; None if there are none.
 
-    They are of one kind, or of two kinds that are together in none of the sets ``whole``.
+    Two operations exclude each other if they are of one kind, or if no set in ``whole`` has both of their kinds.
     """
     for first, second in combinations(several, 2):
         kind, other = first[1].kind, second[1].kind
@@ -139,10 +144,10 @@ def _missing(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -
 def _absent(
     header: Header, pipe: Pipe, cells: _Cells, whole: Sequence[tuple[Kind, ...]]
 ) -> Iterator[tuple[tuple[Kind, ...], Micro, Stage]]:
-    """Yields for each incomplete micro-batch and stage of a pipe the missing kinds, the micro-batch and the stage.
+    """Yields what is missing in a pipe: the missing kinds, the micro-batch, and the stage on which they are missing.
 
-    The kinds are missing from the first set in ``whole`` that has all kinds that are there. Where operations clash,
-    nothing is yielded.
+    The missing kinds make the kinds that are there a whole set: the first possible one in ``whole``. A micro-batch on a
+    stage where two operations exclude each other is left out.
     """
     for micro, number in product(pipe.micros, range(header.stages)):
         several = cells.get(micro * header.stages + number, ())
@@ -155,11 +160,11 @@ def _absent(
 
 
 def _nearest(header: Header, pipe: Pipe, cells: _Cells, kind: Kind, micro: Micro, stage: Stage) -> Span:
-    """Returns the line to blame for a missing operation: that of the most similar operation of the pipe.
+    """Returns the line to blame for a missing operation: the line of the most similar operation of the pipe.
 
-    ``kind``, ``micro`` and ``stage`` are those of the missing operation. Operations of the same kind come first, then
-    those that `_linked` joins with it. Among equals, those on the same stage come first, then those of an earlier
-    micro-batch, then those of the nearest one.
+    ``kind``, ``micro`` and ``stage`` are of the missing operation. An operation of the same kind is most similar, then
+    one that frees what the missing one keeps, or the reverse (`_linked`). Among equals an operation on the same stage
+    comes first, then one that is no forward, then one of an earlier micro-batch, then one of the nearest micro-batch.
     """
 
     def distance(operation: Compute) -> tuple[bool, bool, bool, bool, bool, int]:
@@ -174,13 +179,13 @@ def _nearest(header: Header, pipe: Pipe, cells: _Cells, kind: Kind, micro: Micro
 
 
 def _linked(kind: Kind, other: Kind) -> bool:
-    """Whether operations of one of the two kinds free a value that operations of the other keep for their own slice."""
+    """Whether one of two kinds keeps a value, for its own slice, that the other one frees."""
     both = (*((value, other) for value in kind.frees), *((value, kind) for value in other.frees))
     return any(value in maker.keeps_in_slice for value, maker in both)
 
 
 def _directions(header: Header) -> str:
-    """The words that a diagnostic adds if micro-batches go both forward and back; empty for forwards alone."""
+    """Returns words for a diagnostic if micro-batches go forward and back; an empty text for forwards alone."""
     return " in each direction" if header.answers else ""
 
 

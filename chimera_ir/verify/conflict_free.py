@@ -55,7 +55,7 @@ def conflict_free(plan: Plan) -> Iterator[Diagnostic]:
 
 
 def _occupied(operations: Iterable[Planned]) -> _Occupied:
-    """The operations with clocks by worker and clock."""
+    """Maps each worker and clock to the operations that the worker has at that clock."""
     by_place: dict[tuple[Worker, Clock], list[Planned]] = {}
     for planned in operations:
         by_place.setdefault((planned.worker, planned.clock), []).append(planned)
@@ -63,9 +63,9 @@ def _occupied(operations: Iterable[Planned]) -> _Occupied:
 
 
 def _drawing(header: Header, places: _Occupied, conflicts: Iterable[Planned]) -> tuple[str, ...]:
-    """A drawing of the clocks around the first conflict, with a row for each worker that has a conflict on one of them.
+    """Draws the clocks around the first conflict, with a row for each worker that has a conflict at one of them.
 
-    ``places`` are the operations of the plan, ``conflicts`` has one operation of each conflict.
+    ``places`` has all operations of the plan; ``conflicts`` has one operation of each conflict.
     """
     listed = list(conflicts)
     clocks = range(listed[0].clock - _REACH, listed[0].clock + _REACH + 1)

@@ -1,7 +1,8 @@
-"""Counts the copies of weights that a lane keeps and needs: a part of the rules "versions" and "memory".
+"""Counts the copies of weights that a lane keeps, and those that it needs, for the rules "versions" and "memory".
 
-The newest version of a group is a copy, and so is every stashed version from its `stash` to its `drop`. The copies that
-a lane needs follow from the readers alone: after a step, the version that it made and the older versions still read.
+The newest version of a weight group is one copy. Every stashed version is another, from its `stash` to its `drop`. What
+a lane needs follows from the operations that read weights: after each step the new version, and every older version
+that an operation still reads.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ _ONE = CopyPeak(1, 0, ())
 
 
 def copies(program: Program) -> tuple[int, ...]:
-    """The most weights that each worker keeps, in M_theta: the sum of the peaks of its stages.
+    """Returns the most weights that each worker keeps, in M_theta: the most copies of each of its stages, added up.
 
     Shared parameters count with each of their stages, as M_theta is all weights of a stage.
     """
@@ -64,9 +65,9 @@ def _stashed(group: WeightGroup, lines: Sequence[Stash | Drop]) -> tuple[Version
 
 
 def needed(header: Header, parts: LaneParts) -> dict[WeightGroup, int]:
-    """Returns for each weight group the most copies that a lane needs at once, if that is more than one.
+    """Returns, for each weight group of which a lane ever needs more than one copy, the most that it needs at once.
 
-    After a step a lane needs the version that it made, and each older one until its last reader.
+    After a step a lane needs the version that the step made, and each older version until its last reader.
     """
     last = last_reads(header, parts)
     superseded = [
@@ -88,9 +89,9 @@ def last_reads(header: Header, parts: LaneParts) -> dict[tuple[WeightGroup, Vers
 
 
 def surplus(program: Program) -> Iterator[Diagnostic]:
-    """Yields the groups of which a lane keeps more copies at its peak than it needs.
+    """Yields a diagnostic for each weight group of which a lane keeps more copies at its peak than it needs.
 
-    The program has no errors by the rule "versions", and enough updates to show the steady state: the first and the
+    The program has no errors by the rule "versions". It has enough updates to show the steady state: the first and the
     last updates keep versions that only further updates would read.
     """
     for worker, (lane, parts) in enumerate(zip(program.lanes, program.parts, strict=True)):
@@ -110,9 +111,10 @@ def _surplus(
     group: WeightGroup,
     peak: CopyPeak,
 ) -> TooManyCopies:
-    """Returns the diagnostic of a ``peak`` above the need, with a remedy: drop a version earlier, or stash one later.
+    """Returns the diagnostic of too many copies of a group, with a remedy: drop a version earlier, or stash it later.
 
-    ``where`` are the first fields of the diagnostic; ``last`` has the places of the last operations that read versions.
+    ``where`` are the first fields of the diagnostic. ``last`` has the place in the lane of the last operation that
+    reads each version. ``peak`` is the moment with the most copies.
     """
     for version in peak.stashed:
         stash, drop, end = Stash(group, version), line(Drop(group, version), header), last.get((group, version), -1)

@@ -24,9 +24,9 @@ def cycle(net: Net, plan: Plan | None) -> Diagnostic:
 
 
 def cycle_in(net: Net) -> tuple[int, ...]:
-    """Returns a shortest known cycle of the operations that wait for ever, by their numbers in the net.
+    """Returns a shortest known cycle among operations that wait for ever; empty if no operation does.
 
-    Each comes before the next, and the last before the first. The cycle is empty if no operation waits for ever.
+    Operations are given by their numbers in the net. Each one waits for the one before, and the first for the last.
     """
     waiting = {*range(len(net.operations))}.difference(net.order)
     after: dict[int, list[int]] = {number: [] for number in waiting}
@@ -50,7 +50,11 @@ def first_value(header: Header, before: Operation, after: Operation) -> Value:
 
 
 class _Why(Enum):
-    """The reason for which an operation comes before another: a value, their lane, or a sum and a step."""
+    """The reason why one operation of a cycle comes before the next.
+
+    DATA: the next one reads a value that it makes. LANE: their lane has this order. SYNC: a sum and a step are between
+    them.
+    """
 
     DATA = "data"
     LANE = "lane"
@@ -58,9 +62,9 @@ class _Why(Enum):
 
 
 class _Story:
-    """Writes the diagnostic of a cycle.
+    """Writes the diagnostic of a cycle of operations.
 
-    Of several operations that only follow one another in a lane, it shows the first and the last.
+    Where the cycle follows a lane over several operations, the diagnostic shows only the first and the last of them.
     """
 
     def __init__(self, net: Net, nodes: tuple[int, ...], plan: Plan | None) -> None:
@@ -73,9 +77,9 @@ class _Story:
         self._nodes = self._bends(nodes)
 
     def _bends(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the operations (nodes) of a cycle at which it enters or leaves a lane.
+        """Returns a cycle without the operations inside a stretch of one lane; the ends of the stretch stay.
 
-        Left out are those that follow the operation before and precede the one after in the same lane.
+        ``nodes`` are the numbers of the cycle's operations.
         """
         ring = (nodes[-1], *nodes, nodes[0])
         around = zip(ring, nodes, ring[2:], strict=False)
@@ -86,8 +90,8 @@ class _Story:
     def diagnostic(self) -> Diagnostic:
         """Returns the diagnostic of the cycle, at the line of the operation that is to blame.
 
-        To blame is an operation whose clock is too low; without one, an operation that its lane runs too late; then one
-        that reads a version which its own gradients make; and last a pair.
+        To blame is the first of these that exists: an operation whose clock is too low; an operation that its lane runs
+        too late; an operation that reads a version of the weights which its own gradients help to make; a pair.
         """
         edges = list(pairwise((*self._nodes, self._nodes[0])))
         lanes = [(before, after) for before, after in edges if self._follows(before, after)]
@@ -141,23 +145,23 @@ class _Story:
         return f"{reason}, but the clock falls" if self._falls(before, after) else reason
 
     def _why(self, before: int, after: int) -> _Why:
-        """The reason for which node ``before`` comes before ``after``.
+        """Returns why operation ``before`` comes before operation ``after``; both are numbers in the net.
 
-        It is DATA if the operation at ``after`` reads a value that the one at ``before`` makes; if not, it is LANE for
-        two operations of one lane in this order, else SYNC.
+        It is DATA if ``after`` reads a value that ``before`` makes; else LANE for two operations of one lane in this
+        order, else SYNC.
         """
         if before in self._read[after]:
             return _Why.DATA
         return _Why.LANE if self._owners[before] == self._owners[after] and before < after else _Why.SYNC
 
     def _need(self, before: int, after: int) -> str:
-        """The reason why the operation at node ``after`` needs what the one at ``before`` makes."""
+        """Returns, as text, why operation ``after`` needs the value that operation ``before`` makes."""
         maker, reader = self._operations[before], self._operations[after]
         value = first_value(self._header, maker, reader)
         return "an offload moves what its forward kept" if value is KEPT and reader.kind.moves else value.reason
 
     def _reads(self, before: int, after: int) -> bool:
-        """Whether the operation at node ``after`` reads weights that the gradients of the one at ``before`` change."""
+        """Whether operation ``after`` reads weights that the gradients of operation ``before`` have changed."""
         earlier, later = self._operations[before], self._operations[after]
         synchronised = self._why(before, after) is _Why.SYNC
         if not synchronised:
@@ -166,7 +170,7 @@ class _Story:
         return max(part.version or 0 for part in later.parts) > made
 
     def _follows(self, before: int, after: int) -> bool:
-        """Whether node ``before`` comes before ``after`` only because their lane has this order."""
+        """Whether the order of a lane is the only reason why operation ``before`` comes before operation ``after``."""
         return self._why(before, after) is _Why.LANE
 
     def _falls(self, before: int, after: int) -> bool:

@@ -1,4 +1,7 @@
-"""Findings of rules: diagnostics, and the rules that were applied in full, which hold if none of them is an error."""
+"""Findings: the diagnostics of rules, and which rules were applied in full.
+
+The rules that were applied in full hold if no diagnostic is an error.
+"""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -33,10 +36,7 @@ def names(rules: Collection[Rule]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The result of rules: all diagnostics, and the rules that were applied in full.
-
-    These rules hold if no diagnostic is an error.
-    """
+    """Diagnostics, and the ``rules`` that were applied in full. These rules hold if no diagnostic is an error."""
 
     rules: frozenset[Rule] = frozenset()
     diagnostics: tuple[Diagnostic, ...] = ()
@@ -60,7 +60,11 @@ def apply(rule: Rule, *parts: Iterable[Diagnostic]) -> Findings:
 
 
 def check(rule: str, *parts: Iterable[Diagnostic]) -> Findings:
-    """The findings of only a part of a rule, so that the rule is not listed as applied; ``parts`` are as in `apply`."""
+    """Returns the findings of a part of a rule; the rule does not count as applied.
+
+    ``rule`` is its name, and ``parts`` are as in `apply`. Of many diagnostics the first are kept, with the number of
+    the others.
+    """
     listed = next((diagnostics for diagnostics in map(once, parts) if diagnostics), ())
     rest = listed[_MOST:]
     if not rest:

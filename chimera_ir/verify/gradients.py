@@ -1,11 +1,12 @@
 """Rule "gradients": each weight group's gradients are summed over exactly the workers that hold it, once per update.
 
-A group is a stage by itself, or stages that share parameters: a worker holds it if it holds any of its stages.
+A weight group is a stage by itself, or stages that share parameters. A worker holds a group if it holds any stage of
+it.
 
-The sum comes after the last backward that contributes and before the step, and all workers launch their sums in orders
-that agree. Without a flush a program has many updates, which follow one another on every worker: the gradients of the
-next update add up in the memory of the current update, so they must wait for its step. A sum uses this memory even if
-its worker adds nothing to it. Where no operation adds to gradients, there is no sum and no step.
+The sum comes after the last backward that adds to it and before the step. All workers launch their sums in orders that
+agree. Without a flush a program has many updates, which follow one another on every worker. The gradients of the next
+update are added up in the same memory as those of the current one, so they must wait for the current step. A sum uses
+this memory even if its worker adds nothing to it. Where no operation makes gradients, there is no sum and no step.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,7 +30,10 @@ _DONE = {AllReduce: "launched", WaitAllReduce: "waited for", Step: "stepped"}
 
 
 def gradients(program: Program) -> Iterator[Diagnostic]:
-    """Yields diagnostics of lines for sums and steps (missing, redundant, misplaced) in a complete, placed program."""
+    """Yields diagnostics of lines for sums and steps (missing, redundant, misplaced), and of contradicting orders.
+
+    The program is complete and placed. The orders of workers are compared only if each lane by itself is right.
+    """
     mistakes: list[Diagnostic] = []
     for number in range(program.header.workers):
         mistakes.extend(_WorkerSums(program, Worker(number)).mistakes())
@@ -81,7 +85,7 @@ class _WorkerSums:
                 yield from self._misplaced(group, number)
 
     def _line(self, place: int, instruction: Synchronisation) -> Iterator[Diagnostic]:
-        """Records the place of a line for a sum or a step; yields a mistake if it makes no sense or repeats another."""
+        """Notes the place of a line for a sum or a step; yields a diagnostic if it is wrong or repeats another line."""
         stray = not_held(self._header, self._worker, instruction, instruction.group) or self._no_update(instruction)
         if stray is not None:
             yield stray
@@ -117,9 +121,10 @@ class _WorkerSums:
                 yield message(origin, self._worker, missing, group_name(group), len(group) > 1)
 
     def _misplaced(self, group: WeightGroup, update: int) -> Iterator[Diagnostic]:
-        """Yields the diagnostics of lines in the wrong order: last backward, launch, wait, step, then the next update.
+        """Yields the diagnostics of lines of a group's update in the wrong order.
 
-        The launch of the next update is checked only if that update has no backwards; else it follows from their order.
+        The right order is last backward, launch, wait, step, then the next update. The launch of the next update is
+        checked only if that update has no backwards on the worker; otherwise it follows from the order of these.
         """
         launch, wait, step = self._places(group, update)
         next_launch, _, next_step = self._places(group, update + 1)
@@ -141,7 +146,7 @@ class _WorkerSums:
 
 
 def _orders(program: Program) -> Iterator[Diagnostic]:
-    """Yields the diagnostic of sums that workers launch in orders that contradict each other, if there are any."""
+    """Yields a diagnostic if the orders in which workers launch their sums contradict each other."""
     names: dict[int, str] = {}
     after: dict[int, dict[int, tuple[Worker, Span]]] = {}
     for number, parts in enumerate(program.parts):
@@ -161,9 +166,9 @@ def _orders(program: Program) -> Iterator[Diagnostic]:
 
 
 def _cycle(after: Mapping[int, Mapping[int, object]]) -> list[int]:
-    """Returns a cycle of sums, each launched before the next; empty if there is none.
+    """Returns a cycle of sums, each launched before the next by some worker; an empty list if there is none.
 
-    ``after`` has for each sum those that some worker launches after it.
+    ``after`` has, for each sum, the sums that some worker launches later.
     """
     try:
         TopologicalSorter(after).prepare()

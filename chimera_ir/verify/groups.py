@@ -18,10 +18,10 @@ from chimera_ir.source import Span
 
 
 def groups(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
-    """Yields operations that mix pipes, and backwards that mix updates.
+    """Yields diagnostics of operations that mix pipes, and of backwards that mix updates.
 
-    If there are none, yields operations that have other micro-batches than an operation from which they read, once per
-    pair of lines. The operations are complete and placed.
+    If there are none, yields diagnostics of operations that do not have the same micro-batches as an operation whose
+    values they read, one for each pair of lines. The operations are complete and placed.
     """
     listed = [operation for _, operation in operations]
     if all(len(operation.micros) == 1 for operation in listed):

@@ -1,7 +1,7 @@
-"""Counts what a worker keeps of each stage, its holdings; bytes follow from them and a profile.
+"""Counts what a worker keeps of its stages at its fullest moments; with a profile, bytes follow from these numbers.
 
-The rule "memory" adds up over stages, in M_a and M_theta, which is enough if all stages are equal. If they are not, the
-memory depends on which stages' activations are alive at the same time.
+The rule "memory" adds up over stages, in M_a and M_theta, which is enough if all stages are equal. If they are not,
+memory depends on which stages' activations are kept at the same time.
 """
 
 from collections import defaultdict
@@ -26,14 +26,14 @@ from chimera_ir.ir.turns import Ring
 
 
 class Kept(NamedTuple):
-    """Numbers of the micro-batches of which a stage keeps something; halves and slices count one by one.
+    """Numbers of micro-batches of which ``stage`` keeps something at one moment; a half or a slice counts as one.
 
-    ``activations`` counts micro-batches whose activations the stage keeps, ``inputs`` those of which it keeps the input
-    alone, and ``begun`` those between the two halves of a split backward. During a backward that runs the forward
-    again, its micro-batches count in ``activations`` and in ``inputs``. ``carries`` counts the slices whose carry is
-    kept, and ``carry_gradients`` the gradients of carries that wait for the backward of their slice. ``on_host`` counts
-    micro-batches whose activations are on the host, or on their way there or back. ``operands_on_host`` counts those
-    whose operands, which the second half of a split backward needs, are there or on their way.
+    ``activations`` counts micro-batches of which the stage keeps the activations, ``inputs`` those of which it keeps
+    the input alone, and ``begun`` those between the two halves of a split backward. A micro-batch whose forward is run
+    again counts in both ``activations`` and ``inputs`` until its backward ends. ``carries`` counts slices whose carry
+    is kept, and ``carry_gradients`` carries whose gradient waits for the backward of their slice. ``on_host`` counts
+    micro-batches whose activations are on the host, or on their way there or back, and ``operands_on_host`` those whose
+    operands, which the second half of a split backward needs, are there or on their way.
     """
 
     stage: Stage
@@ -47,9 +47,10 @@ class Kept(NamedTuple):
 
 
 class OnHost(NamedTuple):
-    """Numbers of micro-batches of which a stage keeps something in the memory of the worker's host.
+    """Numbers of micro-batches of which ``stage`` has something in the memory of the worker's host at one moment.
 
-    ``activations`` counts those whose activations are there, ``operands`` those between the halves of their backward.
+    ``activations`` counts micro-batches whose activations are there. ``operands`` counts micro-batches whose operands,
+    what the second half of a split backward needs, are there.
     """
 
     stage: Stage
@@ -77,14 +78,17 @@ Entry = TypeVar("Entry", Kept, OnHost)
 
 
 class Sending(NamedTuple):
-    """The most micro-batches whose messages over an edge are on their way to another worker at once."""
+    """The most micro-batches that are at once on their way to another worker over ``edge``.
+
+    An edge has the sending stage, the receiving stage and the value.
+    """
 
     edge: Crossing
     micros: int
 
 
 class Receiving(NamedTuple):
-    """The slots for messages over an edge: ``slots[k]`` is the most micro-batches that a message in slot k has."""
+    """The receive buffers of ``edge``: the message in slot k has at most ``slots[k]`` micro-batches."""
 
     edge: Crossing
     slots: tuple[int, ...]
@@ -119,9 +123,9 @@ class Holdings:
 
 
 def holdings(level: Program | ProgramStream) -> Iterator[Holdings]:
-    """The holdings of each worker of a program without errors; of a stream, those in its steady state.
+    """Yields the holdings of each worker of a program without errors; of a stream, the holdings in its steady state.
 
-    In warm-up and drain a lane has some of the lines of a turn, so it keeps no more.
+    Warm-up and drain keep no more: there a lane has only some of the lines of each turn.
     """
     header = level.header
     if isinstance(level, Program):
@@ -144,16 +148,16 @@ def holdings(level: Program | ProgramStream) -> Iterator[Holdings]:
 
 
 def fullest(header: Header, stages: Sequence[Stage], lane: Iterable[MoveStep], period: int = 0) -> tuple[Moment, ...]:
-    """The fullest moments (see `Holdings`) of a worker.
+    """Returns the fullest moments of a worker: see ``fullest`` in `Holdings`.
 
     Parameters
     ----------
     stages
         The stages that the worker holds.
     lane
-        Its compute operations, one by one, and the waits for those that move memory.
+        The compute operations of the worker, one by one, and the waits for moves between worker and host.
     period
-        The period of a stream of which ``lane`` is a turn; 0 if the lane has all operations.
+        The period of the stream of which ``lane`` is one turn; 0 if ``lane`` has all operations of a program.
     """
     return _not_exceeded(Kept, stages, _moments(header, stages, lane, period, KEPT_UNITS))
 
@@ -168,9 +172,10 @@ def on_host(
 def _moments(
     header: Header, stages: Sequence[Stage], lane: Iterable[MoveStep], period: int, units: Sequence[Counted]
 ) -> Iterator[_Counts]:
-    """Yields what a worker keeps, in ``units``, each time right before something is freed.
+    """Yields what a worker keeps right before something is freed, as a count for each unit in ``units`` and each stage.
 
-    Moments before which nothing was added since the last one are left out. Of equal moments only the first is yielded.
+    These are the moments that can be the fullest. A moment is left out if nothing was added since the last one, or if
+    an equal one was yielded before. ``lane`` and ``period`` are as in `fullest`.
     """
     places = {key: place for place, key in enumerate(product(units, stages))}
     counts, yielded, grown = [0] * len(places), set[_Counts](), False
@@ -187,7 +192,10 @@ def _moments(
 
 
 def _turn_of(micros: Sequence[int], period: int) -> int | Fraction:
-    """Returns the turn that micro-batches belong to, the mean if they belong to several; 0 if ``period`` is 0."""
+    """Returns the number of the turn that micro-batches belong to, or the mean if they are of several turns.
+
+    The result is 0 if ``period`` is 0.
+    """
     if not period:
         return 0
     return micros[0] // period if len(micros) == 1 else Fraction(sum(m // period for m in micros), len(micros))
@@ -219,9 +227,9 @@ def _covers(larger: _Counts, smaller: _Counts) -> bool:
 
 
 def _stashed(parts: LaneParts, updates: int) -> Iterator[tuple[WeightGroup, int, int]]:
-    """Yields how stash and drop lines change the number of stashed versions of each group, as changes for `repeated`.
+    """Yields a change for `flow.live.repeated` for each line that stashes or drops a version: (group, 1 or -1, turn).
 
-    ``updates`` is the number of updates in a turn of a stream; 0 if the lane has all operations.
+    ``updates`` is the number of updates in a turn of a stream; 0 if the lane has all operations, which count as turn 0.
     """
     for _, line in parts.updates:
         if isinstance(line, Stash | Drop):
@@ -229,7 +237,10 @@ def _stashed(parts: LaneParts, updates: int) -> Iterator[tuple[WeightGroup, int,
 
 
 def _under_way(parts: LaneParts, period: int) -> Iterator[tuple[Crossing, int, int | Fraction]]:
-    """Yields how lines change the number of micro-batches on their way over each edge, as changes for `repeated`."""
+    """Yields a change for `flow.live.repeated` for each send and each wait for a send: (edge, micro-batches, turn).
+
+    A wait for a send takes its micro-batches away: their number is negative.
+    """
     posted = ((place, send.message, 1) for place, send in parts.sends)
     waited_for = ((place, wait.message, -1) for place, wait in parts.wait_sends)
     for _, message, sign in merge(posted, waited_for, key=itemgetter(0)):
@@ -237,11 +248,11 @@ def _under_way(parts: LaneParts, period: int) -> Iterator[tuple[Crossing, int, i
 
 
 def _receiving(receives: Iterable[Recv], rings: Mapping[Crossing, Ring]) -> Iterator[Receiving]:
-    """Yields the receive buffers of a lane by edge, with the slots of each edge in order.
+    """Yields the receive buffers of each edge on which a lane receives.
 
-    The slots of a ring are used round and round: with n messages a turn and k slots, the message in slot i has slot (i
-    + n) % k in the next turn. In the long run it is in all slots whose number leaves the same remainder as i when
-    divided by the greatest common divisor of n and k, and in no other.
+    The slots of a ring, the buffers of an edge of a stream, are used round and round. With n messages a turn and k
+    slots, the message in slot i has slot (i + n) % k in the next turn. In the long run it is in all slots whose number
+    leaves the same remainder as i when divided by the greatest common divisor of n and k, and in no other.
     """
     rooms: dict[Crossing, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for receive in receives:

@@ -1,4 +1,4 @@
-"""Numbers the messages and sums of a program, as indices of lists; finds what makes and takes each value."""
+"""Numbers for the messages and sums of a program, for use as indices of lists, and the data flow of its operations."""
 
 from itertools import chain
 
@@ -11,7 +11,7 @@ Synchronisation = AllReduce | WaitAllReduce | Step
 
 
 def cells(program: Program) -> Flow:
-    """Returns the operations of a complete and placed program that make and take each value, by place in lane."""
+    """Returns the data flow of a complete and placed program: the place in a lane where each value is made or taken."""
     return Flow(program.header, chain.from_iterable(parts.computes for parts in program.parts))
 
 

@@ -55,9 +55,11 @@ def memory(schedule: Schedule | Program) -> Iterator[Diagnostic]:
 
 
 def memory_of_program(program: Program, needs: Needs | None) -> Iterator[Diagnostic]:
-    """Yields the declared bounds that only a program shows, and that it exceeds: weights in all versions, and bytes.
+    """Yields the declared bounds that a program exceeds and that only a program can be compared with.
 
-    If memory moves, only the lines of the program say when, so the other bounds are checked here as well.
+    These are bounds in bytes and, without a flush, of weights in all versions. Where memory moves to the host, the
+    program's lines say when, so all other bounds are checked here as well. ``needs`` returns the bytes of a program;
+    None if they are not known.
     """
     header = program.header
     if header.moves:
@@ -74,7 +76,7 @@ def memory_of_program(program: Program, needs: Needs | None) -> Iterator[Diagnos
 
 
 def memory_unknown(header: Header) -> Iterator[Diagnostic]:
-    """Yields the declared bounds in bytes, for a header of which no bytes are known."""
+    """Yields a warning for each declared bound in bytes, for the case that no bytes are known."""
     yield from (BoundUnchecked(bound.origin) for bound in header.bounds if bound.quantity.in_bytes)
 
 

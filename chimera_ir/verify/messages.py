@@ -24,7 +24,7 @@ from chimera_ir.verify.wording import content
 
 
 class HandOver(NamedTuple):
-    """A message that the program needs: its `key`, the sender (``start``) and the receiver (``end``)."""
+    """A message that the program needs, with its ``number`` (`key`), from worker ``start`` to worker ``end``."""
 
     number: int
     start: Worker
@@ -33,13 +33,14 @@ class HandOver(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MessagePlaces:
-    """The places in lanes at which each message is sent, received and waited for, and the lines that may be wrong.
+    """Places in lanes at which each message is sent, received and waited for, and lines that may be wrong.
 
-    ``sent`` and ``posted`` have the places of the send and of the receive, ``retired`` and ``arrived`` the places of
-    the waits for these, each at the message's `key`; `ABSENT` without such a line. ``expected`` has the messages that
-    the program needs, in the order of the lanes that send. ``foreign`` has, by worker and place, the mistakes of lines
-    about messages that their worker neither sends nor receives. ``suspect`` has worker and place of all lines with a
-    possible mistake: foreign lines, repeated lines, and lines about the wrong peer.
+    Four lists have a place for each message, at the message's `key`: ``sent`` of the send, ``posted`` of the receive,
+    ``retired`` of the wait for the send, ``arrived`` of the wait for the receive. `ABSENT` stands for a missing line.
+    ``expected`` has the messages that the program needs, in the order of the lanes that send. ``foreign`` has, by
+    worker and place, the diagnostics of lines about messages that their worker neither sends nor receives. ``suspect``
+    has worker and place of every line that may be wrong: foreign lines, repeated lines, and lines that name the wrong
+    worker.
     """
 
     sent: "array[int]"
@@ -52,7 +53,10 @@ class MessagePlaces:
 
 
 def places(program: Program, cells: Flow) -> MessagePlaces:
-    """Finds the first line of each kind about each message; a line about another worker's message does not count."""
+    """Finds the first line of each type for each message; a line about a message between other workers does not count.
+
+    The types are send, receive, wait for a send, wait for a receive.
+    """
     absent = array("q", [ABSENT]) * (len(program.header.edges) * program.header.micro_batches)
     places = MessagePlaces(absent[:], absent[:], absent[:], absent[:], _expected(program), {}, [])
     for number, parts in enumerate(program.parts):
@@ -77,9 +81,10 @@ def _enter(
     *,
     at_start: bool,
 ) -> None:
-    """Enters the places of ``lines``, all of one type, in ``where``, and those that may be wrong in ``places``.
+    """Notes the places of ``lines`` in the list ``where`` of ``places``, and the lines that may be wrong.
 
-    ``peers`` has the worker that each line names, or None. ``at_start`` says that such lines are the sender's.
+    All lines have one type and are in the lane of ``worker``. ``peers`` has the worker that each line names, or None if
+    lines of this type name none. ``at_start`` says that lines of this type belong in the sender's lane.
     """
     expected = places.expected
     for (place, instruction), peer in zip(lines, peers, strict=False):
@@ -103,7 +108,7 @@ def _enter(
 
 
 def _expected(program: Program) -> dict[Message, HandOver]:
-    """Every message that the program needs, in the order of the lanes that send."""
+    """Maps every message that the program needs to its hand-over, in the order of the lanes that send."""
     expected: dict[Message, HandOver] = {}
     for number, parts in enumerate(program.parts):
         worker = Worker(number)
@@ -156,9 +161,9 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
 
 
 def _handed_on_with(maker: Instruction, message: Message) -> tuple[Micro, ...]:
-    """The micro-batches that ``maker`` hands on together with the first micro-batch of a message.
+    """Returns the micro-batches that ``maker`` hands on together with the first micro-batch of a message.
 
-    If ``maker`` does not make the value of the message, these are the micro-batches of the message.
+    If ``maker`` does not make the message's value, the result is the micro-batches of the message itself.
     """
     parts = maker.parts if isinstance(maker, Compute | Pair) else ()
     handed_on = (
@@ -211,7 +216,10 @@ def _hand_over(program: Program, cells: Flow, places: MessagePlaces, message: Me
 
 
 def _order(program: Program, worker: Worker, early: int, late: int) -> tuple[Span, Worker, str, str, Span]:
-    """Returns the fields of a diagnostic that the line at ``early`` of a lane must come after the line at ``late``."""
+    """Returns the fields of a diagnostic which says that one line of a lane must come after another.
+
+    ``early`` is the place of the line that comes too early, ``late`` the place of the other line.
+    """
     first, second = program.lanes[worker][early], program.lanes[worker][late]
     return first.origin, worker, line(first, program.header), line(second, program.header), second.origin
 

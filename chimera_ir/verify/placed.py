@@ -21,7 +21,7 @@ It is a type of message, alone or with the noun and the number of what does not 
 
 
 def placed(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
-    """Yields mistakes in the placement of ``operations``, each of which has its worker.
+    """Yields diagnostics of ``operations`` that are on a wrong worker or cannot exist; each has its worker.
 
     Mistakes of one kind in one line of text are one diagnostic. If the header itself is wrong, only its mistakes are
     shown.
@@ -100,9 +100,10 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
 
 
 def _doubtful(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[tuple[Worker, Compute]]:
-    """Yields the operations that may be wrong.
+    """Yields the operations that need a closer look, each with its worker.
 
-    The others, nearly all, are obviously right: of one micro-batch, without a version, on the worker of their stage.
+    Nearly all operations are left out, as they are obviously right: of one micro-batch, without a version, and on the
+    worker of their stage.
     """
     pipe_of, stages, plain = header.pipe_of, header.stages, {kind for kind in header.kinds if not kind.recomputes}
     if header.steps_inside:
@@ -116,7 +117,10 @@ def _doubtful(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> I
 
 
 def _unknown(header: Header, worker: Worker, operation: Compute) -> _Unknown | None:
-    """Returns the message that an operation cannot exist, on this worker or at all; None if it can."""
+    """Returns why an operation cannot exist, on this worker or at all; None if it can.
+
+    The reason is a class of message and the message's facts.
+    """
     if not 0 <= operation.stage < header.stages:
         return say.NumberNotThere, "stage", operation.stage
     if not 0 <= worker < header.workers:
@@ -133,9 +137,9 @@ def _unknown(header: Header, worker: Worker, operation: Compute) -> _Unknown | N
 
 
 def _unknown_version(header: Header, version: Version | None, *, named: bool) -> _Unknown | None:
-    """Returns the message that an operation has a wrong version; None if the version is right.
+    """Returns why the version that an operation names is wrong; None if it is right.
 
-    ``named`` says whether such an operation names a version in schemes without a flush; with a flush none does.
+    ``named`` says whether operations of this kind name a version in schemes without a flush; with a flush none does.
     """
     if not (named and header.steps_inside):
         return None if version is None else (say.VersionOfOneUpdate,)

@@ -51,9 +51,9 @@ NextLine = Callable[[], ops.Instruction | None]
 
 
 class Differs(Exception):
-    """A call that is not the next line of the program.
+    """Error: a call of a script is not the next line of the program.
 
-    ``expected`` is that line, None if no line is left; ``done`` says what the script does.
+    ``expected`` is that line, None if no line is left; ``done`` says what the script does instead.
     """
 
     def __init__(self, expected: ops.Instruction | None, done: str) -> None:
@@ -63,11 +63,10 @@ class Differs(Exception):
 
 
 class ScriptRun(NamedTuple):
-    """The updates and micro-batches of one run of a script; calls about others are skipped.
+    """The updates and micro-batches of one run of a script; calls about others expect no line of the program.
 
-    In a script without a flush, the micro-batches are those from ``start`` to below ``micro_batches``, and the updates
-    those that make the versions above ``start``, up to ``updates``. A script with a flush has the defaults: no call is
-    skipped.
+    Without a flush a run has the micro-batches ``start`` to ``micro_batches - 1``, and the updates that make the
+    versions ``start + 1`` to ``updates``. The defaults are for a script with a flush: every call expects its line.
     """
 
     start: float = -inf
@@ -75,15 +74,15 @@ class ScriptRun(NamedTuple):
     micro_batches: float = inf
 
     def has(self, micros: Micros) -> bool:
-        """Whether micro-batches are in the run; those of one operation are all in it or all outside."""
+        """Whether the micro-batches of an operation are in the run; either all of them are, or none."""
         return self.start <= group_of(micros)[0] < self.micro_batches
 
     def makes(self, version: int) -> bool:
-        """Whether an update of the run makes a version of the weights."""
+        """Whether the step that makes this version of the weights is in the run."""
         return self.start < version <= self.updates
 
     def keeps(self, version: int) -> bool:
-        """Whether an update of the run makes a version, and a later one replaces it."""
+        """Whether the step that makes this version is in the run, and so is a later one that replaces the version."""
         return self.start < version < self.updates
 
 
@@ -186,8 +185,8 @@ class RecordedIncoming(_RecordedLink):
 class RecordedWeights:
     """The weights of a stage or a tie.
 
-    ``initial`` are two versions, both 0 or less: in a stream, the calls of `stash` with the first one and of `drop`
-    with the second one are about the initial weights.
+    ``initial`` are two version numbers, both 0 or less, that stand for the initial weights in a stream: `stash` of the
+    first one keeps these weights, and `drop` of the second one frees them.
     """
 
     def __init__(
@@ -265,7 +264,7 @@ class RecordedStage(RecordedWeights):
             self._expect(ops.WaitMove(kind, _micros(group_of(micros)), self._stage))
 
     def _does(self, line: ops.Instruction | None, kind: Kind, micros: Micros, arguments: tuple[object, ...]) -> bool:
-        """Returns whether a call matches a line and ``arguments`` are right; if so, records the value that it makes."""
+        """Whether a call is the operation of ``line`` and has the right ``arguments``; if so, notes what it makes."""
         group = group_of(micros)
         if (
             type(line) is not ops.Compute
@@ -280,7 +279,7 @@ class RecordedStage(RecordedWeights):
         return True
 
     def _reads(self, kind: Kind, group: Group) -> tuple[Value, ...]:
-        """The values that a call for an operation must get from other stages or from the dataset."""
+        """Returns the values from other stages or from the dataset that a call for an operation must pass."""
         header, stage = self._header, self._stage
         received = tuple(
             (_role(value), group, int(maker))
@@ -308,15 +307,15 @@ class RecordedStage(RecordedWeights):
         return ops.Compute(kind, _micros(group_of(micros)), self._stage, version=self._read_by(kind))
 
     def _read_by(self, kind: Kind) -> Version | None:
-        """The version that an operation reads: the one that was set last; a move of memory reads none."""
+        """Returns the version of weights that an operation reads, as `at` has set it; a move of memory reads none."""
         return None if kind.moves or self._version is None else Version(self._version)
 
 
 class Held(NamedTuple):
-    """The stages, links and buffers of a rank, as program.json lists them.
+    """What a rank has, as program.json lists it: stages, ties, links and receive buffers.
 
-    ``header`` is that of the program. ``initial`` has, for each weight group of the rank, the ``initial`` versions of
-    its `RecordedWeights`. ``rooms`` says for each incoming link how many micro-batches each slot has room for.
+    ``header`` is the program's. ``initial`` has the two version numbers of each weight group: see `RecordedWeights`.
+    ``rooms`` has, for each incoming link, how many micro-batches each slot has room for.
     """
 
     header: Header
@@ -326,9 +325,9 @@ class Held(NamedTuple):
 
 
 class RecordedLane:
-    """The argument of a script's functions, which must do what ``lane`` says; ``held`` says what the rank has.
+    """Stand-in for a rank's lane, given to a script's functions: every call must be the next line of ``lane``.
 
-    ``next_line`` takes the next line of the lane; it returns None after the last.
+    ``held`` says what the rank has. ``next_line`` takes the next line of the lane; it returns None after the last.
     """
 
     def __init__(self, lane: Iterable[ops.Instruction], held: Held, run: ScriptRun) -> None:

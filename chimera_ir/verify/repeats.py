@@ -51,9 +51,9 @@ def _shown(header: Header, instruction: Instruction | None) -> str:
 
 
 def state_repeats(stream: ProgramStream, program: Program) -> Iterator[Diagnostic]:
-    """Yields a diagnostic of the first worker whose state does not repeat together with the state of the others.
+    """Yields a diagnostic of the first worker that does not get exactly one turn further if the cut is one turn later.
 
-    ``program``, a view of the stream, shows all that ever happens, and has no errors by all other rules.
+    ``program`` is a view of the stream, which shows all that ever happens and has no errors by all other rules.
     """
     # The steady state is in the middle: before it the pipes fill, after it they run empty.
     middle = program.header.updates // stream.header.per_turn // 2

@@ -64,7 +64,10 @@ def worker_scripts(program: Program, files: Mapping[str, str]) -> tuple["WorkerS
 
 
 def call_lines(program: Program, by_worker: Iterable["WorkerScript"]) -> Iterator[list[int]]:
-    """Yields for each worker the line of its script that does each instruction of its lane; the scripts are proven."""
+    """Yields, for each worker, the number of the line of its script that runs each instruction of its lane.
+
+    The scripts have passed the rule "scripts".
+    """
     return _noted(program, by_worker, attrgetter("f_lineno"))
 
 
@@ -76,7 +79,10 @@ class CallPlace(NamedTuple):
 
 
 def call_places(program: Program, by_worker: Iterable["WorkerScript"]) -> Iterator[list[CallPlace]]:
-    """Yields for each worker the place of its script that does each instruction of its lane; the scripts are proven."""
+    """Yields, for each worker, the place in its script that runs each instruction of its lane.
+
+    The scripts have passed the rule "scripts".
+    """
     return _noted(program, by_worker, _place)
 
 
@@ -88,9 +94,9 @@ def _place(frame: FrameType) -> CallPlace:
 def _noted(
     program: Program, by_worker: Iterable["WorkerScript"], note: Callable[[FrameType], _Note]
 ) -> Iterator[list[_Note]]:
-    """Runs each worker's training function; yields the notes taken at the instructions of its lane.
+    """Runs the training function of each worker's script; yields its notes, one on every instruction of the lane.
 
-    A note is what ``note`` returns for the frame of the script that asks for the instruction.
+    ``note`` makes a note from the frame of the script in which the instruction is asked for.
     """
     for script, lane in zip(by_worker, program.lanes, strict=True):
         notes = list[_Note]()
@@ -106,9 +112,9 @@ def script_name(worker: int) -> str:
 def _with_callers(
     lane: Iterable[Instruction], name: str, note: Callable[[FrameType], _Note], notes: list[_Note]
 ) -> Iterator[Instruction]:
-    """Yields the instructions of a lane to a running script, and adds a note on each to ``notes``.
+    """Yields the instructions of a lane to a running script, and appends a note on each to ``notes``.
 
-    A note is what ``note`` returns for the frame, in the file ``name``, that asks for the instruction.
+    ``note`` makes a note from the frame, in the file ``name``, in which the instruction is asked for.
     """
     for instruction in lane:
         frame = currentframe()
@@ -121,7 +127,10 @@ def _with_callers(
 
 @dataclass(frozen=True)
 class WorkerScript:
-    """The script of a worker's ranks, compiled once, with what program.json says about these ranks."""
+    """The script that the ranks of a worker run, as text and compiled once.
+
+    ``of_rank`` is what program.json says about these ranks.
+    """
 
     header: Header
     of_rank: Mapping[str, Any]
@@ -130,7 +139,7 @@ class WorkerScript:
 
     @cached_property
     def functions(self) -> Mapping[str, Callable[..., None]]:
-        """The functions of the script; raises what its text raises."""
+        """The functions of the script by name; raises any error that running the text of the script raises."""
         return _functions(self.name, self.text)
 
     def trained(self, lane: Iterable[Instruction]) -> Iterator[Diagnostic]:
@@ -148,7 +157,7 @@ class WorkerScript:
         return self._compared("evaluate", [()], RecordedLane(lane, held, ScriptRun()))
 
     def _compared(self, function: str, calls: Sequence[tuple[int, ...]], lane: RecordedLane) -> Iterator[Diagnostic]:
-        """Calls a function with each tuple of arguments in ``calls``; yields its first difference from ``lane``."""
+        """Calls a function with each tuple of arguments in ``calls``; yields the first difference from ``lane``."""
         try:
             run = self.functions[function]
             for arguments in calls:
@@ -193,7 +202,7 @@ def _functions(name: str, text: str) -> dict[str, Callable[..., None]]:
 
 
 def _foreign(module: CodeType) -> Iterator[str]:
-    """Yields the names in a script that a correct script does not use."""
+    """Yields the names that a script uses although no generated script needs them."""
     functions = [constant for constant in module.co_consts if isinstance(constant, CodeType)]
     of_functions = _OF_FUNCTIONS | {kind.method for kind in KINDS.values()} | {value.made for value in values()}
     of_functions |= {f"wait_{kind.method}" for kind in KINDS.values() if kind.moves}
@@ -231,7 +240,7 @@ def _held_in_evaluations(header: Header, of_rank: Mapping[str, Any]) -> Held:
 
 
 def _routes(routes: Iterable[Sequence[Any]]) -> list[Route]:
-    """The routes in program.json, each with its value or, if it has none, with an empty one."""
+    """Returns the routes of program.json, each with the letter of its value, or an empty text if it has none."""
     return [(*route[:3], *(route[3:] or [""])) for route in routes]
 
 

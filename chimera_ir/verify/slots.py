@@ -23,10 +23,10 @@ from chimera_ir.verify.wording import content
 
 
 def slots(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diagnostic]:
-    """Yields receives into a slot that is in use, or whose number is higher than the lane needs.
+    """Yields diagnostics of receives into a slot that is in use, or whose number is not below the number of messages.
 
-    The program has no errors by the rule "messages". ``cells`` is its flow (`index.cells`), ``places`` has the places
-    of its messages (`messages.places`).
+    The program has no errors by the rule "messages". ``cells`` is its data flow (`index.cells`); ``places`` are the
+    places of its messages (`messages.places`).
     """
     for number, parts in enumerate(program.parts):
         worker = Worker(number)
@@ -45,7 +45,7 @@ def slots(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diag
 
 
 def _last_use(header: Header, worker: Worker, cells: Flow, places: MessagePlaces, message: Message) -> int:
-    """The place in the receiver's lane after which nothing needs the content of a message."""
+    """Returns the last place in the receiver's lane at which the content of a message is still needed in its slot."""
     last = cells.last_use(message)
     if message.value.readers is not Readers.FED:
         return last

@@ -32,10 +32,10 @@ class Transport(Enum):
 
 
 def awaited(program: Program) -> list[tuple[int, ...]]:
-    """Returns for each instruction the others that it waits for, apart from the one before it in its lane.
+    """Returns, for each instruction, the instructions of any lane that must have run before it can go on.
 
-    Instructions are numbered lane by lane. A wait of a message waits until both of its ends are posted, a wait of a sum
-    until all of its workers launch it.
+    Instructions are numbered lane by lane. A wait for a message needs its send and its receive to be posted; a wait for
+    a sum needs the launch of every worker of the sum. The instruction before it in its own lane is not listed.
     """
     # The posts of each message, by its key, and behind them the launches of each sum.
     header = program.header

@@ -44,11 +44,11 @@ _SEAL = object()
 
 @dataclass(frozen=True)
 class Checked:
-    """A schedule with the findings of the rules on it and on its clocks; without errors, it can be lowered.
+    """A schedule with the findings of the rules on it; without errors, it can be lowered to a program.
 
-    ``level`` is what can be lowered: ``schedule`` itself or, if it shows the first updates of a stream, the stream.
-    ``net`` is the net of ``schedule``, None if an earlier rule failed. ``needs`` gives the bytes of a program with
-    these operations, if they are known.
+    ``schedule`` is what the rules were applied to. ``level`` is what can be lowered: ``schedule`` itself or, if that
+    shows only the first updates of a stream, the stream. ``net`` is the net of ``schedule``, None if an earlier rule
+    failed. ``needs`` returns the bytes of a program with these operations, None if they are not known.
     """
 
     level: Schedule | ScheduleStream
@@ -62,11 +62,11 @@ class Checked:
 class Verified:
     """A program for which every rule holds, with the proofs; only `verify_program` makes one.
 
-    ``level`` is the verified program, without a flush a stream; ``program`` is the part that is proven: all of it, or
-    as many updates of the stream as show all that ever happens. ``checked`` is the schedule of its compute operations,
-    with the findings on it. ``rules`` were applied in full to it, to its schedule and, if it has clocks, to its plan.
-    ``certificates`` has for each transport a global order in which the program finishes, ``live`` per worker the peak
-    of activations, in M_a, and ``weights`` the most weights that it holds, in M_theta, older versions included.
+    ``level`` is the verified program; without a flush it is a stream. ``program`` is what was proven: ``level`` itself,
+    or as many updates of the stream as show all that ever happens. ``checked`` is the schedule of its compute
+    operations, with the findings on it. ``rules`` were applied in full. ``certificates`` has for each transport a
+    global order in which the program finishes. ``live`` has for each worker the most activations that it keeps, in M_a,
+    and ``weights`` the most weights, in M_theta, older versions included.
     """
 
     level: Program | ProgramStream
@@ -105,10 +105,10 @@ class Verified:
         return next(result.blocked for result in self.communications if result.communicators is communicators)
 
     def with_evaluation(self, evaluation: "Callable[[], Verified]") -> tuple[Communication, ...]:
-        """The `communications` of the program, blocked where its evaluation does not finish.
+        """Returns `communications`, with those marked as blocked with which the evaluation does not finish.
 
-        ``evaluation`` returns the verified evaluation; it is called only if the program finishes with fewer
-        communicators.
+        ``evaluation`` returns the verified evaluation. It is called only if the program finishes with fewer
+        communicators than one for each direction between two workers.
         """
         if not any(training.finishes for training in self.communications[1:]):
             return self.communications
@@ -173,7 +173,7 @@ def _clocks(plan: Plan | None) -> Findings:
 
 
 def verify_operations(schedule: Schedule) -> Findings:
-    """The findings of the rules that do not depend on the order in which workers run their operations."""
+    """Returns the findings of the rules for which the order of operations in lanes does not matter."""
     if len(schedule.lanes) != schedule.header.workers:
         return Findings(diagnostics=(LaneCount(NOWHERE, len(schedule.lanes), schedule.header.workers),))
     operations = [
@@ -238,15 +238,16 @@ def verify_program(level: Program | ProgramStream, checked: Checked | None = Non
 
 
 def _updates_proven(stream: ProgramStream, checked: Checked | None) -> int:
-    """The number of updates to prove: those that show all that ever happens, but at least the checked ones."""
+    """Returns how many updates of a stream to prove: enough to show all that happens, no fewer than were checked."""
     shown = stream.updates_shown
     return shown if checked is None else max(shown, checked.schedule.header.updates)
 
 
 def proven(program: Program, checked: Checked | None = None) -> tuple[Checked, Findings, tuple[Certificate, ...]]:
-    """Checks a program; returns the checked schedule, the findings of the rules, and the certificates.
+    """Checks a program, which may be some updates of a stream, by all rules but "repeats" and "scripts".
 
-    The rules are all but "repeats" and "scripts". The program may be some updates of a stream. Raises the errors of
+    Returns the schedule of its operations with the findings on it, the findings of all rules, and the certificates of
+    the rule "channels". A ``checked`` schedule with the same operations is not checked again. Raises the errors of
     `verify_program`.
     """
     # The schedule below the program, unless it is one that has passed its rules already.

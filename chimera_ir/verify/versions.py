@@ -41,7 +41,7 @@ def versions(program: Program) -> Iterator[Diagnostic]:
 
 
 def _one_version(header: Header, worker: Worker, parts: LaneParts) -> Iterator[Diagnostic]:
-    """Yields mistakes in a lane with a flush: stashes and drops, and operations after a step of their stage."""
+    """Yields diagnostics of a lane with a flush: stash and drop lines, and operations after a step of their stage."""
     stepped: dict[WeightGroup, tuple[int, Step]] = {}
     for place, instruction in parts.updates:
         if isinstance(instruction, Step):
@@ -62,7 +62,10 @@ def _one_version(header: Header, worker: Worker, parts: LaneParts) -> Iterator[D
 
 
 def differing(schedule: Schedule) -> Iterator[Diagnostic]:
-    """Yields operations of a stream that read another version than the forward of their micro-batch on the stage."""
+    """Yields diagnostics of operations that read another version than the forward of their micro-batch there.
+
+    The forward is on the same stage. The schedule shows some updates of a stream.
+    """
     for lane in map(singles, schedule.lanes):
         forwards = {
             (micro, operation.stage): operation
@@ -105,10 +108,10 @@ def ties(schedule: Schedule) -> Iterator[Diagnostic]:
 
 
 class _Walk:
-    """Walks along a lane, and keeps track of the weight versions that exist.
+    """Goes along a lane line by line, and keeps account of the weight versions that exist.
 
-    ``_newest`` is the newest version of each group, ``_stashed`` are the older ones that exist, and ``_lacking`` those
-    whose absence is reported already.
+    ``_newest`` has the newest version of each group. ``_stashed`` has the older versions that exist. ``_lacking`` has
+    the versions that do not exist and have been reported.
     """
 
     def __init__(self, header: Header, worker: Worker, lane: Lane, parts: LaneParts) -> None:
@@ -125,7 +128,10 @@ class _Walk:
         self._lacking: set[_Weights] = set()
 
     def mistakes(self) -> Iterator[Diagnostic]:
-        """Yields operations that read a version that does not exist, once per version, and wrong stashes and drops."""
+        """Yields diagnostics of operations that read a version that does not exist, and of wrong stashes and drops.
+
+        Each version that does not exist is reported once.
+        """
         for place, instruction in self._lines:
             match instruction:
                 case Step(group):

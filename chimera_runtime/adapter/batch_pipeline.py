@@ -16,7 +16,7 @@ from chimera_runtime.values.nested import to_device
 
 
 class BatchPipeline(Pipeline):
-    """A `Pipeline` of modules that exist already, whose last stage leaves its losses and outputs in ``results``."""
+    """A `Pipeline` of ``modules`` that exist already; the last stage puts losses and outputs into ``results``."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class BatchPipeline(Pipeline):
         self._run_round = self._inference.runner(results)
 
     def add_gradients(self, batch: CutBatch, factor: LossFactor) -> None:
-        """Runs an update, and adds its gradients to those that are there."""
+        """Runs an update, and adds its gradients to those that parameters have already."""
         earlier = {p: p.grad.clone() for p in self.parameters() if p.grad is not None}
         for parameter in earlier:
             parameter.grad = None
@@ -51,9 +51,10 @@ class BatchPipeline(Pipeline):
         self._run_round(EvaluationBatch([1] * len(batch.triples), batch.triples.__getitem__))
 
     def take_results(self) -> list[Result]:
-        """Removes and returns the results of the batch; every rank that holds the last stage gets those of all these.
+        """Removes and returns the results of all micro-batches of the batch, in order.
 
-        Each of these ranks calls it, and no other.
+        Where several ranks hold the last stage, each gets the results of all of them. These ranks must all call it, and
+        no other rank may.
         """
         results, workers = dict(self._results.by_micro), self.job.holders[-1]
         self._results.clear()

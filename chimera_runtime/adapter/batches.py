@@ -13,10 +13,10 @@ from chimera_runtime.errors import adapter as mistakes
 
 @dataclass(frozen=True)
 class Cutting:
-    """The way in which batches are cut into micro-batches, and outputs are merged.
+    """Says how batches are cut into ``micro_batches`` micro-batches, and how outputs are merged.
 
-    ``args``, ``kwargs`` and ``outputs`` are the chunk specs of torch, or None. Of the ``micro_batches`` here, ``parts``
-    are one micro-batch of the compiled schedule.
+    ``args``, ``kwargs`` and ``outputs`` are the chunk specs of torch, or None. Where the compiled schedule cuts a
+    micro-batch into ``parts``, each part counts as one of the micro-batches here.
     """
 
     micro_batches: int
@@ -34,11 +34,12 @@ class Cutting:
         kwarg_mbs: list[Any] | None,
         target_mbs: list[Any] | None,
     ) -> CutBatch:
-        """Returns a batch as micro-batches, which are cut already where lists are given.
+        """Returns a batch as micro-batches; inputs that are given as lists (``.._mbs``) are cut already.
 
-        Targets and keyword arguments come with the number of the micro-batch: see `Results.judge` and `CalledStage`.
+        In the triple of a micro-batch, the target is a pair of the micro-batch's number and the target, and the keyword
+        arguments have the number, too: `Results.judge` and `CalledStage` take them so.
 
-        Raises `Misuse` if a batch is given in both forms, or has not the right number of micro-batches.
+        Raises `Misuse` if a batch is given both whole and cut, or does not have the right number of micro-batches.
         """
         self._require_one_form("positional inputs", bool(args), "arg_mbs", arg_mbs)
         self._require_one_form("keyword arguments", bool(kwargs), "kwarg_mbs", kwarg_mbs)

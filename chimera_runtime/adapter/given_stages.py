@@ -1,4 +1,4 @@
-"""The stages that a script gives, as PipelineStage objects or modules; what makes them run in a `Pipeline`."""
+"""Stages that a user's script gives, as PipelineStage objects or as modules, and their wrappers for a `Pipeline`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,10 @@ from chimera_runtime.values.mesh_tensors import local
 
 @dataclass(frozen=True)
 class GivenStages:
-    """The stages of a rank: functions that return their modules, as these may be replaced before the first step.
+    """The stages of a rank that a script has given.
 
-    ``group`` and ``device`` are those of the PipelineStage objects; None if modules are given.
+    ``modules`` has, for each stage, a function that returns its module: the user may replace a module before the first
+    step. ``group`` and ``device`` are those of the PipelineStage objects; None if modules are given.
     """
 
     modules: Mapping[int, Callable[[], torch.nn.Module]]

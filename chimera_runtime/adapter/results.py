@@ -24,7 +24,10 @@ class Result(NamedTuple):
 
 @dataclass
 class Results:
-    """Results of the micro-batches whose last stage runs on this rank; also the `LastOutput` of forwards alone."""
+    """Collects the results of micro-batches whose last stage runs on this rank.
+
+    ``loss_fn`` and ``loss_kwargs`` compute the loss. An object is also the `LastOutput` of forwards without backwards.
+    """
 
     loss_fn: Callable[..., Any] | None
     loss_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -46,7 +49,7 @@ class Results:
         return torch.zeros(()) if loss is None else loss
 
     def finish(self, _micro: int, _items: int, returned: Any, target: Any) -> Tensors:
-        """Takes the output of a forward alone; returns no tensors to send."""
+        """Notes the output of a forward without a backward, and its loss; returns no tensors to send."""
         self.judge(returned, target)
         return ()
 
@@ -58,7 +61,10 @@ def losses_of(results: Iterable[Result]) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class LossFactor:
-    """Factor of the losses of an update, which are averaged: 1 leaves the mean of N losses; N makes it their sum."""
+    """Factor by which the losses of an update are multiplied.
+
+    The runtime takes the mean of the N losses: ``factor`` 1 leaves the mean, N makes it the sum.
+    """
 
     factor: int
 

@@ -245,7 +245,7 @@ class CompiledSchedule:
         return self._cutting.merged([output for (output,) in filter(None, outputs)])
 
     def _ready(self, batch: CutBatch, trains: bool) -> BatchPipeline:
-        """Returns the pipeline, which the first batch makes.
+        """Returns the pipeline, and makes it when the first batch comes.
 
         If that batch runs forwards alone, the first batch to train on makes the pipeline anew: only then is it known
         which outputs of a stage have gradients.

@@ -195,9 +195,9 @@ class Checkpoints:
                     raise mistakes.models_differ(name, rank, first)
 
     def _has_applied(self) -> bool | None:
-        """Whether an optimizer has stepped with this rank's gradients; True also if they are not finite, and skipped.
+        """Whether an optimizer has stepped with this rank's gradients, or has skipped them because they are not finite.
 
-        None if there are no gradients, or no optimizer has stepped yet.
+        None if all gradients are absent or 0, or if no optimizer has stepped yet.
         """
         gradients = [local(parameter.grad) for parameter in self._pipe.parameters() if parameter.grad is not None]
         if self._stepped is None or not any(bool(gradient.any()) for gradient in gradients):
@@ -313,7 +313,10 @@ class Checkpoints:
             raise mistakes.cannot_be_resumed(path, _cause(error), others(path)) from error
 
     def _unknown(self, there: Metadata, info: CheckpointInfo) -> str | None:
-        """Returns a complaint if a checkpoint has a name of a model entry that no rank has; every rank calls it."""
+        """Returns a complaint if a checkpoint has a parameter, a buffer or another entry of the model that no rank has.
+
+        The result is None if there is none. Every rank calls it.
+        """
         state = self._pipe.state_dict(0)
         names = {kind: {name[2:] for name in state[kind]} for kind in ("replicas", "extra")}
         names |= {"model": {*state["model"]}, "optimizer": {*self._content.stepped}}
@@ -341,7 +344,7 @@ class Checkpoints:
         return tuple(remarks)
 
     def _agreed(self, path: Path, call: Callable[[], T]) -> T:
-        """Returns the result of a call on this rank; if it fails on any rank, all refuse the checkpoint."""
+        """Returns the result of a call on this rank; if it fails on any rank, all raise the same `BadCheckpoint`."""
         return self._exchange.on_all_ranks(call, lambda words: self._refused(path, words))
 
     def _require_none(self, complaint: str | None, path: Path) -> None:

@@ -51,8 +51,8 @@ _ONE = "0"
 class CheckpointInfo:
     """Facts about a checkpoint and the job that wrote it, after ``update`` updates and ``items`` items of all copies.
 
-    ``groups`` has for each worker of each copy, by the number ``copy * workers + worker``, the hash of the group of
-    each parameter that its optimizers step. ``unsaved`` names buffers that had changed and are in no state dict.
+    ``groups[copy * workers + worker]`` has, for each parameter that the optimizers of that worker step, the hash of its
+    `SavedGroup`. ``unsaved`` names buffers that had changed and are in no state dict.
     """
 
     format: int
@@ -66,7 +66,7 @@ class CheckpointInfo:
     unsaved: Sequence[str] = ()
 
     def group_of(self, place: int) -> dict[str, str]:
-        """Returns the hash of the group of each parameter; if workers differ, the worker at ``place`` decides."""
+        """Maps parameters to the hashes of their `SavedGroup`; where workers differ, the one at ``place`` decides."""
         of_all = [self.groups[number] for number in sorted(self.groups, reverse=True)]
         hashes: dict[str, str] = {}
         for groups in (*of_all, self.groups.get(place, {})):
@@ -76,12 +76,12 @@ class CheckpointInfo:
 
 @dataclass(frozen=True)
 class SavedFacts:
-    """Facts of a rank that the ranks compare before they save.
+    """Facts about a rank's part of a checkpoint, which the ranks compare before they save.
 
-    ``place`` is the number ``copy * workers + worker``, and ``groups`` has the hash of the group of each parameter.
-    ``shared`` and ``of_copy`` have states that must be equal on several ranks, as texts for messages, by the names of
-    the objects. ``counts`` has the number of weights in each average that is known on this rank; ``unsaved`` names the
-    buffers that have changed and are in no state dict.
+    ``place`` is the number ``copy * workers + worker``. ``groups`` has, for each parameter, the hash of its
+    `SavedGroup`. ``shared`` and ``of_copy`` have, by name, the states of objects that must be equal on several ranks,
+    as texts for messages. ``counts`` has the number of weights in each average, if it is known on this rank.
+    ``unsaved`` names the buffers that have changed and are in no state dict.
     """
 
     place: int
@@ -175,7 +175,9 @@ class CheckpointContent:
         return content, facts
 
     def complete(self, content: Mapping[str, Any], facts: Sequence[SavedFacts], items: int) -> dict[str, Any]:
-        """Adds the `CheckpointInfo` to what this rank saves, from the facts of all ranks and the items so far.
+        """Returns this rank's ``content`` with the `CheckpointInfo` added.
+
+        ``facts`` are those of all ranks; ``items`` is the number of items that training has used so far.
 
         Raises `Misuse` if a state that must be the same on several ranks differs.
         """
@@ -198,7 +200,7 @@ class CheckpointContent:
     # ---- resuming
 
     def is_laid_out_as(self, info: CheckpointInfo) -> bool:
-        """Whether each worker of each copy holds what it held when the checkpoint was written."""
+        """Whether each worker of each copy now holds the stages that it held when the checkpoint was written."""
         job = self.pipe.job
         if (info.program, info.copies) != (job.program, self.pipe.copies):
             return False
@@ -212,7 +214,7 @@ class CheckpointContent:
         return [names[p] for optimizer in self._optimizers for p in parameters_of(optimizer) if p in names]
 
     def wanted_groups(self, there: Metadata, info: CheckpointInfo) -> dict[str, Any]:
-        """Returns a nested state without values, to read the groups of this rank's parameters into."""
+        """Returns a nested state with an empty place for the `SavedGroup` of each parameter of this rank."""
         saved = {path[1] for path in entries.paths_of(there) if path[0] == "groups"}
         hashes = info.group_of(self._place)
         keys = (hashes.get(name) if info.format > 1 else name for name in self.stepped)
@@ -231,9 +233,9 @@ class CheckpointContent:
         return optimizer_state.refusal(self._optimizers, self.pipe.names, self._schedulers, groups)
 
     def wanted(self, there: Metadata, info: CheckpointInfo, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a nested state to read this rank's part of a checkpoint into, for `take`.
+        """Returns a nested state with places for all that this rank reads from a checkpoint; `take` restores it.
 
-        ``state`` is the pipeline's ``state_dict``, for the replica whose buffers are read: see `replica`.
+        ``state`` is the pipeline's ``state_dict``, with the buffers of the replica that `replica` names.
         """
         copy = str(self.pipe.copy)
         paths = {*entries.paths_of(there)}
@@ -258,7 +260,7 @@ class CheckpointContent:
         return wanted
 
     def replica(self, info: CheckpointInfo) -> int | None:
-        """Number of the replica whose buffers all ranks read; None if each rank reads its own."""
+        """Returns the replica whose buffers all ranks read, which is number 0; None if each rank reads its own."""
         return None if self.is_laid_out_as(info) else 0
 
     def lacking(self, wanted: Mapping[str, Any], there: Metadata) -> str | None:
@@ -273,7 +275,7 @@ class CheckpointContent:
         return None
 
     def take(self, read: Mapping[str, Any], info: CheckpointInfo, groups: Mapping[str, SavedGroup]) -> None:
-        """Restores everything that was read into `wanted`, but for the state of the pipeline.
+        """Restores everything that was read into the places of `wanted`, except for the pipeline's own state.
 
         Raises `BadCheckpoint` or `ModelError` if an object does not take its state.
         """
@@ -317,7 +319,10 @@ class CheckpointContent:
 
     @property
     def _rank(self) -> str:
-        """Key of this rank in a checkpoint, the same for any layout: first rank of its pipelines, copy, worker."""
+        """Returns the key of this rank in a checkpoint: first rank of its pipelines, copy and worker.
+
+        The key does not depend on the layout of ranks.
+        """
         return f"{self.pipe.first_rank}/{self.pipe.copy}/{self.pipe.worker}"
 
     def _average_states(self) -> dict[str, AverageState]:
@@ -327,7 +332,7 @@ class CheckpointContent:
         }
 
     def _sharded(self) -> dict[str, torch.Tensor]:
-        """Parameters of sharded optimizers by name, as DTensors that are sharded like their state."""
+        """Returns the parameters of sharded optimizers by name, as DTensors that are cut like the optimizer's state."""
         names = self.pipe.names
         return {
             names[parameter]: optimizer.spread(parameter)

@@ -1,6 +1,6 @@
-"""Entries of a checkpoint by their paths in the nested state, and the conversion of values to entries and back.
+"""Entries of a checkpoint: their paths in the nested state, and the conversion of values to entries and back.
 
-Also objects of a loop that have a state, and functions that get, compare, pickle and restore their states.
+Also functions that get, compare, pickle and restore the states of objects of a training loop.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,9 +27,9 @@ class Stateful(Protocol):
 
 
 def states_of(what: str, values: Mapping[str, Stateful]) -> dict[str, Any]:
-    """Returns the ``state_dict()`` of each object in ``values``, by the object's name.
+    """Calls ``state_dict()`` of each object in ``values``, and returns the states by the names of the objects.
 
-    ``what`` is the name of the mapping itself, such as ``of_rank``: if an object raises, the error names it as
+    If the call raises an error, the error's message has the object as ``what['name']``, for example
     ``of_rank['name']``.
     """
     states = {}
@@ -56,7 +56,10 @@ def give(value: Stateful, state: Any, what: str) -> None:
 
 
 def shown_states(states: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Returns states as short texts, key by key; texts are equal exactly if the values are."""
+    """Returns, for each state, its values as short texts by key; two texts are equal exactly if their values are.
+
+    A state that is no mapping has one text, under the key ``it``.
+    """
     return {
         name: {str(key): shown(value) for key, value in state.items()}
         if isinstance(state, Mapping)
@@ -91,7 +94,10 @@ _WHOLE = "*"
 
 
 def names_in(there: Metadata, kind: str) -> set[str]:
-    """Returns the names of the parameters in a checkpoint; or of buffers or other entries, without the replica."""
+    """Returns the names of all entries of a ``kind``, the first part of a path: ``model``, ``replicas`` or ``extra``.
+
+    The number of the replica before a name is left out.
+    """
     return {
         str(path[1]).partition("/")[2] if kind != "model" else str(path[1])
         for path in paths_of(there)
@@ -100,7 +106,11 @@ def names_in(there: Metadata, kind: str) -> set[str]:
 
 
 def room_for(parameter: torch.Tensor, stored: Any) -> Any:
-    """Makes an empty tensor to read a state of a parameter into; if shapes are equal, sharded like the parameter."""
+    """Returns an empty tensor into which a saved state of a parameter can be read.
+
+    If the state has the parameter's shape, the tensor is sharded like the parameter. A state that was not saved as a
+    tensor gets ``()``.
+    """
     if not isinstance(stored, TensorStorageMetadata):
         return ()
     dtype = stored.properties.dtype

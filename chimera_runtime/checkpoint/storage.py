@@ -94,9 +94,9 @@ class Lock:
 
 
 class Writer(FileSystemWriter):
-    """Writes a checkpoint under a temporary name, and renames it when all ranks have written their files.
+    """Writes the checkpoint after ``update`` updates under a temporary name; renames it when all ranks have written.
 
-    Each rank also writes the hashes of its files. ``keep`` is the number of checkpoints that stay, the newest.
+    Each rank also writes the hashes of its files. The newest ``keep`` checkpoints stay, older ones are removed.
     """
 
     def __init__(self, directory: Path, update: int, keep: int) -> None:
@@ -150,7 +150,11 @@ def _gathered(written: Path) -> dict[str, str]:
 
 
 def damage(checkpoint: Path, which: int, of: int) -> str | None:
-    """Checks every ``of``-th file, from number ``which`` on; returns a complaint if one is damaged, else None."""
+    """Returns a complaint if a file of a checkpoint is damaged, else None.
+
+    Of the files in the order of their names, only every ``of``-th one is checked, from index ``which`` on: so ranks can
+    divide the work.
+    """
     try:
         hashes: dict[str, str] = json.loads((checkpoint / _HASHES).read_text())
         names: Sequence[str] = sorted(hashes.keys())

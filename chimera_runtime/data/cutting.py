@@ -32,9 +32,10 @@ _CUTTING = UserCode("cut_slice of a micro-batch", MISUSED)
 class MicroBatchParts:
     """Cuts a micro-batch of ``items`` items into ``count`` parts: along dimension 0 or, if ``slices`` > 1, into slices.
 
-    To be cut into slices, all tensors of inputs and targets have the sequence in dimension 1, and so have keyword
-    arguments with two dimensions or more; every slice has other keyword arguments whole. If there is a function
-    ``cut_slice``, it cuts slices instead. ``lengths`` are the relative lengths of slices, if these differ.
+    By default slices are cut along dimension 1, which must be the sequence in every tensor of inputs and targets, and
+    in every keyword argument with two dimensions or more. Each slice gets all other keyword arguments whole. A function
+    ``cut_slice`` replaces this way of cutting slices. ``lengths`` are the relative lengths of slices, empty if they are
+    equal.
     """
 
     items: int
@@ -59,7 +60,7 @@ class MicroBatchParts:
         return value if self.count == 1 else rows(value, number * self.items_of_part, self.items_of_part)
 
     def _bounds(self, number: int, length: int) -> tuple[int, int]:
-        """Start and end of a slice in a sequence of some length."""
+        """Returns the start and the end of slice ``number`` in a sequence of this length."""
         return slice_bounds(length, self.lengths or (1,) * self.slices)[number]
 
     def require(self, triple: Triple, name: str) -> None:
@@ -98,7 +99,10 @@ def _takes(function: Callable[..., Any], arguments: int) -> bool:
 
 
 def slice_of(value: Any, bounds: Callable[[int], tuple[int, int]]) -> Any:
-    """Returns a slice of a value: of every tensor with two dimensions what is within ``bounds`` along dimension 1."""
+    """Cuts a slice from every tensor of a value that has two dimensions or more; other tensors stay whole.
+
+    ``bounds`` returns start and end of the slice for the size of dimension 1.
+    """
 
     def of_tensor(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dim() < 2:

@@ -68,7 +68,11 @@ class DataWorkers:
 
 @dataclass(frozen=True)
 class LoadingTask:
-    """A mini-batch to load: epoch, items of the copy, and for each micro-batch its first item's number and its keys."""
+    """A mini-batch to load from a map-style dataset.
+
+    ``items`` is the number of items of the copy. For each micro-batch by its number, ``micro_batches`` has the number
+    of its first item in the epoch, and the keys of its items in the dataset.
+    """
 
     epoch: int
     items: int
@@ -187,10 +191,10 @@ def _signals() -> Set[signal.Signals]:
 
 @contextmanager
 def _prepared_to_fork(signals: Set[signal.Signals]) -> Iterator[None]:
-    """Blocks signals and stops garbage collection, here and in processes forked inside until their `_begin_worker`.
+    """Blocks signals and stops garbage collection while data workers are forked; `_begin_worker` undoes it in each.
 
-    Also removes the signal handler with which a DataLoader would raise the end of a worker anywhere, such as in a step:
-    the DataLoader notices the end as well when the next mini-batch is asked for.
+    Also removes the signal handler by which a DataLoader would raise the end of a worker anywhere, such as in a step.
+    The DataLoader notices the end as well when the next mini-batch is asked for.
     """
     is_main = threading.current_thread() is threading.main_thread()
     child_handler = signal.getsignal(signal.SIGCHLD) if is_main else None

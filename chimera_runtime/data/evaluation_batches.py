@@ -20,9 +20,10 @@ _LOADING = UserCode("the function that gives the micro-batches of an evaluation"
 
 @dataclass(frozen=True)
 class EvaluationBatch:
-    """Micro-batches of one round of an evaluation; ``sizes`` is the number of items of each, 0 if it is absent.
+    """The micro-batches of one round of an evaluation.
 
-    ``load(m)`` returns the inputs, the targets and the keyword arguments of micro-batch m.
+    ``sizes`` has the number of items of each micro-batch, 0 if a micro-batch is absent. ``load(m)`` returns the inputs,
+    the targets and the keyword arguments of micro-batch m.
     """
 
     sizes: Sequence[int]
@@ -49,7 +50,7 @@ def evaluation_batches(
         return tuple([rows_of_part for rows_of_part in rows_of_parts for _ in range(job.slices)])
 
     def cut(triple: Triple, start: int, micro: int, size: int) -> Triple:
-        """Rows of a batch from ``start`` on: one slice of them, if micro-batches have slices."""
+        """Returns ``size`` rows of a batch from ``start`` on; with slices, the slice ``micro`` of these rows."""
         items: Triple = rows(triple, start, size)
         if job.slices == 1 or not size:
             return items
@@ -82,7 +83,7 @@ def evaluation_batches(
 def _require(batch: Triple, names: KeywordNames | None, cut: int | None, parts: MicroBatchParts) -> None:
     """Raises `Misuse` if a batch has the wrong keyword arguments or cannot be cut.
 
-    ``cut`` is the number of its items if the batch is to be cut between items, else None.
+    ``cut`` is the number of its items if the batch must be cut between items, else None.
     """
     if names is not None:
         names.require(batch[2], _BATCH)
@@ -103,7 +104,10 @@ def _loaded(load: Callable[[int], Any], size: int, number: int) -> Triple:
 
 
 def _items(batch: Triple) -> int:
-    """The number of items in the inputs, targets and keyword arguments of a batch, which must agree."""
+    """Returns the number of items of a batch.
+
+    Raises `Misuse` if it is 0, or if tensors of inputs, targets and keyword arguments differ in it.
+    """
     items = length_of(batch, mistakes.ONE_BATCH)
     if not items:
         raise Misuse(mistakes.EVALUATION_BATCH_IS_EMPTY)

@@ -1,6 +1,6 @@
-"""Feed of a pipeline: the mini-batches that a training loop gives to `Pipeline.step`, cut into micro-batches.
+"""Feed of a pipeline: keeps the mini-batches that `Pipeline.step` was given, and cuts them into micro-batches.
 
-Also facts about the data of a training loop, which the ranks of a copy compare: see `agreement`.
+Also makes facts about the data, such as digests and positions, which the ranks of a copy compare: see `agreement`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,26 +23,29 @@ from chimera_runtime.values.tensors import Tensors
 
 
 def position(numbers: tuple[int, ...]) -> Fact:
-    """Returns as a fact the position in the data at which a loader's mini-batch begins."""
+    """Makes a fact of a position in the data, at which a mini-batch of a `Loader` begins."""
     return short(hash(numbers)), lambda: {
         name: f"{value}" for name, value in zip(POSITION_NAMES, numbers, strict=False)
     }
 
 
 def sample(digest: int) -> Fact:
-    """Returns as a fact the digest of a sample of the values in inputs, targets or keyword arguments."""
+    """Makes a fact of a digest of some of the values in inputs, targets or keyword arguments."""
     return short(digest), lambda: {"a digest of a sample": f"{digest:x}"}
 
 
 def digests(triple: Triple, start: int = 0, count: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yields number and digest (see `sampled`) of inputs, targets and keyword arguments, if they are not absent."""
+    """Yields a digest of some values of the inputs (0), the targets (1) and the keyword arguments (2), with its number.
+
+    ``start`` and ``count`` choose rows, as in `sampled`. Parts without values are left out.
+    """
     for component, part in enumerate(triple):
         if (component < 2 or part) and (digest := sampled(part, start, count)) is not None:
             yield component, digest
 
 
 class EvaluationDataFacts:
-    """Collector of the facts about all batches of an evaluation, which the ranks of a copy compare."""
+    """Collects facts about all batches of an evaluation, which the ranks of a copy compare at its end."""
 
     def __init__(self, copy: int) -> None:
         self._copy = copy
@@ -63,7 +66,11 @@ class EvaluationDataFacts:
         return batch
 
     def facts(self) -> dict[Key, Fact]:
-        """Returns the facts of all batches together: for each part that all have, and for positions if all have one."""
+        """Returns the facts of all batches together.
+
+        There is a digest of the inputs, the targets or the keyword arguments if every batch had one, and a position if
+        every batch had a position.
+        """
         facts: dict[Key, Fact] = {
             ("data", self._copy, component): sample(self._digests[component])
             for component, count in enumerate(self._counts)
@@ -82,11 +89,11 @@ _LOADING = UserCode("the function that was given to step", FAILED)
 
 @dataclass
 class Feed(MicroBatchSource):
-    """The mini-batches of this copy that are in use, by their update.
+    """Keeps the mini-batches of this copy that are in use, by their update, and cuts micro-batches from them.
 
-    ``size`` is B, the items of a micro-batch along dimension 0 of every tensor; ``copy`` is the number of the copy.
-    ``names`` are the names of keyword arguments; None until the start has found which names the stages take. Slices
-    are cut by ``cut_slice`` if the example, a whole dataset, has that function.
+    ``size`` is B, the number of items of a micro-batch along dimension 0 of every tensor. ``copy`` is the number of the
+    copy. ``names`` are the names of keyword arguments; None until the start has found which names the stages take.
+    ``cut_slice`` cuts slices, if the example has that function: only `Batches`, a whole dataset, may have it.
     """
 
     job: Job
@@ -158,7 +165,10 @@ class Feed(MicroBatchSource):
         self._checked = None
 
     def note_versions(self) -> None:
-        """Notes at the end of a step how often mini-batches in use were written; see `require_unwritten_batches`."""
+        """Notes the version counters of the tensors in use at the end of a step: torch counts writes to a tensor.
+
+        `require_unwritten_batches` compares them.
+        """
         self._versions = {update: versions(tensors) for update, tensors in self._tensors.items()}
 
     def require_unwritten_batches(self) -> None:
@@ -168,9 +178,10 @@ class Feed(MicroBatchSource):
                 raise mistakes.mini_batch_was_written(update)
 
     def facts(self, update: int) -> dict[Key, Fact]:
-        """Removes and returns the facts that ranks of a copy compare: digests of one micro-batch of a mini-batch.
+        """Removes and returns the facts about the mini-batch of an update, which ranks of a copy compare.
 
-        Update u compares micro-batch u % N. A rank that has not loaded this micro-batch has no facts.
+        They are digests of one micro-batch, number ``update % N``, and the position of the mini-batch. A rank that has
+        not loaded this micro-batch has no digests.
         """
         facts = self._facts.pop(update, {})
         for earlier in [number for number in self._facts if number < update]:
@@ -178,7 +189,7 @@ class Feed(MicroBatchSource):
         return facts
 
     def _note_facts(self, update: int, triple: Triple, start: int = 0) -> None:
-        """Notes the facts of the micro-batch that begins with row ``start``, before anything can change it."""
+        """Notes digests of the micro-batch that begins with row ``start``, before anything can change it."""
         self._facts[update] = {
             ("data", self.copy, component): sample(digest) for component, digest in digests(triple, start, self.size)
         }
@@ -201,10 +212,9 @@ class Feed(MicroBatchSource):
         return self._parts.part(value, number, part)
 
     def _loaded(self, update: int, load: Callable[[int], Pair], micro: int) -> Triple:
-        """Checks what a function returns for a micro-batch, and notes its facts before it can change.
+        """Returns the micro-batch that the user's function ``load`` makes, after checking it and noting its facts.
 
-        The last micro-batch is kept: mostly its parts, and the inputs and targets of each, are asked for one after
-        another.
+        The last micro-batch is kept, so that ``load`` is not called again for each part, nor for inputs and targets.
         """
         key = update, load, micro
         if self._checked is not None and self._checked[0] == key:

@@ -26,9 +26,10 @@ _NO_ITEM = object()
 
 @dataclass(frozen=True)
 class ReadPosition:
-    """A position in an iterable dataset: the epoch, the items before it in the epoch, and the dataset's state there.
+    """A position in an iterable dataset.
 
-    Without a state, reading begins at the start of the epoch and skips these items.
+    ``items`` is the number of items before it in the ``epoch``. ``state`` is the state that the dataset has there;
+    without it, reading begins at the start of the epoch and skips these items.
     """
 
     epoch: int = 0
@@ -56,7 +57,11 @@ class EpochEnd:
 
 @dataclass
 class _CollectedItems:
-    """Number of items of a mini-batch, the items of the micro-batches that this rank uses, and the dataset's state."""
+    """The items of a mini-batch while they are read.
+
+    ``start`` is the number of the first item in the epoch, and ``count`` the number of items. ``micro_batches`` has the
+    items of the micro-batches that this rank uses, and ``state`` is the dataset's state after the items.
+    """
 
     epoch: int
     start: int

@@ -33,12 +33,12 @@ Messages = deque[tuple[dist.Work | None, torch.Tensor, int]]
 
 
 class ReaderMessages:
-    """Tells all ranks how long an iterable dataset is, which only the ranks that read it know.
+    """Sends lengths and states of an iterable dataset from the ranks that read it to those that do not.
 
-    In each copy of the pipelines one of the ``readers``, the workers that read the dataset, sends the length of each
-    mini-batch to the ranks that do not read. Every rank makes an object of this class for the loader with the same
-    ``number``, and for each mini-batch ranks that read call `send_items`, the others `receive_items`. ``messages`` are
-    those of this rank that have not been waited for; they outlive the loader.
+    In each copy of the pipelines, the first of the workers ``readers``, which read the dataset, sends the length of
+    each mini-batch to the workers that do not read. For each mini-batch, ranks that read call `send_items` and the
+    others `receive_items`. Every rank makes an object of this class for the loader of the same ``number``. ``messages``
+    are the sends of this rank that have not been waited for; they outlive the loader.
     """
 
     def __init__(self, control_group: ControlGroup, readers: frozenset[int], number: int, messages: Messages) -> None:
@@ -161,7 +161,7 @@ class Loader:
     # ---- iterating
 
     def __len__(self) -> int:
-        """The mini-batches of an epoch.
+        """Returns the number of mini-batches of an epoch.
 
         Raises
         ------
@@ -231,7 +231,7 @@ class Loader:
 
     @property
     def _position(self) -> tuple[int, ...]:
-        """The position at which the next mini-batch begins; see `POSITION_NAMES`."""
+        """Returns the position at which the next mini-batch begins, as numbers with the names `POSITION_NAMES`."""
         position = (*self._origin, self.epoch, self._items)
         if self._is_stream or self._order.sampler is None:
             return position
@@ -239,7 +239,11 @@ class Loader:
         return (*position, key if isinstance(key, int) else digest_of(repr(key)))
 
     def _next_of_stream(self) -> tuple[int, MiniBatch | None]:
-        """Items of the next mini-batch, and this rank's part; if only readers know the number, they send it."""
+        """Returns the number of items of the next mini-batch, and this rank's part of it, for an iterable dataset.
+
+        The part is None at the end of an epoch and on ranks that use no item. If the dataset has no length, the ranks
+        that read send the number to the others.
+        """
         has_no_length = self._count is None
         if not self._uses:
             return self._reader_messages.receive_items() if has_no_length else self._items_of_next(), None

@@ -1,6 +1,7 @@
-"""Sources of micro-batches by update and number.
+"""Sources of micro-batches: they return the inputs, targets and keyword arguments of a micro-batch of an update.
 
-`Batches` is a whole dataset, for a start or a check; `CutBatch` is a mini-batch that its owner has cut.
+`Batches` is a whole dataset, for the start of a pipeline or a check; `CutBatch` is one mini-batch that the user has
+cut.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +19,10 @@ from chimera_runtime.values.tensors import all_generators_kept
 
 
 class MicroBatchSource(ABC):
-    """Source of micro-batches; ``micro`` counts from the first micro-batch of an update, on into later updates."""
+    """Source of micro-batches.
+
+    ``micro`` counts micro-batches from the first one of ``update``; a number of N or more is of a later update.
+    """
 
     def input(self, update: int, micro: int) -> Any:
         """The inputs of a micro-batch, for stage 0."""
@@ -40,10 +44,11 @@ class MicroBatchSource(ABC):
 
 @dataclass(frozen=True)
 class CutBatch(MicroBatchSource):
-    """A mini-batch that its owner has cut: a triple for each micro-batch, or for each part where micro-batches are cut.
+    """A mini-batch that the user has cut: ``triples`` has inputs, targets and keyword arguments of each micro-batch.
 
-    Tensors may have any shape, not only one with the items along dimension 0, and triples may hold anything that stages
-    and loss take. ``micro_batch_size`` is the number of parts.
+    Where the schedule cuts micro-batches into parts, there is a triple for each part, and ``micro_batch_size`` is the
+    number of parts of a micro-batch. Tensors may have any shape, not only one with the items along dimension 0. Triples
+    may hold anything that stages and loss take.
     """
 
     triples: Sequence[Triple]
@@ -58,10 +63,10 @@ class CutBatch(MicroBatchSource):
 class Batches(MicroBatchSource):
     """The micro-batches of one copy of the pipelines, from the beginning of a dataset.
 
-    Sizes are as in `Share`. The order of a map-style dataset is as in `ItemOrder`; an iterable dataset has its own. If
-    micro-batches are cut into ``parts``, each part has consecutive items, or is one of ``slices`` of a sequence, cut by
-    ``cut_slice`` if that is given, and ``micro`` counts parts. Slices have relative ``lengths`` if
-    these differ.
+    ``micro_batch_size``, ``micro_batches``, ``copies`` and ``copy`` are as in `Share`. The order of a map-style dataset
+    is as in `ItemOrder`; an iterable dataset has its own. If micro-batches are cut into ``parts``, numbers of
+    micro-batches count parts, and each part has consecutive items, or is one of the ``slices`` of a sequence.
+    ``cut_slice`` and ``lengths`` are as in `MicroBatchParts`.
     """
 
     dataset: Any

@@ -36,10 +36,11 @@ _COLLATING_OWN = UserCode("collate of a micro-batch", MISUSED)
 
 @dataclass(frozen=True)
 class ItemLoading:
-    """Loads items and collates them, with ``collate``, or with torch's default_collate if that is None.
+    """Loads items, and collates them to micro-batches.
 
-    ``collate`` gets the items of a micro-batch in a list, and returns a pair or a triple. ``name`` is the dataset in
-    messages. Keyword arguments must have the ``names``, if these are given.
+    ``collate`` gets a list of the items of a micro-batch, and returns a pair or a triple; None is torch's
+    default_collate. ``name`` is what messages call the dataset. Keyword arguments must have the ``names``, if these are
+    given.
     """
 
     dataset: Any
@@ -60,11 +61,14 @@ class ItemLoading:
     def collated(
         self, items: list[Any], epoch: int, place: int, names: Sequence[Any], uses: frozenset[int] = ALL
     ) -> Triple:
-        """Returns the micro-batch of some items, the first being number ``place`` of the epoch; unused parts are None.
+        """Collates items to a micro-batch; the first item has number ``place`` in the epoch.
 
-        Raises `Misuse` if an item, or the value of ``collate``, is neither a pair nor a triple; if its keyword
-        arguments differ from ``names`` or from another item's; if the value of ``collate`` has another number of items.
-        Raises `ModelError` if collating fails.
+        ``names`` are what messages call the items. ``uses`` has the parts that this rank uses: inputs (0), targets (1),
+        keyword arguments (2). The others are None, and keyword arguments are an empty dict.
+
+        Raises `Misuse` if an item, or the result of ``collate``, is neither a pair nor a triple, if keyword arguments
+        differ from the names or between items, or if ``collate`` changes the number of items. Raises `ModelError` if
+        collating fails.
         """
         if self.collate is None:
             named = zip(items, names, strict=True)
@@ -89,10 +93,10 @@ class ItemLoading:
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """Part of a mini-batch that a rank uses: an argument for `Pipeline.step`, ``evaluate`` and ``predict``.
+    """The part of a mini-batch that a rank uses: an argument for `Pipeline.step`, ``evaluate`` and ``predict``.
 
-    ``items`` are those of the copy: B*N, or fewer in the last mini-batch of an epoch. ``position`` is the position in
-    the data at which the mini-batch begins, the same on all ranks: see `POSITION_NAMES`.
+    ``items`` is the number of items of the copy: B*N, or fewer in the last mini-batch of an epoch. ``position`` is the
+    position in the data at which the mini-batch begins, the same on all ranks: see `POSITION_NAMES`.
     """
 
     items: int
@@ -158,7 +162,10 @@ def sendable(batch: MiniBatch) -> MiniBatch:
 
 
 def _in_one_piece(values: dict[int, Any]) -> dict[int, Any]:
-    """Joins the values of micro-batches if their forms are equal, as each tensor that is sent costs an open file."""
+    """Replaces the tensors of micro-batches by views of joined ones, as each tensor that is sent costs an open file.
+
+    The values stay as they are if they differ in structure, or in more than their number of items.
+    """
     present = {micro: value for micro, value in values.items() if is_rows(value) and lengths(value)}
     kinds = set()
     for value in present.values():

@@ -11,10 +11,10 @@ TERMINATED = 143
 
 
 class ScriptPlace(NamedTuple):
-    """A ``line`` of a rank's script, with the values of the ``counters`` of its loops at that time.
+    """A ``line`` of a rank's script that was running, and the values that the ``counters`` of its loops had then.
 
-    Micro-batches count from the first one of ``update``; without a flush that is the first update since the pipelines
-    were last empty.
+    The counters count micro-batches from the first one of ``update``. Without a flush this is the first update since
+    the pipelines were last empty.
     """
 
     update: int
@@ -23,9 +23,9 @@ class ScriptPlace(NamedTuple):
 
 
 class PlacedError(Exception):
-    """Error that ends a rank. ``place`` is the line of this rank's script that raised it, if one did.
+    """Error that ends a rank; ``place`` is the line of the rank's script that was running, if one was.
 
-    `blame.Located` notes the place when it clears the traceback.
+    `blame.Located` sets it when it clears the traceback.
     """
 
     place: ScriptPlace | None = None

@@ -92,7 +92,10 @@ def states_are_missing(what: str, name: str, rank: int, without: int) -> Misuse:
 def states_differ(
     what: str, name: str, ranks: tuple[int, int], key: str, values: tuple[str | None, str | None], instead: str
 ) -> Misuse:
-    """A state differs between two ranks; ``instead`` names the parameters of `Checkpoints` for what may differ."""
+    """The state of object ``name`` in the argument ``what`` of `Checkpoints` differs between two ranks.
+
+    It differs at ``key``, where the ranks have the two ``values``. ``instead`` names arguments that may differ.
+    """
     (first, rank), (value, other) = ranks, ("absent" if value is None else value for value in values)
     return Misuse(
         f"{what}[{name!r}] is not the same on rank {first} and on rank {rank}: {key} is "
@@ -121,9 +124,9 @@ def shapes_differ(name: str, saved: tuple[int, ...], here: tuple[int, ...]) -> s
 
 
 def model_entry_is_missing(kind: str, name: str, saved: Iterable[str]) -> str:
-    """The checkpoint lacks an entry of the model; ``saved`` are the names of its entries of that ``kind``.
+    """The checkpoint lacks an entry of the model; ``saved`` are the names of the entries of that kind that it has.
 
-    A kind is the first part of a path in the checkpoint.
+    ``kind`` is the first part of a path in the checkpoint: ``model``, ``replicas`` or ``extra``.
     """
     near = get_close_matches(name, [*saved], 1)
     noun = {"model": "parameter", "replicas": "buffer", "extra": "entry of a state_dict"}[kind]
@@ -156,7 +159,7 @@ _UNKNOWN = {
 
 
 def name_is_unknown(kind: str, name: str) -> str:
-    """The checkpoint has an entry that nothing here has; ``kind`` is the first part of its path, or ``optimizer``."""
+    """The checkpoint has an entry that no rank has; ``kind`` is the first part of its path, or ``optimizer``."""
     entry = {"replicas": "the buffer ", "optimizer": "the optimizer state of "}.get(kind, "")
     return f"it has {entry}{name}, {_UNKNOWN[kind]}"
 

@@ -76,7 +76,10 @@ def settings_differ(first: str, other: str, setting: str, of_first: str, of_othe
 
 
 def optimizers_were_apart(first: str, other: str, entries: Sequence[str] = ()) -> str:
-    """Two parameters differ in these entries of the optimizer's state or, if none is given, in their schedulers."""
+    """The saved states of two parameters of one optimizer differ, so that it cannot step both.
+
+    They differ in ``entries`` of the optimizer's state, or in the states of their schedulers if there are none.
+    """
     how = f"its {', '.join(entries)} differed" if entries else "their schedulers were at different points"
     return (
         f"one optimizer steps {first} and {other}, and when they were saved {how}: make the optimizers that there "

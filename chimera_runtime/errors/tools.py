@@ -47,7 +47,7 @@ def path_is_yours(option: str, path: Path, other: str) -> Misuse:
 
 
 def metrics_are_incomplete(path: Path, why: str | None, saved: int, count: int) -> Unwritable:
-    """Error of a write to the file, which has ``saved`` of ``count`` updates from earlier writes."""
+    """The file of metrics could not be written, for the reason ``why``; it has ``saved`` of ``count`` updates."""
     noun = "update" if count == 1 else "updates"
     left = f"; what was written before has {saved} of {count} {noun}"
     return Unwritable(f"--metrics {path}: {why}{left if saved else ''}")

@@ -42,7 +42,10 @@ def gradients_differ(error: float, parameter: str, bound: float) -> CheckFailed:
 
 
 def slice_differs(stage: int, place: int | None, error: float) -> CheckFailed:
-    """Slice ``place`` of the outputs of a stage differs, or, if that is None, the loss."""
+    """The outputs of a stage for slice ``place`` differ from those for the whole sequence; if it is None, the loss.
+
+    ``error`` is the relative difference.
+    """
     what = "the loss differs" if place is None else f"slice {place} of the outputs of stage {stage} differs"
     cause = (
         f"stage {stage} is not causal: a position depends on later ones"
@@ -66,13 +69,16 @@ def carry_loses_gradients(stage: int, error: float) -> CheckFailed:
 
 
 def parameters_are_missing(names: Sequence[str], stage: int, nearest: str | None) -> str:
-    """The user's model lacks parameters of a stage; its name ``nearest`` is most like the first of ``names``."""
+    """The user's model lacks the parameters ``names`` of a stage; its name ``nearest`` is most like the first one."""
     hint = "" if nearest is None else f"; the nearest to the first is {nearest}"
     return f"it has no {', '.join(names)} of stage {stage}{hint}. name(stage, parameter) returns its names"
 
 
 def parameters_are_on_no_stage(module: str | None, names: Sequence[str]) -> str:
-    """No stage has these parameters of the user's model; if they are all of a module's, ``module`` is its name."""
+    """No stage has the parameters ``names`` of the user's model.
+
+    ``module`` is the name of the module whose parameters all of them are, None if there is no such module.
+    """
     what = f"its {module} ({', '.join(names)})" if module is not None else f"its {', '.join(names)}"
     return f"no stage holds {what}: a layer that was left out, or another name in name(stage, parameter)"
 

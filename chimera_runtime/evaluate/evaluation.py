@@ -47,7 +47,10 @@ from chimera_runtime.values.tensors import Tensors, all_generators_kept, join, p
 
 @dataclass(frozen=True)
 class SentOutput:
-    """Output of a stage that has a next one. ``whole`` is the number of items of a whole micro-batch."""
+    """Takes the outputs of a stage that feeds another one: checks them, and returns the tensors to send.
+
+    ``number`` is the stage, ``current`` the running round, and ``whole`` the number of items of a whole micro-batch.
+    """
 
     number: int
     current: "_CurrentRound"
@@ -68,7 +71,10 @@ class SentOutput:
 
 
 class _CurrentRound:
-    """The running round. ``boundaries`` describe the tensors between the stages for a whole micro-batch of it."""
+    """The round that is running, with its micro-batches.
+
+    ``boundaries`` describe, for each stage, the tensors that the stage sends for a whole micro-batch.
+    """
 
     def __init__(self, boundaries: Sequence[Boundary]) -> None:
         self.boundaries = boundaries
@@ -114,7 +120,10 @@ class EvaluationStage:
         return self._outputs.pop(micros) if self.current.has(micros) else ()
 
     def _split(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Iterator[tuple[int, Any, Any]]:
-        """Yields each micro-batch with its inputs and its target. Received inputs are joined along dimension 0."""
+        """Yields the number of each micro-batch with its inputs and its target, from those of several micro-batches.
+
+        Inputs that came in a message are joined along dimension 0, and are cut here.
+        """
         total, end = self.current.size(micros), 0
         for number, micro in enumerate(micros):
             start, end = end, end + self.current.size(micro)
@@ -140,7 +149,7 @@ def _share(tensor: torch.Tensor, start: int, end: int, items: int) -> torch.Tens
 
 
 class _PartlyIncoming(Incoming):
-    """An incoming link whose messages may be smaller than a slot: of fewer items, or of smaller shapes."""
+    """An incoming link whose messages may fill only a part of a slot: they have fewer items, or smaller shapes."""
 
     def __init__(self, peer: Peer, route: Route, job: Job, slots: Slots, *, current: _CurrentRound, whole: int) -> None:
         super().__init__(peer, route, job, slots)
@@ -224,7 +233,10 @@ class Evaluation:
             self.context.script.evaluate(self._lane)
 
     def _first_inputs(self, micro_batches: EvaluationBatch) -> FirstInputs:
-        """Inputs and keyword arguments of the first micro-batch, filled up with repeated items to its full size."""
+        """Returns the inputs and the keyword arguments of the first micro-batch of a round.
+
+        If the micro-batch has too few items, they are repeated up to the size of a whole micro-batch.
+        """
         inputs, _, keywords = micro_batches.load(0)
         items = micro_batches.sizes[0]
 
@@ -262,9 +274,10 @@ class Evaluation:
 
 
 def _are_slices(outputs: Sequence[Any], length: int | None, lengths: Sequence[int]) -> bool:
-    """Whether every tensor has a dimension 1, with the size of its slice if the ``length`` of a sequence is known.
+    """Whether all tensors in the outputs have a dimension 1, so that the outputs of slices can be joined along it.
 
-    ``outputs`` has those of all slices, micro-batch after micro-batch; ``lengths`` are the relative lengths of slices.
+    ``outputs`` has those of all slices, micro-batch after micro-batch. If the ``length`` of the whole sequence is
+    known, dimension 1 must also have the size of the slice; ``lengths`` are the relative lengths of slices.
     """
     bounds = slice_bounds(length, lengths) if length else []
 
@@ -357,9 +370,10 @@ class Inference:
         return outputs_of
 
     def runner(self, output: LastOutput) -> Callable[[EvaluationBatch], None]:
-        """Returns a function that runs a round, whose last outputs go to ``output``; buffers are not restored.
+        """Returns a function that runs a round and gives what the last stage returns to ``output``.
 
-        The function raises `BadModel`, `ModelError` or `PeerLost` if a forward or a message fails.
+        Buffers that the forwards change stay changed. The function raises `BadModel`, `ModelError` or `PeerLost` if a
+        forward or a message fails.
         """
         evaluation = self._evaluation(output)
 

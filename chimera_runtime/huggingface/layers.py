@@ -109,7 +109,7 @@ class TransformerLayers(Layers):
     def export(self, pipe: Any, directory: Path | str) -> None:
         """Writes the model of a pipeline as a directory that ``from_pretrained`` reads; every rank must call it.
 
-        The files of the tokenizer go with it, if the model came from a directory that has them.
+        The directory also gets the files of the tokenizer, if the model came from a directory that has them.
         """
         directory = Path(directory)
         try:

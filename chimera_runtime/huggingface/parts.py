@@ -90,7 +90,7 @@ class Head(torch.nn.Module):
 
 
 class _Injection:
-    """Takes the place of every layer, with ``hidden`` as the output."""
+    """Stand-in for every layer: returns ``hidden`` as the output, in the form in which a layer returns it."""
 
     def __init__(self, as_result: Callable[[torch.Tensor], Any]) -> None:
         self._as_result = as_result
@@ -102,11 +102,11 @@ class _Injection:
 
 
 class Surroundings:
-    """Arguments of layers besides hidden states: masks, positions and rotary embeddings, as the model makes them.
+    """Computes what the model gives to its layers besides hidden states: masks, positions and rotary embeddings.
 
-    They depend on the shape of the hidden states and on the keyword arguments of the micro-batch. So the layers of a
-    stage share them, and micro-batches of one shape without keyword arguments do, too. ``fill`` gives values to
-    the buffers of a model, such as the frequencies of rotary embeddings.
+    These arguments depend on the shape of the hidden states and on the keyword arguments of the micro-batch. So they
+    are computed once for all layers of a stage, and again only when shape or keyword arguments change. ``fill`` gives
+    values to the buffers of a model, such as the frequencies of rotary embeddings.
     """
 
     def __init__(self, skeleton: Skeleton, fill: Callable[[Any], None]) -> None:

@@ -20,9 +20,10 @@ RoutingSums = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class Routing:
-    """The routers of a model: modules of the class ``router``, whose result has the logits at ``place``.
+    """The routers of a model with a mixture of experts, and the settings of their auxiliary loss.
 
-    Each token chooses ``chosen`` of ``experts``, and ``weight`` is that of the auxiliary loss.
+    Routers are the modules of the class ``router``. Their logits are the entry number ``place`` of their result, if
+    that is not a tensor. Each token chooses ``chosen`` of ``experts``. ``weight`` is the factor of the auxiliary loss.
     """
 
     router: type[torch.nn.Module]
@@ -70,7 +71,7 @@ class Routing:
     def add(
         self, sums: RoutingSums, logits: Sequence[torch.Tensor], attention_mask: torch.Tensor | None
     ) -> RoutingSums:
-        """Returns the sums with the logits of further routers added; tokens that are masked do not count."""
+        """Returns ``sums`` with what the logits of further routers contribute; masked tokens contribute nothing."""
         choices, probabilities, tokens = sums
         for of_router in logits:
             shares = torch.softmax(of_router, dim=-1).to(probabilities.dtype).reshape(len(tokens), -1, self.experts)

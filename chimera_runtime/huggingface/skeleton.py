@@ -33,7 +33,10 @@ class LayersReached(Exception):
 
 
 class StandIn(torch.nn.Module):
-    """A layer without parameters: it has the plain attributes of the layer, and calls ``visit`` in its place."""
+    """Stand-in for a layer, without parameters, that calls ``visit`` instead of computing.
+
+    It has the attributes of the layer that are no parameters, buffers or modules, as the model may read them.
+    """
 
     stands_for: int
     visit: Visit
@@ -49,7 +52,7 @@ class StandIn(torch.nn.Module):
 
 
 class Absent(torch.nn.Module):
-    """Stand-in for a module that another part of the model has; its result is unused, but must be a tensor."""
+    """Stand-in for a module that this copy of the model lacks; nothing uses its result, which must be a tensor."""
 
     def forward(self, value: Any = None, *_: Any, **__: Any) -> torch.Tensor:
         """Returns hidden states as they are, and zero in place of anything else."""
@@ -60,9 +63,9 @@ class Absent(torch.nn.Module):
 class Skeleton:
     """A model on the meta device, cut at its transformer layers.
 
-    ``path`` is the name of the list of layers in the model and ``count`` its length. ``before`` and ``after`` are the
-    names of the modules with parameters that run before and after the layers, and ``as_result`` turns hidden states
-    into what a layer returns.
+    ``path`` is the name of the list of transformer layers in the model, and ``count`` its length. ``before`` and
+    ``after`` are the names of the modules with parameters that run before and after these layers. ``as_result`` turns
+    hidden states into the form in which a layer returns them.
     """
 
     def __init__(self, config: Any, dtype: torch.dtype) -> None:
@@ -112,14 +115,15 @@ class Skeleton:
 
     @property
     def tied_names(self) -> frozenset[str]:
-        """The names of parameters that get their value from another layer."""
+        """The names of parameters that get their value from a tied parameter of an earlier layer."""
         later = {end for _, *ends in self.ties for end in ends}
         return frozenset(name for name, place in self.names.items() if place in later)
 
     def surroundings(self, present: Collection[str], visit: Visit) -> Any:
-        """Returns a copy of the model whose modules with parameters are absent except for those that are ``present``.
+        """Returns a copy of the model with parameters only in the modules that are ``present``.
 
-        Stand-ins that call ``visit`` take the place of its layers.
+        `Absent` objects take the place of all other modules with parameters. `StandIn` objects, which call ``visit``,
+        take the place of its transformer layers.
         """
         model = deepcopy(self.model)
         for name in _owners(model) - {*present}:
@@ -129,7 +133,7 @@ class Skeleton:
         return model
 
     def with_layer(self, index: int) -> Any:
-        """Returns a copy of the model that has one layer, at its name, and no other parameters."""
+        """Returns a copy of the model that has the parameters of one transformer layer alone, under their names."""
         model = self.surroundings((), _unused)
         layers = torch.nn.ModuleList()
         layers._modules[str(index)] = deepcopy(self._blocks[index])
@@ -203,11 +207,11 @@ class _NotAChain(Exception):
 
 
 class _ChainTrace:
-    """Record of a forward of the model with `StandIn` objects in place of its layers.
+    """Record of a forward of the model with `StandIn` objects in place of its transformer layers.
 
-    ``hidden`` are the states that each layer returned. ``forms`` are structure, shapes and types of each layer's other
-    arguments. ``before`` and ``after`` are the names of the modules with parameters that ran before the first layer and
-    after the last one.
+    ``hidden`` has the hidden states that each stand-in returned. ``forms`` has, for each, the structure, shapes and
+    types of its arguments other than hidden states. ``before`` and ``after`` are the names of the modules with
+    parameters that ran before the first stand-in and after the last one.
     """
 
     def __init__(self, count: int, as_result: Callable[[torch.Tensor], Any]) -> None:
@@ -225,10 +229,10 @@ class _ChainTrace:
         (self.after if reached else self.before).append(name)
 
     def visit(self, index: int, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Stands in for layer ``index``, which the model calls with these arguments; returns what it returns for it.
+        """Returns new hidden states in place of layer ``index``, which the model calls with these arguments.
 
-        Raises `_NotAChain` unless the layer gets the output of the layer before, and else nothing that depends on
-        weights.
+        Raises `_NotAChain` unless the hidden states that the layer gets are those that the layer before returned, and
+        no other argument depends on weights.
         """
         hidden, others = apart(arguments, keywords)
         if index != len(self.hidden) or (self.hidden and hidden is not self.hidden[-1]):

@@ -19,7 +19,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vo
 
 
 class TextItems(Dataset[Item]):
-    """Items of ``length`` tokens, one after the other in the text; what is left over at its end is left out."""
+    """Items of ``length`` tokens, cut from a text one after the other; the rest at its end is left out."""
 
     def __init__(self, tokens: torch.Tensor, length: int) -> None:
         self._rows = tokens[: len(tokens) // length * length].view(-1, length)

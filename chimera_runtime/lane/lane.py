@@ -24,9 +24,9 @@ class LaneComponents(NamedTuple):
 
 
 class Lane:
-    """A worker's stages, ties and links, and the inputs and targets of an update.
+    """The lane of a worker, for its script: gives the script the stages, ties and links, and inputs and targets.
 
-    ``first`` is the update from whose first micro-batch the script counts.
+    ``first`` is the update from whose first micro-batch on the script counts micro-batches.
     """
 
     def __init__(self, components: LaneComponents) -> None:

@@ -13,7 +13,10 @@ from chimera_runtime.values.tensors import Tensors, part
 
 
 class _MessageLink:
-    """Link for a value from a stage to one on another worker; a message is identified by its micro-batches."""
+    """A link on which a value of one stage goes to a stage on another worker, in messages.
+
+    A message is known by its micro-batches.
+    """
 
     def __init__(self, peer: Any, route: Route, job: Job) -> None:
         self._peer = peer

@@ -1,6 +1,7 @@
-"""Wrappers of the parts of a lane that know the line of schedule.sir behind each call, and named ranges for profilers.
+"""Wraps stages, ties and links of a lane, so that a function is called around each line of schedule.sir that runs.
 
-The ranges are those of torch.profiler, and on a GPU also of NVTX; `tools.record` has another use of the wrappers.
+`ranged` makes each line a named range for profilers: of torch.profiler, and on a GPU also of NVTX. `tools.record` uses
+the wrappers to record times.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,10 +23,10 @@ Within = Callable[[str], AbstractContextManager[Any]]
 
 
 class ProgramLine(NamedTuple):
-    """A line of schedule.sir in parts: verb, micro-batches, the stages that it is about, and what else it says.
+    """A line of schedule.sir in parts: ``verb``, micro-batches, ``place`` (stages), and the ``rest`` of its words.
 
-    ``also`` is the second operation of a pair. ``update`` is the version of weights that a line without micro-batches
-    names or, if it names none, the number of the update whose gradients are summed.
+    ``also`` is the second operation of a pair. For a line without micro-batches, ``update`` is the version of the
+    weights that it names or, if it names none, the number of the update whose gradients are summed.
     """
 
     verb: str
@@ -53,7 +54,10 @@ Around = Callable[[Callable[..., Any], Callable[..., ProgramLine]], Callable[...
 
 
 class WrappedPart:
-    """Wrapper of a stage, a tie or a link: ``around`` replaces each method that runs a line of the program."""
+    """Wrapper of a stage, a tie or a link: has its methods, but those that run a line of the program are replaced.
+
+    ``lines`` has, for the name of each such method, how a call becomes a line; ``around`` makes the replacement.
+    """
 
     def __init__(self, part: Any, lines: Lines, around: Around) -> None:
         self._part = part

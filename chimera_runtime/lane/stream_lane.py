@@ -20,7 +20,7 @@ from chimera_runtime.program.weight_groups import Group
 
 @dataclass
 class UpdateRange:
-    """A run of a stream: the ``updates`` started since it began, with ``per_update`` micro-batches each."""
+    """A run of a stream so far: the number of ``updates`` started, each with ``per_update`` micro-batches."""
 
     per_update: int
     updates: int = 0
@@ -36,7 +36,7 @@ class UpdateRange:
 
 
 class StreamWeights:
-    """The weights of a stage or a tie in a run: calls for versions that no update of the run makes do nothing.
+    """The weights of a stage or a tie in a run of a stream: calls for versions that no update of it makes do nothing.
 
     There are two exceptions. The first micro-batches would read versions below 0; they read version 0, the initial
     weights, instead. So the call that stashes version ``stashed`` keeps version 0, and the call that drops version
@@ -57,7 +57,10 @@ class StreamWeights:
             getattr(self._weights, method)()
 
     def stash(self, version: int) -> None:
-        """Keeps the newest weights for later operations; the last version of a run needs no copy: no step follows."""
+        """Keeps the newest weights for later operations.
+
+        The last version of a run is not kept: no step follows that would change the weights.
+        """
         if version == self._stashed or 0 < version < self._run.updates:
             self._weights.stash(max(0, version))
 
@@ -81,12 +84,12 @@ class StreamStage(StreamWeights):
             setattr(self, method, partial(self._call, method))
 
     def _operate(self, method: str, micros: Micros, *values: Any) -> None:
-        """Runs an operation on micro-batches of the run, with the version from `at`."""
+        """Runs an operation with the version of the weights that `at` has chosen, if the run has its micro-batches."""
         if self._run.has(micros):
             getattr(self._stage.at(self._version), method)(micros, *values)
 
     def _call(self, method: str, micros: Micros) -> Any:
-        """Calls a method that reads no weights: a move or a wait for it, or one that returns what the stage has made.
+        """Calls a method that reads no weights: one that moves memory or waits for that, or returns what was made.
 
         Returns no tensors for micro-batches outside the run.
         """
@@ -117,10 +120,10 @@ class StreamLink:
 
 
 class StreamLane(Lane):
-    """The lane of a stream: calls for micro-batches or versions that are not of the updates in ``run`` do nothing.
+    """The lane of a stream: calls about micro-batches or versions that are not of the updates in ``run`` do nothing.
 
-    ``run`` has the updates that the caller has started since `begin`; `Driver` adds to them. ``initial`` has for each
-    weight group the pair (``stashed``, ``dropped``) of `StreamWeights`.
+    ``run`` counts the updates started since `begin`; `Driver` adds to it. ``initial`` has for each weight group the
+    pair (``stashed``, ``dropped``) of `StreamWeights`.
     """
 
     def __init__(self, components: LaneComponents, run: UpdateRange, initial: Mapping[Group, tuple[int, int]]) -> None:

@@ -16,9 +16,9 @@ _NAME = "_name_in_model"
 
 
 def bound(function: Callable[..., Any], positional: int, offered: Mapping[str, Any], file: Path) -> Callable[..., Any]:
-    """Returns the function with those of the ``offered`` arguments filled in that it has as parameters, by name.
+    """Returns the function with some parameters filled in: those that have the name of an ``offered`` argument.
 
-    Whoever calls the result gives only the first ``positional`` arguments of the function, by position.
+    The result takes only the first ``positional`` arguments of the function.
 
     Raises `Misuse` if the function needs a further argument that is not offered; the message names ``file``, in which
     the function is defined.
@@ -40,7 +40,7 @@ def bound(function: Callable[..., Any], positional: int, offered: Mapping[str, A
 
 
 def takes(function: Any, positional: int, name: str) -> bool:
-    """Whether `bound` would bind ``name``: the function takes it by name, behind its ``positional`` first arguments."""
+    """Whether `bound` would fill in ``name``: the function has such a parameter after its ``positional`` first ones."""
     return any(parameter.name == name for parameter in _by_name(function, positional))
 
 
@@ -62,13 +62,13 @@ def takes_names(optimizer: Callable[..., Any]) -> bool:
 
 
 def label(parameters: Mapping[str, torch.nn.Parameter]) -> None:
-    """Stores names in parameters, for `with_names`."""
+    """Stores the name of each parameter in the parameter itself, for `with_names`."""
     for name, parameter in parameters.items():
         setattr(parameter, _NAME, name)
 
 
 def with_names(optimizer: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns ``optimizer``, which takes named parameters, as a function of parameters that `label` has named."""
+    """Returns a function of parameters that calls ``optimizer`` with (name, parameter) pairs; see `label`."""
 
     @wraps(optimizer)
     def of_parameters(parameters: Sequence[torch.nn.Parameter]) -> Any:

@@ -49,11 +49,11 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Model:
-    """Functions of a user that make a model; error messages name ``file`` as the place of the functions.
+    """The functions with which a user describes a model.
 
-    Errors that the functions raise become a `ModelError`. ``name(stage, parameter)`` returns the model's own name for a
-    parameter of a stage, and ``tied(num_stages)`` returns the parameters that stages share. With layers, both functions
-    number layers in place of stages.
+    ``file`` is where they are, for error messages. An error that a function raises becomes a `ModelError`.
+    ``name(stage, parameter)`` returns the model's own name for a parameter of a stage, and ``tied(num_stages)`` returns
+    the parameters that stages share. If ``build_stage`` is `Layers`, both functions number layers in place of stages.
     """
 
     file: Path
@@ -163,7 +163,7 @@ class ModelFile(Model):
             return self.dataset()
 
     def order(self, dataset: Any) -> Any:
-        """Returns the sampler of a dataset, or None if the model file has none."""
+        """Calls ``sampler``, and returns the sampler of a dataset; None if the model file has no such function."""
         if self.sampler is None:
             return None
         with UserCode("sampler(dataset)", MISUSED):
@@ -186,7 +186,7 @@ class ModelFile(Model):
                 self.on_step(pipe, outcome)
 
     def steps(self, parameters: list[torch.nn.Parameter]) -> Any:
-        """Returns the optimizer of a stage; for a stage without parameters, one that does nothing."""
+        """Calls ``optimizer``, and returns the optimizer of some parameters; for none, one that does nothing."""
         with UserCode("optimizer(parameters)", MISUSED):
             steps = self.optimizer(parameters) if parameters else _NoOptimizer()
         if not callable(getattr(steps, "step", None)):
@@ -205,7 +205,7 @@ class ModelFile(Model):
 
 
 class _NoOptimizer:
-    """The optimizer of a stage without parameters."""
+    """Stand-in for the optimizer of a stage that has no parameters."""
 
     def step(self) -> None:
         """Does nothing."""

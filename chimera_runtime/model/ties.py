@@ -1,6 +1,6 @@
-"""Ties: parameters that stages share. The model declares them; `unite` makes each one object on this rank.
+"""Ties: parameters that stages share. The model declares them; `unite` makes each of them one object on this rank.
 
-Names of parameters in the model as a whole are the same for every schedule and, with layers, for every split.
+Also the model's own names of parameters, which are the same for every schedule and, with layers, for every split.
 """
 
 import re
@@ -30,10 +30,11 @@ Modules = Mapping[int, torch.nn.Module]
 
 @dataclass(frozen=True)
 class Tie:
-    """Parameters that the same stages share: one weight group, with one sum and one step.
+    """All parameters that the same stages share: one weight group, with one sum and one step.
 
-    ``parameters`` has the ends of each parameter; the first end gives the initial value. ``stages`` are ascending.
-    There is also a tie with one stage if layers of that stage share parameters; these are in its own weight group.
+    ``parameters`` has the ends of each parameter: the stages with the names that the parameter has there. The first end
+    gives the initial value. ``stages`` are ascending. If layers of one stage share parameters, there is a tie with this
+    one stage; its parameters are in the stage's own weight group.
     """
 
     stages: Group
@@ -192,7 +193,7 @@ def by_group(built: Modules, ties: Sequence[Tie]) -> dict[Group, list[torch.nn.P
 
 
 def named(built: Modules, ties: Sequence[Tie]) -> dict[End, torch.nn.Parameter]:
-    """Returns the parameters of stages, each once; on all ranks, the key of a shared parameter is its first end."""
+    """Returns the parameters of stages, each once, by (stage, name): a tied one by its first end, on all ranks."""
     first = {_held(built, ends): ends[0] for tie in ties for ends in tie.parameters if any(s in built for s, _ in ends)}
     return {first.get(p, (stage, name)): p for stage, module in built.items() for name, p in module.named_parameters()}
 
@@ -268,12 +269,12 @@ def _matches(key: str, name: str) -> bool:
 
 
 def name_in_model(model: Model, stage: int, name: str) -> str:
-    """Returns the model's own name of a parameter or a buffer that has the name ``name`` in a stage.
+    """Returns the model's own name of a parameter or a buffer, which a stage has under the name ``name``.
 
-    The model file's ``name`` decides. Without that function it is ``stages.<stage>.<name>``, or with layers
-    ``layers.<layer>.<name in the layer>``.
+    The function ``name`` of the model file returns it. Without that function it is ``stages.<stage>.<name>``, or with
+    layers ``layers.<layer>.<name in the layer>``.
 
-    Raises `Misuse` or `ModelError` if the model file's function does not return a text, or raises an error.
+    Raises `Misuse` or `ModelError` if the function does not return a text, or raises an error.
     """
     kind, number, inside = model.locate(stage, name)
     if model.name is None:

@@ -1,7 +1,7 @@
-"""Settings of the optimizers that step this rank's parameters, found at their steps: the user does not list them.
+"""Collects the settings of the optimizers that step this rank's parameters, for comparison with other ranks.
 
-torch calls a function after each step of any torch.optim.Optimizer of the process. Optimizers of other classes are not
-found.
+The user does not list the optimizers. torch calls a function after each step of any torch.optim.Optimizer of the
+process, so they are found when they step. Optimizers of other classes are not found.
 """
 
 import weakref
@@ -34,13 +34,16 @@ class _TrackedOptimizer:
         return len(_groups(self.optimizer())) != self.groups
 
     def refresh(self) -> list[dict[str, Any]]:
-        """Returns the parameter groups, after counting them and forgetting the digests of their settings."""
+        """Returns the parameter groups; notes their number, and forgets the digests of their settings."""
         groups = _groups(self.optimizer())
         self.groups, self._digests = len(groups), {}
         return groups
 
     def settings(self, number: int, optimizer: torch.optim.Optimizer) -> tuple[list[Any], int]:
-        """Returns the values of a group's settings and their digest. The digest is computed only after a change."""
+        """Returns the values of parameter group ``number``, and a digest of its settings.
+
+        The digest is computed anew only after a change.
+        """
         group = optimizer.param_groups[number]
         before, values = self._digests.get(number), [*group.values()]
         if before is not None and _are_same(before[0], values):
@@ -146,7 +149,11 @@ def _groups(optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]]:
 
 
 def _value(value: Any) -> Any:
-    """A setting as ranks compare it: a CPU tensor as its number; a tensor on a device as None, to avoid a wait."""
+    """Returns a setting in the form in which ranks compare it.
+
+    A CPU tensor of one number becomes the number. Other tensors become None: to read one on a GPU would take a wait. An
+    object of another class becomes the name of its class.
+    """
     if isinstance(value, torch.Tensor):
         return value.item() if value.numel() == 1 and value.device.type == "cpu" else None
     if isinstance(value, tuple | list):

@@ -116,7 +116,10 @@ def _against_schedulers(name: str, saved: SavedGroup, here: Sequence[TorchClass]
 
 
 def _against_one_group(saved: Mapping[str, SavedGroup], first: str, other: str) -> str | None:
-    """Returns a complaint if two parameters cannot be in one group, because their saved settings differ; else None."""
+    """Returns why parameters ``first`` and ``other`` cannot be in one parameter group: a saved setting differs.
+
+    The result is None if all settings are equal.
+    """
     if saved[first] is saved[other]:
         return None
     settings, others = saved[first].settings, saved[other].settings
@@ -128,7 +131,10 @@ def _against_one_group(saved: Mapping[str, SavedGroup], first: str, other: str) 
 
 
 def _against_one_optimizer(saved: Mapping[str, SavedGroup], first: str, other: str) -> str | None:
-    """Returns a complaint if one optimizer cannot step two parameters, as their saved entries differ; else None."""
+    """Returns why one optimizer cannot step both parameters: other saved entries, or those of schedulers, differ.
+
+    The result is None if they are equal.
+    """
     first_group, other_group = saved[first], saved[other]
     if first_group is other_group:
         return None
@@ -194,7 +200,10 @@ def _indexed(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _entries(indexed: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the entries of a ``state_dict`` that belong to no parameter or group, those in ``state`` included."""
+    """Returns the entries of a ``state_dict`` that belong to no parameter and no group.
+
+    Entries of this kind inside ``state`` come under the key ``state``.
+    """
     indices = {index for group in indexed["param_groups"] for index in group["params"]}
     entries = {key: value for key, value in indexed.items() if key not in ("state", "param_groups")}
     of_all = {key: value for key, value in indexed["state"].items() if key not in indices}

@@ -20,15 +20,15 @@ _ABSTRACT = ("Optimizer", "LRScheduler", "_LRScheduler")
 
 @dataclass(frozen=True)
 class TorchClass:
-    """Name of a class, and of the class of torch.optim that it is or is derived from; empty if there is none."""
+    """Name of a class, and name of the class of torch.optim that it is or derives from (``of_torch``, may be empty)."""
 
     name: str
     of_torch: str
 
     def can_read(self, saved: "TorchClass | None") -> bool:
-        """Whether this class can read a state of the class ``saved``, which is None if it is not known.
+        """Whether an object of this class can load a state of the class ``saved``; None is a class that is not known.
 
-        It can if they have one name, or are derived from one class of torch.optim: AdamW and Adam differ.
+        It can if both have one name, or derive from one class of torch.optim; AdamW and Adam are different classes.
         """
         return saved is None or saved.name == self.name or (saved.of_torch == self.of_torch != "")
 
@@ -59,7 +59,10 @@ _PARTS = "_schedulers"
 
 @dataclass(frozen=True)
 class GroupStates:
-    """State of a scheduler for one parameter group: the entries that all groups share, and those of this group."""
+    """State of a scheduler for one parameter group.
+
+    ``common`` has the entries that all groups share, ``of_group`` those of this group.
+    """
 
     common: dict[str, Any]
     of_group: dict[str, Any]
@@ -143,9 +146,9 @@ def _joined(common: Mapping[str, Any], of_groups: Sequence[Mapping[str, Any]]) -
 
 
 def for_groups_of(scheduler: Any, scheduled: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces the rates in a scheduler's state of format 1, of another rank, by the rates of this scheduler's groups.
+    """Returns a scheduler's state of format 1, saved by another rank, with the rates of this rank's groups in it.
 
-    Does the same in the states of the schedulers that a scheduler is made of.
+    The states of the schedulers inside it are changed in the same way.
     """
     groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
     rates = {"_last_lr": [group["lr"] for group in groups]}

@@ -110,7 +110,7 @@ class ShardedOptimizer(optim.Optimizer):
         self.of_shards.load_state_dict({**state_dict, "state": self._converted(state_dict["state"], self._part)})
 
     def _converted(self, state: Mapping[Any, Any], convert: Callable[[torch.nn.Parameter, Any], Any]) -> dict[Any, Any]:
-        """Converts each value that an optimizer keeps of a parameter; other entries of its state stay as they are."""
+        """Returns an optimizer's state with ``convert`` applied to each value that belongs to a parameter."""
         parameters = parameters_of(self)
         converted = dict(state)
         for index, entries in state.items():

@@ -28,7 +28,7 @@ BUCKET = 2**24
 
 @dataclass(frozen=True)
 class Cut:
-    """A parameter cut along a dimension into shards of ``rows`` rows; the last ranks may have fewer."""
+    """A parameter cut along ``dimension`` into shards of ``rows`` rows, one for each rank; the last may have fewer."""
 
     parameter: torch.nn.Parameter
     dimension: int
@@ -47,7 +47,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows that are gathered at once: ``count`` rows of each shard of a parameter, from row ``first`` on."""
+    """Rows of a parameter that are gathered at once: ``count`` rows of each rank's shard, from row ``first`` on."""
 
     cut: Cut
     first: int
@@ -123,7 +123,10 @@ class Sharding:
 
     @cached_property
     def _buckets(self) -> list[list[list[torch.Tensor]]]:
-        """Parts of shards by bucket and by rank, as views of one dtype; the parts of a bucket are gathered at once."""
+        """Returns the shards divided into buckets; the rows of a bucket are gathered at once.
+
+        Each bucket has, for each rank, a list of views of rows in the rank's shards. All of a bucket have one dtype.
+        """
         kinds: dict[Any, list[Cut]] = defaultdict(list)
         for parameter, made in self._cuts.items():
             if parameter.numel():

@@ -70,17 +70,17 @@ class Job:
 
     @property
     def units(self) -> int:
-        """The number of units in which `KeptMicros` counts a micro-batch: its slices, or their lengths together."""
+        """Number of units as which `KeptMicros` counts a micro-batch: its slices, or the sum of their lengths."""
         return sum(self.lengths) or self.slices
 
     @property
     def passes(self) -> int:
-        """Number of forwards of each stage in an update, over all pipes: one for each part of each micro-batch."""
+        """Number of forwards of a stage in an update, over all pipes: one for each part of each micro-batch."""
         return self.micro_batches * self.parts
 
     @property
     def cycle(self) -> int:
-        """Number of micro-batches after which the schedule repeats."""
+        """Number of micro-batches after which the schedule repeats: the period of a stream, else those of an update."""
         return self.period or self.passes
 
     def value_of(self, route: Route) -> str:

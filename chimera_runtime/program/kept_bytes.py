@@ -47,7 +47,7 @@ class MicroBatchBytes(NamedTuple):
 
     @property
     def halving(self) -> int:
-        """Bytes that the first half of a split backward may need in addition while it runs."""
+        """Bytes that the first half of a split backward may need while it runs, in addition to all that is kept."""
         return min(self.released, self.operands)
 
     def without_received(self, inputs: int, gradients: int) -> "MicroBatchBytes":
@@ -65,11 +65,12 @@ class MicroBatchBytes(NamedTuple):
 
 
 def kept_bytes(moment: Iterable[Sequence[int]], sizes: Callable[[int], MicroBatchBytes], parts: int = 1) -> int:
-    """Bytes of activations at a moment: for each stage what `KeptMicros` counts, times its ``sizes``.
+    """Returns the bytes of activations that a worker keeps at a moment of the schedule.
 
-    If a stage has micro-batches between the halves of their backward, the moment may be within a first half: then what
-    that half has made and what it is about to free are both in memory. Where micro-batches are cut into ``parts``,
-    `KeptMicros` counts parts, and ``sizes`` are those of a whole micro-batch.
+    ``moment`` has for each stage the numbers of `KeptMicros`; ``sizes`` returns the bytes of a micro-batch on a stage.
+    If a stage has micro-batches between the halves of their backward, the moment may be within a first half: then both
+    what this half has made and what it is about to free are in memory. Where micro-batches are cut into ``parts``,
+    `KeptMicros` counts parts, and ``sizes`` are still those of a whole micro-batch.
     """
     total = halving = 0
     for stage, activations, inputs, begun, carries, carry_gradients, *on_host in starmap(KeptMicros, moment):
@@ -101,9 +102,10 @@ def share(count: int, size: int, parts: int) -> int:
 def on_other_workers(
     neighbours: Iterable[int], stage: int, worker: int, placement: Iterable[Sequence[int]]
 ) -> list[int]:
-    """The neighbours of a stage that are on other workers than ``worker`` in each pipe in which it holds the stage.
+    """Returns the ``neighbours`` of a stage whose values ``worker`` must receive from other workers.
 
-    So the worker receives their values. ``placement`` has the worker of each stage, pipe by pipe.
+    They are on another worker in each pipe in which ``worker`` holds the stage. ``placement`` has the worker of each
+    stage, pipe by pipe.
     """
     here = [pipe for pipe in placement if pipe[stage] == worker]
     return [neighbour for neighbour in neighbours if not any(pipe[neighbour] == worker for pipe in here)]

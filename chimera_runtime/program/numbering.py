@@ -11,13 +11,12 @@ Micros = int | tuple[int, ...]
 
 @dataclass
 class Numbering:
-    """Numbering of a lane's micro-batches.
+    """Numbers the micro-batches of a lane within their updates, and draws the seeds of operations from these numbers.
 
-    Random numbers depend on ``seed`` (``--seed``), the ``copy`` of the pipelines, the update, the stage and the
-    micro-batch alone. ``passes`` is the number of micro-batches of a copy in an update; with halves, each half counts,
-    and with ``slices``, each slice.
-    The schedule repeats after ``cycle`` micro-batches: an update, or the period where updates overlap. ``first`` is the
-    update whose first micro-batch has number 0.
+    ``passes`` is the number of micro-batches of a copy in an update; with halves, each half counts, and with
+    ``slices``, each slice. The schedule repeats after ``cycle`` micro-batches: an update, or the period where updates
+    overlap. ``first`` is the update whose first micro-batch has number 0 in the lane. ``seed`` is ``--seed``, and
+    ``copy`` the number of the copy of the pipelines.
     """
 
     seed: int

@@ -1,4 +1,4 @@
-"""Kinds of operations: the methods of a stage by which a script runs them, and the values that they make."""
+"""Tables of the kinds of operations: the method of a stage that runs each kind, and the values that it makes."""
 
 OPERATIONS = {
     "F": "forward",

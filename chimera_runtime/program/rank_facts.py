@@ -58,9 +58,9 @@ class TieFacts:
 
 @dataclass(frozen=True)
 class Turns:
-    """The turns of a worker: every ``step``-th number from ``first`` to below the number of updates plus ``behind``.
+    """The turns of a worker in a run: numbers from ``first`` to below updates plus ``behind``, in steps of ``step``.
 
-    Turn t can run to its end once update t + ``ahead`` has been started; otherwise the turn might wait for ever.
+    Turn t can run to its end once update t + ``ahead`` has been started; before, it might wait for ever.
     """
 
     first: int
@@ -140,7 +140,7 @@ class RankFacts:
 
     @property
     def initial(self) -> dict[Group, tuple[int, int]]:
-        """Two versions for each weight group, see ``initial`` in `StageFacts`."""
+        """Two version numbers for each weight group, which mean its initial weights: see `StageFacts`."""
         stages = {(stage,): facts.initial for stage, facts in self.stages.items()}
         return stages | {tie.stages: tie.initial for tie in self.ties}
 

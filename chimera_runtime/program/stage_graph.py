@@ -1,6 +1,6 @@
-"""The graph of stages: which stages feed a stage, and which it feeds, and the values that go along its edges.
+"""Graph of stages: which stages a stage feeds, which stages feed it, and which values pass between them.
 
-Nothing else computes a neighbouring stage.
+All other code asks this module for the neighbours of a stage.
 """
 
 from functools import cache
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 
 class EdgeValue(NamedTuple):
-    """A value that a stage makes for the stages that it feeds, or, if not ``onward``, for those that feed it.
+    """A value that a stage makes for other stages: those that it feeds if it is ``onward``, else those that feed it.
 
-    Three names of methods and one of an attribute: `Stage.<made>` returns the value, and `Stage.<slots>` has its
-    receive buffers, which `Boundary.<buffers>` allocates; `Boundary.<views>` returns the part of them that a message
-    uses.
+    The other fields are names of methods and attributes. `Stage.<made>` returns the value. `Stage.<slots>` has the
+    receive buffers for it, which `Boundary.<buffers>` allocates. `Boundary.<views>` returns the part of a buffer that a
+    message uses.
     """
 
     onward: bool
@@ -49,5 +49,8 @@ def readers(value: str, stage: int, stages: int) -> tuple[int, ...]:
 
 
 def implied(source: int, target: int, stages: int) -> str:
-    """The value of a message that names only its stages: the first in `VALUES` from ``source`` to ``target``."""
+    """Returns the letter of the value in a message that names only its stages.
+
+    It is the first one in `VALUES` that goes from ``source`` to ``target``.
+    """
     return next(value for value in VALUES if target in readers(value, source, stages))

@@ -191,7 +191,7 @@ class FactComparison:
 
 
 def _compared(name: str, texts: Mapping[int, Text]) -> str | None:
-    """Text that says which ranks have which value of a part; None if all ranks have the same."""
+    """Returns text that says on which ranks the part ``name`` has which value; None if it is equal on all ranks."""
     holders: dict[str, list[int]] = defaultdict(list)
     for rank, text in texts.items():
         holders[text.get(name, "not there")].append(rank)
