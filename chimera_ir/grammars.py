@@ -1,4 +1,4 @@
-"""Parsers of the grammars. The tables that lark computes are stored in __pycache__ by the grammar, as bytecode is."""
+"""Makes parsers from grammar files. The tables that lark computes for a parser are kept in ``__pycache__``."""
 
 import hashlib
 import os

@@ -190,7 +190,7 @@ def stated(text: Source) -> Mapping[str, object]:
 
 
 def _files(directories: Further) -> dict[str, list[Path]]:
-    """The files of schemes by name; where several have one name, the compiler's comes first."""
+    """Maps the name of each scheme to the files that have this name; the compiler's own file comes first."""
     files = {path.stem: [path] for path in _own_files()}
     for folder in directories:
         for path in sorted(folder.glob(f"*{_ENDING}")):

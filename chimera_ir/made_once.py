@@ -1,4 +1,4 @@
-"""Properties of a compilation that are made once."""
+"""Makes the properties of a compilation, each computed at most once."""
 
 from collections.abc import Callable
 from functools import cached_property, wraps
@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 class Requested(Protocol):
-    """An object that is made for a request."""
+    """An object that was made for a request to compile, and knows this request."""
 
     @property
     def request(self) -> Request:
-        """The request."""
+        """The request to compile."""
 
 
 def level(make: Callable[[C], T]) -> cached_property[T]:

@@ -63,8 +63,8 @@ class Options:
     recompute
         Whether every stage keeps only its input, and runs its forward again.
     offload
-        ``"auto"``: activations move to the host and back so that workers keep the least and wait for no transfer, or as
-        a declared bound asks for.
+        ``"auto"`` adds moves of activations to the host and back. Workers then keep as few activations as they can
+        without waiting for a transfer; if a bound on activations is declared, they keep no more than that.
     sync
         When every stage's gradients are summed: ``"lazy"``, ``"eager"`` or ``"eager_opt"``.
     tied

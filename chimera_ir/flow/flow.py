@@ -23,12 +23,12 @@ Numbered = Iterable[tuple[int, Operation]]
 
 
 class Flow:
-    """The operations that make and take each value, by number.
+    """The operations that make and take each value; an operation is given by its number.
 
-    Each micro-batch, or slice of one, on each stage has a cell, ``micro * stages + stage``. ``makers[value][cell]`` is
-    the number of the operation in the cell that makes the value, ``takers[value][cell]`` the number of the operation in
-    the cell after which the value is gone; both are `ABSENT` without such an operation. If two operations make or take
-    the same value, the later one counts.
+    A micro-batch, or a slice of one, on a stage is a cell, with the number ``micro * stages + stage``.
+    ``makers[value][cell]`` is the operation in the cell that makes the value. ``takers[value][cell]`` is the operation
+    in the cell that takes the value, so that the value no longer exists after it. Where a cell has no such operation,
+    the entry is `ABSENT`. If two operations of a cell make or take the same value, the later one counts.
     """
 
     def __init__(self, header: Header, numbered: Numbered) -> None:
@@ -50,8 +50,8 @@ class Flow:
     def _fill(self, numbers: Mapping[frozenset[Kind], list[int]], numbered: Numbered) -> None:
         """Writes the number of each operation into lists of ``numbers``, at the cells of its micro-batches and stage.
 
-        ``numbers`` has a list for each set of kinds that make, take or read a value; a list gets the operations of its
-        kinds.
+        ``numbers`` maps a set of kinds to a list with an entry for each cell. An operation is written into the lists of
+        all sets that have its kind.
         """
         stages = self.stages
         entered = {kind: [column for kinds, column in numbers.items() if kind in kinds] for kind in self._reads}
@@ -100,9 +100,10 @@ class Flow:
 
     @cached_property
     def _last(self) -> dict[Value, list[int]]:
-        """The last operation that needs a received message or a value kept of it, as ``_last[value][cell]``.
+        """Maps a value to a list: for each cell of a receiver, the last operation that needs the memory of the message.
 
-        The cell is that of the receiver.
+        It is the operation that takes the value itself, or a later one that takes what the stage has made from the
+        value.
         """
         columns = {
             value: [self.takers[kept] for kept in (value, *follows(value)) if kept in self._taken]
@@ -118,7 +119,7 @@ def _kinds_by_value(
 ) -> tuple[dict[Value, frozenset[Kind]], dict[Value, frozenset[Kind]], dict[tuple[Kind, Value], frozenset[Kind]]]:
     """Returns three mappings: a value to the kinds that make it, a value to the kinds that take it, and `sources`.
 
-    ``table`` has the values. If a value is made twice, an operation reads the one that was made last before it.
+    The first two have an entry for each value of ``table``.
     """
     makes = {value: frozenset(kind for kind in kinds if value in kind.makes) for value in table}
     takes = {value: frozenset(kind for kind in kinds if value in kind.takes) for value in table}
@@ -126,11 +127,11 @@ def _kinds_by_value(
 
 
 def preceding(kinds: Iterable[Kind]) -> dict[Kind, frozenset[Kind]]:
-    """Maps each kind to the kinds that must run before it on the same micro-batch and stage.
+    """Maps each kind to the kinds that are sure to run before it on the same micro-batch and stage.
 
-    They must do so whichever other kinds run there. A value of its own stage and slice that an operation reads has been
-    made before, by one of the value's makers. If there are several makers, only those kinds are sure to have run before
-    that are, or precede, every one of the makers.
+    If a kind reads a value of its own stage and slice, a kind that makes the value has run before. If only one kind
+    makes the value, this kind and all that precede it are sure to have run. If several do, only those kinds are sure
+    that are, or precede, every one of them.
     """
     rows = tuple(kinds)
     made = {value for row in rows for value in row.keeps_in_slice}
@@ -147,10 +148,10 @@ def preceding(kinds: Iterable[Kind]) -> dict[Kind, frozenset[Kind]]:
 
 
 def sources(kinds: Iterable[Kind]) -> dict[tuple[Kind, Value], frozenset[Kind]]:
-    """Maps (kind, value that it reads) to the kinds that can have made this value.
+    """Maps (kind, value that the kind reads) to the kinds that can have made this value before it is read.
 
-    They are the makers of the value that need not run after its reader. A value of another slice may be made by its
-    reader's own kind.
+    All kinds that make the value can, except those that run only after the reader. The value of another slice can also
+    come from the reader's own kind, as a carry comes from the forward of the slice before.
     """
     rows = tuple(kinds)
     before = preceding(rows)
@@ -166,10 +167,11 @@ def sources(kinds: Iterable[Kind]) -> dict[tuple[Kind, Value], frozenset[Kind]]:
 def _readable(
     columns: Mapping[tuple[Kind, Value], Sequence[int]], header: Header, kind: Kind, place: int, stage: Stage
 ) -> list[tuple[Sequence[int], int]]:
-    """Returns the makers of each value that ``kind`` reads on ``stage``: a list of them by cell, and a distance.
+    """Returns a pair for each value that an operation of ``kind`` on ``stage`` reads, and for each stage that makes it.
 
-    The distance leads from the cell of the reader to the cell of the maker. ``place`` is the slice that the reader is
-    about; ``columns`` has the lists of makers by reading kind and value.
+    The pair is a list with the number of the maker in each cell, and what to add to the reader's cell to get the
+    maker's cell. ``place`` is the number of the reader's slice within its micro-batch. ``columns`` has the lists, by
+    reading kind and value.
     """
     return [
         (columns[kind, value], maker - stage - value.slices_on * header.stages)
@@ -180,9 +182,9 @@ def _readable(
 
 
 def follows(value: Value) -> tuple[Value, ...]:
-    """Returns the values that a stage makes from ``value`` and keeps, directly or through others of them.
+    """Returns the values that a stage makes from ``value`` and keeps, directly or through other values.
 
-    They may be in the same memory as ``value``. Values for another slice never are, and are left out.
+    They may lie in the memory of ``value``. Values for another slice never do, and are left out.
     """
     reached: dict[Value, None] = {}
     pending = [value]
@@ -216,9 +218,9 @@ def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tup
 
 
 def passed_on(header: Header, message: Message) -> list[Message]:
-    """Returns the messages in which the receiver of ``message`` hands its own value of that sort on to further stages.
+    """Returns the messages that the receiver of ``message`` sends on: its own value of the same name, to each reader.
 
-    For the output of stage 0 that stage 1 has received, it is the message with the output of stage 1 for stage 2.
+    If stage 1 has received the output of stage 0, the message has the output of stage 1 for stage 2.
     """
     micros, _, stage, value = message
     return [Message(micros, stage, target, value) for target in header.readers(value, stage)]

@@ -66,9 +66,9 @@ def _waits(header: Header, lane: Sequence[Operation]) -> Waits:
 
 
 def _shown(header: Header, lane: Sequence[Compute], turn: Turn) -> Waits | None:
-    """Returns where a lane of some updates of a stream waits for its moves, if ``turn`` is the turn of the stream.
+    """Returns where a lane waits for its moves, if the lane shows the first updates of the stream with this ``turn``.
 
-    The result is None if the turn, over and over, does not make this lane.
+    Returns None if it does not: if the first updates of that stream are other operations than those of ``lane``.
     """
     lines = [*computes(turn.instructions)]
     waits = waits_in_turn(header, lines)
@@ -92,10 +92,10 @@ def _shown(header: Header, lane: Sequence[Compute], turn: Turn) -> Waits | None:
 
 
 class _MovingLane:
-    """A walk along a lane that finds where it waits for its moves (``waits``) and the most activations that it keeps.
+    """A walk along a lane that finds where the lane waits for its moves (``waits``), and the most that it keeps.
 
-    ``peak`` is that number, in `Header.units`. With a ``limit`` the lane waits for an offload only where it would
-    otherwise keep more than that; without a limit, after the next operation that occupies the lane.
+    ``peak`` counts activations, in `Header.units`. With a ``limit`` the lane waits for an offload only where it would
+    otherwise keep more than ``limit``; without a limit, after the next operation that occupies the lane.
     """
 
     def __init__(self, header: Header, lane: Sequence[Operation], limit: int | None) -> None:
@@ -131,9 +131,10 @@ class _MovingLane:
 
 
 def made_and_freed(header: Header, operation: Operation) -> tuple[int, int]:
-    """Returns how many units of activations an operation adds when it starts, and how many it frees when it ends.
+    """Returns how much memory an operation adds to the worker when it starts, and how much it frees when it ends.
 
-    `Header.units` of them are one M_a. Operands that take the place of activations count as neither added nor freed.
+    Both are in units of which M_a has `Header.units`. An operation that makes one value and frees another, as `I` makes
+    operands and frees activations, only swaps them: it adds nothing and frees nothing.
     """
     made = freed = 0
     for part in operation.parts:
@@ -159,10 +160,10 @@ def waits_in_turn(header: Header, operations: Sequence[Operation]) -> Waits:
 
 
 def _until_settled(header: Header, turn: Sequence[Compute]) -> list[Compute]:
-    """Returns the first turns of a stream, one after another, up to one that waits for moves as all later ones do.
+    """Returns the operations of the first turns of a stream, until a turn waits for moves as all later turns do.
 
-    Once all micro-batches that a turn is about exist, the oldest offload that may still be under way depends only on
-    the turn before.
+    That is so soon after the warm-up: then the oldest offload that may still be under way depends only on the turn
+    before.
     """
     turns = [micro // header.period for operation in turn for micro in operation.micros]
     settled = max(turns) - 2 * min(turns) + 2
@@ -172,9 +173,10 @@ def _until_settled(header: Header, turn: Sequence[Compute]) -> list[Compute]:
 
 
 def most_kept(header: Header, lane: Sequence[Operation], limit: int) -> int:
-    """Returns the most activations, in `Header.units`, that a lane keeps if it waits for offloads only above ``limit``.
+    """Returns the most activations that a lane keeps, in `Header.units`.
 
-    Of a stream, ``lane`` is the turn.
+    The lane waits for an offload only where it would otherwise keep more than ``limit``. Of a stream, ``lane`` is the
+    turn.
     """
     steps = _until_settled(header, singles(lane)) if header.asynchronous and lane else lane
     return _MovingLane(header, steps, limit).peak
@@ -201,7 +203,10 @@ def waited(lane: Sequence[Operation], moves: Iterable[int], period: int = 0) -> 
 
 
 def to_its_end(operation: Operation) -> tuple[MoveStep, ...]:
-    """Returns an operation alone (a pair as its two sides); if it moves memory, also the wait for it."""
+    """Returns the steps that run an operation until it is over.
+
+    They are the operation, or the two sides of a pair; after a move of memory follows the wait for it.
+    """
     return (*operation.parts, *waited([operation], [0] if operation.kind.moves else []))
 
 

@@ -2,8 +2,11 @@
 
 Values are counted in units of their own (`Counted`):
 
-F m0 s0     activations +1 F m1 s0     activations +1    the peak: 2 I m0 s0     activations -1, operands +1 W m0 s0
-operands -1 B m1 s0     activations -1
+    F m0 s0     activations +1
+    F m1 s0     activations +1    the peak: 2
+    I m0 s0     activations -1, operands +1
+    W m0 s0     operands -1
+    B m1 s0     activations -1
 """
 
 from collections import Counter
@@ -23,9 +26,9 @@ K = TypeVar("K")
 
 
 class Highest(NamedTuple):
-    """The highest total that changes reach when they are added up in order (``amount``).
+    """The highest total that is reached when changes are added up in order (``amount``).
 
-    ``change`` is the index, among all changes, of the one that first reaches it.
+    ``change`` is the index of the change that first reaches this total.
     """
 
     amount: int
@@ -47,11 +50,11 @@ def highest_by_key(changes: Iterable[tuple[K, int]]) -> dict[K, Highest]:
 
 
 def repeated(changes: Iterable[tuple[K, int, int | Fraction]]) -> Iterator[tuple[K, int]]:
-    """Yields the changes of a turn that repeats without end, after changes for what exists when it begins.
+    """Yields changes as (key, amount): first those that make what exists when a turn begins, then those of the turn.
 
-    A change is yielded as (key, amount). It is given as a key, the amount added, and the number of the turn to which
-    the thing belongs, counted from this turn. Each thing is added once and taken away once. If a turn adds a thing of
-    turn i and takes one of turn j away, i - j things exist when a turn begins.
+    ``changes`` are those of one turn of a stream, each (key, amount added, turn of the thing): the last is the number
+    of the turn to which the added or freed thing belongs, counted from this turn. Each thing is added once and freed
+    once. If a turn adds a thing of turn i and frees one of turn j, i - j things exist when a turn begins.
 
     Examples
     --------
@@ -93,11 +96,11 @@ The step is an operation or the wait for a move of memory. An amount of `Header.
 def changes(
     header: Header, lane: Iterable[MoveStep], units: Collection[Counted] = tuple(Counted)
 ) -> Iterator[KeptChange]:
-    """Yields the changes that the operations of a lane make to what is kept, in order, counted in ``units``.
+    """Yields the changes of the amounts that a lane keeps, in order, each (operation or wait, unit, amount added).
 
-    What an operation makes exists while it runs, and so does what it frees; only operands come after it, in place of
-    the activations that are freed. A value that no operation frees does not count. What a move frees is there until the
-    lane has waited for the move.
+    ``units`` says which values are counted. What an operation makes is added before what it frees is subtracted, since
+    both exist while it runs. Operands are added last: they take the place of the activations that are freed. A value
+    that no operation frees does not count. What a move frees is subtracted where the lane has waited for the move.
     """
     effects = _effects(header, tuple(units))
     if not any(map(any, effects.values())):
@@ -122,18 +125,19 @@ def _changes_with_moves(
 
 
 def is_at_end(step: MoveStep, unit: Counted, amount: int) -> bool:
-    """Whether a change counts only from the end of its operation on.
+    """Whether a change of what is kept belongs to the end of its operation (``step``), not to the start.
 
-    Such are changes that free something, and operands, which come in place of the activations that are freed.
+    That holds for all that is freed, and for operands that a backward leaves, which take the place of freed
+    activations.
     """
     return amount < 0 or (unit is Counted.OPERANDS and not step.kind.moves)
 
 
 def waiting(header: Header) -> dict[Kind, int]:
-    """Returns for each kind how many values an operation adds to what its stage keeps of a micro-batch.
+    """Returns by how many values each kind of operation changes what its stage keeps of a micro-batch.
 
-    The values that it frees are subtracted, so the number may be negative. Neither carries nor values on the host
-    count.
+    It is the number of values made less the number freed, so it may be negative. Carries, and values in host memory, do
+    not count.
     """
     values = (value for kind in header.kinds for value in kind.keeps_in_slice)
     units = dict.fromkeys(value.counted for value in values if value.counted not in ON_HOST_UNITS)
@@ -149,7 +153,7 @@ The amount is that of one micro-batch or, with slices, the length of a slice.
 
 
 def _effects(header: Header, units: tuple[Counted, ...]) -> Mapping[Kind, Sequence[_Effects]]:
-    """Returns for each kind, and for each slice of a micro-batch, the changes in ``units`` that its operation makes."""
+    """Returns for each kind the changes in ``units`` that one operation makes: a list by slice of a micro-batch."""
     return _effects_of(header.kinds, units, header.slice_lengths)
 
 
@@ -198,11 +202,11 @@ class Peak(NamedTuple):
 
 
 def peaks(level: Schedule | Program, *units: Counted) -> tuple[Peak, ...]:
-    """Returns for each worker the most that it keeps at any time of what counts in one of ``units``, as in `changes`.
+    """Returns for each worker the most that it keeps at any time of all that is counted in any of ``units``.
 
-    Stages are added up. A pair counts as its forward, then its backward, so both are there at once. What a move takes
-    away is kept until the lane has waited for the move; in a schedule, which has no waits, `flow.host_moves` says where
-    that is.
+    All stages of the worker are added up. A pair counts as its forward, then its backward, so what both need is there
+    at once. What a move takes away is kept until the lane has waited for the move; in a schedule, which has no lines
+    that wait, `flow.host_moves` says where that is.
     """
     by_lane: list[Peak] = []
     for steps in _steps(level):
@@ -245,5 +249,5 @@ def between_halves(level: Schedule | Program) -> tuple[Peak, ...]:
 
 
 def whole(header: Header, peaks: Iterable[Peak]) -> tuple[Fraction, ...]:
-    """Returns the amounts of peaks in M_a (section 3.3): in whole micro-batches, added up over a worker's stages."""
+    """Returns the amounts of peaks in M_a (section 3.3), so that a whole micro-batch on a stage is 1."""
     return tuple(Fraction(peak.amount, header.units) for peak in peaks)

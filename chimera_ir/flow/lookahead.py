@@ -48,9 +48,10 @@ class RunnableTurn:
 
 
 class _Wait(NamedTuple):
-    """A wait of a line at ``place`` of a worker's turn for a line at ``posted`` of the turn of worker ``other``.
+    """A wait of a worker's line number ``place`` in a turn for line number ``posted`` in a turn of worker ``other``.
 
-    The awaited line runs in the other worker's turn that has a number higher by ``later``, which may be negative.
+    If the first line is in turn k, the awaited line is in turn k + ``later`` of the other worker; ``later`` may be
+    negative.
     """
 
     place: int
@@ -88,7 +89,7 @@ def runnable_stream(stream: ProgramStream) -> ProgramStream:
 
 
 def lag(turns: Sequence[RunnableTurn]) -> int:
-    """The number of updates that must be given after an update before every worker has made its steps of it."""
+    """Returns how many more updates must be given before an update is complete: stepped on every worker."""
     return max(
         runnable.ahead - extent(line).first
         for runnable in turns
@@ -98,12 +99,18 @@ def lag(turns: Sequence[RunnableTurn]) -> int:
 
 
 def _ahead(header: Header, turns: int) -> int:
-    """The ``ahead`` of a worker that, once the updates of turn 0 are given, can run the turns before turn ``turns``."""
+    """Converts a number of turns into the ``ahead`` of a `RunnableTurn`.
+
+    ``turns`` is the number of the first turn that a worker cannot run when just the updates of turn 0 have been given.
+    """
     return (2 - turns) * header.per_turn - 1
 
 
 def _own_end(header: Header, turn: Turn) -> int:
-    """Counts the lines of a worker, from turn 0 on, before its first line about an update after those of turn 0."""
+    """Counts the lines that a worker can run, from turn 0 on, when the updates of turn 0 have been given.
+
+    The next line is about a later update. Waits for other workers are not regarded.
+    """
     length = len(turn.instructions)
     return min(
         ((1 - _turn_of(header, line)) * length + place for place, line in enumerate(turn.instructions)), default=1
@@ -142,9 +149,10 @@ _AWAITED: dict[type[Instruction], type[Instruction]] = {WaitRecv: Send, WaitSend
 
 
 def _key(header: Header, posted: type[Instruction], line: Instruction) -> tuple[_Key, int]:
-    """Returns a key of the message or sum that a line is about, and the number of the turn to which that belongs.
+    """Returns a key of the message or the sum of a line, and the number of the turn to which that belongs.
 
-    The key is the same in every turn. ``posted`` is the type of the line that sends, receives or launches it.
+    The key is the same in every turn. ``posted`` is the type of the line that sends, receives or launches, and is a
+    part of the key.
     """
     first, number = in_turn(header, line)
     if isinstance(first, AllReduce | WaitAllReduce):
@@ -154,10 +162,10 @@ def _key(header: Header, posted: type[Instruction], line: Instruction) -> tuple[
 
 
 def _whole_turns(waits: Sequence[Sequence[_Wait]], turns: Sequence[int]) -> list[int] | None:
-    """Returns how many whole turns each worker can end; None if workers wait in a cycle, so that no turn ends.
+    """Returns for each worker the number of the first turn that it cannot end; None if workers wait in a cycle.
 
-    The numbers begin as ``turns``, which each worker's own lines allow. Each pass over the waits lowers them to what
-    the waits allow, until nothing changes.
+    ``turns`` has these numbers as far as each worker's own lines decide. Each pass lowers them to what the waits for
+    other workers allow, until nothing changes. In a cycle they would fall without end.
     """
     turns = [*turns]
     for _ in range(len(turns) + 1):
@@ -170,9 +178,10 @@ def _whole_turns(waits: Sequence[Sequence[_Wait]], turns: Sequence[int]) -> list
 
 
 def _lines_run(waits: Sequence[Sequence[_Wait]], ends: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """Returns how many lines, at most ``ends``, each worker can run before its first line that waits for ever.
+    """Returns how many lines each worker can run before the first line that waits for ever, counted from turn 0 on.
 
-    ``waits`` has the waits of each worker, ``lengths`` the number of lines in its turn.
+    ``ends`` has these numbers as far as each worker's own lines decide, ``waits`` the waits of each worker for others,
+    ``lengths`` the number of lines in a turn of each worker.
     """
     ends, changed = [*ends], True
     while changed:

@@ -101,9 +101,9 @@ def queued(header: Header, lane: Iterable[Operation], numbers: Sequence[int]) ->
 
 
 def queued_by_resource(lane: Iterable[Operation], numbers: Sequence[int], waits: Waits) -> Iterator[tuple[int, ...]]:
-    """Yields what `queued` returns.
+    """Yields for each operation of a lane the numbers of the operations in the lane that it follows, as `queued` does.
 
-    ``waits`` maps a place of the lane to the numbers of the moves that the lane waits for before it.
+    ``waits`` maps a place of the lane to the numbers of the moves that the lane waits for before this place.
     """
     last: dict[Resource, int] = {}
     # The moves that the lane has waited for since the last operation that occupies it.
@@ -119,10 +119,11 @@ def queued_by_resource(lane: Iterable[Operation], numbers: Sequence[int], waits:
 
 
 def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, Iterable[int]]]:
-    """Yields each operation that must wait for the step of an update, with the operations that this step waits for.
+    """Yields (number of an operation, numbers of the operations that it waits for), for operations that need a step.
 
-    In a lane, of the operations on each resource that need the step, only the first is yielded; later ones follow it.
-    The step waits for the last operations that add to the gradients of the update.
+    The net has no steps: what the step would wait for are the last operations, on all workers, that add to the
+    gradients of its update. Per lane and resource, only the first operation that needs the step is yielded; later ones
+    follow it.
     """
     if not schedule.header.steps_inside:
         return
@@ -144,9 +145,9 @@ def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, It
 
 
 def places_after(header: Header, lane: Iterable[Operation]) -> dict[WeightGroup, list[int]]:
-    """Returns for each weight group the place of the lane's first operation that must come after each update.
+    """Returns for each weight group the places in a lane of the first operations that need the steps of its updates.
 
-    It is entry u of the group's list for update u. Updates that no operation must come after are left out.
+    Entry u of the group's list is for the step of update u. The list ends with the last step that any operation needs.
     """
     places: dict[WeightGroup, list[int]] = defaultdict(list)
     groups_with = header.groups_with
@@ -165,10 +166,10 @@ def _parts(numbers: range, lane: Sequence[Operation]) -> Iterator[tuple[int, Com
 
 
 def newest(header: Header, operation: Compute) -> int:
-    """Returns the newest version of the stage's weights that must exist before an operation begins.
+    """Returns the newest version of its stage's weights that must exist before an operation begins.
 
-    It is the version that the operation reads. If the operation adds to gradients, the step of the update before must
-    have been made as well.
+    It is the version that the operation reads. An operation that adds to the gradients of update u needs version u too:
+    the step of the update before must be over, since the gradients of both add up in the same memory.
     """
     read = operation.version or 0
     return max(read, min(operation.micros) // header.per_update) if operation.kind.sums else read

@@ -1,13 +1,14 @@
 """Makes the net of a turn: which operation of a stream waits for which, as a periodic system (`flow.cycles`).
 
-worker 0:             worker 1:             0  F m s0     waits for 1 a turn ago
-  F m s0 v-1            F m s1 v            1  B m-1 s0   waits for 0, and for 3 a turn ago
-  B m-1 s0 v-2          B m s1 v            2  F m s1     waits for 0, and for 3 a turn ago
-                                            3  B m s1     waits for 2
+    worker 0:             worker 1:             0  F m s0     waits for 1 a turn ago
+      F m s0 v-1            F m s1 v            1  B m-1 s0   waits for 0, and for 3 a turn ago
+      B m-1 s0 v-2          B m s1 v            2  F m s1     waits for 0, and for 3 a turn ago
+                                                3  B m s1     waits for 2
 
-Nodes are the operations of all turns, lane by lane. Places of a lane are counted on from turn to turn, from the start
-of turn 0 of the worker; those before it are negative. What is at place p in one turn is at p + n in the next, where a
-turn has n operations, and its version is later by the updates of a turn.
+Nodes are the operations of one turn of every worker, lane by lane; each stands for the same operation of all turns.
+Places of a lane are counted from the start of turn 0 of the worker, on and on through later turns; places of earlier
+turns are negative. If a turn has n operations, place p + n has the operation of place p, on micro-batches and with a
+version of the turn after.
 """
 
 from collections import defaultdict
@@ -33,8 +34,9 @@ _Marks = dict[WeightGroup, list[tuple[int, int]]]
 class TurnLane:
     """The turn of a worker as nodes of a net, numbered from ``first`` on, and the weights that its operations use.
 
-    For each group and operation, ``needs`` has the version that must exist before the operation starts, ``reads`` the
-    version that it reads, and ``sums`` the update to whose gradients it adds.
+    Three mappings have a list for each weight group, with a pair (place, number) for each operation on the group:
+    ``needs`` with the version that must exist before the operation starts, ``reads`` with the version that it reads,
+    and ``sums`` with the update to whose gradients it adds.
     """
 
     def __init__(self, header: Header, operations: tuple[Compute, ...], first: int) -> None:
@@ -60,18 +62,18 @@ class TurnLane:
         return node - self.first + turn * self.length
 
     def first_need(self, group: WeightGroup, version: int, early: Iterable[tuple[int, int]] = ()) -> int:
-        """Returns the first place, in any turn, whose operation needs ``version`` of a group or a later version.
+        """Returns the place of the first operation, in any turn, that needs ``version`` of a group or a later version.
 
-        Which version an operation needs is in ``needs`` or in ``early``, as further pairs (place in turn 0, version).
+        ``early`` adds needs to those in ``needs``: further pairs (place in turn 0, version that is needed there).
         """
         return min(
             place - self.length * ((need - version) // self.per_turn) for place, need in (*self.needs[group], *early)
         )
 
     def last(self, marks: Iterable[tuple[int, int]], number: int) -> int | None:
-        """Returns the last place, in any turn, whose operation has ``number`` as its version or update.
+        """Returns the place of the last operation, in any turn, that is marked with ``number``; None if there is none.
 
-        ``marks`` are pairs (place in turn 0, version or update). The result is None if there is no such place.
+        ``marks`` are the marks of turn 0: pairs (place, version or update). From turn to turn, both grow.
         """
         turns = ((place, *divmod(number - have, self.per_turn)) for place, have in marks)
         return max((place + self.length * turn for place, turn, rest in turns if not rest), default=None)
@@ -91,9 +93,9 @@ class TurnNet:
 
     @cached_property
     def waits(self) -> Waits:
-        """The waits of each node: for values, for steps, and in its lane.
+        """Returns for each node the nodes that it waits for: for values, for steps, and in its lane.
 
-        If a node waits for another one in several turns, only the latest of these counts.
+        If a node waits for the operations of another node from several turns, only the latest of these turns is there.
         """
         nearest: list[dict[int, int]] = [{} for _ in self.operations]
         for node, other, ago in (*self._data(), *self._queues(), *self._steps()):
@@ -151,13 +153,14 @@ class TurnNet:
 
     @cached_property
     def _latest(self) -> int:
-        """The most turns by which an operation takes a micro-batch of a later turn than the one in which it runs."""
+        """The number of the latest turn to which a micro-batch of an operation in turn 0 belongs."""
         return max((max(o.micros) // self.header.period for o in self.operations), default=0)
 
     def _steps(self) -> Iterator[tuple[int, int, int]]:
         """Yields the waits for steps, each as (node, the node that it waits for, how many turns ago that is).
 
-        The first operation of a lane that needs a step waits for the last ones, in all lanes, that add to its update.
+        The net has no steps. In each lane, the first operation that needs the step of an update waits in its place: for
+        the last operations, in all lanes, that add to the gradients of this update.
         """
         for lane in self.lanes:
             for group in lane.needs:

@@ -20,11 +20,11 @@ def unmade(kinds: Iterable[Kind]) -> Iterator[tuple[Kind, Value]]:
 
 @cache
 def alternatives(kinds: tuple[Kind, ...]) -> tuple[tuple[Kind, ...], ...]:
-    """The sets of kinds that the operations of a micro-batch on a stage can have, the smallest set first.
+    """Returns the sets of kinds that the operations of one micro-batch on a stage can have, the smallest set first.
 
-    In each set exactly one kind opens the micro-batch. Each value of the stage that a kind reads is made by a kind that
-    can run before it, and each value that any kind frees is freed as often as it is made. If any kind sums gradients,
-    exactly one kind of each set does.
+    In each set exactly one kind opens the micro-batch, that is, comes first. A kind of the set can make each value that
+    another one reads, before it is read. Each value that any of ``kinds`` frees is freed as often as it is made.
+    Exactly one kind of the set sums gradients, if any of ``kinds`` does.
 
     Examples
     --------

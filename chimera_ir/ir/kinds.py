@@ -99,10 +99,11 @@ class Readers(Enum):
 class Value:
     """A value that an operation makes of a micro-batch on a stage.
 
-    ``readers`` are the stages that read it. ``counted`` is the unit in which it counts while it is kept. ``reason`` is
-    the reason why an operation needs the value, as messages give it. Of a value for other stages, ``made`` is the
-    method of a stage that returns it, ``slots`` the name of its receive buffers in program.json. ``slices_on`` is the
-    distance from the slice that makes it to the one that reads it: 1 for the next, -1 for that before.
+    ``readers`` says which stages read it, ``counted`` the unit in which it counts while it is kept. ``reason`` is a
+    text for messages: why an operation needs the value. ``slices_on`` is the distance from the slice that makes the
+    value to the slice that reads it: 1 for the next slice, -1 for the slice before. Only values for other stages have
+    ``made``, the method of a stage that returns the value, and ``slots``, the name of its receive buffers in
+    program.json.
     """
 
     letter: str
@@ -373,9 +374,9 @@ def values() -> Iterator[Value]:
 
 @cache
 def implied(value: Value) -> bool:
-    """Whether texts and scripts leave out the name of this value in a message, as sender and receiver imply it.
+    """Whether texts and scripts leave out the name of this value in a message: sender and receiver are enough.
 
-    Of the values that go the same way (to the stages that the maker feeds, or to those that feed it), the first in the
-    table is implied.
+    Forwards hand values to the stages that they feed, backwards to the stages that feed them. In each of the two
+    directions, the first value of the table is implied.
     """
     return value is NOTHING or value is next(first for first in values() if first.readers is value.readers)

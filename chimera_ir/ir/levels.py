@@ -115,7 +115,7 @@ class Header:
 
     @property
     def answers(self) -> bool:
-        """Whether values go both ways between stages, so that a message back shows that an earlier one has arrived."""
+        """Whether values go both ways between stages: then a message back shows that an earlier message has arrived."""
         return len({value.readers for kind in self.kinds for value in kind.hands_on}) > 1
 
     @cached_property
@@ -142,7 +142,7 @@ class Header:
 
     @cached_property
     def _stages(self) -> dict[Value, tuple[tuple[tuple[Stage, ...], ...], ...]]:
-        """The readers of each value, ``[0][s]`` if stage s makes it, and its makers, ``[1][s]`` if stage s reads it."""
+        """Maps a value to two lists: at s, its readers if stage s makes it, and its makers if s reads it."""
         themselves = tuple((Stage(s),) for s in range(self.stages))
         fed, feeding = self.fed, self.feeding
         both = {Readers.FED: (fed, feeding), Readers.FEEDING: (feeding, fed), Readers.OWN: (themselves,) * 2}
@@ -150,14 +150,14 @@ class Header:
 
     @cached_property
     def edges(self) -> dict[ops.Crossing, int]:
-        """Maps each edge to the number of its first message; an edge has a message for each micro-batch."""
+        """Maps each edge to the number of its first message. Numbers go edge by edge, one for each micro-batch."""
         made = ((Stage(s), value) for value in values() if value.crosses for s in range(self.stages))
         crossings = ((stage, reader, value) for stage, value in made for reader in self.readers(value, stage))
         return {crossing: number * self.micro_batches for number, crossing in enumerate(crossings)}
 
     @cached_property
     def value_between(self) -> dict[tuple[Stage, Stage, str], Value]:
-        """Maps (sender, receiver, letter) to the value with this letter that is sent; "" is the first in the table."""
+        """Maps (sender, receiver, letter) to the value sent; the letter "" stands for a value that texts leave out."""
         named = {(source, target, value.letter): value for source, target, value in self.edges}
         return named | {(source, target, ""): value for source, target, value in reversed(self.edges)}
 
@@ -167,7 +167,7 @@ class Header:
         return f"{self.scheme}({', '.join(f'{name}={value}' for name, value in self.parameters)})"
 
     def limits(self, quantity: Quantity, most: int) -> tuple[int, ...]:
-        """The declared limit of each worker, rounded down; ``most`` where it is higher, or for all if none is given."""
+        """The declared limit of each worker, rounded down, but at most ``most``; ``most`` if none is declared."""
         declared = (bound.limits for bound in self.bounds if bound.quantity is quantity)
         limits = next(declared, (most,) * self.workers)
         return tuple(min(most, int(limit)) for limit in limits)
@@ -190,11 +190,11 @@ class Header:
 
     @property
     def units(self) -> int:
-        """The units of memory in a whole micro-batch: one for each half or slice or, with lengths, the sum of these."""
+        """The units of memory in a whole micro-batch: one for each half or slice; with lengths, the sum of lengths."""
         return sum(self.lengths) or self.parts
 
     def length(self, micros: Sequence[Micro]) -> int:
-        """The units of memory (`units`) of some micro-batches, halves or slices together."""
+        """The units of memory (`units`) of all ``micros`` together, which may be whole, halves or slices."""
         return sum(self.lengths[micro % self.slices] for micro in micros) if self.lengths else len(micros)
 
     @property
@@ -204,7 +204,7 @@ class Header:
 
     @cached_property
     def loads(self) -> tuple[int | Fraction, ...]:
-        """The work of micro-batch or slice m, at ``m % len``: 1 for weight 1 and mean length. Empty if all have 1."""
+        """The work of micro-batch or slice m, at ``m % len``: 1 with weight 1 and mean length; empty if all are 1."""
         return loads(self.weights, self.lengths)
 
     def weight(self, operation: ops.Operation) -> int | Fraction:
@@ -235,7 +235,7 @@ class Header:
 
     @property
     def made(self) -> Sequence[Version | None]:
-        """The version that the step of each update makes: 1, 2, ..; with a flush only None, as no line names any."""
+        """The version that each update's step makes: 1, 2, ..; with a flush one None, as no line names a version."""
         return cast("Sequence[Version]", range(1, self.updates + 1)) if self.steps_inside else (None,)
 
     @property

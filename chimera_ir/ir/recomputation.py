@@ -41,9 +41,9 @@ def recomputes_all(pipe: Pipe, stage: int) -> bool:
 
 
 def in_blocks(header: Header, operations: Sequence[Operation]) -> Sequence[tuple[Operation, ...]]:
-    """Returns a block for each operation: the recomputations to be added right before it, then the operation.
+    """Returns a block for each operation: the recomputations that must come right before it, then the operation.
 
-    A forward on a stage that recomputes becomes the one that keeps its input alone. Where a lane already has
+    A forward on a stage that recomputes becomes a forward that keeps only its input. Where ``operations`` already has
     recomputations of a stage of a pipe, none are added for that stage.
     """
     if not header.recomputing:
@@ -68,9 +68,9 @@ def _blocks(header: Header, lane: Sequence[Instruction]) -> Iterator[tuple[Instr
 
 
 def forwards_of_clocked(plan: Plan) -> Iterator[Planned]:
-    """Yields the operations of a plan that have clocks, with other forwards where the plan itself lists recomputations.
+    """Yields the operations of a plan that have clocks.
 
-    If it lists those of a stage, the stage's forwards become the kind of forward that keeps its input alone.
+    On stages whose recomputations are lines of the plan, forwards are changed to the kind that keeps only its input.
     """
     listed = _listed(plan.header, (planned.operation for planned in plan.operations))
     for planned in plan.clocked:

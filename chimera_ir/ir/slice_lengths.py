@@ -42,10 +42,10 @@ def extents(lengths: tuple[int, ...]) -> tuple[Extent, ...]:
 
 
 def loads(weights: Sequence[int | Fraction], lengths: Sequence[int]) -> tuple[int | Fraction, ...]:
-    """The loads of consecutive slices, which repeat: the weight of each, times its length divided by the mean length.
+    """Returns the work of consecutive micro-batches or slices, as a list that repeats from its end on.
 
-    ``weights`` has one entry per slice, or none if all are 1; ``lengths`` is empty if all are equal. If both are empty,
-    so is the result: all loads are 1.
+    An entry is a weight times a length, divided by the mean length. ``weights`` is empty if all are 1, ``lengths`` if
+    all are equal. If both are empty, so is the result, and every load is 1.
 
     Examples
     --------

@@ -44,10 +44,10 @@ LONGEST_TURN = 8
 
 @dataclass(frozen=True, repr=False)
 class PlanStream(OneLine):
-    """A plan without end: ``operations`` of the first turn, line by line; they come again every ``clocks`` clocks.
+    """A plan without end: the ``operations`` of the first turn, line by line, which come again every ``clocks`` clocks.
 
-    The first ``turns`` turns show all that ever happens. ``rises`` says for each operation how much its preference
-    grows from one turn to the next; it is empty if there are no preferences.
+    The first ``turns`` turns are enough to see warm-up, steady state and drain. ``rises`` says for each operation how
+    much the value of its ``prefer`` line grows from one turn to the next; it is empty without such lines.
     """
 
     header: Header
@@ -94,8 +94,9 @@ class LaneStream(OneLine):
     def updates_shown(self) -> int:
         """The number of updates that a view must have so that its middle turn is one of the steady state.
 
-        Operations that run at the same time belong to micro-batches up to ``spread`` turns apart. The view must have
-        all these micro-batches. They must read the versions of the steady state, as they do from turn ``settled`` on.
+        Operations that run at the same time may belong to micro-batches that are up to ``spread`` turns apart, and the
+        view must have all of these. Its middle turn must also read the versions that the steady state reads, as turns
+        do from turn ``settled`` on.
         """
         per_turn, period = self.header.per_turn, self.header.period
         operations = [operation for turn in self.turns for operation in computes(turn.instructions)]
@@ -109,7 +110,7 @@ class LaneStream(OneLine):
 
     @property
     def operations(self) -> int:
-        """The number of instructions of a view of `updates_shown` updates; stashes of initial weights do not count."""
+        """The number of instructions in a view of `updates_shown` updates, without the stashes of initial weights."""
         turns = ((turns_of(self.header, turn, self.updates_shown, {}), turn.instructions) for turn in self.turns)
         return sum(len(numbers) * len(instructions) for numbers, instructions in turns)
 
@@ -196,9 +197,10 @@ def stream_of(schedule: Schedule) -> ScheduleStream:
 
 
 def turn_in(header: Header, lane: Sequence[Compute]) -> Turn | None:
-    """Finds the turn in the middle of a lane that shows some updates of a stream; None if it does not come again.
+    """Finds the turn that a lane repeats; the lane shows some updates of a stream. None if its middle is not repeated.
 
-    The numbers of the result count from the start of the turn.
+    The turn begins with the first operation on a micro-batch of the middle turn, and ends where this operation comes
+    again. Micro-batches and versions of the result are counted from the start of the turn.
     """
     if not lane:
         return Turn(())

@@ -2,19 +2,20 @@
 
 A turn takes ``period`` micro-batches. Its instructions count micro-batches from the first one of the turn, and versions
 of the weights from the one that the updates before the turn have made; earlier ones are negative. From each turn to the
-next, micro-batches move on by ``period``, versions by the updates of a turn, and receives go round the slots for these
-messages. A lane for a number of updates has the instructions about their micro-batches and versions, no others.
-So warm-up and drain are turns with some instructions left out:
+next, micro-batches move on by ``period``, and versions by the updates of a turn. The receives over an edge between
+stages take the slots of this edge (its shelf) one after another, in a circle. A lane for a number of updates has the
+instructions about their micro-batches and versions, no others. So warm-up and drain are turns with some instructions
+left out:
 
-a turn of worker 1:                    two updates:
-  step s1 v                              recv m0 s0->s1 from w0 into 0        (of turn -1)
-  F m s1 v                               F m0 s1 v0                           (turn 0, without its step to version 0)
-  recv m+1 s0->s1 from w0 into 1 of 2    recv m1 s0->s1 from w0 into 1
-  B m s1 v                               B m0 s1 v0
-                                         step s1 v1                           (turn 1, without its receive of m2)
-                                         F m1 s1 v1
-                                         B m1 s1 v1
-                                         step s1 v2                           (of turn 2)
+    a turn of worker 1:                    two updates:
+      step s1 v                              recv m0 s0->s1 from w0 into 0   (of turn -1)
+      F m s1 v                               F m0 s1 v0                      (turn 0, without its step to version 0)
+      recv m+1 s0->s1 from w0 into 1 of 2    recv m1 s0->s1 from w0 into 1
+      B m s1 v                               B m0 s1 v0
+                                             step s1 v1                      (turn 1, without its receive of m2)
+                                             F m1 s1 v1
+                                             B m1 s1 v1
+                                             step s1 v2                      (of turn 2)
 """
 
 from collections import Counter
@@ -33,10 +34,10 @@ Shelf = ops.Crossing
 
 
 class Ring(NamedTuple):
-    """The slots ``first`` .. ``first + slots - 1`` of a worker, which a receive takes in a circle.
+    """A ring of receive slots of a worker, ``first`` .. ``first + slots - 1``, which receives take in a circle.
 
-    Each time the receive comes again, in the next turn or round of a loop, it takes the slot ``step`` further; after
-    the last slot comes the first.
+    A receive of a loop's body, such as a turn, comes again in every pass. Each time it takes the slot ``step`` further
+    on; after the last slot comes the first.
     """
 
     step: int
@@ -60,11 +61,11 @@ class Extent(NamedTuple):
 
 
 class Initial(NamedTuple):
-    """The versions, 0 or less, whose stash and drop lines also stash and drop a group's initial weights.
+    """Two versions of a weight group, 0 or less, whose stash and drop lines also serve for its initial weights.
 
-    The first micro-batches read version 0 in place of versions below 0. Where the steady state keeps a version below 0
-    longer than version 0, a lane keeps the initial weights for as long: it stashes them where turns stash version
-    ``stash``, and drops them where turns drop version ``drop``.
+    The first micro-batches read the initial weights, version 0, where later turns read versions below 0. Where one of
+    those is kept longer than version 0 is in the steady state, the initial weights are kept as long: a lane stashes
+    them where turns stash version ``stash``, and drops them where turns drop version ``drop``.
     """
 
     stash: int
@@ -73,7 +74,7 @@ class Initial(NamedTuple):
 
 @dataclass(frozen=True)
 class Turn:
-    """A worker's turn; ``slots`` has the number of slots of each shelf that it receives into."""
+    """A worker's turn; ``slots`` has pairs of a shelf (all slots for one edge between stages) and its size."""
 
     instructions: tuple[ops.Instruction, ...]
     slots: tuple[tuple[Shelf, int], ...] = ()
@@ -157,7 +158,7 @@ def lines_before(header: Header, turn: Turn, number: int, updates: int) -> int:
 
 
 def initial(header: Header, turn: Turn) -> dict[WeightGroup, Initial]:
-    """The groups whose initial weights are kept longer than version 0 of the steady state, each with its `Initial`."""
+    """Maps each group whose initial weights are kept longer than version 0 is in the steady state to its `Initial`."""
     # The steps, stashes and drops of the turn: the version of each, and its place.
     per_turn = header.per_turn
     places = {
@@ -192,7 +193,7 @@ def initial(header: Header, turn: Turn) -> dict[WeightGroup, Initial]:
 
 
 def lowest(initials: Mapping[WeightGroup, Initial], instruction: ops.Instruction) -> int:
-    """The lowest number of a micro-batch or update, 0 or less, for which a lane has ``instruction`` of the turn.
+    """The lowest number for which a lane has an instruction of the turn: that of its micro-batch or update, 0 or less.
 
     It is 0 but for stashes and drops, for which ``initials`` (see `initial`) may have a version below 0. Then the lane
     has the instruction for this version and for versions from 1 on, not for those between.
@@ -204,9 +205,10 @@ def lowest(initials: Mapping[WeightGroup, Initial], instruction: ops.Instruction
 
 
 def turns_of(header: Header, turn: Turn, updates: int, initials: Mapping[WeightGroup, Initial]) -> range:
-    """The numbers of the turns of which the lane of the first ``updates`` updates has any instruction.
+    """Returns the numbers of all turns that have an instruction in the lane of the first ``updates`` updates.
 
-    ``initials`` is the result of `initial`.
+    They reach from a turn of the warm-up, which may be negative, to one of the drain. ``initials`` is the result of
+    `initial`.
     """
     starts, stops = list[int](), list[int]()
     for instruction in turn.instructions:
@@ -234,7 +236,7 @@ def turn_number(header: Header, instruction: ops.Instruction) -> int:
 def served_update(header: Header, instruction: ops.Instruction) -> int:
     """The update that an instruction is about, or to which its first micro-batch belongs.
 
-    The update counts from the same start as the instruction's own numbers: that of the run, or that of a turn.
+    In a lane the update is counted from the first of the run; in a turn, from the first of the turn.
     """
     first, _, of_updates = extent(instruction)
     return first if of_updates else first // header.per_update
@@ -282,7 +284,7 @@ def in_slot(rings: Mapping[Shelf, Ring], instruction: ops.Instruction, number: i
 
 
 def shelf(message: ops.Message) -> Shelf:
-    """The shelf that a message is received into."""
+    """Returns the shelf of a message: a key for the slots of the receiver that messages over the same edge share."""
     return message[1:]
 
 

@@ -1,9 +1,14 @@
 """Gives each receive of a lane a buffer (a slot), such that there are only as many slots as are ever in use at once.
 
-recv m0 s0->s1               recv m0 s0->s1 into 0 F m0 s1                      F m0 s1 recv m1 s0->s1
-recv m1 s0->s1 into 1     (slot 0 is in use until B m0 s1 is over) B m0 s1                      B m0 s1 F m1 s1
-F m1 s1 recv m2 s0->s1               recv m2 s0->s1 into 0 B m1 s1                      B m1 s1 F m2 s1
-F m2 s1 B m2 s1                      B m2 s1
+recv m0 s0->s1               recv m0 s0->s1 into 0
+F m0 s1                      F m0 s1
+recv m1 s0->s1               recv m1 s0->s1 into 1     (slot 0 is in use until B m0 s1 is over)
+B m0 s1                      B m0 s1
+F m1 s1                      F m1 s1
+recv m2 s0->s1               recv m2 s0->s1 into 0
+B m1 s1                      B m1 s1
+F m2 s1                      F m2 s1
+B m2 s1                      B m2 s1
 """
 
 from bisect import bisect_right
@@ -19,9 +24,8 @@ from chimera_ir.lower.comm import Posting
 def slots(postings: Iterable[Posting]) -> tuple[Slot, ...]:
     """Returns the slot of each receive of a lane.
 
-    The messages over an edge between stages have the fewest slots that do.
-
-    These slots are used round and round if that takes no more of them. Then the lane repeats as its operations do.
+    All messages over one edge between stages share as few slots as possible. They take the slots in a circle if that
+    needs no further slot, because then the lane repeats as its operations do.
 
     Activations stay in their slot until the backward of the same micro-batch and stage is over: the forward reads them,
     and may keep or send on the same memory. (That send is over by then, because the gradients that answer it have been
@@ -52,8 +56,8 @@ def _few(uses: list[tuple[int, int]]) -> Sequence[Slot]:
 def _longest_free(uses: list[tuple[int, int]]) -> list[Slot]:
     """Returns a slot for each message, always the one that has been free for longest.
 
-    A slot is free after the last use of the message in it. ``uses`` is as in `_few`; where it repeats, messages also
-    follow one another in the slots in a pattern that repeats.
+    ``uses`` has for each message the place before which its receive is posted, and the place of its last use. A slot is
+    free after the last use of its message. If ``uses`` repeats, the order in which slots are taken repeats as well.
     """
     free: deque[Slot] = deque()
     busy: list[tuple[int, Slot]] = []
@@ -68,11 +72,11 @@ def _longest_free(uses: list[tuple[int, int]]) -> list[Slot]:
 
 
 def _in_rings(slots: Sequence[Slot]) -> Sequence[Slot]:
-    """Renumbers the slots so that, where messages repeat, each goes round slots with successive numbers.
+    """Renumbers the slots so that messages that come again in every period go round slots with successive numbers.
 
-    A message a period later than another one is in another slot. Slots that follow one another in this way are a ring,
-    and get successive numbers. The period is that of the middle half of the messages; without one the slots keep their
-    numbers.
+    If messages repeat with a period, each message is followed, a period later, by one in another slot. The slots that
+    follow one another in this way are a ring, and get successive numbers. The period is found in the middle half of the
+    messages; if there is none, the slots keep their numbers.
     """
     # How many messages ago each slot was taken before: this does not depend on the slots' numbers.
     latest: dict[Slot, int] = {}
@@ -103,14 +107,15 @@ def _in_rings(slots: Sequence[Slot]) -> Sequence[Slot]:
 def rings(
     postings: Iterable[Posting], length: int, period: int
 ) -> tuple[tuple[Slot, ...], tuple[tuple[Shelf, int], ...]]:
-    """Returns the slot of each receive of turn 0 of a stream, and the number of slots of each shelf.
+    """Returns the slot of each receive in turn 0 of a stream, and pairs of a shelf and its number of slots.
 
-    A shelf is all slots of a worker for one edge between stages. Its slots are used round and round, as a ring, so the
-    slot of a message follows from its number among the messages over the edge. Slot 0 goes to the first message about a
-    micro-batch of turn 0 or later. From the posting of a message to its last use, a number of receives are posted, its
-    own included; a shelf has as many slots as the largest such number.
+    A shelf is all slots of a worker for one edge between stages. Receives take its slots in a circle, so the slot
+    follows from the message's number among those over the edge. Slot 0 goes to the first message about a micro-batch of
+    turn 0 or later. From the posting of a message to its last use, a number of receives are posted, its own included; a
+    shelf has as many slots as the largest such number.
 
-    Among ``postings`` are the receives of turn 0, which has ``length`` operations on ``period`` micro-batches.
+    ``postings`` has the receives of turn 0, and may have others. The turn has ``length`` operations and ``period``
+    micro-batches.
     """
     receives: dict[Shelf, list[Posting]] = defaultdict(list)
     keys: list[Shelf] = []

@@ -109,11 +109,12 @@ class Posting(NamedTuple):
 
 @dataclass(slots=True)
 class Traffic:
-    """The messages of one lane: when it posts receives, sends, and waits; places are those of compute operations.
+    """The messages of one lane: where it posts receives and sends, and where it waits for them.
 
-    ``postings`` has the receives in the order of the lane. ``sent`` has the messages that leave after an operation
-    (after a pair, those of both its operations), ``received`` the messages that are waited for before it, and
-    ``retired`` the sends that are waited for before it. The ``unanswered`` sends are waited for at the end.
+    Places are those of compute operations in the lane. ``postings`` has the receives in the order of the lane. ``sent``
+    has, by place, the messages that are sent after the operation (after a pair, those of both its operations).
+    ``received`` has the messages that are waited for before the operation, and ``retired`` the sends that are waited
+    for before it. The ``unanswered`` sends are waited for at the end of the lane.
     """
 
     postings: list[Posting] = field(default_factory=list)
@@ -242,10 +243,11 @@ def _first_uses(transfers: Sequence[Transfer]) -> list[int]:
 
 
 def _in_one_order(posts: Iterable[int], transfers: Sequence[Transfer], answers: Sequence[Transfer]) -> Iterator[int]:
-    """Yields for each message of a link the place before which its receive is posted.
+    """Yields for each message of a link the place before which its receive is posted, in one order for both directions.
 
-    That is as near to its entry of ``posts`` as the one order of all messages between the two workers allows.
-    ``answers`` are the messages of the opposite link, which the receiver of ``transfers`` sends.
+    The receive is posted after all sends of the same worker that come before the message in that order, and before the
+    next one; within these limits, as near as possible to the wish in ``posts``. ``answers`` are the messages of the
+    opposite link, which the receiver of ``transfers`` sends.
     """
     keys = _keys(answers)
     for place, key in zip(posts, _keys(transfers), strict=True):
@@ -286,11 +288,12 @@ def _waits(links: Mapping[Link, Iterable[Transfer]], run: EarliestRun) -> dict[M
 def _kept_for_sends(
     header: Header, places: Flow, links: Mapping[Link, Iterable[Transfer]], waits: Mapping[Message, int]
 ) -> dict[Link, list[Transfer]]:
-    """Returns the messages of a schedule in which none answers another, each with the right place for ``over``.
+    """Corrects ``over`` of all messages, for schedules in which no message answers another.
 
-    A stage may make its output in the memory of its input. So the memory of a message is free when no value made from
-    it on the receiver is needed any more: neither by a stage there, nor by a send to another worker, which is over at
-    its place in ``waits``.
+    ``over`` is the place in the receiver's lane after which the memory of a received message is free. A stage may make
+    its output in the memory of its input. So ``over`` is when the receiver needs nothing any more that is made from the
+    message: no stage there reads it, and all sends of it are over, each at its place in ``waits``. Returns the messages
+    of each link.
     """
 
     def over(transfer: Transfer) -> int:

@@ -37,12 +37,12 @@ def order(plan: Plan | PlanStream) -> Schedule | ScheduleStream:
     """The schedule in which every worker runs its operations by ascending clock; all workers are within range.
 
     Only the clocks of the same worker are compared. Two operations of a worker on one clock, an error by the rule
-    "conflict-free", keep the order of the text; a move of memory, which may have the clock of another operation, comes
-    before that. Operations without a clock come last: `orders.ordering` gives them a better place. A recomputation
-    without a clock comes right before the operation that needs what it makes.
+    "conflict-free", keep the order of the text; a move of memory, which may share the clock of another operation, comes
+    before that operation. Operations without a clock come last: `orders.ordering` gives them a better place. A
+    recomputation without a clock comes right before the operation that needs what it makes.
 
-    A worker's turn in a stream begins with the first of its operations on the micro-batches of the first turn. If the
-    clock of an operation is n turns after this turn, the turn has the operation as it is n turns earlier.
+    A worker's turn in a stream begins with the first of its operations on the micro-batches of the first turn. An
+    operation whose clock is n turns too late for this turn is in it for micro-batches and versions of n turns before.
     """
     lanes: list[list[Planned]] = [[] for _ in range(plan.header.workers)]
     unclocked: list[Unclocked] = []

@@ -59,9 +59,9 @@ def lower_stream(
 
 
 def _links(net: TurnNet, ahead: int) -> dict[Link, list[Transfer]]:
-    """Returns the messages of every directed pair of workers, in the order in which they are sent, around turn 0.
+    """Returns the messages of every directed pair of workers that matter for turn 0 of a stream, in the order sent.
 
-    They are those of all turns that have a say in where the messages of turn 0 are posted and waited for.
+    They are messages of several turns: all that decide where those of turn 0 are posted and waited for.
     """
     lengths = [lane.length for lane in net.lanes]
     links = _of_turn(net)
@@ -105,10 +105,10 @@ def _of_turn(net: TurnNet) -> Mapping[Link, list[Transfer]]:
 def _around(
     transfers: Sequence[Transfer], reach: int, ends: Collection[int], header: Header, lengths: Sequence[int]
 ) -> list[Transfer]:
-    """Returns the messages of a link that are sent or used within ``reach`` turns of turn 0, in the order of sending.
+    """Returns the messages of a link that are sent or used within ``reach`` turns of turn 0, in the order sent.
 
-    ``transfers`` are the messages of one turn; ``ends`` are the turns in which these are sent and used. ``lengths`` has
-    the number of operations in a turn of each worker.
+    ``transfers`` are the messages of a link in one turn; ``ends`` are the numbers of the turns in which they are sent
+    and used. ``lengths`` has the number of operations in a turn of each worker.
     """
     messages: list[Transfer] = []
     for turn in range(-reach - max(ends), reach + 1 - min(ends)):

@@ -52,7 +52,10 @@ from chimera_ir.lower.sync import Duration, Insertions
 
 
 class _Gap(NamedTuple):
-    """A point of a lane right before the operation at ``place``; with ``behind_steps``, after the steps made there."""
+    """A point of a lane right before the operation at ``place``.
+
+    With ``behind_steps`` it is after the steps that are made there, else before them.
+    """
 
     place: int
     behind_steps: bool
@@ -80,10 +83,10 @@ class _GroupUpdate(NamedTuple):
 
 @dataclass(frozen=True)
 class _LaneUpdates:
-    """Finds the updates of a worker's weight groups from the operations of its turn.
+    """Finds the updates of a worker's weight groups from the operations of its turn (``lane``).
 
-    ``summed`` is for groups to which some worker adds nothing in some update. Its entries are (place in this worker's
-    lane, how many updates of the group are surely summed when the operation there runs).
+    ``summed`` has an entry for each group to which some worker adds nothing in some update. It is a list of pairs: a
+    place in this worker's lane, and how many updates of the group are surely summed when the operation there runs.
     """
 
     lane: TurnLane
@@ -112,9 +115,10 @@ class _LaneUpdates:
         return _GroupUpdate(group, version, _Gap(*launch), step, step - 1 if read is None else read)
 
     def _step(self, group: WeightGroup, version: int) -> int:
-        """The place of the step that makes a version.
+        """The place before which the step that makes ``version`` must be made.
 
-        The step before an update without backwards is made early, so that its launch keeps no worker waiting.
+        If the worker adds nothing to the update after it, the step is made early: the sum of that update is launched
+        right after the step, and other workers wait for the launch.
         """
         is_early = self.lane.last(self.lane.sums[group], version) is None
         return self.lane.first_need(group, version, self.summed[group] if is_early else ())

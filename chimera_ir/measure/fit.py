@@ -39,12 +39,13 @@ def sums(points: Sequence[Point]) -> Link:
 
 
 def _nearest(terms: Sequence[tuple[float, float, Point]]) -> Link:
-    """The link whose alpha and beta, never negative, make the sum of h(log(m/t) / s) over all ``terms`` smallest.
+    """The link with the alpha and beta, never negative, that come nearest to all measured times.
 
-    A term is (x, y, point); m = alpha x + beta y is the line there, t the seconds of the point. Times span many powers
-    of ten. So the logarithm of m/t counts: a line twice too high is as bad as a line half as high as it should be. Its
-    unit s is SCATTER plus the point's uncertainty. h is Huber's function: squares up to one, absolute values beyond, so
-    that one size with an unusual time hardly bends the line.
+    A term is (x, y, point): the line says m = alpha x + beta y where the measured time is t, the seconds of the point.
+    The sum of h(log(m/t) / s) over all terms is made as small as possible. Times span many powers of ten, so the
+    logarithm of m/t counts: a line twice too high is as bad as a line half as high as it should be. Its unit s is
+    SCATTER plus the point's uncertainty. h is Huber's function: squares up to one, absolute values beyond, so that one
+    size with an unusual time hardly bends the line.
 
     A round reduces a weighted sum of m/t + t/m, which is convex and close to squares of logarithms. It multiplies alpha
     and beta by the square root of the terms that pull them up over the terms that pull them down, as in non-negative

@@ -204,7 +204,7 @@ class _Bench:
         """Measures messages of ``size`` bytes between the ranks of ``pair``.
 
         Returns three lists of seconds: of a message (half a ping-pong, without the pauses); from one arrival to the
-        next in a stream, where messages follow one another; and of a post.
+        next where messages follow one another without a pause; and of posting a send or a receive.
         """
         me, (a, b) = self._world.place.rank, pair
         self._tag = 0
@@ -282,7 +282,10 @@ class _Bench:
         return int(self._world.control_group.wait_for_key(key, first, "for the number of rounds"))
 
     def _ping(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> tuple[list[float], list[float]]:
-        """Sends a message in each round. Returns the seconds to each answer, and the mean seconds of its two posts."""
+        """Sends a message in each round and waits for an answer.
+
+        Returns for each round the seconds until the answer, and the mean seconds of posting its receive and its send.
+        """
         seconds, posts = [], []
         for tag in self._tags(rounds):
             begin = time.perf_counter()

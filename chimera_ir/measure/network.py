@@ -39,13 +39,13 @@ class Host:
 class LinkTimes:
     """Measured times of messages and sums, in seconds, on the hosts of the ranks (``nodes``).
 
-    The keys of messages, streams and posts are (whether within a node, bytes), those of sums (ranks, bytes). A message
-    takes half a ping-pong, posting included. ``streams`` has the times from one arrival to the next of messages that
-    are sent right after one another. ``fan_outs`` has these times for the largest size and a sender that sends as many
-    messages to a second rank, by whether all are within a node; there are none if no rank has two neighbours. A sum
-    lasts from the start of its last launch to its end; ``posts`` are of messages, ``launches`` of sums of the smallest
-    size. ``moves`` are transfers between a rank and its host by bytes, ``moves_at_once`` those of the largest size
-    while all ranks make them.
+    The keys of ``messages``, ``streams`` and ``posts`` are (whether within a node, bytes), those of ``sums`` (ranks,
+    bytes). A message takes half a ping-pong, posting included. ``streams`` has the times from one arrival to the next
+    of messages that are sent right after one another. ``fan_outs`` has the same for the largest size, where the sender
+    sends to a second rank at the same time; the key is whether all are within a node. It is empty if no rank has two
+    neighbours. A sum lasts from the start of its last launch to its end. ``posts`` are the times of posting messages,
+    ``launches`` those of launching sums of the smallest size. ``moves`` has transfers between a rank and its host, by
+    bytes; ``moves_at_once`` has those of the largest size while all ranks make them.
     """
 
     nodes: tuple[Host, ...]
@@ -126,9 +126,9 @@ def _message_link(measured: LinkTimes, within: bool) -> Link:
 
 
 def _host_link(measured: LinkTimes, per_node: int) -> HostLink:
-    """The link to the host that fits the transfers, and the number of workers that share it.
+    """The link to the host that fits the measured transfers, and how many workers share this link.
 
-    The number is that of times by which a transfer takes longer if all ranks make transfers.
+    A transfer takes n times as long while all ranks make transfers: then n workers share a link, at most ``per_node``.
     """
     line = fit.messages([_point(size, 1, samples, 0.0) for size, samples in measured.moves.items()])
     return HostLink(_rounded(line, 0.0), min(per_node, max(1, round(_crowded(measured)))))
@@ -155,7 +155,10 @@ def _at_once(measured: LinkTimes, within: bool) -> str:
 
 
 def _point(size: int, ranks: int, samples: Samples, post: float) -> Point:
-    """The point to fit: its time is the median less the seconds of the ``post``, at least a hundredth of the median."""
+    """The point of a fit for messages of a size, or for sums over ``ranks``, from the measured times (``samples``).
+
+    Its time is the median less the seconds of posting (``post``), but at least a hundredth of the median.
+    """
     return Point(size, ranks, max(samples.median - post, samples.median / 100), samples.uncertainty)
 
 
@@ -179,7 +182,7 @@ def _sums(measured: LinkTimes, ranks: int, link: Link) -> _Series:
 
 
 def _rounded(link: Link, overhead: float) -> Link:
-    """The link with this overhead, to four digits; values that the clock cannot tell from 0 are 0."""
+    """The link with four significant digits and with this overhead; what the clock cannot tell from 0 becomes 0."""
     return Link(
         rounded(link.alpha) if link.alpha > _TICK else 0.0,
         1 / rounded(1 / link.beta) if link.beta > _LEAST else 0.0,

@@ -31,8 +31,8 @@ ShowProgress = Callable[[str, int, int], None]
 class Samples:
     """Measurements of a positive quantity, two or more.
 
-    ``weight`` is the factor on the uncertainty where it is compared with a limit: 1, or less for a time much shorter
-    than others of the same rounds.
+    ``weight`` scales the uncertainty before it is compared with the limit for noise: 1, or less for a time that is much
+    shorter than others of the same rounds, because a noisy short time does less harm.
     """
 
     values: tuple[float, ...]
@@ -76,9 +76,10 @@ class Samples:
 
 
 def together(figures: Sequence[Sequence[float]]) -> tuple[Samples, ...]:
-    """Samples of several quantities; ``figures`` has the times of each, measured in the same rounds.
+    """Makes the samples of several quantities; ``figures`` has a list of times for each, measured in the same rounds.
 
-    A time shorter than a tenth (`BRIEF`) of the longest gets a weight below 1, so its uncertainty counts for less.
+    A quantity whose median is below a tenth (`BRIEF`) of the largest median gets a weight below 1, so its uncertainty
+    counts for less.
 
     Examples
     --------

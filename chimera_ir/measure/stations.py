@@ -120,7 +120,8 @@ class Station:
 
     Methods take the number of a slice; a whole micro-batch has one. ``handed`` are the outputs of the stage before,
     None for the first stage. ``before`` and ``after`` describe what the stage receives and sends for a slice,
-    ``footprints`` what the forward of each slice leaves in memory, ``traits`` how it runs.
+    ``footprints`` what the forward of each slice leaves in memory, ``traits`` what the stage was seen to do in its
+    first pass.
     """
 
     shape: MeasuredShape
@@ -368,7 +369,8 @@ def _station(
 def _loader(load: Callable[[int, int], Any], slices: int, device: torch.device, wanted: bool) -> Callable[[int], Any]:
     """Returns a function that calls ``load`` for a slice and moves the result to ``device``.
 
-    On the meta device it always returns slices of the first micro-batch, loaded here, or None if not ``wanted``.
+    On the meta device the function always returns slices of the first micro-batch, loaded here, or None if not
+    ``wanted``, that is, if the stage takes no such input.
     """
     if device.type != "meta":
         return lambda micro: to_device(load(*divmod(micro, slices)), device)

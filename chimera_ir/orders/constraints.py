@@ -1,9 +1,11 @@
 """The constraints of an instance, as heuristics and the solver need them: waits with lags, and holdings of memory.
 
+A lag is the time that must pass between the end of the awaited operation and the start of the one that waits. A holding
+is an amount of memory that is kept between two operations.
+
 Micro-batches of a pipe that cost the same are interchangeable. If any order meets the constraints, so does one in which
-each stage takes them in turn, at the same times: the k-th operation of a kind on a stage is that of the k-th
-micro-batch. So operations of a kind on a stage wait for each other, which leaves far fewer orders (such operations are
-a class):
+each stage takes such micro-batches in turn: its k-th operation of a kind is that of the k-th micro-batch. So these
+operations, which are called a class, are made to wait for one another, and far fewer orders are left to search:
 
     F m1 s0     after F m0 s0       in turn
     F m4 s0     after W m0 s0       also in turn, if the worker has this stage alone and keeps at most 4 micro-batches
@@ -58,7 +60,7 @@ class Constraints:
 
     @cached_property
     def followers(self) -> Sequence[Lags]:
-        """Pairs, for each operation, of an operation that waits for it, and the lag of that wait."""
+        """The operations that wait for each operation, as pairs of such a follower and the lag of its wait."""
         followers: list[list[tuple[int, int]]] = [[] for _ in self.waits]
         for number, waits in enumerate(self.waits):
             for other, lag in waits:
@@ -268,13 +270,13 @@ class _HoldingClass(NamedTuple):
 
 
 def _implied(instance: OrderInstance, held: Sequence[_HoldingClass], limit: int) -> Iterator[tuple[int, int]]:
-    """Yields the waits between the classes of holdings of a store that keeps at most ``limit`` holdings.
+    """Yields waits that follow from the limit of a store: the store keeps at most ``limit`` holdings at a time.
 
-    A wait is a pair of the earlier operation and the later one, which waits.
-
-    If a holding begins while n others of its micro-batch are sure to exist, n + 1 of them fit only if all but the last
-    ``limit - n`` holdings of each of these classes are over. If a later class has yet to begin before a holding of
-    its micro-batch can be over, too many of the earlier class would leave no room for it, ever.
+    A wait is a pair of the earlier operation and the later one, which waits. ``held`` has the classes of holdings, each
+    with one holding per micro-batch. Say a holding begins while n others of its micro-batch are sure to exist. Then the
+    n + 1 fit only if at most ``limit - n`` holdings of each of these classes exist, this one included, so earlier ones
+    must be over. And if a holding of a class must begin before one of an earlier class can be over, ``limit`` holdings
+    of the earlier class would leave no room for it, ever; so it begins before there are as many.
     """
     before = _before_within(instance, [group.opened[0] for group in held] + [group.closed[0] for group in held])
     for late in held:

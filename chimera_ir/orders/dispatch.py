@@ -4,8 +4,9 @@ A machine that is free takes the ready operation with the longest way to the end
 which operations ended is the preference of a list schedule from the end, and so on as long as the makespan falls.
 
 If micro-batches cost unequally, it matters most which one comes first. So most list schedules then prefer what is
-nearest to the end of its micro-batch, and of such operations the micro-batch whose turn it is. An exchange of two turns
-stays unless the makespan grows; after many in vain, other turns are drawn. Turns are in both directions of time.
+nearest to the end of its micro-batch, and of such operations the micro-batch whose turn it is. Two micro-batches
+exchange their turns; the exchange stays unless the makespan grows. After many exchanges in vain, other turns are drawn.
+All this is done for time as it is and for time reversed.
 
 No list schedule jams: an operation waits that would leave no room to finish all micro-batches one after the other.
 """
@@ -85,7 +86,7 @@ def _back_and_forth(constraints: Constraints, preferences: Sequence[float], way:
 
 
 def _reversed(order: TimedOrder, constraints: Constraints) -> TimedOrder:
-    """Turns an order of the constraints backwards in time around, to one of ``constraints``."""
+    """Turns around an order that was made backwards in time; returns it as an order of ``constraints``."""
     ends = map(sum, zip(order.starts, constraints.durations, strict=True))
     return TimedOrder(order.makespan, [order.makespan - end for end in ends])
 

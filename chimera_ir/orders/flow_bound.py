@@ -70,7 +70,7 @@ class _UpperLimit(NamedTuple):
 
 
 class FlowBound:
-    """Makes the linear programs of an instance, one for each makespan, and chooses which makespan to try next."""
+    """Makes the linear programs of an instance, one for each makespan to exclude, and chooses which one to try next."""
 
     def __init__(self, constraints: Constraints) -> None:
         self._constraints = constraints
@@ -107,10 +107,11 @@ class FlowBound:
                 yield wait
 
     def _kept_by_classes(self) -> Mapping[int, Mapping[tuple[int, int], int]]:
-        """Maps each store to what it keeps for whole classes.
+        """Maps each store to what it keeps for whole classes, as {(c, e): amount}.
 
-        Of an entry ``(c, e): amount``, the store keeps the amount from the start of the n-th operation of class c to
-        the end of the n-th of class e, for every n.
+        From the start of the n-th operation of class c to the end of the n-th of class e, the store keeps the amount,
+        for every n. What is not kept in this way is left out, so the store seems emptier than it is, and the bound
+        still holds.
         """
         turns = defaultdict[tuple[int, int, int, int], list[tuple[int, int]]](list)
         for store, amount, opened, closed in self._constraints.holdings:
@@ -209,7 +210,7 @@ class _FlowProgram:
             self._most += accumulate(earliest)
 
     def add_turns(self) -> None:
-        """Adds rows: no number of starts falls with time."""
+        """Adds rows: no N_c(t) is larger than N_c(t + 1), as operations that have started stay so."""
         for key in range(len(self._classes)):
             for now in range(self._steps - 1):
                 self._add([(key, now, 1), (key, now + 1, -1)], 0)

@@ -75,9 +75,10 @@ class OrderGraph:
         return self.instance.lanes
 
     def schedule(self, lanes: Lanes) -> Schedule | ScheduleStream:
-        """The schedule with these lanes, under the header of the first one; `Compilation.of` verifies it.
+        """The schedule in which the workers run these lanes; `Compilation.of` verifies it.
 
-        Without a flush, it repeats what the lanes have in their middle; lanes that repeat nothing raise `OptionError`.
+        The header is that of the schedule from which the graph was made. Without a flush, the schedule repeats what the
+        lanes have in their middle; lanes that repeat nothing raise `OptionError`.
         """
         shown = self._shown(lanes)
         if not shown.header.asynchronous:
@@ -135,7 +136,7 @@ class OrderGraph:
             raise OptionError(f"lanes: {wrong}: lanes have every operation once, on its own worker")
 
     def _wrong(self, lanes: Lanes) -> str | None:
-        """Words for the first mistake in lanes, such as an operation that is missing; None if there is none."""
+        """Returns the first mistake in lanes in words, such as that an operation is missing; None if there is none."""
         total, workers = len(self.instance.durations), self.instance.header.workers
         if len(lanes) != workers:
             return f"there are {counted(len(lanes), 'lane')} for {counted(workers, 'worker')}"

@@ -47,7 +47,7 @@ class Improvement:
 
     @property
     def words(self) -> str:
-        """A line of text with the makespan, how much shorter an order could be, and what the search began with."""
+        """A line of text: the makespan, how much shorter it could be, and the orders that the search began from."""
         result, show = self.result, self.unit.show
         gap = (
             "proven to be the shortest"
@@ -87,9 +87,9 @@ class Improvement:
 
 
 def searchable(schedule: Callable[[], Schedule | ScheduleStream], *, is_program: bool) -> Schedule:
-    """Calls ``schedule`` and returns its schedule, if better orders of this can be searched for.
+    """Returns the schedule that ``schedule`` makes, if a search can look for better orders of its operations.
 
-    Raises `WrongOption` for the text of a program and for a stream, and as `require_solver` does.
+    Raises `WrongOption` if the text is a program (``is_program``) or the schedule is a stream, and as `require_solver`.
     """
     require_solver("a search")
     if is_program:

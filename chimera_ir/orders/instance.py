@@ -76,7 +76,10 @@ class KeepsChange(NamedTuple):
 
 
 class Costing(NamedTuple):
-    """The costs under which operations are ordered; messages of ``charges`` take time, without it they are free."""
+    """The costs under which operations are ordered: ``durations`` of operations, ``charges`` of messages.
+
+    Without ``charges`` messages take no time.
+    """
 
     durations: Durations
     charges: "Charges | None" = None
@@ -96,13 +99,13 @@ class Costing(NamedTuple):
 class OrderInstance:
     """The operations of a schedule, and what any order of them must respect.
 
-    ``machines[n]`` is the number in ``places`` of the machine that runs operation n, which takes ``durations[n]`` ticks
-    of length ``tick``. It starts once each operation in ``waits[n]`` is over for as long as ``delays[n]`` says at the
-    same place. ``steps[n]`` are its computations, and waits for moves: an offload has the wait for itself, an operation
-    that reads what reloads bring back has the waits for these reloads. ``changes[n]`` are the changes by these steps to
-    the ``stores``. ``lanes[w]`` has the operations of worker w that have clocks, in the order of the clocks. ``blocks``
-    has each operation of a plan with the recomputations that the plan leaves out, which come right before it; a search
-    may move the recomputations. ``preferences[n]`` is the value of the plan's ``prefer`` line for operation n, if any.
+    ``machines[n]`` is the machine of operation n, by number in ``places``; the operation takes ``durations[n]`` ticks,
+    each of length ``tick``. It may start ``delays[n][i]`` ticks after the end of operation ``waits[n][i]``, for every
+    i. ``steps[n]`` are its computations and the waits for moves: an offload has the wait for itself, an operation that
+    reads what reloads bring back has the waits for these reloads. ``changes[n]`` are the changes by these steps to the
+    ``stores``. ``lanes[w]`` has the operations of worker w that have clocks, in the order of the clocks. ``blocks`` has
+    each operation of a plan with the recomputations that the plan leaves out, which come right before it; a search may
+    move the recomputations. ``preferences[n]`` is the value of the plan's ``prefer`` line for operation n, if any.
     """
 
     header: Header
@@ -205,7 +208,10 @@ def _instance(
     by_clock: Iterable[int],
     costing: Costing,
 ) -> OrderInstance:
-    """The instance of operations in ``blocks``; ``by_clock`` has the places of blocks with clocks, by their clocks."""
+    """Makes the instance of the operations in ``blocks``; the workers of the blocks are ``workers_of_blocks``.
+
+    ``by_clock`` has the places of the blocks with clocks, in the order of the clocks.
+    """
     operations = tuple(chain.from_iterable(blocks))
     workers = [worker for worker, block in zip(workers_of_blocks, blocks, strict=True) for _ in block]
     numbers = iter(range(len(operations)))
@@ -255,7 +261,10 @@ def _instance(
 
 
 def _steps(header: Header, operations: Sequence[Operation]) -> Iterator[tuple[int, ...]]:
-    """Yields for each operation of a stream those that add to the gradients of the step that it waits for."""
+    """Yields for each operation of a stream the operations that must be over instead of the step that it needs.
+
+    The lanes have no steps; the step would come after the operations that add to the gradients of its update.
+    """
     adding: dict[tuple[WeightGroup, int], list[int]] = {}
     for number, operation in enumerate(singles(operations)):
         if operation.kind.sums:
@@ -267,9 +276,10 @@ def _steps(header: Header, operations: Sequence[Operation]) -> Iterator[tuple[in
 
 
 def _move_steps(operations: Sequence[Operation], waits: Sequence[Sequence[int]]) -> list[tuple[MoveStep, ...]]:
-    """Lists for each operation its own computations and the waits for moves that its lane makes with it.
+    """Lists for each operation the waits for moves that the lane makes with it, and its own computations, in order.
 
-    They are ``steps`` of `OrderInstance`; `flow.host_moves` says where a lane waits for a move.
+    These lists are ``steps`` of `OrderInstance`. A wait for a reload comes before the reader, a wait for an offload
+    after the offload.
     """
     out = {number for number, operation in enumerate(operations) if operation.kind.moves and leaves(operation)}
     steps: list[tuple[MoveStep, ...]] = []

@@ -15,9 +15,9 @@ from chimera_ir.verify.verify import schedule_in, verify_schedule
 
 
 def schedule_of_text(level: Level | PlanStream, durations: Durations, header: Header) -> Schedule | ScheduleStream:
-    """The schedule of a plan or of another level of a text.
+    """The schedule of a level that a text describes: the level itself if it is a schedule, or what is in a program.
 
-    Operations without clocks are ordered under the ``durations``; ``header`` is the level's own.
+    A plan is ordered: operations without clocks under the ``durations``. ``header`` is the level's own.
     """
     if isinstance(level, Plan | PlanStream):
         return scheduled(level, Costing.of(durations, header))
@@ -39,11 +39,12 @@ def with_moves(
     durations: Callable[[Header], Durations],
     warn: Callable[[Diagnostic], None],
 ) -> Moved:
-    """Adds the moves of `cost.offload` to the ``schedule`` of a level; ``durations`` makes the costs for a header.
+    """Adds moves to the host and back to the ``schedule`` of a level, by the rule of `cost.offload`.
+
+    ``durations`` makes the costs for a header, ``warn`` gets the warnings about the schedule. Declared bounds are not
+    checked here, as they hold for the schedule with its moves.
 
     Raises what `require_movable` raises, and `Rejected` with the errors of the schedule.
-
-    Declared bounds are those of the schedule with its moves, and not checked here.
     """
     require_movable(schedule, is_program=isinstance(level, Program | ProgramStream))
     free = replace(schedule, header=replace(schedule.header, bounds=()))

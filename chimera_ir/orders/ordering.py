@@ -67,9 +67,9 @@ def _turns_in(shown: Schedule) -> ScheduleStream:
 def ordered(plan: Plan, costing: Costing) -> Schedule:
     """The schedule of a complete plan in which each free worker runs what is preferred among what is ready.
 
-    Operations with clocks keep their order, and are preferred to those without. Of these, the ones with a ``prefer``
-    line come first, those with the smaller value before others. Then what hands a gradient on comes first, then
-    forwards, and last what hands nothing on; then the smaller micro-batch; then the deeper stage.
+    The first of these differences decides which of two operations is preferred: the one with a clock, by its clock; the
+    one with a ``prefer`` line, by its value, the smaller first; the one that hands a gradient on; a forward; the
+    smaller micro-batch; the deeper stage.
 
     Raises `Rejected` if a declared bound cannot be kept. Operations that wait for one another in a cycle are last in
     their lanes, where the rule "acyclic" finds them.
@@ -111,9 +111,9 @@ def list_starts(instance: OrderInstance) -> list[int] | None:
 
 
 def _is_free(plan: Plan) -> bool:
-    """Whether the compiler may order operations by any rule: no line of the text has a clock or a preference.
+    """Whether the compiler may order the operations by any rule: no line of the text has a clock or a preference.
 
-    A plan without a flush, or with moves, is always ordered by the rule of `ordered`.
+    A plan without a flush, or with moves, may not: it is always ordered by the preferences of `ordered`.
     """
     header = plan.header
     return not (header.asynchronous or header.moves) and all(
@@ -203,9 +203,10 @@ def _outside_delays(instance: OrderInstance, block: tuple[int, ...]) -> list[int
 
 
 def _changes(several: Sequence[Sequence[KeepsChange]]) -> tuple[Keeps, ...]:
-    """Adds up the changes by operations of one block, which follow one another, for each store.
+    """Adds up, for each store, the changes by operations of one block, which follow one another.
 
-    From the block's start on, the peak counts that the operations reach together; from its end on, what they leave.
+    Returns (store, added at the start, added at the end). At the start of the block its peak is added: the most that
+    the operations keep on the way. At the end what they do not leave there is freed.
     """
     stores: dict[int, tuple[int, int]] = {}
     for changes in several:

@@ -1,8 +1,8 @@
 """Room kept free for what has begun, so that a list schedule never jams (the banker's algorithm of Dijkstra, 1965).
 
 Jobs that wait for one another, such as those of a micro-batch, are a group. Each group has an order in which it can run
-to its end by itself: what frees first. Groups are counted by age, from the first job of each that keeps anything. A job
-fits if afterwards each group can still run to its end once all older ones have.
+to its end by itself: what frees first. A group is as old as the first of its jobs that keeps anything. A job fits if,
+after its start, the oldest group can still run to its end, then the next older one, and so on.
 
     a worker with two stages and room for 2:
       F m0 s0 keeps 1 and F m0 s3 will keep 1: F m1 s0 does not fit before m0 is over
@@ -20,11 +20,11 @@ from chimera_ir.orders.list_schedule import Greedy, Jobs, Placed, place
 class _GroupUse:
     """The use that the jobs of a group make of one store.
 
-    Places are those of the jobs in the group's order: ``index[j]`` is the place of job j. ``amounts`` has for each
-    place what the job adds at its start and at its end; the second is negative. ``most[i]`` is the most that the group
-    keeps from place i on, if its jobs run in this order. ``level`` is what the group keeps now. ``next`` is the first
-    place whose job has not started; jobs after it that have started add ``ahead``. ``first`` is the first place whose
-    job adds anything.
+    The jobs have places in the group's order: job j is at place ``index[j]``, and ``amounts`` has for each place what
+    the job adds at its start and, 0 or negative, at its end. ``most[i]`` is the most that the group keeps from place i
+    on, if its jobs run in this order. ``level`` is what the group keeps now. ``started`` marks the places whose jobs
+    have started; ``next`` is the first place without a mark. Jobs after ``next`` that have started anyway add
+    ``ahead``. ``first`` is the first place whose job adds anything.
     """
 
     __slots__ = ("ahead", "amounts", "first", "index", "level", "most", "next", "started")
@@ -85,7 +85,10 @@ class _GroupUse:
         return not self.level and self.next == len(self.amounts)
 
     def _after(self, place: int, ahead: int) -> tuple[int, int]:
-        """Returns the first job after ``place`` that has not started, and what the started jobs after that one add."""
+        """Returns the first place after ``place`` whose job has not started, and what the started jobs after that add.
+
+        ``ahead`` is what the started jobs after ``place`` add.
+        """
         place += 1
         while place < len(self.amounts) and self.started[place]:
             ahead -= self.amounts[place][0]
@@ -127,10 +130,10 @@ class Admission:
         return most
 
     def queue(self, job: int) -> tuple[Hashable, int]:
-        """Returns the queue of a job, and a number by which this queue is sorted.
+        """Returns a key for the queue of a ready job, and a number by which this queue is sorted.
 
-        A group that has begun has queues of its own, in the group's order. Jobs that would begin their groups share
-        queues, by rank, and so do jobs that add nothing.
+        A group that has begun has queues of its own, sorted by the group's order. Jobs that would begin their groups
+        share a queue with all that add the same amounts, by rank. So do jobs that add nothing.
         """
         adds = tuple((store, start) for store, start, _ in self._jobs.changes[job] if start)
         group = self._group[job]

@@ -209,9 +209,9 @@ def fits_stores(instance: OrderInstance, lanes: Sequence[Sequence[int]]) -> bool
 
 
 class _BestSoFar:
-    """The state of a search: the best order and the bound so far, and the work that is left of the budget.
+    """The state of a search: the best order so far, the bound below which no order is, and the work left of the budget.
 
-    ``least`` is the bound: no order is over before this tick.
+    ``least`` is the bound, in ticks. ``ended`` is the reason for the end of the search. ``tell`` gets each improvement.
     """
 
     def __init__(
@@ -322,7 +322,10 @@ class _BestSoFar:
         return Solver(self._constraints, self.least, most, hint, aim, limit=limit, seed=seed)
 
     def _next_attempt(self, most: int) -> FlowAttempt | None:
-        """The next linear program, for a makespan of at most ``most``; None if it would not help, or take too long."""
+        """The next linear program that may raise the bound, for a makespan of at most ``most``.
+
+        None if no program would raise it, or if the program takes too large a part of the work that is left.
+        """
         attempt = self._flow_bound.next_attempt(self.least, most)
         return attempt if attempt and attempt.work <= _PART_OF_ATTEMPT * self._work_left else None
 

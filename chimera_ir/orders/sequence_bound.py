@@ -62,10 +62,10 @@ def sequence_bound(constraints: Constraints, least: int, most: int) -> SequenceB
 
 
 class _Times(NamedTuple):
-    """Times of an operation: how long it takes, its head and tail, and those that the formulas above have.
+    """Times of an operation l; ``head`` and ``tail`` are those of `Constraints`.
 
-    ``before`` and ``after`` are the least times that its micro-batch takes before and after it. ``ahead`` and
-    ``behind`` are a(l) and b(l), where l is the operation.
+    ``before`` and ``after`` are the least times that its own micro-batch takes before and after it. ``ahead`` and
+    ``behind`` are a(l) and b(l) of the formulas above: by how much it delays others that come after it, or before it.
     """
 
     duration: int
@@ -95,12 +95,13 @@ def _times_of_operations(constraints: Constraints) -> Mapping[int, _Times]:
 def _along_chain(
     constraints: Constraints, numbers: Sequence[int], links: Sequence[Lags], way: Sequence[int]
 ) -> Mapping[int, tuple[int, int]]:
-    """Follows a chain of waits from each of some operations of one role, each within its own micro-batch.
+    """Follows a chain of waits from each of the operations ``numbers``, which have one role, in each one's micro-batch.
 
-    Returns for each operation how long the operations behind it in its chain take, and the least duration of those in
-    the chain, its own included. The chain is the longest one of the first operation's micro-batch, as far as all others
-    have the same one, on the same machines: only then they delay one another. A lag counts as the least that any of
-    them has. ``links`` are waits or followers, ``way`` the time from each operation on in their direction.
+    Returns for each operation how long the others in its chain take, and the least duration in the chain, its own
+    included. The chain is the longest way in the micro-batch of the first operation. It is followed as far as all the
+    other micro-batches have the same one on the same machines, because only there they delay one another. A lag counts
+    as the least in any of the micro-batches. ``links`` are the waits of each operation, or the followers; ``way`` is
+    the time from each operation on in that direction.
     """
     durations, machines, roles, ranks = (
         constraints.durations,
@@ -136,10 +137,10 @@ def _along_chain(
 
 @dataclass(frozen=True)
 class _Group:
-    """Micro-batches whose operations on a machine have the same roles and the same waits among each other.
+    """Micro-batches whose operations on one machine have the same roles and the same waits among each other.
 
-    ``times[m][i]`` are those of operation i of micro-batch m, whose role is ``roles[i]``. It comes after those
-    operations of its micro-batch that ``needed[i]`` has.
+    The i-th operation of each has the role ``roles[i]`` and comes after the operations at the places ``needed[i]`` of
+    the same micro-batch. ``times[m][i]`` are its times in micro-batch m.
     """
 
     roles: tuple[int, ...]
@@ -162,7 +163,10 @@ class _Group:
 
 @cache
 def _states_of(needed: tuple[tuple[int, ...], ...], total: int) -> Sequence[tuple[int, ...]]:
-    """The states of a group of ``total`` micro-batches, as in `_Group`; none if there are too many."""
+    """Returns the states of a group of ``total`` micro-batches: how many operations of each role have run.
+
+    Which roles come before a role is in ``needed``. The result is empty if there are too many states.
+    """
     first = (0,) * len(needed)
     reached, pending = {first}, [first]
     for counts in pending:
@@ -177,9 +181,10 @@ def _states_of(needed: tuple[tuple[int, ...], ...], total: int) -> Sequence[tupl
 def _steps(
     needed: Sequence[Sequence[int]], total: int, counts: tuple[int, ...]
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yields the steps from a state: which operation can be next, by its place among the roles, and the state after it.
+    """Yields the steps from a state: the place of the role whose operation is next, and the state after that operation.
 
-    States are ``counts``: how many operations of each role have run.
+    A state, such as ``counts``, says how many operations of each role have run, in ``total`` micro-batches. A role may
+    be next if more operations have run of each role that it needs.
     """
     for place, count in enumerate(counts):
         if count < min((counts[other] for other in needed[place]), default=total):
@@ -227,9 +232,10 @@ def _merged(groups: Sequence[_Group]) -> Sequence[_Group]:
 
 
 class _Transition(NamedTuple):
-    """An operation that may be next in a state of a group, and the state after it.
+    """An operation that may be next in a state of a group, and the number of the state after it.
 
-    ``head`` is the least of all that the group's operations of the role can have at this place, ``tail`` likewise.
+    Its ``times`` are lower bounds over the group's operations of the role. If k of these have run, ``head`` is the
+    least but k of their heads, and ``tail`` the largest but k of their tails; the other times are the least of all.
     """
 
     after: int
@@ -238,9 +244,10 @@ class _Transition(NamedTuple):
 
 
 class _GroupState(NamedTuple):
-    """A state of a group: its steps, the time of what has not run, and by role the sums of ``ahead`` and ``behind``.
+    """A state of a group: its steps, and the time that the operations take that have not run (``left``).
 
-    ``ahead`` is for what has run, ``behind`` for what has not.
+    ``ahead[r]`` is the sum of a(l) over the group's operations l of role r that have run, ``behind[r]`` that of b(l)
+    over those that have not.
     """
 
     steps: Sequence[_Transition]
@@ -250,7 +257,7 @@ class _GroupState(NamedTuple):
 
 
 def _states(group: _Group, role_of: Mapping[int, int]) -> Sequence[_GroupState]:
-    """The states of a group, from that in which nothing has run; ``role_of`` numbers the roles on the machine."""
+    """Returns the states of a group, the first one with nothing run; ``role_of`` numbers the roles on the machine."""
     total = len(group.times)
     # The k-th to start has the k-th least head or a later one; the k-th to end the k-th largest tail or a longer one.
     by_role = list(zip(*group.times, strict=True))

@@ -1,15 +1,15 @@
 """A timetable: every micro-batch has its jobs at the same times of a period (modulo scheduling, Rau and Glaeser 1981).
 
-    F takes 1, B takes 2; two workers there and back. F s0 starts at 0, F s1 at 1, F s2 at 2, F s3 at 3, B s3 at 4,
-    B s2 at 9, B s1 at 11, B s0 at 13; the next micro-batch 6 later
+    F takes 1, B takes 2; worker 0 has stages 0 and 3, worker 1 has stages 1 and 2. F s0 starts at 0, F s1 at 1, F s2
+    at 2, F s3 at 3, B s3 at 4, B s2 at 9, B s1 at 11, B s0 at 13; the next micro-batch 6 later
 
     time of a period of 6    0     1     2     3     4     5
     worker 0                 F s0  B s0  B s0  F s3  B s3  B s3
     worker 1                 B s1  F s1  F s2  B s2  B s2  B s1
 
 Jobs that wait for one another, such as those of a micro-batch, are a group. Groups whose jobs have the same machines,
-waits and amounts are of a class, and a template has one group of each class. Its jobs take the first gaps of their
-machines, in a period in which every store has room for all groups that are under way.
+waits and amounts are of one class; a template has one group of each class. The jobs of the template take the first gaps
+of their machines, in a period in which every store has room for all groups that are under way.
 """
 
 from bisect import bisect_right, insort
@@ -34,7 +34,7 @@ _CHANGES = 100
 class _Timetable(NamedTuple):
     """Regular starts for all groups of a class: each group starts its jobs a ``period`` later than the group before.
 
-    ``starts`` has the start of each job of the template, for the first group of each class. ``end`` is the time at
+    ``starts`` has the start of each job of the template, which is the first group of each class. ``end`` is the time at
     which the last group is over.
     """
 
@@ -245,7 +245,7 @@ def _gap(lane: Sequence[tuple[int, int]], period: int, earliest: int, duration: 
 
 
 def _fits(template: _Template, starts: Sequence[int], period: int, limits: Sequence[int]) -> bool:
-    """Whether stores have room at every time of a period for what all groups keep that have begun and are not over."""
+    """Whether each store has room, at every time of a period, for all groups that are under way then."""
     levels = [0] * len(limits)
     steps: list[tuple[int, bool, int, int]] = []
     for start, duration, changes in zip(starts, template.durations, template.changes, strict=True):

@@ -192,7 +192,7 @@ def _charges(header: Header, durations: Durations, setting: Setting | None) -> C
 
 
 def _compared(opponent: Verified, levels: Levels) -> ShownSchedule:
-    """The schedule that a compilation is compared with, on the stages and the cluster of its prediction."""
+    """The schedule that a compilation is compared with, under the same stage costs and on the same cluster."""
     forecast, like = levels.forecast, levels.verified.program.header
     setting = forecast.setting_of_baseline(opponent.program.header, like) if forecast else None
     charges = _charges(opponent.program.header, levels.report.baseline.durations, setting)
@@ -211,7 +211,7 @@ A page has the remark on a slider if it has the slider; the remark with the key 
 
 
 def _notes(levels: Levels) -> Iterator[str]:
-    """The answers that chimera compile prints, a line for each."""
+    """Yields the lines that ``chimera compile`` prints about a schedule: its sizes, then a line for each answer."""
     report, summary = levels.report, levels.summary
     _, sizes = heading(report).plain.split(": ", 1)
     yield from sizes.split("\n")

@@ -64,7 +64,7 @@ class EventTables(NamedTuple):
 
 
 def tables(events: Events, rows: Sequence[OperationRow], charges: Charges, lengths: Lengths) -> EventTables:
-    """Returns the tables of the events of a program, and tells ``lengths`` the length of every event.
+    """Returns the tables of the events of a program. As they are made, ``lengths`` collects the length of every event.
 
     ``rows`` are the rows of the program's operations, ``charges`` the costs of its instructions.
     """
@@ -84,13 +84,13 @@ class _Listed:
 
     @cached_property
     def order(self) -> list[int]:
-        """The numbers that the events have in the replay, in the order of the tables."""
+        """The events by their numbers in the replay, in the order of the tables: row r has event ``order[r]``."""
         in_lanes = [*chain.from_iterable(self.events.lanes)]
         return [*in_lanes, *sorted({*range(len(self.events.nodes))}.difference(in_lanes))]
 
     @cached_property
     def number(self) -> list[int]:
-        """The row in the tables of each event of the replay."""
+        """The row of each event in the tables, by the event's number in the replay; the inverse of `order`."""
         number = [0] * len(self.order)
         for place, event in enumerate(self.order):
             number[event] = place
@@ -98,20 +98,20 @@ class _Listed:
 
     @cached_property
     def of_rows(self) -> list[int]:
-        """The row of the event that runs each operation; operations and their events have the same order in a lane."""
+        """The row of the event that runs each operation. Operations of a lane and their events have the same order."""
         nodes = self.events.nodes
         computes = [[event for event in lane if nodes[event].role is Role.COMPUTE] for lane in self.events.lanes]
         return [self.number[computes[row.worker][row.place]] for row in self.rows]
 
     @cached_property
     def messages(self) -> dict[ops.Message, int]:
-        """The event that sends each message (its wire), as numbered in the replay; messages have the order of rows."""
+        """Maps each message, in the order of the table, to the event of its transfer, numbered as in the replay."""
         nodes = enumerate(self.events.nodes)
         return {_message(node): event for event, node in nodes if node.role is Role.WIRE}
 
     @cached_property
     def sums(self) -> list[_SumKey]:
-        """The group and the version of each row of sums."""
+        """The rows of the table of sums, each as (weight group, version)."""
         instructions = (node.instruction for node in self.events.nodes)
         of_sums = (instruction for instruction in instructions if isinstance(instruction, _OF_SUMS))
         return [*dict.fromkeys((instruction.group, instruction.version) for instruction in of_sums)]
@@ -148,7 +148,10 @@ class _Listed:
         )
 
     def _ports(self) -> PortTable | None:
-        """The table of messages on shared links, with the two ports of each; None if no link is shared."""
+        """The table of the messages and moves that share links; None if no link is shared.
+
+        Each has two ports, one where it leaves and one where it arrives. All at the same port share its link.
+        """
         if not self.events.ports:
             return None
         numbers: dict[Port, int] = {}
@@ -158,7 +161,7 @@ class _Listed:
         return PortTable([self.number[wire] for wire in self.events.ports], leaving, arriving)
 
     def _subjects(self, nodes: Sequence[Node]) -> list[int]:
-        """The row of each event's message, sum, move or operation in the table of these; -1 for the begin of a lane."""
+        """Returns the row of each event's message, sum, move or operation in its table; -1 for a lane's begin."""
         messages = {message: row for row, message in enumerate(self.messages)}
         sums = {key: row for row, key in enumerate(self.sums)}
         operations = {event: row for row, event in reversed([*enumerate(self.of_rows)])}

@@ -1,4 +1,4 @@
-"""Lengths of events as sums over sliders, so that a page can play a schedule again with other costs."""
+"""Writes the length of each event as a sum over sliders, so that a page can replay a schedule with other costs."""
 
 from collections.abc import Iterator
 from typing import assert_never
@@ -21,11 +21,12 @@ _Terms = tuple[tuple[str, float], ...]
 
 
 class Lengths:
-    """Collects the lengths of events, as sums over sliders (forms), and the sliders that these need.
+    """Collects the lengths of events as forms, and the sliders that the forms need.
 
-    Each form is kept once, and events of equal lengths share it. Without a profile a slider is a cost per micro-batch;
-    messages and sums, free at first, take as long as their sliders say, a message in proportion to its micro-batches.
-    With a profile a slider is a factor on the seconds of the profile.
+    A form is a sum of sliders, each times a factor. Each form is kept once, and events of equal lengths share it.
+    Without a profile a slider is a cost per micro-batch; messages and sums, free at first, take as long as their
+    sliders say, a message in proportion to its micro-batches. With a profile a slider is a factor on the seconds of the
+    profile.
     """
 
     def __init__(self, charges: Charges) -> None:
@@ -36,7 +37,7 @@ class Lengths:
         self._form_of: dict[object, int] = {}
 
     def form(self, node: Node) -> int:
-        """The index in `forms` of an event's length."""
+        """Returns the index in `forms` of the length of an event (``node``)."""
         key = self._key(node)
         if key not in self._form_of:
             terms = tuple((name, coefficient) for name, coefficient in self._terms(node) if coefficient)
@@ -54,7 +55,7 @@ class Lengths:
         return [LengthForm(tuple((numbers[name], by) for name, by in terms)) for terms in self._forms]
 
     def _key(self, node: Node) -> object:
-        """A key of an event; events with equal keys have equal lengths, so that each form is computed once."""
+        """Returns a key such that events with equal keys have equal lengths: a form is computed once for each key."""
         role, instruction, _, seconds = node
         if role in (Role.COMPUTE, Role.MOVE):
             assert isinstance(instruction, Operation)
@@ -88,7 +89,10 @@ class Lengths:
                 assert_never(role)
 
     def _compute(self, operation: Operation, seconds: float) -> Iterator[tuple[str, float]]:
-        """Yields the terms of an operation: the slider of its kind, or of both kinds of a pair without its own cost."""
+        """Yields the terms of an operation's length, each as (slider, factor): the slider is that of its kind.
+
+        A pair has a slider of its own if pairs have a cost, else the sliders of both its sides.
+        """
         together = isinstance(operation, Pair) and self._pairs_cost(operation)
         for part in [operation] if together else operation.parts:
             if self._costs is not None:

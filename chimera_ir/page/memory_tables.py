@@ -20,10 +20,11 @@ from chimera_ir.verify.holdings import KEPT_UNITS
 
 
 class _ChangeOfRow(NamedTuple):
-    """A change of what a worker keeps, which the page shows at the start or the end of an operation.
+    """A change of what a worker keeps, shown on the page at the start or, with ``at_end``, at the end of an operation.
 
-    ``number`` is the row of that operation; ``row`` has the operation or move that causes the change. ``micros`` is how
-    much more is kept, negative if less, in the units of which a micro-batch has `Header.units`; ``unit`` says of what.
+    ``number`` is the row of that operation; ``row`` is the operation or move that causes the change, which may be
+    another. ``micros`` is how much more is kept, negative if less, in the units of which a micro-batch has
+    `Header.units`; ``unit`` says what is kept.
     """
 
     row: OperationRow
@@ -80,7 +81,8 @@ def _bytes(
 ) -> MemoryTable:
     """The table of memory in bytes: weights, optimizer and buffers from the start, and what operations keep and free.
 
-    The first half of a split backward needs some memory only while it runs. That is left out.
+    ``needs`` has the bytes that each worker needs, ``available`` those that it has. What the first half of a split
+    backward needs only while it runs is left out.
     """
     workers = [worker_bytes(header, setting, worker, need) for worker, need in enumerate(needs)]
 
@@ -108,10 +110,10 @@ def _changes(header: Header, rows: Sequence[OperationRow]) -> Iterator[_ChangeOf
 
 
 def _changes_with_moves(program: Program, rows: Sequence[OperationRow]) -> Iterator[_ChangeOfRow]:
-    """Yields the changes where memory moves, each at the start or the end of an operation.
+    """Yields the changes where memory moves, each at the start or the end of an operation that occupies the lane.
 
-    What a move makes is kept from the end of the operation before its launch, or if the lane waits for another move in
-    between, from the start of the operation after it. What a move frees is kept until the operation after the wait.
+    The lane launches moves and waits for them between two operations. A change by a wait, or by a move that is launched
+    after a wait, is shown at the start of the next operation, any other change at the end of the operation before.
     """
     numbers = {row.operation: number for number, row in enumerate(rows)}
     for worker, parts in enumerate(program.parts):

@@ -103,16 +103,16 @@ def share(micros: int | Fraction, parts: int) -> float:
 
 
 def _preference(kind: Kind) -> int:
-    """A weight of a kind in the choice between critical paths of equal length.
+    """Returns a weight of a kind, by which the page chooses between critical paths of equal length.
 
-    The path with the most whole backwards is taken, then the one with the most pairs, then with the most input
+    The path with the most whole backwards is taken; of equal ones that with the most pairs, then with the most input
     gradients.
     """
     return (3 if kind.sums else 1) * (KEPT in kind.reads)
 
 
 def _look(painted: Looks, group: ColourGroup, number: int, example: Compute) -> Look:
-    """The look of slice ``number`` in a colour group, of which ``example`` is an operation."""
+    """Returns the style of the boxes of a colour group's slice ``number``; ``example`` is an operation of the group."""
     fill, text, slices = painted.fill(group), ink(example.kind), painted.header.slices
     stage = f", {painted.letter(group.chunk)}" if painted.chunks > 1 else ""
     part = f", slice {number}" if slices > 1 else ""

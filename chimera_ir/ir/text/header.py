@@ -182,7 +182,7 @@ class _HeaderReader:
         return () if len(kinds) == len(listed) else kinds
 
     def _require_nothing_about_updates(self, kinds: Token) -> None:
-        """Raises ``Rejected`` with all lines about updates, which cannot be as none of ``kinds`` sums gradients."""
+        """Raises ``Rejected`` with all lines about updates: none is made if none of ``kinds`` sums gradients."""
         words = [(token, token.split()[0]) for token in (*self._lines["UPDATES"], *self._lines["SYNC"])]
         words += [(token, "recompute") for token in self._lines["PIPE"] if "recompute" in token.split()[4:]]
         if words:

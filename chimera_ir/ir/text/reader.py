@@ -290,8 +290,8 @@ class _BodyReader:
     def _numbers(self, token: Token) -> list[int]:
         """Reads all numbers of a line except its version; with slices, a micro-batch and its slice become one number.
 
-        Raises ``Rejected`` if the line counts from a turn where the level has none, or does not where the level is a
-        stream.
+        Numbers of a stream are counted from the start of a turn (``m+1``), all others are not. Raises ``Rejected`` for
+        a line that does otherwise than its level.
         """
         wrong = (_NOT_OF_TURN if self._stream else _OF_TURN).search(token)
         if wrong and self._stream:
