@@ -28,7 +28,7 @@ def listed(things: Iterable[object], conjunction: str = "and") -> str:
 
 
 def and_more(count: int) -> str:
-    """Returns words to be added to one thing that stands for ``count`` equal ones; empty if that is one.
+    """Words that are added to a thing that stands for ``count`` equal ones; empty if ``count`` is 1.
 
     Examples
     --------

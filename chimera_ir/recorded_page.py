@@ -43,8 +43,8 @@ class StoppedPage(NamedTuple):
 def recorded_page(trace: Trace, lanes: Sequence[Lane], comparison: TraceComparison | None) -> str:
     """The page of a run; ``lanes`` are those of all ranks.
 
-    Its schedule takes the times of the prediction of the ``comparison`` or, if it has none, those that the run's own
-    operations took. Without a comparison the run ended before any update was complete.
+    Its operations take the times that the prediction of the ``comparison`` has or, without a prediction, the times that
+    were measured in the run. Without a comparison the run ended before any update was complete.
     """
     compilation = Compilation(Request(Source(PROGRAM, trace.text), max_operations=sys.maxsize))
     schedule = _schedule(compilation, trace, lanes, comparison)

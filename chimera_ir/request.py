@@ -43,18 +43,17 @@ Tie = tuple[int | str, ...]
 class Request:
     """A text, the parameters and clauses that the user set, durations, and a limit on its size.
 
-    ``ties`` are the stages that share parameters, which depends on the model and not on the scheme. Programs
-    must finish with the ``communicators``. With ``offload`` activations move to the host where that costs no time.
+    ``ties`` are the stages that share parameters, which depends on the model and not on the scheme. Programs must
+    finish with the ``communicators``. With ``offload`` activations move to the host where that costs no time.
 
-    With a ``forecast`` the durations come from its profile instead of ``costs``, and the report has a prediction.
-    ``against`` is what the report compares with, if not with the library's baseline or, after a search, with the order
-    before it. With ``require_fit`` a program
-    whose workers lack the memory is refused.
+    With a ``forecast`` the durations come from its profile instead of ``costs``, and the report has a prediction. The
+    report compares the schedule with the text ``against``; without that, with the library's baseline or, after a
+    search, with the order before the search. With ``require_fit`` a program is refused if its workers lack the memory.
 
-    With ``search`` the schedule is the best order of its operations that a search finds within this budget and the
-    ``limits`` of memory, which take the place of those that the text declares.
-    The micro-batches weigh as those of ``weighed_like``, unless the text gives weights. Slices have these relative
-    ``slice_lengths``, or those that the forecast finds; none stands for equal lengths.
+    With ``search`` the schedule is the best order of its operations that a search finds within this budget and within
+    the ``limits`` of memory, which take the place of the limits that the text declares. Micro-batches have the weights
+    of the header ``weighed_like``, unless the text gives weights. Slices have these relative ``slice_lengths``, or
+    lengths that the forecast finds; without any they are equal.
     """
 
     source: Source
@@ -85,7 +84,7 @@ class Request:
 
 
 def groups(ties: Iterable[Tie], stages: int) -> tuple[WeightGroup, ...]:
-    """The weight groups of ties in a scheme of ``stages`` stages, ascending, each once.
+    """The weight groups that the ties make in a scheme of ``stages`` stages, sorted, each once.
 
     A tie of the first and the last stage is left out if the scheme has a single stage, whose module is both.
 

@@ -1,7 +1,7 @@
 """Entry points of the commands. Ctrl-C ends them even while they are importing modules.
 
-Most of a short call is imports. They make no garbage, so the collector stays off meanwhile and never looks at them; at
-the end of the process it looks at nothing, as the system takes back all memory at once.
+Most of a short call is imports. They make no garbage, so Python's garbage collector is off while they run, and skips
+their objects later. It skips all objects at the end of the process, when the system takes back all memory at once.
 """
 
 import atexit

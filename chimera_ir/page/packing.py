@@ -1,10 +1,12 @@
-"""A document as compressed bytes: its texts as JSON, its columns as binary numbers, which a page reads at once.
+"""Packs the document of a page into compressed bytes: texts as JSON, columns as binary, which a page reads whole.
 
-Uncompressed: the length of the JSON in bytes, the JSON, then the columns. The JSON begins at byte 4, and the columns at
-the first multiple of 8 after it; each column begins at a multiple of 8. Numbers are little-endian. In the JSON a column
-is an object: ``at`` is the offset of its first byte among the columns, ``length`` the number of its numbers, ``type``
-one of ``i1``, ``i2``, ``i4`` (integers by their bytes) and ``f8``. With ``sums`` each number is the sum of those up to
-its place: stored are differences, which take fewer bytes.
+Uncompressed, these are the length of the JSON in bytes, the JSON, then the columns. The JSON begins at byte 4, the
+columns at the first multiple of 8 after the JSON; each column begins at a multiple of 8. Numbers are little-endian.
+
+In the JSON an object stands for a column: ``at`` is the offset of its first byte among the columns, ``length`` how many
+numbers it has, ``type`` one of ``i1``, ``i2``, ``i4`` (integers of 1, 2 or 4 bytes) and ``f8``. With ``sums`` the
+stored numbers are differences, which take fewer bytes: a number of the column is the sum of all stored ones up to its
+place.
 """
 
 import gzip
@@ -36,7 +38,7 @@ def packed(document: object) -> bytes:
 
 @dataclass(slots=True)
 class _PackedColumns:
-    """The bytes of the columns so far, ``size`` in all."""
+    """Collects the bytes of all columns: ``parts`` has them piece by piece, ``size`` is how many there are so far."""
 
     parts: list[bytes] = field(default_factory=list)
     size: int = 0

@@ -10,7 +10,11 @@ Column = Sequence[int] | Sequence[float]
 
 
 class Nested(NamedTuple):
-    """Rows of several numbers in two columns: all numbers in a sequence, and where each row begins, then the end."""
+    """Rows of several numbers, stored as two columns.
+
+    ``numbers`` has the numbers of all rows, one row after another. ``starts`` has the index in ``numbers`` at which
+    each row begins and, as one entry more, the length of ``numbers``.
+    """
 
     numbers: list[int]
     starts: list[int]
@@ -30,9 +34,10 @@ def nested(rows: Iterable[Sequence[int]]) -> Nested:
 
 @dataclass(frozen=True, slots=True)
 class OperationKind:
-    """A kind of operations; ``preference`` decides between critical paths of equal length.
+    """A kind of operations, such as all forwards.
 
-    The path with the most operations of preference 3 is taken, then the one with the most pairs, then of preference 1.
+    ``preference`` decides which of several critical paths of equal length is taken: the path with the most operations
+    of preference 3, then the path with the most pairs, then the path with the most operations of preference 1.
     """
 
     letter: str
@@ -80,10 +85,11 @@ class LengthForm:
 
 @dataclass(frozen=True, slots=True)
 class OperationTable:
-    """Compute operations, lane by lane; both parts of a pair are rows.
+    """Compute operations, a row for each, lane by lane; a pair has a row for each of its two parts.
 
-    ``kind``, ``look`` and ``event`` are rows of the tables of kinds, looks and events. ``size`` is in micro-batches,
-    and ``row`` is the part of the lane's height. ``label`` stands in the box, ``words`` is the operation as in IR text.
+    ``kind``, ``look`` and ``event`` are indices of rows in the tables of kinds, looks and events. ``size`` is the
+    number of micro-batches. ``row`` says which part of the lane's height the box takes: all of it, or a half. ``label``
+    is the text in the box, ``words`` the operation as in IR text.
     """
 
     worker: Column
@@ -108,11 +114,12 @@ class PortTable:
 
 @dataclass(frozen=True, slots=True)
 class EventTable:
-    """Events and their waits: first those of the lanes, lane by lane, then all others.
+    """Events of the program, and the events that each waits for: first those of lanes, lane by lane, then all others.
 
-    ``verb`` and ``form`` are indices into ``verbs`` and ``forms``. ``subject`` is the row of the event's message, sum,
-    move or operation. ``before`` and ``before_from`` are the events that each waits for, in the form of `Nested`.
-    ``lane_from`` has the first event of each lane, then the end of the last.
+    ``verb`` and ``form`` are indices into ``verbs`` and ``forms``; a form says how long the event is. ``subject`` is
+    the row of the event's message, sum, move or operation. ``before`` and ``before_from`` are the two columns of a
+    `Nested`, whose rows have the events that each event waits for. ``lane_from`` has the first event of each lane, then
+    the end of the last lane.
     """
 
     role: Column = ()
@@ -130,11 +137,12 @@ class EventTable:
 
 @dataclass(frozen=True, slots=True)
 class MessageTable:
-    """Messages, with the operations at both ends and the events in which they are sent and awaited.
+    """Messages, a row for each, with the operations at both ends and the events of the transfer.
 
-    ``maker`` and ``taker`` are rows of operations, ``link`` is an index into ``links``. The other numbers are events:
-    ``send`` and ``recv`` are those after which each end is posted, ``wire`` and ``flight`` those of the transfer,
-    ``wait`` is the receiver's wait.
+    ``maker`` and ``taker`` are the rows of the operations that make and read the value, ``link`` is an index into
+    ``links``. All other numbers are events: the sender posts the message after event ``send``, the receiver after event
+    ``recv``; ``wire`` and ``flight`` are the two parts of the transfer, and in ``wait`` the receiver waits for the
+    message.
     """
 
     words: Sequence[str] = ()
@@ -152,9 +160,10 @@ class MessageTable:
 
 @dataclass(frozen=True, slots=True)
 class SumTable:
-    """Sums of gradients, each with its event, and the events after which its workers launch it.
+    """Sums of gradients, a row for each, with the event of the sum and the events after which workers launch it.
 
-    ``launches`` and ``launches_from`` have the form of `Nested`. A sum that one rank holds alone has no event: -1.
+    ``launches`` and ``launches_from`` are the two columns of a `Nested`, with a row of events for each sum. The
+    ``event`` of a sum that one rank holds alone is -1: nothing is added.
     """
 
     words: Sequence[str] = ()
@@ -188,9 +197,9 @@ class TurnTable:
 
 @dataclass(frozen=True, slots=True)
 class ChangeTable:
-    """Changes of what a worker keeps, by ``amount`` (negative for less).
+    """Changes of the amount that a worker keeps, a row for each: ``amount`` is added, or freed if it is negative.
 
-    Each happens at the start or at the end of an operation, which is given by its row.
+    ``operation`` is the row of the operation that makes the change: at its end if ``at_end``, else at its start.
     """
 
     worker: Column
@@ -213,9 +222,9 @@ class MemoryTable:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Figures of the report, for comparison with those that a page computes.
+    """Figures of the report, with which a page compares the figures that it computes itself.
 
-    ``critical`` has how many operations of each kind, by letter, are on the critical path.
+    ``critical`` maps the letter of each kind to the number of its operations on the critical path.
     """
 
     makespan: float

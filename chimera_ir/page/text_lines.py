@@ -54,9 +54,9 @@ def _headings(text: str, workers: int) -> list[int]:
 
 
 def _places(verified: Verified) -> Callable[[OperationRow], int]:
-    """Returns a function that finds the line of a row's operation, counted from 0 in its lane.
+    """Returns a function from the row of an operation to the operation's line in its worker's lane, counted from 0.
 
-    In a stream, a line is counted in the turn.
+    For a stream it is the line in the worker's turn, which stands for all repetitions.
     """
     level, parts = verified.level, verified.program.parts
     if isinstance(level, Program):
@@ -66,6 +66,9 @@ def _places(verified: Verified) -> Callable[[OperationRow], int]:
 
 
 def _turn_places(stream: ProgramStream, worker: int) -> dict[object, int]:
-    """Maps each operation of a worker's turn, with its numbers counted from the turn, to its line in the turn."""
+    """Maps each operation of a worker's turn to its line in the turn, counted from 0.
+
+    The keys are operations as in turn 0 (`in_turn`): their micro-batches are numbered from the beginning of the turn.
+    """
     lines = enumerate(stream.turns[worker].instructions)
     return {in_turn(stream.header, line)[0]: place for place, line in lines if isinstance(line, Compute)}

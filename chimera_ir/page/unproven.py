@@ -53,9 +53,9 @@ def document(error: TextError, source: Source, level: Level | PlanStream | None)
 
 
 def _lanes(level: Level | PlanStream | None) -> tuple[Header | None, Sequence[Sequence[Instruction]]]:
-    """The header and the lanes of a level, as far as a page shows them; None and no lanes without a level.
+    """Returns the header and the lanes that a page shows of a level; None and no lanes without a level.
 
-    The operations of a plan are put in order; of a stream there are some updates.
+    The operations of a plan are put in order first. Of a stream, some updates are shown.
     """
     if level is None:
         return None, ()
@@ -91,9 +91,10 @@ class _Sketch:
 
     @cached_property
     def of_lines(self) -> dict[tuple[int, str], int]:
-        """The row of an operation to mark for each worker and line of its lane.
+        """The row of the operation to mark for a line, keyed by the worker and the text of the line.
 
-        It is the operation of the line itself, else the next one after the line, else the last one before it.
+        It is the operation that the line itself is. Any other line has the next operation of its lane, or without one
+        the last operation before it.
         """
         rows: dict[tuple[int, str], int] = {}
         for worker, lane in enumerate(self.lanes):
@@ -166,22 +167,23 @@ class _Sketch:
                 pass
 
     def _launched(self, order: Launches) -> int | None:
-        """The row of the operation nearest to the later one of the two launches that ``order`` names."""
+        """The row of the operation nearest in the lane to the later launch of ``order``; None if unknown."""
         lines = (self.line(launch) for launch in self.lanes[order.worker] if launch.origin == order.span)
         return self.of_lines.get((order.worker, next(lines, "")))
 
     def _made_on(self, worker: int, user: str) -> int | None:
-        """The row of the operation of ``worker`` that makes what the operation ``user`` reads."""
+        """The row of an operation on ``worker`` that makes a value for ``user``, an operation as text; else None."""
         assert self.header is not None, "what an operation lacks is known of lanes"
         flow = Flow(self.header, enumerate(row.operation for row in self.rows))
         makers = flow.needs(self.rows[self.numbers[user]].operation) if user in self.numbers else ()
         return next((row for row in makers if row != ABSENT and self.rows[row].worker == worker), None)
 
     def _named(self, mistake: Diagnostic) -> Iterable[int]:
-        """The rows to mark for a mistake.
+        """The rows of the operations to mark for a mistake.
 
-        They are the operations, or the neighbours of lines, that the fields of the mistake name. If it names none, they
-        are the operations that come from its place in the text, unless these are too many.
+        They are the operations that the texts in the mistake's fields name; where such a text is another line of a
+        lane, it is the operation nearest to that line. If no text names a line, they are the operations that come from
+        the mistake's place in the text, or none if these are more than a few.
         """
         texts = [value for entry in fields(mistake) if isinstance(value := getattr(mistake, entry.name), str)]
         worker = getattr(mistake, "worker", -1)

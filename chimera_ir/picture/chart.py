@@ -107,7 +107,7 @@ class PlacedOperation(NamedTuple):
     title: str
 
     def area(self, scale: Scale) -> tuple[float, float, int, int]:
-        """The start, the end, the upper edge and the height of its box."""
+        """The start and the end of the operation's box as times, and its upper edge and its height in pixels."""
         return self.start, self.end, *self.row.within(self.y, scale.row)
 
 
@@ -122,11 +122,11 @@ def families(
     scale: Scale,
     with_room: Callable[[Sequence[PlacedOperation], int], Iterable[PlacedOperation]],
 ) -> Iterator[Family]:
-    """Yields the operations in families, so that a picture names each colour once.
+    """Groups operations into families, so that a picture names each colour once; yields the families.
 
-    A family has the operations of one colour that take the same part of a lane's height. If they have no titles, they
-    are drawn as one outline. ``with_room``, given the operations of a family and a font size, picks those that have
-    room for their labels.
+    A family has the operations of one colour that take the same part of a lane's height. Operations with titles are
+    drawn as boxes, operations without as one outline. ``with_room`` gets the operations of a family and a font size,
+    and returns those that have room for their labels.
     """
     members: dict[tuple[ColourGroup, Row], list[PlacedOperation]] = {}
     for placed in operations:
@@ -164,12 +164,12 @@ def chart(
 ) -> Chart:
     """The chart of ``rows``, with a time axis and a legend for the colours of ``operations``.
 
-    ``signs`` has the meaning of each sign that the picture uses beyond colours, by the name that the template knows it
-    by. ``patterns`` has its patterns by name, that of bubbles first; two pictures in one document need different names.
-    The axis shows the time ``span``; ``end`` is the right edge of the last box in pixels, if that is elsewhere.
-    ``margin`` pixels are on the right of lanes, heading and legend, ``below`` between axis and legend for what the
-    picture draws there. ``stroke`` is the width of the borders of boxes; by default it depends on the height of the
-    lanes.
+    ``signs`` are the signs, apart from colours, that the picture uses: the name that the template has for each, and its
+    meaning. ``patterns`` are the patterns by name, the one of bubbles first; two pictures in one document need
+    different names. The time axis reaches from 0 to ``span``. ``end`` is the right edge of the last box in pixels, if
+    boxes do not end with the axis. ``margin`` pixels are free on the right of lanes, heading and legend; ``below``
+    pixels are free between axis and legend, for drawings of the picture's own. ``stroke`` is the width of the borders
+    of boxes; by default it depends on the height of the lanes.
     """
     kinds, right, rows = kinds_of(operations), scale.x(span), tuple(rows)
     bottom = max(scale.y(looks.header.workers) - scale.gap, *(lane.y + scale.row for lane in rows))

@@ -21,9 +21,9 @@ _SWATCH, _SIGN, _GAP = 22, 48, 20
 
 
 class _EntryText(NamedTuple):
-    """The words of a legend entry, with a space of ``indent`` pixels before them, for a sign or for swatches.
+    """The words of a legend entry, behind a space of ``indent`` pixels for a sign or for swatches (samples of colours).
 
-    An entry with ``chunks`` has swatches: the colours that these chunks of strand number ``strand`` have.
+    An entry with ``chunks`` has swatches: the colours that these chunks have in the strand with the number ``strand``.
     """
 
     words: str

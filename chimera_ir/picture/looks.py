@@ -26,7 +26,7 @@ MIDDLE = Fraction(2, 5)
 
 
 class Shade(IntEnum):
-    """The shade of an operation: light for forwards, dark if it hands gradients on, middle if it hands on nothing."""
+    """The shade of an operation: light for forwards, dark for backwards that send gradients, middle for others."""
 
     LIGHT = 0
     DARK = 1
@@ -83,9 +83,9 @@ class ColourGroup(NamedTuple):
 class Looks:
     """The colours and labels of the operations of a schedule.
 
-    A pipe with several stages on a worker has a *chunk* for each of them there, by ascending stage. Chunks differ in
-    the shade of their hue and, for pictures without colour, in a letter behind the micro-batches. Without several
-    stages there are neither shades nor letters.
+    Where a worker has several stages of a pipe, each of them is a *chunk*, numbered by ascending stage. Each chunk has
+    its own shade of the pipe's hue and, for pictures without colour, a letter that follows the numbers of the
+    micro-batches. If no worker has several stages of a pipe, there are neither shades nor letters.
     """
 
     header: Header
@@ -153,7 +153,7 @@ class Looks:
         return {pipe.name: _places(pipe) for pipe in self.header.pipes}
 
     def _shade(self, strand: int, chunk: int) -> Hue:
-        """The colours of a chunk: forwards lighter and backwards darker from chunk to chunk, always legible."""
+        """The colours of a chunk: the higher its number, the lighter its forwards and the darker its backwards."""
         base, share = hue(strand), chunk * FARTHEST / max(self.chunks - 1, 1)
         return Hue(mixed(base.light, PAPER, share), mixed(base.dark, BLACK, share))
 

@@ -1,7 +1,7 @@
-"""Patterns of waits, the same in every picture: lines of one colour on the ground of the picture.
+"""Patterns that fill the time in which a worker waits, the same in every picture: lines on the picture's background.
 
-The mark of a pattern differs from every forward, from the ground and from the other marks by at least 20 in Lab, also
-as the three kinds of colour blindness show it (``tests/unit/test_patterns.py``).
+The colour of the lines differs from the colours of forwards, of the background and of the other patterns by at least 20
+in Lab, also as seen with the three kinds of colour blindness (``tests/unit/test_patterns.py``).
 """
 
 from typing import NamedTuple

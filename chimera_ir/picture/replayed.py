@@ -87,7 +87,7 @@ def drawing(replay: Replay) -> dict[str, object]:
 
 
 def _scale(replay: Replay) -> Scale:
-    """A scale at which all labels fit or, if the picture is then too wide, the shortest operation can be seen."""
+    """Returns a scale at which labels fit or, if that is too wide, the shortest operation can be seen."""
     # The smallest scale that is fair to the shortest operation, or that gives every label room if that is possible.
     lengths = [Fraction(event.end) - Fraction(event.start) for event in _computes(replay)]
     shortest = min((length for length in lengths if length > 0), default=Fraction(1))
@@ -211,7 +211,10 @@ def _outline(event: Event, worker: Worker, scale: Scale) -> str:
 
 
 def _height(event: Event, worker: Worker, scale: Scale) -> tuple[int, int]:
-    """The upper edge and the height of an event's box, in a worker's lane or, of a sum or move, in the strip below."""
+    """The upper edge and the height of an event's box, in pixels.
+
+    The box of a sum or a move is in the strip below the worker's lane, any other box in the lane itself.
+    """
     y = scale.y(worker)
     if event.role in (Role.SUM, Role.MOVE):
         return y + scale.row + 1, scale.strip - 1

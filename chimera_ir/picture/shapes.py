@@ -102,9 +102,9 @@ class Bracket:
 class Chart:
     """The values for ``templates/chart.svg.j2``, in pixels, which all pictures of lanes have in common.
 
-    ``row`` is the height of a lane. ``patterns`` are those of the picture by name, ``hatch`` is the name of that of
-    bubbles. ``signs`` are entries of the legend, by name, for which the template of a picture draws a sign; those of
-    ``legend`` have swatches or words alone.
+    ``row`` is the height of a lane. ``patterns`` are the picture's patterns by name; ``hatch`` is the name of the
+    pattern for bubbles. ``legend`` has the entries with swatches or with words alone. ``signs`` has all other entries,
+    by the name of the sign, which the template of the picture draws.
     """
 
     width: int

@@ -110,7 +110,10 @@ def _scale(timeline: Timeline, unit: Fraction) -> Scale:
 
 
 def _legible(timeline: Timeline, window: Window | None) -> Timeline:
-    """The timeline; if labels do not fit, only the part up to the end of the steady state in ``window``, if any."""
+    """Returns the timeline or, if its labels do not fit, its beginning up to the end of the steady state in ``window``.
+
+    Without a window all of the timeline is returned.
+    """
     scale, timed = _scale(timeline, fair_unit(timeline)), chain.from_iterable(timeline.lanes)
     longest = _longest_labels(timed, Looks(timeline.header))
     fits = all(room(text, scale.font) <= length * scale.pixel for length, text in longest.items())

@@ -129,7 +129,7 @@ def _lanes(timeline: Timeline) -> list[list[_Labelled]]:
 
 
 def _layout(timeline: Timeline, width: int) -> tuple[_ColumnScale, list[tuple[int, int]]]:
-    """The scale, and for each part of the picture its first column and the one after its last."""
+    """Returns the scale, and for each part of the cut picture its first column and the one after its last."""
     scale, span = _legible(timeline, width), max(timeline.span, 1)
     if _lines(timeline, scale) <= LINES:
         scale = _squeezed(timeline, scale)
@@ -149,7 +149,7 @@ def _legible(timeline: Timeline, width: int) -> _ColumnScale:
 
 
 def _squeezed(timeline: Timeline, scale: _ColumnScale) -> _ColumnScale:
-    """A scale at which a picture that is a few columns too long fits on a line; unchanged if a label would be lost.
+    """Returns a scale at which a picture a few columns too long fits on a line; the same one if a label would be lost.
 
     Only columns are removed in which every lane shows a bubble, or an operation that is longer than its label needs.
     """
@@ -173,10 +173,10 @@ def _squeezed(timeline: Timeline, scale: _ColumnScale) -> _ColumnScale:
 
 
 def _spare(lane: Sequence[_Labelled], scale: _ColumnScale, bounds: Sequence[int]) -> list[list[int]]:
-    """The columns that a lane can spare between each bound and the next, each number in a list of its own.
+    """Counts the columns that a lane can spare between each of ``bounds`` and the next bound.
 
-    All intervals in which the lane shows the same operation or bubble share a list: a column taken from one of them is
-    taken from all.
+    Each count stands in a list of its own. Intervals in which the lane shows the same operation or bubble share one
+    list object, because a column taken from one of them is taken from all.
     """
     parts: list[list[int]] = []
     place_of = {bound: place for place, bound in enumerate(bounds)}
@@ -192,7 +192,7 @@ def _lines(timeline: Timeline, scale: _ColumnScale) -> int:
 
 
 def _panels(operations: Iterable[_Labelled], scale: _ColumnScale, columns: int) -> list[tuple[int, int]]:
-    """Divides ``columns`` columns, as `_cut` does, into parts as few and as equal as possible that cut no label."""
+    """Cuts a picture, as `_cut` does, into as few and as equal parts as possible, none of which ends within a label."""
     within = {scale.at(shown.timed.start) + offset for shown in operations for offset in range(1, len(shown.name) + 1)}
     fewest = len(_cut(columns, scale.width, within))
     widths = range(-(-columns // fewest), scale.width + 1)
@@ -200,9 +200,10 @@ def _panels(operations: Iterable[_Labelled], scale: _ColumnScale, columns: int) 
 
 
 def _cut(columns: int, width: int, within: Container[int]) -> list[tuple[int, int]]:
-    """Divides ``columns`` columns into parts; returns for each its first column and the one after its last.
+    """Cuts ``columns`` columns into parts; returns for each part its first column and the one after its last.
 
-    Each part is as long as ``width`` allows; ``within`` has the columns at which none may end.
+    A part is as long as ``width`` allows. It does not end at a column in ``within``, unless there is no other column to
+    end at.
     """
     panels = []
     start = 0

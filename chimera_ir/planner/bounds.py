@@ -1,8 +1,8 @@
-"""Bounds on the bytes that each worker needs, from its compute operations alone.
+"""Bounds on the bytes that each worker needs, computed from compute operations alone.
 
-For most configurations the bounds show whether they fit, without messages and buffers. Both count what a worker
-keeps all the time, the versions of its weights, and what waits for a backward; they differ in the messages under way:
-`least` counts none, `most` as many as there can be.
+The bounds show of most configurations whether they fit, before messages and buffers are known. Both bounds count what a
+worker keeps all the time, the versions of its weights, and what waits for a backward. They differ in the messages under
+way: `least` counts none, `most` as many as there can be.
 """
 
 from collections import Counter
@@ -35,14 +35,20 @@ def standing(variant: Variant, setting: Setting) -> list[int]:
 
 
 def least(variant: Variant, setting: Setting) -> list[int]:
-    """Lower bound on the bytes that each worker needs: received messages count only while they wait for a backward."""
+    """Returns a lower bound on the bytes that each worker needs.
+
+    A message counts only where it has been received and waits for a backward.
+    """
     header, splits = variant.header, variant.compiled.splits
     kept = [_least_kept(header, setting.as_cut(stage, header), stage, splits) for stage in range(header.stages)]
     return _peaks(variant, setting, kept)
 
 
 def _peaks(variant: Variant, setting: Setting, kept: Sequence[int]) -> list[int]:
-    """Most bytes that each worker needs at once, if every micro-batch that waits on stage s takes ``kept[s]`` bytes."""
+    """Returns the most bytes that each worker needs at once, apart from messages under way.
+
+    Every micro-batch that waits for a backward on stage s takes ``kept[s]`` bytes.
+    """
     weights, compiled = [costs.weights for costs in setting.stages], variant.compiled
     workers = zip(standing(variant, setting), compiled.copies, compiled.waiting, strict=True)
     return [
@@ -54,12 +60,13 @@ def _peaks(variant: Variant, setting: Setting, kept: Sequence[int]) -> list[int]
 
 
 def most(variant: Variant, setting: Setting) -> list[int] | None:
-    """Upper bound on the bytes that each worker needs, with as many messages under way as there can be.
+    """Returns an upper bound on the bytes that each worker needs, with as many messages under way as there can be.
 
-    A stage that recomputes holds the activations of what was recomputed last, one stage at a time. There is no bound
-    for slices of unequal lengths. Without a flush there is none if micro-batches do not pass in order, because a
-    receive may be posted any time before its use, or if backwards are split, because received gradients may stay in
-    their buffers. Nor is there one where memory moves: what is kept depends on when lanes wait for the moves.
+    Of its stages that recompute, a worker holds the recomputed activations of one at a time. The result is None where
+    no bound is known: for slices of unequal lengths, and for moves to the host, where the bytes depend on when lanes
+    wait for the moves. Without a flush it is also None for micro-batches that do not pass in order, because a receive
+    may be posted any time before its use, and for split backwards, because received gradients may stay in their
+    buffers.
     """
     compiled, header = variant.compiled, variant.header
     if header.moves or header.lengths:
@@ -78,7 +85,7 @@ def most(variant: Variant, setting: Setting) -> list[int] | None:
 
 
 def _passing(header: Header) -> list[Counter[int]]:
-    """Counts, for each worker, how many micro-batches, or parts of them, pass each of its stages in all."""
+    """Counts, for each worker and stage, the micro-batches (or parts of them) that the stage works on there."""
     counts: list[Counter[int]] = [Counter() for _ in range(header.workers)]
     for pipe in header.pipes:
         for stage, worker in enumerate(pipe.workers):
@@ -87,12 +94,15 @@ def _passing(header: Header) -> list[Counter[int]]:
 
 
 def _under_way(compiled: CompiledScheme, header: Header, timings: Sequence[Timing], stage: int, passing: int) -> int:
-    """Upper bound on the bytes of a stage's messages at any time, if ``passing`` parts of micro-batches pass it.
+    """Returns an upper bound on the bytes of a stage's messages that are under way or in buffers at any one time.
 
-    With a flush: the messages of all those parts. In a stream in order, activations have arrived when their
-    gradients come back, and stay in their buffer until the backward; gradients have arrived when the first activations
-    come that were sent after the use of these gradients, and leave their buffer at once. `_EARLY` covers receives
-    posted early.
+    ``passing`` is how many micro-batches, or parts of them, the stage works on. With a flush all of their messages
+    count.
+
+    In a stream whose micro-batches pass in order, the activations of a micro-batch have arrived when its gradients come
+    back, and stay in their buffer until the backward. Gradients leave their buffer at once: they have arrived when the
+    first activations come that were sent after the use of these gradients. `_EARLY` more messages allow for receives
+    that are posted early.
     """
     this, before = (
         _messages(header, timings[stage]),
@@ -119,19 +129,20 @@ def _messages(header: Header, timing: Timing) -> tuple[int, int]:
 
 
 def _least_kept(header: Header, timing: Timing, stage: int, splits: bool) -> int:
-    """The fewest bytes that a stage keeps of a micro-batch between forward and backward, receive buffer included.
+    """The fewest bytes that a stage may keep of a micro-batch between forward and backward, receive buffer included.
 
-    ``splits`` says whether any backward is split.
+    If ``splits`` (any backward is split), the bytes kept between the two halves are considered, too.
     """
     waiting = [timing.input if stage in pipe.recompute else timing.activations for pipe in header.pipes]
     return min([*waiting, *([timing.kept.halfway] if splits else [])], default=0)
 
 
 def _most_kept(header: Header, timings: Sequence[Timing], stage: int, splits: bool) -> int:
-    """The most bytes that a stage keeps of a micro-batch between forward and backward, without its receive buffer.
+    """The most bytes that a stage may keep of a micro-batch between forward and backward, without its receive buffer.
 
-    If backwards are split, a stage that recomputes keeps activations from the first half of a backward to the second.
-    The bytes are rounded up to a multiple of the parts of a micro-batch, as each stage rounds up those of a part.
+    If ``splits`` (any backward is split), a stage that recomputes keeps activations from the first half of a backward
+    to the second. The bytes are rounded up to a multiple of the parts of a micro-batch: stages round up the bytes of
+    each part.
     """
     again = all(stage in pipe.recompute for pipe in header.pipes) and not splits
     in_buffer = sum(

@@ -34,9 +34,9 @@ def scheme_argument(source: Source) -> str:
 def compile_line(choice: Configuration, files: Files, order: str = "") -> str:
     """The ``chimera compile`` line that compiles this configuration and predicts its time.
 
-    If a search found its order, ``order`` is the file with the schedule, which stands in the line in place of the
-    scheme, its parameters and its clauses. The report compares with the baseline, which may have more operations than
-    the schedule, so the line may raise the limit on operations.
+    If a search found the configuration's order, ``order`` is the file of that schedule. It stands in the line in place
+    of the scheme, its parameters and its clauses. The report compares the schedule with the baseline, which may have
+    more operations; so the line may raise the limit on operations.
     """
     words = [as_argument(order)] if order else _scheme_words(choice, files.ties)
     words += ["--profile", as_argument(files.profile), "--cluster", as_argument(files.cluster)]

@@ -47,14 +47,14 @@ All numbers are 1 where no worker has several gradient sums to launch.
 
 
 class CompiledScheme:
-    """A scheme with its parameters, compiled on demand: what is the same for every `Change` of it is computed once.
+    """A scheme with its parameters, compiled on demand; results that all changes of the scheme share are computed once.
 
-    A change replaces clauses of the text: every stage recomputes, or all sums have one strategy. The lanes here are
-    those with ``change``; with another change they differ only in recomputation. A ``trusted`` text (the library's) is
-    not verified again, unless it has no flush and ``ties`` say that stages share parameters. Any other text must pass
-    `Variant.check` before its lanes are used. Operations without clocks are ordered under ``durations``. An ``order``
-    is a schedule whose lanes, which may have moves to the host, take the place of the scheme's own. ``lengths`` are the
-    relative lengths of the slices; they are equal if it is empty.
+    A `Change` replaces clauses of the text: every stage recomputes, or all sums have one strategy. The lanes are those
+    of the scheme with ``change``; another change alters lanes only by recomputation. A ``trusted`` text (the library's)
+    is not verified again, unless it has no flush and ``ties`` say that stages share parameters. Any other text must
+    pass `Variant.check` before its lanes are used. ``durations`` decide the order of operations without clocks. The
+    lanes of ``order``, another schedule, replace the scheme's own. ``lengths`` are the relative lengths of the slices,
+    none if they are equal.
 
     Every method and property, also of `Variant`, raises `Rejected` if the scheme has errors, and `NoSuchTie` if the
     scheme lacks a stage of a tie.
@@ -95,10 +95,9 @@ class CompiledScheme:
         return header if self._order is None else replace(header, bounds=self._order.header.bounds)
 
     def like(self, change: Change) -> "CompiledScheme":
-        """Returns the compiled scheme whose lanes are those with ``change``.
+        """Returns the compiled scheme with the lanes of ``change``.
 
-        It is this object, unless the lanes of this object recompute and those with ``change`` do not, or the other way
-        round.
+        It is this object if the lanes of both recompute, or of neither.
         """
         if change.recompute == self._change.recompute:
             return self
@@ -110,7 +109,7 @@ class CompiledScheme:
         return self._others[change.recompute]
 
     def reordered(self, order: Schedule | ScheduleStream, trusted: bool = False) -> "CompiledScheme":
-        """A compiled scheme with the lanes of another schedule of it, which are verified unless ``trusted``."""
+        """The compiled scheme with the lanes of ``order``, another schedule of it; verified unless ``trusted``."""
         settings = tuple(self._settings.items())
         options = self._max_operations, trusted, self._ties, self._durations, order, self._lengths
         return CompiledScheme(self._scheme, settings, self._change, *options)
@@ -138,7 +137,7 @@ class CompiledScheme:
 
     @cached_property
     def lanes(self) -> tuple[tuple[Operation, ...], ...]:
-        """The lanes of the schedule; without a flush, of the updates that the plan shows."""
+        """The lanes of the schedule; of a stream, the lanes of as many updates as the plan shows."""
         level = self.level
         return (level if isinstance(level, Schedule) else level.view(self._outline.header.updates)).lanes
 
@@ -161,10 +160,10 @@ class CompiledScheme:
 
     @cached_property
     def waiting(self) -> tuple[tuple[list[Stage], list[int]], ...]:
-        """Two lists for each worker, with an entry for each operation in the order of its lane.
+        """The changes of what waits for a backward: two lists for each worker, with an entry per operation of its lane.
 
-        The first has the operation's stage. The second has how many micro-batches more wait there for a backward after
-        it, in units of which a micro-batch has `Header.units`; the number is negative where fewer wait.
+        The first list has the operation's stage, the second how many micro-batches more wait on that stage after the
+        operation: a number below 0 where fewer wait. A whole micro-batch counts as `Header.units`.
         """
         change = waiting(self.header(self._change))
         lanes = map(singles, self.lanes)
@@ -178,9 +177,9 @@ class CompiledScheme:
 
     @cached_property
     def begun(self) -> list[int]:
-        """The most that waits at once between forward and backward on each stage, on the worker where it is most.
+        """The most that waits for a backward on each stage at one time, on the worker where it is most.
 
-        It is in units of which a micro-batch has `Header.units`.
+        A whole micro-batch counts as `Header.units`.
         """
         peaks = [highest_by_key(zip(stages, counts, strict=True)) for stages, counts in self.waiting]
         return [
@@ -190,14 +189,14 @@ class CompiledScheme:
 
     @cached_property
     def loads(self) -> list[StageLoad]:
-        """The load of each stage: the most copies of its weights on a worker, and what `begun` says of it."""
+        """The load of each stage: the most copies of its weights on a worker, and its entry in `begun`."""
         holders = self._outline.header.holders
         copies = [max(self.copies[w][Stage(stage)] for w in workers) for stage, workers in enumerate(holders)]
         return list(map(StageLoad, copies, self.begun))
 
     @cached_property
     def splits(self) -> bool:
-        """Whether any backward is split; lanes are searched only if a line of the scheme has the letter of a half."""
+        """Whether any backward is split; lanes are searched only if a line of the scheme has an `I` or a `W`."""
         lines = chain.from_iterable(shape.operations for shape in self._outline.shapes)
         if not any(subject.kind.splits for line in lines for subject in line.subjects):
             return False
@@ -261,9 +260,9 @@ class Variant:
         return Variant(self.compiled.reordered(order), self._change)
 
     def offloaded(self, durations: Durations) -> "Variant":
-        """The variant with the moves to the host that `--offload auto` adds with these durations.
+        """Returns the variant with the moves to the host that `--offload auto` adds with these durations.
 
-        The variant has no errors, except that it may exceed bounds. With the moves it has to pass `check`.
+        This variant must have no errors, but may exceed bounds on memory. The result has to pass `check` before use.
         """
         level = offload(self.level, durations)
         return Variant(self.compiled.reordered(level, self._is_trusted), self._change)
@@ -320,7 +319,7 @@ class Variant:
         return checked
 
     def lowered(self, setting: Setting) -> Program:
-        """The program as a compilation gives it; without a flush, enough updates to show all that ever happens."""
+        """The program that a compilation makes; of a stream, a view of enough updates to show all that ever happens."""
         return view_of(self._lowering(setting).level)
 
     def launched(self, setting: Setting) -> LaunchPlaces:
@@ -333,7 +332,7 @@ class Variant:
         return self._lowering(setting).launched
 
     def holdings(self, setting: Setting) -> tuple[Holdings, ...]:
-        """The needs of each worker, as numbers of micro-batches and copies of weights; the same in every setting."""
+        """The most that each worker holds, in numbers of micro-batches and copies of weights; equal in all settings."""
         self._holdings = self._holdings or tuple(holdings(self._lowering(setting).level))
         return self._holdings
 
@@ -371,7 +370,7 @@ class Variant:
 class _Lowering:
     """Lowers a schedule to a program.
 
-    ``ticks`` has the duration of the operations with each key; it decides when gradient sums are launched.
+    ``ticks`` maps keys of operations (`duration_key`) to ticks. Durations decide when gradient sums are launched.
     """
 
     variant: Variant

@@ -78,7 +78,7 @@ class Judged:
 
     @property
     def name(self) -> str:
-        """The name of the scheme; `ALONE` on a single worker, where any scheme with a flush is data parallelism."""
+        """The name to show: the scheme's or, if every worker has the whole model (`is_alone`), `ALONE`."""
         return ALONE if self.is_alone else self.scheme
 
     @property
@@ -98,9 +98,9 @@ class Judged:
         return _rounded(self.choice.mini_batch / self.seconds)
 
     def over(self, other: "Judged") -> float:
-        """The throughput divided by that of ``other``; 1.1 means that this one is 10 % faster.
+        """The throughput of this configuration divided by the one of ``other``; 1.1 means that this one is 10 % faster.
 
-        Both throughputs are those of replays or, if one of the two has no replay, those of equation 1.
+        Both are throughputs of replays or, if one of the two has no replay, of equation 1.
         """
         replays = self.replayed is not None and other.replayed is not None
         seconds, other_seconds = (self.seconds, other.seconds) if replays else (self.equation, other.equation)
@@ -149,7 +149,7 @@ class Judge:
         return Setting(stages, *where, self.sharded_optimizer)
 
     def all_of(self, choices: Sequence[Configuration]) -> list[Verdict]:
-        """Judges each configuration, with moves to the host or recomputation where it needs them to fit."""
+        """Judges each configuration; if it lacks memory, again with moves to the host, and then with recomputation."""
         compiler, verdicts = _Compiler(self), list[Verdict]()
         for choice in choices:
             for again in MODES[self.recomputation]:
@@ -162,9 +162,9 @@ class Judge:
         return verdicts
 
     def first_of(self, choices: Sequence[Configuration]) -> list[Verdict]:
-        """Judges configurations in order until one fits: first all without recomputation, then all with it.
+        """Judges configurations in order until one fits, and returns all verdicts up to that one.
 
-        Where none fits without, the first that fits with moves to the host is taken.
+        All are tried as they are, then with moves to the host, then with recomputation; `Recomputation` may skip modes.
         """
         compiler, verdicts = _Compiler(self), list[Verdict]()
         for again in MODES[self.recomputation]:
@@ -181,7 +181,7 @@ class Judge:
         return verdicts
 
     def _moving(self, compiler: "_Compiler", choice: Configuration, left_out: LeftOut) -> Judged | None:
-        """The verdict on a configuration that lacks memory, if it fits with moves to the host; else None.
+        """The verdict on a configuration with moves to the host, if it fits only with them; None in any other case.
 
         A configuration that recomputes keeps nothing that could move.
         """
@@ -263,7 +263,7 @@ class _Compiler:
         return self.verdict(choice.offloading)
 
     def _split(self, choice: Configuration) -> Verdict:
-        """The verdict with the split whose slowest stage takes the least time, of the splits that fit."""
+        """The verdict on a configuration with a split that fits, and whose slowest stage takes the least time."""
         judge, variant = self._judge, self.variant(choice)
         splits = LayerSplits(
             judge.profile.layers, variant.header, choice.micro_batch_size, choice.copies, judge.sharded_optimizer
@@ -321,7 +321,7 @@ class _Compiler:
         )
 
     def replayed(self, judged: Judged) -> Judged:
-        """The configuration with the time of its replay, with an even split of layers if that is faster and fits."""
+        """Replays a configuration and sets its time; takes an even split of layers if that is faster and fits."""
         # Equation 1 chose the split; the replay, which sees messages and sums, may find an even one faster.
         choice, layers = judged.choice, len(self._judge.profile.layers)
         first = self._replayed(judged)
@@ -342,9 +342,9 @@ class _Compiler:
         return [need.total for need in self._needs(choice)]
 
     def _cut(self, choice: Configuration) -> Configuration:
-        """The configuration with known lengths of its slices.
+        """The configuration with numbers as the lengths of its slices.
 
-        If slices are to take equally long, their lengths are computed; they depend on the split.
+        Lengths of slices that take equally long are computed here, because they depend on the split; others stay.
         """
         if choice.lengths is not EqualTimes.EQUAL_TIMES:
             return choice

@@ -31,8 +31,9 @@ _FOLDED = "more"
 class View:
     """Options of the table.
 
-    It has the first ``top`` configurations: of all, if ``everything``, else of the best of each name. With ``why``, a
-    second table says for each scheme and reason how many configurations were left out.
+    The table shows the first ``top`` configurations. With ``everything`` they are the first of all, else the first of
+    the best of each name. With ``why`` a second table counts the configurations that were left out, by scheme and
+    reason.
     """
 
     top: int

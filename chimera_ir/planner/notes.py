@@ -11,9 +11,10 @@ from chimera_ir.profile.warnings import WARNING, shown
 
 
 def notes(ranking: Ranking, error: float, warnings: Sequence[str]) -> tuple[str, ...]:
-    """One sentence each: how far ahead the first choice is, how plain 1F1B compares, what differs in training.
+    """The notes below a ranking, a sentence each: warnings, how close the choices are, and what differs in training.
 
-    ``error`` is the error of predictions, as a share; ``warnings`` are those of the profile and the cluster file.
+    They also compare the first choice with plain 1F1B. ``error`` is how far predictions may be off, as a share;
+    ``warnings`` are those of the profile and the cluster file.
     """
     return (
         *(f"{WARNING}{warning}" for warning in shown(warnings)),
@@ -78,7 +79,7 @@ def _uneven(ranking: Ranking) -> Iterator[str]:
 
 
 def _smaller(ranking: Ranking) -> Iterator[str]:
-    """Yields a remark if schemes fix the number of micro-batches of an update, and so update more often than asked."""
+    """Yields a remark if updates have fewer items than asked for, because schemes fix their number of micro-batches."""
     asked = ranking.question.mini_batch
     best = (same[0] for same in grouped(ranking.choices, lambda judged: judged.scheme))
     items = {judged.scheme: judged.choice.mini_batch for judged in best}

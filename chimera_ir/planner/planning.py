@@ -127,11 +127,15 @@ def rank_schemes(
     tied, layout, shard_optimizer, max_operations, library
         As in `Options`.
     search, seed
-        Seconds in which a search looks for a better order of each of the first rows, and the seed of its chance.
+        Seconds that a search for a better order may take for each of the first rows, and the seed of its chance.
     top
         How many configurations are weighed to the byte.
-    spell, warn, tell
-        The spelling of arguments in messages; called with each scheme that is left out; called with each step.
+    spell
+        Returns the name of an argument as messages show it.
+    warn
+        Called with a sentence for each scheme that is left out.
+    tell
+        Called with a few words before each step.
 
     Raises `CompileError` if an argument has a value that it cannot have, or a text cannot be read.
     """

@@ -1,7 +1,7 @@
 """The ranking of all configurations: by equation 1 on all processors, then the best by a replay event by event.
 
 A replay costs far more than equation 1, so only the best configurations by equation 1 are replayed, within a limit on
-their operations. The replayed ones come first, in the order of their replays; the others follow in that of equation 1.
+their operations. The replayed ones come first, sorted by their replays; all others follow, sorted by equation 1.
 """
 
 import os
@@ -45,11 +45,11 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The configurations that fit, best first and equal ones once, and those that were left out.
+    """The configurations that fit, best first, and the configurations that were left out.
 
-    ``reference`` is the best configuration of the baseline scheme, whether or not that scheme was asked for.
-    ``roles`` has for each scheme the roles of its parameters. ``searched`` has a sentence on each search for a better
-    order.
+    Of configurations that compile to the same program only one is listed. ``reference`` is the best configuration of
+    the baseline scheme, whether or not the user asked for that scheme. ``roles`` has for each scheme the roles of its
+    parameters. ``searched`` has a sentence on each search for a better order.
     """
 
     question: Question
@@ -70,8 +70,8 @@ def rank(
 ) -> Ranking:
     """Ranks the configurations of ``sources``; the memory of the first ``top`` is computed to the byte.
 
-    With ``greedy``, of configurations that differ in B and N alone only the first that fits counts, in the order of
-    `_by_preference`. The judge has the baseline in addition to the schemes that the user asked for.
+    With ``greedy``, only one counts of configurations that differ in nothing but B and N: the first that fits, in the
+    order of `_by_preference`. The judge knows the schemes of ``sources`` and the baseline.
     """
     baseline, _ = library.baseline(1, 1)
     families: list[list[Configuration]] = []
@@ -230,9 +230,9 @@ def _with_kept_judge(work: Callable[[Judge, _Task], _Result], task: _Task) -> _R
 
 @contextmanager
 def _pool(judge: Judge, operations: int) -> Iterator[_Pool]:
-    """Yields a pool of processes; how many, depends on ``operations``, the compute operations that are to be judged.
+    """Yields a pool with as many processes as are worth starting to judge ``operations`` compute operations.
 
-    The work is done in this process if further ones would save no time.
+    If further processes would save no time, the pool does the work in this process.
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(count, operations // _ALONE + 1)
@@ -263,7 +263,7 @@ def _judge_part(
 
 
 def _replayed(candidates: Sequence[Judged], pool: _Pool, progress: Progress) -> Iterator[Judged]:
-    """Replays the first candidate of each name, then others in order, within `REPLAYED` and `REPLAYED_OPERATIONS`."""
+    """Replays candidates: the best of each name, then the next ones, within `REPLAYED` and `REPLAYED_OPERATIONS`."""
     left, chosen = REPLAYED_OPERATIONS, list[Judged]()
     first = _first_of_each_name(candidates)
     for judged in dict.fromkeys([*first, *candidates]):
@@ -283,6 +283,6 @@ def _weighed(candidates: Iterable[Judged], pool: _Pool, progress: Progress) -> I
 
 
 def _families(candidates: Iterable[Judged]) -> list[list[Judged]]:
-    """Families of candidates that share a compiled scheme, the one with the largest candidates first."""
+    """Groups candidates by scheme and parameters, so that a scheme is compiled once; the largest candidates first."""
     families = grouped(candidates, lambda judged: (judged.choice.source, judged.choice.settings))
     return sorted(families, key=lambda family: -family[0].operations)

@@ -39,9 +39,9 @@ def recommendation(ranking: Ranking) -> Recommendation:
 
 
 def _nothing(ranking: Ranking) -> Recommendation:
-    """The answer where no configuration is left, with its cause, if it is one of two.
+    """The answer where no configuration is left.
 
-    Either workers lack memory, or no B of the profile divides the mini-batch.
+    It names the cause if that is known: workers lack memory, or no B of the profile divides the mini-batch.
     """
     nothing, need = "no configuration is left", nearest(ranking)
     items, profile = ranking.question.mini_batch, ranking.judge.profile
@@ -98,9 +98,10 @@ def _reasons(ranking: Ranking) -> Iterator[str]:
 
 
 def _parallelism(alone: Judged) -> str:
-    """The name of a configuration of data parallelism, with what it does that the plain kind does not.
+    """The name of a configuration of data parallelism, such as "data parallelism that recomputes its activations".
 
-    An example is "data parallelism that recomputes its activations".
+    Plain data parallelism runs the model as one stage and recomputes nothing; the words after the name say what
+    differs.
     """
     stages = alone.choice.stages
     if alone.is_plain:

@@ -1,9 +1,9 @@
-"""Roles of a scheme's parameters in the planner, derived from the headers that the scheme compiles to.
+"""The roles of a scheme's parameters in the planner, found by trying values.
 
-Each parameter in turn gets another value, while the others keep their defaults. If the number of stages or workers
-changes, the parameter is a *size*; if the parameter equals the number of micro-batches, it is N. If it is the number of
-slices, the planner tries `SLICES`; for any other one it tries the divisors of the sizes. A ``library.toml`` next to the
-scheme overrides this.
+Each parameter in turn gets another value, while the others keep their defaults, and the scheme is compiled to a header.
+If the number of stages or workers changes, the parameter is a *size*. If the parameter equals the number of
+micro-batches, it is N. If it equals the number of slices, the planner tries `SLICES` for it; for any other parameter
+the planner tries the divisors of the sizes. A ``library.toml`` next to the scheme may state other roles.
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,10 +48,10 @@ class Roles:
 def roles(source: Source, scheme: Scheme, max_operations: int) -> Roles:
     """The roles of a scheme's parameters: which give its size, which is N, and which the planner tries values of.
 
-    Roles are those of the ``library.toml`` next to the scheme, the others are derived from its headers;
-    ``max_operations`` limits each compilation of a header.
+    The ``library.toml`` next to the scheme may state roles. All other roles are derived from the scheme's headers;
+    ``max_operations`` limits each compilation to a header.
 
-    Raises `UnreadableText` if the ``library.toml`` next to the scheme names an unknown parameter or an impossible role.
+    Raises `UnreadableText` if the ``library.toml`` names an unknown parameter or an impossible role.
     """
     stated = _stated(source, scheme)
     derived = _derived(scheme, max_operations) if set(parameter_names(scheme)) - stated.keys() else {}
@@ -108,7 +108,10 @@ def _role(
 
 
 def _variations(name: str, defaults: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Yields settings with other values of a parameter, first with all others fixed at their defaults, then without."""
+    """Yields settings that give a parameter another value.
+
+    In the first ones all other parameters have their defaults as fixed values; in the last ones they are not set.
+    """
     value = defaults[name]
     values = [2 * value, value + 1, value + 2, 3 * value, 4 * value, value // 2, value - 1]
     for fixed in (dict(defaults), {}):

@@ -1,7 +1,7 @@
 """Searches for better orders of the first choices of a ranking, and ranks the choices again.
 
-Each is searched under its measured costs, its messages and the memory of its workers. An order is kept if the replay,
-in which messages share links and gradients are summed, is shorter with it, and its bytes fit.
+A search counts a choice's measured costs, its messages and the memory of its workers. An order is kept if its bytes fit
+and its replay is shorter; a replay also counts that messages share links, and that gradients are summed.
 """
 
 from collections.abc import Iterator
@@ -69,10 +69,10 @@ def _is_searchable(judge: Judge, judged: Judged) -> bool:
 
 
 def _result(judge: Judge, judged: Judged, budget: SearchBudget, tell: Progress) -> _SearchResult:
-    """Searches for an order in which a configuration is faster and still fits.
+    """Searches for an order in which a configuration is faster and still fits; keeps the old order if there is none.
 
-    In the first search, each worker may fill its free bytes with more activations. If the order that is found then
-    needs too many bytes, a second search leaves each worker what it keeps in the scheme's own order.
+    In the first search, each worker may fill its free bytes with more activations. If the order that is found needs too
+    many bytes nevertheless, a second search allows each worker only as much as it keeps in the scheme's own order.
     """
     setting, variant = judge.setting(judged.choice), judge.variant(judged)
     measured = Measured.of(setting)

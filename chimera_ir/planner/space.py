@@ -150,10 +150,11 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A configuration that was left out, with the reason; an incomplete one has only the settings chosen so far.
+    """A configuration that was left out, and the reason.
 
-    ``needed`` is the least number of bytes that the fullest worker needs, 0 if memory is not the reason. ``choice`` is
-    the configuration, if it was complete.
+    If it was left out before it was complete, ``settings`` are the parameters chosen so far, and ``choice`` is None;
+    else ``choice`` is the configuration. ``needed`` is a lower bound on the bytes of the fullest worker, 0 if memory is
+    not the reason.
     """
 
     source: Source
@@ -175,7 +176,10 @@ class LeftOut:
 def refusal(
     refused: Rejected | ParameterError, source: Source, settings: Iterable[tuple[str, int]], size: int | None
 ) -> LeftOut:
-    """The refusal of parameters by their scheme, with the first error as its reason; ``size`` is B, if chosen."""
+    """Makes a `LeftOut` from a scheme's refusal of its parameters; its reason is the first error.
+
+    ``size`` is B, or None if B was not chosen yet.
+    """
     if isinstance(refused, ParameterError):
         return LeftOut(source, tuple(settings), size, Reason.REFUSED, str(refused))
     first = refused.diagnostics[0]
@@ -362,7 +366,11 @@ def _count(columns: Iterable[tuple[object, Sequence[Sequence[_Setting]]]]) -> in
 
 
 def _depths(profile: ModelProfile, workers: int) -> frozenset[int]:
-    """The depths to try: the profile's or, of layers, the divisors of P and their doubles (two stages on a worker)."""
+    """The numbers of stages to try.
+
+    Of a profile of stages: the depths that it has. Of a profile of layers: each divisor of P, for one stage on a
+    worker, and twice each divisor, for two stages on a worker.
+    """
     if not profile.layers:
         return frozenset(profile.depths)
     several = {stages * count for stages in _divisors(workers) for count in (1, 2)}

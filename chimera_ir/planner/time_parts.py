@@ -18,10 +18,11 @@ from chimera_ir.profile.cluster import FREE
 
 
 class TimeParts(NamedTuple):
-    """Seconds of an update; together they are all of it.
+    """The parts of an update's time, in seconds; their sum is the whole time.
 
-    ``work`` and ``recomputation`` are the mean compute time of a worker, ``bubbles`` its mean idle time if links, sums
-    and steps are free. ``steps``, ``messages`` and ``sums`` are the time that each of these adds, in this order.
+    ``work`` and ``recomputation`` are the times that a worker computes and recomputes, ``bubbles`` is the time that it
+    idles where links, sums and steps are free: means over all workers. ``steps``, ``messages`` and ``sums`` are how
+    much longer the update takes as each of these, in this order, begins to take time.
     """
 
     work: float

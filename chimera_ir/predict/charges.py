@@ -34,7 +34,7 @@ class Charges:
         return sum(seconds * times.numerator / times.denominator for seconds, times in terms)
 
     def host_link(self, worker: Worker) -> tuple[Worker, float]:
-        """The link of a worker to its host: the first worker on it, and a factor on the seconds of transfers.
+        """The first of the workers that share a worker's link to the host, and a factor on the seconds of transfers.
 
         The factor says how much longer transfers take because ranks of other copies use the link as well.
         """

@@ -1,10 +1,10 @@
 """Equation 1 of the paper (section 3.4), term by term.
 
-T = (F_t + Comm_p2p) C_f + (B_t + Comm_p2p) C_b + max over workers i of Comm_unoverlapped(i)
+    T = (F_t + Comm_p2p) C_f + (B_t + Comm_p2p) C_b + max over workers i of Comm_unoverlapped(i)
 
-The paper leaves some points open; here, every stage counts as the slowest stage and every message as the message that
-takes longest. The free regions are those of the timeline in which every forward takes F_t + Comm_p2p and every backward
-B_t + Comm_p2p. All stages of a worker share them, as `_overlap` says.
+The paper leaves some points open. Here every stage counts as the slowest stage, and every message as the message that
+takes longest. Free regions are idle times in the timeline in which every forward takes F_t + Comm_p2p and every
+backward B_t + Comm_p2p. The sums of all stages of a worker share the worker's free regions, as `_overlap` says.
 """
 
 from bisect import bisect_left, bisect_right
@@ -30,9 +30,10 @@ from chimera_ir.profile.costs import Timing
 
 @dataclass(frozen=True, slots=True)
 class FreeRegion:
-    """Seconds that a worker idles between the earliest start of the sum of a group's gradients and the iteration's end.
+    """Seconds for which a worker is idle, and in which it can sum the gradients of a group.
 
-    Without a flush, the seconds that the worker idles in an update of the steady state.
+    With a flush, they lie between the earliest start of the sum and the iteration's end. Without one, they are all idle
+    seconds of the worker in an update of the steady state.
     """
 
     group: WeightGroup
@@ -102,18 +103,19 @@ def equation(program: Program, setting: Setting) -> Equation:
 
 
 def seconds_of(schedule: Schedule, structure: Structure, launched: LaunchPlaces, setting: Setting) -> float:
-    """T of equation 1 for a verified schedule, without the other terms.
+    """T of equation 1 for a verified schedule: seconds of an iteration or, without a flush, of an update.
 
-    ``launched`` has a list for each worker, in which every sum that it launches is a pair: how many operations the
-    worker runs before the launch, and the weight group. Without a flush the lists are not used.
+    ``launched`` lists for each worker the sums that it launches, each as a pair: after how many of the worker's
+    operations, and the weight group. Without a flush the lists are not used.
     """
     return _EquationTerms(schedule, structure, launched, setting).seconds
 
 
 class _EquationTerms:
-    """The terms of equation 1 for a verified schedule.
+    """Computes the terms of equation 1 for a verified schedule.
 
-    ``_run`` is the earliest run in which an operation takes its F_t or B_t, with Comm_p2p if it sends a message.
+    In ``_run`` every operation starts as early as possible. It takes its F_t or B_t, and Comm_p2p if it sends a
+    message.
     """
 
     def __init__(self, schedule: Schedule, structure: Structure, launched: LaunchPlaces, setting: Setting) -> None:
@@ -162,10 +164,11 @@ def _with_message(costs: Costs, seconds: Fraction) -> Costs:
 
 
 def _costs(schedule: Schedule, setting: Setting) -> Costs:
-    """Exact F_t, B_t, I_t and W_t of the slowest stage, per micro-batch of an operation of the most frequent size.
+    """Exact F_t, B_t, I_t and W_t of the slowest stage, in seconds per micro-batch.
 
-    I_t and W_t are both of the stage with the largest sum of the two. The largest of each would be too much together:
-    the first stage, for instance, computes no gradient of its input, so its whole backward may be W.
+    Operations may run over several micro-batches: the costs are those of operations of the most frequent size. I_t and
+    W_t are both of the stage with the largest sum of the two. The largest of each would be too much together: the first
+    stage, for instance, computes no gradient of its input, so its whole backward may be W.
     """
     header = schedule.header
     forwards = _timings(schedule, setting, opening=True)
@@ -192,8 +195,9 @@ def _costs(schedule: Schedule, setting: Setting) -> Costs:
 def _timings(schedule: Schedule, setting: Setting, *, opening: bool) -> list[tuple[Timing, float]]:
     """Returns the costs per micro-batch of each stage's forwards if ``opening``, else of its backwards.
 
-    The costs of a stage are a timing and a factor on its times. They are those of operations of the size that is most
-    frequent on the first worker that has any; all workers run the same pipes.
+    The costs of a stage are a timing, and a factor on the timing's seconds. Operations may run over several
+    micro-batches: the costs are those of operations of the most frequent size, which is looked up on the first worker
+    that has operations; all workers run the same pipes.
     """
     header = schedule.header
     lane = next((lane for lane in schedule.lanes if lane), ())
@@ -230,10 +234,10 @@ _Overlap = tuple[tuple[FreeRegion, ...], float]
 def _flushed(
     structure: Structure, run: TimedRun, launched: LaunchPlaces, sums: Mapping[WeightGroup, float]
 ) -> list[_Overlap]:
-    """The free regions and Comm_unoverlapped of each worker of a schedule with a flush.
+    """Returns the free regions and Comm_unoverlapped of each worker of a schedule with a flush.
 
-    ``sums`` has the seconds of the sum of each group. A sum can begin once all workers that hold its group have
-    launched it.
+    ``launched`` is as in `seconds_of`, ``sums`` has the seconds of each group's sum. A sum can begin once all workers
+    that hold its group have launched it.
     """
     begin: dict[WeightGroup, int] = defaultdict(int)
     for lane, places in zip(structure.net.lanes, launched, strict=True):
@@ -247,11 +251,11 @@ def _flushed(
 
 
 class _Gaps:
-    """Gaps of a lane until the end of the iteration, in which its worker idles.
+    """The gaps of a lane, in which its worker idles, up to the end of the iteration.
 
-    ``total`` is the idle time in all gaps, ``before(time)`` that up to a time. Arguments and results of the methods are
-    in parts of a tick; a tick has ``parts`` of them. ``_starts``, ``_ends`` and ``_through`` are in ticks;
-    ``_through[n]`` is the idle time until the end of gap n.
+    ``total`` is the idle time in all gaps, ``before(time)`` the idle time up to a time. The methods count time in parts
+    of a tick, ``parts`` to the tick; the lists count it in ticks. ``_starts`` and ``_ends`` have the start and the end
+    of each gap, ``_through[n]`` is the idle time up to the end of gap n.
     """
 
     def __init__(self, lane: range, run: TimedRun, parts: int) -> None:
@@ -283,11 +287,12 @@ class _Gaps:
 
 
 def _overlap(sums: Iterable[tuple[WeightGroup, int, Fraction]], lane: range, run: TimedRun) -> _Overlap:
-    """Free regions and Comm_unoverlapped of a worker whose sums run in its gaps, in the order in which they can begin.
+    """Returns the free regions of a worker whose sums run one after another in its gaps, and its Comm_unoverlapped.
 
-    Each of ``sums`` has its group, its earliest start and its length in ticks; ``lane`` has the indices of the worker's
-    operations in ``run``. With two stages on each worker the free regions are those of Figure 6. The part of the sums
-    that remains when the last operation of the iteration ends is not overlapped.
+    Each of ``sums`` is a group, the earliest start of its sum, and the length of the sum in ticks; ``lane`` has the
+    indices of the worker's operations in ``run``. Regions are in the order in which sums can begin; with two stages on
+    each worker they are those of Figure 6. Comm_unoverlapped is the part of the sums that remains when the iteration's
+    last operation ends.
     """
     ordered = sorted(sums, key=itemgetter(1))
     # Integers instead of fractions: a tick has as many parts as all lengths need.

@@ -51,8 +51,8 @@ class Role(Enum):
 class Node(NamedTuple):
     """An event, with its role, the instruction that causes it, the workers that take part, and its length in seconds.
 
-    The begin of a lane has the lane's first instruction. The workers of a wire and of a flight are the sender and the
-    receiver, those of a notice the receiver and the sender.
+    An event with the role "begin" has the lane's first instruction. The workers of a wire and of a flight are the
+    sender and the receiver, those of a notice the receiver and the sender.
     """
 
     role: Role
@@ -64,8 +64,8 @@ class Node(NamedTuple):
 class Port(NamedTuple):
     """One direction of a link at a worker: where messages leave (``leaving``), or where they arrive.
 
-    A link to the ``host`` has one port for both directions. It stands twice in `Events.ports`, as two ports that the
-    same moves share, and ``worker`` is the first of the workers that have this link together.
+    A link to the ``host`` has one port for both directions; ``worker`` is then the first of the workers that share the
+    link. In `Events.ports`, where a move has two ports, it stands as both of them.
     """
 
     worker: Worker
@@ -75,13 +75,13 @@ class Port(NamedTuple):
 
 
 class Events(NamedTuple):
-    """All events of a program; outside ``nodes``, an event is given by its index there.
+    """All events of a program; outside ``nodes``, an event is given by its index in ``nodes``.
 
-    ``before[e]`` has the events that event e waits for. ``posted[e]``, for a message, a sum or a move and for each wait
-    for it, has the events at whose ends it is posted: one at each end of the message, one at each member of the sum.
+    ``before[e]`` has the events that event e waits for. ``posted[e]``, for a message, a sum, a move or a wait for one
+    of these, has the events after which it is posted: one at each end of a message, one at each member of a sum.
     ``lanes`` has the events of each worker in order: its begin, if it has any instruction, then computes and waits, and
-    the posts and steps that take time. ``ports[e]``, for a wire or a move on a shared link, has its two ports; its
-    ``seconds`` are then those that it would take alone.
+    the posts and steps that take time. ``ports[e]``, for a wire or a move on a shared link, has its two ports; the
+    ``seconds`` of such an event are those that it would take alone on its link.
     """
 
     nodes: Sequence[Node]
@@ -108,7 +108,10 @@ def events_of(program: Program, charges: Charges) -> Events:
 
 
 class _Gathered:
-    """Collects events lane by lane: the lane that first posts a message or a sum adds its event, others add waits."""
+    """Collects events lane by lane.
+
+    The first lane that posts a message or a sum adds its event; other lanes only add what that event waits for.
+    """
 
     def __init__(self, charges: Charges) -> None:
         self.nodes: list[Node] = []

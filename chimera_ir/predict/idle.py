@@ -14,7 +14,8 @@ class Cause(Enum):
 
     ``BUBBLE``: another worker has not yet posted its end of a message, launched a sum, or finished. ``MESSAGE``: both
     ends have posted the message, and it is on its way. ``SUM``: all members have launched the sum, and it is running.
-    ``MOVE``: the worker's link to its host copies what the worker waits for, or what it has launched before that.
+    ``MOVE``: the link to the host is busy with the move that the worker waits for, or with an earlier move of the
+    worker.
     """
 
     BUBBLE = "bubble"

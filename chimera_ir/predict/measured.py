@@ -48,7 +48,7 @@ class Measured:
         return sum((_exact(seconds) if times == 1 else _exact(seconds) * times for seconds, times in terms), _ZERO)
 
     def tick(self, header: Header) -> Fraction:
-        """A unit of time of which the durations of operations of every size are multiples."""
+        """Returns a unit of time such that the durations of all operations, of every size, are multiples of it."""
         stages = self.setting.stages
         whole = [timing for stage in stages for timing in stage.at.values()]
         timings = [*whole, *(part for timing in whole for part in timing.slices)]
@@ -82,7 +82,7 @@ class Measured:
         return tuple(means)
 
     def for_baseline(self, splits: bool) -> "Measured":
-        """Returns these durations unchanged, whether or not the schedule ``splits`` its backwards.
+        """Returns the durations for a report's baseline: the same, whether or not the schedule ``splits`` backwards.
 
         Where the profile lacks the halves of a backward, each takes half of it.
         """
@@ -109,7 +109,7 @@ class Measured:
         )
 
     def remarks(self, schedule: Schedule) -> tuple[str, ...]:
-        """Remarks on split backwards and slices, if the schedule has them and the profile lacks their costs."""
+        """Remarks that the profile lacks costs of split backwards or slices, if the schedule has these."""
         remarks = []
         splits = any(operation.kind.splits for lane in schedule.lanes for operation in singles(lane))
         if splits and not self.setting.halves_known:

@@ -76,10 +76,11 @@ def carry_bytes(program: Program, setting: Setting) -> Iterator[tuple[Worker, St
 
 
 def worker_bytes(header: Header, setting: Setting, worker: int, need: MemoryNeed) -> WorkerBytes:
-    """Returns the bytes of a worker apart from activations, and what it keeps of a micro-batch on each stage.
+    """Returns the bytes of a worker in two parts: all but activations, and those that a micro-batch takes.
 
-    The second is a function from a stage to bytes, keyed by what is kept. It leaves out values in receive buffers,
-    which the first has. What the first half of a split backward needs only while it runs is in neither.
+    The second part is a function from a stage to bytes, keyed by what is kept (`Counted`). Received values count in the
+    first part, with their buffers, and not in the second. What the first half of a split backward needs only while it
+    runs is in neither part.
     """
     sizes = _Worker(header, setting, worker)
 
@@ -137,6 +138,6 @@ class _Worker:
         return self._sizes[stage]
 
     def _received(self, value: Value, stage: Stage) -> int:
-        """Bytes of a micro-batch in receive buffers for a value that a stage reads."""
+        """Bytes of a micro-batch in receive buffers: ``value``, which a stage reads from other workers."""
         makers = on_other_workers(self._header.makers(value, stage), stage, self._worker, self._placement)
         return sum(self._setting.message((Stage(maker), stage, value)) for maker in makers)

@@ -71,7 +71,7 @@ class Prediction:
             raise DoesNotFit(text, needs.index(most), most, self.available)
 
     def bytes_of(self, worker: int) -> WorkerBytes:
-        """Bytes of a worker: all that it needs but activations, and the sizes of what operations keep and free."""
+        """Bytes of a worker: all that it needs but activations, and those that a micro-batch takes (`worker_bytes`)."""
         return worker_bytes(self.replay.header, self.setting, worker, self.memory[worker])
 
     def as_json(self) -> dict[str, object]:
@@ -235,10 +235,10 @@ class Forecast:
         }
 
     def with_room(self, schedule: Schedule) -> Schedule:
-        """The verified schedule with a bound on each worker's activations: no more than its memory holds.
+        """Returns the verified schedule with a bound on each worker's activations: no more than its memory holds.
 
-        What the schedule itself keeps is always allowed. Activations that move to the host are not bound. Raises the
-        errors of `durations`.
+        What the schedule itself keeps is always allowed. A schedule with moves to the host is returned as it is. Raises
+        the errors of `durations`.
         """
         header, setting = schedule.header, self._setting(schedule.header)
         if header.moves:

@@ -29,8 +29,8 @@ from chimera_ir.predict.steady import period, turn_of
 class Event(NamedTuple):
     """An event with its times in seconds: an operation, step, post, wait, message (with its send), sum or notice.
 
-    ``posted`` is the time at which both ends of a message or all members of a sum have posted it. In a wait for a
-    message or a sum it is the same time, but not before the start of the wait; in any other event it is the start.
+    ``posted`` is the time at which both ends of a message, or all members of a sum, have posted it. A wait has the time
+    at which the awaited message or sum is posted, or its own start if that is later. Any other event has its own start.
     """
 
     role: Role
@@ -46,14 +46,14 @@ class Replay(OneLine):
     """All events of a program with their times from the start, in seconds or in the unit of the costs.
 
     ``conditions`` are the copies, the micro-batch size and the cluster in a few words, or the costs of operations.
-    ``span`` is the end of the last event, ``seconds`` the time of an update: with a flush the span,
-    without one the time of an update in the steady state.
+    ``span`` is the end of the last event. ``seconds`` is the time of an update: with a flush the span, without one the
+    time of an update in the steady state.
 
-    ``lanes`` has for each worker its computes, steps, posts and waits, without a gap up to the last of them;
-    ``messages``, each from the first byte sent to the last byte received, ``sums`` over several ranks, and ``moves``
-    are in the order of their starts. The ``critical`` events fill the time from 0 to the end without a gap, and each
-    waits for the event before it; of a message or a notice only the part is there that the next event waits for.
-    ``events`` has all waits, and of wires on a shared link the seconds that each would take alone.
+    ``lanes`` has for each worker its computes, steps, posts and waits, one after another without a gap. ``messages``
+    (each from the first byte sent to the last byte received), ``sums`` over several ranks and ``moves`` are sorted by
+    start. ``critical`` is the critical path: its events fill the time from 0 to the end without a gap, and each waits
+    for the event before it; of a message or a notice it has only the part that the next event waits for. ``events`` has
+    all events with their waits; there a wire on a shared link has the seconds that it would take alone.
     """
 
     header: Header
@@ -124,7 +124,7 @@ def _events(program: Program, setting: Setting) -> Events:
 
 
 def _replay(header: Header, alone: Events, unit: Unit, conditions: str) -> Replay:
-    """Replays events; a wire has the seconds that it would take ``alone`` on its link."""
+    """Replays events; ``alone`` has for each wire the seconds that it would take alone on its link."""
     events = with_shared_ports(alone)
     times = _times(events)
     span = max(times.ends, default=0.0)
@@ -145,10 +145,10 @@ def _replay(header: Header, alone: Events, unit: Unit, conditions: str) -> Repla
 
 
 class _EventTimes(NamedTuple):
-    """Starts and ends of all events.
+    """Starts and ends of all events, and why each starts when it does.
 
-    Event n begins when event ``decided[n]`` ends; ``decided[n]`` is n itself if event n waits for nothing. ``order``
-    has every event after all events that it waits for.
+    Event n begins when event ``decided[n]`` ends, the last one that it waits for; ``decided[n]`` is n itself if event n
+    waits for nothing. ``order`` has every event after all events that it waits for.
     """
 
     starts: Sequence[float]

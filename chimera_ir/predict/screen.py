@@ -35,7 +35,7 @@ _INDENT = 8
 def show(
     report: Report, summary: Summary, prediction: Prediction | None, width: int, baseline: str, searched: str = ""
 ) -> list[Text]:
-    """Returns an indented paragraph of lines up to ``width`` for each answer, remark and warning.
+    """Returns the paragraphs of the screen, in lines up to ``width``: one for each answer, remark and warning.
 
     ``baseline`` is the name under which readers know the baseline. ``searched`` says in words what a search found; it
     is empty without a search.
@@ -131,7 +131,7 @@ def _baseline_memory(summary: Summary, report: Report) -> str:
 
 
 def _copies(memory: Copies) -> str:
-    """The counts in words, for the workers that keep most."""
+    """The memory of the fullest workers in words: stages, copies of weights, activations, stashed inputs."""
     copies = "" if memory.weights == memory.stages else f" ({counted(int(memory.weights), 'copy')} in all)"
     weights = f"weights of {counted(memory.stages, 'stage')}{copies}"
     kept = [f"activations of up to {_forwards(memory.activations)}"] if memory.activations else []
@@ -204,7 +204,7 @@ def _path(figures: Figures, prediction: Prediction | None) -> str:
 
 
 def _moves(report: Report) -> str:
-    """Text on the moves to the host, and on what `--offload auto` bought; empty if nothing moves."""
+    """Text on the moves to the host, and on what `--offload auto` gains and costs; empty if nothing moves."""
     words = [] if report.without_offload is None else [_offload(report, report.without_offload)]
     return "; ".join([*words, *([_transfers(report)] if any(report.host) else [])])
 
@@ -234,7 +234,7 @@ def _offload(report: Report, unmoved: Unmoved) -> str:
 
 
 def _unchanged(report: Report, unmoved: Unmoved) -> str:
-    """Says what each worker keeps with and without the moves, if the fullest ones keep the same; else empty."""
+    """Words for moves that do not lower the peak: what workers keep with and without them; empty if they lower it."""
     now, before = report.activations, unmoved.activations
     fullest = [worker for worker, peak in enumerate(now) if peak == max(now)]
     if any(now[worker] != before[worker] for worker in fullest):
@@ -268,7 +268,7 @@ def _times(prediction: Prediction) -> str:
 
 
 def _sums(report: Report, prediction: Prediction | None) -> str:
-    """Says how many gradient sums there are, how many computing hides, and which it does not; empty without sums."""
+    """Says how many gradient sums there are, how many computing hides, and which are exposed; empty without sums."""
     if prediction is not None:
         costs = exposed(prediction.replay)
         late = sorted((group for group in costs if costs[group] > 0), key=lambda group: -costs[group])
@@ -285,9 +285,9 @@ def _sums(report: Report, prediction: Prediction | None) -> str:
 
 
 def _exposed(names: Sequence[str], groups: Sequence[WeightGroup]) -> str:
-    """Says which sums are exposed, those of ``groups``; empty if there are none.
+    """Says which sums are exposed, that is, not hidden by computing; empty if there are none.
 
-    ``names`` are the words for the first of them. The others are only counted.
+    ``groups`` are the groups of the exposed sums, ``names`` the words for the first few; the others are only counted.
     """
     if not groups:
         return ""

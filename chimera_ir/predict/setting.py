@@ -62,9 +62,9 @@ class Setting:
         return self.stages[stage].at[self.micro_batch_size]
 
     def as_cut(self, stage: int, header: Header) -> Timing:
-        """Costs of a micro-batch on a stage in the slices that a schedule cuts it into, all of them together.
+        """Costs of a micro-batch on a stage, added up over the slices into which the schedule cuts it.
 
-        Those of the whole micro-batch if there are no slices, or the profile has no costs of them.
+        If there are no slices, or the profile has no costs of them, they are the costs of the whole micro-batch.
         """
         timing = self.timing(stage)
         if header.slices == 1 or not timing.slices:
@@ -94,12 +94,12 @@ class Setting:
         return (self.timing(stage), share) if timing is None else (timing, _WHOLE)
 
     def compute(self, stage: int, operation: Compute, header: Header) -> tuple[tuple[float, Fraction], ...]:
-        """Time of an operation outside a pair, as a sum of terms, each F_t or B_t in seconds and a factor on it.
+        """Time of an operation outside a pair, as terms to be added: each is seconds, such as F_t, and a factor on it.
 
         An operation over a part of a micro-batch takes that part of the time, but all of the overhead that an operation
-        of any size has: a second term adds what the first one lacks. A slice takes the time that the profile has for
-        it, or for the parts of slices that it is made of. Weights of micro-batches multiply times without overheads. A
-        move takes the time of its bytes on the host link, if this is the only one on it.
+        of any size has: a second term adds the rest of the overhead. A slice takes the time that the profile has for
+        it, or for the measured slices that it overlaps. Weights of micro-batches multiply times without overheads. A
+        move takes the latency of the host link and the time of its bytes, as if no other move were on the link.
         """
         if operation.kind.moves:
             share = Fraction(header.length(operation.micros), header.units)
@@ -150,7 +150,7 @@ class Setting:
         return node, place // self.host.workers
 
     def joint(self, pair: Pair, header: Header) -> tuple[float, Fraction] | None:
-        """The time of a pair: seconds for one micro-batch, and the number of them; None if the profile has no pairs."""
+        """The time of a pair as two factors, seconds and a number of micro-batches; None without one in the profile."""
         times = [self.timing(part.stage).times.get(pair.kind.letter) for part in pair.parts]
         seconds = [time for time in times if time is not None]
         return (max(seconds), Fraction(header.weight(pair), header.parts)) if len(seconds) == len(times) else None

@@ -58,8 +58,9 @@ def _wire_seconds(events: Events) -> dict[int, float]:
 class _Flows:
     """The wires under way, in a simulation of time.
 
-    ``under_way`` has for each the seconds that the rest of it would take alone. ``seconds_of`` has the seconds that
-    each finished wire took. ``next`` is when the next wire ends if no other begins before, and the number of that wire.
+    ``under_way`` maps a wire to the seconds that its rest would take alone on its ports. ``seconds_of`` maps each
+    finished wire to the seconds that it took. ``next`` is the time at which the next wire ends if no other begins
+    before, and the number of that wire.
     """
 
     def __init__(self, ports: Mapping[int, tuple[Port, Port]]) -> None:
@@ -98,7 +99,7 @@ class _Flows:
 
 
 def _fair(wires: dict[int, tuple[Port, Port]]) -> Iterator[tuple[int, float]]:
-    """Yields the number of each wire with its max-min fair share of its ports, those at the fullest port first."""
+    """Yields the number of each wire, and its max-min fair share of its ports; wires of the fullest port come first."""
     left = {port: 1.0 for ports in wires.values() for port in ports}
     while wires:
         users = Counter(port for ports in wires.values() for port in ports)

@@ -30,10 +30,10 @@ class StageLoad(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerSplits:
-    """Search for a fast split of ``layers`` into the stages of a header, for micro-batches of ``size`` items.
+    """Searches for a fast split of ``layers`` into the stages of a header, for micro-batches of ``size`` items.
 
-    ``replicas`` is the number of copies of each worker. With a ``sharded_optimizer`` the ranks that hold a stage share
-    the optimizer's state, where there is a flush.
+    ``replicas`` is W, the number of copies of the pipelines. With a ``sharded_optimizer`` and a flush, the ranks that
+    hold a stage share the optimizer's state.
     """
 
     layers: Sequence[StageCosts]
@@ -48,11 +48,12 @@ class LayerSplits:
         loads: Callable[[], Sequence[StageLoad]],
         needed: Callable[[Split], Sequence[int]],
     ) -> Iterator[Split]:
-        """Yields a few splits, each the fastest that may fit; the caller takes the first that does.
+        """Yields a few splits to try, the fastest first; the caller takes the first that fits.
 
-        The first one is sought without a limit on memory, the second one within the ``room`` of each worker in bytes,
-        as `_within` counts them with the ``loads`` of the stages. For each further one the limits are lowered by the
-        excess of the last one; ``needed`` gives the exact bytes that each worker needs with a split.
+        The first split is the fastest without a limit on memory, the second the fastest within ``room``, the bytes of
+        each worker. Bytes are counted as in `_within`, with the ``loads`` of the stages, and so not exactly. Before
+        each further split the limits are lowered by as much as the last split exceeds ``room``; ``needed`` gives the
+        exact bytes of each worker with a split.
         """
         limits: tuple[int, ...] | None = None
         for _ in range(_TRIES):

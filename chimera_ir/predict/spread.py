@@ -113,7 +113,7 @@ class _TurnPlayer:
 
 
 def _forward(waits: Waits) -> Waits:
-    """Renumbers turns so that no node waits for a later turn: a node that did is counted to that later turn.
+    """Renumbers turns so that no node waits for a later turn: a node that did so is counted to that later turn.
 
     The waits stay equivalent. Raises `ValueError` if a node waits for itself within a turn, or for one of its own later
     turns.

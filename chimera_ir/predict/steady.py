@@ -18,9 +18,9 @@ from chimera_ir.predict.events import Events, Node, Role
 class TimedTurn(NamedTuple):
     """One turn of the events that repeat: the nodes of the graph of their waits, and how long each takes.
 
-    Node n is event ``events[n]`` and takes ``seconds[n]``. ``waits[n]`` has the nodes that it waits for, each with how
-    many turns before it runs, as in `flow.cycles`; where turns overlap, that number may be negative: it waits for a
-    node of a later turn. A turn makes ``updates`` updates.
+    Node n is event ``events[n]`` and takes ``seconds[n]``. ``waits[n]`` lists the nodes that node n waits for, each
+    with a number of turns: 0 is the same turn, 1 the turn before, as in `flow.cycles`. The number is negative for a
+    later turn, which is possible where turns overlap. A turn makes ``updates`` updates.
     """
 
     events: Sequence[int]
@@ -69,7 +69,7 @@ def _folded(header: Header, events: Events, order: Sequence[int]) -> TimedTurn:
 
 
 def _whole(events: Events, order: Sequence[int]) -> TimedTurn:
-    """The turn of a program with a flush, which is an update; each lane begins it once it has ended the update before.
+    """The turn of a program with a flush: one update, which each lane begins once the lane has ended the update before.
 
     No other event waits for the update before, because a lane ends after all its messages and sums.
     """
@@ -93,7 +93,7 @@ def period(turn: TimedTurn) -> float:
 
 
 def _reduced(header: Header, node: Node) -> tuple[tuple[object, ...], int] | None:
-    """Key of an event, which is the same in every turn, and the number of its turn; None for a `Role.BEGIN`."""
+    """The key of an event, which is equal in every turn, and the number of its turn; None for a `Role.BEGIN`."""
     if node.role is Role.BEGIN:
         return None
     instruction, turn = in_turn(header, node.instruction)

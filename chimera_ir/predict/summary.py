@@ -92,8 +92,8 @@ class Copies:
 class Bytes:
     """Memory in bytes of ``worker``, the fullest one: what it needs, what it has, and the name of the largest part.
 
-    ``too_full`` is the number of workers that need more than they have. ``host`` is the most that a worker needs of its
-    host's memory, ``host_available`` what it has of that, None if that is not limited.
+    ``too_full`` is the number of workers that need more than they have. ``host`` is the most bytes that any worker
+    needs in its host's memory, ``host_available`` the bytes that it has there; None if they are not limited.
     """
 
     worker: int
@@ -271,9 +271,10 @@ _PARTS = {
 
 
 def exposed(replay: Replay) -> dict[WeightGroup, float]:
-    """Seconds for which each group's sum goes on after the last operation of all workers, where nothing hides it.
+    """Seconds of each group's sum that no computing hides.
 
-    Without a flush: how long, on average over the updates, the worker that waits longest waits for the group's sum.
+    With a flush, they are the seconds for which the sum goes on after the last operation of all workers. Without one,
+    they are the waits for the sum on the worker that waits longest, as a mean over the updates.
     """
     ends = sorted(
         (event.instruction.group, event.end) for event in replay.sums if isinstance(event.instruction, AllReduce)

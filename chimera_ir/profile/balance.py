@@ -40,9 +40,11 @@ _Key = tuple[int | tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class _PartialSplit:
-    """A split of the first layers: where its last stage begins and may end, and the bytes of workers before that stage.
+    """A split of the first layers into the first stages.
 
-    Partial splits with equal ``key`` leave the same possibilities to the remaining stages.
+    Its last stage begins with layer ``first``; ``ends`` yields the layers before which that stage may end. ``used`` has
+    the bytes of workers before the last stage. Partial splits with equal ``key`` leave the same possibilities to the
+    remaining stages.
     """
 
     first: int
@@ -52,7 +54,7 @@ class _PartialSplit:
 
 
 class _SplitSearch:
-    """Search for splits with a limit on the time of a stage: stage by stage, the likeliest number of layers first."""
+    """Searches for splits without a stage above a time limit, stage by stage, the likeliest number of layers first."""
 
     def __init__(
         self,

@@ -63,9 +63,10 @@ class Inputs:
         return self._chosen(self.counts, wanted, ())
 
     def split(self, wanted: Wanted) -> tuple[int, ...] | None:
-        """The first layer of each stage: as wanted, else as is fastest or, in a profile of stages, as was measured.
+        """The first layer of each stage, in the wanted split or, if none is wanted, in the fastest one.
 
-        None if a profile of stages does not say. Raises `OptionError` if the wanted split is not possible.
+        In a profile of stages it is the split that was measured; None if the profile does not say. Raises `OptionError`
+        if the wanted split is not possible.
         """
         layers, measured = self.counts.layers, self.counts.splits.get(wanted.stages)
         if not layers and wanted.split not in (None, measured):
@@ -109,7 +110,7 @@ class Inputs:
         return stages_of(model.layers, split) if model.layers and split else model.depths[wanted.stages]
 
     def _without(self, message: type[say.NoDevice] | type[say.NoHostLink]) -> Diagnostic:
-        """The error that the cluster lacks a table, placed at its heading ``[cluster]``."""
+        """The error ``message``: that the cluster lacks a table; it is placed at the heading ``[cluster]``."""
         return message(TomlPlaces(self.cluster_source.text).key(("cluster",)))
 
     def _timed(self) -> ModelProfile | None:

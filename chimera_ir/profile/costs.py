@@ -26,11 +26,11 @@ ENTRIES = {"F": "forward", "B": "backward", RECOMPUTING: RECOMPUTING} | {
 
 
 def time_of(times: Times, key: str) -> float:
-    """The time of an operation of a kind or, for the key `RECOMPUTING`, of a backward that runs the forward again.
+    """The time under a key: the letter of a kind, or `RECOMPUTING` for a backward that runs the forward again.
 
-    Where ``times`` lacks it, a pair takes as long as its operations one after the other, and a recomputation as long as
-    `RECOMPUTING` less B. Any other kind takes a part of F, if it opens the micro-batch, or else of B, in proportion to
-    the costs in the table of kinds.
+    If ``times`` lacks the key, the time follows from others. A pair takes as long as its two operations one after the
+    other, and a recomputation as long as `RECOMPUTING` less B. Any other kind takes a part of F if it opens the
+    micro-batch, as forwards do, else a part of B: in proportion to the costs in the table of kinds.
     """
     return times[key] if key in times else sum(_derived(times, kind) for kind in COSTED[key].kinds)
 
@@ -83,7 +83,7 @@ class Timing:
         return MicroBatchBytes(self.activations, self.input, self.released, self.operands, *of_slices, *resident)
 
     def plus(self, overhead: Times, times: float) -> "Timing":
-        """The costs, with ``times`` times the overhead of an operation added to each time."""
+        """Returns the costs with longer times: each by ``times`` times the overhead of its operation."""
         return self.with_times(lambda key, seconds: seconds + times * time_of(overhead, key))
 
     def with_times(self, change: Callable[[str, float], float]) -> "Timing":

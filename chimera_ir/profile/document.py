@@ -121,7 +121,10 @@ class Table:
         return self.document.places.key((*self.path, name))
 
     def withdrawn(self, name: str) -> bool:
-        """Whether there is an entry that only older files have. `close` does not report it; the caller has to."""
+        """Whether the table has an entry that only older files have.
+
+        `close` does not report such an entry; the caller has to.
+        """
         self._withdrawn.append(name)
         return self.has(name)
 
@@ -177,9 +180,10 @@ class Table:
         least: Fraction = POSITIVE,
         words: Mapping[str, Fraction] | None = None,
     ) -> tuple[Fraction, Dimension]:
-        """The number of an entry with a unit of one of ``dimensions``, in its base unit, and that dimension.
+        """Reads a number with a unit of one of ``dimensions``; returns it in its base unit, and the dimension.
 
-        The number is at least ``least``. ``words`` are texts that stand for a number.
+        The number is at least ``least``. ``words`` are texts that may stand in place of a number, each with the number
+        meant.
         """
         first, *others = dimensions
         example = f'{name} = "{first.example}"'

@@ -49,7 +49,7 @@ def fastest(layers: Sequence[StageCosts], stages: int, size: int, *, recomputing
 
 
 def merged(layers: Sequence[StageCosts], *, opens: bool = False) -> StageCosts:
-    """The costs of a stage of these layers: sums, except for messages and for the overhead of an operation.
+    """The costs of one stage made of these layers: their sums, except for messages and the overhead of an operation.
 
     A stage that ``opens`` the model has no input gradient: all of its backward is in the second half. An output that a
     layer saves and that the next layer keeps as its input counts twice in ``activations``.
@@ -110,16 +110,17 @@ def _opening(layers: Sequence[Times], overhead: Times, weights: float) -> dict[s
 def _ends(first_input: int, of_first: int, last_input: int, of_last: int) -> int:
     """Bytes of a stage of layers that stay when the rest is off-loaded: the first layer's input, the last one's output.
 
-    ``of_first`` and ``of_last`` are such bytes of the first and the last layer, each with the layer's input and output.
-    Between the halves of a backward, the gradient of the output takes the output's place.
+    ``of_first`` are such bytes of the first layer alone, its input and its output, and ``of_last`` those of the last
+    layer. Between the halves of a backward, the gradient of the output takes the output's place.
     """
     return min(of_first, first_input) + max(0, of_last - last_input)
 
 
 def _released(timings: Sequence[Timing]) -> int:
-    """Bytes that the first half of a backward frees.
+    """Bytes that the first half of a backward frees on a stage of these layers.
 
-    Only the last layers free any: activations that a layer keeps for its weights hold the graph of all layers before.
+    Layers free activations from the last one back, up to the first that keeps some for its weights: these hold the
+    graph of all layers before it.
     """
     released = 0
     for timing in reversed(timings):
@@ -130,14 +131,14 @@ def _released(timings: Sequence[Timing]) -> int:
 
 
 def _as_one(times: Sequence[float], overhead: float) -> float:
-    """The time of several operations run as one: their sum with the overhead once, at least the longest of them."""
+    """The time of several operations run as one: their sum with one overhead in all, at least the longest."""
     return max(*times, sum(times) - (len(times) - 1) * overhead)
 
 
 def _mean(noise: Sequence[tuple[float | None, float]]) -> float | None:
-    """The noise of a sum of times whose parts are slow together: the mean of their noises, weighted by seconds.
+    """The noise of a sum of times that are slow at the same moments: the mean of their noises, weighted by seconds.
 
-    Each part is a noise and its seconds; the result is None if a noise is not known.
+    Each part of the sum is a pair: its noise and its seconds. The result is None if a noise is not known.
     """
     if any(share is None for share, _ in noise):
         return None

@@ -60,7 +60,7 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
 
 
 class _CostEntries:
-    """The places where a file gives a time, and where it counts work."""
+    """Records the places where a file gives a time, where it counts work, and where it has a step."""
 
     def __init__(self) -> None:
         self.times: list[tuple[Table, str]] = []
@@ -122,7 +122,7 @@ def _once(table: Table, name: str, value: int, first: dict[int, Table]) -> None:
 
 
 def _layers(top: Table, costs: _CostEntries) -> tuple[StageCosts, ...]:
-    """The layers, if the file has any; adds errors if it also has depths, or if layers have different values of B."""
+    """Reads the layers, if any; adds errors if the file also has depths, or if layers differ in their sizes B."""
     if not top.has("layer"):
         return ()
     if top.has("depth"):
@@ -138,9 +138,9 @@ def _layers(top: Table, costs: _CostEntries) -> tuple[StageCosts, ...]:
 
 
 def _parts(tables: list[Table], kind: str, sizes: str, costs: _CostEntries) -> tuple[StageCosts, ...]:
-    """Reads the stages of a depth or the layers, as ``kind`` says, from their tables.
+    """Reads the stages of a depth, or the layers, from their tables; ``kind`` is the noun for one in errors.
 
-    ``sizes`` is the heading of the tables within these, one for each micro-batch size.
+    ``sizes`` is the heading of the tables within these tables, one for each micro-batch size.
     """
     parts: list[StageCosts] = []
     for number, entry in enumerate(tables):
@@ -227,9 +227,10 @@ def _with_slices(
 
 
 def _times(table: Table, read: Callable[[Table, str, Fraction | None], Fraction], factor: int) -> Times:
-    """The times in a table, as ``read`` reads them by name and default; a backward is ``factor`` forwards by default.
+    """Reads the times in a table, with keys as for `time_of`; a backward takes ``factor`` times its forward by default.
 
-    Of the two halves of a split backward a table has both or none.
+    ``read`` reads an entry of a table by its name and default. Of the two halves of a split backward a table has both
+    or none.
     """
     forward = read(table, ENTRIES["F"], None)
     backward = read(table, ENTRIES["B"], factor * forward)
@@ -274,9 +275,10 @@ def read_cluster(source: Source) -> Cluster:
 
 
 def _links(top: Table, workers: int, per_node: int) -> tuple[Link, Link]:
-    """The links between nodes and within a node; one that is left out is like the other.
+    """Reads the links between nodes and within a node; a link that the file leaves out equals the other.
 
-    ``between`` alone is always enough, ``within`` alone only if all workers are in one node; else the lack is reported.
+    ``between`` alone is always enough, ``within`` alone only if all workers are in one node; if a link is missing, an
+    error is added.
     """
     name = "within" if workers <= per_node else "between"
     links = top.table("links", "", "[links]")

@@ -1,7 +1,7 @@
-"""Costs of slices of any length, from those of the slices that a profile has: equal ones, in order.
+"""Costs of slices of any length, computed from the equal slices that a profile has.
 
-The work along the sequence is a curve that rises by the work of a slice over its length. The time of a slice is what
-the curve rises from its start to its end, and the overhead of an operation once.
+The work along the sequence is a curve, which rises over each measured slice by the work of that slice. Any other slice
+takes the time by which the curve rises from its start to its end, and the overhead of an operation once.
 """
 
 from bisect import bisect_left
@@ -17,9 +17,10 @@ from chimera_ir.profile.costs import Times, Timing, time_of
 
 
 def slice_terms(timing: Timing, overhead: Times, kind: str, extent: Extent) -> tuple[tuple[float, Fraction], ...]:
-    """Time of an operation on a slice, as a sum of terms, each the seconds of a slice in the profile and a factor.
+    """Time of an operation on a slice, as terms to be added: each is the seconds of a measured slice and a factor.
 
-    ``extent`` is where the slice begins and ends, as shares of the sequence. A last term adds or removes overheads.
+    ``extent`` is where the slice begins and ends, as shares of the sequence. A last term adds or removes overhead, so
+    that the slice has that of one operation.
     """
     terms = [(part.seconds(kind), share) for part, share in _overlaps(timing.slices, extent)]
     operations = sum((share for _, share in terms), Fraction(0))
@@ -40,8 +41,9 @@ def _overlaps(parts: Sequence[Timing], extent: Extent) -> Iterator[tuple[Timing,
 def sliced(timing: Timing, overhead: Times, lengths: tuple[int, ...]) -> Timing:
     """Costs of a micro-batch in slices of these relative lengths: times of all together, bytes as if it were whole.
 
-    The bytes of a slice are then its share of the length. The slices of a micro-batch that are kept are always its
-    first ones, so activations and carries count as if all slices had the largest mean over first slices.
+    The bytes of a slice are then its share of the length. If a worker keeps only some slices of a micro-batch, these
+    are always the first ones, which may be larger than the mean. So activations and carries count as if every slice
+    were as large as the largest mean of the first n slices, for any n.
     """
     parts, of_slices = timing.slices, extents(lengths)
 
@@ -69,10 +71,10 @@ def sliced(timing: Timing, overhead: Times, lengths: tuple[int, ...]) -> Timing:
 
 
 def _largest_mean(sizes: Sequence[int], lengths: Sequence[int] = ()) -> int:
-    """The bytes of a whole micro-batch if all slices were as large as the largest mean of first slices.
+    """The bytes of a whole micro-batch if every slice were as large as the largest mean of its first slices.
 
-    A mean is the bytes of the first n slices by their length, for any n. Without ``lengths`` all slices are equally
-    long.
+    There is a mean for each n: the bytes of the first n slices, divided by their length. Without ``lengths`` all slices
+    are equally long.
     """
     counts = accumulate(lengths or (1,) * len(sizes))
     whole = sum(lengths) or len(sizes)
@@ -82,8 +84,8 @@ def _largest_mean(sizes: Sequence[int], lengths: Sequence[int] = ()) -> int:
 def _carries(parts: Sequence[Timing], of_slices: Sequence[Extent]) -> Iterator[int]:
     """Yields the bytes of the carry that each slice leaves, except the last, which leaves none.
 
-    The carry of the first measured slice is in proportion to its length, as the keys of its positions are. What the
-    carries of later slices have in addition depends on their start: a copy of earlier keys is as long as these.
+    The carry of the first measured slice is in proportion to its length, as the keys of its positions are. The carry of
+    a later slice may be larger, the later the slice starts: it may hold a copy of the keys of all positions before.
     """
     sizes = [part.carry for part in parts[:-1]] or [0]
     for start_of_slice, end in of_slices[:-1]:
@@ -95,10 +97,10 @@ def _carries(parts: Sequence[Timing], of_slices: Sequence[Extent]) -> Iterator[i
 
 
 def equal_times(slices: int, length: int, time: Callable[[int, int], float]) -> tuple[int, ...]:
-    """Lengths of slices, ``length`` together, of which the slowest is as fast as possible: all take about as long.
+    """Lengths of slices, ``length`` in all, with which the slowest slice is fastest: all take about equally long.
 
-    ``time`` is that of a slice by its start and end; a slice within another one is not slower. From the last slice
-    back, each is as long as the time of the slowest allows, and leaves at least 1 for each slice before it.
+    ``time`` gives the time of a slice from its start and end; a slice within another one is not slower. From the last
+    slice back, each is as long as the time of the slowest allows, and leaves at least 1 for each slice before it.
     """
     most, least = time(0, length), 0.0
     best = _cut(slices, length, time, most)

@@ -49,9 +49,10 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
-    """A text of a gallery with its settings: what is shown of it, or why it is refused.
+    """A text of a gallery with its settings, and its figures and picture, or why it is refused.
 
-    ``summary`` and ``use`` are a line on what it is and one on when to use it; empty if the library has none.
+    ``summary`` describes the text in a line, ``use`` says in a line when to use it; they are empty if the library has
+    none.
     """
 
     name: str
@@ -63,9 +64,9 @@ class Exhibit:
 
 @dataclass(frozen=True, slots=True)
 class Gallery:
-    """Exhibits that have as many workers and micro-batches as ``header``.
+    """Texts that are compared (exhibits), with the same numbers of workers and micro-batches as ``header``.
 
-    A stage of the header is the unit in which their times and their memory are given.
+    Times and memory are given in units of a stage of that header.
     """
 
     header: Header
@@ -100,11 +101,11 @@ def gallery(
     further: Further = (),
     tell: Callable[[str], None] = lambda _: None,
 ) -> Gallery:
-    """The gallery of some texts; the first that has all parameters of ``settings``, and compiles, decides the size.
+    """Compiles texts at one size; returns the gallery of them.
 
-    Every other text takes those settings that it has, and values of its other parameters that give it the same numbers
-    of workers and micro-batches. Calls ``tell`` with a few words before each compilation. ``further`` are directories
-    of the library.
+    The first text that has all parameters of ``settings``, and compiles, decides the size: the numbers of workers and
+    micro-batches. Every other text takes the settings that it has, and values of its other parameters that give it the
+    same numbers. Calls ``tell`` with a few words before each compilation. ``further`` are directories of the library.
 
     Raises `ParameterError` if no text has all parameters of ``settings``, and the error of the first that has them if
     none compiles.

@@ -28,7 +28,7 @@ _PLACEHOLDER = next(iter(KINDS.values()))
 def build(tree: Tree[Token]) -> tuple[ast.Scheme, tuple[Diagnostic, ...]]:
     """The scheme of a parse tree, and the mistakes that the grammar does not see.
 
-    If there are any, parts of the scheme are made up.
+    If there are any mistakes, some parts of the scheme are placeholders.
     """
     builder = _Builder()
     return builder.transform(tree), tuple(builder.mistakes)

@@ -50,7 +50,7 @@ def _pipes(scheme: Scheme) -> Iterator[PipeBlock]:
 
 
 def _keeps_its_own_way(clause: Clause) -> bool:
-    """Whether a clause says when a stage recomputes activations, or moves them."""
+    """Whether a clause recomputes, or moves memory: then its pipe recomputes only as its lines say."""
     if not isinstance(clause, Operation):
         return False
     kind = clause.subjects[0].kind

@@ -136,7 +136,7 @@ def show_expression(expression: ast.Expression) -> str:
 
 
 def _show(expression: ast.Expression, place: int) -> str:
-    """Returns an expression as text, in brackets if it is looser than ``place``, the tightness that its place needs."""
+    """Returns an expression as text, in brackets if it binds less tightly than ``place``, as a number, asks for."""
     tightness, text = _parts(expression)
     return text if tightness >= place else f"({text})"
 

@@ -89,7 +89,7 @@ def parse(source: Source) -> ast.Scheme:
 class _Rest(NamedTuple):
     """The tokens of a text without the lines that have a mistake.
 
-    ``start`` is the position at which the last such line began.
+    ``start`` is the position, among these tokens, at which the last such line stood.
     """
 
     tokens: list[Token]

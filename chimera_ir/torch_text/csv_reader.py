@@ -132,7 +132,7 @@ def _misplaced(header: Header, row: Sequence[Cell]) -> Iterator[Diagnostic]:
 
 
 def _others(header: Header, cell: MessageCell) -> tuple[Stage, ...]:
-    """The stages that take the message of a send, or that make the message of a receive."""
+    """The stages at the other end of a message: they read the value of a send, or make the value of a receive."""
     post, value = TRANSFERS[cell.word]
     return (header.readers if post is Send else header.makers)(value, cell.stage)
 
@@ -203,7 +203,7 @@ def _lane(header: Header, worker: int, row: Sequence[Cell], traffic: Traffic) ->
 def _of_file(header: Header, row: Sequence[Cell], traffic: Traffic) -> list[Operation | Send | Recv]:
     """The operations, sends and receives of a rank, where receives have slots (buffers).
 
-    ``traffic`` says until which operation a message is in use; then its slot is free for another one.
+    ``traffic`` has the last operation that uses each message; after it the message's slot is free for another message.
     """
     needed = {transfer.message: transfer for transfer in chain.from_iterable(traffic.received.values())}
     lane: list[Operation | Send | Recv] = []

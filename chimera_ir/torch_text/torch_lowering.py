@@ -76,7 +76,11 @@ def _hand_on(
 
 
 def _with_upkeep(header: Header, lane: tuple[Operation, ...]) -> Iterator[Cell]:
-    """Yields the operations of a rank with the actions of FSDP: its next stages are unsharded, the others resharded."""
+    """Yields the operations of a rank with the actions of FSDP around them.
+
+    Before each operation the stages of the next operations are unsharded, and all others are resharded. After the last
+    gradients of a stage, they are summed.
+    """
     active: list[Stage] = []
     sums = dict.fromkeys(range(header.stages), 0)
     for operation, upcoming in zip(lane, _upcoming(lane), strict=True):
@@ -94,7 +98,7 @@ def _with_upkeep(header: Header, lane: tuple[Operation, ...]) -> Iterator[Cell]:
 
 
 def _upcoming(lane: tuple[Operation, ...]) -> Iterable[tuple[Stage, ...]]:
-    """The stages of the next operations from each operation on, in the order in which the lane meets them."""
+    """Lists, for each operation of a lane, the few stages that the lane works on next, in order of use."""
     upcoming: list[tuple[Stage, ...]] = []
     following: dict[Stage, int] = {}
     for place, operation in reversed([*enumerate(lane)]):

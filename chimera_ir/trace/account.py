@@ -13,7 +13,7 @@ Account = Counter[tuple[str, str]]
 
 
 def account(header: Header, lane: Lane, window: UpdateWindow, barriered: bool) -> Account:
-    """Nanoseconds by activity and cause in a window of a rank's lane; they add up to the length of the window.
+    """Divides the time of a window of a rank's lane; returns nanoseconds by activity and cause, which add up to it.
 
     Time outside of operations counts as `Activity.BETWEEN`; after the last operation, if the run is ``barriered`` (has
     a barrier after each update), as `Activity.FLUSH`.
@@ -37,11 +37,11 @@ def inside(lane: Lane, window: UpdateWindow) -> Sequence[LaneSpan]:
 
 
 def windows(header: Header, lanes: Sequence[Lane], barriered: bool) -> list[tuple[UpdateWindow, ...]]:
-    """The windows of each update that every rank has finished, one window for each rank.
+    """Returns the windows of each update that every rank has finished: when each rank begins and ends the update.
 
     If the run is ``barriered`` (has a barrier before each update), all ranks have the same window, from the first
-    operation of any rank to the last. Otherwise a rank's window begins where its window of the update before ends, the
-    first at its first operation.
+    operation of any rank to the last. Otherwise a rank's window begins where its window of the update before ends, and
+    its first window begins with its first operation.
     """
     # Ranks without operations finish nothing: they get the windows of the others.
     finished = [ends(lane) for lane in lanes if lane]

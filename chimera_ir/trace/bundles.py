@@ -39,8 +39,9 @@ _NAME = re.compile(r"rank_([0-9]{1,9})\.json")
 
 
 class RankStop(NamedTuple):
-    """Record of a rank: the ``place`` in its script, None outside of updates; updates there count from ``update``.
+    """Record of where a rank stopped.
 
+    ``place`` is its place in its script, None outside of updates; the script counts updates from ``update`` on.
     ``text`` is the line of the script. ``peers`` are the ranks that it waited for. ``seconds`` is how long it had been
     there, 0 if that is not known.
     """
@@ -174,9 +175,9 @@ In a stream, counters count from the turn, so that an instruction has the same p
 
 
 class _LaneInstruction(NamedTuple):
-    """The instruction that a rank was in, the one that the page shows for it, and the update of the run that it serves.
+    """The instruction that a rank was in (``done``), and the one that the page shows for it (``shown``).
 
-    ``update`` counts from the first update of the rank's record.
+    ``update`` is the update that the instruction serves, counted from the first update of the rank's record.
     """
 
     done: Instruction
@@ -187,9 +188,10 @@ class _LaneInstruction(NamedTuple):
 def _instructions(
     header: Header, lane: Sequence[Instruction], places: Sequence[CallPlace]
 ) -> Mapping[_Key, Mapping[int, Instruction]]:
-    """Maps each place in a script to the instructions there, keyed by the first update of their turn.
+    """Maps each place in a script to the instructions there.
 
-    With a flush there is one at each place, and its key is 0.
+    Without a flush a place has an instruction for each turn, keyed by the first update of the turn. With a flush it has
+    one instruction, with the key 0.
     """
     instructions: dict[_Key, dict[int, Instruction]] = defaultdict(dict)
     for instruction, place in zip(lane, places, strict=True):

@@ -23,7 +23,7 @@ from chimera_ir.trace.trace_files import BadTrace, RunInfo, Trace
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """Seconds of a worker's update in one activity, predicted and measured; ``cause`` is what a wait waits for."""
+    """Seconds of a worker's update in one activity (``kind``), predicted and measured; a wait has a ``cause``."""
 
     kind: str
     cause: str
@@ -196,7 +196,7 @@ def costs(
     lanes: Sequence[Lane],
     chosen: Iterable[Sequence[UpdateWindow]],
 ) -> Callable[[Instruction], int]:
-    """Function that gives an operation's nanoseconds: the sleep of a rehearsal, or a median over ranks and updates.
+    """Returns a function from an operation to nanoseconds: a rehearsal's sleep, or a median over ranks and updates.
 
     ``rehearse`` has the seconds of sleep by kind. If it is None, the median is over equal operations of all ranks in
     the updates whose windows are ``chosen``. Posting costs nothing, so that its measured time shows as a difference.

@@ -37,7 +37,7 @@ _PATTERNS = {"idle": BUBBLE, "wait-message": MESSAGE, "wait-sum": SUM, "wait-sen
 
 
 class _DrawnLane(NamedTuple):
-    """A lane with the upper edge ``y``, of which a window is drawn."""
+    """A lane with its upper edge at ``y`` pixels, and the ``window`` of time in which it is drawn."""
 
     y: int
     lane: Lane
@@ -87,7 +87,7 @@ def draw(comparison: TraceComparison) -> str:
 
 
 def _signs(moves: bool) -> dict[str, str]:
-    """The signs of the legend for what computes nothing, by colour or pattern.
+    """The meanings for the legend of the colours and patterns that are no computing, keyed by colour or pattern.
 
     If memory moves (``moves``), a wait for a move looks like a wait for a send.
     """

@@ -38,12 +38,12 @@ def arrow(phase: str, message: str, thread: Thread, time: int) -> TraceEvent:
 
 
 def end_of_stretch(phase: str, name: str, category: str, thread: Thread, time: int, number: str) -> TraceEvent:
-    """The event of the begin (phase ``b``) or the end (``e``) of something that lasts beside the boxes of a process."""
+    """The event of the beginning (phase ``b``) or end (``e``) of a stretch: a time beside boxes, as of a sum."""
     return _event(phase, name, thread, time) | {"cat": category, "id": number}
 
 
 def stretch(name: str, category: str, process: int, start: int, end: int) -> Iterator[TraceEvent]:
-    """Yields begin and end of something that lasts beside the boxes of a process, and that has a name of its own."""
+    """Yields the beginning and the end of a stretch: a time beside the boxes of a process, with a name of its own."""
     for phase, time in (("b", start), ("e", end)):
         yield end_of_stretch(phase, name, category, (process, 0), time, f"{process}/{name}")
 

@@ -74,9 +74,10 @@ _Served = Sequence[tuple[int, Instruction]]
 
 
 def _waits(served: Iterable[_Served], lanes: Iterable[range]) -> list[list[int]]:
-    """Lists, for each instruction, those that it waits for: the one before it in its lane, posts of its message or sum.
+    """Lists, for each instruction, the instructions that it waits for.
 
-    Instructions are indices, counted lane by lane: ``lanes`` has those of each lane in ``served``.
+    They are the instruction before it in its lane and, for a wait, the posts of the message or sum. An instruction is
+    given by its index, counted lane by lane: ``lanes`` has the indices of each lane in ``served``.
     """
     posted: dict[Hashable, list[int]] = defaultdict(list)
     awaited: dict[int, Hashable] = {}

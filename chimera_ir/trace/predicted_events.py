@@ -50,7 +50,7 @@ def predicted_trace(replay: Replay) -> str:
 
 
 class _Drawn:
-    """The events of a trace of ``replay``; ``_timed`` has the events of each lane that take time, in order."""
+    """Makes the events of a trace file from a ``replay``; ``_timed`` has, for each lane, its events that take time."""
 
     def __init__(self, replay: Replay) -> None:
         self._replay = replay
@@ -129,7 +129,10 @@ class _Drawn:
                 yield from event_format.stretch(name, "move", process, self._at(event.start), self._at(event.end))
 
     def memory(self) -> Iterator[TraceEvent]:
-        """Yields counters of what every worker keeps: from the start of what makes it to the end of what frees it."""
+        """Yields counters of what every worker keeps.
+
+        A value counts from the start of the operation that makes it to the end of the operation that frees it.
+        """
         header = self._replay.header
         for worker, lane in enumerate(self._timed):
             changes_of: dict[Counted, list[tuple[int, int]]] = {unit: [] for unit in _KEPT}
@@ -148,7 +151,10 @@ class _Drawn:
 
 
 def _amounts(changes_made: Sequence[tuple[int, int]]) -> Mapping[int, int]:
-    """Maps each time at which an amount changes to the amount from then on; the changes come with their times."""
+    """Maps each time at which an amount changes to the amount from then on.
+
+    Each of ``changes_made`` is a time and the number that is added to the amount then.
+    """
     change_at: dict[int, int] = {}
     for time, change in sorted(changes_made):
         change_at[time] = change_at.get(time, 0) + change

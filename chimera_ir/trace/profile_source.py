@@ -81,7 +81,7 @@ def predict_from_profile(
 def _steady(
     lanes: Sequence[Lane], update_windows: Sequence[Sequence[UpdateWindow]], counted: range, nanoseconds: float
 ) -> bool:
-    """Whether the counted updates take ``nanoseconds`` on average on every worker, apart from rounding at both ends."""
+    """Whether the counted updates take ``nanoseconds`` each, as a mean, on every worker, apart from rounding."""
     whole = len(counted) * nanoseconds
     return all(
         abs(update_windows[counted[-1]][worker].end - update_windows[counted[0]][worker].start - whole) <= 2
