@@ -312,7 +312,7 @@ class RecordedStage(RecordedWeights):
 
 
 class Held(NamedTuple):
-    """What a rank has, as program.json lists it: stages, ties, links and receive buffers.
+    """Parts of a rank, as program.json lists them: stages, ties, links and receive buffers.
 
     ``header`` is the program's. ``initial`` has the two version numbers of each weight group: see `RecordedWeights`.
     ``rooms`` has, for each incoming link, how many micro-batches each slot has room for.
