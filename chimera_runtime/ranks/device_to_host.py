@@ -27,7 +27,7 @@ def from_host(tensors: Sequence[torch.Tensor]) -> Numbers:
 
 
 class Readout:
-    """A `Reader` of tensors of a GPU, through pinned memory."""
+    """Reads numbers from tensors of a GPU (a `Reader`), by way of pinned memory on the host."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator

@@ -47,10 +47,11 @@ def unrecorded(post: Callable[..., Any], *arguments: Any, **options: Any) -> Any
 
 @dataclass(frozen=True)
 class Names:
-    """Describes this rank, and messages of the schedule, in errors about waits that have failed.
+    """Writes the errors about waits that have failed, with this rank and the message that it waited for.
 
-    ``slices`` is the number of slices of a micro-batch, which tags count. ``check`` raises the error of an earlier
-    time-out: after it communicators are aborted, so that other waits fail as well, and only the first error says why.
+    ``slices`` is the number of slices of a micro-batch: tags of messages count slices. ``check`` raises the error of an
+    earlier time-out: after one, communicators are aborted, so that other waits fail as well, and only the first error
+    says why.
     """
 
     rank: int
@@ -76,7 +77,10 @@ class Names:
         return f"{verb} {named}{micro_text(micro, self.slices)} s{source}->s{target}"
 
     def lost(self, operation: str, peers: Sequence[int], error: Exception) -> PeerLost:
-        """Returns the error for a failed post or wait, or raises an earlier one; no peers stand for all others."""
+        """Returns the error for a failed post or wait for ``peers``; empty ``peers`` stand for all other ranks.
+
+        If there was a time-out before, its error is raised instead.
+        """
         self.check()
         if self.launcher.is_gone():
             return mistakes.torchrun_has_died(self.rank, self.worker)

@@ -69,7 +69,7 @@ class ObjectExchange:
         return [value for _, value in results]
 
     def on_all_ranks(self, call: Callable[[], T], refused: Callable[[str], str] = str) -> T:
-        """Makes a call on every rank, and returns the result of this rank's own; errors as of `gather_results`."""
+        """Makes a call on every rank, and returns this rank's result; ``refused`` and errors as in `gather_results`."""
         results: list[T] = []
         self.gather_results(lambda: results.append(call()), refused)
         return results[0]

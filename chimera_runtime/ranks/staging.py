@@ -157,9 +157,10 @@ class Staging:
         return StagedTensor(room.tensor, post(room.tensor), finish)
 
     def collect(self, tensor: torch.Tensor, part: slice, post: Post) -> StagedTensor:
-        """Replaces a tensor by the result of a collective operation, which reads a part of the tensor.
+        """Replaces a tensor by the result of a collective operation, to which this rank gives a ``part`` of the tensor.
 
-        The tensor is written without waiting for an event: gloo works on a copy, and nothing else reads the tensor.
+        ``post`` posts the operation to gloo. The tensor is written without waiting for an event: gloo works on a copy,
+        and nothing else reads the tensor.
         """
         room = self.rooms.take(tensor)
         work = self.hand_over(room.tensor[part], tensor[part], lambda: post(room.tensor))

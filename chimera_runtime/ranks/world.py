@@ -245,7 +245,7 @@ def staging_of(device: torch.device, backend: str) -> Staging | None:
 
 
 def reader_of(device: torch.device) -> Reader:
-    """Returns the reader of losses; from a GPU, losses are copied, and the host waits at the end of an update."""
+    """Returns the reader of losses; from a GPU it copies them, so that the host waits only at the end of an update."""
     return Readout(Accelerator(device)) if device.type == "cuda" else from_host
 
 

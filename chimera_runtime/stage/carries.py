@@ -29,8 +29,8 @@ class CarryGraph(NamedTuple):
     """The part of a forward's graph that belongs to carries.
 
     ``leaves`` are the tensors of the carry that the forward has read. ``roots`` are tensors of the carry that it has
-    returned, by their number in that carry. A tensor that it has passed on unchanged is not a root: ``passed`` has its
-    number in the returned carry, and the number of the leaf.
+    returned, by their number in that carry. A tensor that it has passed on unchanged is not a root: ``passed`` has
+    pairs of its number in the returned carry and its number among the leaves.
     """
 
     leaves: Tensors = ()
@@ -118,9 +118,10 @@ class Carries:
         )
 
     def begin_backward(self, micro: int, graph: CarryGraph) -> tuple[Tensors, Tensors]:
-        """Returns the roots in the carry of a micro-batch for which there are gradients, and these gradients.
+        """Returns roots in the carry that a micro-batch's forward has returned, and the gradient of each.
 
-        The gradients of tensors that the forward has passed on unchanged go to the leaves.
+        Roots without a gradient are left out. Gradients of tensors that the forward has passed on unchanged go to the
+        leaves.
         """
         self.held -= self._sizes.pop(micro, 0)
         gradients = self._gradients.pop(micro, None)

@@ -220,7 +220,7 @@ class WideGradientSum(GradientSum):
 
     @property
     def disturbed(self) -> torch.nn.Parameter | None:
-        """None, as the flat buffer keeps the sum, whatever happens to ``grad``."""
+        """None: the sum is in the flat buffer, and nothing that happens to ``grad`` changes it."""
         return None
 
     def clear(self) -> None:
@@ -237,7 +237,10 @@ def main_gradient(parameter: torch.nn.Parameter) -> torch.Tensor | None:
 
 
 def set_gradient(parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
-    """Sets ``grad`` of a parameter; a gradient of another dtype becomes ``main_grad``, and ``grad`` is rounded."""
+    """Sets ``grad`` of a parameter, rounded to the parameter's dtype; then the gradient itself is ``main_grad``.
+
+    If the gradient has the same dtype as the parameter, nothing is rounded, and ``main_grad`` stays as it is.
+    """
     if gradient.dtype == parameter.dtype:
         parameter.grad = gradient
     else:

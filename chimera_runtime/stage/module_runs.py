@@ -51,7 +51,7 @@ class ModuleRuns:
         return self._numbering.forward_seed(micro, self._number)
 
     def keywords_of(self, micro: int) -> Keywords:
-        """Loads the keyword arguments of a micro-batch that the stage takes. Raises `BadModel` if one is missing."""
+        """Loads those keyword arguments of a micro-batch that the stage takes. Raises `BadModel` if one is missing."""
         names = self._traits.keywords
         if not names or self.load_keywords is None:
             return {}

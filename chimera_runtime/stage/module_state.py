@@ -164,11 +164,11 @@ class ModuleState:
             put(state)
 
     def changed(self, before: StateSnapshot) -> list[str]:
-        """Names of everything that has changed since a snapshot, among what the snapshot covers."""
+        """Names of everything in a snapshot that has another value now, such as ``block.cache``."""
         return self.names(before, self._changes(before, thorough=True))
 
     def names(self, before: StateSnapshot, keys: Set[int]) -> list[str]:
-        """Names of the containers, tensors and generators with the ids ``keys``, such as ``block.cache``."""
+        """Names of the containers, tensors and generators of a snapshot that have the ids ``keys``."""
         names: dict[str, None] = {}
         for key, (container, copy) in before.containers.items():
             place, _ = self._containers.get(key, ("", None))
@@ -199,7 +199,7 @@ class ModuleState:
         return self._differing(before, self.snapshot(thorough).versions)
 
     def _differing(self, before: StateSnapshot, versions: Mapping[int, TensorVersion]) -> set[int]:
-        """Ids of everything that differs between a snapshot and now; ``versions`` are those of the tensors now."""
+        """Ids of everything in a snapshot that has another value now; ``versions`` has the tensors' versions of now."""
         differing = {key for key, (container, copy) in before.containers.items() if not _same(container, copy)}
         for key, version in before.versions.items():
             later = versions.get(key)
@@ -315,7 +315,7 @@ def _put(container: Any, elements: Any) -> None:
 
 
 def _equal(tensor: torch.Tensor, copy: torch.Tensor, unknown: bool = True) -> bool:
-    """Whether a tensor has the values of its copy; ``unknown`` is the answer if the values cannot be read."""
+    """Whether a tensor has the same values as its copy; ``unknown`` is returned if values cannot be read."""
     values, copied = local(tensor), local(copy)
     if values.is_meta or values.layout != torch.strided:
         return unknown

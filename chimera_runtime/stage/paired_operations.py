@@ -25,10 +25,10 @@ METHOD = "forward_and_backward"
 class Backward:
     """Backward of a pair, which the method ``forward_and_backward`` of the forward's module gets as an argument.
 
-    A call runs the backward, which adds to the ``.grad`` of the leaves of the graph. A method that runs it piece by
-    piece takes ``roots`` and ``gradients`` instead. ``module`` is the module whose forward made the graph; it may
-    belong to another stage than the method's. ``begun`` says whether the method has run the backward, or taken its
-    roots to do so.
+    To call this object is to run the backward, which adds to the ``.grad`` of the leaves of the graph. A method that
+    runs the backward piece by piece takes ``roots`` and ``gradients`` instead. ``module`` is the module whose forward
+    made the graph; it may belong to another stage than the method. ``begun`` says whether the method has run the
+    backward, or taken the roots in order to run it.
     """
 
     def __init__(self, module: torch.nn.Module, roots: Tensors, gradients: Tensors) -> None:

@@ -30,7 +30,7 @@ _OFTEN = 2
 
 
 class ForwardArguments(NamedTuple):
-    """Arguments of a run of a module: seed, input and keyword arguments, and the carry that it reads.
+    """Arguments of a run of a module: seed, input, keyword arguments, and the carry of the slice before.
 
     ``leaves_carry`` says that a slice follows, for which the run returns a carry.
     """
@@ -43,10 +43,10 @@ class ForwardArguments(NamedTuple):
 
 
 class ForwardResult(NamedTuple):
-    """Result of one call of a module: ``leaves`` are the input tensors that receive gradients in the backward.
+    """Result of one run of a module. ``leaves`` are the input tensors for which the backward computes gradients.
 
-    ``carry`` is that for the next slice, None if no slice reads it; ``carry_leaves`` are the tensors of the carry that
-    was read.
+    ``returned`` is what the module returned, without the carry. ``carry`` is the carry for the next slice, None if no
+    slice reads it; ``carry_leaves`` are the tensors of the carry of the slice before.
     """
 
     leaves: Tensors
@@ -59,7 +59,8 @@ class ForwardResult(NamedTuple):
 class SavedGraph(NamedTuple):
     """The autograd graph that an ordinary forward keeps for its backward, from its leaves to its roots.
 
-    ``auxiliary`` are the auxiliary losses, which are roots as well; ``carries`` are further leaves and roots.
+    ``auxiliary`` are the auxiliary losses, which are roots as well; ``carries`` has the leaves and roots that belong to
+    carries.
     """
 
     leaves: Tensors

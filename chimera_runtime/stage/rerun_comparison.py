@@ -108,20 +108,20 @@ def whole(tensors: Iterable[torch.Tensor]) -> ForwardDigest:
 
 
 def parts(tensors: Iterable[torch.Tensor], count: int) -> Iterator[ForwardDigest]:
-    """Yields a digest, which has samples, for each micro-batch of a forward over ``count`` micro-batches."""
+    """Yields a digest with samples for each micro-batch of a forward over ``count`` micro-batches."""
     compared = _comparable(tensors)
     for number in range(count):
         yield sampled([rows(t, number * (len(t) // count), len(t) // count) for t in compared])
 
 
 def sampled(tensors: Iterable[torch.Tensor]) -> ForwardDigest:
-    """Returns a digest that has samples of one micro-batch's forward, to compare with the digests of `parts`."""
+    """Returns a digest with samples of a forward over one micro-batch, to compare with one of the `parts`."""
     compared = [t for t in _comparable(tensors) if t.is_floating_point() or t.is_complex()]
     return ForwardDigest([_kind(t) for t in compared], [*map(_sample, compared)])
 
 
 def _comparable(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """The local parts of the tensors that have values and are on the same device as the first of them."""
+    """Returns the dense tensors on the device of the first of them; of spread tensors, this rank's part."""
     with_values = [t for t in map(local, tensors) if t.layout == torch.strided and not t.is_meta and not t.is_quantized]
     return [t for t in with_values if t.device == with_values[0].device]
 

@@ -48,7 +48,7 @@ class Footprint:
     made_results: int = 0
 
     def activations_with_inputs(self, is_fed: bool) -> int:
-        """M_a with all inputs that another stage has sent (``is_fed``), saved for the backward or not."""
+        """M_a; if another stage sends the inputs (``is_fed``), with all inputs, saved for the backward or not."""
         return self.activations + (self.inputs - self.saved_inputs if is_fed else 0)
 
     def resident(self, is_fed: bool) -> int:
@@ -110,7 +110,10 @@ class SavedTensors:
         )
 
     def _pack(self, tensor: torch.Tensor) -> "_SavedTensor":
-        """Counts a tensor, and saves it without its graph: otherwise the graph would keep itself alive."""
+        """Counts a tensor as saved, and returns what the graph keeps of it: the tensor without its graph.
+
+        With its graph, the graph would keep itself alive.
+        """
         memory = memory_of(tensor)
         if memory.keys() <= memory_of(list(self._weights())).keys():
             return _SavedTensor(tensor.detach(), lambda: None)

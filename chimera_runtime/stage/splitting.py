@@ -120,7 +120,7 @@ class SplitBackward:
 
     @property
     def operands(self) -> list[Operand]:
-        """Gradients that are kept for the second half, in addition to what the forward has saved."""
+        """Gradients that are kept for the second half, apart from the tensors that the forward has saved."""
         early = [gradient for gradients, _ in self._parts for _, gradient in gradients]
         late = [gradient for _, fork in self._parts if fork is not None for gradient in fork.gradients]
         return [*early, *(gradient for gradient in late if gradient is not None)]
@@ -136,7 +136,7 @@ class SplitBackward:
 
     @property
     def nodes(self) -> list[Node]:
-        """Nodes of the graph from which the second half runs; they keep all that it still needs of the forward."""
+        """Nodes from which the second half runs; the graph behind them keeps what it needs of the forward."""
         late = [fork.node for _, fork in self._parts if fork is not None]
         return [*late, *(edge.node for early, _ in self._parts for edge, _ in early)]
 
@@ -283,7 +283,8 @@ class _EngineCall(torch.autograd.Function):
 class WholeBackward:
     """A backward that cannot be split: the constructor runs all of it.
 
-    With ``apart`` the gradients of the weights are kept until `finish`; otherwise they are added at once.
+    If ``apart``, the gradients of the weights are kept here until `finish`; otherwise they are added to ``grad`` at
+    once.
     """
 
     def __init__(

@@ -107,7 +107,7 @@ class Stage(WeightGroup):
         self._moves = TensorMoves(number, self._saved, self._half_backwards, host_link)
 
     def reserve(self, rooms: Mapping[str, Sequence[int]], device: torch.device) -> None:
-        """Allocates the receive buffers; ``rooms`` gives, for each value, the micro-batches that fit in each slot."""
+        """Allocates the receive buffers; ``rooms`` says for each value how many micro-batches each slot holds."""
         for letter, value in VALUES.items():
             if (boundary := self._input.before if value.onward else self._output.after) is not None:
                 make = partial(getattr(boundary, value.buffers), device)
@@ -333,7 +333,7 @@ class Stage(WeightGroup):
         return self._take_gradients(micro, graph, counts)
 
     def _take_gradients(self, micro: int, graph: SavedGraph, counts: Tensors) -> Tensors:
-        """Returns the message to the stage before; keeps the gradients for the slice before."""
+        """Returns the gradients for the stage before, as a message; keeps the carry's for the slice before."""
         self.carries.end_backward(micro, graph.carries)
         return self._input.take_gradients(graph.leaves, counts)
 
@@ -349,7 +349,7 @@ class Stage(WeightGroup):
         return graph, (*graph.roots, *graph.auxiliary, *carried), initial, counts
 
     def _graph(self, micro: int) -> SavedGraph:
-        """Returns the graph of a micro-batch: the saved one or, if it is recomputed, that of a second run, made now."""
+        """Returns the graph of a micro-batch: the saved one or, if the forward is recomputed, that of a second run."""
         saved = self._saved.pop(micro)
         if isinstance(saved, SavedGraph):
             return saved

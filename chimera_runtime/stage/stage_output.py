@@ -55,7 +55,7 @@ class SendOutput:
         return tensors, roots
 
     def gradients(self, _roots: Tensors, received: Tensors) -> Tensors:
-        """Returns the received gradients as new tensors, so that a slot notices if a hook keeps one."""
+        """Returns the received gradients as new tensors: if a hook keeps one, its slot moves to new memory."""
         if self.moves_operands:
             note_received(received)
         return tuple([t.detach() for t in (received[:-1] if self.after.counted else received)])

@@ -61,7 +61,7 @@ class SavedStorage:
     views: list["SavedView"] = field(default_factory=list)
 
     def pack(self, tensor: torch.Tensor) -> "SavedView":
-        """Returns what the graph keeps in place of a tensor (a hook of autograd)."""
+        """Returns a view that a graph keeps in place of a tensor in this storage (a hook of autograd)."""
         geometry = Geometry(tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
         view = SavedView(self, geometry, tensor._version, tensor.detach())
         self.views.append(view)
@@ -148,7 +148,7 @@ class Storages:
         return operand
 
     def take_saved(self, nodes: Iterable[Node]) -> None:
-        """Takes the tensors out of the graph that ``nodes`` and all those behind them have saved."""
+        """Takes the tensors that ``nodes`` and all nodes behind them have saved out of the graph."""
         for node in reachable(nodes):
             for saved, unpack in saved_tensors_of(node):
                 view = getattr(saved, "data", None)
@@ -213,7 +213,7 @@ def _is_ordinary(tensor: torch.Tensor, device: torch.device) -> bool:
 
 @dataclass
 class MovingStorages:
-    """Storages of a micro-batch that move, the memory of each on the host, and the event of the last copy's end."""
+    """Storages of a micro-batch that move: their memory on the host, and the event at the end of the last copy."""
 
     storages: Sequence[SavedStorage]
     rooms: Sequence[Room]

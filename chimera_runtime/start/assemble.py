@@ -126,8 +126,8 @@ def agree_on_weights(control_group: ControlGroup, job: Job, built: dict[int, tor
 def loss_share(job: Job, copies: int, probed: ProbeResult) -> float:
     """Weight of the loss of one micro-batch in the loss of the update over all copies.
 
-    The backward of the loss begins with it as its gradient. If ``loss`` returns sums and counts, the weight has an
-    estimated count; `GradientSum` corrects it by the actual one.
+    It is the gradient with which the backward of the loss begins. If ``loss`` returns sums and counts, it is one
+    divided by an estimated count; `GradientSum` corrects this by the actual count.
     """
     return 1 / (probed.expected_count or job.passes * copies)
 

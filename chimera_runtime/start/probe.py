@@ -60,7 +60,7 @@ class ProbeResult:
 
     @property
     def generators_kept(self) -> Callable[[], AbstractContextManager[None]]:
-        """Function that makes a context, at whose end the random generators that any stage draws from are restored."""
+        """Function that makes a context which, at its end, restores all random generators that the stages draw from."""
         return all_generators_kept if any(t.seeds_all for t in self.traits) else generators_kept
 
 
@@ -119,7 +119,7 @@ class _Probe:
     def forward(self) -> tuple[list[Boundary], list[Traits]]:
         """Runs all forwards; returns the boundaries and the traits of the stages.
 
-        In these boundaries ``differentiable`` is still equal to ``recorded``.
+        Which gradients come back is not known yet: `backward` corrects ``differentiable``, here equal to ``recorded``.
         """
         job = self.world.job
         boundaries: list[Boundary] = []
@@ -153,7 +153,7 @@ class _Probe:
         return count
 
     def backward(self, boundaries: list[Boundary]) -> list[Boundary]:
-        """Runs all backwards; returns the boundaries with ``differentiable``, which tensors get a gradient back."""
+        """Runs all backwards; returns the boundaries with ``differentiable``: whether each tensor has a gradient."""
         job = self.world.job
         differentiated: list[Boundary] = []  # the boundaries from the last one seen so far on
         differentiable: tuple[bool, ...] | None = None
@@ -283,7 +283,7 @@ class _Probe:
                 self.world.control_group.send(tensor, self._rank_of(fed), what)
 
     def _inputs_of(self, stage: int, micro: int, before: Boundary | None) -> Any:
-        """The input of a stage: that of a slice, or the outputs of the stage that feeds it."""
+        """The input of a stage: a micro-batch or slice of the dataset, or the outputs of the stage before it."""
         device = self.world.device
         if before is None:
             return _copied(self.batches.input(0, micro), device)

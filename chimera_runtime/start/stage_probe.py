@@ -30,7 +30,7 @@ class StageCall(NamedTuple):
     """Arguments of a stage. ``inputs`` are the tensors of the stage before, or the input from the dataset on stage 0.
 
     ``before`` describes the tensors of the stage before; None on stage 0. Only the last stage has a target. ``carry``
-    is that of the slice before; ``leaves_carry`` says that a slice follows, for which the stage returns a carry.
+    is the carry of the slice before; ``leaves_carry`` says that a slice follows, for which the stage returns a carry.
     """
 
     before: Boundary | None
@@ -218,7 +218,7 @@ def _half(
     is_whole: bool,
     apart: bool,
 ) -> SecondHalf:
-    """Runs the first half of a backward, as `run_first_half`, and clears all gradients."""
+    """Runs the first half of a backward by `run_first_half`, returns the second half, and clears all gradients."""
     leaves = (*probed.inputs, *probed.carry_leaves)
     with UserCode(f"the backward of stage {stage}", FAILED):
         half = run_first_half(roots, gradients, leaves, module.parameters(), is_whole=is_whole, apart=apart)
@@ -280,7 +280,11 @@ def _generators_of_torch() -> list[torch.Tensor]:
 
 
 def _runs_alone(draws: bool, buffers: tuple[str, ...], joinable: bool, separable: bool) -> str:
-    """The reason why a stage cannot run several micro-batches at once; empty if it can."""
+    """Words for why a stage cannot run several micro-batches at once; empty if it can.
+
+    ``draws``: it draws random numbers. ``buffers``: the ones that it updates. ``joinable`` and ``separable``: whether
+    its inputs and its outputs can be joined and cut along dimension 0.
+    """
     if draws:
         return "draws random numbers"
     if buffers:

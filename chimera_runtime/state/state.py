@@ -176,8 +176,9 @@ class State:
     def whole(self) -> dict[str, Any] | None:
         """Returns on rank 0 the state of the whole model, on the CPU; every rank calls it.
 
-        Buffers and further entries are those of the first replicas. Ranks in other rows of a mesh than the first get
-        None; they only send their parts of parameters that are spread over the mesh.
+        Buffers and further entries are those of the first replicas. The other ranks get no parameters: they only send.
+        If pipelines in several rows of a mesh hold parts of one model, the first row has the result, and all ranks of
+        the other rows get None.
         """
         control = self.control_group
         mine = self._parameters() | {name: tensor.detach() for replica, name, tensor in self._buffers() if not replica}

@@ -306,8 +306,9 @@ class Run(Hooks):
         return traced(components, self._recorder)
 
     def outcomes_class(self, job: Job) -> type[Outcomes]:
-        """Returns a class of outcomes without losses if updates overlap: the progress gathers losses at less cost.
+        """Returns the class of outcomes; if updates overlap, a class without losses, which costs less.
 
-        If the model file has an ``on_step``, outcomes do have losses, as it may read them.
+        Then `Progress` gathers the losses. If the model file has an ``on_step``, outcomes have losses, as it may read
+        them.
         """
         return PartialOutcomes if job.period and self.model.on_step is None else Outcomes

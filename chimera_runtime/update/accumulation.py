@@ -60,7 +60,7 @@ class Accumulation:
 
     @torch.no_grad()
     def end(self, outcome: Outcome) -> None:
-        """Replaces each gradient by its weighted mean with the gradients that were kept; call it after the step."""
+        """Replaces each gradient by its mean with the earlier gradients, weighted by step; call it after the step."""
         if self._earlier_steps:
             weights = [step.weight for step in (*self._earlier_steps, outcome)]
             weights_of = dict.fromkeys((None, *meshes_of(self._parameters)), weights)

@@ -112,7 +112,10 @@ class Boundary:
         return replace(self, shapes=tuple((shape[0] // whole * items, *shape[1:]) for shape in self.shapes))
 
     def mismatch(self, outputs: Tensors, form: Form, micros: int) -> str | None:
-        """Returns how outputs differ from this boundary, in grad mode also in ``requires_grad``; None if not at all."""
+        """Returns in words how outputs of ``micros`` micro-batches differ from this boundary; None if they do not.
+
+        In grad mode ``requires_grad`` is compared as well.
+        """
         if len(outputs) != len(self.shapes):
             return f"{len(outputs)} tensor{'' if len(outputs) == 1 else 's'} instead of {len(self.shapes)}"
         for i, output in enumerate(outputs):
@@ -150,7 +153,7 @@ class Traits:
 
 
 def traits_of_slices(traits: Sequence[Traits]) -> Traits:
-    """Returns the traits of a stage from those that it showed with each slice of a micro-batch."""
+    """Merges the traits that a stage showed with each slice of a micro-batch into the traits of the stage."""
     return replace(
         traits[0],
         buffers=tuple(dict.fromkeys(name for of_slice in traits for name in of_slice.buffers)),
@@ -169,6 +172,6 @@ def with_shared(traits: Sequence[Traits]) -> list[Traits]:
 
 
 def keyword_names(traits: Sequence[Traits], stages: Iterable[int]) -> KeywordNames:
-    """Returns the names of all keyword arguments, and of those that the given stages of this rank take."""
+    """Returns the names of the keyword arguments that any stage takes, and of those that the given ``stages`` take."""
     example = frozenset(name for of_stage in traits for name in of_stage.keywords)
     return KeywordNames(example, frozenset(name for stage in stages for name in traits[stage].keywords))

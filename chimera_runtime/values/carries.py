@@ -79,7 +79,7 @@ def slice_arguments(module: torch.nn.Module) -> SliceArguments:
 
 @dataclass(frozen=True)
 class Carry:
-    """Carry of a stage from a slice to the next: tensors without a graph, and the position at which the next starts.
+    """Carry from a slice to the next: tensors without a graph, and the position where the next slice starts.
 
     A tensor is ``recorded`` if it requires a gradient.
     """
@@ -111,7 +111,7 @@ class Carry:
 
     @property
     def opaque(self) -> str | None:
-        """The type of a part that is neither tensor nor constant, and so may hide tensors; None if there is none."""
+        """The type of some part of the carry that is no tensor and no constant, and so may hide tensors; else None."""
         kinds = [type(e).__name__ for e in self.form.entries if e is not ... and not isinstance(e, Constant)]
         return kinds[0] if kinds else None
 

@@ -25,7 +25,10 @@ class KeywordNames:
     needed: frozenset[str]
 
     def require(self, keywords: Mapping[str, Any], what: str) -> None:
-        """Raises `Misuse` if a name is not in the example, or a name that this rank needs is missing."""
+        """Raises `Misuse` if the example lacks a name in ``keywords``, or ``keywords`` lacks one that this rank needs.
+
+        ``what`` names the keyword arguments in the error.
+        """
         names = keywords.keys()
         if names == self.example:
             return

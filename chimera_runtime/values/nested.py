@@ -32,7 +32,7 @@ class Form:
     entries: tuple[Constant | EllipsisType, ...]
 
     def filled(self, tensors: Sequence[Any]) -> Any:
-        """Returns the value of this structure with given tensors."""
+        """Returns a value of this structure, with the given tensors in place of ``...``."""
         if self is ONE_TENSOR:
             return tensors[0]
         remaining = iter(tensors)
@@ -74,7 +74,7 @@ def taken_apart(value: Any) -> tuple[tuple[torch.Tensor, ...], Form]:
 
 
 def leaves(value: Any) -> list[Any]:
-    """The leaves of a value: its entries at any depth that are not tuples, lists or dicts themselves."""
+    """Returns the parts of a value, at any depth, that are not tuples, lists or dicts themselves."""
     if isinstance(value, torch.Tensor):
         return [value]
     return pytree.tree_leaves(value)

@@ -150,7 +150,7 @@ def _tensors(modules: dict[int, torch.nn.Module]) -> Iterator[torch.Tensor]:
 
 
 class Snapshot:
-    """Values of a tensor, and the memory that it uses, to restore both."""
+    """Values of a tensor, and the memory that they are in: `restore` gives the tensor both."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor

@@ -44,11 +44,11 @@ LARGEST_TOLERANCE = 0.5
 
 
 def tolerance(dtype: torch.dtype, summands: int) -> float:
-    """Largest error of a sum of the gradients of ``summands`` micro-batches, relative to the largest gradient.
+    """Largest error that rounding explains in a sum of gradients of ``summands`` micro-batches.
 
-    Rounding errors of both signs add up like a random walk, over the sums of the ranks and that of one process; the
-    largest of many such sums is off by a few times as much (Higham and Mary, "A New Approach to Probabilistic Rounding
-    Error Analysis", 2019).
+    It is relative to the largest gradient. Rounding errors of both signs add up like a random walk, over the sums of
+    the ranks and those of one process; the largest of many such sums is off by a few times as much (Higham and Mary, "A
+    New Approach to Probabilistic Rounding Error Analysis", 2019).
     """
     return min(max(TOLERANCES[dtype], 4 * math.sqrt(summands) * torch.finfo(dtype).eps), LARGEST_TOLERANCE)
 
@@ -200,7 +200,11 @@ def _train_in_one_process(
     begin: Callable[[], Training],
     inspect: Callable[[Sequence[torch.nn.Module]], None],
 ) -> tuple[Training, list[Deviation], list[Deviation]]:
-    """Trains in one process with the gradients of the ranks; returns the training and the errors of the ranks."""
+    """Trains in one process, stepping with the gradients of the ranks.
+
+    Returns the training, the errors of the ranks' gradients, and the errors of their weights. Arguments are those of
+    `compare`.
+    """
     gradients: list[Deviation] = []
     weights: list[Deviation] = []
     alone = UserCode("training in one process, to compare with", FAILED)
@@ -225,7 +229,7 @@ def _train_in_one_process(
 
 
 def share_of(error: float, scale: float) -> float:
-    """Error divided by ``scale``, or infinity if the quotient is not a number."""
+    """Returns ``error`` divided by ``scale``: infinity if that is no number, and 0 if there is no error."""
     if error == 0:
         return 0.0
     relative = error / scale if scale else math.inf
@@ -270,7 +274,7 @@ def _received(
 
 
 def _send_parts(control_group: ControlGroup, job: Job, result: RankResult, updates: int) -> None:
-    """Sends results when `_received` asks for them, of each weight group that this rank is the first to hold."""
+    """Sends the results of each weight group that this rank is the first to hold, when rank 0 asks (`_received`)."""
     mine = [
         g
         for g in job.groups

@@ -24,7 +24,10 @@ from chimera_runtime.tools.check.reference import Reference, differences, size
 
 @dataclass(frozen=True)
 class Agreement:
-    """Errors of the stages compared with the user's model: of the loss, and of gradients, both relative."""
+    """Largest errors of loss and gradients of the stages, relative to those of the user's model.
+
+    ``parameters`` is the number of compared parameters, ``bound`` the largest error that is allowed.
+    """
 
     parameters: int
     loss: float

@@ -301,7 +301,7 @@ class History:
         return not isinstance(self._optimizer, torch.optim.SGD | None)
 
     def show(self, micro: int, updates: int) -> None:
-        """Points the parameters to the version that a micro-batch reads, and forgets versions that are read no more.
+        """Points the parameters to the version that a micro-batch reads, and forgets versions that no later one reads.
 
         ``updates`` is the number of updates of a period.
         """

@@ -22,10 +22,10 @@ def seed_of(*parts: object) -> int:
 def mini_batches(
     model: Any, sizes: tuple[int, int, int], seed: int, device: torch.device, *, lengths: Sequence[int] = ()
 ) -> Iterator[list[list[Any]]]:
-    """Yields for each update the inputs, targets and keyword arguments of every part of all micro-batches.
+    """Yields for each update a list, which has input, target and keyword arguments of each part of each micro-batch.
 
-    ``sizes`` are the items of a micro-batch, the micro-batches of all copies, and the parts of a micro-batch.
-    If there are ``lengths``, the parts are slices of sequences, along dimension 1, in proportion to these.
+    ``sizes`` is a triple: items of a micro-batch, micro-batches of all copies, parts of a micro-batch. Without
+    ``lengths`` parts are cut between items; with ``lengths`` they are slices along dimension 1, in proportion to these.
     """
     size, count, parts = sizes
     dataset = model.dataset()

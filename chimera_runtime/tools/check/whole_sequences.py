@@ -99,7 +99,10 @@ def _error(mine: Gradients, theirs: Gradients) -> float:
 def _errors_of_slices(
     mine: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor], lengths: Sequence[int]
 ) -> Iterator[float]:
-    """Yields for each slice the largest difference of its outputs, relative to the largest output."""
+    """Yields for each slice the largest difference of outputs, relative to the largest output.
+
+    ``mine`` are the joined outputs on slices, ``theirs`` the outputs on whole sequences.
+    """
     for place in range(len(lengths)):
         here, there = (
             [torch.split(tensor, items_of_slices(tensor.shape[1], lengths), 1)[place] for tensor in tensors]

@@ -82,7 +82,7 @@ class Faults:
         leave(status)
 
     def _speak(self, message: str, is_cause: bool) -> None:
-        """Prints the message, or waits until another rank has printed one; in a thread, as the store may be busy."""
+        """Prints the message on the first rank that calls it; on the others, waits until that rank has printed."""
         try:
             is_first = _ask(lambda: self._store.add(_SPEAKERS, 1) == 1)
         except _NoStoreError:
@@ -101,7 +101,7 @@ class Faults:
             record(f"rank {self._rank} ended after another one had failed: {cause}", is_cause=False)
 
     def _speak_alone(self, message: str, is_cause: bool) -> None:
-        """Prints without a store to agree on one rank: the first of each torchrun prints, and every cause."""
+        """Prints the message if the store does not answer: on the first rank of each torchrun, and of each cause."""
         record(message, is_cause)
         if is_cause or claim_to_speak():
             self._tell(message)
@@ -210,7 +210,7 @@ class Faults:
             self._interrupted = now
 
     def _terminated(self, size: int, name: str) -> None:
-        """Ends this rank after a signal, with a message about its cause, or calls ``at_sigterm``."""
+        """Ends this rank after a signal, with a message about where the signal came from, or calls ``at_sigterm``."""
         # torchrun sent it, because a rank died or failed or because it ends itself; or it came from outside.
         try:
             has_spoken, dead = _ask(lambda: (self._store.check([_SPEAKERS]), self._dead(size)))

@@ -82,7 +82,7 @@ class Optimizers:
 
     @property
     def learning_rates(self) -> dict[str, list[float]]:
-        """Learning rates of each optimizer's groups, by stage (``0``) or stages that share parameters (``0+3``)."""
+        """Learning rates of each optimizer's parameter groups, by stage (``0``) or stages of a tie (``0+3``)."""
         return {
             "+".join(map(str, stages)): [
                 float(group["lr"]) for group in getattr(optimizer, "param_groups", ()) if "lr" in group

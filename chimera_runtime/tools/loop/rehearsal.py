@@ -88,7 +88,7 @@ class RehearsedStage(Stage):
             time.sleep(max(0.0, self._seconds.get(letter, 0.0) * weight - self._slack))
 
     def _launch(self, letter: str, micros: Micros) -> None:
-        """Launches a move that takes its time for each micro-batch, and longer for a longer slice."""
+        """Launches a rehearsed move of ``micros``; it takes longer for a longer slice."""
         seconds = sum(_of(micros, self._sizes)) * self._seconds.get(letter, 0.0)
         self._ends[letter, micros] = self._link.launch(seconds)
 

@@ -64,8 +64,8 @@ def peak_seconds(
 ) -> float:
     """Seconds that an update would take if all ranks computed at their peak all the time; every rank calls it.
 
-    ``peak`` is that of each device in TFLOPS; None looks it up in the table. Products of matrices are computed in
-    ``dtype``.
+    ``peak`` is the peak of each device in TFLOPS; for None it is looked up in the table of devices. ``dtype`` is the
+    type in which products of matrices are computed.
 
     Raises `Misuse` if the device of this rank is not in the table.
     """

@@ -121,7 +121,7 @@ class RankNeed:
         return math.ceil(Fraction(units) * size / self._whole)
 
     def _stepped(self) -> Iterator[list[torch.nn.Parameter]]:
-        """Yields the parameters, or shards, that the optimizer of each weight group steps."""
+        """Yields for each weight group the parameters that its optimizer steps, or this rank's shards of them."""
         for group, trained in self._trained.items():
             yield Sharding(self.context.world, group, trained).shards if self.is_sharded else trained
 
@@ -256,7 +256,7 @@ def smallest_share(control_group: ControlGroup, device: torch.device) -> int:
 
 
 def share_of(device: torch.device) -> int:
-    """Bytes of a GPU for each rank on it; the ranks of a machine take its GPUs in turn."""
+    """Bytes of a GPU divided by the number of ranks that use it; the ranks of a machine take its GPUs in turn."""
     _, total = torch.cuda.mem_get_info(device)
     ranks = range(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     return total // max(1, sum(rank % torch.cuda.device_count() == device.index for rank in ranks))

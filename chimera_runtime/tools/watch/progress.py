@@ -260,7 +260,7 @@ def in_hours(seconds: float) -> str:
 
 
 class UpdateEnds:
-    """Marks the end of each update that overlaps with others: the last step for it of a stage of this rank.
+    """Marks the end of each update that overlaps with others, when all stages of this rank have stepped for it.
 
     Stages refer to this object, and it does not refer to them: a cycle of references would keep the communicators and
     their threads until the interpreter ends.
