@@ -138,7 +138,10 @@ def starting_in_torch(compilation: Compilation, level: Level | None) -> tuple[st
 
 
 def _screen(compilation: Compilation, details: bool) -> str:
-    """Text for a terminal: the answers, the timeline and the proven rules; with ``details``, tables of all figures."""
+    """Returns the text for a terminal: speed, memory and limits in words, a picture of the timeline, the proven rules.
+
+    With ``details`` it has tables of all figures as well.
+    """
     from chimera_ir.console import printed
     from chimera_ir.cost import table
     from chimera_ir.picture import terminal

@@ -43,9 +43,9 @@ def plain_request(request: Request, header: Header) -> Request:
 
 
 def plain(request: Request, known: Schedule) -> Schedule:
-    """Returns the baseline's schedule for as many workers and micro-batches as ``known`` has.
+    """Returns the schedule of the library's baseline, for as many workers and micro-batches as ``known`` has.
 
-    ``known`` is the request's schedule; if that is the baseline's itself, it is returned.
+    ``known`` is the request's own schedule; it is returned itself if the request is for this baseline.
     """
     from chimera_ir.elaborate.elaborate import elaborate
     from chimera_ir.lower.order import order

@@ -1,4 +1,4 @@
-"""Makes program.json: what the runtime must know of a program; `compiled_program.py` there reads it."""
+"""Makes program.json, which tells the runtime about a program; `compiled_program.py` of the runtime reads it."""
 
 import json
 from collections import Counter
@@ -168,7 +168,10 @@ def _moving(program: Program) -> Facts:
 
 
 def _evaluation(evaluation: Verified, worker: Worker) -> Facts:
-    """Returns what program.json says of a worker's forwards alone: receive buffers by stage, and links."""
+    """Returns the part of program.json on the evaluation of a worker, its forwards alone.
+
+    ``slots`` has the number of receive buffers by stage; ``incoming`` and ``outgoing`` are the names of links.
+    """
     used, receiving = links(evaluation.program.parts[worker]), evaluation.holdings[worker].receiving
     return {
         "slots": {str(stage): slots for stage, slots in sorted((target, slots) for (_, target, _), slots in receiving)},

@@ -1,9 +1,9 @@
 """Finds the stretches of a lane that repeat, so that each can be written as a loop.
 
-A stretch repeats if every instruction is the same as the one a fixed number of lines before it, except that all its
-micro-batches are later by the same number, and that a receive goes on in its ring: in slots that it takes round and
-round. The search knows no schemes: it takes the stretch whose loop saves most lines, then searches the rest of the lane
-on both sides.
+A stretch repeats if every instruction is the same as the one a fixed number of lines before it, with two exceptions:
+all micro-batches are later by the same number, and a receive takes the next slot of its ring, a circle of slots. The
+search knows no schemes: it takes the stretch whose loop saves most lines, then searches the rest of the lane on both
+sides.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -228,7 +228,7 @@ def _used(lane: Iterable[ops.Instruction]) -> dict[Shelf, int]:
 
 
 def _in_turn(lane: Iterable[ops.Instruction], slots: Mapping[Shelf, int]) -> set[Shelf]:
-    """Returns the shelves whose slots a lane takes one after the other, round and round.
+    """Returns the shelves whose slots the receives of a lane take in a circle, one after the other.
 
     ``slots`` has the number of slots of each shelf.
     """
@@ -269,7 +269,7 @@ def _kind(header: Header, instruction: ops.Instruction) -> tuple[object, int | N
 
 
 def _neighbours(header: Header, operation: ops.Compute) -> tuple[Worker, ...]:
-    """The workers of an operation's stage, of those that feed it, and of those that it feeds."""
+    """The workers of an operation's stage, of the stages that feed it, and of the stages that it feeds."""
     stages = (operation.stage, *header.feeding[operation.stage], *header.fed[operation.stage])
     return tuple([header.worker(operation.micros[0], stage) for stage in stages])
 

@@ -149,5 +149,5 @@ class Scribe:
         return f"{self._incoming(message)}.take({self.notation.micros(message.micros)})"
 
     def _made(self, message: ops.Message) -> str:
-        """The expression for the value of a message on the worker that makes it."""
+        """Returns the expression for a message's value on the worker that makes the value."""
         return f"stage{message.source}.{message.value.made}({self.notation.micros(message.micros)})"

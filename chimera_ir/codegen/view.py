@@ -31,10 +31,11 @@ class BodyView:
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """The values for a rank's script; ``training`` is its body for an update (or a turn of a stream).
+    """The values for a rank's script: two bodies of functions, and the words and numbers around them.
 
-    ``evaluation`` is the body for an evaluation. ``counting`` is a remark on how micro-batches are counted, ``counter``
-    is the variable that counts the turns of a stream, and ``per_update`` is the number of micro-batches of an update.
+    ``training`` is the body for an update (or a turn of a stream), ``evaluation`` that for an evaluation. ``counting``
+    is a remark on how micro-batches are counted, ``counter`` is the variable that counts the turns of a stream, and
+    ``per_update`` is the number of micro-batches of an update.
     """
 
     worker: int

@@ -37,6 +37,6 @@ def refuse_page(file: Path, mark: str) -> None:
 
 
 def write_page(file: Path, page: str, mark: str) -> None:
-    """Writes a page, whose first lines are ``mark``, to a file, and prints where; raises errors as `refuse_page`."""
+    """Writes a page, whose first lines are ``mark``, to a file, and prints where; may raise `OutputRefused`."""
     output.write_file(file, page.removeprefix(mark), mark, force=False, option=_OPTION, remedy=_REMEDY)
     report(f"wrote {visible(str(file))}: open it in a browser\n")

@@ -53,7 +53,7 @@ def steps(program: Program, timeline: Timeline) -> tuple[Stepped, ...]:
 
 
 def with_events(timeline: Timeline, program: Program) -> Timeline:
-    """The timeline with the events that a picture marks: launches or, where stages step inside the schedule, steps."""
+    """Returns the timeline with the events that a picture marks: launches of sums or, without a flush, steps."""
     events = steps if program.header.steps_inside else launches
     return replace(timeline, events=events(program, timeline))
 

@@ -13,9 +13,10 @@ worker 0:                                 worker 0:
 
 The rule is that of selective offload (Wan et al., "PipeOffload", ICML 2025): activations move only if the time of both
 transfers lies between the operation that makes them and the first that reads them, and a stage that feeds no other
-keeps everything, because its backwards come right after its forwards. Of these, `host_plan` moves what lets each worker
-keep the least while no operation waits for a transfer, or what the schedule's own bound asks for. The least is then a
-declared bound of the schedule, which says how late a lane waits for an offload.
+keeps everything, because its backwards come right after its forwards. `host_plan` chooses among these activations. If
+the schedule declares a bound on activations, as many move as the bound asks for. Else each worker keeps as little as it
+can while no operation waits for a transfer, and this amount becomes a declared bound of the schedule: a lane waits for
+an offload only where it would keep more.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -56,10 +57,10 @@ class Moved(NamedTuple):
 def offload(
     level: Schedule | ScheduleStream, durations: Durations, net: Net | None = None
 ) -> Schedule | ScheduleStream:
-    """Adds offloads and reloads to a schedule, by the rule above; returns it as it is if nothing can move.
+    """Adds offloads and reloads to a schedule, by the rule of this module; returns it as it is if nothing can move.
 
-    ``level`` must have no moves yet, and no errors, except that it may exceed its declared bounds. ``net`` is the net
-    of a schedule with a flush, if the caller has it.
+    ``level`` must have no moves yet, and no errors, except that it may exceed its declared bounds. ``net`` is the graph
+    of waits of a schedule with a flush, if the caller has it.
     """
     header = replace(level.header, moves=True)
     tick, duration = ticks(header, durations)
@@ -106,7 +107,7 @@ def require_movable(schedule: Schedule | ScheduleStream, *, is_program: bool) ->
 
 
 class LaneWithMoves(NamedTuple):
-    """A lane, or the turn of one, with its moves; it keeps ``limit`` units at most."""
+    """A lane, or the turn of one, with its moves; it keeps at most ``limit`` units (`Header.units` a micro-batch)."""
 
     operations: tuple[Operation, ...]
     limit: int

@@ -31,7 +31,7 @@ class Figures:
     The other figures have a number for each worker, the most that it keeps at a time: ``weights`` in M_theta;
     ``activations`` in M_a; ``between_halves``, the part of these that waits for the second half of a backward;
     ``stashed_inputs``, the micro-batches whose input is kept for recomputation; ``carries``, the slices whose carry is
-    kept; ``host``, the activations in host memory, in M_a. ``host_links`` has the times of its moves there and back.
+    kept; ``host``, the activations in host memory, in M_a. ``host_links`` has the times of moves.
     """
 
     header: Header
@@ -83,7 +83,7 @@ class Figures:
 
     @property
     def critical_path(self) -> Mapping[str, Fraction]:
-        """The operations of each kind on the critical path, as in ``{"C_f": 4, "C_b": 6}``."""
+        """The number of operations of each kind on the critical path, as in ``{"C_f": 4, "C_b": 6}``."""
         counts = {"F": Fraction(0), "B": Fraction(0), **self.counts}
         return {f"C_{letter.lower()}": count for letter, count in counts.items()}
 

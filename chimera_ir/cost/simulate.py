@@ -190,7 +190,7 @@ def earliest(header: Header, structure: Structure, costs: Durations) -> TimedRun
 def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Timeline:
     """The timeline of a verified schedule in which each operation starts as early as it can.
 
-    ``net`` is the schedule's net, if the caller has it.
+    ``net`` is the schedule's graph of operations and waits, if the caller has it.
     """
     header, structure = schedule.header, structure_of(schedule, net)
     operations = structure.net.operations
@@ -240,7 +240,7 @@ def _work(header: Header, lane: Sequence[Timed]) -> Fraction:
 
 
 def ticks(header: Header, costs: Durations) -> tuple[Fraction, Callable[[Operation], int]]:
-    """Returns the tick, of which every duration is a multiple, and a function that gives an operation's ticks."""
+    """Returns a tick, of which every operation's duration is a multiple, and the function from operations to ticks."""
     tick = costs.tick(header)
     lengths: dict[DurationKey, int] = {}
 

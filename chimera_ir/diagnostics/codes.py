@@ -53,7 +53,7 @@ def example(code: str) -> Example | None:
 
 
 def _examples(code: str) -> Iterator[tuple[int, Example]]:
-    """Yields every text that gets the message ``code``, each with the number of other messages that come before it."""
+    """Yields every example text that gets the message ``code``, each after the number of messages that come first."""
     for path in sorted(resources.mistakes().rglob("*.err")):
         outputs = [part for part in _HEAD.split(path.read_text(encoding="utf-8")) if part]
         place = next((number for number, output in enumerate(outputs) if f"[{code}]" in output.split(":")[0]), None)

@@ -16,7 +16,7 @@ U = TypeVar("U")
 
 
 class Severity(Enum):
-    """Error or warning; an error stops the compilation at the end of its level."""
+    """Error or warning; after an error the compilation stops at the end of the level that it was found in."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -175,9 +175,9 @@ class Rejected(Exception):
 
 
 class Attempts:
-    """A context whose steps do not depend on one another; its end raises the diagnostics of all rejected steps.
+    """Context for steps that do not depend on one another: a rejected step does not keep the others from being made.
 
-    ``failed`` has the diagnostics so far.
+    The end of the context raises the diagnostics of all rejected steps together; ``failed`` has the diagnostics so far.
     """
 
     def __init__(self) -> None:
@@ -210,13 +210,19 @@ class Attempts:
 
 
 def made_of(things: Iterable[T], make: Callable[[T], U]) -> list[U]:
-    """The results of ``make`` for some things; raises the diagnostics of all calls together if any is ``Rejected``."""
+    """Returns the results of ``make`` for all ``things``.
+
+    If calls raise ``Rejected``, the others are still made; then the diagnostics of all calls are raised together.
+    """
     with Attempts() as attempts:
         return attempts.each(things, make)
 
 
 def reject(failed: Iterable[Diagnostic]) -> None:
-    """Raises diagnostics, if there are any; of several of one type in one place, as pipes may have, only the first."""
+    """Raises `Rejected` with the given diagnostics, if there are any.
+
+    Of several diagnostics of one type at one place, as from all pipes of an indexed pipe, only the first is kept.
+    """
     distinct = {(type(diagnostic), diagnostic.span): diagnostic for diagnostic in reversed(list(failed))}
     if distinct:
         raise Rejected(distinct.values())

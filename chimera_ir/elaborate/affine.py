@@ -98,7 +98,7 @@ def law(expression: ast.Expression, scope: Scope, variable: str, most: int) -> L
 def eventual_law(expression: ast.Expression, scope: Scope, variable: str, most: int) -> Law:
     """Returns the law that a formula has for large m, with parameters as in `law`.
 
-    Unlike there, arguments of ``max`` and ``min`` may grow.
+    Unlike for `law`, arguments of ``max`` and ``min`` may grow with m.
     """
     return walk(expression, _Laws(scope, {variable: COUNT}, most, {"max": _larger, "min": _smaller}))
 
@@ -248,13 +248,13 @@ class _Laws:
         return entries[position]
 
     def _pointwise(self, node: ast.Expression, apply: Callable[..., int], laws: Sequence[Law]) -> Law:
-        """Returns the law of ``apply`` on the values of ``laws`` at each m; all these laws repeat (increment 0)."""
+        """Returns the law of the values that ``apply`` gives at each m for those of ``laws``, which all repeat."""
         return self._along(node, apply, laws, Fraction(0))
 
     def _along(self, node: ast.Expression, apply: Callable[..., int], laws: Sequence[Law], rate: Fraction) -> Law:
-        """Returns the law of ``apply`` on the values of ``laws`` at each m.
+        """Returns the law of the values that ``apply`` gives at each m for the values of ``laws``.
 
-        Its results grow by ``rate`` from one m to the next, on average.
+        ``rate`` is how much these values grow from one m to the next, on average.
         """
         period = self._period(node, laws)
         values = map(apply, *(part.stretched(period) for part in laws))

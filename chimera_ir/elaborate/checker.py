@@ -109,7 +109,7 @@ class _Checker:
             self._defined[name.text] = meaning
 
     def _variables(self, words: Iterable[ast.Word]) -> dict[str, ValueName]:
-        """Returns local variables as names of values.
+        """Returns the variables ``words`` of a pipe or a function, each by its name, as names for integers.
 
         Records a mistake for each variable whose name already stands for something else.
         """

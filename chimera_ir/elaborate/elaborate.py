@@ -160,9 +160,11 @@ def _preference(planned: Listed) -> int:
 
 
 def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], reads: Readings) -> tuple[Listed, ...]:
-    """Returns the operations of all pipes, which have the ``shapes`` and are placed as ``pipes``.
+    """Returns the operations of all pipes.
 
-    ``reads`` has the versions that they read. Raises ``Rejected`` with the first failure of every line that fails.
+    ``shapes`` has the evaluated ranges and the formulas of each pipe, ``pipes`` its workers and global numbers.
+    ``reads`` has the versions that operations read. Raises ``Rejected`` with the first failure of every line that
+    fails.
     """
     by_name = {shape.name: (shape, pipe) for shape, pipe in zip(shapes, pipes, strict=True)}
     lines = [(line, shape, pipe) for shape, pipe in by_name.values() for line in shape.operations]

@@ -74,7 +74,7 @@ class CompiledFunction:
     laws: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def bound(self, arguments: Iterable[Part]) -> dict[str, Part]:
-        """Returns the arguments of a call, each under the name of its parameter."""
+        """Returns the arguments of a call by the names of the function's parameters."""
         return dict(zip((word.text for word in self.definition.parameters), arguments, strict=True))
 
 
@@ -265,7 +265,7 @@ class _Closures:
     def _folded(self, formula: Formula, *parts: _Closure) -> _Closure:
         """Returns the formula or, if all ``parts`` are constant, its value.
 
-        A fault is raised only when the formula is called.
+        A constant formula without a value stays a formula, which raises its ``Fault`` when it is called.
         """
         if any(part.constant is None for part in parts):
             return _Closure(formula, None)

@@ -21,7 +21,7 @@ MAX_SIZE, MAX_DEPTH = 2_000, 200
 
 
 class Type(Enum):
-    """The type of a formula, in words."""
+    """The type of a formula; the values are the words for it in messages."""
 
     INTEGER = "a number"
     TRUTH = "a condition"
@@ -115,7 +115,7 @@ def definitions_among(lines: Iterable[ast.Item | ast.Clause]) -> Iterator[Defini
 def size_of(expression: ast.Expression, known: Mapping[str, FormulaSize]) -> FormulaSize:
     """Returns the size that a formula has once each of its names is replaced by the formula for which it stands.
 
-    ``known`` has the sizes of the latter.
+    ``known`` has the sizes of the formulas for which names stand.
     """
     nodes = list(ast.walk(expression))
     return FormulaSize(len(nodes) + sum(_behind(node, known).operands for node in nodes), _levels(expression, known))
@@ -127,7 +127,7 @@ def _levels(expression: ast.Expression, known: Mapping[str, FormulaSize]) -> int
 
 
 def _behind(node: ast.Expression, known: Mapping[str, FormulaSize]) -> FormulaSize:
-    """Returns the size of the formula for which the name in ``node`` stands; zero if ``node`` has no such name."""
+    """Returns the size of the formula behind ``node``, a name or a call of a function; zero for any other node."""
     name = node.function if isinstance(node, ast.Call) else node
     return known.get(name.text if isinstance(name, ast.Name | ast.Word) else "", FormulaSize(0, 0))
 
@@ -154,7 +154,10 @@ class FormulaChecker:
         self.announce(defined)
 
     def announce(self, defined: Iterable[Definition]) -> None:
-        """Records definitions of the innermost layer, so that a name used before its definition counts as known."""
+        """Records that names are defined further down, before their lines are checked.
+
+        So the use of such a name is reported as too early, not as unknown. The names are those of the innermost layer.
+        """
         for definition in defined:
             self.uses[definition.name.text] = definition.names
             self.spans.maps[0].setdefault(definition.name.text, definition.name.span)

@@ -22,7 +22,11 @@ Part = TypeVar("Part")
 
 
 class Domain(Protocol[Part]):
-    """Says what each kind of expression is turned into, given its parts; ``node`` tells where it stands in the text."""
+    """Says what each kind of expression is turned into, its part: a closure, a column, a law.
+
+    A method gets the parts of the operands and returns the part of the whole expression, ``node``, which tells where it
+    stands in the text.
+    """
 
     def constant(self, value: int) -> Part:
         """The part for a number."""

@@ -121,9 +121,9 @@ class _Columns:
         return _Column(on_micros, on_stages, list(map(apply, *columns)))
 
     def spread(self, part: _Column, *, on_micros: bool, on_stages: bool) -> list[int]:
-        """Returns the values of ``part`` for all micro-batches, stages or both.
+        """Returns the values of ``part`` for all micro-batches (``on_micros``), stages (``on_stages``) or pairs.
 
-        They are repeated where ``part`` does not depend on the micro-batch or the stage.
+        Values are repeated where ``part`` does not depend on the micro-batch or the stage.
         """
         values = part.values
         if on_stages and not part.on_stages:

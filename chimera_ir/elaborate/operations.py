@@ -215,9 +215,10 @@ def _slice(batch: tuple[Micro, ...] | None, place: int, slices: int) -> tuple[Mi
 
 
 def _batches(subject: ast.Subject, scope: Scope, single: _Single) -> Callable[[Frame], tuple[Micro, ...] | None]:
-    """Returns a function from a frame to the global numbers of the micro-batches that ``subject`` names.
+    """Returns a function from the values of variables (a frame) to the micro-batches that ``subject`` names.
 
-    The function returns None for an empty range, or one that leaves the pipe.
+    The micro-batches have their global numbers. The function returns None for an empty range, or one that leaves the
+    pipe.
     """
     if subject.slice is None:
         return _whole_batches(subject.micro, scope, single.numbers)

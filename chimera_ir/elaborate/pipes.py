@@ -53,7 +53,10 @@ class Shape:
         return Instance(self.name, (*values, *self.fixed))
 
     def by_slice(self) -> Iterator["Shape"]:
-        """Yields the pipe with each value of the slice variable in its scope; once if it has no such variable."""
+        """Yields a copy of the pipe for each slice, in whose formulas the slice variable has the number of this slice.
+
+        A pipe without such a variable is yielded once, as it is.
+        """
         if self.cut is None:
             yield self
             return
@@ -83,7 +86,7 @@ class Shape:
         return rejecting(self.instance(*values))
 
     def following(self, count: int) -> "Shape":
-        """This endless pipe, begun ``count`` micro-batches later."""
+        """Returns this endless pipe, begun ``count`` micro-batches later than it is."""
         micros = range(self.micro_range.start + count, self.micro_range.stop + count)
         return replace(self, micro_range=micros, steps=micros[:: self.steps.step])
 
@@ -194,7 +197,11 @@ def _micro_range(micros: ast.Micros, step: int, scope: Scope, instance: Instance
 
 
 def _range(text: ast.Range, scope: Scope, instance: Instance, most: int, thing: str) -> range:
-    """The value of the range ``text``; raises ``Rejected`` if it has none, or more than ``most`` of a ``thing``."""
+    """Returns the value of the range ``text``, of at most ``most`` numbers.
+
+    ``thing`` is what a message calls one of these numbers. Raises ``Rejected`` if the range has no value, runs
+    backward, or has more numbers.
+    """
     start, stop = evaluate(text.start, scope, instance), evaluate(text.stop, scope, instance)
     if stop < start:
         raise Rejected([say.BackwardRange(text.span, _range_values(text, scope), instance, start, stop)])
@@ -248,7 +255,10 @@ def _slices(shapes: Sequence[Shape]) -> Iterator[Diagnostic]:
 
 
 def _too_many(shapes: Sequence[Shape], pipes: Sequence[ast.PipeBlock], values: Globals, limit: int) -> list[Diagnostic]:
-    """The diagnostic of a scheme with nothing to run, or more operations than ``limit``; counted, not enumerated."""
+    """Returns a diagnostic if a scheme has nothing to run, or more operations than ``limit``.
+
+    The operations are counted from the ranges, and not made.
+    """
     if not shapes:
         index = next(pipe.index for pipe in pipes if pipe.index is not None)
         return [say.EmptyIndex(index.range.span, _range_values(index.range, values.scope), Instance())]

@@ -206,9 +206,10 @@ def _clash(number: int, shape: Shape, micro: int, owners: Mapping[int, tuple[Sha
 
 
 def _where(shape: Shape, micro: int) -> tuple[Span, say.Values, say.Instance]:
-    """Returns what a diagnostic about the global number of a micro-batch shows.
+    """Returns what a diagnostic about the global number of a micro-batch shows, as three values.
 
-    It is the place in the text that gives the number, the values of the names there, and the pipe with the micro-batch.
+    They are the place in the text that gives the number, the values of the names there, and the pipe with the
+    micro-batch.
     """
     number, variable = shape.micros.number, shape.micros.variable.text
     instance = shape.instance((variable, micro))

@@ -166,7 +166,10 @@ def _versions(shape: Shape, stages: Sequence[int], most: int) -> Iterator[Law]:
 
 
 def _drifts(beats: Sequence[_Beat], shape: Shape) -> Iterator[Diagnostic]:
-    """Yields a mistake for the first clock that does not grow, or for each beat at another rate than the first one."""
+    """Yields a mistake for each clock that grows at another rate than the first clock.
+
+    At a clock that does not grow, yields a mistake for this one and stops.
+    """
     variable = shape.stages.variable.text
     clocked = [(beat, beat.clock.rate) for beat in beats if beat.clock]
     for beat, rate in clocked:

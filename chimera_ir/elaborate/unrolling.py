@@ -8,8 +8,8 @@ repeat. For example, 1F1B without a flush on D stages, where each micro-batch is
     B(m, s) @ 2*m + 2*D-1 - s           turn: 2 clocks, 1 micro-batch, 1 update
     reads version max(0, m - (D-1 - s))
 
-One turn is elaborated. What is shown of the scheme has a number of turns from the first micro-batch on, warm-up and
-drain included; the turn in its middle is one of the steady state.
+One turn is elaborated. A plan, timeline or picture shows several turns, from the first micro-batch on, with warm-up and
+drain; the turn in the middle is one of the steady state.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ class TurnSize:
 
     @property
     def period(self) -> int:
-        """The micro-batches of a turn in all pipes together."""
+        """The number of micro-batches of a turn in all pipes together."""
         return sum(self.micros)
 
 
@@ -80,9 +80,9 @@ def endless(shapes: Sequence[Shape], per_update: int, limit: int) -> EndlessPipe
 
 
 def _measured(shapes: Sequence[Shape], stages: Sequence[int], per_update: int, limit: int) -> EndlessPipes:
-    """Returns the rhythms of the pipes on some ``stages``, and the turn that follows from these.
+    """Returns the rhythms of the pipes, found on some ``stages`` only, and the turn that follows from these.
 
-    Further stages can only make turns longer, so a scheme that fails on some stages fails on all.
+    On more stages a turn can only be longer. So a scheme that fails on some stages fails on all.
 
     Raises `Rejected` if a pipe has no rhythm, or if there would be more than ``limit`` operations to show.
     """
@@ -108,9 +108,9 @@ def _turn(rhythms: Sequence[Rhythm], per_update: int) -> TurnSize:
 
 
 def _numbers_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: TurnSize) -> Iterator[Diagnostic]:
-    """Yields mistakes of pipes whose numbering of micro-batches does not keep step with the turn.
+    """Yields a mistake for each pipe whose numbers of micro-batches, after ``as``, grow too fast or too slowly.
 
-    In a turn, the numbers of a pipe must grow by the micro-batches of all pipes together.
+    In a turn they must grow by the number of micro-batches of all pipes together.
     """
     for shape, rhythm, count in zip(shapes, rhythms, turn.micros, strict=True):
         expected, text = Fraction(turn.period, count), shape.micros.number or shape.micros.range
@@ -120,7 +120,10 @@ def _numbers_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: Tur
 
 
 def _versions_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: TurnSize) -> Iterator[Diagnostic]:
-    """Yields for each pipe the first stage whose versions do not grow in a turn by the number of updates in a turn."""
+    """Yields a mistake for the first stage of each pipe whose versions do not keep step with the updates.
+
+    In a turn they must grow by the number of updates of a turn.
+    """
     for shape, rhythm, count in zip(shapes, rhythms, turn.micros, strict=True):
         expected = Fraction(turn.updates, count)
         stage = next((s for s, law in enumerate(rhythm.versions) if law.rate != expected), None)

@@ -59,7 +59,7 @@ class ClockForm:
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Fitted clocks: for each formula, by its `Statement`, the factors of the form's terms."""
+    """Fitted clocks of a ``form``: for each formula, by its `Statement`, the factors of the form's terms in order."""
 
     form: ClockForm
     factors: Mapping[Statement, Sequence[int]]

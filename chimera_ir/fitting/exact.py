@@ -1,4 +1,4 @@
-"""Exact fits: a value as a sum of terms times whole numbers, equal at every point."""
+"""Finds the whole numbers by which terms have to be multiplied to add up to given values, at every point."""
 
 from collections.abc import Sequence
 from fractions import Fraction

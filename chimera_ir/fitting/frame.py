@@ -44,12 +44,12 @@ class Frame:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The variables of an operation."""
+        """The names of the variables in formulas of an operation: m, s and, with slices, q."""
         return ("m", "s") if self.slices == "1" else ("m", "s", "q")
 
 
 def frame_of(orders: Sequence[Observed]) -> Frame:
-    """The frame of orders; raises `NotFitted` with the part for which no formula fits."""
+    """Returns the frame that fits all orders; raises `NotFitted` with the part for which no formula fits."""
     names = tuple(orders[0].settings)
     for order in orders:
         if _pipe_names(order.header) != _pipe_names(orders[0].header):

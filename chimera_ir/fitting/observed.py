@@ -20,9 +20,10 @@ from chimera_ir.ir.ops import Compute
 
 @dataclass(frozen=True)
 class Observed:
-    """A verified schedule at one size, without pairs, groups of micro-batches, halves or updates without a flush.
+    """A verified schedule at one size, with the parts that a fit needs.
 
-    ``names`` are the parameters whose values differ among the orders that are fitted.
+    It has no pairs, operations over several micro-batches, halves or strategies for sums, and it has a flush. ``names``
+    are the parameters whose values differ among the orders that are fitted.
     """
 
     schedule: Schedule

@@ -43,7 +43,7 @@ class FittedScheme:
 
     @property
     def remark(self) -> str:
-        """A comment on where the clocks come from and where they hold, which the text begins with."""
+        """Comment lines to put before the text: where the clocks come from, and at which sizes they hold."""
         sizes = ", ".join(" ".join(f"{name}={value}" for name, value in size.items()) for size in self.fitted)
         largest = ", ".join(f"{name}={max(size[name] for size in self.verified)}" for name in self.verified[0])
         held = counted(len(self.verified), "other size")
@@ -54,11 +54,11 @@ class FittedScheme:
 def fit_scheme(schedules: Sequence[Schedule], names: Sequence[str] = ()) -> FittedScheme:
     """Fits a scheme that compiles to the given schedules, which are verified and those of one scheme at several sizes.
 
-    Its parameters are ``names`` or, if these are left out, all whose values differ.
+    Its parameters are those whose values differ among the schedules; with ``names``, those that are among ``names``.
 
-    The largest value of each parameter is never fitted: these sizes verify. Raises `OptionError` if OR-Tools is not
-    installed. Raises `NotFitted` if there are fewer than three sizes to fit or five to verify, if the schedules have
-    what cannot be fitted, or if no clocks of a known form give the orders.
+    Sizes with the largest value of a parameter are never fitted: they only verify. Raises `OptionError` if OR-Tools is
+    not installed. Raises `NotFitted` if there are fewer than three sizes to fit or five that verify; if a schedule has
+    what no scheme of this fit can say, such as pairs; or if no clocks of a known form give the orders.
 
     Examples
     --------

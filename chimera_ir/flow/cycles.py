@@ -75,7 +75,7 @@ def critical(waits: Waits, weights: Sequence[int]) -> Critical:
 
 @dataclass(frozen=True, slots=True)
 class SteadyRun:
-    """A run that repeats: node n of turn t ends at ``ends[n] + t * ratio``."""
+    """A run that repeats every ``ratio``: node n of turn t ends at ``ends[n] + t * ratio``."""
 
     ends: Sequence[Fraction]
     ratio: Fraction
@@ -124,7 +124,10 @@ def longest_paths(
 
 
 def cycles_among(steps: Steps, weights: Weights) -> Iterator[WaitCycle]:
-    """Yields the cycles that the ``steps`` close; as a node has at most one step, it is on at most one cycle."""
+    """Yields the cycles that are closed by ``steps``, a step being the wait of a node for one other node.
+
+    As a node has at most one step, it is on at most one cycle.
+    """
     start_of: dict[int, int] = {}
     for start in steps:
         node = start
