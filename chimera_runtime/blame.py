@@ -67,12 +67,12 @@ def micro_text(micro: int, slices: int) -> str:
 
 
 class ModelError(PlacedError):
-    """Error that wraps an error of the user's code: the cause, whose traceback begins in the user's code.
+    """Error of the user's code; its cause is the original error, with a traceback that begins in the user's code.
 
-    ``doing`` says in words what the user's code was called for, such as ``the loss``; ``status`` is the exit status
+    ``doing`` says in words what the user's code was called for, such as ``the loss``. ``status`` is the exit status
     with which this rank of train.py ends. ``operation`` is the operation of the schedule that called the user's code,
-    None outside of the schedule, set by `during`. ``rank`` and ``worker`` are those that called it; `Located` sets
-    them.
+    which `during` sets; None outside of the schedule. ``rank`` and ``worker`` are those that called the code; `Located`
+    sets them.
     """
 
     def __init__(self, doing: str, status: int) -> None:
@@ -154,7 +154,7 @@ class Located:
     closed: bool = False
 
     def for_loader(self) -> "Located":
-        """Returns a context of the same rank for loading data. Errors in it do not set ``failed`` of this context."""
+        """Returns a context of the same rank for loading data; an error in that does not set ``failed`` of this one."""
         return replace(self, failed=False, closed=False)
 
     def __enter__(self) -> None:

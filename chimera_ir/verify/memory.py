@@ -34,9 +34,10 @@ _IN_BYTES = {Quantity.BYTES: BytesExceed, Quantity.HOST_BYTES: HostBytesExceed}
 
 
 def memory(schedule: Schedule | Program) -> Iterator[Diagnostic]:
-    """Yields the declared bounds that do not hold, each at the worker that exceeds it most.
+    """Yields a diagnostic for each declared bound that does not hold, at the worker that exceeds it most.
 
-    Only the program shows bytes, and how many versions a stream keeps: `memory_of_program`.
+    Bounds in bytes, and without a flush those of weights, are left to `memory_of_program`: only a program shows bytes,
+    and how many versions a worker keeps.
     """
     held = tuple(len(stages) for stages in schedule.header.stages_of)
     for bound in schedule.header.bounds:

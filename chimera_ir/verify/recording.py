@@ -89,8 +89,8 @@ class ScriptRun(NamedTuple):
 class _RecordedLink:
     """A link for the messages from one stage to another.
 
-    ``_under_way`` has the micro-batches of messages that are posted and not yet waited for; ``_over`` has the
-    micro-batches of messages that have been waited for.
+    ``_under_way`` has the micro-batches of messages that are posted and not yet waited for. ``_over`` has those of
+    messages that have been waited for.
     """
 
     _wait: type[ops.WaitSend | ops.WaitRecv]
@@ -222,7 +222,7 @@ class RecordedWeights:
 
 
 class RecordedStage(RecordedWeights):
-    """A stage. If it feeds no other stage, its forward also reads targets."""
+    """A stage whose methods expect lines of the program. If it feeds no other stage, its forward also takes targets."""
 
     def __init__(
         self, next_line: NextLine, run: ScriptRun, header: Header, stage: Stage, initial: tuple[int, int]
@@ -293,7 +293,7 @@ class RecordedStage(RecordedWeights):
         return (*(received or ((_INPUT, group, _DATASET),)), *targets)
 
     def _handed_on(self, role: str, micros: Micros) -> Value | None:
-        """Returns a value made for other stages; raises `Differs` if it is not there, or was taken before."""
+        """Returns a value that this stage has made for others; raises `Differs` if it is not there or was taken."""
         if not self._run.has(micros):
             return None
         value = role, group_of(micros), self._stage

@@ -1,12 +1,14 @@
 """Rule "repeats": all workers repeat their turns in step, so proofs for the updates shown hold for any number.
 
-Every lane of a stream is one turn over and over. All that the rules check in a single lane (open waits, stashes, slots)
-follows from its lines, so it repeats with them. The lanes of a plan are shown to be such turns first.
+Every lane of a stream is one turn over and over; the lanes of a plan are first shown to be such turns. What the rules
+check in a single lane (open waits, stashes, slots) follows from its lines, so it repeats with the lines.
 
-The state of all workers repeats if it passes this test: play the lanes, cut after a turn of the steady state, and play
-them again, cut one turn later; the second run must come exactly one turn further on every worker. Posting never blocks
-and no event is undone, so the next turn does the same, and so on. With fewer updates than shown, whole micro-batches
-and whole updates are missing; an order in which no wait blocks is still such an order without them.
+A test shows that the state of all workers together repeats, too. It plays the lanes up to a cut after a turn of the
+steady state, and again up to a cut one turn later. The second run must come exactly one turn further on every worker.
+Posting never blocks and no event is undone, so the next turn does the same, and so on.
+
+A program with fewer updates than shown lacks whole micro-batches and whole updates. If their lines are left out of an
+order in which no wait blocks, still no wait blocks.
 """
 
 from collections.abc import Iterator, Sequence

@@ -146,11 +146,11 @@ def verify_schedule(
 ) -> Checked:
     """Applies the rules "conflict-free", "complete", "placed" and "acyclic", and parts of "memory" and "repeats".
 
-    ``level`` is any schedule; if it comes from the text of a stream's plan, it has the updates that the plan shows.
-    Clocks of ``plan`` that do not increase along a dependency are warnings. Without a plan an operation's place in its
-    lane is its clock, so no two operations of a worker share a clock. ``needs`` gives the bytes of the program; without
-    it, bounds in bytes are not checked, which is a warning. ``of_program`` says that the schedule is that of a program:
-    if memory moves, the program's lines say how much is kept, so its bounds are checked there and not here.
+    ``level`` is any schedule; one that comes from the text of a stream's plan has the updates that the plan shows.
+    Clocks of ``plan`` that do not increase along a dependency are warnings. Without a plan, the place of an operation
+    in its lane is its clock. ``needs`` returns the bytes of a program; without it, bounds in bytes are not checked, and
+    each gives a warning. ``of_program`` says that the schedule is that of a program: if memory moves, only the lines of
+    the program say how much is kept, so the bounds are checked with the program and not here.
     """
     if isinstance(level, ScheduleStream):
         schedule = level.view(level.updates_shown if plan is None else plan.header.updates)
@@ -209,12 +209,12 @@ def _operations(header: Header, operations: Sequence[tuple[Worker, Compute]]) ->
 def verify_program(level: Program | ProgramStream, checked: Checked | None = None) -> Verified:
     """Applies all rules to any program.
 
-    The turns of a verified stream begin where workers can run them as the updates are given (`flow.lookahead`), so that
-    its text and its scripts say the same. ``checked`` is the result of `verify_schedule`; if the program has the same
-    operations, they are not checked again.
+    ``checked`` is the result of `verify_schedule`; if the program has the same operations, they are not checked again.
+    In the result, the turns of a stream begin where workers can run them as updates are given to them one by one
+    (`flow.lookahead`), so that its text and its scripts say the same.
 
-    Raises `Rejected` with all errors; but if the operations are not complete and placed, or the messages make no sense,
-    with the errors of this kind alone.
+    Raises `Rejected` with all errors. If the operations are not complete and placed, or the messages make no sense,
+    only the errors of this kind are in it.
     """
     if isinstance(level, Program) and level.header.asynchronous:
         raise ValueError("some updates of a stream prove nothing about the others")
@@ -302,7 +302,7 @@ def schedule_of(program: Program) -> Schedule:
 
 
 def schedule_in(level: Schedule | ScheduleStream | Program | ProgramStream) -> Schedule | ScheduleStream:
-    """The schedule of a program, or the schedule stream of a program stream; returns a schedule as it is."""
+    """Returns the schedule of a program, or the schedule stream of a program stream; returns a schedule unchanged."""
     match level:
         case Program():
             return schedule_of(level)
@@ -315,7 +315,7 @@ def schedule_in(level: Schedule | ScheduleStream | Program | ProgramStream) -> S
 
 
 def _messages(program: Program) -> Findings:
-    """Checks the part of the rule "channels" that concerns each lane by itself: messages and their slots."""
+    """Checks each lane by itself: its messages and their slots, which is a part of the rule "channels"."""
     in_lanes = cells(program)
     where = places(program, in_lanes)
     return check("channels", messages(program, in_lanes, where), slots(program, in_lanes, where))

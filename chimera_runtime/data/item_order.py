@@ -17,10 +17,10 @@ _COUNTING = UserCode("the length of the dataset", MISUSED)
 
 @dataclass(frozen=True)
 class Share:
-    """The part of each mini-batch that one copy of the pipelines computes.
+    """The part of each mini-batch that goes to one copy of the pipelines.
 
     A mini-batch is the next B*N*W items: ``micro_batch_size`` is B, ``micro_batches`` N and ``copies`` W. Item j of it
-    goes to copy j // (B*N), and there to micro-batch (j // B) % N.
+    goes to copy j // (B*N), and there to micro-batch (j // B) % N. ``copy`` is the number of the copy.
     """
 
     micro_batch_size: int

@@ -1,7 +1,8 @@
-"""Mini-batches of an iterable dataset: every reader reads all items, and collates only those that its rank uses.
+"""Reads mini-batches of an iterable dataset: every reader reads all items, and collates only those that its rank uses.
 
-So the order does not depend on the number of copies or of data workers; of K workers each makes every K-th mini-batch.
-Slow work belongs in ``collate``, which all workers call at the same time, and only for the items that the rank uses.
+A reader is a rank or one of its data workers. The order of items does not depend on the number of copies or data
+workers; of K workers each makes every K-th mini-batch. All workers read all items, so slow work belongs in ``collate``:
+workers collate at the same time, and only the items that the rank uses.
 """
 
 import copy
@@ -52,7 +53,7 @@ class ReadBatch:
 
 @dataclass(frozen=True)
 class EpochEnd:
-    """Mark in the sequence of read mini-batches: an epoch ends here and the next one begins."""
+    """Mark between two mini-batches that were read: an epoch ends here, and the next one begins."""
 
 
 @dataclass

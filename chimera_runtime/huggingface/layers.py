@@ -121,7 +121,7 @@ class TransformerLayers(Layers):
             self.describe(directory)
 
     def describe(self, directory: Path) -> None:
-        """Writes what ``from_pretrained`` needs besides the weights: the configuration, and files of the tokenizer."""
+        """Writes the files, other than weights, that ``from_pretrained`` reads: configuration and tokenizer."""
         config = deepcopy(self.config)
         config.architectures, config.dtype = [type(self.skeleton.model).__name__], self.skeleton.model.dtype
         config.save_pretrained(directory)

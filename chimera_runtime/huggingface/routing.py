@@ -36,7 +36,7 @@ class Routing:
     def of(cls, model: Any, config: Any) -> "Routing | None":
         """Returns the routing of a model if its configuration asks for the auxiliary loss, else None.
 
-        Raises `Misuse` if the model computes another loss than that of the Switch Transformer.
+        Raises `Misuse` if the auxiliary loss of the model is not that of the Switch Transformer.
         """
         if not getattr(config, "output_router_logits", False):
             return None

@@ -25,7 +25,7 @@ _INTERNALS = frozenset(vars(torch.nn.Module()))
 
 
 class LayersReached(Exception):
-    """Exception that ends a forward at a layer; ``hidden`` are the states that the layer would have got."""
+    """Exception that ends a forward at a layer; ``hidden`` are the hidden states that the model gives the layer."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__()

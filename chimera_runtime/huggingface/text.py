@@ -31,7 +31,7 @@ class TextItems(Dataset[Item]):
         return self._rows[index], self._rows[index]
 
     def split(self) -> tuple["TextItems", "TextItems"]:
-        """Returns the items for training and those that are held out, at least one of each if there are two."""
+        """Returns the items for training, and the last ones as held-out items; at least one of each if two exist."""
         length, last = self._rows.shape[1], max(1, len(self) // HELD_OUT)
         return TextItems(self._rows[:-last].flatten(), length), TextItems(self._rows[-last:].flatten(), length)
 

@@ -31,7 +31,7 @@ class UpdateRange:
         return 0 <= first < self.updates * self.per_update
 
     def makes(self, version: int) -> bool:
-        """Whether an update of the run makes a version of the weights; version 0 is the initial one."""
+        """Whether the step that makes this version of the weights is in the run; no step makes version 0."""
         return 0 < version <= self.updates
 
 
@@ -52,7 +52,7 @@ class StreamWeights:
             setattr(self, method, partial(self._make, method))
 
     def _make(self, method: str, version: int) -> None:
-        """Launches or waits for the sum of the gradients that make a version of the run, or makes the version."""
+        """Calls ``method`` (launch of a sum, wait for it, step) if the step that makes ``version`` is in the run."""
         if self._run.makes(version):
             getattr(self._weights, method)()
 
@@ -106,7 +106,7 @@ class StreamStage(StreamWeights):
 
 
 class StreamLink:
-    """An `Incoming` or `Outgoing` link whose calls do nothing unless ``is_run`` is true of their micro-batches."""
+    """An `Incoming` or `Outgoing` link; its calls do nothing for micro-batches of which ``is_run`` is false."""
 
     def __init__(self, link: Any, is_run: Callable[[Micros], bool]) -> None:
         self._is_run = is_run

@@ -45,7 +45,7 @@ def takes(function: Any, positional: int, name: str) -> bool:
 
 
 def _by_name(function: Any, positional: int) -> list[inspect.Parameter]:
-    """Parameters that can be passed by name, after the positional ones; none if the function has no signature."""
+    """Returns parameters that can be passed by name, after the ``positional`` first ones; none without a signature."""
     try:
         parameters = [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):

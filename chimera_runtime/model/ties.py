@@ -246,7 +246,7 @@ def _end(model: Model, end: End) -> str:
 
 
 def _tied_elsewhere(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
-    """Yields name and partner of each parameter that a module lists as tied but does not share within itself."""
+    """Yields name and partner of each parameter that a module lists as tied and does not share within itself."""
     names: dict[torch.nn.Parameter, list[str]] = defaultdict(list)
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names[parameter].append(name)

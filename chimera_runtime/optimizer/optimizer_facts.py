@@ -20,7 +20,7 @@ GroupSettings = tuple[str, type, int, list[Any], Mapping[str, Any]]
 
 
 class _TrackedOptimizer:
-    """An optimizer that was seen to step: the number of its parameter groups, and of its steps since `take`."""
+    """An optimizer that has made a step: the number of its parameter groups, and of its steps since the last `take`."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = weakref.ref(optimizer)
@@ -58,8 +58,8 @@ class _TrackedOptimizer:
 class OptimizerFacts:
     """Collects the settings and steps of the optimizers that step this rank's parameters, by weight group.
 
-    ``parameters`` has the trained parameters by weight group, in the same order on all ranks that hold the group. The
-    settings of the groups in ``compared`` are compared with those of other ranks, which hold them as well.
+    ``parameters`` has the trained parameters of each weight group, in the same order on all ranks that hold the group.
+    ``compared`` are the weight groups whose settings are compared, because other ranks hold them as well.
     ``has_parameters`` says whether there is a parameter to step.
     """
 

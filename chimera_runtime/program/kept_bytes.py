@@ -1,6 +1,7 @@
-"""Bytes that a worker keeps at a moment of the schedule. Both the compiler and train.py count them with this module.
+"""Computes the bytes that a worker keeps at a moment of the schedule, for the compiler and for train.py.
 
-The compiler has the sizes of a micro-batch from a profile, train.py (``--memory-limit``) from the first micro-batch.
+The compiler has the sizes of a micro-batch from a profile; train.py, with ``--memory-limit``, from the first
+micro-batch.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -51,7 +52,7 @@ class MicroBatchBytes(NamedTuple):
         return min(self.released, self.operands)
 
     def without_received(self, inputs: int, gradients: int) -> "MicroBatchBytes":
-        """The bytes less ``inputs`` bytes of input and ``gradients`` bytes of gradients that lie in receive buffers."""
+        """Returns the bytes without ``inputs`` bytes of input and ``gradients`` of gradients in receive buffers."""
         activations = max(0, self.activations - inputs)
         resident = max(0, self.resident - inputs)
         without = self._replace(
@@ -86,7 +87,11 @@ def kept_bytes(moment: Iterable[Sequence[int]], sizes: Callable[[int], MicroBatc
 
 
 def hosted_bytes(moment: Iterable[Sequence[int]], sizes: Callable[[int], MovedBytes], parts: int = 1) -> int:
-    """Bytes on the host at a moment: for each stage what `HostedMicros` counts; ``parts`` as in `kept_bytes`."""
+    """Returns the bytes on the host at a moment of the schedule.
+
+    ``moment`` has for each stage the numbers of `HostedMicros`; ``sizes`` returns the bytes of a micro-batch on a
+    stage, and ``parts`` is as in `kept_bytes`.
+    """
     return sum(
         share(count, size, parts)
         for stage, *counts in starmap(HostedMicros, moment)
@@ -95,7 +100,7 @@ def hosted_bytes(moment: Iterable[Sequence[int]], sizes: Callable[[int], MovedBy
 
 
 def share(count: int, size: int, parts: int) -> int:
-    """Bytes of ``count`` parts of micro-batches, rounded up; ``size`` is that of a micro-batch of ``parts`` parts."""
+    """Returns the bytes of ``count`` parts of micro-batches, rounded up; ``size`` is the bytes of ``parts`` parts."""
     return -(-count * size // parts)
 
 

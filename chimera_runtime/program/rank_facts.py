@@ -49,7 +49,10 @@ class StageFacts:
 
 @dataclass(frozen=True)
 class TieFacts:
-    """Facts for a worker about the parameters that ``stages``, some of them its own, share; as in `StageFacts`."""
+    """Facts for a worker about the parameters that ``stages`` share; the worker holds at least one of these stages.
+
+    The other facts are as in `StageFacts`.
+    """
 
     stages: Group
     copies: int
@@ -79,7 +82,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class EvaluationFacts:
-    """Facts for a worker about an evaluation; ``slots`` are as in `StageFacts`, for each stage that receives."""
+    """Facts for a worker about an evaluation: by stage, the sizes of receive buffers (``slots``); and its links."""
 
     slots: dict[int, tuple[int, ...]]
     incoming: tuple[Route, ...]
@@ -109,7 +112,8 @@ class KeptMicros(NamedTuple):
 class HostedMicros(NamedTuple):
     """Numbers of micro-batches of which a stage has something on the host at one moment.
 
-    ``activations`` counts those whose activations are there, ``operands`` those between the halves of their backward.
+    ``activations`` counts micro-batches whose activations are there. ``operands`` counts micro-batches between the
+    halves of their backward whose operands are there.
     """
 
     stage: int

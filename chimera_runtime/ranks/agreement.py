@@ -1,8 +1,9 @@
-"""Agreement of ranks: a digest of each fact that must be equal on all ranks travels with the loss of an update.
+"""Agreement of ranks: finds facts that should be equal on all ranks and are not.
 
-A fact is known to some ranks; each of them adds 1, its digest d and d*d to three numbers of the sum. If n ranks add
-something, the digests are equal exactly where n * sum(d*d) == sum(d)**2. All ranks see the same sum, so all of them
-find a difference at the same update. Only then do they exchange the values, through the store.
+A fact is known to some ranks. Each of them adds three numbers to a sum over all ranks, which travels with the loss of
+an update: 1, the digest d of the fact, and d*d. If n ranks have added something, their digests are equal exactly where
+n * sum(d*d) == sum(d)**2. All ranks see the same sum, so all of them find a difference at the same update. Only then do
+they exchange the facts' values, through the store.
 """
 
 import json
@@ -68,7 +69,7 @@ def digest_of(text: str) -> int:
 
 
 def short(number: int) -> int:
-    """The last 20 bits of a digest: few enough for sums of squares to be exact in float64."""
+    """Returns the last 20 bits of a digest: small enough for sums of squares to be exact in float64."""
     return number & ((1 << _BITS) - 1)
 
 
@@ -131,11 +132,11 @@ class FactComparison:
         return [key for key in keys if key[0] != "data" or self._is_harmful(parts[key[1]])]
 
     def _is_harmful(self, parts: Set[int]) -> bool:
-        """Whether ranks of a copy must not differ in these parts of the data.
+        """Whether ranks of a copy must not differ in ``parts``: inputs (0), targets (1), keyword arguments (2).
 
-        The ranks must not differ in a part that several of them use. If only one rank uses the inputs, the others may
-        draw other variants of them, and the same holds for targets. If both differ, inputs of one mini-batch would
-        meet targets of another.
+        They must not differ in a part that several ranks use. A part that only one rank uses may differ, as the others
+        may draw another random variant of it. If two parts differ, the ranks have probably loaded different
+        mini-batches, and inputs of one would meet targets of another.
         """
         return len(parts) > 1 or any(self._users[part] > 1 for part in parts)
 
