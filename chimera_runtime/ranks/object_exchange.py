@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class ObjectExchange:
-    """Exchange of Python objects among ranks, by a group of gloo; all ranks call each method.
+    """Exchange of Python objects among the ranks of a group of gloo; all ranks call each method.
 
-    ``what`` is the subject of the exchange, in words for messages. ``timeout`` is the number of seconds that a rank
-    waits for another one, which may have files to read or write first.
+    ``what`` says in messages what is exchanged. ``timeout`` is the number of seconds that a rank waits for another one,
+    which may have files to read or write first.
 
     Every method raises `PeerLost` if a rank has ended or does not answer in time.
     """

@@ -186,8 +186,8 @@ class Staging:
     def hand_over(self, room: torch.Tensor, tensor: torch.Tensor, post: Callable[[], Pending]) -> DeferredPost:
         """Launches the copy of a tensor into ``room``, on the host, after all earlier operations of the GPU.
 
-        When the copy is over, the staging thread calls ``post``, which posts the message to gloo. The result is waited
-        for.
+        When the copy is over, the staging thread calls ``post``, which posts the message to gloo. The method ``wait``
+        of the result returns when gloo is done.
         """
         accelerator = self.accelerator
         accelerator.wait(self.outgoing, accelerator.record(accelerator.computing))

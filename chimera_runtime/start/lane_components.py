@@ -46,7 +46,7 @@ def lane_of(context: RankContext, components: LaneComponents) -> Lane:
 
 
 def driver_of(context: RankContext, lane: Lane) -> Driver:
-    """The driver that runs the turns of a stream in its lane."""
+    """Returns the driver, which runs the turns of a stream: the lane of this rank must be a `StreamLane`."""
     assert isinstance(lane, StreamLane)
     assert context.facts.turns is not None
     return Driver(context.script.turn, lane, context.facts.turns)

@@ -84,7 +84,7 @@ class VaryingShapes:
         self.require_fitting(self._first_inputs(update))
 
     def require_fitting(self, inputs: FirstInputs) -> None:
-        """Raises `Misuse` if a tensor is larger than in the example, or there are more or fewer tensors.
+        """Raises `Misuse` if a tensor is larger than in the example in any dimension, or their number differs.
 
         Call it before any rank has sent a message.
         """
@@ -126,7 +126,7 @@ class VaryingShapes:
     ) -> Any:
         """The argument that stage ``number`` is called with: the inputs, or the outputs of the stage before it.
 
-        These are in ``outputs`` if this rank has that stage, too; otherwise they are received.
+        If another rank has the stage before, its outputs are received; else they are in ``outputs``.
         """
         world = self.world
         if not world.job.feeding[number]:

@@ -93,9 +93,9 @@ class FlushFacts:
 
 @dataclass
 class StreamFacts:
-    """Gathers what ranks must agree on in an update of a stream: data, settings of optimizers, weights.
+    """Gathers what ranks must agree on in an update of a stream: data, settings of optimizers, digests of weights.
 
-    `note_step` is called after each step of a weight group, as stages step at different times.
+    Stages step at different times, so `note_step` notes settings and weights of a weight group after each of its steps.
     """
 
     feed: Feed

@@ -59,7 +59,7 @@ ONE_TENSOR = Form(pytree.tree_structure(0), (...,))
 
 
 def form_of(value: Any) -> Form:
-    """Returns the structure of a value that has ``...`` in place of each tensor."""
+    """Returns the structure of a value, in which each tensor has been replaced by ``...``."""
     entries, tree = pytree.tree_flatten(value)
     return ONE_TENSOR if value is ... else Form(tree, tuple(entries))
 

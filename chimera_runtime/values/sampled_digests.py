@@ -22,8 +22,8 @@ def sampled(value: Any, start: int = 0, count: int | None = None) -> int | None:
     """Returns a digest of the leaves of a value; None if all leaves are None.
 
     For a tensor of the CPU the digest covers shape, dtype and a few hundred bytes of ``count`` rows from ``start`` on,
-    by default of all rows.
-    For a tensor of another device it covers shape and dtype alone: reading bytes would wait for the device.
+    by default of all rows. For a tensor of another device it covers shape and dtype alone: reading bytes would wait for
+    the device.
     """
     digest, is_empty = 0, True
     for leaf in leaves(value):

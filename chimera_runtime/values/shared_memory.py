@@ -76,7 +76,7 @@ def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], inpu
 
 
 def note_received(values: Any) -> None:
-    """Marks the memory of inputs from the dataset, or of gradients from another stage, for `is_handed_on`."""
+    """Marks the memory of ``values``, inputs of the dataset or gradients of another stage, for `is_handed_on`."""
     for tensor in taken_apart(values)[0]:
         if tensor.layout == torch.strided:
             setattr(tensor.untyped_storage(), _NOTE, (None, None, tensor.data_ptr()))

@@ -106,7 +106,7 @@ class Reference:
         return make()
 
     def batches(self) -> Iterator[list[list[Any]]]:
-        """Yields the data of each update, see `reference_data`."""
+        """Yields the data of each update: input, target and keyword arguments of every part, see `mini_batches`."""
         return mini_batches(
             self.model,
             (self.micro_batch_size, self.micro_batches * self.copies, self.parts),
@@ -130,7 +130,8 @@ class _InTurn(torch.nn.ModuleDict):
 def _called(module: torch.nn.Module, value: Any, named: Mapping[str, Any], carry: Any, start: int) -> tuple[Any, Any]:
     """Calls a module on the slice that begins at ``start``, with the carry of the slice before.
 
-    Returns the output and the carry for the next slice; the carry is None where the module has none.
+    ``named`` are the micro-batch's keyword arguments, of which the module gets those that it takes. Returns the output
+    and the carry for the next slice; the carry is None where the module has none.
     """
     if isinstance(module, _InTurn):
         return module.in_turn(value, named, carry, start)

@@ -108,7 +108,7 @@ def _durations(text: str) -> dict[str, float]:
 
 
 class Option(NamedTuple):
-    """An option of train.py; one without a ``type`` is a flag."""
+    """An option of train.py, as argparse takes it; without a ``type`` it is a flag, which has no value."""
 
     name: str
     help: str

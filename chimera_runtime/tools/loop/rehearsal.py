@@ -69,7 +69,7 @@ class RehearsedStage(Stage):
             ]
 
     def pair(self, forward: tuple[Any, ...], other: Stage, backward: tuple[Any, ...]) -> None:
-        """Sleeps as long as both take together."""
+        """Sleeps for the time of a pair; hands on tensors of the shapes of its forward and its backward."""
         assert isinstance(other, RehearsedStage)
         weights = [
             mean(pair) for pair in zip(_of(forward[0], self._weights), _of(backward[0], self._weights), strict=True)

@@ -79,9 +79,9 @@ class Recorder:
         self._first = update
 
     def timed(self, method: Callable[..., Any], line: Callable[..., ProgramLine]) -> Callable[..., Any]:
-        """Returns a function that calls a method and records the call, unless it raises an error.
+        """Returns a function that calls ``method`` and records the call with its times, unless it raises an error.
 
-        ``line`` returns the line of the program that a call with given arguments runs.
+        ``line``, called with the same arguments, returns the line of the program that the call runs.
         """
 
         def timed(*arguments: Any, **keywords: Any) -> Any:

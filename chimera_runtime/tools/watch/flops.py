@@ -87,9 +87,9 @@ def peak_seconds(
 def of_stage(context: RankContext, module: torch.nn.Module, stage: int) -> int:
     """Floating-point operations of a forward and a backward of one micro-batch; a sum and a product are two.
 
-    They are counted while both run, on the first items of the dataset or, after the first stage, on buffers of the
-    right shapes. `torch.utils.flop_counter` counts products of matrices, convolutions and attention. Afterwards the
-    state of the stage is restored.
+    They are counted while both run, on the first items of the dataset or, after the first stage, on zeros of the right
+    shapes. `torch.utils.flop_counter` counts products of matrices, convolutions and attention. Afterwards the state of
+    the stage is restored.
     """
     boundaries, source, world = context.probed.boundaries, context.source, context.world
     assert source is not None, "options.parse refuses that in a rehearsal"
@@ -118,7 +118,7 @@ def of_stage(context: RankContext, module: torch.nn.Module, stage: int) -> int:
 
 
 def computing_dtype(modules: dict[int, torch.nn.Module], autocast: torch.dtype | None) -> torch.dtype:
-    """Type in which products of matrices are computed: that of autocast, or that of most weights."""
+    """Type in which products of matrices are computed: that of autocast or, without autocast, that of most weights."""
     if autocast is not None:
         return autocast
     sizes: dict[torch.dtype, int] = {}

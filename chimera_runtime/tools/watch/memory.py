@@ -184,8 +184,8 @@ class RankNeed:
     def _message(self, letter: str, stage: int, is_before: bool) -> int:
         """Bytes of one value of a micro-batch in the messages between a stage and its neighbours on one side.
 
-        ``letter`` names the value. The neighbours are the stages before this one if ``is_before``, else the stages
-        after it.
+        ``letter`` is the letter of the value. The neighbours are the stages before this one if ``is_before``, else the
+        stages after it.
         """
         job = self.context.world.job
         ends = job.feeding[stage] if is_before else (stage,) if job.fed[stage] else ()
