@@ -96,7 +96,7 @@ def _schedule(
 ) -> ShownSchedule:
     """Returns the schedule that the page shows, with the durations of the prediction.
 
-    Without a prediction they are the run's own, and there are no sizes in bytes.
+    Without a prediction it has the durations that were measured in the run, and no sizes in bytes.
     """
     verified, source = compilation.verified, comparison.source if comparison else None
     setting = source.setting if source else _measured_setting(trace, lanes, comparison)

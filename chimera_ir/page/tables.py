@@ -78,7 +78,7 @@ class Slider:
 
 @dataclass(frozen=True, slots=True)
 class LengthForm:
-    """A length as a sum of terms; each is the index of a slider and the factor on the slider's value."""
+    """A length of time as a sum of terms: each is the index of a slider, and a factor on the slider's value."""
 
     of: tuple[tuple[int, float], ...]
 

@@ -1,4 +1,4 @@
-"""The page of a text that is not proven: its lanes as far as it has any, with the mistake drawn on them."""
+"""The page of a text that cannot be proven: its lanes, as far as it has any, with the mistake drawn on them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields

@@ -63,7 +63,7 @@ def signs(looks: Looks, kinds: Sequence[Kind]) -> list[str]:
 
 
 def least(looks: Looks, kinds: Sequence[Kind]) -> int:
-    """The least width of a legend in pixels: that of its widest entry; 0 if no worker has two stages of a pipe."""
+    """The least width of a legend in pixels: that of its widest entry; 0 if no worker has several stages of a pipe."""
     return max((line.length for line in _lines(looks, kinds)), default=0) if looks.chunks > 1 else 0
 
 

@@ -49,9 +49,9 @@ def filled(picture: Picture) -> str:
 def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubble") -> Picture:
     """The places and sizes of all that is in the drawing.
 
-    ``unit`` is the length in pixels of a unit of time. Without it the unit is fair to the shortest operation, and the
-    picture ends with the steady state if labels have no room otherwise. ``hatch`` is the name of the pattern for
-    bubbles; two pictures in one document need different names.
+    ``unit`` is the length in pixels of a unit of time. Without it, the length is that of `fair_unit`, and if labels
+    have no room then, the picture ends with the steady state. ``hatch`` is the name of the pattern for bubbles; two
+    pictures in one document need different names.
     """
     timeline, window = timeline.visible, steady_window(timeline)
     if unit is None:

@@ -57,7 +57,7 @@ class _ColumnScale:
 
 
 class _Labelled(NamedTuple):
-    """An operation, its label, and whether it ends with the sign of an event: of a launched sum or of new weights."""
+    """An operation with its times, its label, and whether it ends with a sign: of a launched sum, or of new weights."""
 
     timed: Timed
     name: str

@@ -133,7 +133,7 @@ def summary(timeline: Timeline) -> str:
 
 
 def _counting(header: Header) -> str:
-    """The meaning of the numbers in boxes where these are not those of micro-batches."""
+    """Words on the numbers in boxes, where they count slices or halves; empty where they count whole micro-batches."""
     if header.slices > 1:
         return f"; {header.slices} slices of a micro-batch, of which 0.1 is the second of the first"
     return "; numbers count halves" if header.halves else ""

@@ -24,7 +24,7 @@ class Files:
 
 
 def scheme_argument(source: Source) -> str:
-    """The argument for a scheme: its name in the library, or its file, never to be taken for an option."""
+    """The argument that names a scheme: its name in the library, or its file, written so that it is no option."""
     stem = PurePath(source.name).stem
     if stem in library.names() and library.source(stem) == source:
         return stem

@@ -111,7 +111,7 @@ def _row(place: int, judged: Judged, ranking: Ranking) -> Iterator[str]:
 
 
 def _more(judged: Judged, roles: Roles) -> str:
-    """Text of the column ``more``: further parameters, recomputation, and the strategy for gradient sums."""
+    """Text of the column ``more``: parameters, equal times, recomputation, moves, strategy of sums, found order."""
     choice, change = judged.choice, judged.choice.change
     settings = roles.without_micro_batches(choice.settings)
     words = [f"as {judged.scheme}"] if judged.is_alone else []

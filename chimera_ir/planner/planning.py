@@ -35,7 +35,7 @@ _RECOMPUTATION = {None: Recomputation.WHERE_NEEDED, True: Recomputation.ALWAYS, 
 class RankedSchemes:
     """Configurations that fit a cluster, best first; `compilation` compiles one as it was predicted.
 
-    ``warnings`` are those about the profile and the cluster. ``options`` are the options that all compilations share.
+    ``warnings`` are about the profile and the cluster. All compilations share ``options``.
     """
 
     ranking: Ranking
@@ -53,7 +53,7 @@ class RankedSchemes:
         return [as_values(judged) for judged in self.choices]
 
     def compilation(self, place: int = 0) -> Compilation:
-        """The compilation of the configuration at a place of `choices`, in the order that a search found if any."""
+        """The compilation of entry ``place`` of `choices`, in the order that a search found for it, if one did."""
         judged = self.choices[place]
         choice = judged.choice
         options = replace(

@@ -171,10 +171,10 @@ def _left_out_key(left_out: LeftOut, of_scheme: Roles) -> tuple[object, ...]:
 
 
 def _by_preference(choices: Iterable[Configuration], of_scheme: Roles) -> Iterator[list[Configuration]]:
-    """Yields families of configurations that differ in B and N only; the greedy rule takes the first one that fits.
+    """Yields families: lists of configurations that differ in B and N only, sorted by the order in which to try them.
 
-    Configurations with as many micro-batches as workers or more come first, the largest B first; then those that leave
-    a pipeline partly empty, the smallest B first.
+    The greedy rule takes the first of a family that fits. Configurations with at least as many micro-batches as workers
+    come first, the largest B first; then those that leave a pipeline partly empty, the smallest B first.
     """
 
     def preference(choice: Configuration) -> tuple[bool, int]:
@@ -195,9 +195,9 @@ def _operations(family: Sequence[Configuration]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """The processes that do the work: ``count`` of them, each with a judge of its own.
+    """Runs work on ``count`` processes, each with a judge of its own.
 
-    Without an executor, this process does all of it.
+    Without an executor, this process does all of the work.
     """
 
     count: int = 1

@@ -13,8 +13,9 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 def sample(columns: Sequence[Sequence[_Value]], most: int) -> Iterator[tuple[_Value, ...]]:
     """Yields every combination of a value from each column, or ``most`` of them if there are more.
 
-    The sample is spread evenly: it goes through the numbers of all combinations in steps of the golden ratio, which
-    leaves out no large part and repeats nothing; the first combination has the first values.
+    The sample is spread evenly. It goes round the list of all combinations in steps of about the golden ratio of the
+    list's length, so it leaves out no large part and has no combination twice. It begins with the first value of each
+    column.
 
     Examples
     --------

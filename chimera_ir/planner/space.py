@@ -61,12 +61,12 @@ class Recomputation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The number of workers and of items of an update, and which configurations to consider for them.
+    """The question that a plan answers: how many workers, how many items in an update, and what to consider.
 
-    ``settings`` are fixed parameters, ``syncs`` the strategies for gradient sums; ``asynchronous`` says whether schemes
-    without a flush are considered as well, and ``sliced`` whether those that cut micro-batches into slices are.
-    ``hosted`` says whether the cluster has a link to the host; without it, schemes that off-load are left out.
-    ``max_operations`` is the most compute operations of a schedule.
+    ``settings`` are fixed parameters, ``syncs`` the strategies for gradient sums to consider. ``asynchronous`` says
+    whether schemes without a flush are considered as well, and ``sliced`` whether schemes are that cut micro-batches
+    into slices. ``hosted`` says whether the cluster has a link to the host; without it, schemes that off-load are left
+    out. ``max_operations`` is the most compute operations of a schedule.
     """
 
     workers: int
@@ -85,10 +85,10 @@ class Configuration:
     """A scheme with its parameters, D stages, the workers of a copy, W copies, N micro-batches of B items.
 
     ``change`` is applied to the scheme, for example recomputation of every stage. ``split`` is the first layer of each
-    stage; None if the profile has no layers, or until the `Judge` has chosen a split. A micro-batch is cut into
-    ``slices``. ``lengths`` are their relative lengths, empty if all are equal; `EqualTimes` asks for slices that take
-    equally long, until the judge has computed the lengths of such slices. With ``offload`` activations move to the host
-    as with `--offload auto`.
+    stage; it is None if the profile has no layers, or until the `Judge` has chosen a split. A micro-batch is cut into
+    ``slices``; ``lengths`` are their relative lengths, empty if all are equal. `EqualTimes` as ``lengths`` asks for
+    slices that take equally long; the judge puts numbers in its place. With ``offload`` activations move to the host as
+    with `--offload auto`.
     """
 
     source: Source
@@ -230,19 +230,25 @@ class _Search:
             yield self._out(self._fixed, None, Reason.SPACE, text)
 
     def _others(self, sizes: Sequence[_Setting]) -> list[list[_Setting]]:
-        """The settings to try of each further parameter, for a combination of sizes."""
+        """The settings to try of each parameter that is neither a size nor N, given the settings of the sizes.
+
+        Each parameter has a list of its settings.
+        """
         divisors = _divisors(math.prod(value for _, value in sizes) if sizes else max(self._depths))
         tried = [self._values(name, divisors) for name in self._roles.divisors]
         return [*tried, *(self._values(name, values) for name, values in self._roles.listed), *self._defaults()]
 
     def _may_fit(self, sizes: Sequence[_Setting]) -> bool:
-        """Whether these sizes may give a depth of the profile, with any values of the further parameters."""
+        """Whether a scheme with these sizes may have a number of stages that is to be tried.
+
+        If that depends on the parameters that are not fixed, the answer is yes.
+        """
         fixed = [setting for values in self._defaults() for setting in values]
         outlined = self._outlined(dict((*sizes, *fixed)))
         return isinstance(outlined, LeftOut) or self._has(outlined.stages)
 
     def _with(self, settings: dict[str, int]) -> Iterator[Configuration | LeftOut]:
-        """Yields the configurations, or refusals, of one combination of all parameters but N."""
+        """Yields the configurations with these settings of all parameters but N, or a refusal of the settings."""
         outlined = self._outlined(settings)
         if isinstance(outlined, LeftOut):
             yield from [outlined] if self._is_missed(settings) else []
@@ -264,14 +270,15 @@ class _Search:
     def _has(self, stages: int) -> bool:
         """Whether configurations with so many stages are considered.
 
-        They are if it is one of the depths to try or, where the user fixed all sizes, if the profile has enough layers.
+        The depths to try are. Where the user fixed all sizes, so is any number of stages up to the number of the
+        profile's layers.
         """
         return stages in self._depths or (self._is_fixed and stages <= len(self._profile.layers))
 
     def _is_missed(self, settings: Mapping[str, int]) -> bool:
         """Whether the user may miss a combination, and is to be told why it was refused.
 
-        So it is if its sizes, multiplied, are a depth to try, or if the user fixed them.
+        That is so if the product of its sizes is a depth to try, or if the user fixed the sizes.
         """
         sizes = self._roles.sizes
         return math.prod(settings[name] for name in sizes) in self._depths or self._is_fixed
@@ -289,7 +296,10 @@ class _Search:
         return [[(name, value)] for name, value in self._fixed.items() if name not in tried]
 
     def _outlined(self, settings: dict[str, int]) -> Header | LeftOut:
-        """The scheme's header with the default N or, if the scheme refuses this N, with the product of its sizes."""
+        """The header of the scheme with these settings, or the refusal of them.
+
+        N has its fixed or its default value. If the scheme refuses its default N, N is the product of the sizes.
+        """
         name = self._roles.micro_batches
         # A scheme may refuse its default N for these sizes, as where N must be a multiple of D; their product is one.
         tries = [settings]

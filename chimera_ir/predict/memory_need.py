@@ -18,20 +18,12 @@ from chimera_runtime.program.kept_bytes import MicroBatchBytes, hosted_bytes, ke
 class MemoryNeed:
     """Memory that a worker needs at most, in bytes, by purpose; the parts need not be largest at the same time.
 
-    Attributes
-    ----------
-    weights
-        All copies of the weights of the worker's stages, one for each version.
-    optimizer
-        The optimizer's state, or this worker's share of it.
-    messages
-        Receive buffers, and messages on their way to other workers.
-    activations
-        Activations that wait for a backward, the inputs of stages that recompute, and values between the halves of a
-        backward. Received values are in their receive buffers and count as messages.
-    host
-        Activations in the memory of the worker's host, and what is left of them there between the halves of a backward,
-        which are no part of the total.
+    Attributes ---------- weights All copies of the weights of the worker's stages, one for each version. optimizer The
+    optimizer's state, or this worker's share of it. messages Receive buffers, and messages on their way to other
+    workers. activations Activations that wait for a backward, the inputs of stages that recompute, and values between
+    the halves of a backward. Received values are in their receive buffers and count as messages. host Activations in
+    the memory of the worker's host, and what stays of them there between the halves of a backward. This memory is no
+    part of the total.
     """
 
     weights: int

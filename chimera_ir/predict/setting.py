@@ -45,7 +45,7 @@ class Setting:
 
     @property
     def slices_known(self) -> bool:
-        """Whether the profile has the costs of slices of every micro-batch of this size."""
+        """Whether the profile has the costs of slices on every stage, for this micro-batch size."""
         return all(self.timing(stage).slices for stage in range(len(self.stages)))
 
     def equal_times(self, slices: int, length: int) -> tuple[int, ...]:
@@ -133,10 +133,10 @@ class Setting:
         return link.alpha, round(link.beta * size, _DIGITS)
 
     def host_link(self, workers: int, worker: int) -> tuple[Worker, float]:
-        """The first worker of those that share a worker's link to the host, and a factor on the seconds of transfers.
+        """The first of the workers that share a worker's link to the host, and a factor on the seconds of transfers.
 
-        The factor is more than 1 if ranks of other copies are on the link. They count as if they divided their
-        transfers evenly among the workers of this copy. A copy has ``workers`` workers.
+        The factor is how many ranks of all copies are on the link, divided by how many workers of this copy are:
+        transfers of other copies count as if they were spread evenly. A copy has ``workers`` workers.
         """
         ranks = [self._rank(workers, 0, w) for w in range(workers)]
         link = self._host_link_of(ranks[worker])

@@ -22,7 +22,10 @@ Split = tuple[int, ...]
 
 
 class StageLoad(NamedTuple):
-    """The most that a stage keeps on a worker: copies of its weights, and micro-batches that wait for a backward."""
+    """The most that a worker keeps of a stage: copies of its weights, and what waits for a backward.
+
+    In ``waiting`` a whole micro-batch counts as `Header.units`.
+    """
 
     copies: int
     waiting: int

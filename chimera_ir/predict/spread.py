@@ -47,10 +47,10 @@ def sigma(noise: float) -> float:
 
 
 def longer_by(turn: TimedTurn, noise: Sequence[float], joint: Sequence[bool], copies: int) -> float:
-    """Seconds that noise adds to the mean of an update, in the long run.
+    """Seconds by which noise makes the mean update longer, in the long run.
 
-    ``noise`` is the spread of the times of each node of the turn, 0 if they are always the same; ``joint`` says whether
-    each node is one event of all ``copies``, which waits for all of them, as a sum does. Of many copies of a large
+    ``noise`` has the spread of the time of each node of the turn, 0 for a fixed time. ``joint`` says whether each node
+    is one event of all ``copies`` together, which waits for all of them, as a sum does. Of many copies of a large
     program only some are simulated.
 
     The same turns are played with and without noise, so that the effect of the start cancels out.

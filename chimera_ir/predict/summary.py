@@ -292,7 +292,7 @@ def exposed(replay: Replay) -> dict[WeightGroup, float]:
 
 
 def hiding_time(report: Report) -> dict[WeightGroup, Fraction]:
-    """The idle time that can hide each sum over several workers, on the worker that has the least of it."""
+    """The idle time that can hide each sum, on the worker with the least of it; only sums over several workers."""
     members: defaultdict[WeightGroup, list[Fraction]] = defaultdict(list)
     for launched in report.synchronisation:
         members[launched.group].append(launched.free + launched.flush)

@@ -113,7 +113,7 @@ class _SplitSearch:
         return _PartialSplit(first, used, iter(self._ends(stage, first)), (stage, first, *sorted(later)))
 
     def _ends(self, stage: int, first: int) -> list[int]:
-        """Ends that a stage beginning with layer ``first`` can have, the one nearest to an equal share first."""
+        """The ends (exclusive) to try for a stage from layer ``first`` on, the nearest to an equal share first."""
         left = self._stages - stage - 1
         latest = self._layers - left
         if left == 0:

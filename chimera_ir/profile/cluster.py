@@ -46,8 +46,8 @@ def torchrun(
 ) -> str:
     """The command line that starts ``script`` on ``ranks`` ranks, to be given on each node if there are several.
 
-    HOST stands for the first node. ``model`` is a model file, or a model of transformers, for whose text FILE stands;
-    if it is empty, MODEL.py stands for the model file.
+    HOST stands for the first node. ``model`` is a model file or the name of a model of transformers, which needs a text
+    to train on: FILE stands for it. If ``model`` is empty, MODEL.py stands for the model file.
     """
     option = "--hf" if model and not model.endswith(".py") else "--model"
     words_of_model = [option, as_argument(model or "MODEL.py"), *(["--text", "FILE"] if option == "--hf" else [])]

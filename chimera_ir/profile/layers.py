@@ -100,8 +100,8 @@ def _merged(timings: Sequence[Timing], overhead: Times, opens: bool) -> Timing:
 def _opening(layers: Sequence[Times], overhead: Times, weights: float) -> dict[str, float]:
     """Times of the two halves of a backward on the first stage, which needs no gradient of its input.
 
-    The first half is that of the first layer alone. The first halves of the other layers count to the second half, in
-    addition to ``weights``, the time of a second half on any other stage.
+    The first half is the one of the first layer alone. The first halves of all other layers count to the second half,
+    with ``weights``: the time that the second half would take on any other stage.
     """
     behind = sum(max(0.0, times["I"] - time_of(overhead, "I")) for times in layers[1:])
     return {"I": layers[0]["I"], "W": behind + weights}

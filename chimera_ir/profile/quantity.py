@@ -183,7 +183,10 @@ def _powers(unit: str) -> tuple[tuple[int, str], ...]:
 
 
 def _shown(value: Decimal, units: tuple[tuple[int, str], ...]) -> str:
-    """A value in the first of ``units`` (power of ten, name) in which it is 1 or more, or the last; 0 in the base."""
+    """A value as text, in the first of ``units`` in which it is at least 1, else in the last one; 0 in the base unit.
+
+    Each unit is a power of ten and a name.
+    """
     if value == 0:
         return f"0 {next(unit for power, unit in units if power == 0)}"
     power, unit = next((pair for pair in units if value.adjusted() >= pair[0]), units[-1])

@@ -56,7 +56,10 @@ def _times(times: Times, cost: Callable[[float], str]) -> dict[str, str]:
 
 
 def _part(table: str, part: StageCosts, last: bool, cost: Callable[[float], str]) -> Iterator[str]:
-    """Yields the lines of a stage or layer in the list ``table``; the ``last`` sends nothing, ``cost`` writes costs."""
+    """Yields the lines of a stage or a layer, as an entry of the list ``table``.
+
+    The ``last`` one sends nothing on. ``cost`` writes a time, or an amount of work, as text.
+    """
     sizes = {"weights": part.weights, "gradients": part.gradients, "optimizer": part.optimizer}
     step, noise = show_time(part.step) if part.step else None, _noise(part.step_noise)
     entries = {name: show_size(size) for name, size in sizes.items()}

@@ -205,7 +205,10 @@ def _last(tokens: list[Token], span: Span) -> int:
 
 
 def _without_statement(tokens: list[Token], mistake: Span) -> _Rest | None:
-    """Returns the tokens without the line in which ``mistake`` is; None if the others cannot be checked without it."""
+    """Returns the tokens without the line of the scheme in which ``mistake`` is.
+
+    None if that line opens or closes a pipe, or opens the scheme: the other lines cannot be checked without it.
+    """
     at = _last(tokens, mistake)
     if at < 0:
         return None

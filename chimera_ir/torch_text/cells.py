@@ -63,7 +63,7 @@ Cell = Operation | MessageCell | WeightsCell
 
 
 class _Action(NamedTuple):
-    """The parts of an action as it is written: ``word`` is the letter of a kind, or another verb.
+    """The parts of an action as written: ``word`` is the letter of a kind, or another verb such as SEND_F.
 
     In older files a letter may stand for another kind.
     """

@@ -101,7 +101,7 @@ class TraceComparison:
 
     @property
     def bubbles(self) -> tuple[float, float]:
-        """Bubble ratio, the share of all workers' time in which they compute nothing: predicted, measured."""
+        """The shares of all workers' time in which they compute nothing (bubble ratios): predicted, measured."""
         busy = [row for rows in self.rows for row in rows if row.kind in BUSY]
         predicted, measured = (total * len(self.rows) for total in self.steps)
         return (
@@ -287,9 +287,9 @@ def later(span: LaneSpan, by: int) -> LaneSpan:
 def _paired(
     prediction: PredictedLanes, recorded: Sequence[Lane], typical: int, origins: tuple[int, int]
 ) -> Iterator[Paired]:
-    """Yields the operations of the update ``typical``, which overlaps with no other, as predicted and as recorded.
+    """Yields the operations of update ``typical``, each as predicted and as recorded; it overlaps with no other update.
 
-    ``origins`` are the starts of the update on the two sides, from which times are then counted.
+    ``origins`` are the starts of the update in the prediction and in the record, from which times are then counted.
     """
     for worker, (predicted_lane, lane) in enumerate(zip(prediction.lanes, recorded, strict=True)):
         expected = [span for span in predicted_lane if span.update == prediction.shown]

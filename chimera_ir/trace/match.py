@@ -30,7 +30,7 @@ def instructions(program: Program | ProgramStream, worker: int, updates: int) ->
 
 
 def ahead(trace: Trace, rank: Rank, lane: Lane) -> Iterator[tuple[int, Instruction]]:
-    """Yields the instructions that a rank had still to run after its recorded ``lane``, each with its update."""
+    """Yields the instructions that a rank still had to run after its recorded ``lane``, each with its update."""
     done = sum(not isinstance(span.operation, Load) for span in lane)
     return islice(instructions(trace.program, rank.worker, trace.about.updates), done, None)
 

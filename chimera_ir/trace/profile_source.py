@@ -53,11 +53,11 @@ def profile_source(trace: Trace, inputs: Inputs) -> ProfileSource:
 def predict_from_profile(
     program: Program | ProgramStream, setting: Setting, barriered: bool, typical: int
 ) -> PredictedLanes:
-    """Lanes of a program replayed in a setting, and the updates in them that are like ``typical``, an update of a run.
+    """Returns the lanes of a program replayed in a setting, and which updates in them to compare with ``typical``.
 
-    If a barrier precedes each update (``barriered``), one update is replayed. Otherwise the counted updates are whole
-    turns that take exactly as long as updates in the long run; if there are none, which is possible on shared links,
-    the turn that ends with the shown update counts.
+    ``typical`` is an update of a run. If a barrier precedes each update (``barriered``), one update is replayed.
+    Otherwise the counted updates are whole turns that take exactly as long as updates in the long run. If there are
+    none, which is possible on shared links, the turn that ends with the shown update counts.
     """
     header = view_of(program).header
     updates = played_updates(program, barriered)
