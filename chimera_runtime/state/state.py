@@ -151,9 +151,9 @@ class State:
 
     @property
     def _leader(self) -> int:
-        """The rank that exports weights for this rank: the first of the meshes over which its parameters are spread.
+        """The rank that exports weights for this one: the lowest rank in the meshes of this rank's parameters.
 
-        Ranks are those of the default process group. If no parameter is spread, it is this rank itself.
+        Ranks are those of the default process group. If no parameter is spread over a mesh, it is this rank itself.
         """
         return min([int(mesh.mesh.min()) for mesh in meshes_of(self.parameters.values())], default=self.rank)
 

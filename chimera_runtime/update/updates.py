@@ -158,7 +158,7 @@ class StreamedUpdates(Updates):
     _finished: list[Outcome] = field(default_factory=list)
 
     def prepare(self, accumulate: bool, scaler: LossScale | None) -> None:
-        """Raises `Misuse` if gradients are to be accumulated or scaled, or were cleared while updates are under way."""
+        """Raises `Misuse` if gradients are to be accumulated or scaled, or the user cleared one during an update."""
         if accumulate:
             raise mistakes.accumulation_without_flush(self.job.name)
         if scaler is not None:
