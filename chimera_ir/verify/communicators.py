@@ -1,13 +1,14 @@
 """Proof that a program finishes with fewer communicators than the rule "channels" asks for.
 
-With one communicator per directed pair of workers every program finishes that passes the rule. With one for both
-directions, the sends and receives between two workers share a CUDA stream on each of them: they start in the order of
-posting, each after the one before is over, and each is over only when its other end has started as well.
+With one communicator for each direction between two workers, every program finishes that passes the rule. With one for
+both directions, the sends and receives between two workers share a CUDA stream on each of them. They start in the order
+in which they are posted, each after the one before is over, and each is over only when its other end has started as
+well.
 
-Then the two workers must post the messages between them in the same order: where x is posted before y at one end and
-after y at the other, each waits for the other. If the orders agree, then once both ends of a message are posted, so
-are both ends of all before it in its CUDA stream, which are over. So a wait blocks exactly where it does with tagged
-messages, and what is proven for tagged messages holds here.
+Then the two workers must post the messages between them in the same order. If one worker posts x before y and the other
+one y before x, each waits for the other. If the orders agree, then once both ends of a message are posted, so are both
+ends of all messages before it in its CUDA stream, and these are over. So a wait blocks exactly where it does with
+tagged messages (see `transport`), and what is proven for tagged messages holds here.
 """
 
 from collections.abc import Iterator

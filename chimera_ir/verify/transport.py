@@ -60,11 +60,11 @@ def awaited(program: Program) -> list[tuple[int, ...]]:
 
 
 def replay(program: Program, until: Sequence[int] | None = None) -> Played:
-    """Plays the lanes as far as they get or, if ``until`` is given, each at most to its place there.
+    """Plays the lanes as far as they get; with ``until``, each lane stops before that place at the latest.
 
-    Posting never blocks and no event is undone, so each lane gets equally far whatever the order of playing. The
-    program has no errors by the rules "messages" and "gradients"; on directed queues it must also send and receive in
-    the same orders.
+    Posting never blocks and no event is undone, so each lane gets equally far in whatever order lanes are played. The
+    program has no errors by the rules "messages" and "gradients". On directed queues, its workers must also send and
+    receive in the same orders.
     """
     starts = accumulate((len(lane) for lane in program.lanes), initial=0)
     lengths = until or [len(lane) for lane in program.lanes]

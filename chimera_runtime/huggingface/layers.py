@@ -54,7 +54,7 @@ class TransformerLayers(Layers):
 
     @property
     def config(self) -> Any:
-        """The configuration of transformers."""
+        """The configuration object of the transformers library."""
         return self.skeleton.config
 
     def tied(self, _num_stages: int) -> list[list[tuple[int, str]]]:
@@ -62,7 +62,7 @@ class TransformerLayers(Layers):
         return [[(layer, self._inside(layer, name)) for layer, name in ends] for ends in self.skeleton.ties]
 
     def name(self, layer: int, parameter: str) -> str:
-        """The name that transformers has for a parameter of a layer."""
+        """Returns the name that a parameter of a layer has in the transformers library."""
         inside = parameter.partition(".")[2]
         is_end = layer in (0, self.skeleton.count + 1)
         return inside if is_end else f"{self.skeleton.path}.{layer - 1}.{inside}"

@@ -1,9 +1,9 @@
 """A causal language model of the transformers library, made without memory for its weights, to cut layers from.
 
-The model stays what the library makes of its configuration: nothing here knows an architecture. `Skeleton` runs the
-model's own forward on the meta device with stand-ins for its transformer layers. That shows which modules run before
-the layers and which after, and that the model is a chain: each layer gets the output of the layer before, and nothing
-else that depends on tokens or weights.
+The model is whatever the library makes of its configuration: nothing here knows an architecture. `Skeleton` runs the
+model's own forward on the meta device, with stand-ins for its transformer layers. So it learns which modules run before
+the layers and which after them. It also checks that the model is a chain: each layer gets the output of the layer
+before, and nothing else that depends on tokens or weights.
 """
 
 from collections.abc import Callable, Collection

@@ -1,4 +1,4 @@
-"""The links of a worker: each carries the messages with one value from one stage to another, in or out."""
+"""The links of a worker: each sends, or receives, the messages with one value from one stage to another."""
 
 from typing import Any
 

@@ -19,19 +19,19 @@ class Job:
     number of micro-batches of a round of an evaluation: N, or more if there is no flush. ``links`` are pairs of workers
     of which the first sends to the second. ``ties`` are the groups of stages that share parameters.
 
-    A micro-batch is cut into ``parts``: halves, or the ``slices`` of a sequence. ``recomputing`` are the stages that
-    recompute, ``grouped`` the stages with operations over several micro-batches, ``split_backward`` the stages with
-    backwards in two halves. ``moving`` are the stages whose activations move to the host and back, ``moving_operands``
-    the stages that move what is kept between the halves. ``kinds`` are the letters of all kinds of operations.
+    A micro-batch is cut into ``parts``: halves, or the ``slices`` of a sequence. ``lengths`` are the relative lengths
+    of slices, if these differ. ``recomputing`` are the stages that recompute, ``grouped`` the stages with operations
+    over several micro-batches, ``split_backward`` the stages with backwards in two halves. ``moving`` are the stages
+    whose activations move to the host and back, ``moving_operands`` the stages that move what is kept between the
+    halves. ``kinds`` are the letters of all kinds of operations.
 
-    Without a flush the lanes repeat every ``period`` micro-batches. ``reads[s]`` gives the version of the weights that
-    stage s reads for each micro-batch of a period, as an offset to the number of updates in the periods before; it is
-    written as runs of (offset, count). Once ``lag`` further updates have begun, every stage has made the step of an
-    update. With a flush ``period`` and ``lag`` are 0.
+    Without a flush the lanes repeat every ``period`` micro-batches. ``reads[s]`` says which version of the weights
+    stage s reads for each micro-batch of a period: the number of updates in the periods before plus an offset. The
+    offsets are written as runs (offset, number of micro-batches). An update has made its step on every stage once
+    ``lag`` further updates have begun. With a flush ``period`` and ``lag`` are 0.
 
-    ``communicators`` are the choices of communicators with which the program is proven to finish. ``weights`` say how
-    long a rehearsal sleeps for one part of a micro-batch after the other, relative to each other, and repeat; if there
-    are none, all weigh 1. ``lengths`` are the relative lengths of slices, if these differ.
+    ``communicators`` are the choices of communicators with which the program is proven to finish. In a rehearsal, the
+    sleeps of successive parts are in proportion to ``weights``, which repeat; without weights all parts are equal.
     """
 
     name: str

@@ -27,17 +27,16 @@ class StageFacts:
     Attributes
     ----------
     slots
-            Sizes of the receive buffers (slots) for each value, by its letter, in micro-batches.
+        Sizes of the receive buffers (slots), in micro-batches, for each value that the stage receives, by its letter.
     copies
-            Number of copies of the stage's weights.
+        Number of copies of the stage's weights.
     sending
-            The largest number of micro-batches, or parts of them, that are being sent at one time, for each value, by
-        its letter.
+        The most micro-batches, or parts of them, that are being sent at one time, for each value, by its letter.
     recomputed
-            The micro-batches that are recomputed, counted within a cycle of the schedule: half-open runs (start, stop).
+        The micro-batches that are recomputed, counted within a cycle of the schedule: half-open runs (start, stop).
     initial
-            Two version numbers, 0 or less, which both mean the initial weights: the one in the `stash` line that keeps
-        them, and the one in the `drop` line that frees them.
+        Two version numbers, 0 or less, which both mean the initial weights: the first is in the `stash` line that keeps
+        these weights, the second in the `drop` line that frees them.
     """
 
     slots: dict[str, tuple[int, ...]]
