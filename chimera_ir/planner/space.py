@@ -239,9 +239,9 @@ class _Search:
         return [*tried, *(self._values(name, values) for name, values in self._roles.listed), *self._defaults()]
 
     def _may_fit(self, sizes: Sequence[_Setting]) -> bool:
-        """Whether a scheme with these sizes may have a number of stages that is to be tried.
+        """Whether a scheme with these sizes has a number of stages that is to be tried, or may have one.
 
-        If that depends on the parameters that are not fixed, the answer is yes.
+        Further parameters have their fixed or their default values. If the scheme refuses these, the answer is yes.
         """
         fixed = [setting for values in self._defaults() for setting in values]
         outlined = self._outlined(dict((*sizes, *fixed)))

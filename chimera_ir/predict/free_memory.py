@@ -17,8 +17,8 @@ from chimera_ir.predict.setting import Setting
 def bounded(schedule: Schedule, setting: Setting, free: Iterable[int]) -> Schedule:
     """Returns the schedule with a bound on each worker's activations: its own peak, and as many more as fit.
 
-    ``free`` has the bytes that each worker has left at its peak. Where the schedule declares a lower bound, that one
-    stays.
+    ``free`` has the bytes that each worker has left at its peak. A bound that the schedule declares stays where it is
+    smaller.
     """
     header = schedule.header
     all_of_them = [sum(len(pipe.micros) * pipe.workers.count(w) for pipe in header.pipes) for w in _workers(schedule)]

@@ -169,7 +169,7 @@ def _times(events: Events) -> _EventTimes:
 
 
 def _event(events: Events, times: _EventTimes, number: int) -> Event:
-    """Event ``number`` with its times; a wait begins when the event before it on its lane ends."""
+    """Event ``number`` with its times; if the event is a wait, it begins when the event before it on its lane ends."""
     role, instruction, workers, _ = events.nodes[number]
     start, end = times.starts[number], times.ends[number]
     posted = max((times.ends[other] for other in events.posted.get(number, ())), default=start)

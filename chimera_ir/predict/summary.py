@@ -156,9 +156,9 @@ class TimePart(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The parts of an update's time on ``worker``, the busiest one, as shares of the update.
+    """The parts of the time of an update on ``worker``, the busiest one, as shares of the whole time.
 
-    ``evenly`` is whether all workers have the same work.
+    ``evenly`` says whether all workers have the same work.
     """
 
     worker: int
@@ -205,7 +205,7 @@ class Summary:
 def summary(report: Report, prediction: Prediction | None, baseline: BaselinePrediction | None) -> Summary:
     """Answers the questions from a report and, on a cluster, from the predictions for its schedule and its baseline.
 
-    The schedule and the baseline are compared with messages counted if both predictions are there, else with free ones.
+    If both predictions are there, the two are compared with the time of messages, else as if messages took no time.
     """
     if prediction is None:
         copies = Copies.of(report.baseline)

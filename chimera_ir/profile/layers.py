@@ -119,8 +119,8 @@ def _ends(first_input: int, of_first: int, last_input: int, of_last: int) -> int
 def _released(timings: Sequence[Timing]) -> int:
     """Bytes that the first half of a backward frees on a stage of these layers.
 
-    Layers free activations from the last one back, up to the first that keeps some for its weights: these hold the
-    graph of all layers before it.
+    Layers free activations from the last one back, up to and including the first that keeps some for its weights: these
+    hold the graph of all layers before it.
     """
     released = 0
     for timing in reversed(timings):

@@ -177,7 +177,10 @@ def _part(
 
 
 def _timing(table: Table, part: str, last: bool, before: Timing | None, costs: _CostEntries) -> Timing:
-    """The costs of a micro-batch, or of a slice of it; ``before`` are those on the stage before."""
+    """Reads the costs of a micro-batch, or of a slice, from a table; ``before`` are the costs on the stage before.
+
+    ``part`` names the stage or layer in errors. The ``last`` one sends nothing on.
+    """
     times = _times(table, costs.read, BACKWARD)
     # A stage receives the output of the stage before, and gradients are as large as outputs.
     activations = _size(table, "activations")

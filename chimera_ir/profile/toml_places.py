@@ -63,7 +63,7 @@ class TomlPlaces:
         return path, end
 
     def _newest(self, path: Path) -> Path:
-        """The path of the newest element, if ``path`` is that of an array of tables; else ``path`` itself."""
+        """The path of the newest element if ``path`` is that of an array of tables, else ``path`` itself."""
         return (*path, self._elements[path]) if path in self._elements else path
 
     def _entry(self, start: int, table: Path) -> int:
