@@ -84,7 +84,7 @@ def runnable_turns(stream: ProgramStream) -> list[RunnableTurn]:
 
 
 def runnable_stream(stream: ProgramStream) -> ProgramStream:
-    """The stream in which each turn begins at the line at which `runnable_turns` begins it."""
+    """Returns the stream with its turns as `runnable_turns` cuts them: the same lines, but begun elsewhere."""
     return replace(stream, turns=tuple(runnable.turn for runnable in runnable_turns(stream)))
 
 
@@ -118,7 +118,7 @@ def _own_end(header: Header, turn: Turn) -> int:
 
 
 def _turn_of(header: Header, line: Instruction) -> int:
-    """The turn to which the last micro-batch, or the update, of a line belongs."""
+    """Returns the number of the turn to which the last micro-batch of a line, or the update of the line, belongs."""
     _, last, of_updates = extent(line)
     return last // (header.per_turn if of_updates else header.period)
 

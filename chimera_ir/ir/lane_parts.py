@@ -27,8 +27,8 @@ class Lines(Generic[T]):
 class LaneParts:
     """A lane of ``length`` instructions, sorted by their types.
 
-    ``computes`` has the compute operations, the next four fields have the lines about messages, ``wait_moves`` the
-    waits for offloads and reloads, and ``updates`` all lines about sums, steps and weight versions.
+    ``computes`` has the compute operations; ``sends``, ``recvs`` and the waits for both are about messages.
+    ``wait_moves`` has the waits for offloads and reloads, ``updates`` all lines about sums, steps and weight versions.
     """
 
     length: int

@@ -133,7 +133,7 @@ class EarliestRun:
 
 
 def earliest_run(net: Net) -> EarliestRun:
-    """The run in which every operation begins as early as it may, and takes 1 for each of its micro-batches."""
+    """Returns the run in which every operation begins as early as it can, and takes 1 for each of its micro-batches."""
     lengths = [operation.size for operation in net.operations]
     ends = net.ends(lengths)
     begins = [end - length for end, length in zip(ends, lengths, strict=True)]

@@ -142,7 +142,7 @@ def update(net: TurnNet, duration: Duration) -> Iterator[Insertions]:
 
 
 def _insertions(lane: TurnLane, updates: Iterable[_GroupUpdate]) -> Insertions:
-    """Returns the lines of ``updates``, in whose order the sums are launched, for the turn of ``lane``."""
+    """Returns the lines of ``updates`` to insert into the turn of ``lane``; updates are in the agreed order of sums."""
     before: dict[int, list[Instruction]] = defaultdict(list)
     after: dict[int, list[Instruction]] = defaultdict(list)
     gap = _Gap(-maxsize, behind_steps=False)
@@ -161,7 +161,7 @@ def _insertions(lane: TurnLane, updates: Iterable[_GroupUpdate]) -> Insertions:
 
 
 def _by_lane(net: TurnNet) -> list[_LaneUpdates]:
-    """The updates of each worker."""
+    """Returns the `_LaneUpdates` of each worker, with their ``summed``."""
     by_lane, per_turn = [*map(_LaneUpdates, net.lanes)], net.header.per_turn
     for group in {group for updates in by_lane for group in updates.uneven}:
         needs = [-maxsize] * len(net.operations)
@@ -181,11 +181,11 @@ def _by_lane(net: TurnNet) -> list[_LaneUpdates]:
 def _agreed(
     net: TurnNet, by_lane: Sequence[_LaneUpdates], duration: Duration
 ) -> Callable[[_GroupUpdate], tuple[Fraction, int]]:
-    """Returns a function that gives an update its sort key in the order in which all workers launch their sums.
+    """Returns the sort key by which all workers order the launches of their sums, as a function of an update.
 
-    Sums come by the time at which all workers want to have launched them, at the same time the later group first. The
-    times are those of the earliest run that repeats every turn and begins no operation on a micro-batch of turn 0, or
-    of a later turn, before time 0.
+    A sum comes by the time at which all workers want to have launched it; of equal times, the sum of the later group
+    comes first. The times are those of the earliest run that repeats every turn, and that begins no operation on a
+    micro-batch of turn 0, or of a later turn, before time 0.
     """
     header, numbers = net.header, net.header.group_numbers
 

@@ -118,7 +118,11 @@ def described(name: str, measured: LinkTimes) -> Described:
 
 
 def _message_link(measured: LinkTimes, within: bool) -> Link:
-    """The link that fits messages within a node or between nodes; its posts are those of the smallest message."""
+    """The link that fits the messages within a node (``within``) or between nodes.
+
+    Its overhead is the time of posting the smallest message. It is shared if a message takes longer while its sender
+    sends to two ranks.
+    """
     sizes = sorted(size for where, size in measured.messages if where == within)
     post = measured.posts[within, sizes[0]].median
     line = fit.messages([_point(size, 2, measured.messages[within, size], post) for size in sizes])

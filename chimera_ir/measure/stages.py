@@ -323,7 +323,7 @@ def _costs(model: ModelFile, station: Station, at: dict[int, Timing], step: tupl
 
 
 def _timings(station: Station, measured: Sequence[_Measured]) -> Iterator[Timing]:
-    """Yields the timing of each slice of a micro-batch: ``measured`` has the times, the station the bytes."""
+    """Yields the timing of each slice of a micro-batch: times from ``measured``, and the bytes that the stage keeps."""
     for (passes, scatter), sizes in zip(measured, station.kept, strict=True):
         yield Timing(
             _times(passes),

@@ -237,7 +237,7 @@ def stations(cut: ModelCut, progress: Callable[[str], None]) -> Iterator[tuple[i
 
 
 def _marked(boundary: Boundary | None, differentiable: tuple[bool, ...] | None) -> Boundary | None:
-    """The description of a stage's tensors; ``differentiable`` marks those for which gradients come back."""
+    """Returns the description of a stage's tensors with a mark at those for which gradients come back."""
     return None if boundary is None else replace(boundary, differentiable=differentiable or ())
 
 

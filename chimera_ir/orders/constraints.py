@@ -43,10 +43,10 @@ Lags = tuple[tuple[int, int], ...]
 class Constraints:
     """All that an order of operations must respect; times are in ticks, and operations are those of an instance.
 
-    ``holdings`` has only those of stores that may exceed their ``limits`` although the ``waits`` are kept. ``ranks``
-    has for each operation the place of its micro-batch in an order in which these can be finished one by one.
-    ``roles`` has a number for each operation: operations of one role do the same for different micro-batches.
-    ``classes`` are the groups of operations that are taken in turn, each in the order of these turns.
+    ``holdings`` has only those of stores that may exceed their ``limits`` although the ``waits`` are kept. ``ranks[n]``
+    is the place of operation n's micro-batch in a sequence of micro-batches that can be finished one by one.
+    ``roles[n]`` is equal for operations that do the same for different micro-batches. ``classes`` are the groups of
+    operations that are taken in turn, each in the order of these turns.
     """
 
     machines: Sequence[int]
@@ -320,9 +320,10 @@ def _roles(instance: OrderInstance) -> Iterator[int]:
 
 
 def _ranks(instance: OrderInstance) -> list[int]:
-    """The rank of each operation: the place of its micro-batch in an order that takes the pipes by turns.
+    """Returns the rank of each operation: the place of its micro-batch in a sequence of the micro-batches of all pipes.
 
-    Slices of a micro-batch share its rank; an operation on several micro-batches has the rank of the last.
+    The sequence has the first micro-batch of each pipe, then the second of each, and so on. Slices of a micro-batch
+    share its rank; an operation on several micro-batches has the rank of the last.
     """
     header = instance.header
     places = {micro: place // header.slices for pipe in header.pipes for place, micro in enumerate(sorted(pipe.micros))}

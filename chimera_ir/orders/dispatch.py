@@ -137,7 +137,7 @@ def _climb(constraints: Constraints, random: Random) -> Iterator[TimedOrder | No
 
 
 def _progress(constraints: Constraints) -> list[int]:
-    """The number of operations of its micro-batch that come before each operation."""
+    """Returns for each operation how many operations of its micro-batch come before it."""
     counts, progress = defaultdict[int, int](int), [0] * len(constraints.ranks)
     for number in constraints.order:
         progress[number] = counts[constraints.ranks[number]]
@@ -148,8 +148,8 @@ def _progress(constraints: Constraints) -> list[int]:
 class _Stores:
     """Counts the room in the stores while operations start and end, and keeps enough to finish all micro-batches.
 
-    An operation may start if the first unfinished micro-batch can still add all that it needs, the second one as well
-    once the first has freed what it keeps, and so on: the banker's algorithm.
+    An operation may start if there is room afterwards for the first unfinished micro-batch to add all that it needs;
+    then, with what that one has freed, for the second one, and so on: the banker's algorithm.
     """
 
     def __init__(self, constraints: Constraints) -> None:

@@ -50,7 +50,10 @@ class _Class(NamedTuple):
 
 
 class _ClassWait(NamedTuple):
-    """The n-th operation of a class starts at least ``ticks`` after the (n - shift)-th of an earlier class."""
+    """A wait of class ``later`` for class ``earlier``: its n-th operation waits for the (n - shift)-th of the other.
+
+    It starts at least ``ticks`` after the start of that one.
+    """
 
     later: int
     earlier: int
@@ -144,7 +147,7 @@ class FlowBound:
         return FlowAttempt(lambda: self._program(makespan), makespan, _WORK_OF_ROWS * rows**2)
 
     def learn(self, attempt: "FlowAttempt") -> None:
-        """Uses the result of an attempt that has run, to choose the makespan of the next one."""
+        """Notes the result of an attempt that has run: it decides which makespan `next_attempt` tries."""
         if attempt.excluded:
             self._promising = max(attempt.makespan + 1, int(attempt.makespan * (1 + _FALL_OF_EXCESS * attempt.excess)))
         else:
@@ -231,7 +234,7 @@ class _FlowProgram:
                 self._add(terms, 1, may_exceed=True)
 
     def add_store(self, amounts: Mapping[tuple[int, int], int], limit: int) -> None:
-        """Adds rows: a store keeps no more than its limit; ``amounts`` are its entries of `FlowBound`."""
+        """Adds rows: a store keeps no more than its limit. ``amounts`` is what it keeps, as {(c, e): amount}."""
         for now in range(self._steps - 1):
             terms = [(first, now, amount) for (first, _), amount in amounts.items()]
             terms += [(last, now - self._classes[last].duration, -amount) for (_, last), amount in amounts.items()]

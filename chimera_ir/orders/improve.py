@@ -101,7 +101,7 @@ def searchable(schedule: Callable[[], Schedule | ScheduleStream], *, is_program:
 
 
 def with_limits(header: Header, limits: Limits) -> Header:
-    """A header in which ``limits``, the same for every worker, replace the declared bounds of the same quantities."""
+    """Returns the header with ``limits``, the same for all workers, in place of bounds on the same quantities."""
     others = tuple(bound for bound in header.bounds if bound.quantity not in limits)
     added = tuple(Bound(quantity, (limit,) * header.workers) for quantity, limit in limits.items())
     return replace(header, bounds=others + added)

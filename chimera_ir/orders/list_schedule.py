@@ -166,7 +166,7 @@ def place(jobs: Jobs, room: Capacity) -> Placed:
         heappush(heap, (position, job))
 
     def preferred(machine: int) -> int | None:
-        """Takes the job that a free machine starts now from its queue; None if none is ready and fits."""
+        """Removes from its queue and returns the job that a free machine starts now; None if no ready job fits."""
         firsts: list[tuple[int, int, list[tuple[int, int]]]] = []
         for kind, heap in [*queues[machine].items()]:
             while heap and begun[heap[0][1]]:

@@ -125,7 +125,7 @@ _TOO_TIGHT = {Quantity.ACTIVATIONS: NoOrderFits, Quantity.HOST: NoOrderFitsHost}
 
 
 def _too_tight(instance: OrderInstance, least: Sequence[int]) -> Iterator[Diagnostic]:
-    """Diagnostics of the bounds that no order was found to keep, each at the worker that exceeds it most."""
+    """Yields a diagnostic for each bound that is below the room needed (``least``), at the worker that lacks most."""
     header = instance.header
     for bound in header.bounds:
         amounts = [
@@ -167,11 +167,11 @@ def jobs_of(instance: OrderInstance) -> Jobs:
 def _useful(
     instance: OrderInstance, chains: Sequence[Sequence[int]], job_of: Sequence[int], waits: Sequence[Sequence[int]]
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yields each reload without a clock, with the jobs that must have started before it does.
+    """Yields each reload without a clock as a job, with the jobs that must have started before the reload does.
 
-    The reader is the operation that reads what the reload brings back. The jobs are all others that the reader waits
-    for and, if the reader has a clock, the operation two places before it in its lane. So the reload runs beside the
-    last operation before its reader, and what it brings back is there no longer than that.
+    So the reload runs beside the last operation before its reader, the operation that reads what the reload brings
+    back, and this memory is not taken sooner. The jobs are all others that the reader waits for. If the reader has a
+    clock, the operation two places before the reader in its lane is one of them.
     """
     if not instance.header.moves:
         return

@@ -56,9 +56,9 @@ class _GroupUse:
         return self.index[job] <= self.first
 
     def need(self, starting: int | None = None) -> int:
-        """An upper bound on the further room that the group takes until it has run to its end.
+        """Returns an upper bound on how much more the group will keep than now, until it has run to its end.
 
-        It is counted from now or, with ``starting``, from the moment after this job of the group has started.
+        With ``starting``, a job of the group, it is counted from the moment after this job has started.
         """
         following, ahead, level = self.next, self.ahead, self.level
         if starting is not None:
@@ -164,7 +164,10 @@ class Admission:
         return self._shares[group][store].need(job) <= room
 
     def start(self, job: int) -> Sequence[int]:
-        """Counts a job that starts; if it is the first of its group, returns the ready jobs of the group."""
+        """Counts a job that starts; returns the ready jobs that change their queue.
+
+        If the job is the first of its group, these are all other ready jobs of the group.
+        """
         group, shares = self._group[job], self._shares[self._group[job]]
         others: Sequence[int] = ()
         if not self._entered[group]:

@@ -161,9 +161,10 @@ def search(
 
 
 def _orders_from_few(instance: OrderInstance, constraints: Constraints, budget: SearchBudget) -> Iterator[list[int]]:
-    """Yields the starts of orders that repeat the middle of the best order of few micro-batches; some exceed limits.
+    """Yields orders, as starts of all operations, that repeat the middle of the best order of few micro-batches.
 
-    There are none if micro-batches differ, or if the instance is no larger than what the solver gets as a whole.
+    Some may exceed limits of memory. None are yielded if micro-batches differ, or if the instance is small enough for
+    the solver to get the whole of it.
     """
     header = instance.header
     totals = {pipe.name: len(pipe.micros) // header.slices for pipe in header.pipes}
@@ -289,7 +290,7 @@ class _BestSoFar:
                 break
 
     def _rounds(self) -> Iterator[float]:
-        """Yields the work of each round, in deterministic time: more from round to round."""
+        """Yields how much work each round may do, in deterministic time; it grows from round to round."""
         part = min(_FIRST_ROUND * self._work, _MOST_FIRST_ROUND)
         while True:
             yield part
@@ -330,9 +331,9 @@ class _BestSoFar:
         return attempt if attempt and attempt.work <= _PART_OF_ATTEMPT * self._work_left else None
 
     def _target(self, most: int) -> int:
-        """The makespan of which a round looks for an order: the bound or, later, one between bound and best order.
+        """Returns the makespan that the next round tries to reach: first the bound, later a larger one, up to ``most``.
 
-        If the last round found no order of its target, the next target is halfway from there to ``most``.
+        A round that finds no order of its target is followed by a target halfway from there to ``most``.
         """
         aimed = self._aimed
         return self.least if aimed is None or aimed >= most - 1 else max(self.least, (aimed + most + 1) // 2)

@@ -194,7 +194,8 @@ def _steps(
 def _groups(constraints: Constraints, numbers: Sequence[int], times: Mapping[int, _Times]) -> Iterator[_Group]:
     """Yields the groups of equal micro-batches on a machine, which runs the operations ``numbers``.
 
-    Micro-batches are equal if their operations have the same roles, waits and, but for heads and tails, times.
+    Micro-batches are equal if their operations have the same roles, the same waits for one another, and the same times
+    except for heads and tails.
     """
     by_micro_batch = defaultdict[int, list[int]](list)
     for number in sorted(numbers, key=lambda number: constraints.roles[number]):
@@ -213,7 +214,7 @@ def _groups(constraints: Constraints, numbers: Sequence[int], times: Mapping[int
 
 
 def _merged(groups: Sequence[_Group]) -> Sequence[_Group]:
-    """The groups, with the most similar ones merged while there are too many states; none if that does not help."""
+    """Merges the most similar groups until there are few enough states; returns none if that is impossible."""
     groups = sorted(groups, key=lambda group: (group.roles, group.needed, group.size))
     while True:
         counts = [len(group.states) for group in groups]

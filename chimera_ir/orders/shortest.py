@@ -23,9 +23,9 @@ _ROUNDS = 2
 
 
 def shortest(jobs: Jobs, first: Placed) -> Placed:
-    """Returns the shortest order of the jobs that is found.
+    """Returns the shortest of several list schedules of the jobs.
 
-    ``first`` is their list schedule by ranks; it is returned if it lacks jobs, or if no other order is shorter.
+    ``first`` is the one by ranks. It is returned if some of its jobs never start, or if no other one is shorter.
     """
     count = len(jobs.machines)
     if len(first.started) < count:

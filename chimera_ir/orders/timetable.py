@@ -44,7 +44,7 @@ class _Timetable(NamedTuple):
 
 
 def timetable(jobs: Jobs) -> Placed | None:
-    """Places all jobs in the order of a timetable, each as early as this order allows.
+    """Finds a timetable and places all jobs in the order of its starts, each as early as this order allows.
 
     None if no timetable is found, or if a store has no room for a job in this order.
     """
@@ -185,10 +185,10 @@ def _with_period(template: _Template, limits: Sequence[int], period: int, late: 
 
 
 def _starts(template: _Template, period: int, late: int | None) -> list[int] | None:
-    """The start of each job of the template in the first gap of its machine; None if a job finds no gap.
+    """Returns the start of each job of the template, in the first gap of its machine; None if a job finds no gap.
 
-    The job that is ready first is first; those that nothing waits for are last. Job ``late`` takes the first gap after
-    it has been ready for as long as the shortest job takes.
+    Of the jobs whose waits are over, the one that was ready first comes first; jobs that nothing waits for come last.
+    Job ``late`` lets as much time pass after it is ready as the shortest job takes, then takes the first gap.
     """
     lanes: list[list[tuple[int, int]]] = [[] for _ in range(1 + max(template.machines))]
     starts = [0] * len(template.waits)
@@ -261,7 +261,7 @@ def _fits(template: _Template, starts: Sequence[int], period: int, limits: Seque
 
 
 def _early(jobs: Jobs, order: Sequence[int]) -> Placed | None:
-    """Starts the jobs in this order on each machine, each as early as possible; None if a store has no room for one."""
+    """Starts the jobs of each machine in this order, each as early as it can; None if a store has no room for one."""
     free, room = [0] * len(jobs.owners), list(jobs.limits)
     starts, ends = [0] * len(order), [0] * len(order)
     for job in order:

@@ -76,7 +76,7 @@ def tables(events: Events, rows: Sequence[OperationRow], charges: Charges, lengt
 
 @dataclass(frozen=True)
 class _Listed:
-    """The events of a replay, and their places in the tables."""
+    """The events of a replay, numbered as there, and their rows in the tables of the page."""
 
     events: Events
     rows: Sequence[OperationRow]

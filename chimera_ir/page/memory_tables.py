@@ -38,7 +38,10 @@ _Size = Callable[[_ChangeOfRow], float]
 
 
 class MemoryInBytes(NamedTuple):
-    """The bytes that each worker needs in a setting, and how many are available, the same number for every worker."""
+    """The bytes that each worker needs (``needs``), with the ``setting`` from which they follow.
+
+    ``available`` is how many bytes there are on every worker.
+    """
 
     setting: Setting
     needs: Sequence[MemoryNeed]
@@ -100,9 +103,10 @@ def _bytes(
 
 
 def _changes(header: Header, rows: Sequence[OperationRow]) -> Iterator[_ChangeOfRow]:
-    """Yields the changes: what an operation makes is kept from its start, what it frees until its end.
+    """Yields the changes where no memory moves: each at the start or the end of its own operation.
 
-    Between the halves of a split backward, operands take the place of the activations that the first half frees.
+    What an operation makes is kept from its start on, what it frees until its end. Between the halves of a split
+    backward, operands take the place of the activations that the first half frees.
     """
     for number, row in enumerate(rows):
         for step, unit, amount in live.changes(header, (row.operation,), KEPT_UNITS):

@@ -95,9 +95,9 @@ def tables(header: Header, rows: Sequence[OperationRow], events: Column) -> Oper
 
 
 def share(micros: int | Fraction, parts: int) -> float:
-    """Converts ``micros``, counted in parts of micro-batches, into micro-batches of ``parts`` parts each.
+    """Returns as how many micro-batches ``micros`` parts count, where a micro-batch has ``parts`` parts.
 
-    The result is an ``int`` if no part of a micro-batch is left over.
+    The result is an ``int`` if no part is left over.
     """
     return int(micros // parts) if micros % parts == 0 else float(micros / parts)
 

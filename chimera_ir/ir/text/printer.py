@@ -61,7 +61,7 @@ def _order(planned: Planned | Unclocked) -> str:
 
 
 class Numbers(NamedTuple):
-    """The functions that write a micro-batch, a version, and the slot of a receive."""
+    """Three functions that write as text a micro-batch, a weight version, and the slot of a receive."""
 
     micro: Callable[[Micro], str]
     version: Callable[[Version], str]
