@@ -1,8 +1,10 @@
 """Writes the Python statement for each instruction of a lane.
 
-recv m2 s0->s1 from w0 into 0     in_s0_s1.irecv(2, into=0) wait recv m2 s0->s1               in_s0_s1.wait(2) F m2 s1
-stage1.forward(2, in_s0_s1.take(2)) send m2 s1->s2 to w2              out_s1_s2.isend(2, stage1.outputs(2)) wait send m2
-s1->s2               out_s1_s2.wait(2)
+recv m2 s0->s1 from w0 into 0     in_s0_s1.irecv(2, into=0)
+wait recv m2 s0->s1               in_s0_s1.wait(2)
+F m2 s1                           stage1.forward(2, in_s0_s1.take(2))
+send m2 s1->s2 to w2              out_s1_s2.isend(2, stage1.outputs(2))
+wait send m2 s1->s2               out_s1_s2.wait(2)
 """
 
 from collections.abc import Mapping

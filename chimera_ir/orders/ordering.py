@@ -169,8 +169,8 @@ def _useful(
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yields each reload without a clock as a job, with the jobs that must have started before the reload does.
 
-    So the reload runs beside the last operation before its reader, the operation that reads what the reload brings
-    back, and this memory is not taken sooner. The jobs are all others that the reader waits for. If the reader has a
+    The reload then runs beside the last operation before its reader, the operation that reads what the reload brings
+    back, and takes no memory sooner. The jobs are all others that the reader waits for. If the reader has a
     clock, the operation two places before the reader in its lane is one of them.
     """
     if not instance.header.moves:

@@ -236,7 +236,7 @@ class _Transition(NamedTuple):
     """An operation that may be next in a state of a group, and the number of the state after it.
 
     Its ``times`` are lower bounds over the group's operations of the role. If k of these have run, ``head`` is the
-    least but k of their heads, and ``tail`` the largest but k of their tails; the other times are the least of all.
+    (k + 1)-th smallest of their heads, ``tail`` the (k + 1)-th largest of their tails; any other time is the least.
     """
 
     after: int
