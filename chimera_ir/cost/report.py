@@ -82,6 +82,11 @@ class Figures:
         return len(self.header.pipes)
 
     @property
+    def asynchronous(self) -> bool:
+        """Whether there is no flush between updates."""
+        return self.header.asynchronous
+
+    @property
     def critical_path(self) -> Mapping[str, Fraction]:
         """The number of operations of each kind on the critical path, as in ``{"C_f": 4, "C_b": 6}``."""
         counts = {"F": Fraction(0), "B": Fraction(0), **self.counts}
@@ -220,8 +225,8 @@ class Report(Figures):
             **_further(self),
             **({"weights": list(map(number, map(Fraction, self.header.weights)))} if self.header.weights else {}),
             **({} if self.without_offload is None else {"without_offload": self.without_offload.as_json()}),
-            "asynchronous": self.header.asynchronous,
-            **(ages if self.header.asynchronous else {}),
+            "asynchronous": self.asynchronous,
+            **(ages if self.asynchronous else {}),
         }
 
 
@@ -351,10 +356,7 @@ def _memory(figures: Figures) -> _Json:
 
 
 def _further(figures: Figures) -> _Json:
-    """Entries of report.json that only some schedules have, such as ``carries``: each with a figure for each worker.
-
-    An entry is left out if it would be 0 for all workers.
-    """
+    """Entries of report.json with a figure for each worker that are left out where all are 0, such as ``carries``."""
     by_name = {
         "between_halves": figures.between_halves,
         "carries": figures.carries,
@@ -366,10 +368,7 @@ def _further(figures: Figures) -> _Json:
 
 
 def _repeated(figures: Figures) -> _Json:
-    """Entries of report.json for the workers' own spans and the steady period, each with its bubble ratio.
-
-    A stream has no own spans.
-    """
+    """Entries of report.json for the workers' own spans (not of a stream) and the steady period, with bubble ratios."""
     spans = {"spans": list(map(number, figures.spans)), "span_bubble_ratio": number(figures.span_bubble_ratio)}
     return {
         **(spans if figures.spans else {}),

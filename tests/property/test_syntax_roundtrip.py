@@ -61,9 +61,11 @@ lets = st.builds(ast.Let, words, expressions | tables, span=here)
 
 
 def subjects(of: st.SearchStrategy[ast.PipeName | None] = st.none()) -> st.SearchStrategy[ast.Subject]:  # noqa: B008
-    return st.builds(ast.Subject, st.sampled_from([*KINDS.values()]), expressions | ranges, expressions, of, span=here)
+    kinds = st.sampled_from([*KINDS.values()])
+    return st.builds(ast.Subject, kinds, expressions | ranges, expressions, st.none() | expressions, of, span=here)
 
 
+operations = st.tuples(subjects()) | st.tuples(subjects(), subjects(pipes))
 clauses: st.SearchStrategy[ast.Clause] = st.one_of(
     st.builds(ast.Stages, words, ranges, st.none() | words, expressions, span=here),
     st.builds(
@@ -76,13 +78,9 @@ clauses: st.SearchStrategy[ast.Clause] = st.one_of(
         guards,
         span=here,
     ),
-    st.builds(
-        ast.Operation,
-        st.tuples(subjects()) | st.tuples(subjects(), subjects(pipes)),
-        expressions,
-        guards,
-        span=here,
-    ),
+    st.builds(ast.Slices, words, ranges, span=here),
+    st.builds(ast.Operation, operations, st.none() | expressions, st.none(), guards, span=here),
+    st.builds(ast.Operation, operations, st.none(), expressions, guards, span=here),
     lets,
     st.builds(ast.Reads, expressions, span=here),
     st.builds(ast.Recompute, guards, span=here),
