@@ -1,1 +1,1 @@
-"""Schemes from orders: the formulas whose clocks give orders that are known at several sizes."""
+"""Finds formulas of clocks, and so a scheme, that give the orders of operations that are known at several sizes."""

@@ -1,9 +1,10 @@
-"""An order as it is fitted: what each operation is, and which operations come before it.
+"""An order in the form that formulas are fitted to: the operations, and which of them come before which.
 
-A point below is (micro-batch counted in its pipe, stage).
+An operation comes before another one because it stands before it in the lane of its worker, or because it makes a value
+that the other one takes. Operations are written here with the pair (micro-batch counted in its pipe, stage):
 
-worker 0: F m0 s0, F m1 s0, B m0 s0           F (0, 0)  before  F (1, 0)  before  B (0, 0)        in the lane
-worker 1: F m0 s1, B m0 s1, ..                F (0, 0)  before  F (0, 1)                          for a value
+worker 0: F m0 s0, F m1 s0, B m0 s0           F (0, 0)  before  F (1, 0)  before  B (0, 0)        by the lane
+worker 1: F m0 s1, B m0 s1, ..                F (0, 0)  before  F (0, 1)                          by a value
 """
 
 from collections.abc import Iterator, Mapping

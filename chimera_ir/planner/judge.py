@@ -342,9 +342,9 @@ class _Compiler:
         return [need.total for need in self._needs(choice)]
 
     def _cut(self, choice: Configuration) -> Configuration:
-        """The configuration with numbers as the lengths of its slices.
+        """Computes the lengths of slices that are to take equally long, which depend on the split of the layers.
 
-        Lengths of slices that take equally long are computed here, because they depend on the split; others stay.
+        Returns a configuration whose lengths are numbers; one whose lengths are numbers already is returned as it is.
         """
         if choice.lengths is not EqualTimes.EQUAL_TIMES:
             return choice

@@ -128,7 +128,10 @@ def _read(row: str, start: int, mistakes: list[Diagnostic]) -> Iterator[_Actions
 
 
 def _action(text: str, start: int) -> _Action:
-    """The action that a text is; raises `Rejected` if it is none, or has numbers beyond the limits."""
+    """Reads a text as one action; ``start`` is where the text begins in the file, for the place of a mistake.
+
+    Raises `Rejected` if the text is no action, or has numbers beyond the limits.
+    """
     span, match = Span(start, start + len(text)), _ACTION.match(text)
     if match is None:
         raise Rejected([say.MalformedCell(span, text)])

@@ -50,7 +50,10 @@ def evaluation_batches(
         return tuple([rows_of_part for rows_of_part in rows_of_parts for _ in range(job.slices)])
 
     def cut(triple: Triple, start: int, micro: int, size: int) -> Triple:
-        """Returns ``size`` rows of a batch from ``start`` on; with slices, the slice ``micro`` of these rows."""
+        """Returns ``size`` rows of a batch from ``start`` on or, if sequences are cut, one slice of these rows.
+
+        ``micro`` is the number of a slice, counted over all micro-batches; without slices it does not matter.
+        """
         items: Triple = rows(triple, start, size)
         if job.slices == 1 or not size:
             return items

@@ -12,7 +12,10 @@ from chimera_runtime.values.tensors import Tensors
 
 
 class LastOutput(Protocol):
-    """The output of the last stage: takes what the module returns for a micro-batch, and its target."""
+    """The end of an evaluation's last stage: takes what the module returns for each micro-batch, and its target.
+
+    It adds up the loss, say, or collects outputs.
+    """
 
     def finish(self, micro: int, items: int, returned: Any, target: Any) -> Tensors:
         """Takes what the module ``returned`` for a micro-batch of ``items`` items; returns no tensors to send."""

@@ -13,8 +13,8 @@ from chimera_runtime.values.byte_text import byte_text
 def memory_report(device: torch.device, facts: RankFacts | None, slices: int = 1, units: int = 1) -> str:
     """Describes in one line the memory that this process uses and, with ``facts``, how much the schedule keeps.
 
-    ``slices`` is the number of slices of a micro-batch, ``units`` the number that ``facts`` counts for a whole
-    micro-batch.
+    ``slices`` is the number of slices of a micro-batch. ``facts`` counts a whole micro-batch as ``units``: more than
+    one where micro-batches are cut into parts.
     """
     used = _on_gpu(device) if device.type == "cuda" else _on_host()
     if facts is None:

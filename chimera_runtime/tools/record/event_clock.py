@@ -1,9 +1,10 @@
-"""Clocks of ``--trace``: on a GPU of events in the CUDA stream in which it computes; and offsets between ranks.
+"""The clocks by which ``--trace`` times calls, and how far the clocks of two ranks are apart.
 
-A call only puts work into the stream, so the host's clock would measure how long that took. An event before and one
-after each call give the times at which the GPU began and ended the work, or was held up by a wait for a message.
+On a GPU the clock is made of events in the CUDA stream in which the rank computes. A call only puts work into the
+stream, so the host's clock would measure how long that took. An event before and one after each call give the times at
+which the GPU began and ended the work, or was held up by a wait for a message.
 
-The monotonic clocks of two machines are unrelated.
+Ranks are compared because the monotonic clocks of two machines have nothing to do with each other.
 """
 
 import threading
