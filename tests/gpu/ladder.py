@@ -30,7 +30,7 @@ MOVING = (
     ("saved tensors", "docs/examples/offloaded.chim", 2),
     ("operands of weight gradients", "docs/examples/zb_offloaded.chim", 4),
 )
-"""What moves to the host, a scheme file that moves it, and how many workers it is compiled for."""
+"""Names of what moves to the host, each with a scheme file that moves it and the workers it is compiled for."""
 
 CHECKED = r"(?s)check: passed.*step 5/5"
 
