@@ -15,10 +15,13 @@ help:  ## list the targets
 # A command that is silent for long, with a dot every five seconds.
 WITH_DOTS := with_dots() { (while sleep 5; do printf .; done) & dots=$$!; "$$@"; status=$$?; kill $$dots; echo; return $$status; }; with_dots
 
+# The interpreter that was asked for; where none was, a fast one.
+CHOSEN = $(if $(filter file,$(origin PYTHON)),$(PYTHON) .ci/interpreter.py,echo $(PYTHON))
+
 define INSTALL
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "chimera_ir needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	@echo "installing chimera_ir, $(2) into $(VENV): a minute, or more where torch has to be downloaded"
-	@$(PYTHON) -m venv $(VENV)
+	@python=$$($(CHOSEN)) && "$$python" -m venv $(VENV)
 	@$(WITH_DOTS) $(BIN)/python .ci/install.py $(VENV) $(1)
 	$(ACTIVATE)
 endef

@@ -29,6 +29,8 @@ def require_plausible(path: Path) -> None:
         return
     try:
         text = path.read_bytes()
+        if b"\0" in text:
+            raise SyntaxError("source code string cannot contain null bytes")  # before Python 3.11.4 a ValueError
         with warnings.catch_warnings(action="ignore"):
             compile(text, str(path), "exec", dont_inherit=True)
             tree = ast.parse(text)
