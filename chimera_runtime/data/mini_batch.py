@@ -5,7 +5,7 @@ Random numbers depend on the item alone, not on the process.
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -118,7 +118,7 @@ class MiniBatch:
     def pin_memory(self) -> "MiniBatch":
         """Returns this mini-batch in pinned memory, from which a GPU can copy while it computes."""
         pinned = {micro: mapped(triple, torch.Tensor.pin_memory) for micro, triple in self.micro_batches.items()}
-        return MiniBatch(self.items, self.share, pinned)
+        return replace(self, micro_batches=pinned)
 
 
 @dataclass(frozen=True)

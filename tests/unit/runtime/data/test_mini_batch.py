@@ -132,6 +132,6 @@ def test_what_is_no_pair_is_named(item: Any, kind: str) -> None:
 
 def test_pinning_keeps_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor + 1)
-    pinned = MiniBatch(2, SHARE, {0: (torch.zeros(2), "text", {})}).pin_memory()
+    pinned = MiniBatch(2, SHARE, {0: (torch.zeros(2), "text", {})}, (4, 0)).pin_memory()
     assert pinned(0)[0].tolist() == [1, 1]
-    assert (pinned(0)[1:], pinned.items) == (("text", {}), 2)
+    assert (pinned(0)[1:], pinned.items, pinned.position) == (("text", {}), 2, (4, 0))
