@@ -1,9 +1,9 @@
 """Mistakes that programs with pipelines have made, each on two ranks: gloo lets them pass, NCCL hangs or races.
 
-    torchrun --nproc-per-node=2 old_bugs.py NAME gloo|strict
+    torchrun --nproc-per-node=2 old_bugs.py gloo|strict NAME [NAME ..]
 
-A rank says "right" at the end if what it has is what it should have. `BUGS` says where each mistake was seen. Where the
-speed of the other rank decides whether gloo passes, a sleep is there so that it does.
+A rank says that a case is right if what it has at its end is what it should have. `BUGS` says where each mistake was
+seen. Where the speed of the other rank decides whether gloo passes, a sleep is there so that it does.
 """
 
 import importlib
@@ -25,7 +25,7 @@ def require(came: torch.Tensor, value: float) -> None:
 
 def communicator(messages: bool = True, made: bool = True) -> dist.ProcessGroup:
     """A communicator of both ranks, by default one that has carried a message."""
-    group = dist.new_group([0, 1], backend=sys.argv[2])
+    group = dist.new_group([0, 1], backend=sys.argv[1])
     assert isinstance(group, dist.ProcessGroup)
     token = torch.zeros(1)
     if made and not messages:
@@ -233,16 +233,18 @@ BUGS: dict[Callable[[int], None], str] = {
 
 
 def main() -> None:
-    """Runs one of them."""
+    """Runs some of them, one after the other."""
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     importlib.import_module("tests.e2e.strict")
-    dist.init_process_group(sys.argv[2])
-    try:
-        {bug.__name__: bug for bug in BUGS}[sys.argv[1]](dist.get_rank())
-    except RuntimeError:
-        time.sleep(1.0)  # for the other rank to give up as well, before it sees that the connections are closed
-        raise
-    print("right", flush=True)
+    backend, *names = sys.argv[1:]
+    dist.init_process_group(backend)
+    for name in names:
+        try:
+            {bug.__name__: bug for bug in BUGS}[name](dist.get_rank())
+        except RuntimeError:
+            time.sleep(1.0)  # for the other rank to give up as well, before it sees that the connections are closed
+            raise
+        print(f"{name} is right", flush=True)
     dist.destroy_process_group()
 
 

@@ -13,5 +13,5 @@ pytestmark = pytest.mark.e2e
 
 def test_a_difference_between_ranks_is_an_error_on_all_of_them(tmp_path: Path) -> None:
     both, tied = compiled(tmp_path, "chimera", D=2, N=4), compiled(tmp_path, "dapple", ("0,1",), D=2, N=4)
-    job = Job("differ", LOOP, (str(both), str(tied), str(tmp_path / "saved")), model=None)
+    job = Job("differ", LOOP, (str(both), str(tied), str(tmp_path / "saved")), model=None, imports=("pytest",))
     run_all(tmp_path, 2, [job])["differ"].assert_passed()

@@ -7,22 +7,30 @@ import pytest
 
 from tests import forking
 from tests.e2e.ranks import HERE, PATIENCE, compiled, environment
+from tests.repeatable import also
 
 pytestmark = pytest.mark.e2e
 TOLERANCE = 1e-12
-JOBS = {
-    "gpipe": ("alike", "gpipe", {"D": 4, "N": 4}),
+JOBS: dict[str, tuple[str, str, dict[str, int]]] = {
     "chimera": ("alike", "chimera", {"D": 4, "N": 4}),
     "interleaved": ("alike", "interleaved", {"P": 4, "v": 2, "N": 4}),
     "groups": ("alike", "chimera_doubling", {"D": 4, "N": 8}),
     "halves": ("alike", "chimera_halving", {"D": 4, "N": 4}),
-    "two copies": ("alike", "gpipe", {"D": 2, "N": 2}),
     "two copies in two directions": ("alike", "chimera", {"D": 2, "N": 2}),
     "stream in a loop": ("followed", "pipedream_2bw", {"D": 4, "N": 4}),
-    "an update a micro-batch in a loop": ("followed", "pipedream", {"D": 4}),
-    "stream": ("streamed", "pipedream_2bw", {"D": 4, "N": 4}),
     "an update a micro-batch": ("streamed", "pipedream", {"D": 4}),
 }
+JOBS |= also(
+    (),
+    {
+        "gpipe": ("alike", "gpipe", {"D": 4, "N": 4}),
+        "two copies": ("alike", "gpipe", {"D": 2, "N": 2}),
+        "an update a micro-batch in a loop": ("followed", "pipedream", {"D": 4}),
+        "stream": ("streamed", "pipedream_2bw", {"D": 4, "N": 4}),
+    }.items(),
+)
+"""Stages with replicas and without, several of them on a rank, in copies and in both directions; streams."""
+
 ALONE = ("gpipe", "interleaved")
 """Those whose stages have no replica, so that all buffers are those of one process after training as well."""
 

@@ -22,11 +22,7 @@ pytestmark = pytest.mark.e2e
 def meshes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     folder = tmp_path_factory.mktemp("meshes")
     directories = {scheme: compiled(folder, scheme, D=2, N=2) for scheme in SCHEMES}
-    jobs = [
-        Job(f"{how}-{scheme}", LOOP, (str(directory), how), model=None, imports=("pytest",))
-        for scheme, directory in directories.items()
-        for how in KINDS
-    ]
+    jobs = [Job(how, LOOP, (how, *map(str, directories.values())), model=None, imports=("pytest",)) for how in KINDS]
     one = compiled(folder, "interleaved", P=1, v=2, N=2)
     jobs.append(Job("counts", COUNTS, (str(directories["chimera"]), str(one)), model=None, imports=("pytest",)))
     return run_all(folder, 4, jobs)
@@ -36,10 +32,10 @@ def meshes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_stages_in_parts_train_as_one_process_does(meshes: dict[str, Outcome], scheme: str, how: str) -> None:
     """Gradients, norms and weights, with replicas of each stage and without, clipping and two steps as one."""
-    outcome = meshes[f"{how}-{scheme}"]
+    outcome = meshes[how]
     outcome.assert_passed()
     for rank, printed in enumerate(outcome.said):
-        line = re.search(rf"^rank {rank}: {KINDS[how]}: off by (\S+)$", printed, re.M)
+        line = re.search(rf"^rank {rank}: {scheme}-D2-N2: {KINDS[how]}: off by (\S+)$", printed, re.M)
         assert line is not None, printed
         assert float(line[1]) < 1e-10
 
@@ -48,8 +44,8 @@ def test_sharded_stages_are_not_split_and_those_of_tensor_parallelism_are(meshes
     """The first stage, whose input needs no gradient, does all in the second half either way."""
     remark = "stage 1 has fully_shard in it: its I is a whole backward, and its W does nothing"
     for how, expected in (("shards", [remark]), ("tensors", [])):
-        for rank, printed in enumerate(meshes[f"{how}-zb_h1"].said):
-            assert re.findall(rf"^rank {rank}: (stage .*)$", printed, re.M) == expected, printed
+        for rank, printed in enumerate(meshes[how].said):
+            assert re.findall(rf"^rank {rank}: zb_h1-D2-N2: (stage .*)$", printed, re.M) == expected, printed
 
 
 @pytest.mark.parametrize("kind", COUNTED)

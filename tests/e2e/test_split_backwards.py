@@ -27,6 +27,10 @@ WHOLE = {
 }
 """The kinds that are not split, and what the remark names; a first stage does all in its W, and is not named."""
 
+AT_ONCE = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+"""Inductor compiles a few small kernels: without processes for that, each of which imports torch, and without headers
+that are compiled before."""
+
 pytestmark = pytest.mark.e2e
 
 
@@ -38,7 +42,7 @@ def jobs(folder: Path) -> Iterator[Job]:
         arguments = ("--check", "--micro-batch-size", "2", "--steps", "3")
         yield Job(name, directory, arguments, "halved.py", made | {"COUNTED": str(folder / name)}, OF_COMPILE)
     if shutil.which("gcc") or shutil.which("clang"):
-        made = {"HALVED": "plain,compiled,plain alone,plain", "COMPILER": "inductor"}
+        made = {"HALVED": "plain,compiled,plain alone,plain", "COMPILER": "inductor"} | AT_ONCE
         yield Job("inductor", directory, ("--check-only", "--micro-batch-size", "2"), "halved.py", made, OF_COMPILE)
 
 

@@ -1,10 +1,11 @@
 """Stages that are spread over the other dimension of a mesh, beside one process; every rank prints how far it is off.
 
-torchrun --nproc-per-node=4 mesh.py DIRECTORY shards|tensors
+torchrun --nproc-per-node=4 mesh.py shards|tensors DIRECTORY..
 """
 
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -77,10 +78,7 @@ def saved(pipe: Pipeline, optimizer: torch.optim.Optimizer, directory: str, row:
             Checkpoints(name, pipe, optimizer)
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    directory, how = sys.argv[1:]
-    dist.init_process_group("gloo")
+def train(directory: str, how: str) -> None:
     mesh = init_device_mesh("cpu", (ROWS, STAGES), mesh_dim_names=("other", "pp"))
     build = partial({"shards": shards, "tensors": tensors}[how], mesh["other"])
     rows, row = (ROWS, mesh["other"].get_local_rank()) if how == "shards" else (1, 0)
@@ -93,7 +91,7 @@ def main() -> None:
     reference = nn.Sequential(*[plain(stage, STAGES) for stage in range(STAGES)])
     alone = torch.optim.AdamW(reference.parameters(), lr=0.05)
 
-    worst = 0.0
+    said, worst = f"rank {dist.get_rank()}: {Path(directory).name}", 0.0
     for several in (batches[:1], batches[1:2], batches[2:4], batches[4:]):
         for number, (x, y) in enumerate(several[:, :, row]):
             pipe.step((x, y), accumulate=number > 0)
@@ -118,12 +116,21 @@ def main() -> None:
     if how == "shards":
         skipped(pipe, optimizer, batches[0, :, row], mesh["other"].get_local_rank())
     for remark in pipe.remarks:
-        print(f"rank {dist.get_rank()}: {remark}", flush=True)
+        print(f"{said}: {remark}", flush=True)
     kinds = {type(p).__name__ for p in pipe.parameters()}
-    print(f"rank {dist.get_rank()}: {' '.join(sorted(kinds))}: off by {worst:.1e}", flush=True)
+    print(f"{said}: {' '.join(sorted(kinds))}: off by {worst:.1e}", flush=True)
     saved(pipe, optimizer, f"{directory}.{how}", mesh["other"].get_local_rank())
     with pipe:
         pass
+
+
+def main() -> None:
+    """One after the other: what torch finds out about DTensors stays known."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    how, *directories = sys.argv[1:]
+    for directory in directories:
+        train(directory, how)
     dist.destroy_process_group()
 
 

@@ -1,6 +1,7 @@
 """Streams in loops of one's own on four ranks, a case each; what must hold is asserted on every rank.
 
 torchrun --nproc-per-node=4 streams.py CASE DIRECTORY [RESULT.json]
+torchrun --nproc-per-node=4 streams.py compared CASE DIRECTORY [CASE DIRECTORY ..]
 """
 
 import json
@@ -142,6 +143,13 @@ def steady(directory: Path) -> None:
 def drained(directory: Path) -> None:
     """After a drain versions are counted anew; one drain right after another changes nothing."""
     compare(directory, (0, 3, 4))
+
+
+def compared(*words: Path) -> None:
+    """Cases one after the other; each rank says which have passed."""
+    for case, directory in zip(words[::2], words[1::2], strict=True):
+        {"steady": steady, "drained": drained}[case.name](directory)
+        print(f"passed: {case.name} {directory}", flush=True)
 
 
 def trained(directory: Path, result: Path) -> None:
