@@ -23,7 +23,7 @@ from chimera_ir.verify.verify import schedule_of, verify_program, verify_schedul
 from tests.executor import verdicts
 from tests.property.mutations import RIGHT, judged, mutants
 from tests.property.programs import doubled, one_direction, plans, two_directions
-from tests.repeatable import examples
+from tests.repeatable import also, examples
 
 
 def paired(schedule: Schedule, seed: int, share: float = 1.0) -> Schedule:
@@ -201,9 +201,18 @@ def test_what_both_keep_is_there_at_once() -> None:
     assert activations(joined)[0] == most
 
 
-@pytest.mark.parametrize("name", ["one direction", "one direction, in part"])
+CHANGED = {
+    "two stages": paired(late(2, 6), 0),
+    "three stages, in part": paired(late(3, 8), 3, 0.5),
+}
+"""Schedules with pairs on each of their workers."""
+
+
+@pytest.mark.parametrize("name", also(CHANGED, ["one direction", "one direction, in part"]))
 def test_every_mutant_is_rejected_or_harmless(name: str) -> None:
-    program = lowered(SCHEDULES[name])
+    schedule = (CHANGED | SCHEDULES)[name]
+    assert all(any(isinstance(each, Pair) for each in lane) for lane in schedule.lanes)
+    program = lowered(schedule)
     changed = ((f"{name}, {kind}", kind, mutant) for kind, mutant in mutants(program, 1))
     _, failures = judged(changed, RIGHT)
     assert not failures, failures[:5]

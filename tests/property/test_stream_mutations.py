@@ -33,20 +33,22 @@ from tests.executor import verdicts
 from tests.property import mutations
 from tests.property.mutations import RULES, changed, judged, moved, rules, table
 from tests.property.updates import both_ways, double_buffered, every_one, in_turns, instance, level, synchronised
-from tests.repeatable import some
+from tests.repeatable import also, searching, some
 
 STREAMS = {
-    "every one": (every_one(2), 5),
-    "every one, three stages": (every_one(3), 8),
-    "double buffered": (double_buffered(2, 2), 4),
-    "both ways": (both_ways(2), 4),
-    "both ways, four": (both_ways(4), 3),
+    "every one": (every_one(2), 5 if searching() else 4),
+    "every one, three stages": (every_one(3), 8 if searching() else 5),
+    "double buffered": (double_buffered(2, 2), 4 if searching() else 3),
+    "both ways": (both_ways(2), 4 if searching() else 3),
+    "both ways, four": (both_ways(4), 3 if searching() else 2),
     "in turns": (in_turns(2, 0), 6),
-    "three in turns, late": (in_turns(3, 1), 9),
-    "both ways, one": (both_ways(1), 8),
-    "tied ends": (double_buffered(2, 2)._replace(ties=((0, 1),)), 4),
-    "tied, both ways": (both_ways(2)._replace(ties=((0, 1),)), 4),
+    "three in turns, late": (in_turns(3, 1), 9 if searching() else 6),
+    "both ways, one": (both_ways(1), 8 if searching() else 5),
+    "tied ends": (double_buffered(2, 2)._replace(ties=((0, 1),)), 4 if searching() else 3),
+    "tied, both ways": (both_ways(2)._replace(ties=((0, 1),)), 4 if searching() else 3),
 }
+"""Streams, and of how many updates the lines are changed: warm-up, steady state and drain; in a search more of them."""
+
 PROGRAMS = {name: instance(*stream) for name, stream in STREAMS.items()}
 
 TIMING = set(RULES.values()) - {"complete, placed", "groups", "wrong peer", "slot too high", "no update", "not held"}
@@ -132,9 +134,10 @@ def crossed(program: Program) -> Iterator[tuple[str, Program]]:
                 yield "crossed", changed(swapped, worker, two, [lane[one]])
 
 
-def mutants_of(name: str) -> Iterator[tuple[str, Program]]:
+@cache
+def mutants_of(name: str) -> list[tuple[str, Program]]:
     """Some mutants of a program, the same each time."""
-    return some(mutants(PROGRAMS[name], [*PROGRAMS].index(name)))
+    return [*some(mutants(PROGRAMS[name], [*PROGRAMS].index(name)))]
 
 
 @cache
@@ -239,11 +242,12 @@ def retold(stream: ProgramStream, turn: Turn, each: Instruction) -> Iterator[tup
 
 def test_every_mutant_of_a_turn_is_rejected_or_harmless(capsys):
     """Whatever rule rejects it: a line that is wrong once a turn is wrong against any of the lines around it."""
-    streams = {name: level(stream) for name, (stream, _) in STREAMS.items()}
+    names = also(STREAMS.keys() - {"both ways, four"}, ["both ways, four"])
     mutants_of = (
         (f"{name}, {kind}", kind, mutant)
-        for seed, (name, stream) in enumerate(streams.items())
-        for kind, mutant in some(turned(stream, seed))
+        for seed, name in enumerate(STREAMS)
+        if name in names
+        for kind, mutant in some(turned(level(STREAMS[name][0]), seed))
     )
     kinds = ("dropped", "duplicated", "version", "micro", "slot", "slots", "moved")
     score, failures = judged(mutants_of, {kind: set(RULES.values()) for kind in kinds})
