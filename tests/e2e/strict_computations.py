@@ -23,7 +23,7 @@ from functools import cache, partial, wraps
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from tests.e2e.strict_device import DEVICE, Access, access
@@ -212,6 +212,18 @@ def _after_writes(method: Callable[..., Any], mode: Computations) -> Callable[..
         return method(tensor, *args, **kwargs)
 
     return read
+
+
+def at_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, which the host computes by itself: after all that was put off."""
+
+    @wraps(function)
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        DEVICE.computing.synchronise()
+        with _disable_current_modes():
+            return function(*args, **kwargs)
+
+    return computed
 
 
 @cache

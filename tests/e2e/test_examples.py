@@ -47,7 +47,7 @@ def four_ranks(folder: Path) -> Iterator[Job]:
             directory = compiled(folder, scheme, ("first,last",) if is_tied else (), **on_workers(scheme, 4, 4))
             size = settings(stages(scheme), *[tied] * is_tied)
             yield Job(f"{network}-{scheme}", directory, arguments, model, size)
-        shared = compiled(folder, "chimera", ("first,last",), D=4, N=8)
+        shared = compiled(folder, "chimera", ("first,last",), D=4, N=4)
         if network != "gpt2":  # gpt2-chimera is that
             yield Job(f"{network}-tied", shared, ("--check-only", "--micro-batch-size", "2"), model, settings(4, tied))
         if network == "gpt2":

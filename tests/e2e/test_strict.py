@@ -32,7 +32,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     jobs = []
     for number, scheme in enumerate(SAMPLE):
         late = {"STRICT_LATE": "1"} if number % 2 else {}
-        program = compiled(folder, scheme, **on_workers(scheme, 4, 6 if scheme == "chimera" else 4))
+        size = on_workers(scheme, 4, 6 if scheme == "chimera" else 4) | ({"k": 2} if scheme in SLICED else {})
+        program = compiled(folder, scheme, **size)
         model = "carried.py" if scheme in SLICED else "zoo.py"
         jobs.append(Job(scheme, program, STRICT, model, environment | late))
     return run_all(folder, 4, jobs)
@@ -214,7 +215,7 @@ def spoiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
         bug.inflict(directory)
         environment = {"STRICT_PATIENCE": "3", "STRICT_MEETING": bug.meeting, "STRICT_ALONE": "1"}
         if bug.forgiven is not None:
-            jobs.append(Job(f"gloo {name}", directory, ("--check-only", "--timeout", "60" if bug.forgiven else "5")))
+            jobs.append(Job(f"gloo {name}", directory, ("--check-only", "--timeout", "60" if bug.forgiven else "2")))
         jobs.append(Job(f"strict {name}", directory, STRICT, environment=environment))
     return run_all(folder, 4, jobs)
 

@@ -68,7 +68,7 @@ def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(
     """
     exported = tmp_path / "gpt2"
     schemes = {"dapple": "dapple", "chimera": "chimera", "halves": "zb_h1"}
-    directories = {name: str(compiled(tmp_path, scheme, ("first,last",), D=4, N=4)) for name, scheme in schemes.items()}
+    directories = {name: str(compiled(tmp_path, scheme, ("first,last",), D=4, N=2)) for name, scheme in schemes.items()}
     (tmp_path / "long.chim").write_text(LONG)
     long = compiled(tmp_path, str(tmp_path / "long.chim"))
     outcomes = run_all(

@@ -19,7 +19,7 @@ from chimera_runtime import BadCheckpoint, Checkpoints, Layers, Misuse, Pipeline
 from chimera_runtime.blame import ModelError
 from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer
 
-SIZE, WIDTH, UPDATES, AT = 2, 4, 5, 3
+SIZE, WIDTH, UPDATES, AT, LAYERS = 2, 4, 5, 3, 5
 
 Named = list[tuple[str, nn.Parameter]]
 
@@ -36,7 +36,7 @@ class Layer(nn.Module):
         return x + self.drop(torch.tanh(self.norm(self.inner(x))))
 
 
-def model(layers: int = 8, dropout: float = 0.0) -> Layers:
+def model(layers: int = LAYERS, dropout: float = 0.0) -> Layers:
     return Layers([partial(Layer, dropout)] * layers)
 
 
@@ -215,7 +215,7 @@ def mistakes(folder: Path, directory: str) -> None:
 
     small = Loop(directory, folder / "good", model(layers=4))
     refused(small.checkpoints.resume, "layers.4.inner.bias, which this model has not")
-    large = Loop(directory, folder / "good", model(layers=12))
+    large = Loop(directory, folder / "good", model(layers=6))
     refused(large.checkpoints.resume, "has no parameter layers.", "(but layers.", "beside it there is update-00000001")
 
     again = Loop(directory, folder / "good", model())
@@ -315,6 +315,7 @@ def one_rank(folder: Path, directory: str) -> None:
     good.train(1, save_at=(1,))
     good.close()
     fails = Part(lambda rank: rank == 3)
+    bare = Loop(directory, folder / "none", model())
     for given, words in (
         ({"shared": {"part": fails}}, ("state_dict() of shared['part']", "RuntimeError: no state to be had")),
         ({"of_copy": {"part": fails}}, ("state_dict() of of_copy['part']", "RuntimeError: no state to be had")),
@@ -322,18 +323,19 @@ def one_rank(folder: Path, directory: str) -> None:
         ({"shared": {"part": Part(state=lambda: 1)}}, ("shared['part'] cannot be saved",)),
         ({"shared": {"part": Part()} if last else {}}, ("shared= has 'part' on rank 3, and not on rank 0",)),
     ):
-        loop = Loop(directory, folder / "none", model(), **given)
-        refused(loop.checkpoints.save, *words, kinds=(BadCheckpoint, Misuse, ModelError))
-        loop.close()
+        checkpoints = Checkpoints(folder / "none", bare.pipe, bare.optimizer or (), **given)
+        refused(checkpoints.save, *words, kinds=(BadCheckpoint, Misuse, ModelError))
+        checkpoints.close()
 
     for given, words in (
         ({"shared": {"part": fails}}, ("load_state_dict() of shared['part']", "RuntimeError: no state to be taken")),
         ({"shared": {"more": Part()} if last else {}}, ("it has no state of more",)),
         ({"of_rank": {"own": fails}}, ("load_state_dict() of of_rank['own']",)),
     ):
-        loop = Loop(directory, folder / "good", model(), **given)
-        refused(loop.checkpoints.resume, *words, kinds=(BadCheckpoint, ModelError))
-        loop.close()
+        checkpoints = Checkpoints(folder / "good", bare.pipe, bare.optimizer or (), schedulers=bare.schedulers, **given)
+        refused(checkpoints.resume, *words, kinds=(BadCheckpoint, ModelError))
+        checkpoints.close()
+    bare.close()
 
     loop = Loop(directory, folder / "good", model(), of_rank={"own": Part()})
     resumed = loop.checkpoints.resume()
@@ -347,9 +349,9 @@ def one_rank(folder: Path, directory: str) -> None:
     refused(lambda: loop.pipe.load_weights(folder / ("none.pt" if last else "model.pt")), "No such file")
     loop.close()
 
-    layers = [partial(Layer, 0.0)] * 8
-    uneven = Loop(directory, folder / "good", Layers([*layers, partial(Layer, 0.0)], split=[0, 2, 4, 6]))
-    refused(uneven.checkpoints.resume, "has no parameter layers.8.")
+    layers = [partial(Layer, 0.0)] * (LAYERS + 1)
+    uneven = Loop(directory, folder / "good", Layers(layers, split=[0, 2, 3, 4]))
+    refused(uneven.checkpoints.resume, f"has no parameter layers.{LAYERS}.")
     uneven.close()
     other = Loop(directory, folder / "good", model(), kind=torch.optim.SGD if last else torch.optim.AdamW)
     refused(other.checkpoints.resume, "was stepped by AdamW and is stepped by SGD here")
@@ -369,12 +371,12 @@ def files(folder: Path, *directories: str) -> None:
         with torch.no_grad():
             for tensor in dapple.pipe.parameters():
                 tensor.zero_()
-    alone = nn.ModuleDict({"layers": nn.ModuleList(Layer(0.0) for _ in range(8))})
+    alone = nn.ModuleDict({"layers": nn.ModuleList(Layer(0.0) for _ in range(LAYERS))})
     alone.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
     refused(lambda: dapple.pipe.load_weights(folder / "none.pt"), "none.pt", "No such file")
     small = Loop(directories[1], folder / "none", model(layers=4))
     assert "layers.4.inner.bias" in small.pipe.load_weights(folder / "model.pt")
-    large = Loop(directories[1], folder / "none", model(layers=12))
+    large = Loop(directories[1], folder / "none", model(layers=6))
     refused(lambda: large.pipe.load_weights(folder / "model.pt"), "no parameter layers.", "the nearest is")
     if dist.get_rank() == 0:
         (folder / "wrong.pt").write_text("what")

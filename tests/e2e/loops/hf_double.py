@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 from transformers import GPT2LMHeadModel, get_cosine_schedule_with_warmup
 
-ITEMS = 16
+ITEMS = 8
 
 
 def main() -> None:
