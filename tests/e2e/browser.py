@@ -1,7 +1,7 @@
 """One headless browser for all tests of pages, and what every page has to hold in it."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,6 +50,7 @@ def headless() -> Iterator[Any]:
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS])
         yield browser
+        IDLE.clear()
         browser.close()
 
 
@@ -64,15 +65,26 @@ class Tab:
         self.said: list[str] = []
         self.asked_for: list[str] = []
         page.set_default_timeout(PATIENCE * 1000)
-        page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
-        page.on("request", lambda request: self.asked_for.append(request.url))
+        self._heard: dict[str, Callable[[Any], None]] = {
+            "console": lambda message: self.said.append(f"{message.type}: {message.text}"),
+            "pageerror": lambda error: self.said.append(f"error: {error}"),
+            "request": lambda request: self.asked_for.append(request.url),
+        }
+        for event, hear in self._heard.items():
+            page.on(event, hear)
 
     def open(self, path: Path) -> "Tab":
         """Opens a file and waits until it has drawn for the first time."""
         self.page.goto(path.as_uri())
         self.page.evaluate(READY, PATIENCE * 1000)
         return self
+
+    def leave(self) -> None:
+        """Hears no more of the page, and empties it."""
+        for event, hear in self._heard.items():
+            self.page.remove_listener(event, hear)
+        self.page.mouse.move(0, 0)
+        self.page.goto("about:blank")
 
     def frame(self) -> None:
         """Waits until all that has changed is drawn."""
@@ -95,13 +107,25 @@ class Tab:
         return int(self.page.evaluate("document.documentElement.scrollWidth - innerWidth"))
 
 
+IDLE: dict[tuple[Any, frozenset[tuple[str, Any]]], list[Any]] = {}
+"""Pages of a browser that no test has now, by what they were opened with: a new one costs more than most tests."""
+
+
 @contextmanager
 def tab(browser: Any, width: int = 1500, height: int = 900, dark: bool = False, **how: Any) -> Iterator[Tab]:
-    """Opens an empty tab of this size and mode; ``how`` goes to playwright's ``new_context``."""
-    mode = "dark" if dark else "light"
-    size = {"width": width, "height": height}
-    context = browser.new_context(viewport=size, color_scheme=mode, reduced_motion="reduce", **how)
+    """An empty tab of this size and mode; ``how`` goes to playwright's ``new_context``.
+
+    Afterwards another test has its page, empty again; the page of a test that failed is closed.
+    """
+    idle = IDLE.setdefault((browser, frozenset(how.items())), [])
+    page = idle.pop() if idle else browser.new_context(reduced_motion="reduce", **how).new_page()
     try:
-        yield Tab(context.new_page())
-    finally:
-        context.close()
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme="dark" if dark else "light")
+        opened = Tab(page)
+        yield opened
+        opened.leave()
+    except BaseException:
+        page.context.close()
+        raise
+    idle.append(page)

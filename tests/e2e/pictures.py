@@ -7,6 +7,8 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.browser import tab
+
 GOLDENS = Path(__file__).parent / "pictures"
 COLUMNS = 48
 NEAR = 2
@@ -28,9 +30,8 @@ COARSE = """async ([picture, columns]) => {
 
 def coarse(browser: Any, picture: bytes) -> list[str]:
     """The grid of a PNG picture, by the browser: its rows from the top, each of ``COLUMNS`` cells."""
-    page = browser.new_page()
-    grid = page.evaluate(COARSE, [b64encode(picture).decode(), COLUMNS])
-    page.close()
+    with tab(browser) as empty:
+        grid = empty.page.evaluate(COARSE, [b64encode(picture).decode(), COLUMNS])
     digits = [f"{round(value / 17):x}" for place, value in enumerate(grid["pixels"]) if place % 4 < 3]
     lines = ["".join(digits[start : start + 3 * COLUMNS]) for start in range(0, len(digits), 3 * COLUMNS)]
     return [" ".join(line[cell : cell + 3] for cell in range(0, len(line), 3)) for line in lines]

@@ -207,8 +207,8 @@ WRITTEN = """(() => {
 
 def test_the_axis_tells_its_times_apart_at_the_closest_look(pages: Mapping[str, Path], browser: Any) -> None:
     with tab(browser) as opened:
-        opened.page.add_init_script(WRITTEN)
         opened.open(pages["texts"])
+        opened.page.evaluate(WRITTEN)
         opened.page.get_by_label("forward, as a number").fill("20000")
         opened.page.keyboard.press("Tab")
         opened.page.locator("#lanes").focus()
