@@ -90,13 +90,13 @@ def assert_bounds_hold(text: str, costs: tuple[StageCosts, ...], recompute: bool
     event(f"{'bounded' if bounded(one, costs) else 'weighed'}{' in slices' * (one.header.slices > 1)}")
 
 
-@examples(150)
+@examples(75)
 @given(texts(asynchronous=False), costs(), st.booleans())
 def test_with_a_flush(text: str, costs: tuple[StageCosts, ...], recompute: bool) -> None:
     assert_bounds_hold(text, costs, recompute)
 
 
-@examples(50)
+@examples(25)
 @given(texts(asynchronous=True), costs(), st.booleans())
 def test_without_a_flush(text: str, costs: tuple[StageCosts, ...], recompute: bool) -> None:
     assert_bounds_hold(text, costs, recompute)

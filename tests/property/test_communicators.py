@@ -22,7 +22,7 @@ from tests.property.streams import random_stream
 from tests.repeatable import examples
 from tests.unit.test_lookahead import ends
 
-_FEW = examples(150)
+_FEW = examples(75)
 _SHARED = st.sampled_from(Communicators)
 
 

@@ -15,7 +15,7 @@ from chimera_ir.verify.repeats import repeats
 from tests.repeatable import examples
 
 LIMIT = 20_000
-_SOME = examples(100)
+_SOME = examples(50)
 
 
 @st.composite
