@@ -26,6 +26,11 @@ def with_a_flush() -> tuple[str, ...]:
 
 def on_workers(name: str, workers: int, micro_batches: int) -> dict[str, int]:
     """Settings of a library scheme on so many workers, with the fewest micro-batches that it takes from a number on."""
+    return dict(_on_workers(name, workers, micro_batches))
+
+
+@cache
+def _on_workers(name: str, workers: int, micro_batches: int) -> dict[str, int]:
     return _first(library.source(name), workers, micro_batches, lambda header: header.workers == workers)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from chimera_ir.commands.common import WRONG_COMMAND
 from tests.patience import PATIENCE
+from tests.repeatable import also
 from tests.unit.command import contents, shell
 
 MIDDLE = Path(__file__).resolve().parent.parent / "errors" / "middle"
@@ -55,7 +56,7 @@ def test_a_full_disk_behind_standard_output_is_status_two(tmp_path: Path) -> Non
     assert (done.returncode, done.stderr) == (WRONG_COMMAND, b"Error: standard output: No space left on device\n")
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("encoding", also(["ascii"], ["latin-1"]))
 def test_a_terminal_without_unicode_still_gets_a_report(tmp_path: Path, encoding: str) -> None:
     done = shell("chimera", "--out", "o", env=os.environ | {"PYTHONIOENCODING": encoding}, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, b"")

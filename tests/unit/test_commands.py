@@ -82,15 +82,21 @@ def test_the_help_has_a_line_for_each_command_and_the_version_is_that_of_the_pac
     assert chimera_ir.__version__ in called(*program, "--version").stdout
 
 
-def test_the_module_is_the_program(tmp_path: Path) -> None:
-    for words in (
-        ("compile", "gems", "--emit", "report"),
-        ("compile", "chimera", "--set", "D=3"),
-        ("trace", "nowhere"),
-    ):
-        program, module = called(*script(NAME), *words), called(*MODULE, *words)
-        assert (program.returncode, program.stdout) == (module.returncode, module.stdout)
-        assert program.stderr == module.stderr.replace("python -m chimera_ir", NAME)
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("compile", "gems", "--emit", "report"), 0),
+        (("compile", "chimera", "--set", "D=3"), WRONG_TEXT),
+        (("trace", "nowhere"), WRONG_COMMAND),
+    ],
+)
+def test_the_module_is_the_program(words: tuple[str, ...], status: int) -> None:
+    program, module = ended_by_itself(words, status), called(*MODULE, *words)
+    assert (program.returncode, program.stdout) == (module.returncode, module.stdout)
+    assert program.stderr == module.stderr.replace("python -m chimera_ir", NAME)
+
+
+def test_the_module_speaks_of_itself_by_that_name() -> None:
     assert called(*MODULE, "compile", "--nonsense").stderr.startswith("Usage: python -m chimera_ir compile ")
 
 
@@ -107,18 +113,21 @@ def test_a_command_that_there_is_not_gets_a_suggestion(word: str, advice: str) -
 @pytest.mark.parametrize(
     ("words", "status"),
     [
-        (("compile", "gems", "--emit", "report"), 0),
-        (("compile", "chimera", "--set", "D=3"), WRONG_TEXT),
         (("compile", "nosuch"), WRONG_COMMAND),
         (("--nonsense",), WRONG_COMMAND),
         ((), WRONG_COMMAND),
     ],
 )
 def test_a_command_ends_with_the_status_that_it_has_by_itself(words: tuple[str, ...], status: int) -> None:
+    ended_by_itself(words, status)
+
+
+def ended_by_itself(words: tuple[str, ...], status: int) -> subprocess.CompletedProcess[str]:
     done = called(*script(NAME), *words)
     assert done.returncode == status
     assert (done.stdout == "") == (status != 0)
     assert "Traceback" not in done.stderr
+    return done
 
 
 # What is imported.

@@ -25,6 +25,7 @@ from chimera_ir.ir.text.reader import parse
 from chimera_ir.source import Source
 from chimera_ir.trace.forecast import play
 from chimera_ir.trace.spans import recorded
+from tests.repeatable import tries
 from tests.unit import traced
 from tests.unit.command import Run, contents
 from tests.unit.test_page_tables import document_in
@@ -175,7 +176,7 @@ def test_a_trace_with_any_value_in_the_place_of_any_other_is_read_or_refused(
     found = [path for path in places(files[0]) if path]
     for path in found:
         facts = path[0] == 0 and path[1:] not in [("rank",), ("worker",), ("copy",), ("clock",)]
-        for value in chance.sample(EXTREMES, 1 if len(path) > 2 else 5):
+        for value in chance.sample(EXTREMES, min(tries(1 if len(path) > 2 else 3), len(EXTREMES))):
             damaged = copied(files)
             put(damaged, range(len(files)) if facts else range(1), path, value)
             if any(not isinstance(lines[0], dict) for lines in damaged):
@@ -242,7 +243,7 @@ def test_a_trace_whose_text_is_damaged_is_read_or_refused(
     damage: Callable[[str, random.Random], str], tmp_path: Path, tracer: Run, little: Callable[[], None]
 ) -> None:
     chance = random.Random(14)
-    for number in range(12):
+    for number in range(tries(6)):
         program, files = chance.choice([*TRACES.values()])
         directory = traced.write_of(tmp_path / str(number), program, copied(files))
         file = chance.choice([*directory.iterdir()])

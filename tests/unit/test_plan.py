@@ -307,7 +307,7 @@ def test_several_processes_say_what_one_says(plan: Plan, monkeypatch: pytest.Mon
 
 def test_what_fits_fits_to_the_byte(plan: Plan) -> None:
     """Whether a configuration is weighed or not: PipeDream's versions take room where one copy would have fitted."""
-    asked = profile((4,), (1, 2, 4), weights="2 MB"), cluster(8, memory="18 MB"), "--mini-batch", 32
+    asked = profile((4,), (1, 2, 4), weights="2 MB"), cluster(8, memory="18 MB"), "--mini-batch", 16
     asked += "--json", "--asynchronous", *named("amdp", "chimera", "dapple", "pipedream", "zb_h1")
     few, all_of_them = (found(plan(*asked, "--top", count)) for count in (1, 1000))
     weighed = [max(each["memory"]) for each in all_of_them["choices"]]

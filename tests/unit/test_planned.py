@@ -19,7 +19,7 @@ from chimera_ir.syntax.change import Change
 from tests.unit.command import TINY
 from tests.unit.test_measured import FAST_MIDDLE
 from tests.unit.test_measured import profile as staged
-from tests.unit.test_plan import FULL, Plan, cluster, found, plan, profile
+from tests.unit.test_plan import FULL, Plan, cluster, found, named, plan, profile
 from tests.unit.test_slice_costs import setting
 
 __all__ = ["plan"]
@@ -124,7 +124,8 @@ def test_what_the_ends_of_a_pipe_share_is_summed_between_them_after_the_last_bac
 def test_what_cannot_be_tied_is_left_out(plan: Plan) -> None:
     """A stage that is not there, and stages that read different versions, also of a scheme of the library."""
     model, on = profile((2, 4), (1,)), cluster(4)
-    asked = "--mini-batch", 8, "--asynchronous", "--tied", "0,3", "--json"
+    schemes = named("dapple", "chimera", "pipedream")
+    asked = "--mini-batch", 8, "--asynchronous", "--tied", "0,3", "--json", *schemes
     result = found(plan(model, on, *asked))
     assert {each["D"] for each in result["choices"]} == {4}
     assert "pipedream" not in {each["scheme"] for each in result["choices"]}
@@ -156,7 +157,7 @@ def test_a_scheme_without_a_flush_is_considered_where_it_is_asked_for(plan: Plan
     model, on = profile((4,), (1,)), cluster(4)
 
     def schemes(*asked: str) -> tuple[set[str], set[str]]:
-        result = found(plan(model, on, "--mini-batch", 8, "--json", *asked))
+        result = found(plan(model, on, "--mini-batch", 4, "--json", *asked))
         return {each["scheme"] for each in result["choices"]}, reasons(result).get("without a flush", set())
 
     listed, left_out = schemes()
@@ -165,7 +166,7 @@ def test_a_scheme_without_a_flush_is_considered_where_it_is_asked_for(plan: Plan
     named = "--scheme", "dapple", "--scheme", "pipedream"
     assert schemes(*named) == ({"dapple", "pipedream"}, set())
     assert schemes(*named, "--synchronous-only") == ({"dapple"}, {"pipedream"})
-    assert "--asynchronous considers it" in plan(model, on, "--mini-batch", 8, "--why").out
+    assert "--asynchronous considers it" in plan(model, on, "--mini-batch", 4, "--why").out
 
 
 def test_slices_are_considered_where_they_are_named_or_measured_and_thin_ones_lose(plan: Plan) -> None:
