@@ -19,10 +19,10 @@ class StoppedRank:
 
     ``line`` is the line of the program, empty if the rank has left no record or had done everything. ``event`` is the
     number, on the page, of the event of this line or else of the next line that has one; -1 if no such line follows in
-    the update. ``update`` is 0 if the rank has left no record. ``begun`` is False if the rank had not begun the update, and
-    stopped before ``line`` and not in it. ``awaited`` is the worker whose message it waited for, or that was to take
-    one; -1 if there is none. ``seconds`` is how long the rank had been there, 0 if that is not known. ``message`` is
-    the error message with which it ended.
+    the update. ``update`` is 0 if the rank has left no record. ``begun`` is False if the rank had not begun the update,
+    and stopped before ``line`` and not in it. ``awaited`` is the worker whose message it waited for, or that was to
+    take one; -1 if there is none. ``seconds`` is how long the rank had been there, 0 if that is not known. ``message``
+    is the error message with which it ended.
     """
 
     rank: int
