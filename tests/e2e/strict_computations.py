@@ -215,7 +215,7 @@ def _after_writes(method: Callable[..., Any], mode: Computations) -> Callable[..
 
 
 def at_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, which the host computes by itself: after all that was put off."""
+    """Returns a function that the host computes by itself, after all that was put off."""
 
     @wraps(function)
     def computed(*args: Any, **kwargs: Any) -> Any:

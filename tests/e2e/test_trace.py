@@ -37,7 +37,7 @@ with open("/proc/self/timens_offsets", "w") as offsets:
 if child := os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-"""What a program begins with to run where the monotonic clock is 5000 s ahead."""
+"""The beginning of a program that runs where the monotonic clock is 5000 s ahead."""
 
 UPDATES = {"rehearsed": 5, "pipedream": 12}
 """Of runs that make other than 6: four workers without a flush take four updates to warm up, and four to drain."""
