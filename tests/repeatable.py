@@ -52,6 +52,11 @@ def tries(number: int) -> int:
     return FACTOR * number if searching() else number
 
 
+def either(usual: int, searched: int) -> int:
+    """A size in every run, and another one in a search."""
+    return searched if searching() else usual
+
+
 def also(usual: Iterable[T], searched: Iterable[T]) -> list[T]:
     """Cases of every run, and others that a search tries as well."""
     return [*usual, *(searched if searching() else ())]

@@ -16,7 +16,7 @@ from chimera_ir.source import Source
 from chimera_ir.syntax.change import Change
 from chimera_ir.syntax.parser import parse
 from chimera_ir.verify.holdings import holdings
-from tests.repeatable import searching
+from tests.repeatable import either
 from tests.sizes import all_sizes
 from tests.timings import stage_timing
 from tests.unit.bounded import ALONE, bounded
@@ -88,8 +88,7 @@ TEXTS = {**{name: library.source(name) for name in library.names()}, "floods": S
 def cases(name: str) -> list[tuple[tuple[dict[str, int], Header], tuple[int, ...]]]:
     """15 settings and sizes of a scheme, the same in every run; in a search all."""
     all_cases = [*product(all_sizes(TEXTS[name], (2, 4, 6), (1, 4, 12), 2000), SIZES)]
-    number = len(all_cases) if searching() else 15
-    return [all_cases[chosen] for chosen in sorted(Random(name).sample(range(len(all_cases)), number))]
+    return [all_cases[case] for case in sorted(Random(name).sample(range(len(all_cases)), either(15, len(all_cases))))]
 
 
 @lru_cache(1)
