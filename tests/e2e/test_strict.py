@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.copies import add_bytecode
 from tests.e2e.ranks import HERE, Job, Outcome, compiled, run_all
-from tests.repeatable import also
+from tests.repeatable import also, either
 from tests.sizes import on_workers
 
 pytestmark = pytest.mark.e2e
@@ -32,7 +32,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     jobs = []
     for number, scheme in enumerate(SAMPLE):
         late = {"STRICT_LATE": "1"} if number % 2 else {}
-        size = on_workers(scheme, 4, 6 if scheme == "chimera" else 4) | ({"k": 2} if scheme in SLICED else {})
+        size = on_workers(scheme, 4, 6 if scheme == "chimera" else 4) | (
+            {"k": either(2, 4)} if scheme in SLICED else {}
+        )
         program = compiled(folder, scheme, **size)
         model = "carried.py" if scheme in SLICED else "zoo.py"
         jobs.append(Job(scheme, program, STRICT, model, environment | late))

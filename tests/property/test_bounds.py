@@ -9,7 +9,7 @@ from chimera_ir.profile.costs import StageCosts
 from chimera_ir.source import Source
 from chimera_ir.syntax.change import Change
 from chimera_ir.syntax.parser import parse
-from tests.repeatable import examples
+from tests.repeatable import either, examples
 from tests.timings import stage_timing
 from tests.unit.bounded import bounded
 
@@ -90,13 +90,13 @@ def assert_bounds_hold(text: str, costs: tuple[StageCosts, ...], recompute: bool
     event(f"{'bounded' if bounded(one, costs) else 'weighed'}{' in slices' * (one.header.slices > 1)}")
 
 
-@examples(75)
+@examples(either(75, 150))
 @given(texts(asynchronous=False), costs(), st.booleans())
 def test_with_a_flush(text: str, costs: tuple[StageCosts, ...], recompute: bool) -> None:
     assert_bounds_hold(text, costs, recompute)
 
 
-@examples(25)
+@examples(either(25, 50))
 @given(texts(asynchronous=True), costs(), st.booleans())
 def test_without_a_flush(text: str, costs: tuple[StageCosts, ...], recompute: bool) -> None:
     assert_bounds_hold(text, costs, recompute)

@@ -19,10 +19,10 @@ from tests.executor import verdict
 from tests.lowered import level
 from tests.property.programs import random_plan
 from tests.property.streams import random_stream
-from tests.repeatable import examples
+from tests.repeatable import either, examples
 from tests.unit.test_lookahead import ends
 
-_FEW = examples(75)
+_FEW = examples(either(75, 150))
 _SHARED = st.sampled_from(Communicators)
 
 

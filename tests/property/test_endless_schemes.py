@@ -12,10 +12,10 @@ from chimera_ir.lower.order import order
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
 from chimera_ir.verify.repeats import repeats
-from tests.repeatable import examples
+from tests.repeatable import either, examples
 
 LIMIT = 20_000
-_SOME = examples(50)
+_SOME = examples(either(50, 100))
 
 
 @st.composite

@@ -24,7 +24,7 @@ from chimera_ir.profile.toml_places import TomlPlaces
 from chimera_ir.profile.work import Device, WorkProfile
 from chimera_ir.profile.write import write_cluster, write_profile
 from chimera_ir.source import Source
-from tests.repeatable import examples
+from tests.repeatable import either, examples
 from tests.timings import stage_times, stage_timing
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "docs" / "examples"
@@ -101,7 +101,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
 
 
 @given(profiles())
-@examples(50)
+@examples(either(50, 100))
 def test_a_profile_that_is_written_reads_back(profile: ModelProfile | WorkProfile) -> None:
     text = write_profile(profile)
     again = read_profile(Source("m.profile.toml", text))
