@@ -76,7 +76,7 @@ typescript: $(READY)  ## install what checks the types in the scripts of a page
 
 # What a change usually breaks, in two minutes on two cores: the rules on the text of files, every message, the compiler
 # from end to end, the core of the runtime, and some of the properties.
-QUICK := $(addprefix tests/test_,$(addsuffix .py,architecture claims closed_types docs names)) tests/errors chimera_ir/diagnostics chimera_ir/syntax \
+QUICK := $(addprefix tests/test_,$(addsuffix .py,architecture claims closed_types docs)) tests/errors chimera_ir/diagnostics chimera_ir/syntax \
   $(addprefix tests/unit/test_,$(addsuffix .py,cli codegen compilation cost elaborate highlight ir_text library lower \
     picture prediction render report scripts syntax verify)) \
   $(addprefix tests/property/test_,$(addsuffix .py,ir_roundtrip mutations random_schemes syntax_roundtrip)) \
