@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 COMPILED := $(VENV)/.compiled
 ACTIVATE = @echo "chimera is installed in $(VENV): source $(BIN)/activate makes it a command of this shell"
 
-.PHONY: help demo quick test check docs browser examples torchtitan typescript gpu test-torch clean
+.PHONY: help demo quick test check docs browser examples torchtitan typescript gpu versions clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -109,14 +109,10 @@ GPU_PYTHON ?= $(BIN)/python
 gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))  ## try a machine with GPUs, write gpu-report.md; GPU='--pretend 4' lets the CPU stand in for four
 	$(GPU_PYTHON) -m tests.gpu $(GPU)
 
-# An environment of its own for each release; what it needs beside torch is what `make test` has.
-TORCH_VENV := .venv-torch-$(TORCH)
-test-torch: export PYTHONDONTWRITEBYTECODE =
-test-torch:  ## the tests of the runtime under another torch: make test-torch TORCH=2.6.0
-	$(if $(TORCH),,$(error which release? make test-torch TORCH=2.6.0))
-	$(PYTHON) -m venv $(TORCH_VENV)
-	$(TORCH_VENV)/bin/pip install --quiet --disable-pip-version-check -e '.[dev]' 'torch==$(TORCH)'
-	$(TORCH_VENV)/bin/pytest tests/unit/runtime tests/e2e/test_check.py tests/e2e/test_failures.py --numprocesses=auto --dist=worksteal
+# Hours on two cores, and gigabytes of CUDA packages for each torch that the machine has no CPU build of.
+versions: export PYTHONDONTWRITEBYTECODE =
+versions: $(READY)  ## try the lowest and the newest releases that pyproject.toml allows, and other Pythons; NAMES='lowest python3.12'
+	$(BIN)/python .ci/versions.py $(NAMES)
 
 clean:  ## remove the virtual environment and everything that was built
-	rm -rf $(VENV) .venv-torch-* gpu.out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-versions gpu.out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

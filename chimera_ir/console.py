@@ -32,10 +32,18 @@ def appearance() -> tuple[object, ...]:
     return console.width, console.is_terminal, console.color_system, console.no_color, console.legacy_windows
 
 
+def has_width() -> bool:
+    """Whether standard output has a width: that of a terminal, or ``COLUMNS``."""
+    return _is_terminal() or os.environ.get("COLUMNS", "").isdecimal()
+
+
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
 def _console(text: io.StringIO) -> Console:
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    has_width = is_terminal or os.environ.get("COLUMNS", "").isdecimal()
-    return Console(file=text, highlight=False, force_terminal=is_terminal or None, width=None if has_width else _WIDE)
+    width = None if has_width() else _WIDE
+    return Console(file=text, highlight=False, force_terminal=_is_terminal() or None, width=width)
 
 
 class _EscapeHook(RenderHook):

@@ -40,6 +40,9 @@ from chimera_runtime.update.stage_optimizer import Hook, Named, StageOptimizers
 from chimera_runtime.update.updates import LossScale, step_hooks_of, updates_of
 from chimera_runtime.values.losses import Loss
 
+OLDEST_TORCH = "2.10"
+"""The oldest release of torch that shows what the runtime asks of autograd's graph: who saved a tensor, and how."""
+
 _NO_HOOKS = Hooks()
 
 
@@ -135,6 +138,8 @@ class Pipeline:
         ranges: bool = False,
         hooks: Hooks = _NO_HOOKS,
     ) -> None:
+        if torch.__version__ < OLDEST_TORCH:
+            raise mistakes.torch_is_too_old(torch.__version__, OLDEST_TORCH)
         # The program, and whether the arguments fit it.
         compiled = load(Path(directory))
         job = self.job = compiled.job

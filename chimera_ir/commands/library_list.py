@@ -2,16 +2,31 @@
 
 from pathlib import Path
 
+from rich.table import Column, Table
+from rich.text import Text
+
 from chimera_ir import errors, library
+from chimera_ir.console import has_width, printed
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.escapes import visible
 
 
 def listed_library(further: tuple[Path, ...]) -> str:
-    """A line for each scheme, of the library and of ``further`` directories: its name, parameters and summary."""
+    """A line for each scheme, of the library and of ``further`` directories: its name, parameters and summary.
+
+    Where standard output has a width, longer summaries continue below themselves.
+    """
     names = library.names(further)
-    width = max(map(len, names))
-    return "".join(f"{visible(f'{name:<{width}}  {described(name, further)}')}\n" for name in names)
+    summaries = [described(name, further) for name in names]
+    if not has_width():
+        width = max(map(len, names))
+        return "".join(
+            f"{visible(f'{name:<{width}}  {summary}')}\n" for name, summary in zip(names, summaries, strict=True)
+        )
+    table = Table.grid(Column(no_wrap=True), Column(), padding=(0, 2, 0, 0))
+    for name, summary in zip(names, summaries, strict=True):
+        table.add_row(Text(name), Text(summary))
+    return printed(lambda console: console.print(table))
 
 
 def described(name: str, further: tuple[Path, ...]) -> str:

@@ -5,13 +5,12 @@ short first script, which is not, unpacks them. The content security policy of t
 and its style sheet, so the browser accepts no others. The page loads nothing from elsewhere.
 """
 
-import gzip
 import re
 from base64 import b64encode
 from functools import cache
 from pathlib import Path
 
-from chimera_ir.page.packing import packed
+from chimera_ir.page.packing import gzipped, packed
 from chimera_ir.page.tables import PageDocument
 from chimera_ir.picture.chart import filled
 from chimera_ir.picture.inlined import Inlined, policy_source
@@ -48,7 +47,7 @@ def page(document: PageDocument) -> str:
 @cache
 def _compressed(text: str) -> Inlined:
     """Compresses a text that all pages share, only once, and writes it in base64."""
-    return _in_base64(gzip.compress(text.encode(), mtime=0))
+    return _in_base64(gzipped(text.encode()))
 
 
 def _in_base64(data: bytes) -> Inlined:

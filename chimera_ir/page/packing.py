@@ -33,7 +33,13 @@ def packed(document: object) -> bytes:
     # What is no character, as the bytes of a file's name may be, has an escape that JSON reads.
     data = text.encode(errors="backslashreplace")
     head = len(data).to_bytes(4, "little") + data
-    return gzip.compress(b"".join((head, _padding(len(head)), *columns.parts)), compresslevel=6, mtime=0)
+    return gzipped(b"".join((head, _padding(len(head)), *columns.parts)), level=6)
+
+
+def gzipped(data: bytes, level: int = 9) -> bytes:
+    """Compresses bytes; the header names no time, and no operating system, which each Python names differently."""
+    compressed = gzip.compress(data, level, mtime=0)
+    return b"%b\xff%b" % (compressed[:9], compressed[10:])
 
 
 @dataclass(slots=True)

@@ -7,6 +7,10 @@ PIPELINE_IS_CLOSED = "the pipeline is closed: call its methods before close(), o
 UPDATE_HAS_FAILED = "an update has failed on this pipeline: make a new one, from the last checkpoint"
 
 
+def torch_is_too_old(version: str, oldest: str) -> Misuse:
+    return Misuse(f"torch {version} is too old: chimera_runtime needs torch {oldest} or newer")
+
+
 def example_cannot_be_cut(scheme: str, parts: int, items: int) -> Misuse:
     return Misuse(f"{scheme} cuts every micro-batch into {parts}, and dimension 0 of the example is {items}")
 

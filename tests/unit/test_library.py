@@ -329,3 +329,12 @@ def test_the_whole_library_of_a_plan_has_the_further_directories(plan: Plan, min
     asked = "--mini-batch", 4, "--library", mine, "--json", "--max-operations", 100
     result = found(plan(profile((2,), (1,)), cluster(2), *asked))
     assert {str(mine / "looped.chim"), "dapple"} <= {each["scheme"] for each in result["choices"]}
+
+
+def test_in_a_narrow_terminal_summaries_continue_below_themselves(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = run("--list").out
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = run("--list").out.splitlines()
+    assert max(map(len, lines)) <= 40
+    assert [line.split()[0] for line in lines if line[0] != " "] == [line.split()[0] for line in wide.splitlines()]
+    assert " ".join(" ".join(lines).split()) == " ".join(wide.split())

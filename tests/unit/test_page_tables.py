@@ -1,5 +1,6 @@
 """The tables of a page: events with the times of the replay, also at other costs, and what each row is about."""
 
+import gzip
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -17,7 +18,7 @@ from chimera_ir.ir.ops import Compute, Pair
 from chimera_ir.ir.text.printer import line
 from chimera_ir.page import tables
 from chimera_ir.page.contents import document
-from chimera_ir.page.packing import packed
+from chimera_ir.page.packing import gzipped, packed
 from tests.documents import document_in, unpacked
 from tests.test_architecture import ROOT
 
@@ -275,3 +276,9 @@ def test_what_the_costs_of_backwards_include_is_said_where_something_recomputes(
         name: str(document(chimera_ir.compile(name)).schedules[0].remarks) for name in ("dapple", "chimera_doubling")
     }
     assert ["recompute" in said[name] for name in said] == [False, True]
+
+
+def test_compressed_bytes_name_no_time_and_no_system() -> None:
+    data = gzipped(b"a text", level=6)
+    assert data[:10] == bytes.fromhex("1f8b08000000000000ff")
+    assert gzip.decompress(data) == b"a text"

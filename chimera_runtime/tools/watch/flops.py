@@ -129,8 +129,5 @@ def computing_dtype(modules: dict[int, torch.nn.Module], autocast: torch.dtype |
 
 
 def _in_tf32() -> bool:
-    """Whether a GPU computes products of float32 in TF32; torch 2.9 has another switch for that than those before."""
-    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
-    if precision is not None:
-        return bool(precision == "tf32")
-    return torch.get_float32_matmul_precision() != "highest"
+    """Whether a GPU computes products of float32 in TF32."""
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")

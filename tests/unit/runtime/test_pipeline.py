@@ -11,11 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.torch_version import TorchVersion
 
 import chimera_ir
 import chimera_runtime
 from chimera_runtime import Misuse, Pipeline
 from chimera_runtime.blame import ModelError
+from chimera_runtime.pipeline import OLDEST_TORCH
 from chimera_runtime.ranks.world import World
 
 B, N, WIDTH, STAGES = 2, 4, 3, 2
@@ -94,6 +96,18 @@ def test_a_step_leaves_the_gradients_of_the_mini_batch(make: Callable[..., Pipel
     assert outcome.loss == pytest.approx(value, rel=1e-13)
     assert_gradients(pipeline, gradients)
     assert [name for name, _ in pipeline.named_parameters()][:2] == ["stages.0.0.weight", "stages.0.0.bias"]
+
+
+def test_a_torch_below_the_range_of_the_project_is_refused(
+    make: Callable[..., Pipeline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranges = Path(chimera_ir.__file__).parent.parent.joinpath("pyproject.toml").read_text(encoding="utf-8")
+    assert f'"torch>={OLDEST_TORCH}"' in ranges
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1+cu130"))
+    with pytest.raises(
+        Misuse, match=re.escape("torch 2.9.1+cu130 is too old: chimera_runtime needs torch 2.10 or newer")
+    ):
+        make()
 
 
 def test_a_rank_with_all_stages_needs_all_micro_batches(make: Callable[..., Pipeline]) -> None:

@@ -143,6 +143,10 @@ RUNS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "a custom function": lambda m, x: m.first(Product.apply(m.first(x), m.matrix)),
     "a custom function alone": lambda m, x: Product.apply(x, m.matrix),
     "a custom function without a gradient": lambda m, x: m.first(Scaled.apply(x, m.scale)),
+    "a weight of a custom function that comes from another one": lambda m, x: Product.apply(
+        x, Scaled.apply(m.matrix, m.scale)
+    ),
+    "a custom function of weights alone": lambda m, x: (x * 2, Product.apply(m.matrix, m.matrix)),
     "no weights": lambda m, x: x.tanh(),
     "no use of the input": lambda m, x: m.first(torch.ones_like(x)),
     "several dtypes": lambda m, x: (x * m.narrow).to(torch.float32).double() * (m.waves * x).real,

@@ -1,0 +1,124 @@
+"""Tries both ends of every range in pyproject.toml, and other Pythons: make versions, or with names of environments.
+
+    python .ci/versions.py [lowest] [newest] [python3.12] ...
+
+An environment is made for each in .venv-versions: the lowest and the newest releases that the ranges allow, and the
+newest under each other Python on the path. Tests that depend on a library run in it, and docs/evidence/versions.md gets
+a row with what they said. Nothing is pinned: constraints.txt is not read.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from datetime import date
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parent))
+from install import for_uv
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / ".venv-versions"
+PAGE = ROOT / "docs/evidence/versions.md"
+PROJECT = ".[hf,search,bench]"
+TESTS = (
+    *("tests/errors", "tests/unit", "tests/property/test_random_schemes.py", "tests/literature", "chimera_ir"),
+    *("tests/e2e/test_check.py", "tests/e2e/test_failures.py", "tests/e2e/test_transformers.py"),
+)
+SHOWN = (
+    "click",
+    "jinja2",
+    "lark",
+    "networkx",
+    "pygments",
+    "rich",
+    "torch",
+    "numpy",
+    "transformers",
+    "safetensors",
+    "ortools",
+)
+VERSIONS = """
+import hashlib, platform, sys
+from importlib.metadata import version
+import chimera_ir
+page = chimera_ir.compile("chimera", D=4, N=4).page()
+print(platform.python_version(), *map(version, sys.argv[1:]), hashlib.sha256(page.encode()).hexdigest()[:12])
+"""
+
+
+class Trial(NamedTuple):
+    """An environment to try: the interpreter, and which releases uv resolves the ranges to."""
+
+    python: str
+    resolution: str
+
+
+def trials() -> dict[str, Trial]:
+    """All environments by name; other Pythons are those on the path that are new enough."""
+    others = (f"python3.{minor}" for minor in range(11, 20))
+    own = f"python3.{sys.version_info.minor}"
+    return {
+        "lowest": Trial(sys.executable, "lowest-direct"),
+        "newest": Trial(sys.executable, "highest"),
+    } | {name: Trial(name, "highest") for name in others if name != own and runs(name)}
+
+
+def tools() -> list[str]:
+    """What tests need beside the project: the ranges of the extra ``dev`` that are not extras themselves."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    return [wanted for wanted in extras["dev"] if not wanted.startswith("chimera_ir")]
+
+
+def runs(python: str) -> bool:
+    """Whether an interpreter is there: a shim of a version manager may stand for one that is not."""
+    return shutil.which(python) is not None and subprocess.run((python, "-c", ""), capture_output=True).returncode == 0
+
+
+def tried(name: str, trial: Trial) -> str:
+    """Makes an environment and runs the tests in it; returns its row of the page."""
+    place = FOLDER / name
+    python = place / "bin" / "python"
+    if not python.exists():
+        subprocess.run((trial.python, "-m", "venv", place), check=True)
+        settings = subprocess.run((sys.executable, "-m", "pip", "config", "list"), capture_output=True, text=True)
+        variables = {key: value for key, value in for_uv(settings.stdout).items() if key != "UV_CONSTRAINT"}
+        uv = (sys.executable, "-m", "uv", "pip", "install", "--python", python, "--index-strategy", "unsafe-best-match")
+        wanted = ("--resolution", trial.resolution, "-e", PROJECT, *tools())
+        subprocess.run((*uv, *wanted), env=os.environ | variables, cwd=ROOT, check=True)
+    versions = subprocess.run((python, "-c", VERSIONS, *SHOWN), capture_output=True, text=True, cwd=ROOT, check=True)
+    tests = (python, "-m", "pytest", *TESTS, "--doctest-modules", "-q", "--numprocesses=auto", "--dist=loadfile")
+    log = place / "tests.log"
+    with log.open("w") as file:
+        subprocess.run(
+            tests, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=os.environ | {"PATH": path_of(place)}
+        )
+    lines = log.read_text().splitlines()
+    print(*(line for line in lines if line.startswith(("FAILED", "ERROR"))), sep="\n")
+    outcome = re.sub(r"^=+ | in [\d.]+s.*$", "", lines[-1]) if lines else "no test ran"
+    return f"| {name} | " + " | ".join(versions.stdout.split()) + f" | {outcome} | {date.today()} |"
+
+
+def path_of(environment: Path) -> str:
+    """The path on which an environment's commands come first."""
+    return os.pathsep.join((str(environment / "bin"), os.environ["PATH"]))
+
+
+def main(names: list[str]) -> None:
+    """Tries the environments that are named, or all, and writes their rows."""
+    known = trials()
+    if unknown := [name for name in names if name not in known]:
+        sys.exit(f"no environment {', '.join(unknown)}: there are {', '.join(known)}")
+    for name in names or known:
+        row = tried(name, known[name])
+        print(row)
+        text = PAGE.read_text(encoding="utf-8")
+        kept = re.sub(rf"^\| {re.escape(name)} \|.*\n", "", text, flags=re.MULTILINE)
+        PAGE.write_text(kept.rstrip("\n") + f"\n{row}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
