@@ -13,7 +13,7 @@ from types import FrameType, TracebackType
 import torch
 
 from chimera_runtime.errors import BadModel, PeerLost, PlacedError, ScriptPlace
-from chimera_runtime.errors.stage import LEAF_WAS_WRITTEN
+from chimera_runtime.errors.stage import LEAF_WAS_WRITTEN, SAVED_WAS_WRITTEN
 
 _OURS = str(Path(__file__).parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -21,8 +21,12 @@ _LIBRARY = str(Path(sysconfig.get_paths()["stdlib"])) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _IMPORTING = "<frozen "
 
-_LEAF_IS_WRITTEN = "leaf Variable that requires grad is being used in an in-place operation"
-"""Part of torch's message about a write into a parameter, or into what a stage has received."""
+_NOTES = {
+    "leaf Variable that requires grad is being used in an in-place operation": LEAF_WAS_WRITTEN,
+    "has been modified by an inplace operation": SAVED_WAS_WRITTEN,
+}
+"""Notes on errors of torch, by a part of its message: a write into a parameter, or into what a stage has received; and
+into what a backward needs."""
 
 _TRAINING = ("update", "turn")
 """Functions of a rank's script that train."""
@@ -129,8 +133,9 @@ class UserCode:
         if begin is None and not isinstance(error, BadModel):
             begin = _behind(inside, _OURS, _IMPORTING)
         raised = ModelError(self.doing, self.status)
-        if isinstance(error, RuntimeError) and _LEAF_IS_WRITTEN in _words(error):
-            raised.add_note(LEAF_WAS_WRITTEN)
+        for words, note in _NOTES.items():
+            if isinstance(error, RuntimeError) and words in _words(error):
+                raised.add_note(note)
         raise raised from error.with_traceback(begin)
 
 

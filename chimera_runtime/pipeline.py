@@ -189,7 +189,11 @@ class Pipeline:
         self._guard = CallGuard(world, probed, located, self._updates)
         self._varying = VaryingShapes(world, self._feed, modules, stages, probed=probed) if varying else None
         self._shared_facts = SharedFacts(
-            self._feed, self._outcomes, self._updates, groups=self._groups, names=self.names, steps=optimizers
+            *(self._feed, self._outcomes, self._updates),
+            groups=self._groups,
+            names=self.names,
+            written={m.get_parameter(name) for s, m in modules.items() for name in probed.traits[s].changed},
+            steps=optimizers,
         )
         # Everything between updates: loaders, forwards alone, checkpoints.
         self._loaders = LoaderMaker(

@@ -48,6 +48,20 @@ LEAF_WAS_WRITTEN = (
 )
 
 
+SAVED_WAS_WRITTEN = (
+    "with several micro-batches under way, the forward of a later one may have written a buffer or a parameter that "
+    "the backward of an earlier one needs as it was: let the forward compute with a copy, such as x.clone()"
+)
+
+
+def forward_begins_to_write(stage: int, name: str) -> BadModel:
+    return BadModel(
+        f"the forward of stage {stage} has written the parameter {name}, which it did not write for the micro-batch at "
+        "start, in an evaluation or to see new shapes: its value before is lost, so go on from the last checkpoint; "
+        "keep in a buffer (register_buffer) what a forward changes"
+    )
+
+
 def carry_is_empty(stage: int, place: int) -> BadModel:
     return BadModel(
         f"stage {stage} returned a carry without tensors for slice {place}, and slice {place + 1} needs one; return "
@@ -95,6 +109,14 @@ def input_was_changed(stage: int) -> BadModel:
     return BadModel(
         f"stage {stage} changes an input, a target or a keyword argument in place, or the loop does, but is to run on "
         "it again; let it work on a copy"
+    )
+
+
+def recomputed_forward_writes_parameter(stage: int, names: Sequence[str]) -> BadModel:
+    return BadModel(
+        f"the forward of stage {stage} writes its parameter{'s' if len(names) > 1 else ''} {', '.join(names)}, but is "
+        "to run again for the backward, and would find other values then: keep in a buffer (register_buffer) what a "
+        "forward changes, or compile without recomputation"
     )
 
 

@@ -1,5 +1,7 @@
 """Messages of the start: stages that the schedule cannot run, and updates of several shapes."""
 
+from collections.abc import Sequence
+
 from chimera_runtime.errors import BadModel, Misuse
 
 SAMPLER_AND_SHUFFLE = "a sampler decides the order: leave shuffle=True out"
@@ -19,6 +21,32 @@ def no_stage_takes_keyword(name: str) -> Misuse:
 
 def recomputed_stage_changes_input(stage: int, what: str) -> Misuse:
     return Misuse(f"stage {stage} changes {what} in place, but is to run on it again; let it work on a copy")
+
+
+_IN_A_BUFFER = "keep in a buffer (register_buffer) what a forward changes"
+
+
+def forward_replaces_parameter(stage: int, name: str) -> Misuse:
+    return Misuse(
+        f"the forward of stage {stage} registers, replaces or deletes the parameter {name}, which no optimizer and no "
+        f"checkpoint would notice: register parameters where the module is made, and {_IN_A_BUFFER}"
+    )
+
+
+def forward_writes_large_parameter(stage: int, name: str) -> Misuse:
+    return Misuse(
+        f"the forward of stage {stage} writes its frozen parameter {name}, which is too large for a copy at start, so "
+        f"that its value is lost: {_IN_A_BUFFER}"
+    )
+
+
+def forward_writes_parameter(stage: int, names: Sequence[str]) -> str:
+    return (
+        f"the forward of stage {stage} writes its parameter{'s' if len(names) > 1 else ''} {', '.join(names)}, in the "
+        "order in which the schedule runs micro-batches. Ranks that hold the same stage each write for their own "
+        f"micro-batches, and replicas that drift apart by that are an error later: {_IN_A_BUFFER}, which may differ. "
+        "Write under torch.no_grad(), not through .data, so that torch notices if a backward needs the former values"
+    )
 
 
 def output_without_dimensions(stage: int) -> Misuse:

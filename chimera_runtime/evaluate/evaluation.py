@@ -19,6 +19,7 @@ from chimera_runtime.data.evaluation_batches import EvaluationBatch, evaluation_
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import evaluate as mistakes
 from chimera_runtime.errors.evaluate import NOTHING_TO_EVALUATE, PREDICTIONS_HAVE_NO_ITEMS, PREDICTIONS_HAVE_NO_SEQUENCE
+from chimera_runtime.errors.stage import forward_begins_to_write
 from chimera_runtime.evaluate.last_output import LastOutput, LossTotal, OutputStore
 from chimera_runtime.lane.lane import Lane, LaneComponents
 from chimera_runtime.lane.message_links import Incoming, Outgoing
@@ -311,9 +312,9 @@ def evaluating(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
 class Inference:
     """Computes losses and outputs of the stages. Call it only while no update is under way.
 
-    Random generators, and the buffers and attributes of modules, are restored afterwards. ``size`` is the number of
-    items of a micro-batch. After an error inside ``located`` the pipeline refuses further calls. ``varying`` and
-    ``cut_slice`` are as in `Evaluation`.
+    Random generators, and the parameters, buffers and attributes of modules, are restored afterwards. ``size`` is the
+    number of items of a micro-batch. After an error inside ``located`` the pipeline refuses further calls. ``varying``
+    and ``cut_slice`` are as in `Evaluation`.
     """
 
     context: RankContext
@@ -385,11 +386,18 @@ class Inference:
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
-        """Context at whose end the buffers and attributes of the stages are restored."""
-        states = [state_of(stage.module) for stage in self.stages.values()]
+        """Context at whose end the parameters, buffers and attributes of the stages are restored.
+
+        Raises `BadModel` if a forward has written a parameter that no forward wrote at start: its values are lost.
+        """
+        traits = self.context.probed.traits
+        states = {n: state_of(stage.newest().module, traits[n].touched) for n, stage in self.stages.items()}
         yield
-        for state, before in states:
+        for number, (state, before) in states.items():
+            lost = state.writes(before).lost
             state.restore(before)
+            if lost:
+                raise forward_begins_to_write(number, lost[0])
 
     def _evaluation(self, output: LastOutput) -> Evaluation:
         return Evaluation(self.context, self.stages, self.size, output, self.varying, self.cut_slice)

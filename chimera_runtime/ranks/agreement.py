@@ -39,6 +39,9 @@ _BITS = 20
 _PATIENCE = 5.0
 """Seconds that a rank waits for the values of other ranks, which may be stuck in the next update."""
 
+_MOST = 4
+"""Number of differences of a fact that a message lists."""
+
 _TITLES = {
     "terms": "ranks differ in what they give step",
     "steps": "ranks differ in the steps of their optimizers",
@@ -57,7 +60,8 @@ _ADVICE = {
     "settings": "give what several ranks hold the same optimizer with the same settings on all of them, and step "
     "schedulers on every rank",
     "weights": "go on from the last checkpoint, and change weights, by hand or by an optimizer, on all ranks that hold "
-    "them alike; a rank that computes otherwise may have faulty hardware",
+    "them alike; keep in a buffer (register_buffer) what a forward changes; a rank that computes otherwise may have "
+    "faulty hardware",
 }
 _SCALE_ADVICE = "call pipe.unscale_(scaler, optimizer) on every rank before scaler.step(optimizer)"
 SCALE = "scale of the GradScaler"
@@ -179,6 +183,8 @@ class FactComparison:
         texts = {rank: of_rank[index] for rank, of_rank in values.items() if index in of_rank}
         names = list(dict.fromkeys(name for text in texts.values() for name in text))
         differences = [words for name in names if (words := _compared(name, texts))]
+        if len(differences) > _MOST:
+            differences[_MOST:] = [f"and {len(differences) - _MOST} more"]
         silent = [rank for rank in self._ranks(key) if rank not in values]
         if not differences:
             differences = [

@@ -1,15 +1,17 @@
-"""State of a module except its parameters: its buffers, attributes and random generators.
+"""State of a module: its buffers, attributes and random generators, and the parameters that its forwards write.
 
-The state is in containers: the ``__dict__`` of the module and of each submodule, and all dicts, lists and sets inside
-them. The ``__dict__`` of any other object inside is a container, too, unless its class is of torch or Python.
-Containers are compared and restored element by element, tensors by their values.
+All but the parameters is in containers: the ``__dict__`` of the module and of each submodule, and all dicts, lists and
+sets inside them. The ``__dict__`` of any other object inside is a container, too, unless its class is of torch or
+Python. Containers are compared and restored element by element, tensors by their values.
+
+Of parameters there are seldom copies, as they take most of the memory: see `ParameterSnapshot`.
 """
 
 import pickle
 import random
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from operator import is_
@@ -18,12 +20,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from chimera_runtime.values.mesh_tensors import local
+from chimera_runtime.stage.replica_digests import bits
+from chimera_runtime.values.mesh_tensors import is_spread, local
 
 _KINDS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
 _PLAIN = (bool, int, float, str)
 _CLOSED = frozenset({"builtins", "torch", "numpy", "chimera_runtime", *sys.stdlib_module_names})
 """The packages whose objects, except modules, are compared as a whole: their attributes are no container."""
+
+_ROOM = 2**26
+"""Bytes of frozen parameters that may be copied even if few are trained."""
 
 GeneratorState = tuple[Callable[[], Any], Callable[[Any], object], Any]
 """Functions that return and set the state of a random generator, and its state at one time."""
@@ -37,16 +43,109 @@ class TensorVersion(NamedTuple):
     copy: torch.Tensor
 
 
+class ParameterVersion(NamedTuple):
+    """A parameter at one time: its version number, and a tensor that shows the memory of its values.
+
+    There is a ``copy`` of the values, or ``digest`` has their bits in short form, or there is neither. The ``memory``
+    is None if the parameter is spread over a mesh, or if there is no copy.
+    """
+
+    parameter: torch.nn.Parameter
+    number: int
+    memory: torch.Tensor | None = None
+    copy: torch.Tensor | None = None
+    digest: int | None = None
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the parameter has other values now, or may have."""
+        if self.copy is not None:
+            return not _equal(self.parameter, self.copy)
+        return self.is_written if self.digest is None else _digest(self.parameter) != self.digest
+
+    @property
+    def is_written(self) -> bool:
+        """Whether torch has counted a write since, or the parameter has other memory now."""
+        is_elsewhere = self.memory is not None and self.memory.data_ptr() != self.parameter.data_ptr()
+        return is_elsewhere or _version_of(self.parameter) != self.number
+
+    def restore(self) -> None:
+        """Gives the parameter its values and its memory again, without a write that autograd would count."""
+        assert self.copy is not None
+        if self.memory is None:
+            local(self.parameter).copy_(self.copy)
+            return
+        self.parameter.data = self.memory
+        self.memory.copy_(self.copy)
+
+
+class Writes(NamedTuple):
+    """Names of the parameters that forwards have changed since a snapshot.
+
+    ``touched`` are those that were written, be it with the values that they had. ``changed`` have other values now;
+    ``lost`` are the ones among them of which there is no copy. ``replaced`` are names for which a module has another
+    parameter now, or none, or had none before.
+    """
+
+    touched: tuple[str, ...]
+    changed: tuple[str, ...]
+    lost: tuple[str, ...]
+    replaced: tuple[str, ...]
+
+
+class ParameterSnapshot:
+    """The parameters of a module at one time, to find and undo what its forwards do to them.
+
+    ``touched`` are the names of the parameters that forwards are known to write: only of these there are copies, and of
+    the others version numbers. It is None as long as nothing is known. Then all trained parameters are copied, whose
+    gradients will take as much memory, and of the frozen ones the smallest, up to the bytes of the trained ones. The
+    rest is only watched, by digests of its bits.
+    """
+
+    def __init__(self, module: torch.nn.Module, touched: Collection[str] | None) -> None:
+        self._tables = [(name, part._parameters, dict(part._parameters)) for name, part in module.named_modules()]
+        named = dict(module.named_parameters())
+        copied = _affordable(named.values()) if touched is None else {id(named[name]) for name in touched}
+        self._versions = {name: _version_of_parameter(p, id(p) in copied, touched is None) for name, p in named.items()}
+
+    def writes(self) -> Writes:
+        """What forwards have written since the snapshot was taken; copies of other parameters are freed."""
+        changed = {name: version for name, version in self._versions.items() if version.has_changed}
+        touched = {name for name, version in self._versions.items() if version.is_written} | changed.keys()
+        lost = tuple(name for name, version in changed.items() if version.copy is None)
+        for name in self._versions.keys() - touched:
+            self._versions[name] = self._versions[name]._replace(memory=None, copy=None, digest=None)
+        replaced = [
+            _name(place, key) if place else key
+            for place, table, copy in self._tables
+            for key in {**copy, **table}
+            if table.get(key) is not copy.get(key) and not is_spread(copy.get(key))
+        ]
+        return Writes(tuple(n for n in self._versions if n in touched), (*changed,), lost, tuple(replaced))
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Gives modules their former parameters again, and parameters of which there are copies their former values."""
+        for _, table, copy in self._tables:
+            if not any(map(is_spread, copy.values())):
+                _put(table, copy)
+        for version in self._versions.values():
+            if version.copy is not None and (version.is_written or version.has_changed):
+                version.restore()
+
+
 class StateSnapshot(NamedTuple):
     """The state of a module at one time: copies of containers, versions of tensors, states of generators, by id.
 
     ``written`` are the ids of the containers, tensors and generators that the forward after the snapshot has changed.
+    ``parameters`` is None in snapshots without parameters.
     """
 
     containers: Mapping[int, tuple[Any, Any]] = MappingProxyType({})
     versions: Mapping[int, TensorVersion] = MappingProxyType({})
     generators: Mapping[int, GeneratorState] = MappingProxyType({})
     written: Set[int] = frozenset()
+    parameters: ParameterSnapshot | None = None
 
 
 _NOTHING = StateSnapshot()
@@ -150,6 +249,8 @@ class ModuleState:
     @torch.no_grad()
     def restore(self, former: StateSnapshot) -> None:
         """Gives the module the ``former`` state again; tensors keep their memory."""
+        if former.parameters is not None:
+            former.parameters.restore()
         differing = self._changes(former, thorough=True)
         for container, copy in former.containers.values():
             if id(container) in differing:
@@ -162,6 +263,11 @@ class ModuleState:
                 tensor.data = copy.clone()
         for _, put, state in former.generators.values():
             put(state)
+
+    def writes(self, before: StateSnapshot) -> Writes:
+        """What forwards have written into parameters since a snapshot that `state_of` has returned."""
+        assert before.parameters is not None
+        return before.parameters.writes()
 
     def changed(self, before: StateSnapshot) -> list[str]:
         """Names of everything in a snapshot that has another value now, such as ``block.cache``."""
@@ -184,7 +290,7 @@ class ModuleState:
         self._watched = [container for key, (_, container) in self._containers.items() if key in watched]
 
     def _version(self, tensor: torch.Tensor, thorough: bool) -> TensorVersion:
-        number = 0 if tensor.is_inference() else tensor._version
+        number = _version_of(tensor)
         last = self._versions.get(id(tensor))
         if last is not None and last.tensor is tensor and last.number == number:
             if not thorough or _equal(tensor, last.copy):  # a write through .data leaves the number as it is
@@ -211,10 +317,44 @@ class ModuleState:
         return differing
 
 
-def state_of(module: torch.nn.Module) -> tuple[ModuleState, StateSnapshot]:
-    """Returns the state of a module, that is buffers and attributes, and a snapshot to restore or compare it with."""
+def state_of(module: torch.nn.Module, touched: Collection[str] | None = ()) -> tuple[ModuleState, StateSnapshot]:
+    """Returns the state of a module, and a snapshot to restore or compare it with.
+
+    ``touched`` are the parameters that belong to it, as in `ParameterSnapshot`.
+    """
     state = ModuleState(module)
-    return state, state.snapshot(thorough=True)
+    return state, state.snapshot(thorough=True)._replace(parameters=ParameterSnapshot(module, touched))
+
+
+def _affordable(parameters: Collection[torch.nn.Parameter]) -> set[int]:
+    """Ids of the parameters that are copied while nothing is known of them."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    room = max(_ROOM, sum(local(parameter).nbytes for parameter in trained))
+    copied = {id(parameter) for parameter in trained}
+    for frozen in sorted((p for p in parameters if not p.requires_grad), key=lambda p: local(p).nbytes):
+        room -= local(frozen).nbytes
+        if room < 0:
+            break
+        copied.add(id(frozen))
+    return copied
+
+
+def _version_of_parameter(parameter: torch.nn.Parameter, is_copied: bool, is_digested: bool) -> ParameterVersion:
+    version = ParameterVersion(parameter, _version_of(parameter))
+    if is_copied:
+        memory = None if is_spread(parameter) else parameter.data
+        return version._replace(memory=memory, copy=local(parameter).clone())
+    return version._replace(digest=_digest(parameter)) if is_digested else version
+
+
+def _version_of(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _digest(tensor: torch.Tensor) -> int | None:
+    """A digest of the bits of a tensor; None if they cannot be read."""
+    values = local(tensor)
+    return None if values.is_meta or values.layout != torch.strided else bits(values)
 
 
 def _containers_in(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:

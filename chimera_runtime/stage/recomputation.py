@@ -5,8 +5,9 @@ the module. Both record a graph, so that torch takes the same code paths; the fi
 it saves for a backward.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -16,7 +17,7 @@ from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.ranks.device_to_host import Reader
 from chimera_runtime.stage.auxiliary_losses import Auxiliary
 from chimera_runtime.stage.carries import CarryGraph
-from chimera_runtime.stage.module_state import ModuleState, StateSnapshot
+from chimera_runtime.stage.module_state import ModuleState, ParameterSnapshot, StateSnapshot
 from chimera_runtime.stage.rerun_comparison import ForwardDigest, IsCompared, RerunComparison, parts, sampled, whole
 from chimera_runtime.values.carries import Carry
 from chimera_runtime.values.keywords import Keywords
@@ -94,13 +95,17 @@ class RecomputedForwards:
     """The two runs of the recomputed forwards of a stage.
 
     ``is_compared(n)`` says whether the two runs are compared in the n-th update after ``first_update``, with which this
-    training run began. ``read`` reads the results of comparisons from the device.
+    training run began. ``touched`` are the parameters that forwards are known to write, with the values that they had.
+    ``read`` reads the results of comparisons from the device.
     """
 
-    def __init__(self, stage: int, module: torch.nn.Module, is_compared: IsCompared, read: Reader) -> None:
+    def __init__(
+        self, stage: int, module: torch.nn.Module, is_compared: IsCompared, touched: Collection[str], read: Reader
+    ) -> None:
         self.first_update = 0
         self._stage = stage
         self._is_compared = is_compared
+        self._parameters = partial(ParameterSnapshot, module, touched)
         self._state = ModuleState(module)
         self._comparison = RerunComparison(stage, [parameter.dtype for parameter in module.parameters()], read)
         self._dropping: saved_tensors_hooks | None = saved_tensors_hooks(_drop, self._refuse)
@@ -169,15 +174,19 @@ class RecomputedForwards:
         """Context of a second run, in which the module has the state with which the first run began.
 
         Raises `BadModel` if the inputs have been changed, or the second run changes a part of the module's state that
-        the first run did not change.
+        the first run did not change, or in an update whose runs are compared a parameter.
         """
         if versions_of_arguments(saved.arguments, saved.target) != saved.versions:
             raise mistakes.input_was_changed(self._stage)
-        if not saved.state.containers:
+        thorough = self.compares(update)
+        parameters = self._parameters() if thorough else None
+        as_at_first: AbstractContextManager[list[str]] = nullcontext([])
+        if saved.state.containers:
+            as_at_first = self._state.as_of(saved.state, thorough)
+        with as_at_first as strays:
             yield
-            return
-        with self._state.as_of(saved.state, self.compares(update)) as strays:
-            yield
+        if parameters is not None and (changed := parameters.writes().changed):
+            raise mistakes.recomputed_forward_writes_parameter(self._stage, changed)
         if strays:
             raise mistakes.second_run_changes_state(self._stage, strays)
 

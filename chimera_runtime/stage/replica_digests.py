@@ -1,6 +1,7 @@
 """Digests of the weights of replicas, bit by bit, computed on the device of the weights."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -21,34 +22,48 @@ def is_due(update: int) -> bool:
 
 
 class Replicas:
-    """Weights on this rank that other ranks hold as well, by weight group; the groups have one order on all ranks."""
+    """Weights on this rank that other ranks hold as well, by weight group; the groups have one order on all ranks.
 
-    def __init__(self, parameters: Mapping[Group, Sequence[torch.Tensor]], read: Reader) -> None:
+    ``names`` has for each parameter the words that stand for it in messages.
+    """
+
+    def __init__(
+        self, parameters: Mapping[Group, Sequence[torch.Tensor]], names: Mapping[torch.Tensor, str], read: Reader
+    ) -> None:
         self._parameters = {group: of_group for group, of_group in parameters.items() if of_group}
+        self._names = names
         self._read = read
 
-    def begin(self, groups: Iterable[Group] | None = None) -> dict[Group, Numbers]:
-        """Begins to read a digest of the newest weights of each group, by default of all; `digest` ends the reading."""
+    def begin(self, groups: Iterable[Group] | None = None) -> dict[Group, Callable[[], Fact]]:
+        """Begins to read digests of the newest weights of each group, by default of all.
+
+        Returns for each group a function that ends the reading, and returns a fact that ranks compare.
+        """
         chosen = self._parameters if groups is None else [group for group in groups if group in self._parameters]
-        return {group: self._read([bits(self._parameters[group])]) for group in chosen}
+        return {group: partial(self._fact, group, self._read(_sums(self._parameters[group]))) for group in chosen}
+
+    def _fact(self, group: Group, numbers: Numbers) -> Fact:
+        digests = [*map(int, numbers())]
+        names = [f"a digest of {self._names[parameter]}" for parameter in self._parameters[group]]
+        return _together(digests), lambda: {n: f"{number:x}" for n, number in zip(names, digests, strict=True)}
 
 
-def digest(numbers: Numbers) -> Fact:
-    """Reads a digest that `Replicas.begin` has begun to read, and returns it as a fact that ranks compare."""
-    (number,) = numbers()
-    return int(number), lambda: {"a digest of their bits": f"{int(number):x}"}
+def bits(tensor: torch.Tensor) -> int:
+    """A digest of the bits of a tensor: an integer below 2**20, computed on its device."""
+    return int(*_sums([tensor]))
 
 
 @torch.no_grad()
-def bits(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A digest of the bits of tensors: an integer below 2**20, computed on their device."""
-    sums = torch.stack([_sum(local(tensor)) for tensor in tensors])
-    weights = torch.arange(1, 2 * len(tensors), 2, device=sums.device)
-    return (sums * weights).sum().remainder(_PRIME)
+def _sums(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [_sum(local(tensor)) for tensor in tensors]
+
+
+def _together(digests: Sequence[int]) -> int:
+    return sum(digest * (2 * place + 1) for place, digest in enumerate(digests)) % _PRIME
 
 
 def _sum(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor's bits as integers, which may overflow."""
+    """The sum of a tensor's bits as integers, which may overflow; less than 2**20."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     kind = INTEGERS[tensor.element_size()]

@@ -97,7 +97,7 @@ class Stage(WeightGroup):
         self._output = output
         self._traits = traits
         self._recomputed = recomputed
-        self._reruns = RecomputedForwards(number, module, is_compared, read)
+        self._reruns = RecomputedForwards(number, module, is_compared, traits.touched, read)
         self._auxiliary = AuxiliaryLosses(number, traits.auxiliary, read)
         self._in_backward = UserCode(f"the backward of stage {number}", FAILED)
         # What waits, by micro-batch: for its backward, for the second half of it, and, by value, to be handed on.

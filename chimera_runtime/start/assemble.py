@@ -8,7 +8,7 @@ import torch
 
 from chimera_runtime.blame import Located
 from chimera_runtime.data.feed import Feed
-from chimera_runtime.errors.start import initial_weights_differ
+from chimera_runtime.errors.start import forward_writes_parameter, initial_weights_differ
 from chimera_runtime.model.arguments import label
 from chimera_runtime.model.model import Model
 from chimera_runtime.model.ties import by_group, declared, parameters_by_name, unite
@@ -89,6 +89,7 @@ def remarks(job: Job, backend: str, device: torch.device, probed: ProbeResult) -
     alone = [(s, probed.traits[s].alone) for s in job.grouped if s in job.recomputing]
     whole = [(s, probed.traits[s].whole) for s in job.split_backward]
     return [
+        *[forward_writes_parameter(s, t.changed) for s, t in enumerate(probed.traits) if t.changed],
         *[f"stage {s} {why}: it runs one micro-batch at a time, also where it has several" for s, why in alone if why],
         *[f"stage {s} has {why} in it: its I is a whole backward, and its W does nothing" for s, why in whole if why],
         *[

@@ -1,7 +1,7 @@
 """Probe: runs a forward and a backward of each stage on one micro-batch, to learn what stages hand to one another.
 
-It runs in the first pipe, once, before the first update. Random generators, gradients, and the buffers and attributes
-of modules are restored afterwards.
+It runs in the first pipe, once, before the first update. Random generators, gradients, and the parameters, buffers and
+attributes of modules are restored afterwards.
 """
 
 import pickle
@@ -21,7 +21,7 @@ from chimera_runtime.program.job import Job
 from chimera_runtime.program.kept_bytes import MovedBytes
 from chimera_runtime.ranks.gathering import largest_of_rows
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage.module_state import ModuleState, StateSnapshot, state_of
+from chimera_runtime.stage.module_state import ModuleState, StateSnapshot, Writes, state_of
 from chimera_runtime.stage.saved_tensors import Footprint, footprint_of_slices, largest_mean
 from chimera_runtime.start import stage_probe
 from chimera_runtime.start.stage_probe import ProbedForward, StageCall
@@ -128,12 +128,18 @@ class _Probe:
         require_unused(self.model.loss, names)
         for stage in range(job.stages):
             if self._is_mine(stage):
-                self._states[stage] = state_of(self.built[stage])
+                state, before = self._states[stage] = state_of(self.built[stage], None)
                 with all_generators_kept():
                     torch.manual_seed(draw_seed("shapes", self.seed, stage))
                     self._run_slices(stage, next((boundaries[s] for s in job.feeding[stage]), None), names)
-                self._publish_forward(stage)
-            boundary, of_stage, footprint = self._read(f"forward/{stage}", stage)
+                writes = state.writes(before)
+                assert before.parameters is not None
+                before.parameters.restore()  # copies of all others are freed, before there are gradients
+                self._publish_forward(stage, writes)
+            facts = self._read(f"forward/{stage}", stage)
+            if isinstance(facts, Exception):
+                raise facts
+            boundary, of_stage, footprint = facts
             traits.append(of_stage)
             self.footprints += [footprint] if self.measures else []
             boundaries += [boundary] if job.fed[stage] else []
@@ -261,8 +267,17 @@ class _Probe:
             raise mistakes.output_without_dimensions(stage)
         return call, probed
 
-    def _publish_forward(self, stage: int) -> None:
-        """Publishes the facts of a forward, and sends its outputs to the ranks of the stages that it feeds."""
+    def _publish_forward(self, stage: int, writes: Writes) -> None:
+        """Publishes the facts of a forward, and sends its outputs to the ranks of the stages that it feeds.
+
+        If the forward has done to parameters what cannot be undone, it publishes an error.
+        """
+        if writes.replaced or writes.lost:
+            refusal = (
+                mistakes.forward_replaces_parameter if writes.replaced else mistakes.forward_writes_large_parameter
+            )
+            self._publish(f"forward/{stage}", refusal(stage, *(writes.replaced or writes.lost)[:1]))
+            return
         of_slices = self._probed[stage]
         boundary, *others = [Boundary.of(probed.form, probed.outputs) for probed in of_slices]
         job = self.world.job
@@ -275,6 +290,7 @@ class _Probe:
             if job.fed[stage] and (other.form, other.shapes) != (boundary.form, boundary.shapes):
                 raise mistakes.slices_differ(stage, number, other.shapes, boundary.shapes)
         traits = traits_of_slices([probed.traits for probed in of_slices])
+        traits = replace(traits, changed=writes.changed, touched=writes.touched)
         footprint = footprint_of_slices([probed.footprint for probed in of_slices], job.lengths)
         self._publish(f"forward/{stage}", (boundary, traits, footprint))
         for fed in job.fed[stage]:

@@ -11,7 +11,7 @@ from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED
 from chimera_runtime.model.model import Model
 from chimera_runtime.stage.auxiliary_losses import collecting, roots_of
-from chimera_runtime.stage.module_state import state_of
+from chimera_runtime.stage.module_state import ModuleState
 from chimera_runtime.stage.recomputation import versions_of
 from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, memory_of
 from chimera_runtime.stage.splitting import SecondHalf, obstacle, run_first_half
@@ -100,7 +100,8 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
     takes, carry_leaves = slice_arguments(module).without(keywords), carry.leaves()
     named = {**keywords, **carry.arguments(takes, carry_leaves)}
     # The state before the forward: buffers, versions of tensors, and random generators.
-    state, contents = state_of(module)
+    state = ModuleState(module)
+    contents = state.snapshot(thorough=True)
     values = {"its input": argument, "a keyword argument": keywords, "its target": target}
     versions = {name: versions_of(value) for name, value in values.items()}
     generators, generators_beside = _generators_of_torch(), states_beside_torch()

@@ -15,6 +15,7 @@ from chimera_runtime.blame import UserCode
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import start as mistakes
+from chimera_runtime.errors.stage import forward_begins_to_write
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.module_state import state_of
 from chimera_runtime.stage.stage import Stage
@@ -142,18 +143,21 @@ class VaryingShapes:
 
     @torch.no_grad()
     def _run(self, number: int, argument: Any, inputs: FirstInputs) -> Tensors:
-        """Runs the forward of a stage and returns the outputs; buffers and attributes are restored afterwards."""
+        """Runs the forward of a stage and returns the outputs; the state of the module is restored afterwards."""
         module, largest = self.modules[number], self.probed.boundaries[number]
         traits = self.probed.traits[number]
         loaded = to_device(inputs[1], self.world.device) if traits.keywords else {}
         keywords = fresh({name: loaded[name] for name in traits.keywords})
-        state, contents = state_of(module)
+        state, contents = state_of(module, traits.touched)
         torch.manual_seed(draw_seed("shapes", number))
         with UserCode(f"the forward of stage {number}", FAILED):
             returned = module(argument, **keywords, **NO_CARRY.arguments(traits.takes, ()))
         tensors, form = taken_apart(traits.takes.split_result(f"stage {number}", returned)[0])
+        lost = state.writes(contents).lost
         state.restore(contents)
         rest(module)
+        if lost:
+            raise forward_begins_to_write(number, lost[0])
         if excess := largest.excess(tensors, form):
             raise mistakes.output_is_larger_than_for_example(number, excess)
         return tensors

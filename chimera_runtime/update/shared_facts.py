@@ -1,9 +1,8 @@
 """Facts of an update that must be equal on several ranks: data, settings of optimizers, steps, weights."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 
@@ -11,8 +10,7 @@ from chimera_runtime.data.feed import Feed
 from chimera_runtime.optimizer.optimizer_facts import OptimizerFacts
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.agreement import STEPS, TERMS, Fact, Key, short, weights_of
-from chimera_runtime.ranks.device_to_host import Numbers
-from chimera_runtime.stage.replica_digests import Replicas, digest, is_due
+from chimera_runtime.stage.replica_digests import Replicas, is_due
 from chimera_runtime.update.outcome import Outcomes
 from chimera_runtime.update.stage_optimizer import StageOptimizers
 from chimera_runtime.update.updates import Updates
@@ -21,8 +19,8 @@ from chimera_runtime.update.updates import Updates
 class SharedFacts:
     """Gathers the facts of this rank for each update. They are sent together with the losses, and then compared.
 
-    ``groups`` has the parameters of this rank by weight group, ``names`` their names. ``steps`` has the optimizers that
-    step inside a schedule without a flush; it is None if the caller steps.
+    ``groups`` has the parameters of this rank by weight group, ``names`` their names; forwards write ``written``.
+    ``steps`` has the optimizers that step inside a schedule without a flush; it is None if the caller steps.
     """
 
     def __init__(
@@ -33,6 +31,7 @@ class SharedFacts:
         *,
         groups: Mapping[Group, Sequence[torch.nn.Parameter]],
         names: Mapping[torch.Tensor, str],
+        written: Set[torch.Tensor],
         steps: StageOptimizers | None,
     ) -> None:
         self._outcomes = outcomes
@@ -44,7 +43,9 @@ class SharedFacts:
         else:
             stepped = compared = steps.parameters
         self._optimizers = OptimizerFacts(stepped, shared, names)
-        self._replicas = Replicas({group: compared[group] for group in shared if group in compared}, outcomes.read)
+        words = {p: f"{name}, which the forward writes," if p in written else name for p, name in names.items()}
+        in_replicas = {group: compared[group] for group in shared if group in compared}
+        self._replicas = Replicas(in_replicas, words, outcomes.read)
         if steps is None:
             outcomes.facts_of = FlushFacts(feed, self._optimizers, self._replicas, lambda: updates.terms)
         else:
@@ -54,7 +55,7 @@ class SharedFacts:
     def compare_weights(self, update: int) -> None:
         """Raises `RanksDiffer` unless the replicas of each stage are equal, bit by bit; every rank calls it."""
         self._outcomes.settle()
-        facts = {weights_of(group): digest(numbers) for group, numbers in self._replicas.begin().items()}
+        facts = {weights_of(group): fact() for group, fact in self._replicas.begin().items()}
         self._outcomes.compare(facts, f"after update {update}")
 
     def close(self) -> None:
@@ -75,7 +76,7 @@ class FlushFacts:
     optimizers: OptimizerFacts
     replicas: Replicas
     terms: Callable[[], Mapping[str, float]]
-    _weights: dict[Group, Numbers] = field(default_factory=dict)
+    _weights: dict[Group, Callable[[], Fact]] = field(default_factory=dict)
 
     def __call__(self, update: int) -> dict[Key, Fact]:
         """Returns the facts of an update on this rank."""
@@ -85,8 +86,7 @@ class FlushFacts:
             steps = self.optimizers.steps
             facts[STEPS] = short(steps), lambda: {"steps since the last update": f"{steps}"}
         facts.update(self.optimizers.take())
-        for group, numbers in self._weights.items():
-            facts[weights_of(group)] = digest(numbers)
+        facts.update({weights_of(group): fact() for group, fact in self._weights.items()})
         self._weights = self.replicas.begin() if is_due(update) else {}
         return facts
 
@@ -108,8 +108,8 @@ class StreamFacts:
         for key, settings in self.optimizers.take([group]).items():
             self._noted[update][key] = lambda settings=settings: settings  # type: ignore[misc]
         if is_due(update + 1):
-            for numbers in self.replicas.begin([group]).values():
-                self._noted[update][weights_of(group)] = partial(digest, numbers)
+            for fact in self.replicas.begin([group]).values():
+                self._noted[update][weights_of(group)] = fact
 
     def __call__(self, update: int) -> dict[Key, Fact]:
         """Returns the facts of an update for which all stages have stepped, and forgets the facts of earlier ones."""

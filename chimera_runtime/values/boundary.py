@@ -138,7 +138,8 @@ class Traits:
     that other stages take as well. ``auxiliary`` are the names of the auxiliary losses that the stage adds.
     ``seeds_all`` says that the stage draws from the generators of Python or NumPy: then each forward seeds these as
     well. ``in_place`` names arguments that the stage writes: then it gets copies of the user's inputs and keyword
-    arguments. ``takes`` says which arguments of slices the stage takes.
+    arguments. ``takes`` says which arguments of slices the stage takes. ``changed`` are the parameters whose values the
+    forward changes; ``touched`` are those that it writes, be it with the values that they have.
     """
 
     buffers: tuple[str, ...]
@@ -150,6 +151,8 @@ class Traits:
     in_place: str = ""
     shared: tuple[str, ...] = ()
     takes: SliceArguments = NO_ARGUMENTS
+    changed: tuple[str, ...] = ()
+    touched: tuple[str, ...] = ()
 
 
 def traits_of_slices(traits: Sequence[Traits]) -> Traits:

@@ -93,7 +93,7 @@ def check(
         own_model = _compare_own_model(context, model, reference)
 
         # The check trains stages that it builds itself; memory that they share with the training's is put back.
-        states = [state_of(module) for module in built.values()]
+        states = [state_of(module, context.probed.traits[number].touched) for number, module in built.items()]
         rebuilt = build.modules(world, model, context.seed)
         in_common = [Snapshot(tensor) for tensor in shared(built, rebuilt)]
         result = _run(context, model, rebuilt, updates, is_sharded)

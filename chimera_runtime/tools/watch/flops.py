@@ -94,7 +94,7 @@ def of_stage(context: RankContext, module: torch.nn.Module, stage: int) -> int:
     boundaries, source, world = context.probed.boundaries, context.source, context.world
     assert source is not None, "options.parse refuses that in a rehearsal"
     last, before = not world.job.fed[stage], context.probed.before(stage, world.job)
-    state, contents = state_of(module)
+    state, contents = state_of(module, context.probed.traits[stage].touched)
     operations, carry = 0, NO_CARRY
     with all_generators_kept():
         for micro in range(world.job.slices):

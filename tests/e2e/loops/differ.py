@@ -29,6 +29,22 @@ def stage(number: int, _stages: int) -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
 
 
+class Scaled(nn.Module):
+    """Its scale is set by the first micro-batch that comes."""
+
+    def __init__(self, number: int, _stages: int) -> None:
+        super().__init__()
+        torch.manual_seed(number)
+        self.linear, self.scale, self.is_set = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.ones(WIDTH)), False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_set:
+            self.is_set = True
+            with torch.no_grad():
+                self.scale.div_(x.std(0))
+        return self.linear(x) * self.scale
+
+
 def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output - target).square().mean()
 
@@ -217,6 +233,11 @@ class Cases:
                 module.load_state_dict({n: p.clone() for n, p in module.state_dict().items()}, assign=True)
             self.train(pipe, sgd(pipe))
 
+    def forwards_write_what_depends_on_their_micro_batches(self) -> None:
+        with self.pipe(build=Scaled) as pipe:
+            assert len(pipe.remarks) == 2, "both stages"
+            self.train(pipe, sgd(pipe))
+
     def adapters_come_during_training(self) -> None:
         def inject(update: int) -> None:
             if update == 1:
@@ -283,6 +304,11 @@ EXPECTED: dict[str, tuple[type[Exception], str]] = {
     "weights_of_a_replica_change_on_one_rank": (RanksDiffer, "update 3: the replicas of stage 1 have drifted apart"),
     "replicas_that_differ_are_not_saved": (RanksDiffer, "after update 0: the replicas of stage 0 have drifted apart"),
     "replicas_that_differ_are_not_exported": (RanksDiffer, "the replicas of stage 0 have drifted apart"),
+    "forwards_write_what_depends_on_their_micro_batches": (
+        RanksDiffer,
+        r"update 3: the replicas of stage 0 have drifted apart \(a digest of stages.0.scale, which the forward writes, "
+        "is .* on rank 0 and .* on rank 1.; .* keep in a buffer",
+    ),
     "seeds_differ": (Misuse, "seed is 0 on rank 0 and 1 on rank 1: every rank makes the pipeline with the same"),
     "layouts_differ": (Misuse, "layout is pipeline on rank 0 and replica on rank 1"),
     "parameters_are_replaced": (Misuse, "0.weight of stage 0 is not a parameter that the pipeline was made with"),

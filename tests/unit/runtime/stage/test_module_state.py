@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from chimera_runtime.stage.module_state import ModuleState
+from chimera_runtime.stage import module_state
+from chimera_runtime.stage.module_state import ModuleState, ParameterSnapshot, Writes
 
 
 class Tally:
@@ -155,6 +156,62 @@ def test_tensors_without_values_and_the_parameters_are_left_alone() -> None:
     assert state.changed(contents) == ["seen"]
     state.restore(contents)
     assert not any(isinstance(version.tensor, nn.Parameter) for version in contents.versions.values())
+
+
+# Parameters.
+
+
+def frozen_and_trained() -> nn.Module:
+    """A trained layer of 48 bytes, and frozen parameters of 16, 32 and 400 bytes."""
+    module = nn.Linear(3, 3)
+    for size in (100, 4, 8):
+        module.register_parameter(f"of_{size}", nn.Parameter(torch.zeros(size), requires_grad=False))
+    return module
+
+
+@pytest.mark.parametrize(("room", "copied"), [(0, {"of_4", "of_8"}), (1000, {"of_4", "of_8", "of_100"})])
+def test_of_parameters_there_are_no_more_copies_than_gradients_will_take(
+    monkeypatch: pytest.MonkeyPatch, room: int, copied: set[str]
+) -> None:
+    """What is not copied is watched by its bits."""
+    monkeypatch.setattr(module_state, "_ROOM", room)
+    module = frozen_and_trained()
+    snapshot = ParameterSnapshot(module, None)
+    for parameter in module.parameters():
+        parameter.data.add_(1)
+    writes = snapshot.writes()
+    assert writes.changed == writes.touched == ("weight", "bias", "of_100", "of_4", "of_8")
+    assert {*writes.lost} == {"of_100", "of_4", "of_8"} - copied
+    assert writes.replaced == ()
+    snapshot.restore()
+    assert {name for name, p in module.named_parameters() if not p.any()} == copied
+
+
+def test_copies_of_what_was_not_written_are_freed_and_memory_stays() -> None:
+    module = frozen_and_trained()
+    place = module.of_8.data_ptr()
+    snapshot = ParameterSnapshot(module, None)
+    module.of_8.data = torch.ones(8)
+    with torch.no_grad():
+        module.of_4.add_(0)
+    assert snapshot.writes() == Writes(("of_4", "of_8"), ("of_8",), (), ())
+    assert [version.copy is not None for version in snapshot._versions.values()] == [False, False, False, True, True]
+    number = module.of_8._version
+    snapshot.restore()
+    assert module.of_8.data_ptr() == place
+    assert not module.of_8.any()
+    assert module.of_8._version == number, "autograd would refuse a backward that needs it"
+
+
+def test_where_writes_are_known_version_numbers_tell_of_others() -> None:
+    module = frozen_and_trained()
+    snapshot = ParameterSnapshot(module, ("of_4",))
+    with torch.no_grad():
+        module.of_4.add_(1)
+    assert snapshot.writes() == Writes(("of_4",), ("of_4",), (), ())
+    with torch.no_grad():
+        module.bias.zero_()
+    assert snapshot.writes().lost == ("bias",)
 
 
 def test_a_module_that_holds_nothing_is_not_looked_at_again() -> None:

@@ -262,6 +262,40 @@ def test_each_run_gets_containers_of_its_own() -> None:
     assert all(map(torch.equal, *results))
 
 
+# Parameters.
+
+
+class Following(Base):
+    """A copy of the weight follows it in every forward; the result does not depend on that."""
+
+    def ready(self) -> None:
+        self.slow = nn.Parameter(torch.zeros(WIDTH, WIDTH), requires_grad=False)
+
+    @torch.no_grad()
+    def factor(self, _y: torch.Tensor) -> float:
+        self.slow.add_(self.linear.weight - self.slow, alpha=0.5)
+        return 1.0
+
+
+class Bounded(Following):
+    """A second write changes nothing, as in an embedding with a largest norm."""
+
+    @torch.no_grad()
+    def factor(self, _y: torch.Tensor) -> float:
+        self.linear.weight.clamp_(max=0.1)
+        return 1.0
+
+
+def test_a_parameter_that_a_second_run_would_write_once_more_is_named() -> None:
+    one = stage(Following(), traits=Traits((), "", changed=("slow",), touched=("slow",)), recomputed=ALL)
+    one.forward(0, data(1)[:1])
+    with pytest.raises(BadModel, match="stage 1 writes its parameter slow, but is to run again for the backward"):
+        one.backward(0, data(2)[:1])
+    bounded = stage(Bounded(), traits=Traits((), "", touched=("linear.weight",)), recomputed=ALL)
+    bounded.forward(0, data(1)[:1])
+    bounded.backward(0, data(2)[:1])
+
+
 # Several micro-batches at once.
 
 

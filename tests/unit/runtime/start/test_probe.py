@@ -15,6 +15,7 @@ from chimera_runtime.blame import ModelError
 from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.errors import Misuse
 from chimera_runtime.ranks.world import World
+from chimera_runtime.stage import module_state
 from chimera_runtime.start import assemble, probe
 from chimera_runtime.start.probe import ProbeResult
 from chimera_runtime.values.nested import ONE_TENSOR, form_of
@@ -365,6 +366,65 @@ def test_a_tensor_without_dimensions_cannot_be_sent_for_several_micro_batches(al
     found(alone, summing, Scalar)
     with pytest.raises(Misuse, match="stage 0 returns a tensor without dimensions, but handles several micro-batches"):
         found(alone, summing, Scalar, grouped=(0,))
+
+
+class Writing(nn.Linear):
+    """Changes a parameter, by a function of its own."""
+
+    def __init__(self, write: Callable[[nn.Linear], Any]) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.write = write
+        self.frozen = nn.Parameter(torch.ones(64), requires_grad=False)
+
+    @torch.no_grad()
+    def changed(self) -> None:
+        self.write(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.changed()
+        return super().forward(x)
+
+
+WRITES: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda of: setattr(of, "bias", nn.Parameter(of.bias + 1)), "registers, replaces or deletes the parameter bias"),
+    (lambda of: of.register_parameter("new", nn.Parameter(of.bias * 2)), "replaces or deletes the parameter new"),
+    (lambda of: delattr(of, "frozen"), "registers, replaces or deletes the parameter frozen"),
+    (lambda of: of.frozen.data.add_(1), "writes its frozen parameter frozen, which is too large for a copy"),
+]
+
+
+@pytest.mark.parametrize(("write", "words"), WRITES)
+def test_a_write_into_a_parameter_that_cannot_be_undone_is_refused_on_all_ranks(
+    alone: World, monkeypatch: pytest.MonkeyPatch, write: Callable[[Any], Any], words: str
+) -> None:
+    monkeypatch.setattr(module_state, "_ROOM", 100)
+    used = stages(linear, lambda: Writing(write))
+    with worlds(alone, job()) as ranks:
+        batches = Batches(model().items(), 3, 2, 1, 1, 0, 0)
+        built = [assemble.modules(world, used, 0) for world in ranks]
+
+        def find(world: World, modules: dict[int, nn.Module]) -> str:
+            with pytest.raises(Misuse) as refused:
+                probe.probe_stages(world, used, batches, modules, seed=0, measures=False)
+            return str(refused.value)
+
+        first, second = together([partial(find, world, mine) for world, mine in zip(ranks, built, strict=True)])
+    assert first == second
+    assert words in first
+
+
+@pytest.mark.parametrize("moves", [{}, {"moving": (1,), "split_backward": (1,), "moving_operands": (1,)}])
+def test_a_write_into_a_parameter_is_undone_and_known(alone: World, moves: dict[str, Any]) -> None:
+    """Also where the forward runs several times, to measure."""
+    used = stages(linear, lambda: Writing(lambda of: (of.bias.add_(1), of.weight.add_(0))))
+    with worlds(alone, alone_job(**moves)) as (world,):
+        context, built = setting(world, of_model=used, measures=True, options="--micro-batch-size 3")
+        fresh = assemble.modules(world, used, 0)
+    assert [traits.changed for traits in context.probed.traits] == [(), ("bias",)]
+    assert [traits.touched for traits in context.probed.traits] == [(), ("weight", "bias")]
+    for stage, module in built.items():
+        for mine, theirs in zip(module.parameters(), fresh[stage].parameters(), strict=True):
+            assert torch.equal(mine, theirs)
 
 
 def test_errors_of_the_stages_are_the_models(alone: World) -> None:

@@ -28,7 +28,7 @@ class Rank:
         self.parts: Any = (
             self.feed,
             OptimizerFacts(parameters if trained else {}, [STAGE], {self.weight: "weight"}),
-            Replicas(parameters, from_host),
+            Replicas(parameters, {self.weight: "weight"}, from_host),
         )
         self.optimizer = torch.optim.SGD([self.weight], lr=0.5)
 
