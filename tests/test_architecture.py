@@ -104,11 +104,11 @@ EVERYWHERE = {"plural"}
 
 ROOMS = (
     *("errors", "blame", "values", "program", "ranks", "model", "huggingface", "data", "stage", "lane", "start"),
-    *("optimizer", "update", "evaluate", "state", "pipeline", "adapter", "checkpoint", "tools"),
+    *("optimizer", "update", "evaluate", "state", "check", "pipeline", "adapter", "checkpoint", "tools"),
 )
 """Rooms of the runtime, from the bottom up: each may import of those before it. Files at the root are rooms as well."""
 
-TOOL_ROOMS = ("open", "command", "fail", "record", "loop", "watch", "check", "run", "launch")
+TOOL_ROOMS = ("open", "command", "fail", "record", "loop", "watch", "run", "launch")
 """Rooms of the runtime's `tools`, in the same order."""
 
 FILES = {".py", ".j2", ".lark"}
@@ -243,8 +243,7 @@ def test_every_room_of_the_runtime_has_a_folder_of_unit_tests() -> None:
 
 def test_the_reference_that_checks_the_loops_shares_no_code_with_the_runtime() -> None:
     files = {
-        f"chimera_runtime.tools.check.{name}": RUNTIME / "tools" / "check" / f"{name}.py"
-        for name in ("reference", "reference_data")
+        f"chimera_runtime.check.{name}": RUNTIME / "check" / f"{name}.py" for name in ("reference", "reference_data")
     }
     names = {name for file in files.values() for name, _ in imported(file) if name.rpartition(".")[0] not in files}
     assert {name.split(".")[0] for name in names} <= {"torch"} | sys.stdlib_module_names

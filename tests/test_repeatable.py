@@ -54,7 +54,7 @@ SEEDED_BY_THE_RUNTIME = {
     *(
         "unit/runtime/datasets.py",
         "unit/runtime/data/test_mini_batch.py",
-        "unit/runtime/tools/check/test_reference_data.py",
+        "unit/runtime/check/test_reference_data.py",
     ),
     *("unit/runtime/evaluate/test_inference.py", "unit/runtime/start/test_stage_probe.py"),
     *("unit/runtime/stage/test_recomputation.py",),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import Store
 
+from chimera_runtime.check.check import check, checked_updates
 from chimera_runtime.data.item_order import is_stream
 from chimera_runtime.data.loader import Loader
 from chimera_runtime.data.micro_batch_source import Batches
@@ -24,10 +25,9 @@ from chimera_runtime.ranks.cpu_allocator import keep_memory
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble
 from chimera_runtime.start.rank_context import RankContext
-from chimera_runtime.tools.check.check import check, checked_updates
 from chimera_runtime.tools.fail.faults import Faults
 from chimera_runtime.tools.loop.autocast import under_autocast
-from chimera_runtime.tools.loop.optimizers import Optimizers
+from chimera_runtime.tools.loop.optimizers import Optimizers, optimizer_of
 from chimera_runtime.tools.loop.rehearsal import rehearsed
 from chimera_runtime.tools.loop.saving import Saving
 from chimera_runtime.tools.open.stdio import write_error, write_line
@@ -272,8 +272,11 @@ class Run(Hooks):
             if world.place.rank == 0:
                 updates = checked_updates(world.job)
                 write_line(f"checking {updates} updates against training in one process ..")
+            sharded_over = world if options.shard_optimizer else None
             verdict = check(
-                replace(context, source=self.batches), model, options.micro_batch_size, modules, options.shard_optimizer
+                replace(context, source=self.batches),
+                *(model, options.micro_batch_size, modules),
+                optimizer_of=lambda group, parameters: optimizer_of(model, group, parameters, sharded_over),
             )
             if verdict is not None:
                 write_line(verdict)

@@ -206,7 +206,7 @@ def _meet(store: dist.Store, rank: int, size: int) -> None:
 
 def _compare_at_once() -> None:
     """Has the host itself compare results, which are copies, with training in one process, which posts nothing."""
-    if (check := sys.modules.get("chimera_runtime.tools.check.check")) is not None:
+    if (check := sys.modules.get("chimera_runtime.check.check")) is not None:
         check.compare, check.whole_sequences.compare = at_once(check.compare), at_once(check.whole_sequences.compare)
 
 

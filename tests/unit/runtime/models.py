@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from chimera_runtime.check.reference import Reference
 from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.lane import Lane
 from chimera_runtime.model.model import ModelFile
@@ -16,7 +17,6 @@ from chimera_runtime.program.rank_facts import EvaluationFacts, KeptMicros, Rank
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble, probe
 from chimera_runtime.start.rank_context import RankContext
-from chimera_runtime.tools.check.reference import Reference
 from chimera_runtime.tools.command.options import parse
 
 RATE, ITEMS = 0.2, 24

@@ -5,8 +5,8 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chimera_runtime.check.reference import seed_of
 from chimera_runtime.program.numbering import Numbering
-from chimera_runtime.tools.check.reference import seed_of
 
 
 @given(first=st.integers(0, 100), micro=st.integers(0, 1000), passes=st.integers(1, 64))

@@ -277,13 +277,13 @@ class Following(Base):
         return 1.0
 
 
-class Bounded(Following):
+class Bounded(Base):
     """A second write changes nothing, as in an embedding with a largest norm."""
 
-    @torch.no_grad()
-    def factor(self, _y: torch.Tensor) -> float:
-        self.linear.weight.clamp_(max=0.1)
-        return 1.0
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.linear.weight.clamp_(max=0.1)
+        return super().forward(x)
 
 
 def test_a_parameter_that_a_second_run_would_write_once_more_is_named() -> None:

@@ -3,11 +3,11 @@
 import torch
 from torch import nn
 
+from chimera_runtime.check.reference import seed_of
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.messages import Names
 from chimera_runtime.stage.gradient_sums import GradientSum
 from chimera_runtime.stage.weight_versions import Unstepped, Versions, WeightGroup, Weights, masters
-from chimera_runtime.tools.check.reference import seed_of
 
 
 def group(weights: Weights, parameter: nn.Parameter, *stages: int) -> WeightGroup:

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import pytest
 
-from chimera_runtime.tools.check.reference_data import items_of_slices
+from chimera_runtime.check.reference_data import items_of_slices
 from chimera_runtime.values.slice_bounds import slice_bounds
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from chimera_runtime.check.reference import Reference, Training, differences, distance
 from chimera_runtime.data.micro_batch_source import Batches
-from chimera_runtime.tools.check.reference import Reference, Training, differences, distance
 from tests.unit.runtime.models import RATE, Layer, loss, model, reference
 
 UPDATES = 6

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from chimera_runtime.blame import ModelError
+from chimera_runtime.check.check import check
+from chimera_runtime.check.full_model import compare
+from chimera_runtime.check.reference import Reference
 from chimera_runtime.errors import CheckFailed, Misuse
 from chimera_runtime.ranks.world import World
-from chimera_runtime.tools.check.check import check
-from chimera_runtime.tools.check.full_model import compare
-from chimera_runtime.tools.check.reference import Reference
 from tests.unit.runtime.models import CPU, model, setting
 
 
@@ -222,8 +222,12 @@ def test_what_the_users_model_raises_is_told_as_theirs() -> None:
 def test_a_check_says_so_and_fails_with_it(alone: World) -> None:
     _, file = made(lambda: Whole().double())
     of_rank, built = setting(alone, of_model=file)
-    said = check(of_rank, file, 1, built)
+
+    def steps(_group: Any, parameters: list[nn.Parameter]) -> Any:
+        return file.steps(parameters)
+
+    said = check(of_rank, file, 1, built, steps)
     assert said is not None
     assert said.splitlines()[-1].startswith("  reference(): 8 parameters; loss off by")
     with pytest.raises(CheckFailed, match=r"no stage holds its h\.2"):
-        check(of_rank, replace(file, reference=lambda: Whole(3).double()), 1, built)
+        check(of_rank, replace(file, reference=lambda: Whole(3).double()), 1, built, steps)

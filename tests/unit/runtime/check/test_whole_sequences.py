@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from chimera_runtime.check.reference import Reference
+from chimera_runtime.check.whole_sequences import compare
 from chimera_runtime.errors import CheckFailed
-from chimera_runtime.tools.check.reference import Reference
-from chimera_runtime.tools.check.whole_sequences import compare
 from tests.unit.runtime.carrying import WIDTH, Joining, Listing, Recurring
 from tests.unit.runtime.models import CPU, model
 

@@ -7,10 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from chimera_runtime.errors import CheckFailed
-from chimera_runtime.program.weight_groups import Group
-from chimera_runtime.ranks.world import World
-from chimera_runtime.tools.check.compare import (
+from chimera_runtime.check.compare import (
     LARGEST_TOLERANCE,
     TOLERANCES,
     Deviation,
@@ -19,7 +16,10 @@ from chimera_runtime.tools.check.compare import (
     compare,
     tolerance,
 )
-from chimera_runtime.tools.check.reference import Training, distance
+from chimera_runtime.check.reference import Training, distance
+from chimera_runtime.errors import CheckFailed
+from chimera_runtime.program.weight_groups import Group
+from chimera_runtime.ranks.world import World
 from chimera_runtime.values.losses import Tally
 from tests.unit.runtime.models import reference
 from tests.unit.runtime.thread_ranks import alone_job, together, worlds

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from chimera_runtime.check.reference_data import mini_batches, seed_of
 from chimera_runtime.data.micro_batch_source import Batches
-from chimera_runtime.tools.check.reference_data import mini_batches, seed_of
 from tests.unit.runtime.datasets import Drawing, Flowing
 from tests.unit.runtime.models import CPU, model
 

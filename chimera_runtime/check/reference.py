@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from chimera_runtime.tools.check.reference_data import mini_batches, seed_all, seed_devices, seed_of
+from chimera_runtime.check.reference_data import mini_batches, seed_all, seed_devices, seed_of
 
 Gradients = Sequence[torch.Tensor | None]
 """Gradients of the trained parameters of a weight group; None for a parameter without one."""

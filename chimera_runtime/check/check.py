@@ -1,19 +1,23 @@
 """``--check``: runs the generated scripts and compares them with one process, update by update, stage by stage."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
-from chimera_runtime.errors.tools_check import ranks_differ_from_one_process
+from chimera_runtime.check import full_model, whole_sequences
+from chimera_runtime.check.compare import RankResult, compare
+from chimera_runtime.check.reference import Reference, Training
+from chimera_runtime.errors.check import ranks_differ_from_one_process
 from chimera_runtime.model.arguments import label
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.model.ties import by_group, parameters_by_name, refuse_undeclared
 from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer
 from chimera_runtime.program.job import Job
+from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.stage.auxiliary_losses import collecting
 from chimera_runtime.stage.module_state import state_of
 from chimera_runtime.stage.saved_tensors import memory_of
@@ -21,13 +25,12 @@ from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble as build
 from chimera_runtime.start.lane_components import components_of, lane_of, run_stream
 from chimera_runtime.start.rank_context import RankContext
-from chimera_runtime.tools.check import full_model, whole_sequences
-from chimera_runtime.tools.check.compare import RankResult, compare
-from chimera_runtime.tools.check.reference import Reference, Training
-from chimera_runtime.tools.loop.optimizers import optimizer_of
 from chimera_runtime.values.losses import added
 from chimera_runtime.values.meta_weights import require_values
 from chimera_runtime.values.tensors import all_generators_kept
+
+MakeOptimizer = Callable[[Group, list[torch.nn.Parameter]], Any]
+"""Function that makes the optimizer of a weight group."""
 
 
 @dataclass
@@ -58,12 +61,12 @@ def check(
     model: ModelFile,
     micro_batch_size: int,
     built: dict[int, torch.nn.Module],
-    is_sharded: bool = False,
+    optimizer_of: MakeOptimizer,
 ) -> str | None:
     """Trains some updates on the ranks and in one process; returns the differences as text on rank 0, else None.
 
-    ``built`` are the modules of this rank's stages, which do not change: the check trains others. ``is_sharded`` says
-    that replicas of a stage share the optimizer's state.
+    ``built`` are the modules of this rank's stages, which do not change: the check trains others. ``optimizer_of``
+    makes the optimizer with which the ranks step a weight group.
 
     Raises `CheckFailed` on rank 0, if they differ by more than the tolerance.
     """
@@ -96,7 +99,7 @@ def check(
         states = [state_of(module, context.probed.traits[number].touched) for number, module in built.items()]
         rebuilt = build.modules(world, model, context.seed)
         in_common = [Snapshot(tensor) for tensor in shared(built, rebuilt)]
-        result = _run(context, model, rebuilt, updates, is_sharded)
+        result = _run(context, rebuilt, updates, optimizer_of)
         for snapshot in in_common:
             snapshot.restore()
         verdict = compare(
@@ -170,14 +173,13 @@ def checked_updates(job: Job) -> int:
 
 
 def _run(
-    context: RankContext, model: ModelFile, built: dict[int, torch.nn.Module], updates: int, is_sharded: bool
+    context: RankContext, built: dict[int, torch.nn.Module], updates: int, optimizer_of: MakeOptimizer
 ) -> RankResult:
     watched: list[WatchedOptimizer] = []
     groups = iter(by_group(built, context.ties))
 
     def watch(parameters: list[torch.nn.Parameter]) -> WatchedOptimizer:
-        optimizer = optimizer_of(model, next(groups), parameters, context.world if is_sharded else None)
-        watched.append(WatchedOptimizer(parameters, optimizer))
+        watched.append(WatchedOptimizer(parameters, optimizer_of(next(groups), parameters)))
         return watched[-1]
 
     stages = build.assemble(context, built, watch, partial(Stage, is_compared=lambda _update: True))

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from chimera_runtime.blame import UserCode
+from chimera_runtime.check.compare import TOLERANCES, share_of, tolerance
+from chimera_runtime.check.reference import Gradients, Reference, differences, size
+from chimera_runtime.check.reference_data import items_of_slices
 from chimera_runtime.errors import FAILED
-from chimera_runtime.errors import tools_check as mistakes
-from chimera_runtime.tools.check.compare import TOLERANCES, share_of, tolerance
-from chimera_runtime.tools.check.reference import Gradients, Reference, differences, size
-from chimera_runtime.tools.check.reference_data import items_of_slices
+from chimera_runtime.errors import check as mistakes
 from chimera_runtime.values.nested import leaves
 
 

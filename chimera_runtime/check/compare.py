@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from chimera_runtime.blame import UserCode
+from chimera_runtime.check.reference import Gradients, History, Training, differences, size
 from chimera_runtime.errors import FAILED
-from chimera_runtime.errors.tools_check import steps_are_not_updates
+from chimera_runtime.errors.check import steps_are_not_updates
 from chimera_runtime.program.job import Job, Place
 from chimera_runtime.program.weight_groups import Group, group_name, group_text
 from chimera_runtime.ranks.control_group import ControlGroup
-from chimera_runtime.tools.check.reference import Gradients, History, Training, differences, size
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.tensors import digest
 

@@ -4,11 +4,13 @@ import pytest
 import torch
 from torch import nn
 
+from chimera_runtime.check.check import Snapshot, WatchedOptimizer, check, shared
 from chimera_runtime.errors import CheckFailed
 from chimera_runtime.lane import Lane
+from chimera_runtime.model.model import ModelFile
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.weight_versions import Versions, masters
-from chimera_runtime.tools.check.check import Snapshot, WatchedOptimizer, check, shared
+from chimera_runtime.start.rank_context import RankContext
 from tests.unit.runtime.models import Layer, facts, model, sequential, setting
 from tests.unit.runtime.thread_ranks import alone_job, worlds
 
@@ -22,6 +24,10 @@ class Normed(nn.Module):
 
 def state(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def checked(made: RankContext, used: ModelFile, size: int, built: dict[int, nn.Module]) -> str | None:
+    return check(made, used, size, built, lambda _group, parameters: used.steps(parameters))
 
 
 def test_modules_that_are_made_anew_share_nothing() -> None:
@@ -69,7 +75,7 @@ def test_a_script_that_trains_as_one_process_does_passes_and_leaves_its_modules_
     with worlds(alone, alone_job()) as (world,):
         made, built = setting(world, options="--micro-batch-size 3 --seed 5")
         before = [state(module) for module in built.values()]
-        verdict = check(made, model(), 3, built)
+        verdict = checked(made, model(), 3, built)
     assert verdict is not None
     assert verdict.splitlines()[0] == "check: passed"
     assert "gradients of 3 updates: " in verdict
@@ -84,7 +90,7 @@ def test_a_model_that_builds_its_stages_once_passes_and_is_left_as_it_was(alone:
     with worlds(alone, alone_job()) as (world,):
         made, built = setting(world, of_model=used)
         before = [state(module) for module in built.values()]
-        assert str(check(made, used, 1, built)).startswith("check: passed")
+        assert str(checked(made, used, 1, built)).startswith("check: passed")
     for module, earlier in zip(built.values(), before, strict=True):
         assert all(torch.equal(tensor, earlier[name]) for name, tensor in module.state_dict().items())
 
@@ -129,7 +135,7 @@ def test_a_script_that_does_something_else_fails_with_where(alone: World, update
     with worlds(alone, alone_job()) as (world,):
         made, built = setting(world, update=update)  # type: ignore[arg-type]
         with pytest.raises(CheckFailed, match="check: FAILED") as failed:
-            check(made, model(), 1, built)
+            checked(made, model(), 1, built)
     assert words in str(failed.value)
 
 
@@ -146,7 +152,7 @@ def test_recomputation_and_grouping_pass_too(alone: World) -> None:
     for update in (grouped, sequential):
         with worlds(alone, alone_job(recomputing=(0, 1), grouped=(0, 1))) as (world,):
             made, built = setting(world, facts(0, 1, recomputed=((0, 2),)), update=update)
-            assert str(check(made, model(), 1, built)).startswith("check: passed")
+            assert str(checked(made, model(), 1, built)).startswith("check: passed")
 
 
 def test_the_gradients_of_every_step_are_kept_as_they_were() -> None:

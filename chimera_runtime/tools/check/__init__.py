@@ -1,1 +1,0 @@
-"""`--check`: the ranks against one process, and the stages against the model of `reference()`."""
