@@ -18,13 +18,15 @@ from chimera_runtime.evaluate.evaluation import Inference
 from chimera_runtime.lane.profiler_ranges import ranges_on
 from chimera_runtime.model.layers import Layers
 from chimera_runtime.model.model import Model, file_of, require_build_stage
-from chimera_runtime.model.ties import End, by_group, parameters_by_name
+from chimera_runtime.model.naming import parameters_by_name
+from chimera_runtime.model.ties import End, by_group
 from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer, sharded_by_name
 from chimera_runtime.program.compiled_program import load
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.world import join_group
 from chimera_runtime.stage.gradient_sums import agree_on_infinite, gradients_of, scale_down, total_norm
-from chimera_runtime.start.assemble import assemble, build_and_probe, located_at, remarks
+from chimera_runtime.start.assemble import assemble, build_and_probe, located_at
+from chimera_runtime.start.inventory import compare_stages
 from chimera_runtime.start.lane_components import components_of, lane_of
 from chimera_runtime.start.loader_maker import LoaderMaker
 from chimera_runtime.start.rank_context import RankContext
@@ -112,7 +114,8 @@ class Pipeline:
     needs
         The micro-batches of a mini-batch that this rank uses, in whole or in part: a loader may leave out the others.
     remarks
-        Remarks on stages that do not run as the schedule has them, the same on every rank.
+        Remarks on stages that do not run as the schedule has them, and on parameters that may be one in the model, the
+        same on every rank; the first rank gives them to the logger ``chimera_runtime``, which writes to stderr.
     """
 
     def __init__(
@@ -164,8 +167,11 @@ class Pipeline:
         model = Model(file_of(build_stage), build_stage, loss, tied=ties_of, name=name)
         self._feed = Feed(job, size, place.copy)
         self._feed.put_example(example)
-        modules, probed = build_and_probe(world, located, model, self._feed, seed=seed, measures=hooks.measures)
-        self.remarks = tuple(remarks(job, world.backend, world.device, probed))
+        modules, probed, remarks = build_and_probe(
+            world, located, model, self._feed, seed=seed, measures=hooks.measures
+        )
+        self._hooks, self._loads, self.remarks = hooks, 0, tuple[str, ...]()
+        self._add_remarks(remarks)
         script, source = compiled.script(place.worker), self._feed if hooks.loads else None
         self._range = ranges_on(world.device) if ranges else nullcontext
         context = self._context = RankContext(
@@ -444,7 +450,21 @@ class Pipeline:
         in the file that the model does not have. Raises BadCheckpoint if the file cannot be read, or lacks a parameter.
         """
         self._guard.finish()
-        return load_weights(self._state, Path(path))
+        unknown = load_weights(self._state, Path(path))
+        self._loads += 1
+        with self._located.for_loader():
+            context = self._context
+            self._add_remarks(
+                compare_stages(self._world.control_group, context.model, self._modules, context.ties, self._loads)
+            )
+        return unknown
+
+    def _add_remarks(self, remarks: Iterable[str]) -> None:
+        for remark in remarks:
+            if remark not in self.remarks:
+                self.remarks += (remark,)
+                if self._world.place.rank == 0:
+                    self._hooks.remark(remark)
 
     # ---- stages and parameters, and the end
 

@@ -14,7 +14,8 @@ from chimera_runtime.check.reference import Reference, Training
 from chimera_runtime.errors.check import ranks_differ_from_one_process
 from chimera_runtime.model.arguments import label
 from chimera_runtime.model.model import ModelFile
-from chimera_runtime.model.ties import by_group, parameters_by_name, refuse_undeclared
+from chimera_runtime.model.naming import parameters_by_name
+from chimera_runtime.model.ties import by_group, refuse_undeclared
 from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.weight_groups import Group

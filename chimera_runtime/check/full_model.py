@@ -19,7 +19,8 @@ from chimera_runtime.errors import FAILED, MISUSED
 from chimera_runtime.errors import check as mistakes
 from chimera_runtime.errors.model import result_is_wrong
 from chimera_runtime.model.model import ModelFile
-from chimera_runtime.model.ties import End, names_in_model
+from chimera_runtime.model.naming import names_in_model
+from chimera_runtime.model.ties import End
 
 
 @dataclass(frozen=True)

@@ -172,10 +172,17 @@ def output_is_spread(file: Path, stage: int) -> Misuse:
 # Names of parameters.
 
 
-def names_are_equal(file: Path, name: str, first: str, second: str) -> Misuse:
-    return Misuse(
-        f"{file}: name gives {name} to {first} and to {second}: give each "
-        "parameter a name of its own; if they are one, declare it in tied(num_stages)"
+def names_are_equal(file: Path, name: str, first: str, second: str) -> str:
+    return (
+        f"{file}: name gives {name} to {first} and to {second}: give each parameter, buffer or further entry a name of "
+        "its own, as by the number of the stage or layer; if they are one parameter, declare it in tied(num_stages)"
+    )
+
+
+def names_differ(file: Path, entry: str, name: str, other_name: str, ranks: tuple[int, int]) -> str:
+    return (
+        f"{file}: name gives {entry} the name {name} on rank {ranks[0]} and {other_name} on rank {ranks[1]}: let it "
+        "depend on its two arguments alone"
     )
 
 
@@ -184,13 +191,17 @@ def names_are_equal(file: Path, name: str, first: str, second: str) -> Misuse:
 Stages = tuple[int, ...]
 
 
+def _options(ties: Iterable[Sequence[int]]) -> str:
+    return " ".join(f"--tied {','.join(map(str, tie))}" for tie in ties)
+
+
 def _ties_text(ties: Iterable[Stages]) -> str:
     groups = [" and ".join(map(str, tie)) for tie in ties]
     return f"ties stages {', and '.join(groups)}" if groups else "ties no stages"
 
 
 def ties_differ(file: Path, program: str, declared: Sequence[Stages], compiled: Iterable[Stages]) -> Misuse:
-    options = " ".join(f"--tied {','.join(map(str, tie))}" for tie in sorted(declared)) or "no --tied"
+    options = _options(sorted(declared)) or "no --tied"
     return Misuse(
         f"{file}: {_ties_text(declared)}, and {program} was compiled for a model that {_ties_text(compiled)}: "
         f"compile it again with {options}"
@@ -232,16 +243,37 @@ def ends_differ(file: Path, first: str, other: str, *, traits: str, other_traits
     )
 
 
-def tie_is_not_declared(
-    file: Path, kind: str, parameter: str, *, numbers: tuple[int, int], ends: tuple[str, str], stages: tuple[int, int]
-) -> Misuse:
-    first, last = numbers
-    compile_again = f" and compile with --tied {stages[0]},{stages[1]}" if stages[0] != stages[1] else ""
+def declaration_of_ties(ties: Sequence[Sequence[str]], stages: Iterable[Sequence[int]]) -> str:
+    """What declares ties, which have ends as Python writes them, in these stages. Long lists are cut."""
+    listed = ", ".join(_shortened([f"[{', '.join(_shortened(ends))}]" for ends in ties]))
+    options = _options(tie for tie in sorted({*map(tuple, stages)}) if len(tie) > 1)
+    return f"write `def tied(num_stages): return [{listed}]`{options and f' and compile with {options}'}"
+
+
+_LONGEST = 4
+"""Most items of a list that a message has in full."""
+
+
+def _shortened(items: Sequence[str]) -> Sequence[str]:
+    return items if len(items) <= _LONGEST else [*items[: _LONGEST - 2], "..", items[-1]]
+
+
+def tie_is_not_declared(file: Path, kind: str, parameter: str, *, numbers: tuple[int, int], declaration: str) -> Misuse:
     maker = "build_stage" if kind == "stage" else "the functions of layers()"
     return Misuse(
-        f"{file}: {kind}s {first} and {last} share the parameter {parameter}, and nothing says so: write "
-        f"`def tied(num_stages): return [[{ends[0]}, {ends[1]}]]`{compile_again}; or let "
-        f"{maker} make new modules every time"
+        f"{file}: {kind}s {numbers[0]} and {numbers[1]} share the parameter {parameter}, and nothing says so: "
+        f"{declaration}; or let {maker} make new modules every time"
+    )
+
+
+def values_are_equal(file: Path, parameters: Sequence[str], further: int, declaration: str) -> str:
+    """A remark: ``parameters`` have equal initial values, and so have the parameters of ``further`` groups."""
+    *most, last = _shortened(parameters)
+    more = f" (and so do those of {further} more group{'s' if further > 1 else ''} of parameters)" if further else ""
+    return (
+        f"{file}: {', '.join(most)} and {last} begin with equal values{more}, and each is trained by itself: if the "
+        f"model has one parameter there, {declaration}; if they only begin equal, as copies or draws from one seed, "
+        "leave it so"
     )
 
 

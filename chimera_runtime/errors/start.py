@@ -8,10 +8,23 @@ SAMPLER_AND_SHUFFLE = "a sampler decides the order: leave shuffle=True out"
 SAMPLER_OF_ONE_RANK = "the sampler gives every rank other items, and so does the loader: use shuffle=True instead"
 
 
-def initial_weights_differ(stage: int, rank: int, first: int) -> Misuse:
-    return Misuse(
-        f"stage {stage} starts with other weights on rank {rank} than on rank {first}: a stage or a layer may draw "
-        "random numbers from torch alone, which is seeded alike on all ranks"
+def stages_are_refused(complaint: str) -> Misuse:
+    """An error of `inventory`, with one of the complaints below or of ``errors.model``."""
+    return Misuse(complaint)
+
+
+def initial_weights_differ(stage: int, parameter: str, ranks: tuple[int, int]) -> str:
+    return (
+        f"stage {stage} starts with other weights on rank {ranks[1]} than on rank {ranks[0]}, first in {parameter}: a "
+        "stage or a layer may draw random numbers from torch alone, which is seeded alike on all ranks"
+    )
+
+
+def parameters_differ(stage: int, ranks: tuple[int, int], here: str, there: str) -> str:
+    """Replicas of a stage on two ranks differ: ``here`` and ``there`` are the first parameters that do."""
+    return (
+        f"stage {stage} has {here} on rank {ranks[0]} and {there} on rank {ranks[1]}: let build_stage make the same "
+        "module on every rank"
     )
 
 

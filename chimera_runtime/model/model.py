@@ -69,9 +69,9 @@ class Model:
 
     def locate(self, stage: int, name: str) -> tuple[str, int, str]:
         """Returns the place of a parameter in the model file: ``"stage"`` or ``"layer"``, its number, and the name."""
-        if self.layers is None:
-            return "stage", stage, name
         index, _, inside = name.partition(".")
+        if self.layers is None or not index.isdecimal():  # a hook of a layer may add any entry to its state_dict
+            return "stage", stage, name
         return "layer", int(index), inside
 
     def words(self, end: tuple[int, str]) -> str:

@@ -1,7 +1,4 @@
-"""Ties: parameters that stages share. The model declares them; `unite` makes each of them one object on this rank.
-
-Also the model's own names of parameters, which are the same for every schedule and, with layers, for every split.
-"""
+"""Ties: parameters that stages share. The model declares them; `unite` makes each of them one object on this rank."""
 
 import re
 from collections import defaultdict
@@ -19,7 +16,7 @@ from chimera_runtime.model.model import Model
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.control_group import ControlGroup
-from chimera_runtime.values.mesh_tensors import is_spread
+from chimera_runtime.values.mesh_tensors import is_spread, local
 
 End = tuple[int, str]
 """End of a tie: a stage, and the name of a parameter in it. With layers, the name begins with the layer's index."""
@@ -207,12 +204,14 @@ def _held(built: Modules, ends: Sequence[End]) -> torch.nn.Parameter:
 
 
 def shared(built: Modules, model: Model) -> Iterator[tuple[End, End]]:
-    """Yields pairs of ends that are the same object in two stages, or in two layers."""
-    owners: dict[torch.nn.Parameter, End] = {}
+    """Yields pairs of ends in two stages, or in two layers, that are one object or, if one is trained, one memory."""
+    owners: dict[int, tuple[End, torch.nn.Parameter]] = {}
     for stage, module in built.items():
         for name, parameter in module.named_parameters(remove_duplicate=False):
-            owner = owners.setdefault(parameter, (stage, name))
-            if model.locate(*owner)[:2] != model.locate(stage, name)[:2]:
+            address = 0 if parameter.is_meta else local(parameter).data_ptr()
+            owner, other = owners.setdefault(address or id(parameter), ((stage, name), parameter))
+            is_one = parameter is other or parameter.requires_grad or other.requires_grad
+            if is_one and model.locate(*owner)[:2] != model.locate(stage, name)[:2]:
                 yield owner, (stage, name)
 
 
@@ -226,10 +225,8 @@ def refuse_undeclared(built: Modules, ties: Sequence[Tie], model: Model) -> None
     for first, other in shared(built, model):
         if not any({first, other} <= {*ends} for tie in ties for ends in tie.parameters):
             (kind, number, _), (_, last, inside) = model.locate(*first), model.locate(*other)
-            texts, stages = (_end(model, first), _end(model, other)), (first[0], other[0])
-            raise mistakes.tie_is_not_declared(
-                model.file, kind, inside, numbers=(number, last), ends=texts, stages=stages
-            )
+            lines = declaration(model, [(first, other)])
+            raise mistakes.tie_is_not_declared(model.file, kind, inside, numbers=(number, last), declaration=lines)
     for stage, module in built.items():
         for name, partner in _tied_elsewhere(module):
             if (stage, name) not in tied:
@@ -238,6 +235,12 @@ def refuse_undeclared(built: Modules, ties: Sequence[Tie], model: Model) -> None
                 raise mistakes.tied_weights_key_is_not_declared(
                     model.file, kind, number, parameter=inside, partner=partner, end=end, stage=stage
                 )
+
+
+def declaration(model: Model, ties: Sequence[Sequence[End]]) -> str:
+    """Returns what a user writes to declare ties, each given by its ends, as a part of a message."""
+    texts = [[_end(model, end) for end in ends] for ends in ties]
+    return mistakes.declaration_of_ties(texts, [sorted({stage for stage, _ in ends}) for ends in ties])
 
 
 def _end(model: Model, end: End) -> str:
@@ -266,47 +269,3 @@ def _matches(key: str, name: str) -> bool:
         return key == name or re.fullmatch(key, name) is not None
     except re.error:
         return False
-
-
-def name_in_model(model: Model, stage: int, name: str) -> str:
-    """Returns the model's own name of a parameter or a buffer, which a stage has under the name ``name``.
-
-    The function ``name`` of the model file returns it. Without that function it is ``stages.<stage>.<name>``, or with
-    layers ``layers.<layer>.<name in the layer>``.
-
-    Raises `Misuse` or `ModelError` if the function does not return a text, or raises an error.
-    """
-    kind, number, inside = model.locate(stage, name)
-    if model.name is None:
-        return f"{kind}s.{number}.{inside}"
-    call = f"name({number}, {inside!r})"
-    with UserCode(call, MISUSED):
-        name_in_file = model.name(number, inside)
-    if not isinstance(name_in_file, str):
-        kind = f"a {type(name_in_file).__name__}"
-        raise mistakes.result_is_wrong(model.file, call, kind, "the name of a parameter")
-    return name_in_file
-
-
-def names_in_model(model: Model, stage: int, module: torch.nn.Module) -> dict[str, str]:
-    """Returns the model's own names of the parameters and buffers of a stage, by their names in the stage."""
-    inside = (name for name, _ in (*module.named_parameters(), *module.named_buffers()))
-    return {name: name_in_model(model, stage, name) for name in inside}
-
-
-def parameters_by_name(model: Model, built: Modules, ties: Sequence[Tie]) -> dict[str, torch.nn.Parameter]:
-    """Returns the parameters of some stages, each once, by the model's own names.
-
-    A parameter that stages share has the name of its first end, a stage and the parameter's name in that stage; so the
-    name is the same on every rank.
-
-    Raises `Misuse` if two parameters have the same name.
-    """
-    parameters: dict[str, torch.nn.Parameter] = {}
-    ends: dict[str, tuple[int, str]] = {}
-    for end, parameter in named(built, ties).items():
-        name = name_in_model(model, *end)
-        if name in parameters:
-            raise mistakes.names_are_equal(model.file, name, model.words(ends[name]), model.words(end))
-        parameters[name], ends[name] = parameter, end
-    return parameters

@@ -1,12 +1,12 @@
 """The control group: what ranks exchange outside of the schedule, as tensors by gloo and as texts in a store."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,8 @@ from chimera_runtime.ranks.messages import Names, Pending, Settle, unrecorded, w
 from chimera_runtime.ranks.monitor import Monitor
 from chimera_runtime.ranks.rendezvous import wait_for_key
 from chimera_runtime.values.tensors import plain
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,19 @@ class ControlGroup:
         """
         self.store.set(f"{key}/{self.place.rank}", json.dumps(value))
         return [json.loads(self.wait_for_key(f"{key}/{rank}", rank, what)) for rank in self.place.ranks]
+
+    def decide(self, key: str, value: Any, verdict: Callable[[list[Any]], T], what: str) -> T:
+        """Returns on all ranks the ``verdict`` of rank 0 on the ``value`` of every rank; all ranks call it.
+
+        Values and verdict go through the store as JSON; no other rank reads the values. ``what`` and errors are as in
+        `wait_for_key`.
+        """
+        self.store.set(f"{key}/{self.place.rank}", json.dumps(value))
+        if self.place.rank == 0:
+            values = [json.loads(self.wait_for_key(f"{key}/{rank}", rank, what)) for rank in self.place.ranks]
+            self.store.set(key, json.dumps(verdict(values)))
+        decided: T = json.loads(self.wait_for_key(key, 0, what))
+        return decided
 
     @contextmanager
     def waiting(self, operation: str, peers: Sequence[int] = ()) -> Iterator[None]:

@@ -8,15 +8,15 @@ import torch
 
 from chimera_runtime.blame import Located
 from chimera_runtime.data.feed import Feed
-from chimera_runtime.errors.start import forward_writes_parameter, initial_weights_differ
+from chimera_runtime.errors.start import forward_writes_parameter
 from chimera_runtime.model.arguments import label
 from chimera_runtime.model.model import Model
-from chimera_runtime.model.ties import by_group, declared, parameters_by_name, unite
+from chimera_runtime.model.naming import parameters_by_name
+from chimera_runtime.model.ties import by_group, declared, unite
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.program.rank_facts import RankFacts, spread
 from chimera_runtime.program.weight_groups import Group, group_text
-from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.devices import cuda_warnings
 from chimera_runtime.ranks.rendezvous import failures_shared
 from chimera_runtime.ranks.world import World
@@ -25,15 +25,15 @@ from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
 from chimera_runtime.stage.tensor_moves import SMALLEST
 from chimera_runtime.stage.weight_versions import Unstepped, Versions, WeightGroup, Weights, masters
+from chimera_runtime.start.inventory import compare_stages
 from chimera_runtime.start.memory_report import memory_report
 from chimera_runtime.start.probe import ProbeResult, probe_stages
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.values.boundary import keyword_names
 from chimera_runtime.values.keywords import Keywords
 from chimera_runtime.values.losses import Count
-from chimera_runtime.values.mesh_tensors import local
 from chimera_runtime.values.nested import to_device
-from chimera_runtime.values.tensors import digest, generators_kept
+from chimera_runtime.values.tensors import generators_kept
 
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], Any]
 """A function from the parameters of a weight group to their optimizer."""
@@ -55,18 +55,20 @@ def located_at(world: World, facts: RankFacts, *, explains: bool) -> Located:
 
 def build_and_probe(
     world: World, located: Located, model: Model, feed: Feed, *, seed: int, measures: bool
-) -> tuple[dict[int, torch.nn.Module], ProbeResult]:
-    """Builds the modules of this rank's stages, and probes them; returns modules and result. Every rank calls it.
+) -> tuple[dict[int, torch.nn.Module], ProbeResult, list[str]]:
+    """Builds the modules of this rank's stages, and probes them; returns modules, result and remarks for the user.
+
+    Every rank calls it, and gets the same remarks.
 
     ``feed``, which gives stages their micro-batches, must hold the example already; its ``names`` are set here, to the
     names of the keyword arguments. If a rank raises an error, the ranks that wait for it raise `PeerLost`.
     """
     with located, failures_shared(world.control_group.store, world.place.rank), generators_kept():
         built = modules(world, model, seed)
-        agree_on_weights(world.control_group, world.job, built)
+        compared = compare_stages(world.control_group, model, built, declared(model, world.job))
         probed = probe_stages(world, model, feed, built, seed=seed, measures=measures)
     feed.names = keyword_names(probed.traits, built)
-    return built, probed
+    return built, probed, [*remarks(world.job, world.backend, world.device, probed), *compared]
 
 
 def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]:
@@ -107,21 +109,6 @@ def remarks(job: Job, backend: str, device: torch.device, probed: ProbeResult) -
         ],
         *cuda_warnings(backend, device.type),
     ]
-
-
-def agree_on_weights(control_group: ControlGroup, job: Job, built: dict[int, torch.nn.Module]) -> None:
-    """Makes sure that the replicas of every stage start with the same weights.
-
-    Raises `Misuse` on a rank whose weights differ from those of the first rank that holds the stage.
-    """
-    place = control_group.place
-    for number, module in built.items():
-        first, *_ = place.ranks_of(job.holders[number])
-        mine = digest(map(local, module.parameters()))
-        control_group.store.set(f"weights/{number}/{place.rank}", mine)
-        what = f"for the initial weights of stage {number}"
-        if control_group.wait_for_key(f"weights/{number}/{first}", first, what).decode() != mine:
-            raise initial_weights_differ(number, place.rank, first)
 
 
 def loss_share(job: Job, copies: int, probed: ProbeResult) -> float:

@@ -11,10 +11,11 @@ import torch
 from torch.distributed.distributed_c10d import Store
 
 from chimera_runtime.blame import ModelError, UserCode
-from chimera_runtime.errors import FAILED, MISUSED
+from chimera_runtime.errors import MISUSED
 from chimera_runtime.errors import state as mistakes
 from chimera_runtime.model.model import Model
-from chimera_runtime.model.ties import Tie, name_in_model, names_in_model
+from chimera_runtime.model.naming import buffers_of, further_entries, name_in_model
+from chimera_runtime.model.ties import Tie
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.object_exchange import ObjectExchange
@@ -251,14 +252,8 @@ class State:
     def _all_buffers(self) -> Iterator[tuple[int, str, torch.Tensor, bool]]:
         """Yields for each buffer: replica, name in the model, the buffer, and whether the module saves it."""
         for stage, module in self.modules.items():
-            names = names_in_model(self.model, stage, module)
-            left_out = {
-                f"{place}.{name}" if place else name
-                for place, part in module.named_modules()
-                for name in part._non_persistent_buffers_set
-            }
-            for name, buffer in module.named_buffers():
-                yield self._replica(stage), names[name], buffer, name not in left_out
+            for name, buffer, is_saved in buffers_of(module):
+                yield self._replica(stage), name_in_model(self.model, stage, name), buffer, is_saved
 
     def _extra(self) -> Iterator[tuple[int, int, str, str, Any]]:
         """Yields the entries of the modules' ``state_dict`` that are no parameters or buffers.
@@ -266,13 +261,8 @@ class State:
         For each: replica, stage, name in the stage, name in the model, and value.
         """
         for stage, module in self.modules.items():
-            tensors = dict(_tensors_of(module))
-            ids = {id(tensor) for tensor in tensors.values()}
-            with UserCode(f"state_dict() of stage {stage}", FAILED):
-                entries = module.state_dict(keep_vars=True)
-            for name, value in entries.items():
-                if name not in tensors and id(value) not in ids:
-                    yield self._replica(stage), stage, name, name_in_model(self.model, stage, name), value
+            for name, value in further_entries(stage, module):
+                yield self._replica(stage), stage, name, name_in_model(self.model, stage, name), value
 
     def _take_extra(self, values: Mapping[str, Any]) -> None:
         """Loads further entries by the modules' ``load_state_dict``; parameters and buffers stay as they are.

@@ -23,7 +23,6 @@ from chimera_runtime.program.compiled_program import CompiledProgram
 from chimera_runtime.program.job import Job, Place
 from chimera_runtime.ranks.cpu_allocator import keep_memory
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.start import assemble
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.tools.fail.faults import Faults
 from chimera_runtime.tools.loop.autocast import under_autocast
@@ -249,23 +248,25 @@ class Run(Hooks):
         """Ends this rank with the message of the rank that failed first."""
         self.faults.lost(error)
 
+    def remark(self, remark: str) -> None:
+        """Prints a remark."""
+        write_line(remark)
+
     def ready(self, context: RankContext, modules: dict[int, torch.nn.Module]) -> None:
-        """Prints remarks, limits memory, checks and measures before the first update, each if options ask for it."""
+        """Limits memory, checks and measures before the first update, each if options ask for it."""
         options, world, model = self.options, context.world, self.model
         self._context = context
         need = RankNeed(context, model.steps, modules, options.shard_optimizer)
 
-        # Files, remarks and limits: errors come before the check, which takes long.
+        # Files and limits: errors come before the check, which takes long.
         if options.trace is not None:
             prepare(world.control_group, options.trace, self.compiled.directory)
-        remarks = assemble.remarks(world.job, world.backend, world.device, context.probed)
         if options.memory_limit is not None:
             limit = options.memory_limit
             if limit == "device":
                 limit = smallest_share(world.control_group, world.device)
-            remarks.append(refuse_beyond(limit, need))
-        if world.place.rank == 0:
-            for remark in remarks:
+            remark = refuse_beyond(limit, need)
+            if world.place.rank == 0:
                 write_line(remark)
 
         if options.check or options.check_only:

@@ -1,5 +1,6 @@
 """`Hooks`: functions that tools give a `Pipeline` to call; by them train.py checks, measures and records."""
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -11,6 +12,8 @@ from chimera_runtime.ranks.monitor import end_process
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.update.outcome import Outcomes
+
+_LOG = logging.getLogger("chimera_runtime")
 
 
 class Hooks:
@@ -31,6 +34,10 @@ class Hooks:
 
     def ready(self, context: RankContext, modules: dict[int, torch.nn.Module]) -> None:
         """Called when modules are built and probed, before any buffer is allocated."""
+
+    def remark(self, remark: str) -> None:
+        """Called on the first rank with each of `Pipeline.remarks`; gives it to the logger ``chimera_runtime``."""
+        _LOG.warning("%s", remark)
 
     def stage_maker(self, job: Job) -> Callable[..., Stage]:
         """Returns a function that makes a stage from the arguments of `Stage`."""

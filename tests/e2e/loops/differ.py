@@ -227,6 +227,15 @@ class Cases:
         with self.pipe(layout=("pipeline", "replica")[self.rank]):
             pass
 
+    def names_are_equal_on_ranks(self) -> None:
+        tied = [[(0, "0.weight"), (1, "0.weight")]]  # may have one name
+        with self.pipe(self.tied, tied=tied, name=lambda _stage, parameter: parameter):
+            pass
+
+    def names_depend_on_the_rank(self) -> None:
+        with self.pipe(name=lambda stage, parameter: f"{self.rank}.{stage}.{parameter}"):
+            pass
+
     def parameters_are_replaced(self) -> None:
         with self.pipe() as pipe:
             for module in pipe.stages.values():
@@ -311,6 +320,8 @@ EXPECTED: dict[str, tuple[type[Exception], str]] = {
     ),
     "seeds_differ": (Misuse, "seed is 0 on rank 0 and 1 on rank 1: every rank makes the pipeline with the same"),
     "layouts_differ": (Misuse, "layout is pipeline on rank 0 and replica on rank 1"),
+    "names_are_equal_on_ranks": (Misuse, "gives 0.bias to 0.bias of stage 0 and to 0.bias of stage 1: give each"),
+    "names_depend_on_the_rank": (Misuse, "the name 0.0.0.weight on rank 0 and 1.0.0.weight on rank 1: let it depend"),
     "parameters_are_replaced": (Misuse, "0.weight of stage 0 is not a parameter that the pipeline was made with"),
     "adapters_come_during_training": (Misuse, "2.weight of stage 0 is not a parameter that the pipeline was made with"),
     "a_module_is_swapped": (Misuse, "0.weight of stage 0 is not a parameter that the pipeline was made with"),

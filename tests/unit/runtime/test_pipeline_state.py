@@ -42,6 +42,23 @@ def test_a_state_is_taken_by_another_pipeline_with_its_update(alone: World, one_
             other.load_state_dict(state)
 
 
+def test_a_file_that_gives_two_stages_equal_weights_is_remarked_upon_once(
+    alone: World, one_worker: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the file of a model that ties its words has them twice."""
+    with pipeline(one_worker) as pipe:
+        assert pipe.remarks == ()
+        pipe.export_weights(tmp_path / "m.pt")
+        weights = torch.load(tmp_path / "m.pt", weights_only=True)
+        weights["stages.1.0.weight"] = weights["stages.0.0.weight"]
+        torch.save(weights, tmp_path / "m.pt")
+        for _ in range(2):
+            assert pipe.load_weights(tmp_path / "m.pt") == []
+        (remark,) = pipe.remarks
+        assert "0.weight of stage 0 and 0.weight of stage 1 begin with equal values" in remark
+        assert capsys.readouterr().err == f"{remark}\n"
+
+
 def test_nothing_is_read_of_a_pipeline_that_has_failed_or_is_closed(
     alone: World, one_worker: Path, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """`CompiledSchedule` on one rank: modes, dimensions and forms of batches, and what is refused."""
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +90,18 @@ def test_batches_are_cut_and_merged_along_other_dimensions(make: Callable[..., C
     x, y = batch()
     output = schedule.step(x.T.contiguous(), target=y)
     torch.testing.assert_close(output.T, stages[1][0](x), rtol=1e-12, atol=1e-14)
+
+
+def test_stages_that_begin_equal_are_remarked_upon(
+    make: Callable[..., CompiledSchedule], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = layer()
+    schedule = make({0: first, 1: deepcopy(first)})
+    x, y = batch()
+    schedule.step(x, target=y)
+    said = capsys.readouterr().err
+    assert "0.weight of stage 0 and module.0.weight of stage 1 begin with equal values" in said
+    assert schedule.pipeline.remarks == (said.rstrip(),)
 
 
 def test_without_a_loss_a_step_runs_forwards_alone(make: Callable[..., CompiledSchedule]) -> None:

@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from chimera_runtime.errors import Misuse
 from chimera_runtime.model.layers import Layers
-from chimera_runtime.model.ties import Tie, name_in_model, names_in_model, parameters_by_name
+from chimera_runtime.model.naming import name_in_model, names_in_model, parameters_by_name
+from chimera_runtime.model.ties import Tie
 from tests.unit.runtime.models import CPU, model
 
 STAGED = model(lambda _stage, _stages: nn.BatchNorm1d(2))
@@ -48,16 +48,6 @@ def test_what_is_shared_has_one_name_that_of_its_first_end() -> None:
     tie = Tie((0, 1), (((1, "weight"), (0, "weight")),))
     named = parameters_by_name(STAGED, {0: first, 1: last}, [tie])
     assert [*named] == ["stages.1.weight", "stages.0.bias", "stages.1.bias"]
-
-
-def test_two_parameters_of_one_name_are_refused() -> None:
-    of = replace(STAGED, name=lambda _stage, parameter: parameter)
-    with pytest.raises(
-        Misuse, match=r"name gives bias to bias of stage 0 and to bias of stage 1: .*tied\(num_stages\)"
-    ):
-        parameters_by_name(
-            of, {0: nn.Linear(2, 2, dtype=torch.float64), 1: nn.ParameterDict({"bias": torch.ones(1)})}, ()
-        )
 
 
 def test_what_is_no_name_is_refused() -> None:

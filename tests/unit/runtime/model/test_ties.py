@@ -165,6 +165,20 @@ def test_a_shared_object_is_refused_unless_it_is_tied() -> None:
     refuse_undeclared({0: first, 1: layer(1.0)}, (), MODEL)
 
 
+def test_shared_memory_is_refused_as_a_shared_object_is_unless_nothing_trains_it() -> None:
+    first, last = layer(1.0), layer(2.0)
+    last.weight = nn.Parameter(first.weight.detach().t())
+    refuse_undeclared({0: first, 1: last}, (TIE,), MODEL)
+    for trained in (first, last):
+        for module in (first, last):
+            module.weight.requires_grad_(module is trained)
+        with pytest.raises(Misuse, match="stages 0 and 1 share the parameter weight, and nothing says so"):
+            refuse_undeclared({0: first, 1: last}, (), MODEL)
+    refuse_undeclared({0: frozen(first), 1: frozen(last)}, (), MODEL)
+    pieces = torch.ones(4, 2).split(2)
+    refuse_undeclared({stage: nn.ParameterDict({"weight": pieces[stage]}) for stage in range(2)}, (), MODEL)
+
+
 @pytest.mark.parametrize("keys", [["weight"], {"weight": "words.weight"}, ["wei.*"]])
 def test_a_module_that_ties_what_is_elsewhere_is_refused_unless_it_is_tied(keys: Any) -> None:
     head = layer(1.0)

@@ -14,7 +14,7 @@ from chimera_runtime.stage.stage_output import LossOutput, SendOutput
 from chimera_runtime.stage.weight_versions import Versions, Weights
 from chimera_runtime.start import assemble
 from tests.unit.runtime.models import Layer, facts, model, reference, setting
-from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
+from tests.unit.runtime.thread_ranks import alone_job, job, worlds
 
 
 class Random(Layer):
@@ -48,27 +48,6 @@ def test_initial_weights_depend_on_seed_and_stage_alone(alone: World) -> None:
     for stage in range(2):
         assert weights(first[stage]) == weights(again[stage]) == weights(reference(1, build=Random).build(stage))
         assert weights(first[stage]) != weights(other[stage])
-
-
-def test_replicas_that_start_equal_agree(alone: World) -> None:
-    with worlds(alone, alone_job(), copies=2) as ranks:
-        built = [assemble.modules(world, model(Random), 0) for world in ranks]
-        together(
-            [
-                lambda world=world, modules=modules: assemble.agree_on_weights(world.control_group, world.job, modules)  # type: ignore[misc]
-                for world, modules in zip(ranks, built, strict=True)
-            ]
-        )
-
-
-def test_a_replica_that_starts_otherwise_is_named(alone: World) -> None:
-    with worlds(alone, alone_job(), copies=2) as ranks:
-        built = [assemble.modules(world, model(Random), 0) for world in ranks]
-        with torch.no_grad():
-            built[1][1].weight[0, 0].add_(1e-3)
-        assemble.agree_on_weights(ranks[0].control_group, ranks[0].job, built[0])
-        with pytest.raises(Misuse, match="stage 1 starts with other weights on rank 1 than on rank 0: a stage or"):
-            assemble.agree_on_weights(ranks[1].control_group, ranks[1].job, built[1])
 
 
 # Stages.

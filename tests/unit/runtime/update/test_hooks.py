@@ -1,5 +1,7 @@
 """Without tools a pipeline is what it is."""
 
+import logging
+
 import pytest
 
 from chimera_runtime.errors import PeerLost
@@ -28,6 +30,15 @@ def test_plain_hooks_make_plain_stages_and_leave_the_components_of_a_lane_as_the
             == 1.5
         )
     assert (plain.measures, plain.loads) == (False, True)
+
+
+def test_without_tools_remarks_go_to_a_logger_which_writes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    Hooks().remark("50% of stage 0")
+    assert capsys.readouterr() == ("", "50% of stage 0\n")
+    logging.getLogger("chimera_runtime").setLevel(logging.ERROR)
+    Hooks().remark("50% of stage 0")
+    logging.getLogger("chimera_runtime").setLevel(logging.NOTSET)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_without_tools_a_rank_that_is_not_answered_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:

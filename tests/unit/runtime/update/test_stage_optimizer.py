@@ -8,7 +8,8 @@ from torch import nn
 
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import FAILED, MISUSED, Misuse
-from chimera_runtime.model.ties import Tie, by_group, parameters_by_name
+from chimera_runtime.model.naming import parameters_by_name
+from chimera_runtime.model.ties import Tie, by_group
 from chimera_runtime.stage.weight_versions import masters
 from chimera_runtime.update.stage_optimizer import Named, StageOptimizer, StageOptimizers, StageStep, StepHooks
 from tests.unit.runtime.models import model

@@ -1,0 +1,169 @@
+"""Inventory of the stages of all ranks: names and initial weights, which the ranks compare once, before the probe."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from chimera_runtime.blame import ModelError
+from chimera_runtime.errors import model as mistakes
+from chimera_runtime.errors.start import initial_weights_differ, parameters_differ, stages_are_refused
+from chimera_runtime.model.model import Model
+from chimera_runtime.model.naming import buffers_of, further_entries, name_in_model
+from chimera_runtime.model.ties import End, Modules, Tie, declaration, named
+from chimera_runtime.ranks.control_group import ControlGroup
+from chimera_runtime.values.mesh_tensors import local
+from chimera_runtime.values.tensors import digest, plain
+
+_SAMPLE = 64
+"""Numbers of a parameter that are read to see whether its values were drawn, or follow a simple rule."""
+
+
+class Entry(NamedTuple):
+    """Entry in the ``state_dict`` of a stage: parameter, buffer or another one; it goes from rank to rank as JSON.
+
+    ``stage`` and ``name`` are its end, of a tied parameter the first one; ``in_model`` is its name in the model. A
+    parameter has dtype, shape and ``frozen`` in ``traits``, and a digest of its values. ``sample`` is a digest of a
+    few of them if it is trained, and another parameter hardly has these by chance.
+    """
+
+    stage: int
+    name: str
+    in_model: str
+    traits: str = ""
+    digest: str = ""
+    sample: str = ""
+
+    @property
+    def end(self) -> End:
+        """Stage and name in the stage."""
+        return self.stage, self.name
+
+
+Entries = Mapping[int, Sequence[Entry]]
+"""The entries of the stages of a rank, by stage."""
+
+
+def compare_stages(
+    control_group: ControlGroup, model: Model, built: Modules, ties: Sequence[Tie], loads: int = 0
+) -> list[str]:
+    """Makes sure that names are unique, and that replicas start equal; returns remarks. Every rank calls it.
+
+    After ``loads`` files of weights only names and samples of the values are compared: replicas read the same file.
+
+    Raises `Misuse` on all ranks if two entries of different stages, or of one, have the same name in the model, if
+    replicas of a stage differ in their parameters, or if the model's names differ between them.
+    """
+    mine = {stage: [*entries_of(model, built, ties, stage, is_hashed=not loads)] for stage in built}
+
+    def verdict(values: Sequence[Any]) -> tuple[str | None, list[str]]:
+        ranks = [{stage: [Entry(*entry) for entry in entries] for stage, entries in value} for value in values]
+        comparison = Comparison(model, ties, ranks)
+        return next(comparison.complaints(), None), [] if (remark := comparison.remark()) is None else [remark]
+
+    what = "for the names and the initial weights of its stages"
+    complaint, remarks = control_group.decide(f"stages/{loads}", [*mine.items()], verdict, what)
+    if complaint is not None:
+        raise stages_are_refused(complaint)
+    return remarks
+
+
+def entries_of(model: Model, built: Modules, ties: Sequence[Tie], stage: int, *, is_hashed: bool) -> Iterator[Entry]:
+    """Yields the entries in the ``state_dict`` of a stage of this rank; errors as in `name_in_model`."""
+    ends, module = {parameter: end for end, parameter in named(built, ties).items()}, built[stage]
+    for parameter in module.parameters():
+        end, values = ends[parameter], local(parameter)
+        frozen = "" if parameter.requires_grad else ", frozen"
+        traits = f"{str(parameter.dtype).removeprefix('torch.')} of shape {tuple(parameter.shape)}{frozen}"
+        digest_of = digest([values]) if is_hashed else ""
+        yield Entry(*end, name_in_model(model, *end), traits, digest_of, _sample(values) if not frozen else "")
+    others = [name for name, _, is_saved in buffers_of(module) if is_saved]
+    with suppress(ModelError):  # what cannot be saved is an error when somebody saves
+        others += [name for name, _ in further_entries(stage, module)]
+    for name in others:
+        yield Entry(stage, name, name_in_model(model, stage, name))
+
+
+def _sample(values: torch.Tensor) -> str:
+    """A digest of some numbers of a tensor; empty unless most of these differ, as random ones do, unlike constants."""
+    count = values.numel()
+    if count < 2:
+        return ""
+    places = torch.arange(0, count, max(1, count // _SAMPLE), device=values.device)
+    sample = plain(values.flatten()[places].cpu())
+    numbers = sample.view(torch.uint8).view(len(places), -1).tolist()
+    return digest([sample]) if len({*map(tuple, numbers)}) > len(numbers) / 2 else ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Compares the stages of all ranks, whose entries are in ``ranks``."""
+
+    model: Model
+    ties: Sequence[Tie]
+    ranks: Sequence[Entries]
+
+    def complaints(self) -> Iterator[str]:
+        """Yields what is wrong, as messages."""
+        firsts: dict[int, tuple[int, Sequence[Entry]]] = {}
+        for rank, stages in enumerate(self.ranks):
+            for stage, entries in stages.items():
+                first, of_first = firsts.setdefault(stage, (rank, entries))
+                yield from self._differences(stage, (first, rank), of_first, entries)
+        yield from self._equal_names()
+
+    def remark(self) -> str | None:
+        """Returns a remark on trained parameters of different stages, or layers, that have equal values; else None."""
+        ends_of: dict[tuple[str, str], dict[End, None]] = defaultdict(dict)
+        for entry in sorted(self._all()):
+            if entry.sample:
+                ends_of[entry.traits, entry.sample][entry.end] = None
+        groups = [[*ends] for ends in ends_of.values() if len({self.model.locate(*end)[:2] for end in ends}) > 1]
+        if not groups:
+            return None
+        parameters = [*map(self.model.words, groups[0])]
+        return mistakes.values_are_equal(self.model.file, parameters, len(groups) - 1, declaration(self.model, groups))
+
+    def _all(self) -> Iterator[Entry]:
+        return (entry for stages in self.ranks for entries in stages.values() for entry in entries)
+
+    def _differences(
+        self, stage: int, ranks: tuple[int, int], first: Sequence[Entry], other: Sequence[Entry]
+    ) -> Iterator[str]:
+        """Yields how two replicas of a stage differ, on two ranks."""
+        lists = [[entry for entry in entries if entry.traits] for entries in (first, other)]
+        places = [[f"{entry.name} ({entry.traits})" for entry in entries] for entries in lists]
+        if places[0] != places[1]:
+            yield parameters_differ(stage, ranks, *_apart(*places))
+        for entry, replica in zip(*lists, strict=False):
+            if entry.digest != replica.digest:
+                yield initial_weights_differ(stage, entry.name, ranks)
+        names = {entry.end: entry.in_model for entry in first}
+        for end, name in ((entry.end, entry.in_model) for entry in other):
+            if names.get(end, name) != name:
+                yield mistakes.names_differ(self.model.file, self.model.words(end), names[end], name, ranks)
+
+    def _equal_names(self) -> Iterator[str]:
+        """Yields the names that two entries have. The names of all ends of a tied parameter are its own."""
+        aliases = [
+            Entry(*ends[0], name_in_model(self.model, *end))
+            for tie in self.ties
+            for ends in tie.parameters
+            for end in ends[1:]
+        ]
+        owners: dict[str, End] = {}
+        for entry in (*self._all(), *aliases):
+            owner = owners.setdefault(entry.in_model, entry.end)
+            if owner != entry.end:
+                words = map(self.model.words, (owner, entry.end))
+                yield mistakes.names_are_equal(self.model.file, entry.in_model, *words)
+
+
+def _apart(first: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
+    """Returns where two lists of parameters differ first."""
+    length = max(len(first), len(other))
+    padded = [[*entries, *["no further parameter"] * (length - len(entries))] for entries in (first, other)]
+    return next(pair for pair in zip(*padded, strict=True) if pair[0] != pair[1])
