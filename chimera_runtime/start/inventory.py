@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -118,7 +119,7 @@ class Comparison:
     def remark(self) -> str | None:
         """Returns a remark on trained parameters of different stages, or layers, that have equal values; else None."""
         ends_of: dict[tuple[str, str], dict[End, None]] = defaultdict(dict)
-        for entry in sorted(self._all()):
+        for entry in sorted(self._all(), key=attrgetter("stage")):
             if entry.sample:
                 ends_of[entry.traits, entry.sample][entry.end] = None
         groups = [[*ends] for ends in ends_of.values() if len({self.model.locate(*end)[:2] for end in ends}) > 1]
