@@ -39,7 +39,7 @@ from chimera_runtime.update.hooks import Hooks
 from chimera_runtime.update.outcome import Outcome
 from chimera_runtime.update.shared_facts import SharedFacts
 from chimera_runtime.update.stage_optimizer import Hook, Named, StageOptimizers
-from chimera_runtime.update.updates import LossScale, step_hooks_of, updates_of
+from chimera_runtime.update.updates import FlushedUpdates, LossScale, step_hooks_of, updates_of
 from chimera_runtime.values.losses import Loss
 
 OLDEST_TORCH = "2.10"
@@ -190,7 +190,14 @@ class Pipeline:
         outcomes_class = hooks.outcomes_class(job)
         self._outcomes = outcomes_class(control, job, world.read, counted=counted, names=probed.auxiliary)
         self._updates = updates_of(
-            context, lane, stages, self._feed, outcomes=self._outcomes, parameters=parameters, sum_dtype=sum_dtype
+            context,
+            lane,
+            stages,
+            self._feed,
+            outcomes=self._outcomes,
+            parameters=parameters,
+            items=self.items,
+            sum_dtype=sum_dtype,
         )
         self._guard = CallGuard(world, probed, located, self._updates)
         self._varying = VaryingShapes(world, self._feed, modules, stages, probed=probed) if varying else None
@@ -235,7 +242,8 @@ class Pipeline:
             The mini-batch as N pairs.
         accumulate
             Whether to keep the gradients that are there: ``.grad`` is then as if all mini-batches since it was cleared
-            had been one. Mini-batches have equal weights, or those of their counts if ``loss`` returns counts.
+            had been one, those of other pipelines with the same parameters too. Mini-batches weigh by their items, or
+            by their counts if ``loss`` returns counts.
         scaler
             Multiplies the loss by its scale, the same on all ranks: see `unscale_`.
 
@@ -300,6 +308,8 @@ class Pipeline:
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(f"the norm of order {norm_type:g} of the gradients is {float(norm)}")
         scale_down(self.parameters(), max_norm, norm)
+        if isinstance(self._updates, FlushedUpdates):
+            self._updates.accumulation.note_scaled()
         return norm
 
     def unscale_(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
@@ -312,6 +322,8 @@ class Pipeline:
             scaler.unscale_(optimizer)
             with self._located:
                 agree_on_infinite(self._world.control_group, self._world.device, scaler, optimizer)
+            if isinstance(self._updates, FlushedUpdates):
+                self._updates.accumulation.note_scaled(p for group in optimizer.param_groups for p in group["params"])
 
     def sharded_optimizer(self, make: Callable[[Named], Any], elementwise: bool = False) -> ShardedOptimizer:
         """An optimizer whose state is sharded over the replicas of each stage: see `ShardedOptimizer`.

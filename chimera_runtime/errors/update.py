@@ -1,6 +1,6 @@
 """Errors of an update: gradients that are left over, and optimizers that do not fit the schedule."""
 
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import Misuse, RanksDiffer
 
 SCALER_WITH_WIDER_SUMS = "a GradScaler unscales grad, not main_grad: scale for fp16, or sum in a wider dtype, not both"
 
@@ -16,6 +16,43 @@ def gradient_is_still_there(name: str) -> Misuse:
     return Misuse(
         f"{name} still has the gradient of the step before: call optimizer.zero_grad() after optimizer.step(), of an "
         "optimizer that holds pipe.parameters(), or step(accumulate=True) to add to it"
+    )
+
+
+def gradient_is_of_no_step(name: str) -> Misuse:
+    return Misuse(
+        f"{name} has a gradient that is of no step of a pipeline, and step(accumulate=True) averages those of steps: "
+        "add gradients of your own after the last step that accumulates"
+    )
+
+
+def gradient_was_stepped(name: str) -> Misuse:
+    return Misuse(
+        f"{name} still has the gradient with which an optimizer has stepped it, and step(accumulate=True) would add to "
+        "it: call zero_grad() after the optimizer's step()"
+    )
+
+
+def scale_has_changed(name: str, before: float, now: float) -> Misuse:
+    return Misuse(
+        f"{name} has a gradient that is scaled by {before:g}, and the scale of the GradScaler is {now:g} now: call "
+        "scaler.update() after the last step that accumulates, and zero_grad() after that"
+    )
+
+
+def means_and_counts(name: str) -> Misuse:
+    return Misuse(
+        f"{name} has a gradient of a pipeline whose loss is of another kind: losses that return a mean and losses that "
+        "return (sum, count) do not accumulate; let both return the same"
+    )
+
+
+def cleared_in_part(where: str) -> RanksDiffer:
+    return RanksDiffer(
+        f"{where}: the loop had cleared the gradients of some parameters and kept those of others, and a parameter "
+        "without a gradient, on some rank, got its first one: whether the steps before count for it is unknown. Clear "
+        "all gradients together, or let optimizers of torch step the parameters; clear by setting to None, and scale "
+        "or clip gradients after the last step that accumulates"
     )
 
 

@@ -6,6 +6,7 @@ process, so they are found when they step. Optimizers of other classes are not f
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import torch
@@ -18,14 +19,25 @@ _LEFT_OUT = frozenset({"params", "param_names"})
 GroupSettings = tuple[str, type, int, list[Any], Mapping[str, Any]]
 """A parameter group: its first parameter's name, its optimizer's class and steps, values of settings, the group."""
 
+_moments = count(1)
+
+
+def next_moment() -> int:
+    """A number larger than all that were returned before, to tell which of two things happened first."""
+    return next(_moments)
+
 
 class _TrackedOptimizer:
-    """An optimizer that has made a step: the number of its parameter groups, and of its steps since the last `take`."""
+    """An optimizer that has made a step: the number of its parameter groups, and of its steps since the last `take`.
+
+    ``last`` is the moment of the last step.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.groups = 0
         self.steps = 0
+        self.last = 0
         self._digests: dict[int, tuple[list[Any], int]] = {}
 
     @property
@@ -91,6 +103,14 @@ class OptimizerFacts:
         """Number of steps since the last `take`; of several optimizers, the largest."""
         return max([tracked.steps for tracked in self._tracked], default=0)
 
+    def last_steps(self) -> dict[torch.Tensor, int]:
+        """Returns the parameters of this rank's optimizers, each with the moment of its last step."""
+        moments: dict[torch.Tensor, int] = {}
+        for tracked in self._tracked:
+            for group in _groups(tracked.optimizer()):
+                moments |= {p: max(tracked.last, moments.get(p, 0)) for p in group["params"]}
+        return moments
+
     def take(self, groups: Iterable[Group] | None = None) -> dict[Key, Fact]:
         """Returns the settings of some weight groups, by default of all compared ones, and sets all step counts to 0.
 
@@ -113,6 +133,7 @@ class OptimizerFacts:
             self._tracked += [] if made is None else [made]
         if (tracked := self._optimizers[optimizer]) is not None:
             tracked.steps += 1
+            tracked.last = next_moment()
 
     def _plan(self) -> None:
         """Finds for each weight group the optimizers and parameter groups that its parameters are in."""

@@ -1,6 +1,7 @@
 """The gradients of a weight group, their sum over the ranks that hold it, and the norm of those of the whole model."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from chimera_runtime.ranks.messages import Names, Pending, Settle, unrecorded
 from chimera_runtime.ranks.staging import Staging
 from chimera_runtime.values.losses import Count
 from chimera_runtime.values.mesh_tensors import laid_out_like, local, mesh_of, norms, reduce_over, spread_like
+from chimera_runtime.values.shared_memory import is_shared
 from chimera_runtime.values.tensors import Tensors
 
 
@@ -28,6 +30,9 @@ class GradientSum:
     whose elements have that dtype, or ``dtype`` if it is given. The buffer ends with one number per parameter: how many
     ranks have a gradient for the parameter. If no rank has one, ``grad`` stays None. For a parameter that is spread
     over a mesh of other ranks, the buffer holds the local part, and ``grad`` is spread in the same way.
+
+    Only ``grad`` holds the tensor that shows a part of the buffer. If the user holds one as well when the next update
+    begins, the buffer moves to new memory, and what the user holds stays as it was.
 
     ``loss_count``, if given, is summed as well, and then the gradients are divided by the count of the whole update.
     FSDP averages gradients over the ranks of a mesh: such gradients are divided by the mean of the counts of these
@@ -48,32 +53,39 @@ class GradientSum:
 
     def __post_init__(self) -> None:
         self._parameters = list(self.parameters)
-        self._flats: list[torch.Tensor] = []
-        self._all_counts: list[torch.Tensor] = []
+        kinds: defaultdict[Any, list[torch.nn.Parameter]] = defaultdict(list)
+        for parameter in sorted(self._parameters, key=lambda p: f"{p.dtype, p.device}"):
+            kinds[parameter.dtype, parameter.device].append(parameter)
+        self._kinds = [*kinds.values()]  # the parameters of each flat buffer
+        self._flats = [torch.empty(0)] * len(kinds)
+        self._all_counts = [torch.empty(0)] * len(kinds)
         self._views: dict[torch.nn.Parameter, torch.Tensor] = {}
-        self._gradients: dict[torch.nn.Parameter, torch.Tensor] = {}
-        self._places: dict[torch.nn.Parameter, tuple[int, int]] = {}
-        kinds = sorted({(p.dtype, p.device) for p in self._parameters}, key=str)
-        for kind in kinds:
-            self._lay_out([p for p in self._parameters if (p.dtype, p.device) == kind])
         self._views_of: dict[Any, list[torch.Tensor]] = {}  # by mesh
-        for parameter, view in self._views.items():
-            self._views_of.setdefault(mesh_of(parameter), []).append(view)
+        self._places: dict[torch.nn.Parameter, tuple[int, int]] = {}
+        self._lay_out(range(len(kinds)))
         self._absent = list(self._parameters)
         self._works: Sequence[Pending] = ()
         self._readable: list[torch.Tensor] = []
 
-    def _lay_out(self, parameters: list[torch.nn.Parameter]) -> None:
-        sizes = [local(p).numel() for p in parameters]
-        dtype = self.dtype or parameters[0].dtype
-        flat = torch.zeros(sum(sizes) + len(parameters), dtype=dtype, device=parameters[0].device)
-        self._flats.append(flat)
-        *pieces, counts = torch.split(flat, [*sizes, len(parameters)])
-        self._all_counts.append(counts.fill_(1))
-        for i, (parameter, piece) in enumerate(zip(parameters, pieces, strict=True)):
-            self._views[parameter] = piece.view_as(local(parameter))
-            self._gradients[parameter] = spread_like(parameter, self._views[parameter])
-            self._places[parameter] = len(self._flats) - 1, i - len(parameters)
+    def _lay_out(self, numbers: Iterable[int]) -> None:
+        """Allocates the flat buffers with the given numbers; later gradients go there."""
+        for number in numbers:
+            parameters = self._kinds[number]
+            sizes = [local(p).numel() for p in parameters]
+            dtype = self.dtype or parameters[0].dtype
+            flat = torch.zeros(sum(sizes) + len(parameters), dtype=dtype, device=parameters[0].device)
+            *pieces, counts = torch.split(flat, [*sizes, len(parameters)])
+            self._flats[number], self._all_counts[number] = flat, counts.fill_(1)
+            for i, (parameter, piece) in enumerate(zip(parameters, pieces, strict=True)):
+                self._views[parameter] = piece.view_as(local(parameter))
+                self._places[parameter] = number, i - len(parameters)
+        self._views_of.clear()
+        for parameter, view in self._views.items():
+            self._views_of.setdefault(mesh_of(parameter), []).append(view)
+
+    def _shown(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """Makes the tensor by which ``grad`` of a parameter shows its part of the flat buffer."""
+        return spread_like(parameter, self._views[parameter].data)
 
     def count(self, counts: Tensors) -> None:
         """Adds the loss count of a micro-batch, if the loss has counts. Call it after the backward."""
@@ -92,7 +104,7 @@ class GradientSum:
         with torch.no_grad():
             torch._foreach_copy_(views, [_dense(p) for p in new])
         for parameter in new:
-            parameter.grad = self._gradients[parameter]
+            parameter.grad = self._shown(parameter)
         self._absent = [p for p in self._absent if p.grad is None]
 
     def launch(self) -> "GradientSum":
@@ -129,7 +141,7 @@ class GradientSum:
         """Makes all later sums add zeros, in the same size, and leave ``grad`` as it is: for a rehearsal."""
         for flat in self._flats:
             flat.zero_()
-        self._parameters, self._absent, self._all_counts = [], [], []
+        self._parameters, self._absent, self._kinds, self._all_counts = [], [], [], []
 
     def _lost(self, error: Exception) -> PeerLost:
         others = [r for r in self.members if r != self.names.rank]
@@ -145,7 +157,7 @@ class GradientSum:
         if self.group is None:
             return
         for parameter in self._absent:
-            parameter.grad = self._gradients[parameter] if self._has_any(parameter) else None
+            parameter.grad = self._shown(parameter) if self._has_any(parameter) else None
 
     def _settle_all(self) -> None:
         try:
@@ -177,14 +189,18 @@ class GradientSum:
     def disturbed(self) -> torch.nn.Parameter | None:
         """A parameter whose ``grad`` the user replaced or cleared after a backward of this update, or None."""
         absent = {*self._absent}
-        changed = (p for p in self._parameters if p not in absent and p.grad is not self._views[p])
-        return next(changed, None)
+        present = (p for p in self._parameters if p not in absent)
+        return next((p for p in present if p.grad is None or p.grad.data_ptr() != self._views[p].data_ptr()), None)
 
     def clear(self) -> None:
         """Begins the next update: no parameter has a gradient."""
         for parameter in self._parameters:
             parameter.grad = None
         self._absent = list(self._parameters)
+        # A buffer has its own tensor, a view for each parameter, and the counts: a further tensor is the user's.
+        sizes = enumerate(map(len, self._kinds))
+        if held := [number for number, size in sizes if is_shared(self._flats[number], size + 2)]:
+            self._lay_out(held)
         for counts in self._all_counts:
             counts.fill_(1)
         if self.loss_count is not None:
@@ -216,7 +232,7 @@ class WideGradientSum(GradientSum):
         self._settle_all()
         for parameter in self._parameters:
             if parameter not in absent or (self.group is not None and self._has_any(parameter)):
-                set_gradient(parameter, self._gradients[parameter])
+                set_gradient(parameter, self._shown(parameter))
 
     @property
     def disturbed(self) -> torch.nn.Parameter | None:
@@ -225,9 +241,9 @@ class WideGradientSum(GradientSum):
 
     def clear(self) -> None:
         """Begins the next update: no parameter has a gradient."""
-        super().clear()
         for parameter in self._parameters:
             parameter.main_grad = None  # type: ignore[attr-defined]
+        super().clear()
 
 
 def main_gradient(parameter: torch.nn.Parameter) -> torch.Tensor | None:

@@ -140,6 +140,10 @@ class Versions(Weights):
             if hasattr(parameter, "main_grad"):
                 master.main_grad = parameter.main_grad  # type: ignore[attr-defined]
         super().step()
+        for master in self._masters:  # the next update writes the memory of gradients that nothing else holds
+            master.grad = None
+            if hasattr(master, "main_grad"):
+                master.main_grad = None
         torch.clear_autocast_cache()
         if self._alive[self._newest] is self._front:
             del self._alive[self._newest]

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from chimera_runtime.errors import PeerLost, RanksDiffer
+from chimera_runtime.errors.update import cleared_in_part
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.agreement import Fact, FactComparison, Facts, Key
 from chimera_runtime.ranks.control_group import ControlGroup
@@ -21,11 +23,26 @@ _AT_ONCE = 16
 """The largest number of sums of losses under way at once, if updates overlap; with a flush there is one."""
 
 
+class Clearings(NamedTuple):
+    """What a loop did to gradients between two steps: it ``cleared`` some that no optimizer stepped, or ``kept`` some.
+
+    A parameter without a gradient counts as cleared if some were cleared and none was kept. If both happened, it is
+    ``unknown`` whether steps before count for a parameter that has got its first gradient now.
+    """
+
+    cleared: bool
+    kept: bool
+    unknown: bool
+
+
+NOTHING_CLEARED = Clearings(False, False, False)
+
+
 @dataclass
 class Outcome:
     """The outcome of update number ``update``, counted from 0; ``computed_here`` is this rank's part of the losses.
 
-    ``_numbers`` is summed over the ranks: ``[loss, count, auxiliary losses, request to stop, facts]``.
+    ``_numbers`` is summed over the ranks: ``[loss, count, auxiliary losses, request to stop, clearings, facts]``.
     """
 
     update: int
@@ -68,6 +85,12 @@ class Outcome:
         """Whether any rank called `Pipeline.ask_to_stop` before this update's sum; errors as in `loss`."""
         self.settle()
         return bool(self._numbers[self._losses])
+
+    @property
+    def clearings(self) -> Clearings:
+        """What the loop did to gradients before the update, on any rank; errors as in `loss`."""
+        self.settle()
+        return Clearings(*map(bool, self._numbers[self._losses + 1 : self._losses + 4]))
 
     def settle(self) -> None:
         """Waits for the sum, and compares the facts that came with it; errors as in `loss`."""
@@ -144,18 +167,27 @@ class Outcomes:
             self.control_group.reduce(_tensor(numbers), "to compare replicas")
             self._compare(self.agreement.number(), where, facts, numbers)
 
-    def launch(self, update: int, tally: Tally) -> Outcome:
-        """Launches the sum of the losses of an update and returns the outcome; ``tally`` has this rank's losses."""
+    def launch(self, update: int, tally: Tally, clearings: Clearings = NOTHING_CLEARED) -> Outcome:
+        """Launches the sum of the losses of an update and returns the outcome.
+
+        ``tally`` has this rank's losses; ``clearings`` says what its loop did to gradients before the update.
+        """
         facts = self.facts_of(update)
-        losses = [*tally.numbers(self.names), float(self.asked_to_stop)]
+        losses = [*tally.numbers(self.names), float(self.asked_to_stop), *map(float, clearings)]
         numbers = array("d", losses + self.agreement.numbers(facts))
-        compare = partial(self._compare, self.agreement.number(), f"update {update + 1}", facts)
+        compare = partial(self._compare_update, self.agreement.number(), f"update {update + 1}", facts)
         work = self.control_group.post_reduce(_tensor(numbers), "for the loss of a step")
         while len(self._under_way) >= self._at_once:
             self._under_way.popleft().settle()
         outcome = Outcome(update, tally, self.control_group, self.counted, self.names, numbers, work, compare)
         self._under_way.append(outcome)
         return outcome
+
+    def _compare_update(self, number: int, where: str, facts: Facts, sums: Sequence[float]) -> None:
+        self._compare(number, where, facts, sums[len(NOTHING_CLEARED) :])
+        if all(sums[: len(NOTHING_CLEARED)]):
+            self._difference = cleared_in_part(where)
+            raise self._difference
 
     def _compare(self, number: int, where: str, facts: Facts, sums: Sequence[float]) -> None:
         self.require_agreement()

@@ -13,7 +13,7 @@ from chimera_runtime.ranks.agreement import STEPS, TERMS, Fact, Key, short, weig
 from chimera_runtime.stage.replica_digests import Replicas, is_due
 from chimera_runtime.update.outcome import Outcomes
 from chimera_runtime.update.stage_optimizer import StageOptimizers
-from chimera_runtime.update.updates import Updates
+from chimera_runtime.update.updates import FlushedUpdates, Updates
 
 
 class SharedFacts:
@@ -47,6 +47,8 @@ class SharedFacts:
         in_replicas = {group: compared[group] for group in shared if group in compared}
         self._replicas = Replicas(in_replicas, words, outcomes.read)
         if steps is None:
+            assert isinstance(updates, FlushedUpdates)
+            updates.accumulation.last_steps = self._optimizers.last_steps
             outcomes.facts_of = FlushFacts(feed, self._optimizers, self._replicas, lambda: updates.terms)
         else:
             stream_facts = outcomes.facts_of = StreamFacts(feed, self._optimizers, self._replicas)

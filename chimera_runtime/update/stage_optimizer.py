@@ -1,7 +1,7 @@
 """Steps inside a schedule without a flush: each weight group of a rank has an optimizer of its own."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -93,7 +93,7 @@ class StageOptimizer:
             with self._after:
                 self._hooks.after(self.next_step)
         self.on_step(self.group, self.next_step.update)
-        self.next_step.update += 1
+        self.next_step = replace(self.next_step, update=self.next_step.update + 1)  # a hook may keep its own
 
 
 def _made(hooks: StepHooks, named: Named) -> Any:
@@ -147,7 +147,7 @@ class StageOptimizers:
     def count_from(self, updates: int) -> None:
         """Sets the number of the update that the next step of each group belongs to."""
         for made in self._made:
-            made.next_step.update = updates
+            made.next_step = replace(made.next_step, update=updates)
 
     @property
     def optimizers(self) -> dict[int | Group, Any]:

@@ -100,9 +100,9 @@ class FlushedUpdates(Updates):
         """
         if scaler is not None and self.sums_wider:
             raise Misuse(SCALER_WITH_WIDER_SUMS)
-        self.accumulation.begin(accumulate)
         # The scale that a scaler has is the factor by which it multiplies; a new one is initialized by the call.
         scale = 1.0 if scaler is None else float(scaler.scale(torch.ones((), device=self.device)))
+        self.accumulation.begin(accumulate, scale)
         self.terms = {"accumulate": accumulate, SCALE: scale}
         for stage in self.stages.values():
             for group in stage.groups:
@@ -117,7 +117,7 @@ class FlushedUpdates(Updates):
         self.script(self.lane)
         # Losses that were computed here go to the other ranks while this one steps and begins the next update.
         losses = added(stage.take_loss(update) for stage in self.stages.values())
-        outcome = self.outcomes.launch(update, losses)
+        outcome = self.outcomes.launch(update, losses, self.accumulation.clearings())
         self.feed.drop(update)
         self.accumulation.end(outcome)
         self.started += 1
@@ -221,9 +221,10 @@ def updates_of(
     *,
     outcomes: Outcomes,
     parameters: Mapping[str, torch.nn.Parameter],
+    items: int,
     sum_dtype: torch.dtype | None,
 ) -> Updates:
-    """Makes the updates of a rank from its stages and its lane; ``sum_dtype`` is as in `Pipeline`."""
+    """Makes the updates of a rank from its stages and its lane; ``items`` and ``sum_dtype`` are as in `Pipeline`."""
     world = context.world
     if world.job.period:
         driver = driver_of(context, lane)
@@ -235,7 +236,7 @@ def updates_of(
         stages=stages,
         feed=feed,
         outcomes=outcomes,
-        accumulation=Accumulation(parameters, mean_in_mesh if context.probed.expected_count else None),
+        accumulation=Accumulation(parameters, items, mean_in_mesh if context.probed.expected_count else None),
         device=world.device,
         sums_wider=sum_dtype is not None,
     )

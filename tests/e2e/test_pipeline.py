@@ -8,7 +8,7 @@ from tests.agreement import Case, beyond, measured
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
 from tests.repeatable import also
 
-LOOP = Path(__file__).resolve().parent / "loops" / "pipelines.py"
+LOOPS = Path(__file__).resolve().parent / "loops"
 SAMPLE = also(
     (
         *(Case("dapple", 2, 1), Case("chimera", 2, 2), Case("chimera_halving", 2, 2)),
@@ -36,11 +36,15 @@ def test_clipped_training_is_that_of_one_process(agreement: dict[Case, dict[str,
 
 
 CASES = {
-    "interleaved": ("chimera", "gpipe"),
-    "norms": ("chimera",),
-    "infinite": ("chimera",),
-    "mesh": ("dapple",),
-    "failing": ("dapple",),
+    "interleaved": ("pipelines.py", "chimera", "gpipe"),
+    "norms": ("pipelines.py", "chimera"),
+    "infinite": ("pipelines.py", "chimera"),
+    "mesh": ("pipelines.py", "dapple"),
+    "failing": ("pipelines.py", "dapple"),
+    "kept": ("gradients.py", "dapple", "chimera", "pipedream_2bw"),
+    "windows": ("gradients.py", "dapple", "chimera"),
+    "in_part": ("gradients.py", "chimera"),
+    "several": ("gradients.py", "chimera", "chimera N=8"),
 }
 
 
@@ -50,8 +54,10 @@ def loops(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 
     def job(name: str) -> Job:
         depth = 2 if name == "mesh" else 4
-        directories = [str(compiled(folder, scheme, D=depth, N=4)) for scheme in CASES[name]]
-        return Job(name, LOOP, (name, *directories), model=None)
+        script, *schemes = CASES[name]
+        sizes = [(scheme.split()[0], 8 if scheme.endswith("N=8") else 4) for scheme in schemes]
+        directories = [str(compiled(folder, scheme, D=depth, N=number)) for scheme, number in sizes]
+        return Job(name, LOOPS / script, (name, *directories), model=None)
 
     return run_all(folder, 4, [job(name) for name in CASES])
 

@@ -23,7 +23,7 @@ from chimera_runtime.tools.open.stdio import is_terminal, show_line, write_line
 from chimera_runtime.tools.watch.log import Log
 from chimera_runtime.tools.watch.metrics import Metrics
 from chimera_runtime.tools.watch.tensorboard import TensorBoard
-from chimera_runtime.update.outcome import Outcome, Outcomes
+from chimera_runtime.update.outcome import NOTHING_CLEARED, Clearings, Outcome, Outcomes
 from chimera_runtime.values.losses import Tally
 
 
@@ -299,8 +299,8 @@ class PartialOutcomes(Outcomes):
     Every 16th update still has a sum, from which ranks learn that they must stop. Parameters are those of `Outcomes`.
     """
 
-    def launch(self, update: int, tally: Tally) -> Outcome:
+    def launch(self, update: int, tally: Tally, clearings: Clearings = NOTHING_CLEARED) -> Outcome:
         """Makes the outcome of an update on this rank; for most updates without a message."""
         if (update + 1) % _SUMMED == 0:
-            return super().launch(update, tally)
+            return super().launch(update, tally, clearings)
         return PartialOutcome(update, tally, self.control_group, self.counted, self.names, _UNSUMMED, None)

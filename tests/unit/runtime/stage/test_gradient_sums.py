@@ -1,6 +1,7 @@
 """Sums of gradients: over micro-batches, over ranks, and of parameters that have none."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -92,6 +93,41 @@ def test_the_next_update_begins_from_nothing() -> None:
         assert p.grad.item() == scale
         sums.clear()
         assert p.grad is None
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_what_a_loop_keeps_of_gradients_stays_as_it_was(is_wide: bool) -> None:
+    """The tensor itself, a view of it, or a graph that has saved it; memory that nothing keeps is used again."""
+    first, second = (half(1, 1), half(2)) if is_wide else (parameter(1, 1), parameter(2))
+    sums = wide([first, second]) if is_wide else gradient_sum([first, second])
+    kept: list[Any] = []
+    addresses = []
+    keeps: list[Any] = [None, None, lambda g: g, lambda g: g[:1], lambda g: g.numpy(), None, None]
+    for number, keep in enumerate(keeps, start=1):
+        backward((first, float(number)), (second, 1.0))
+        sums.collect()
+        sums.launch().wait()
+        gradient = main_gradient(first)
+        assert gradient is not None
+        assert gradient[0] == number
+        addresses.append(gradient.data_ptr())
+        kept += [] if keep is None else [(number, keep(gradient))]
+        del gradient
+        first.grad = None
+        sums.clear()
+    leaf = parameter(3, 3)
+    backward((first, 9.0))
+    sums.collect()
+    sums.launch().wait()
+    graph = (main_gradient(first) * leaf).sum()  # type: ignore[operator]
+    sums.clear()
+    backward((first, 1.0))
+    sums.collect()
+    graph.backward()
+    assert [number for number, value in kept if value[0] != number] == []
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [9, 9]
+    assert [a == b for a, b in pairwise(addresses)] == [True, True, False, False, False, True]
 
 
 def test_a_gradient_that_is_taken_away_is_missed_until_the_next_update() -> None:

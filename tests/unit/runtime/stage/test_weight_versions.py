@@ -186,6 +186,18 @@ def test_nothing_changes_a_parameter_of_the_module_in_place() -> None:
     assert [parameter._version for parameter in delayed.parameters] == before
 
 
+def test_a_step_leaves_no_gradient_with_the_masters() -> None:
+    """The next update writes the memory of the gradients if nothing else holds it."""
+    parameter = nn.Parameter(torch.ones(2))
+    (master,) = stepped = masters([parameter])
+    versions = Versions([parameter], stepped, torch.optim.SGD(stepped, lr=1.0))
+    parameter.grad = torch.ones(2)
+    parameter.main_grad = torch.ones(2)  # type: ignore[attr-defined]
+    versions.step()
+    assert (master.grad, master.main_grad) == (None, None)  # type: ignore[attr-defined]
+    assert master.tolist() == [0, 0]
+
+
 def test_a_version_that_is_not_alive_cannot_be_selected() -> None:
     versions = Delayed("linear", "momentum", 0).versions
     with pytest.raises(KeyError):

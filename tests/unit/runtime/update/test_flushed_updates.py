@@ -60,19 +60,19 @@ def test_an_update_runs_the_script_and_lets_its_mini_batch_go() -> None:
         assert names[0] == ("lane", "begin", update)
         assert names[1][:2] == ("script", "update")
         assert ("feed", "drop", update) in names
-        assert ("outcomes", "launch", update, Tally(11.0, 2.0)) in notes
+        assert ("outcomes", "launch", update, Tally(11.0, 2.0), None) in notes
         assert names[-1] == ("accumulation", "end", "outcome")
 
 
 def test_gradients_are_cleared_and_the_loss_is_scaled_on_every_stage() -> None:
     notes: list[Any] = []
     made(notes).prepare(False, None)
-    assert notes[0] == ("accumulation", "begin", False)
+    assert notes[0] == ("accumulation", "begin", False, 1.0)
     assert {note for note in notes if note[0] == "scale"} == {("scale", 0, 1.0), ("scale", 1, 1.0)}
     assert {note[0] for note in notes if note[-1] == "clear"} == {"stage 0", "stage 1", "tie"}
     notes.clear()
     made(notes).prepare(True, torch.amp.GradScaler("cpu", init_scale=8.0))
-    assert notes[0] == ("accumulation", "begin", True)
+    assert notes[0] == ("accumulation", "begin", True, 8.0)
     assert ("scale", 0, 8.0) in notes
 
 

@@ -8,7 +8,7 @@ import pytest
 from chimera_runtime.errors import PeerLost, RanksDiffer
 from chimera_runtime.ranks.agreement import TERMS
 from chimera_runtime.ranks.world import World
-from chimera_runtime.update.outcome import Outcomes
+from chimera_runtime.update.outcome import Clearings, Outcomes
 from chimera_runtime.values.losses import Tally
 from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
 
@@ -114,6 +114,22 @@ def test_a_rank_that_waits_for_nothing_else_waits_for_the_sums(alone: World) -> 
         outcomes.launch(0, Tally())
         with pytest.raises(PeerLost, match="for the loss of a step"):
             outcomes.launch(1, Tally())
+
+
+def test_ranks_hear_what_loops_did_to_gradients_and_refuse_together_what_is_unknown(alone: World) -> None:
+    cleared, kept, unknown = (Clearings(*(i == place for i in range(3))) for place in range(3))
+    with worlds(alone, job(workers=3, stages=3, placement=((0, 1, 2),), links=())) as ranks:
+
+        def updates(world: World, last: Clearings) -> tuple[Clearings, str]:
+            outcomes = outcomes_of(world, False)
+            first = outcomes.launch(0, Tally(), kept if last is cleared else last)
+            second = outcomes.launch(1, Tally(), last)
+            with pytest.raises(RanksDiffer) as refused:
+                second.settle()
+            return first.clearings, str(refused.value)[:32]
+
+        heard = together([partial(updates, *of) for of in zip(ranks, (cleared, kept, unknown), strict=True)])
+        assert heard == [(Clearings(False, True, True), "update 2: the loop had cleared t")] * 3
 
 
 def test_all_ranks_hear_with_the_same_update_that_one_has_asked_to_stop(alone: World) -> None:

@@ -74,6 +74,14 @@ def test_hooks_see_every_step_with_its_update_and_what_they_change_counts() -> N
     assert [value for *_, value in seen] == pytest.approx(values, abs=1e-5)
 
 
+def test_a_hook_may_keep_what_it_gets() -> None:
+    stage, kept = module(), list[Any]()
+    stepped = StageOptimizer((1,), stage, named(1, stage, newest(stage)), StepHooks(sgd, kept.append, kept.append))
+    for _ in range(2):
+        stepped.step()
+    assert [step.update for step in kept] == [0, 0, 1, 1]
+
+
 def test_a_stage_that_trains_nothing_has_no_optimizer_and_calls_no_hook() -> None:
     def never(_: Any) -> None:
         raise AssertionError
