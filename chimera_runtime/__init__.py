@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from chimera_runtime.blame import ModelError
     from chimera_runtime.checkpoint.checkpoints import Checkpoints
     from chimera_runtime.data.loader import Loader
-    from chimera_runtime.errors import BadCheckpoint, BadModel, Misuse, PeerLost, RanksDiffer
+    from chimera_runtime.errors import BadCheckpoint, BadModel, CheckFailed, Misuse, PeerLost, RanksDiffer
     from chimera_runtime.model.layers import Layers
     from chimera_runtime.pipeline import Pipeline
     from chimera_runtime.ranks.rendezvous import fresh_store
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BadCheckpoint",
     "BadModel",
+    "CheckFailed",
     "Checkpoints",
     "CompiledSchedule",
     "Layers",
@@ -40,6 +41,7 @@ __all__ = [
 _HOMES = {
     "BadCheckpoint": "errors",
     "BadModel": "errors",
+    "CheckFailed": "errors",
     "Checkpoints": "checkpoint.checkpoints",
     "CompiledSchedule": "adapter.schedule",
     "Layers": "model.layers",

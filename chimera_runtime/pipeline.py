@@ -2,18 +2,21 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 
+from chimera_runtime.check.check import check_batch
 from chimera_runtime.data.data_workers import DataWorkers
 from chimera_runtime.data.feed import EvaluationDataFacts, Feed, Pair, items_of
 from chimera_runtime.data.loader import Loader
 from chimera_runtime.data.micro_batch_source import Batches, CutBatch
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.errors import pipeline as mistakes
+from chimera_runtime.errors.check import CHECK_TAKES_ONE_OF_TWO, parameter_is_spread
 from chimera_runtime.evaluate.evaluation import Inference
 from chimera_runtime.lane.profiler_ranges import ranges_on
 from chimera_runtime.model.layers import Layers
@@ -23,6 +26,7 @@ from chimera_runtime.model.ties import End, by_group
 from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer, sharded_by_name
 from chimera_runtime.program.compiled_program import load
 from chimera_runtime.program.weight_groups import Group
+from chimera_runtime.ranks.gathering import Enquiry
 from chimera_runtime.ranks.world import join_group
 from chimera_runtime.stage.gradient_sums import agree_on_infinite, gradients_of, scale_down, total_norm
 from chimera_runtime.start.assemble import assemble, build_and_probe, located_at
@@ -41,6 +45,7 @@ from chimera_runtime.update.shared_facts import SharedFacts
 from chimera_runtime.update.stage_optimizer import Hook, Named, StageOptimizers
 from chimera_runtime.update.updates import FlushedUpdates, LossScale, step_hooks_of, updates_of
 from chimera_runtime.values.losses import Loss
+from chimera_runtime.values.mesh_tensors import is_spread
 
 OLDEST_TORCH = "2.10"
 """The oldest release of torch that shows what the runtime asks of autograd's graph: who saved a tensor, and how."""
@@ -182,6 +187,7 @@ class Pipeline:
         parameters, self._groups = parameters_by_name(model, modules, context.ties), by_group(modules, context.ties)
         optimizers = None if step_hooks is None else StageOptimizers(modules, parameters, step_hooks, context.ties)
         self._modules, self._parameters, self._stage_optimizers = modules, parameters, optimizers
+        self._sum_dtype, self._checks = sum_dtype, 0
         stages = assemble(context, modules, optimizers, hooks.stage_maker(job), sum_dtype=sum_dtype)
         components = hooks.wrapped(components_of(context, stages), stages)  # a tool may record the calls of each
         lane = lane_of(context, components)
@@ -398,7 +404,69 @@ class Pipeline:
             dataset, workers, shuffle=shuffle, sampler=sampler, seed=seed, collate_fn=collate_fn, drop_last=drop_last
         )
 
-    # ---- checkpoints and files of weights
+    # ---- checks, checkpoints and files of weights
+
+    def check(
+        self,
+        batch: Pair | Callable[[int], Pair] | Batches | CutBatch | None = None,
+        *,
+        micro_batches: Sequence[Pair] | None = None,
+    ) -> str:
+        """Compares some updates on a mini-batch with the same in one process; returns a report, the same on all ranks.
+
+        The comparison is that of ``train.py --check``: gradients, weights after steps of its own, losses, and replicas
+        bit by bit. Parameters, gradients, buffers and random generators are as before afterwards; the updates of a
+        stream that are under way are completed first. Every rank calls it; arguments are those of `step`. Rank 0 builds
+        all stages by ``build_stage``, gives them the state of those that the ranks hold, and holds the whole model.
+
+        Raises CheckFailed on all ranks if anything differs: it names stage, parameter and the first tensor that does.
+        Raises Misuse, on all ranks, if the mini-batch does not fit or rank 0 cannot build the model.
+        """
+        self._guard.finish()
+        feed = self._guard.on_all_ranks(lambda: self._checked_feed(batch, micro_batches))
+        context = self._context
+        if self._varying is not None:
+            with self._located, context.probed.generators_kept():
+                boundaries = self._varying.boundaries((feed.input(0, 0), feed.keywords(0, 0)))
+            context = replace(context, probed=replace(context.probed, boundaries=boundaries))
+        self._checks += 1
+        return check_batch(
+            context,
+            self._modules,
+            feed,
+            model_of=self._model_alone,
+            located=self._located,
+            tells=not self.updates and not self._loads,
+            sum_dtype=self._sum_dtype,
+            number=self._checks,
+            answers=self._check_answers(),
+        )
+
+    def _checked_feed(self, batch: Any, micro_batches: Sequence[Pair] | None) -> Feed:
+        """Returns a feed that has a mini-batch as update 0. Raises `Misuse` if the pipeline cannot be checked on it."""
+        if (batch is None) == (micro_batches is None):
+            raise Misuse(CHECK_TAKES_ONE_OF_TWO)
+        self._state.require_values()
+        self._state.require_known()
+        for stage, module in self._modules.items():
+            if (name := next((n for n, p in module.named_parameters() if is_spread(p)), None)) is not None:
+                raise parameter_is_spread(stage, name)
+        feed = Feed(self.job, self._feed.size, self.copy, self._feed.names, self._feed.cut_slice)
+        if micro_batches is None:
+            feed.put(0, batch)
+        else:
+            feed.put_micro_batches(0, micro_batches)
+        if self._varying is not None:
+            self._varying.require_fitting((feed.input(0, 0), feed.keywords(0, 0)))
+        return feed
+
+    def _model_alone(self, _enquiry: Enquiry) -> Model:
+        """The model that rank 0 builds in one process."""
+        return self._context.model
+
+    def _check_answers(self) -> dict[str, Callable[..., Any]]:
+        """Further answers of this rank to questions of `_model_alone`."""
+        return {}
 
     def check_replicas(self) -> None:
         """Raises RanksDiffer unless the replicas of each stage have the same weights, bit by bit; every rank calls it.

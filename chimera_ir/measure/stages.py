@@ -273,20 +273,9 @@ def _profile(
         cut = ModelCut(model, dataset, depth, request.sizes, device, request.seed, kind, request.slices)
         stage_costs: list[StageCosts] = []
         for number, stage_stations in stations(cut, tell):
-            at: dict[int, Timing] = {}
-            # Whole micro-batches first, then slices of each.
-            for station in stage_stations:
-                size, slices = station.shape
-                with running(cut, number, size):
-                    timings = tuple(_timings(station, measure.passes(cut, number, station)))
-                at[size] = timings[0] if slices == 1 else replace(at[size], slices=timings)
-                tell(f"{cut.part(number)}, micro-batch size {size}{f', {slices} slices' if slices > 1 else ''}")
-            # The step does not depend on the micro-batch size: the smallest one needs least memory.
-            smallest = min(stage_stations, key=lambda station: station.shape)
-            with running(cut, number, smallest.shape.size):
-                stage_costs.append(_costs(model, smallest, at, measure.step(cut, number, smallest)))
-            tell(f"{cut.part(number)}, optimizer")
-            kinds |= {str(p.dtype).removeprefix("torch.") for p in smallest.module.parameters()}
+            stage_costs.append(_costs_of_stage(cut, number, stage_stations, measure, tell))
+            kinds |= {str(p.dtype).removeprefix("torch.") for p in stage_stations[0].module.parameters()}
+            del stage_stations  # before the next stage is made
         depths[depth] = tuple(stage_costs[::-1])
     overhead = measure.overhead(cut)
     described = ", ".join([note, *sorted(kinds)])
@@ -294,6 +283,25 @@ def _profile(
         splits = {} if model.layers is None else {depth: tuple(model.layers.first(depth)) for depth in depths}
         return ModelProfile(model.file.stem, depths, described, splits=splits).with_overhead(overhead)
     return ModelProfile(model.file.stem, {}, described, layers=depths[depths_cut[0]]).with_overhead(overhead)
+
+
+def _costs_of_stage(
+    cut: ModelCut, number: int, stations: Sequence[Station], measure: _Measure, tell: Callable[[str], None]
+) -> StageCosts:
+    at: dict[int, Timing] = {}
+    # Whole micro-batches first, then slices of each.
+    for station in stations:
+        size, slices = station.shape
+        with running(cut, number, size):
+            timings = tuple(_timings(station, measure.passes(cut, number, station)))
+        at[size] = timings[0] if slices == 1 else replace(at[size], slices=timings)
+        tell(f"{cut.part(number)}, micro-batch size {size}{f', {slices} slices' if slices > 1 else ''}")
+    # The step does not depend on the micro-batch size: the smallest one needs least memory.
+    smallest = min(stations, key=lambda station: station.shape)
+    with running(cut, number, smallest.shape.size):
+        costs = _costs(cut.model, smallest, at, measure.step(cut, number, smallest))
+    tell(f"{cut.part(number)}, optimizer")
+    return costs
 
 
 def _layers(model: ModelFile) -> Sequence[object]:

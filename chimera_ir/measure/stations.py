@@ -211,29 +211,42 @@ def stations(cut: ModelCut, progress: Callable[[str], None]) -> Iterator[tuple[i
     follow: dict[MeasuredShape, tuple[bool, ...] | None] = dict.fromkeys(cut.shapes)
     # Way back: each stage is made again, and its backward shows for which inputs gradients come back.
     for stage in reversed(range(cut.stages)):
-        module = cut.module(stage)
-        ready: list[Station] = []
-        for shape in cut.shapes:
-            first_look = first_pass.pop((stage, shape))
-            after, wanted = _marked(first_look.after, follow[shape]), follow[shape]
-            bare: list[ProbedForward] = []
-            with_gradient: list[list[bool]] = []
-            with running(cut, stage, shape.size):
-                forwards = _forwards(cut, stage, shape, module, first_look.before, first_look.handed, measures=False)
-                for first, (call, trace) in zip(first_look.traces, forwards, strict=True):
-                    probed = stage_probe.with_obstacle(trace)
-                    whole = bool(probed.traits.whole)
-                    with cut.here():
-                        halves = stage_probe.measure_halves(
-                            cut.model, stage, module, call, differentiable=wanted, is_whole=whole
-                        )
-                        with_gradient.append(stage_probe.probe_backward(stage, module, probed, wanted))
-                    footprint = replace(first.footprint, **halves)
-                    bare.append(replace(first, traits=probed.traits, footprint=footprint))
-            follow[shape] = tuple(any(has) for has in zip(*with_gradient, strict=True))
-            before = _marked(first_look.before, follow[shape])
-            ready.append(_station(cut, stage, shape, module, _FirstPass(first_look.handed, before, after, bare)))
-        yield stage, tuple(ready)
+        yield stage, _ready(cut, stage, first_pass, follow)
+
+
+def _ready(
+    cut: ModelCut,
+    stage: int,
+    first_pass: dict[tuple[int, MeasuredShape], _FirstPass],
+    follow: dict[MeasuredShape, tuple[bool, ...] | None],
+) -> tuple[Station, ...]:
+    """Makes a stage ready to run for each shape.
+
+    ``follow`` has for each shape which outputs of the stage get gradients; here it is replaced by that of its inputs.
+    """
+    module = cut.module(stage)
+    ready: list[Station] = []
+    for shape in cut.shapes:
+        first_look = first_pass.pop((stage, shape))
+        after, wanted = _marked(first_look.after, follow[shape]), follow[shape]
+        bare: list[ProbedForward] = []
+        with_gradient: list[list[bool]] = []
+        with running(cut, stage, shape.size):
+            forwards = _forwards(cut, stage, shape, module, first_look.before, first_look.handed, measures=False)
+            for first, (call, trace) in zip(first_look.traces, forwards, strict=True):
+                probed = stage_probe.with_obstacle(trace)
+                whole = bool(probed.traits.whole)
+                with cut.here():
+                    halves = stage_probe.measure_halves(
+                        cut.model, stage, module, call, differentiable=wanted, is_whole=whole
+                    )
+                    with_gradient.append(stage_probe.probe_backward(stage, module, probed, wanted))
+                footprint = replace(first.footprint, **halves)
+                bare.append(replace(first, traits=probed.traits, footprint=footprint))
+        follow[shape] = tuple(any(has) for has in zip(*with_gradient, strict=True))
+        before = _marked(first_look.before, follow[shape])
+        ready.append(_station(cut, stage, shape, module, _FirstPass(first_look.handed, before, after, bare)))
+    return tuple(ready)
 
 
 def _marked(boundary: Boundary | None, differentiable: tuple[bool, ...] | None) -> Boundary | None:
@@ -261,6 +274,7 @@ def _way_down(cut: ModelCut, progress: Callable[[str], None]) -> dict[tuple[int,
             bare = [replace(trace, inputs=(), outputs=(), carry_leaves=(), carry=None) for trace in traces]
             first_pass[stage, shape] = _FirstPass(handed[shape], before, after, bare)
             boundaries[shape], handed[shape] = after, [_handed_on(cut, trace) for trace in traces]
+        del module, forwards, traces  # before the next stage is made
         progress(f"looked at {cut.part(stage)}")
     return first_pass
 

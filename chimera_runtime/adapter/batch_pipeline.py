@@ -1,6 +1,8 @@
 """`BatchPipeline`: the `Pipeline` behind a `CompiledSchedule`."""
 
-from collections.abc import Mapping
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,10 @@ from chimera_runtime.adapter.given_stages import CalledStage
 from chimera_runtime.adapter.results import LossFactor, Result, Results
 from chimera_runtime.data.evaluation_batches import EvaluationBatch
 from chimera_runtime.data.micro_batch_source import CutBatch
+from chimera_runtime.errors.check import module_cannot_be_sent
+from chimera_runtime.model.model import Model
 from chimera_runtime.pipeline import Pipeline
-from chimera_runtime.ranks.gathering import gathered
+from chimera_runtime.ranks.gathering import Enquiry, gathered
 from chimera_runtime.values.nested import to_device
 
 
@@ -34,6 +38,7 @@ class BatchPipeline(Pipeline):
 
         super().__init__(directory, build_stage, results.judge, batch, name=name, **options)
         self._results = results
+        self._sent: dict[int, Any] = {}
         self._run_round = self._inference.runner(results)
 
     def add_gradients(self, batch: CutBatch, factor: LossFactor) -> None:
@@ -44,6 +49,44 @@ class BatchPipeline(Pipeline):
         self.step(batch, scaler=factor)
         for parameter, gradient in earlier.items():
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
+    def check_batch(self, batch: CutBatch) -> str:
+        """Checks the pipeline on a batch: see `Pipeline.check`. Rank 0 gets copies of the modules of all stages."""
+        self._sent = self._guard.on_all_ranks(lambda: self._packed(batch))
+        try:
+            return self.check(batch)
+        finally:
+            self._sent = {}
+            self._results.clear()
+
+    def _packed(self, batch: CutBatch) -> dict[int, Any]:
+        """What rank 0 needs of each stage of this rank: the module as bytes, and its keyword arguments."""
+        given = [keywords["keywords"] for _, _, keywords in batch.triples]
+        packed: dict[int, Any] = {}
+        for number, module in self._modules.items():
+            content = io.BytesIO()
+            try:
+                torch.save(module, content)
+            except Exception as error:
+                raise module_cannot_be_sent(number, f"{type(error).__name__}: {error}") from error
+            packed[number] = torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8), given
+        return packed
+
+    def _check_answers(self) -> dict[str, Callable[..., Any]]:
+        return {"module": self._sent.__getitem__, "loss": lambda: self._results.loss_kwargs}
+
+    def _model_alone(self, enquiry: Enquiry) -> Model:
+        def holder(stage: int) -> int:
+            return self._world.place.ranks_of(self.job.holders[stage])[0]
+
+        def build_stage(stage: int, _stages: int) -> torch.nn.Module:
+            content, given = enquiry.ask(holder(stage), "module", stage)
+            module: CalledStage = torch.load(io.BytesIO(content.numpy().tobytes()), "cpu", weights_only=False)
+            module.given = to_device(given, self._world.device)
+            return module
+
+        self._results.loss_kwargs = enquiry.ask(holder(self.job.stages - 1), "loss")
+        return replace(self._context.model, build_stage=build_stage)
 
     def run_forwards(self, batch: CutBatch) -> None:
         """Runs the forwards of a batch."""

@@ -49,16 +49,18 @@ class CalledStage(torch.nn.Module):
     """A stage of torch as one of a `Pipeline`: its module is called with positional arguments, in the mode it has.
 
     The number of the micro-batch is a keyword argument so that the runtime joins no micro-batches: tensors need not
-    have items in dimension 0.
+    have items in dimension 0. In one process, ``given`` has the stage's own keyword arguments of each micro-batch.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
         self.module = module
+        self.given: Sequence[dict[str, Any]] | None = None
 
     def forward(self, inputs: Any, *, micro_batch: int, keywords: dict[str, Any]) -> Any:
         """Calls the module with a tuple or list of inputs, or with one."""
-        return self.module(*(inputs if isinstance(inputs, tuple | list) else (inputs,)), **keywords)
+        named = keywords if self.given is None else self.given[micro_batch]
+        return self.module(*(inputs if isinstance(inputs, tuple | list) else (inputs,)), **named)
 
     def train(self, mode: bool = True) -> Self:
         """Does nothing: the mode of the module is its owner's."""

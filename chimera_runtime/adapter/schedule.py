@@ -193,6 +193,27 @@ class CompiledSchedule:
 
     # ---- what the schedules of torch lack
 
+    def check(
+        self,
+        *args: Any,
+        target: Any = None,
+        loss_kwargs: dict[str, Any] | None = None,
+        arg_mbs: list[Any] | None = None,
+        kwarg_mbs: list[Any] | None = None,
+        target_mbs: list[Any] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """Compares some updates on a batch with the same in one process: see `Pipeline.check`. Arguments as of `step`.
+
+        Rank 0 runs copies of all modules, which must be made of classes and functions that can be pickled.
+        """
+        if self._results.loss_fn is None:
+            raise Misuse(mistakes.CHECK_NEEDS_A_LOSS)
+        batch = self._cutting.cut(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
+        require(batch, inputs=self._has_first, targets=self._has_last)
+        self._results.loss_kwargs = loss_kwargs or {}
+        return self._ready(batch, True).check_batch(batch)
+
     @property
     def pipeline(self) -> Pipeline:
         """The `Pipeline` that runs the schedule. Raises Misuse before the first `step` or `eval`."""

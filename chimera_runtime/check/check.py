@@ -1,37 +1,63 @@
-"""``--check``: runs the generated scripts and compares them with one process, update by update, stage by stage."""
+"""The check: trains some updates on the ranks, by their scripts, and in one process, and compares them.
 
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+On the ranks it trains the modules of the pipeline itself, and restores them. In one process it trains modules that are
+made anew, so that it finds what the pipeline's have become by then, and memory that stages share in one process alone.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
 
 import torch
 
+from chimera_runtime.blame import Located, UserCode
 from chimera_runtime.check import full_model, whole_sequences
-from chimera_runtime.check.compare import RankResult, compare
+from chimera_runtime.check.compare import RankResult, ResultsOfRanks, compare, sample
 from chimera_runtime.check.reference import Reference, Training
-from chimera_runtime.errors.check import ranks_differ_from_one_process
+from chimera_runtime.data.feed import Feed
+from chimera_runtime.data.micro_batch_source import MicroBatchSource
+from chimera_runtime.errors import FAILED, CheckFailed
+from chimera_runtime.errors import check as mistakes
 from chimera_runtime.model.arguments import label
-from chimera_runtime.model.model import ModelFile
+from chimera_runtime.model.model import Model, ModelFile
 from chimera_runtime.model.naming import parameters_by_name
 from chimera_runtime.model.ties import by_group, refuse_undeclared
 from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer
 from chimera_runtime.program.job import Job
+from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.weight_groups import Group
+from chimera_runtime.ranks.gathering import Enquiry
 from chimera_runtime.stage.auxiliary_losses import collecting
-from chimera_runtime.stage.module_state import state_of
-from chimera_runtime.stage.saved_tensors import memory_of
+from chimera_runtime.stage.module_state import equal, state_of
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble as build
 from chimera_runtime.start.lane_components import components_of, lane_of, run_stream
 from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.values.losses import added
 from chimera_runtime.values.meta_weights import require_values
-from chimera_runtime.values.tensors import all_generators_kept
+from chimera_runtime.values.nested import leaves, mapped, taken_apart, to_device
+from chimera_runtime.values.tensors import Tensors, all_generators_kept, part
 
 MakeOptimizer = Callable[[Group, list[torch.nn.Parameter]], Any]
 """Function that makes the optimizer of a weight group."""
+
+MakeStages = Callable[[Reference], Sequence[torch.nn.Module]]
+"""Function that makes the stages of a reference, for one process."""
+
+Before = Callable[[Reference, MakeStages], list[str]]
+"""Function that compares the reference with something else; it returns lines for the report."""
+
+
+class Report(NamedTuple):
+    """Result of a check, the same on every rank: whether it has ``passed``, and a text with all figures.
+
+    ``is_error`` says that rank 0 has raised another error, of which ``text`` is the message.
+    """
+
+    passed: bool
+    text: str
+    is_error: bool = False
 
 
 @dataclass
@@ -57,26 +83,264 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def check(
-    context: RankContext,
-    model: ModelFile,
-    micro_batch_size: int,
-    built: dict[int, torch.nn.Module],
-    optimizer_of: MakeOptimizer,
-) -> str | None:
-    """Trains some updates on the ranks and in one process; returns the differences as text on rank 0, else None.
+class SampledStage(Stage):
+    """Stage that compares both runs of every recomputed forward, and samples what it hands on in the first update."""
 
-    ``built`` are the modules of this rank's stages, which do not change: the check trains others. ``optimizer_of``
-    makes the optimizer with which the ranks step a weight group.
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(is_compared=lambda _update: True, **arguments)
+        self.samples: dict[int, list[torch.Tensor]] = {}
 
-    Raises `CheckFailed` on rank 0, if they differ by more than the tolerance.
+    def _hand_on(self, value: str, micros: Micros, tensors: Tensors) -> None:
+        super()._hand_on(value, micros, tensors)
+        several = micros if isinstance(micros, tuple) else (micros,)
+        for place, micro in enumerate(several if value == "y" else ()):
+            update, number = self._numbering.place(micro)
+            if update == 0:
+                of_micro = tensors if len(several) == 1 else part(tensors, place, place + 1, len(several))
+                self.samples[number] = [*map(sample, of_micro)]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check compares: the pipeline of this rank, and one process.
+
+    ``modules`` are those of this rank's stages. ``optimizer_of`` makes the optimizer with which the ranks step a weight
+    group. ``is_unchanged`` says that the modules must be as the reference builds them; otherwise the one process begins
+    with the state that they have now, and if it ``tells``, the report says where that is another one. ``number`` counts
+    the checks of a pipeline. ``answers`` has what rank 0 may ask for in addition. ``located`` is the context of the
+    calls of the pipeline.
     """
+
+    context: RankContext
+    modules: Mapping[int, torch.nn.Module]
+    optimizer_of: MakeOptimizer
+    is_unchanged: bool = True
+    tells: bool = True
+    sum_dtype: torch.dtype | None = None
+    number: int = 0
+    answers: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    located: AbstractContextManager[None] = field(default_factory=nullcontext)
+
+    def run(self, reference_of: Callable[[Enquiry], Reference], before: Before) -> Report:
+        """Runs the check; every rank calls it. Modules, gradients and random generators are as before afterwards.
+
+        ``reference_of`` makes the reference on rank 0, where ``before`` is called first.
+        """
+        context, control = self.context, self.context.world.control_group
+        with torch.enable_grad(), all_generators_kept(), kept(self.modules) as restore:
+            with self.located:
+                result = self._trained()
+                restore()
+                name = f"check/{self.number}"
+                results = ResultsOfRanks.gather(control, context.world.job, result, context.probed.auxiliary, name)
+            answers: dict[str, Callable[..., Any]] = {"part": result.part, "outputs": result.samples}
+            answers |= {"stage": self._state_of, **self.answers}
+            enquiry = Enquiry(control, name, answers, "for the one-process reference")
+            if control.place.rank:
+                return Report(*enquiry.serve())
+            try:
+                report = self._compared(enquiry, results, reference_of, before)
+            except Exception as error:
+                enquiry.end(*Report(False, f"{error}".partition("\n")[0], is_error=True))
+                raise
+            enquiry.end(*report)
+            return report
+
+    def _compared(
+        self,
+        enquiry: Enquiry,
+        results: ResultsOfRanks,
+        reference_of: Callable[[Enquiry], Reference],
+        before: Before,
+    ) -> Report:
+        context, job = self.context, self.context.world.job
+        period, reads = (job.period, job.reads) if job.period else (job.passes, (((0, job.passes),),) * job.stages)
+        with ExitStack() as stack:
+            differing: dict[int, str] = {}
+            outputs: dict[tuple[int, int, int], list[torch.Tensor]] = {}
+
+            def make(reference: Reference) -> list[torch.nn.Module]:
+                with UserCode("making all stages in one process", FAILED):
+                    modules = [reference.build(stage) for stage in range(job.stages)]
+                stack.enter_context(kept(dict(enumerate(modules))))
+                refuse_undeclared(dict(enumerate(modules)), context.ties, context.model)
+                for stage, module in enumerate(modules):
+                    holder, *_ = context.world.place.ranks_of(job.holders[stage])
+                    state = enquiry.ask(holder, "stage", stage)
+                    if names := [*self._take_state(stage, module, state)]:
+                        differing[stage] = mistakes.begins_otherwise(stage, names)
+                return modules
+
+            def note(copy: int, micro: int, stage: int, output: Any) -> None:
+                tensors = [leaf for leaf in leaves(output) if isinstance(leaf, torch.Tensor)]
+                outputs[stage, micro, copy] = [*map(sample, tensors)]
+
+            def begin() -> Training:
+                modules = make(reference)
+                with UserCode("training in one process, to compare with", FAILED):
+                    return Training(reference, period, reads, modules, note)
+
+            try:
+                reference = reference_of(enquiry)
+                lines = before(reference, make)
+                verdict = compare(enquiry, job, results, begin, outputs)
+            except CheckFailed as failed:
+                return Report(False, f"{failed}")
+            if self.is_unchanged:
+                verdict = replace(verdict, differing=[*differing.values()])
+            elif self.tells:
+                verdict = replace(verdict, told=[*differing.values()])
+            return Report(verdict.passed, "\n  ".join([f"{verdict}", *lines]))
+
+    def _trained(self) -> RankResult:
+        """Trains the modules of this rank by its script; returns what the updates have computed."""
+        context, updates = self.context, checked_updates(self.context.world.job)
+        watched: list[WatchedOptimizer] = []
+        groups = iter(by_group(self.modules, context.ties))
+
+        def watch(parameters: list[torch.nn.Parameter]) -> WatchedOptimizer:
+            watched.append(WatchedOptimizer(parameters, self.optimizer_of(next(groups), parameters)))
+            return watched[-1]
+
+        stages: dict[int, Any] = build.assemble(
+            context, dict(self.modules), watch, SampledStage, sum_dtype=self.sum_dtype
+        )
+        lane = lane_of(context, components_of(context, stages))
+        if context.world.job.period:
+            run_stream(context, lane, updates)
+        else:
+            for update in range(updates):
+                lane.begin(update)
+                context.script.update(lane)
+                for optimizer in watched:
+                    optimizer.gather()
+        optimizers = dict(zip(by_group(self.modules, context.ties), watched, strict=True))
+        return RankResult(
+            {group: optimizer.gradients for group, optimizer in optimizers.items()},
+            {group: [_copy(p) for p in optimizer.parameters] for group, optimizer in optimizers.items()},
+            [added(stage.take_loss(update) for stage in stages.values()) for update in range(updates)],
+            {(number, micro): kept for number, stage in stages.items() for micro, kept in stage.samples.items()},
+        )
+
+    # ---- the state with which both begin
+
+    def _state_of(self, stage: int) -> Any:
+        """The parameters, buffers and plain attributes of a stage of this rank, and what requires a gradient."""
+        module = self.modules[stage]
+        tables = {name: _plain(part) for name, part in module.named_modules()}
+        trained = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        return {"tables": tables, "trained": trained}
+
+    def _take_state(self, stage: int, module: torch.nn.Module, state: Mapping[str, Any]) -> Iterator[str]:
+        """Yields the names of the parameters and buffers of a stage that have other values on the ranks.
+
+        ``module`` was made for one process. If the ranks' need not be as it was made, it gets their ``state``.
+        """
+        parts = dict(module.named_modules())
+        for place, table in state["tables"].items():
+            if place not in parts:
+                raise mistakes.part_is_missing(stage, place)
+            here = _plain(parts[place])
+            for key in parts[place]._parameters.keys() - table.keys():
+                raise mistakes.parameter_is_another(stage, f"{place}.{key}".lstrip("."))
+            for key, value in table.items():
+                mine, name = here.get(key), f"{place}.{key}".lstrip(".")
+                tables: list[dict[str, Any]] = [parts[place]._parameters, parts[place]._buffers, parts[place].__dict__]
+                of_parameters, of_buffers, _ = [key in table for table in tables]
+                if isinstance(mine, torch.Tensor) and _are_alike(mine, value):
+                    if equal(mine, value.to(mine.device)):
+                        continue
+                    if of_parameters or of_buffers:
+                        yield name
+                    if not self.is_unchanged:
+                        mine.data.copy_(value)
+                elif of_parameters and mine is not value:
+                    raise mistakes.parameter_is_another(stage, name)
+                elif not self.is_unchanged:
+                    tables[1 if of_buffers else 2][key] = to_device(value, self.context.world.device)
+        if not self.is_unchanged:
+            for name, parameter in module.named_parameters():
+                parameter.requires_grad_(name in state["trained"])
+
+
+def _plain(part: torch.nn.Module) -> dict[str, Any]:
+    """The parameters and buffers of a module, without those of modules in it, and its attributes that are plain."""
+    attributes = {} if type(part).__module__.startswith("chimera_runtime") else vars(part)
+    plain = {
+        key: value.detach() if isinstance(value, torch.Tensor) else value
+        for key, value in {**attributes, **part._parameters, **part._buffers}.items()
+        if value is None or isinstance(value, bool | int | float | str | torch.Tensor)
+    }
+    return {key: value for key, value in plain.items() if not isinstance(value, torch.Tensor) or _is_dense(value)}
+
+
+def _are_alike(mine: torch.Tensor, value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and mine.shape == value.shape and mine.dtype == value.dtype
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_quantized
+
+
+@contextmanager
+def kept(modules: Mapping[int, torch.nn.Module]) -> Iterator[Callable[[], None]]:
+    """Context in which modules may be trained; the function that it returns restores them, and so does its end.
+
+    In the meantime parameters have no gradients. There are copies of all parameters and buffers.
+    """
+    parameters = dict.fromkeys(parameter for module in modules.values() for parameter in module.parameters())
+    snapshots = [Snapshot(parameter) for parameter in parameters]
+    states = [state_of(module) for module in modules.values()]
+
+    def restore() -> None:
+        for state, contents in states:
+            state.restore(contents)
+        for snapshot in snapshots:
+            snapshot.restore()
+
+    try:
+        yield restore
+    finally:
+        restore()
+        for snapshot in snapshots:
+            snapshot.end()
+
+
+class Snapshot:
+    """Values of a parameter, and the memory that they are in: `restore` gives the parameter both, without a gradient.
+
+    `end` gives it back its gradient, and attributes as `main_grad`.
+    """
+
+    def __init__(self, parameter: torch.nn.Parameter) -> None:
+        self._parameter = parameter
+        self._place = parameter.data
+        self._values = parameter.detach().clone()
+        self._gradient, self._attributes = parameter.grad, dict(vars(parameter))
+        parameter.grad = None
+
+    def restore(self) -> None:
+        """Gives the parameter its memory and values again, without a gradient."""
+        self._parameter.data = self._place
+        self._parameter.data.copy_(self._values)
+        self._parameter.grad = None
+
+    def end(self) -> None:
+        """Gives the parameter its gradient and its attributes again."""
+        self._parameter.grad = self._gradient
+        vars(self._parameter).clear()
+        vars(self._parameter).update(self._attributes)
+
+
+def checked_updates(job: Job) -> int:
+    """Number of updates that are checked: 3, or where they overlap at least 4 and 2 * workers + 2 micro-batches."""
+    return max(4, -(-(2 * job.workers + 2) // job.micro_batches)) if job.period else 3
+
+
+def reference_for(context: RankContext, model: Model, micro_batch_size: int, **changed: Any) -> Reference:
+    """Returns the reference of a rank's program: ``model`` in one process. ``changed`` are further fields of it."""
     world, job = context.world, context.world.job
-    require_values(
-        {f"{name} of stage {stage}": p for stage, module in built.items() for name, p in module.named_parameters()},
-        "the check compares gradients at the initial weights, which only a build_stage on a real device gives",
-    )
-    reference = Reference(
+    return Reference(
         model=model,
         stages=job.stages,
         micro_batch_size=micro_batch_size,
@@ -90,112 +354,164 @@ def check(
         slices=job.slices,
         lengths=job.lengths,
         label=lambda modules: label(parameters_by_name(model, dict(enumerate(modules)), context.ties)),
+        **changed,
     )
-    period, reads = (job.period, job.reads) if job.period else (job.passes, (((0, job.passes),),) * job.stages)
-    updates = checked_updates(job)
-    with all_generators_kept():
-        own_model = _compare_own_model(context, model, reference)
-
-        # The check trains stages that it builds itself; memory that they share with the training's is put back.
-        states = [state_of(module, context.probed.traits[number].touched) for number, module in built.items()]
-        rebuilt = build.modules(world, model, context.seed)
-        in_common = [Snapshot(tensor) for tensor in shared(built, rebuilt)]
-        result = _run(context, rebuilt, updates, optimizer_of)
-        for snapshot in in_common:
-            snapshot.restore()
-        verdict = compare(
-            world.control_group,
-            job,
-            result,
-            names=context.probed.auxiliary,
-            updates=updates,
-            begin=lambda: Training(reference, period, reads),
-            inspect=lambda modules: refuse_undeclared(dict(enumerate(modules)), context.ties, model),
-        )
-        for snapshot in in_common:
-            snapshot.restore()
-        for state, contents in states:
-            state.restore(contents)
-    if verdict is not None and not verdict.passed:
-        raise ranks_differ_from_one_process(f"{verdict}")
-    return None if verdict is None else "\n  ".join([str(verdict), *own_model])
 
 
-def _compare_own_model(context: RankContext, model: ModelFile, reference: Reference) -> list[str]:
-    """Compares the stages with ``reference()``, if there is one, and on slices with themselves on whole sequences.
+# ---- of train.py and of a loop of one's own
 
-    Returns on rank 0 a line for each comparison. The other ranks wait for rank 0, which compares.
+
+def check(
+    context: RankContext,
+    model: ModelFile,
+    micro_batch_size: int,
+    built: dict[int, torch.nn.Module],
+    optimizer_of: MakeOptimizer,
+) -> str | None:
+    """Checks the pipeline of a model file, before it trains; returns the report on rank 0, else None.
+
+    ``built`` are the modules of this rank's stages, as they will train; they are restored. ``optimizer_of`` makes the
+    optimizer with which the ranks step a weight group.
+
+    Raises `CheckFailed` on rank 0, if ranks and one process differ by more than the tolerance.
     """
-    world = context.world
-    if model.reference is None and reference.slices == 1:
-        return []
-    if world.place.rank:
-        world.control_group.wait_for_key("check/own", 0, "for the model in one process", math.inf)
-        return []
-    agreements: list[object] = []
-    if reference.slices > 1:
-        agreements.append(whole_sequences.compare(reference, model.autocast))
-    if model.reference is not None:
-        tied = [ends for tie in context.ties for ends in tie.parameters]
-        agreements.append(full_model.compare(whole_sequences.unsliced(reference), model, tied))
-    world.control_group.store.set("check/own", "1")
-    return [*map(str, agreements)]
-
-
-def shared(built: dict[int, torch.nn.Module], rebuilt: dict[int, torch.nn.Module]) -> list[torch.Tensor]:
-    """Returns the tensors of ``built`` whose memory ``rebuilt`` uses too, as ``build_stage`` may reuse weights."""
-    memory = memory_of([*_tensors(rebuilt)]).keys()
-    return [tensor for tensor in _tensors(built) if memory_of(tensor).keys() & memory]
-
-
-def _tensors(modules: dict[int, torch.nn.Module]) -> Iterator[torch.Tensor]:
-    for module in modules.values():
-        yield from (*module.parameters(), *module.buffers())
-
-
-class Snapshot:
-    """Values of a tensor, and the memory that they are in: `restore` gives the tensor both."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-        self._place = tensor.data
-        self._values = tensor.detach().clone()
-
-    def restore(self) -> None:
-        """Gives the tensor its memory and values again, without a gradient."""
-        self._tensor.data = self._place
-        self._tensor.data.copy_(self._values)
-        self._tensor.grad = None
-
-
-def checked_updates(job: Job) -> int:
-    """Number of updates that are checked: 3, or where they overlap at least 4 and 2 * workers + 2 micro-batches."""
-    return max(4, -(-(2 * job.workers + 2) // job.micro_batches)) if job.period else 3
-
-
-def _run(
-    context: RankContext, built: dict[int, torch.nn.Module], updates: int, optimizer_of: MakeOptimizer
-) -> RankResult:
-    watched: list[WatchedOptimizer] = []
-    groups = iter(by_group(built, context.ties))
-
-    def watch(parameters: list[torch.nn.Parameter]) -> WatchedOptimizer:
-        watched.append(WatchedOptimizer(parameters, optimizer_of(next(groups), parameters)))
-        return watched[-1]
-
-    stages = build.assemble(context, built, watch, partial(Stage, is_compared=lambda _update: True))
-    lane = lane_of(context, components_of(context, stages))
-    if context.world.job.period:
-        run_stream(context, lane, updates)
-    else:
-        for update in range(updates):
-            lane.begin(update)
-            context.script.update(lane)
-            for optimizer in watched:
-                optimizer.gather()
-    optimizers = dict(zip(by_group(built, context.ties), watched, strict=True))
-    return RankResult(
-        {group: optimizer.gradients for group, optimizer in optimizers.items()},
-        {group: [_copy(p) for p in optimizer.parameters] for group, optimizer in optimizers.items()},
-        [added(stage.take_loss(update) for stage in stages.values()) for update in range(updates)],
+    require_values(
+        {f"{name} of stage {stage}": p for stage, module in built.items() for name, p in module.named_parameters()},
+        "the check compares gradients at the initial weights, which only a build_stage on a real device gives",
     )
+
+    def before(reference: Reference, make: MakeStages) -> list[str]:
+        agreements: list[object] = []
+        if reference.slices > 1:
+            agreements.append(whole_sequences.compare(reference, model.autocast, make))
+        if model.reference is not None:
+            tied = [ends for tie in context.ties for ends in tie.parameters]
+            agreements.append(full_model.compare(whole_sequences.unsliced(reference), model, tied))
+        return [*map(str, agreements)]
+
+    checked = Checked(context, built, optimizer_of)
+    report = checked.run(lambda _enquiry: reference_for(context, model, micro_batch_size), before)
+    if context.world.place.rank:
+        return None
+    if not report.passed:
+        raise mistakes.ranks_differ_from_one_process(report.text)
+    return report.text
+
+
+@dataclass
+class OneBatch(MicroBatchSource):
+    """One mini-batch of this copy for every update, from ``feed``, which has it as update 0.
+
+    Every reader gets copies of its tensors. ``used`` are the parts of micro-batches that stages of this rank have read,
+    by micro-batch and number, as in `MicroBatchSource.component`.
+    """
+
+    feed: Feed
+    used: dict[tuple[int, int], Any] = field(default_factory=dict)
+
+    def component(self, _update: int, micro: int, number: int) -> Any:
+        """Copies the inputs, the targets or the keyword arguments of a micro-batch."""
+        key = micro % self.feed.job.passes, number
+        if key not in self.used:
+            with all_generators_kept():
+                self.used[key] = mapped(self.feed.component(0, *key), torch.clone)
+        return mapped(self.used[key], torch.clone)
+
+
+class BoundedSteps:
+    """Optimizer that moves a parameter along its gradient by a thousandth of its largest number, or of 0.01.
+
+    So it needs no learning rate that would fit the model.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._parameters = parameters
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Moves all parameters that have a gradient."""
+        for parameter in self._parameters:
+            if parameter.grad is not None and parameter.numel():
+                largest = parameter.grad.abs().max()
+                size = parameter.abs().max().clamp(min=0.01)
+                parameter.sub_(parameter.grad * torch.where(largest > 0, 1e-3 * size / largest, 0.0))
+
+
+def check_batch(
+    context: RankContext,
+    modules: Mapping[int, torch.nn.Module],
+    feed: Feed,
+    *,
+    model_of: Callable[[Enquiry], Model],
+    located: Located,
+    **options: Any,
+) -> str:
+    """Checks a pipeline in a loop of one's own on a mini-batch; returns the report. Every rank calls it.
+
+    ``feed`` has the mini-batch of this copy as update 0. ``model_of`` returns the model in one process, on rank 0.
+    ``options`` are fields of `Checked`.
+
+    Raises `CheckFailed` on all ranks if ranks and one process differ by more than the tolerance, `Misuse` or
+    `ModelError` if the model cannot be made in one process.
+    """
+    place, source = context.world.place, OneBatch(feed)
+    context = replace(context, source=source)
+
+    def reference_of(enquiry: Enquiry) -> Reference:
+        model = model_of(enquiry)
+        fields_of_model = {each.name: getattr(model, each.name) for each in fields(model) if each.init}
+        alone = ModelFile(**fields_of_model, dataset=tuple, optimizer=BoundedSteps)
+        return reference_for(context, alone, feed.size, data=_data(enquiry, context))
+
+    def before(reference: Reference, make: MakeStages) -> list[str]:
+        return [str(whole_sequences.compare(reference, None, make))] if reference.slices > 1 else []
+
+    answers = {"data": lambda: source.used, **options.pop("answers", {})}
+    checked = Checked(
+        context,
+        modules,
+        lambda _group, parameters: BoundedSteps(parameters),
+        is_unchanged=False,
+        located=located,
+        answers=answers,
+        **options,
+    )
+    with nullcontext() if place.rank else located.for_loader():
+        report = checked.run(reference_of, before)
+    if report.is_error:
+        raise mistakes.check_has_ended(report.text)
+    if not report.passed:
+        raise mistakes.ranks_differ_from_one_process(report.text)
+    return report.text
+
+
+def _data(enquiry: Enquiry, context: RankContext) -> Callable[[int], Iterator[list[list[Any]]]]:
+    """Returns a function that yields, for each update, the mini-batch of all copies, which their ranks have used.
+
+    Its argument is the number of slices: 1 joins the slices of a sequence.
+    """
+    place, job = context.world.place, context.world.job
+    micro_batches: list[list[Any]] = []
+    for copy in range(place.copies):
+        of_copy: list[list[Any]] = [[None, None, {}] for _ in range(job.passes)]
+        for worker in range(place.workers):
+            for (micro, number), value in enquiry.ask(place.rank_of(copy, worker), "data").items():
+                of_copy[micro][number] = {**of_copy[micro][2], **(value or {})} if number == 2 else value
+        micro_batches += of_copy
+
+    def data(slices: int) -> Iterator[list[list[Any]]]:
+        joined = micro_batches
+        if slices < job.slices:
+            starts = range(0, len(micro_batches), job.slices)
+            joined = [_whole(micro_batches[start : start + job.slices]) for start in starts]
+        while True:
+            yield mapped(to_device(joined, context.world.device), torch.clone)
+
+    return data
+
+
+def _whole(slices: Sequence[list[Any]]) -> list[Any]:
+    """Joins the slices of a micro-batch along their sequence; a tensor without one is the same in all of them."""
+    apart, (form, *_) = zip(*map(taken_apart, slices), strict=True)
+    whole: list[Any] = form.filled([torch.cat(ts, 1) if ts[0].dim() > 1 else ts[0] for ts in zip(*apart, strict=True)])
+    return whole

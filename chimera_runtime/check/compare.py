@@ -1,9 +1,8 @@
 """Comparison of the results of the ranks with those of one process, stage by stage."""
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -14,6 +13,7 @@ from chimera_runtime.errors.check import steps_are_not_updates
 from chimera_runtime.program.job import Job, Place
 from chimera_runtime.program.weight_groups import Group, group_name, group_text
 from chimera_runtime.ranks.control_group import ControlGroup
+from chimera_runtime.ranks.gathering import Enquiry
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.tensors import digest
 
@@ -57,12 +57,77 @@ def tolerance(dtype: torch.dtype, summands: int) -> float:
 class RankResult:
     """Results of a rank: for each weight group the gradients of its steps, and its weights after the last step.
 
-    ``losses`` has for each update the losses that this rank has computed.
+    ``losses`` has for each update the losses that this rank has computed, ``outputs`` a `sample` of each tensor that
+    its stages have handed on in the first update, by stage and micro-batch.
     """
 
     gradients: Mapping[Group, Sequence[Gradients]]
     weights: Mapping[Group, Sequence[torch.Tensor]]
     losses: Sequence[Tally]
+    outputs: Mapping[tuple[int, int], Sequence[torch.Tensor]] = field(default_factory=dict)
+
+    def part(self, number: int, group: Sequence[int]) -> Gradients:
+        """Result ``number`` of a weight group: the gradients of that update or, after these, the final weights."""
+        return (*self.gradients[*group,], self.weights[*group,])[number]
+
+    def samples(self) -> Mapping[tuple[int, int], Sequence[torch.Tensor]]:
+        """Returns the ``outputs``."""
+        return self.outputs
+
+
+_SAMPLE = 256
+
+
+def sample(tensor: torch.Tensor) -> torch.Tensor:
+    """Copies up to 256 numbers of a tensor, evenly spread over it, to the host's memory."""
+    numbers = tensor.detach().reshape(-1)
+    return numbers[:: -(-max(1, len(numbers)) // _SAMPLE)].to("cpu", copy=True)
+
+
+@dataclass(frozen=True)
+class ResultsOfRanks:
+    """The results of all ranks in short form.
+
+    ``digests`` has for each rank, by the text of a weight group, the number of its steps and a digest of its gradients
+    and weights. ``tallies`` has the losses of each update over all ranks.
+    """
+
+    place: Place
+    digests: Sequence[Mapping[str, tuple[int, str]]]
+    tallies: Sequence[Tally]
+
+    @classmethod
+    def gather(
+        cls, control_group: ControlGroup, job: Job, result: RankResult, names: Sequence[str], key: str
+    ) -> "ResultsOfRanks":
+        """Gathers the results of all ranks, which all call it; ``names`` are those of the auxiliary losses.
+
+        ``key`` is a prefix of keys in the store.
+
+        Raises `CheckFailed` if a stage has made more or fewer steps than there are updates.
+        """
+        digests = {
+            group_text(group): (len(gradients), digest(t for part in (*gradients, result.weights[group]) for t in part))
+            for group, gradients in result.gradients.items()
+        }
+        of_ranks = control_group.collect(f"{key}/replicas", digests, "for the digests of its replicas")
+        summed = torch.tensor([tally.numbers(names) for tally in result.losses], dtype=torch.float64)
+        control_group.reduce(summed, "for the sum of the losses")
+        return cls(control_group.place, of_ranks, [Tally.of(numbers, names) for numbers in summed.tolist()])
+
+    def unequal(self, job: Job) -> Iterator[str]:
+        """Yields a line for each weight group whose replicas differ; errors as of `gather`."""
+        for group in job.groups:
+            name = group_name(group)
+            ranks_by_digest: dict[str, list[int]] = {}
+            for rank in self.place.ranks_of(job.members(group)):
+                steps, bits = self.digests[rank][group_text(group)]
+                if steps != len(self.tallies):
+                    raise steps_are_not_updates(name, rank, steps, len(self.tallies))
+                ranks_by_digest.setdefault(bits, []).append(rank)
+            if len(ranks_by_digest) > 1:
+                groups = " | ".join(", ".join(map(str, ranks)) for ranks in ranks_by_digest.values())
+                yield f"replicas of {name}: NOT bitwise equal; ranks that agree: {groups}"
 
 
 @dataclass(frozen=True)
@@ -84,7 +149,12 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Errors of the ranks compared with one process, and tolerances; ``unequal`` has lines on replicas that differ."""
+    """Errors of the ranks compared with one process, and tolerances.
+
+    ``unequal`` has lines on replicas that differ. ``differing`` and ``told`` have lines on parameters and buffers with
+    which the ranks begin otherwise than the one process would: by mistake, or since they were changed. ``first`` names
+    the first tensor that differs; it is empty if none does.
+    """
 
     updates: int
     dtype: str
@@ -96,11 +166,15 @@ class Verdict:
     reference_losses: Sequence[float]
     loss_error: float
     unequal: Sequence[str]
+    differing: Sequence[str] = ()
+    told: Sequence[str] = ()
+    first: str = ""
 
     @property
     def passed(self) -> bool:
-        """Whether all errors are within the tolerances, and all replicas equal."""
-        return not self.wrong and not self.unequal and self.loss_error <= self.gradient_tolerance
+        """Whether all errors are within the tolerances, all replicas equal, and the ranks begin as one process does."""
+        agrees = not self.wrong and self.loss_error <= self.gradient_tolerance
+        return agrees and not self.unequal and not self.differing
 
     @property
     def wrong(self) -> list[Deviation]:
@@ -123,6 +197,9 @@ class Verdict:
             f"in one process {self.reference_losses[-1]:.9f}",
             *(self.unequal or ["replicas of every stage: bitwise equal"]),
             *map(str, self.wrong),
+            *filter(None, [self.first]),
+            *self.differing,
+            *self.told,
             *([] if all(map(math.isfinite, self.reference_losses)) else [_DIVERGED]),
         ]
         return "\n  ".join(lines)
@@ -140,65 +217,53 @@ def _short(bound: float) -> str:
 
 
 def compare(
-    control_group: ControlGroup,
+    enquiry: Enquiry,
     job: Job,
-    result: RankResult,
-    names: Sequence[str],
-    updates: int,
+    results: ResultsOfRanks,
     begin: Callable[[], Training],
-    inspect: Callable[[Sequence[torch.nn.Module]], None] = lambda _modules: None,
-) -> Verdict | None:
-    """Compares the results of all ranks with training in one process, on rank 0; returns None on the other ranks.
+    outputs: Mapping[tuple[int, int, int], Sequence[torch.Tensor]],
+) -> Verdict:
+    """Compares the results of all ranks with training in one process; rank 0 alone calls it.
 
-    Every rank calls it, with its own ``result``. ``names`` are the names of the auxiliary losses, ``updates`` is the
-    number of updates. ``begin`` starts the training in one process. ``inspect`` is called with the stages of that
-    training before the first update, and may raise an error.
+    The other ranks answer ``enquiry`` meanwhile, by the methods of `RankResult`: ``part`` and ``outputs``. ``begin``
+    starts the training in one process. ``outputs`` has then samples of what its stages have handed on in the first
+    update, by stage, micro-batch and copy.
 
-    Raises `CheckFailed` on rank 0, if a stage has made more or fewer steps than there are updates.
+    Raises `CheckFailed` if a stage has made more or fewer steps than there are updates.
     """
-    digests = {
-        group_text(group): (len(gradients), digest(t for part in (*gradients, result.weights[group]) for t in part))
-        for group, gradients in result.gradients.items()
-    }
-    digests_of_ranks = control_group.collect("check/replicas", digests, "for the digests of its replicas")
-    summed = torch.tensor([tally.numbers(names) for tally in result.losses], dtype=torch.float64)
-    control_group.reduce(summed, "for the sum of the losses")
-    if control_group.place.rank:
-        _send_parts(control_group, job, result, updates)
-        return None
-    unequal = list(_unequal(job, updates, control_group.place, digests_of_ranks))
-    training, gradients, weights = _train_in_one_process(control_group, job, result, updates, begin, inspect)
+    unequal = list(results.unequal(job))
+    updates, place = len(results.tallies), results.place
+    training, gradients, weights = _train_in_one_process(enquiry, job, place, updates, begin)
     dtype = max(training.dtypes & TOLERANCES.keys(), key=TOLERANCES.__getitem__, default=torch.float64)
     adaptive = any(history.is_adaptive for history in training.histories)
-    tallies = [Tally.of(numbers, names) for numbers in summed.tolist()]
-    losses = [tally.mean for tally in tallies]
+    losses = [tally.mean for tally in results.tallies]
     errors = [abs(loss - wanted) for loss, wanted in zip(losses, training.losses, strict=True)]
     auxiliary = [
         share_of(abs(tally.auxiliary_means.get(name, math.nan) - wanted), scale)
-        for tally, of_update in zip(tallies, training.auxiliary, strict=True)
+        for tally, of_update in zip(results.tallies, training.auxiliary, strict=True)
         for name, (wanted, scale) in of_update.items()
     ]
-    return Verdict(
+    shares = [*map(share_of, errors, training.loss_sizes)]
+    verdict = Verdict(
         updates=updates,
         dtype=str(dtype).removeprefix("torch."),
         gradients=gradients,
-        gradient_tolerance=tolerance(dtype, job.passes * control_group.place.copies),
+        gradient_tolerance=tolerance(dtype, job.passes * place.copies),
         weights=weights,
         weight_tolerance=(ADAPTIVE_TOLERANCES if adaptive else TOLERANCES)[dtype],
         losses=losses,
         reference_losses=training.losses,
-        loss_error=max([*map(share_of, errors, training.loss_sizes), *auxiliary]),
+        loss_error=max([*shares, *auxiliary]),
         unequal=unequal,
     )
+    if verdict.passed:
+        return verdict
+    first = _first_output(enquiry, place, outputs, verdict.gradient_tolerance) or _first_of(verdict, shares[0])
+    return replace(verdict, first=first)
 
 
 def _train_in_one_process(
-    control_group: ControlGroup,
-    job: Job,
-    result: RankResult,
-    updates: int,
-    begin: Callable[[], Training],
-    inspect: Callable[[Sequence[torch.nn.Module]], None],
+    enquiry: Enquiry, job: Job, place: Place, updates: int, begin: Callable[[], Training]
 ) -> tuple[Training, list[Deviation], list[Deviation]]:
     """Trains in one process, stepping with the gradients of the ranks.
 
@@ -208,24 +273,68 @@ def _train_in_one_process(
     gradients: list[Deviation] = []
     weights: list[Deviation] = []
     alone = UserCode("training in one process, to compare with", FAILED)
-    with alone:
-        training = begin()
-    inspect(training.modules)
+
+    def received(group: Group, part: int) -> Gradients:
+        """A part of the results, see `RankResult.part`, of the first rank that holds a weight group."""
+        of_rank: Gradients = enquiry.ask(place.ranks_of(job.members(group))[0], "part", part, group)
+        return of_rank
+
+    training = begin()
     for update in range(updates):
         with alone:
             wanted = training.gradients()
         histories = dict(zip(training.groups, training.histories, strict=True))
-        received = [_received(control_group, job, result, g, update, h.newest) for g, h in histories.items()]
+        of_ranks = [received(group, update) for group in histories]
         what = f"gradients of update {update + 1}"
-        for (group, history), mine, theirs in zip(histories.items(), received, wanted, strict=True):
+        for (group, history), mine, theirs in zip(histories.items(), of_ranks, wanted, strict=True):
             gradients += _deviation(history, group, what, differences(mine, theirs), size(theirs))
         with alone:
-            training.step(received)
+            training.step(of_ranks)
     for group, history in zip(training.groups, training.histories, strict=True):
-        mine = _received(control_group, job, result, group, updates, history.newest)
-        beyond = differences(mine, history.newest, roundings=updates)
+        beyond = differences(received(group, updates), history.newest, roundings=updates)
         weights += _deviation(history, group, f"weights after {updates} updates", beyond, history.largest_step)
     return training, gradients, weights
+
+
+def _first_output(
+    enquiry: Enquiry,
+    place: Place,
+    outputs: Mapping[tuple[int, int, int], Sequence[torch.Tensor]],
+    bound: float,
+) -> str:
+    """Words for the first output of a stage that differs, from stage to stage and micro-batch to micro-batch."""
+    of_ranks = {
+        (stage, micro, copy): tensors
+        for copy in range(place.copies)
+        for worker in range(place.workers)
+        for (stage, micro), tensors in enquiry.ask(place.rank_of(copy, worker), "outputs").items()
+    }
+    for stage, micro, copy in sorted(of_ranks):
+        for mine, theirs in zip(of_ranks[stage, micro, copy], outputs[stage, micro, copy], strict=False):
+            error = math.inf
+            if mine.shape == theirs.shape:
+                error = share_of(next(differences([mine], [theirs])), size([theirs]))
+            if error > bound:
+                where = f"micro-batch {micro}{f' of copy {copy}' if place.copies > 1 else ''} of update 1"
+                return f"{_FIRST} what stage {stage} hands on for {where}, by {error:.2e} of its largest number"
+    return ""
+
+
+def _first_of(verdict: Verdict, loss_error: float) -> str:
+    """Words for the first tensor that differs, if all that stages hand on in the first update agrees.
+
+    ``loss_error`` is the error of the first update's loss. Backwards begin with the last stage.
+    """
+    if loss_error > verdict.gradient_tolerance:
+        return f"{_FIRST} the loss, in update 1, as all that stages hand on agrees"
+    beyond = [gradient for gradient in verdict.gradients if gradient.error > verdict.gradient_tolerance]
+    if not beyond:
+        return ""
+    first = max((g for g in beyond if g.what == beyond[0].what), key=lambda gradient: gradient.group)
+    return f"{_FIRST} the gradient of {first.parameter} of {group_name(first.group)}, among the {first.what}"
+
+
+_FIRST = "the first tensor that differs:"
 
 
 def share_of(error: float, scale: float) -> float:
@@ -246,63 +355,3 @@ def _deviation(history: History, group: Group, what: str, errors: Iterable[float
     if shares:
         worst = max(range(len(shares)), key=shares.__getitem__)
         yield Deviation(group, what, shares[worst], history.names[worst])
-
-
-def _part(result: RankResult, group: Group, part: int) -> Gradients:
-    """Result number ``part`` of a weight group: the gradients of that update or, after all these, the final weights."""
-    return (*result.gradients[group], result.weights[group])[part]
-
-
-def _received(
-    control_group: ControlGroup, job: Job, result: RankResult, group: Group, part: int, like: Sequence[torch.Tensor]
-) -> Gradients:
-    """Receives on rank 0 a part of the results, see `_part`, from the first rank that holds a weight group.
-
-    ``like`` are tensors of the same shapes; a parameter without a gradient gives None.
-    """
-    rank, what = control_group.place.ranks_of(job.members(group))[0], f"for what {group_name(group)} has computed"
-    if rank == 0:
-        return _part(result, group, part)
-    key = group_text(group)
-    control_group.store.set(f"check/turn/{part}/{key}", "1")
-    present = json.loads(control_group.wait_for_key(f"check/present/{part}/{key}", rank, what))
-    room = [torch.empty_like(t, device="cpu") if there else None for t, there in zip(like, present, strict=True)]
-    for tensor in room:
-        if tensor is not None:
-            control_group.recv(tensor, rank, what)
-    return room
-
-
-def _send_parts(control_group: ControlGroup, job: Job, result: RankResult, updates: int) -> None:
-    """Sends the results of each weight group that this rank is the first to hold, when rank 0 asks (`_received`)."""
-    mine = [
-        g
-        for g in job.groups
-        if g in result.weights and control_group.place.ranks_of(job.members(g))[0] == control_group.place.rank
-    ]
-    for part in range(updates + 1):
-        for group in mine:
-            key = group_text(group)
-            # The reference may take any time. If rank 0 dies meanwhile, torchrun ends this rank.
-            control_group.wait_for_key(f"check/turn/{part}/{key}", 0, "for the one-process reference", math.inf)
-            tensors = _part(result, group, part)
-            control_group.store.set(f"check/present/{part}/{key}", json.dumps([t is not None for t in tensors]))
-            for tensor in tensors:
-                if tensor is not None:
-                    control_group.send(tensor, 0, f"for the comparison of {group_name(group)}")
-
-
-def _unequal(
-    job: Job, updates: int, place: Place, digests_of_ranks: Sequence[Mapping[str, tuple[int, str]]]
-) -> Iterator[str]:
-    for group in job.groups:
-        name = group_name(group)
-        ranks_by_digest: dict[str, list[int]] = {}
-        for rank in place.ranks_of(job.members(group)):
-            steps, bits = digests_of_ranks[rank][group_text(group)]
-            if steps != updates:
-                raise steps_are_not_updates(name, rank, steps, updates)
-            ranks_by_digest.setdefault(bits, []).append(rank)
-        if len(ranks_by_digest) > 1:
-            groups = " | ".join(", ".join(map(str, ranks)) for ranks in ranks_by_digest.values())
-            yield f"replicas of {name}: NOT bitwise equal; ranks that agree: {groups}"

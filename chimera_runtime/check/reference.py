@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +34,8 @@ class Reference:
     If micro-batches are cut into ``parts``, it runs one part after another. Each part has its own dropout and batch
     statistics, and its own share of the loss. ``listening`` makes a context that collects the auxiliary losses of the
     forwards inside, by name: by default none. ``label`` gives the parameters of stages their names in the model, by
-    default no names.
+    default no names. ``data`` yields the micro-batches of each update in place of the dataset of the ``model``; its
+    argument is the number of slices into which they are cut.
 
     If the parts are ``slices`` of sequences, they run one after another with the carries between them, in one graph;
     they have relative ``lengths`` if these differ.
@@ -50,6 +52,7 @@ class Reference:
     ties: Ties = field(default_factory=dict)
     listening: Callable[[], Any] = lambda: nullcontext(())
     label: Callable[[Sequence[torch.nn.Module]], None] = lambda _modules: None
+    data: Callable[[int], Iterator[list[list[Any]]]] | None = None
     slices: int = 1
     lengths: tuple[int, ...] = ()
 
@@ -98,6 +101,8 @@ class Reference:
         else:
             held = layers.ranges(self.stages)[stage]
             module = _InTurn({str(index): self._made(index, layers.layers[index]) for index in held})
+        if any(parameter.is_meta for parameter in module.parameters()):
+            module = module.to_empty(device=self.device)
         return module.to(self.device).train()
 
     def _made(self, number: int, make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
@@ -107,6 +112,8 @@ class Reference:
 
     def batches(self) -> Iterator[list[list[Any]]]:
         """Yields the data of each update: input, target and keyword arguments of every part, see `mini_batches`."""
+        if self.data is not None:
+            return self.data(self.slices)
         return mini_batches(
             self.model,
             (self.micro_batch_size, self.micro_batches * self.copies, self.parts),
@@ -145,6 +152,10 @@ def _called(module: torch.nn.Module, value: Any, named: Mapping[str, Any], carry
     return output, left
 
 
+def _nothing(*_arguments: Any) -> None:
+    """Stands in for a function that is to note something."""
+
+
 def _items(value: Any) -> int:
     """The number of items along the sequence of a value; 0 if it has none."""
     leaves = pytree.tree_leaves(value)
@@ -166,15 +177,25 @@ class Training:
     begins on the weights of the ranks, and no optimizer magnifies a rounding error by a division.
 
     ``reads`` says for each stage which version of the weights each micro-batch of a period reads. It has pairs (offset,
-    count): the next ``count`` micro-batches read version (updates in earlier periods) + offset.
+    count): the next ``count`` micro-batches read version (updates in earlier periods) + offset. ``modules`` are the
+    stages, by default new ones. ``note`` is called in the first update with copy, micro-batch, stage and output of each
+    forward.
     """
 
-    def __init__(self, reference: Reference, period: int, reads: Sequence[Sequence[tuple[int, int]]]) -> None:
+    def __init__(
+        self,
+        reference: Reference,
+        period: int,
+        reads: Sequence[Sequence[tuple[int, int]]],
+        modules: Sequence[torch.nn.Module] | None = None,
+        note: Callable[[int, int, int, Any], None] = lambda _copy, _micro, _stage, _output: None,
+    ) -> None:
         self._reference = reference
         self._updates_of_a_period = period // reference.passes
         self._batches = reference.batches()
         self._update = 0
-        self.modules = [reference.build(stage) for stage in range(reference.stages)]
+        self._note = note
+        self.modules = modules or [reference.build(stage) for stage in range(reference.stages)]
         for parameters in reference.ties.values():
             for ends in parameters:
                 _tie(self.modules, ends)
@@ -183,8 +204,10 @@ class Training:
         self._ties = {stages: shared for stages, shared in reference.ties.items() if len(stages) > 1}
         self.groups = [*((stage,) for stage in range(reference.stages)), *self._ties]
         """Weight groups: each stage, then the ties. Histories and gradients have the same order."""
+        has_versions = self._updates_of_a_period > 1 or any(offset for of_stage in offsets for offset in of_stage)
         self.histories = [
-            History(self._trained(group), reference.model.optimizer, offsets[group[0]]) for group in self.groups
+            History(self._trained(group), reference.model.optimizer, offsets[group[0]], has_versions)
+            for group in self.groups
         ]
         self.losses: list[float] = []
         self.loss_sizes: list[float] = []
@@ -246,7 +269,9 @@ class Training:
         carries: dict[int, Any] = {}
         roots: list[torch.Tensor] = []
         for place, batch in enumerate(batches[: reference.slices]):
-            loss, count, auxiliary = reference.loss(self.modules, batch, self._update, copy, first + place, carries)
+            note = partial(self._note if self._update == 0 else _nothing, copy, first + place)
+            passed = self._update, copy, first + place, carries, note
+            loss, count, auxiliary = reference.loss(self.modules, batch, *passed)
             self.dtypes.add(loss.dtype)
             sums: dict[str, float] = {}
             for name, value in auxiliary:
@@ -277,17 +302,24 @@ def _tie(modules: Sequence[torch.nn.Module], ends: Sequence[tuple[int, str]]) ->
 class History:
     """Versions of the weights of a group: one after every update, each kept as long as later micro-batches read it.
 
-    ``largest_step`` is the largest change of any weight in one step.
+    If every micro-batch reads the newest version, that is, without ``has_versions``, there is one, which steps change
+    in place: so memory that parameters share, or buffers with them, remains shared. ``largest_step`` is the largest
+    change of any weight in one step.
     """
 
     def __init__(
-        self, trained: Mapping[str, torch.nn.Parameter], make_optimizer: Callable[[Any], Any], offsets: Sequence[int]
+        self,
+        trained: Mapping[str, torch.nn.Parameter],
+        make_optimizer: Callable[[Any], Any],
+        offsets: Sequence[int],
+        has_versions: bool = True,
     ) -> None:
         self.names = list(trained)
         self.largest_step = 0.0
         self._parameters = list(trained.values())
         self._optimizer = make_optimizer(self._parameters) if self._parameters else None
         self._offsets = offsets
+        self._has_versions = has_versions
         self._versions = [[p.data for p in self._parameters]]
         self._forgotten = 0
 
@@ -306,6 +338,8 @@ class History:
 
         ``updates`` is the number of updates of a period.
         """
+        if not self._has_versions:
+            return
         period, place = divmod(micro, len(self._offsets))
         self._point_to(self._versions[max(0, period * updates + self._offsets[place]) - self._forgotten])
         while period * updates + min(self._offsets) > self._forgotten:
@@ -322,8 +356,11 @@ class History:
     def step(self, gradients: Gradients, seed: int) -> None:
         """Adds a version: steps the optimizer on a copy of the newest one, with these gradients and this seed."""
         before = self.newest
-        self._versions.append([tensor.clone() for tensor in before])
-        self._point_to(self.newest)
+        if self._has_versions:
+            self._versions.append(_cloned(before))
+            self._point_to(self.newest)
+        else:
+            before = [tensor.clone() for tensor in before]
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
         seed_devices(seed)
@@ -336,6 +373,22 @@ class History:
     def _point_to(self, version: Sequence[torch.Tensor]) -> None:
         for parameter, tensor in zip(self._parameters, version, strict=True):
             parameter.data = tensor
+
+
+def _cloned(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies tensors; those that share memory share it in the copy, too."""
+    places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+    storages: dict[int, torch.UntypedStorage] = {}
+    clones = []
+    for tensor, place in zip(tensors, places, strict=True):
+        if places.count(place) == 1 or not tensor.numel():
+            clones.append(tensor.clone())
+            continue
+        if place not in storages:
+            storages[place] = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
+        clone = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        clones.append(clone.set_(storages[place], tensor.storage_offset(), tensor.size(), tensor.stride()))
+    return clones
 
 
 def distance(computed: Gradients, wanted: Gradients) -> float:

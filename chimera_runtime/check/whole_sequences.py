@@ -4,7 +4,7 @@ It finds a model that is not causal, and a stage whose carry lacks something. Al
 mode, on the first micro-batch: in training mode dropout would draw other numbers for a slice than for a sequence.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -39,8 +39,8 @@ class SliceAgreement:
 class _CheckedStages:
     """Runs the stages on one micro-batch, in slices or as a whole; keeps loss, gradients and outputs to compare."""
 
-    def __init__(self, reference: Reference) -> None:
-        self.stages = [reference.build(stage).eval() for stage in range(reference.stages)]
+    def __init__(self, reference: Reference, make: Callable[[Reference], Sequence[torch.nn.Module]]) -> None:
+        self.stages = [stage.eval() for stage in make(reference)]
         self.dtypes = {p.dtype for module in self.stages for p in module.parameters()}
         self._outputs: dict[int, list[Any]] = {}
         carries: dict[int, Any] = {}
@@ -67,13 +67,19 @@ class _CheckedStages:
         return [p.grad for p in self.stages[stage].parameters()]
 
 
-def compare(reference: Reference, autocast: torch.dtype | None) -> SliceAgreement:
+def compare(
+    reference: Reference,
+    autocast: torch.dtype | None,
+    make: Callable[[Reference], Sequence[torch.nn.Module]] = lambda of: [*map(of.build, range(of.stages))],
+) -> SliceAgreement:
     """Compares loss and gradients of slices, which ``reference`` runs, with those of whole sequences.
+
+    ``make`` makes the stages of a reference.
 
     Raises `CheckFailed` if they differ.
     """
     with UserCode("the stages on slices and on whole sequences, side by side", FAILED):
-        sliced, whole = (_CheckedStages(of_kind) for of_kind in (reference, unsliced(reference)))
+        sliced, whole = (_CheckedStages(of_kind, make) for of_kind in (reference, unsliced(reference)))
     dtypes = {*whole.dtypes, *([] if autocast is None else [autocast])} & TOLERANCES.keys()
     bound = tolerance(max(dtypes, key=TOLERANCES.__getitem__, default=torch.float64), reference.slices)
     off = share_of(abs(sliced.loss - whole.loss), abs(whole.loss))

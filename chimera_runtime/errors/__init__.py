@@ -63,7 +63,7 @@ class Unwritable(Exception):
 
 
 class CheckFailed(Exception):
-    """``--check`` has found that the ranks compute something else than one process does."""
+    """``--check`` or `Pipeline.check` has found that the ranks compute something else than one process does."""
 
 
 class NotFinite(Exception):

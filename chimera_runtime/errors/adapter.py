@@ -7,6 +7,7 @@ from chimera_runtime.errors import Misuse
 STEP_NEEDS_GRADIENTS = "step() computes gradients, and they are turned off here: call eval() under torch.no_grad()"
 NOTHING_HAS_RUN = "there is no pipeline before the first step() or eval(), which gives it the shapes of a micro-batch"
 STAGE_HAS_ITS_OWN_BACKWARD = "a PipelineStage with dw_builder runs weight gradients by itself: leave dw_builder out"
+CHECK_NEEDS_A_LOSS = "check() compares gradients, which need a loss: give the schedule its loss_fn"
 INPUTS_ARE_MISSING = "this rank holds stage 0: give step() and eval() the inputs, or arg_mbs"
 TARGETS_ARE_MISSING = "this rank holds the last stage: give step() target=, or target_mbs"
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from chimera_runtime.errors import CheckFailed
+from chimera_runtime.errors import CheckFailed, Misuse
 
 _FAILED = "check: FAILED\n  "
 
@@ -15,6 +15,50 @@ def ranks_differ_from_one_process(verdict: str) -> CheckFailed:
 def steps_are_not_updates(group: str, rank: int, steps: int, updates: int) -> CheckFailed:
     noun = "step" if steps == 1 else "steps"
     return CheckFailed(f"{_FAILED}{group} on rank {rank}: the optimizer has made {steps} {noun} in {updates} updates")
+
+
+def begins_otherwise(stage: int, names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (
+        f"stage {stage} begins with other values of {', '.join(names[:3])}{more} than modules that are made anew in "
+        "one process: they were loaded or changed since, or build_stage gives others each time"
+    )
+
+
+def check_has_ended(message: str) -> Misuse:
+    """Rank 0, where the one process runs, has raised an error with this message."""
+    return Misuse(f"the check has ended on rank 0: {message}")
+
+
+CHECK_TAKES_ONE_OF_TWO = "check takes either a batch or micro_batches, as step does"
+
+
+def parameter_is_spread(stage: int, name: str) -> Misuse:
+    return Misuse(
+        f"{name} of stage {stage} is spread over a mesh, and a check holds the whole model on one rank: check the "
+        "plain modules, in a pipeline of their own"
+    )
+
+
+def module_cannot_be_sent(stage: int, cause: str) -> Misuse:
+    return Misuse(
+        f"the module of stage {stage} cannot be copied to rank 0, which is to run all stages: {cause}; define its "
+        "classes and functions at the top of a file, so that they can be pickled"
+    )
+
+
+def part_is_missing(stage: int, place: str) -> CheckFailed:
+    return CheckFailed(
+        f"{_FAILED}stage {stage} has a module {place} that build_stage does not make in one process: make all modules "
+        "in build_stage"
+    )
+
+
+def parameter_is_another(stage: int, name: str) -> CheckFailed:
+    return CheckFailed(
+        f"{_FAILED}stage {stage}: {name} is on one side alone, or has another shape or dtype than build_stage gives it "
+        "in one process: make parameters in build_stage, the same each time"
+    )
 
 
 # The user's own model, as `reference()` of the model file returns it.

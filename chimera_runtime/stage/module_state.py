@@ -60,7 +60,7 @@ class ParameterVersion(NamedTuple):
     def has_changed(self) -> bool:
         """Whether the parameter has other values now, or may have."""
         if self.copy is not None:
-            return not _equal(self.parameter, self.copy)
+            return not equal(self.parameter, self.copy)
         return self.is_written if self.digest is None else _digest(self.parameter) != self.digest
 
     @property
@@ -293,9 +293,9 @@ class ModuleState:
         number = _version_of(tensor)
         last = self._versions.get(id(tensor))
         if last is not None and last.tensor is tensor and last.number == number:
-            if not thorough or _equal(tensor, last.copy):  # a write through .data leaves the number as it is
+            if not thorough or equal(tensor, last.copy):  # a write through .data leaves the number as it is
                 return last
-        elif last is not None and last.tensor is tensor and thorough and _equal(tensor, last.copy, unknown=False):
+        elif last is not None and last.tensor is tensor and thorough and equal(tensor, last.copy, unknown=False):
             return last._replace(number=number)
         return TensorVersion(tensor, number, tensor.detach().clone())
 
@@ -454,7 +454,7 @@ def _put(container: Any, elements: Any) -> None:
             container[key] = element
 
 
-def _equal(tensor: torch.Tensor, copy: torch.Tensor, unknown: bool = True) -> bool:
+def equal(tensor: torch.Tensor, copy: torch.Tensor, unknown: bool = True) -> bool:
     """Whether a tensor has the same values as its copy; ``unknown`` is returned if values cannot be read."""
     values, copied = local(tensor), local(copy)
     if values.is_meta or values.layout != torch.strided:

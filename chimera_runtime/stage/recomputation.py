@@ -108,7 +108,7 @@ class RecomputedForwards:
         self._parameters = partial(ParameterSnapshot, module, touched)
         self._state = ModuleState(module)
         self._comparison = RerunComparison(stage, [parameter.dtype for parameter in module.parameters()], read)
-        self._dropping: saved_tensors_hooks | None = saved_tensors_hooks(_drop, self._refuse)
+        self._dropping: saved_tensors_hooks | None = saved_tensors_hooks(_drop, partial(_refuse, stage))
         self._separated = 0
 
     @property
@@ -159,9 +159,6 @@ class RecomputedForwards:
             self._state.restore(before)
         return run()
 
-    def _refuse(self, _dropped: None) -> torch.Tensor:
-        raise mistakes.backward_goes_past_its_forward(self._stage)
-
     def digests(self, update: int, values: Callable[[], Iterable[Any]], count: int) -> Sequence[ForwardDigest | None]:
         """Returns the digests of a first run, one for each micro-batch; each is None if the runs are not compared."""
         if not self.compares(update):
@@ -208,6 +205,10 @@ def _tensors(values: Callable[[], Iterable[Any]]) -> list[torch.Tensor]:
 
 def _drop(_tensor: torch.Tensor) -> None:
     """Hook for saved tensors that drops what the graph would keep: the forward runs again before the backward."""
+
+
+def _refuse(stage: int, _dropped: None) -> torch.Tensor:
+    raise mistakes.backward_goes_past_its_forward(stage)
 
 
 def _needs_saved_tensors(error: BaseException | None) -> bool:

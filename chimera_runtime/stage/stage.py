@@ -86,7 +86,6 @@ class Stage(WeightGroup):
     ) -> None:
         super().__init__((number,), weights, gradient_sum, numbering)
         self.ties = ties
-        self.groups: tuple[WeightGroup, ...] = (self, *ties)
         self.number = number
         self.module = module
         self.inputs = self.gradients = Slots()
@@ -105,6 +104,11 @@ class Stage(WeightGroup):
         self._half_backwards: dict[int, HalfBackward] = {}
         self._made: dict[tuple[str, Micros], tuple[Tensors, list[int]]] = {}
         self._moves = TensorMoves(number, self._saved, self._half_backwards, host_link)
+
+    @property
+    def groups(self) -> tuple[WeightGroup, ...]:
+        """This group and the ties: no attribute, so that the stage is freed as soon as nothing else refers to it."""
+        return (self, *self.ties)
 
     def reserve(self, rooms: Mapping[str, Sequence[int]], device: torch.device) -> None:
         """Allocates the receive buffers; ``rooms`` says for each value how many micro-batches each slot holds."""

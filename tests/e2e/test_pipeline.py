@@ -35,6 +35,12 @@ def test_clipped_training_is_that_of_one_process(agreement: dict[Case, dict[str,
     assert agreement[case]["clipped"] > 0, "or clipping is not tested"
 
 
+CHECKED: tuple[tuple[str, dict[str, int], tuple[str, ...]], ...] = (
+    *(("chimera", {"D": 4, "N": 4}, ("0,3",)), ("pipedream_2bw", {"D": 4, "N": 4}, ())),
+    *(("seq1f1b", {"D": 4, "N": 4}, ()), ("zb_h1", {"D": 2, "N": 4}, ())),
+)
+"""Programs that loops check: two replicas of each stage with a tie, a stream, slices, and split backwards in copies."""
+
 CASES = {
     "interleaved": ("pipelines.py", "chimera", "gpipe"),
     "norms": ("pipelines.py", "chimera"),
@@ -59,9 +65,11 @@ def loops(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
         directories = [str(compiled(folder, scheme, D=depth, N=number)) for scheme, number in sizes]
         return Job(name, LOOPS / script, (name, *directories), model=None)
 
-    return run_all(folder, 4, [job(name) for name in CASES])
+    checked = [str(compiled(folder, scheme, tied, **sizes)) for scheme, sizes, tied in CHECKED]
+    checks = Job("checks", LOOP, ("checks", *checked), model=None)
+    return run_all(folder, 4, [*map(job, CASES), checks])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "checks"])
 def test_a_loop_of_ones_own(loops: dict[str, Outcome], case: str) -> None:
     loops[case].assert_passed()

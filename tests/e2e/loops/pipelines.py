@@ -8,14 +8,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from chimera_runtime import PeerLost, Pipeline
+from chimera_runtime import CheckFailed, PeerLost, Pipeline
 from chimera_runtime.blame import ModelError
+from chimera_runtime.program.compiled_program import load
 
 SIZE, WIDTH, SCALE = 2, 4, 256.0
 
@@ -133,6 +135,71 @@ def mesh(directory: Path) -> None:
     for parameter, expected in zip(mine.parameters(), whole.parameters(), strict=True):
         dist.all_reduce(parameter.grad, group=replicas)
         torch.testing.assert_close(parameter.grad / 2, expected.grad, rtol=1e-12, atol=1e-15)
+
+
+class Noting(nn.Module):
+    """A layer with dropout, whose buffer and attribute change in every forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drop, self.calls = nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2), 0
+        self.register_buffer("seen", torch.zeros(WIDTH))
+        self.seen: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.seen += x.detach().mean((0, 1))
+        return torch.tanh(self.drop(self.linear(x)))
+
+
+def checks(*directories: Path) -> None:
+    """A check leaves no trace in the training around it; a fault is told on all ranks, with its place."""
+
+    def build(stage: int, _stages: int) -> nn.Module:
+        torch.manual_seed(stage)
+        return Noting().double()
+
+    def batch(micro_batches: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = (t.unsqueeze(1) * torch.arange(1, 5).view(1, 4, 1) for t in data(micro_batches, seed))
+        return x, y
+
+    def sgd(named: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9)
+
+    for directory in directories:
+        streams = bool(load(directory).job.period)
+        tied: Any = [[(0, "linear.weight"), (3, "linear.weight")]] if load(directory).job.ties else ()
+        seen: list[Any] = []
+        for is_checked in (False, True):
+            of = Pipeline(directory, build, loss, batch(1), tied=tied, **{"optimizer": sgd} if streams else {})
+            optimizer = None if streams else sgd(of.named_parameters())
+            for number in range(3):
+                given = batch(of.micro_batches, 10 * number + of.copy)
+                of.step(given)
+                if is_checked:
+                    report = of.check(given)
+                    assert report.startswith("check: passed"), report
+                else:
+                    of.drain()
+                if optimizer is not None:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            states = [tensor for module in of.stages.values() for tensor in module.state_dict().values()]
+            seen.append((*(t.tolist() for t in states), *(module.calls for module in of.stages.values())))
+            if is_checked:
+                faulty = load(directory).job.stages // 2 - 1
+                hooks = [m.register_forward_hook(lambda *a: a[2] * 1.5) for s, m in of.stages.items() if s == faulty]
+                error = raised(lambda of=of, given=given: of.check(given))  # type: ignore[misc]
+                for hook in hooks:
+                    hook.remove()
+                assert isinstance(error, CheckFailed), error
+                assert f"that differs: what stage {faulty} hands on for micro-batch 0" in str(error), error
+                texts: list[Any] = [None] * dist.get_world_size()
+                dist.all_gather_object(texts, str(error))
+                assert len({*texts}) == 1
+                of.step(given)
+            of.close()
+        assert seen[0] == seen[1], directory
 
 
 def failing(directory: Path) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from chimera_runtime import CompiledSchedule, stages_of
+from chimera_runtime import CheckFailed, CompiledSchedule, stages_of
 
 B, N, WIDTH, LAYERS = 2, 8, 6, 8
 
@@ -133,6 +133,30 @@ class Script:
         with torch.no_grad():
             output, losses = self.run(schedule.eval, judged)
             self.compare(output, losses, judged, 1.0)
+        if isinstance(schedule, CompiledSchedule):
+            self.check(schedule, judged)
+
+    def check(self, schedule: CompiledSchedule, batch: tuple[torch.Tensor, ...]) -> None:
+        """Compares with one process, once with a fault in the stage before the last."""
+        x, shift, gain, y = batch
+        args, options = (x, shift) if self.has_first else (), {"target": y} if self.has_last else {}
+        before = [p.detach().clone() for stage in self.stages for p in stage.submod.parameters()]
+        report = schedule.check(*args, gain=gain, **options)
+        assert report.startswith("check: passed"), report
+        faulty = [stage for stage in self.stages if stage.stage_index == 1]
+        hooks = [s.submod.layers[0].linear.weight.register_hook(lambda gradient: 2 * gradient) for s in faulty]
+        error = None
+        try:
+            schedule.check(*args, gain=gain, **options)
+        except CheckFailed as failed:
+            error = f"{failed}"
+        assert error is not None, "a gradient is doubled"
+        assert "stage 1: gradients of update 1 differ by" in error, error
+        assert "that differs: the gradient of module.layers.0.linear.weight of stage 1" in error, error
+        for hook in hooks:
+            hook.remove()
+        after = [p for stage in self.stages for p in stage.submod.parameters()]
+        assert all(map(torch.equal, before, after))
 
     def accumulate(self) -> None:
         """An evaluation before the first step, then gradients of sums, of two steps."""

@@ -15,7 +15,7 @@ from torch.torch_version import TorchVersion
 
 import chimera_ir
 import chimera_runtime
-from chimera_runtime import Misuse, Pipeline
+from chimera_runtime import CheckFailed, Misuse, Pipeline
 from chimera_runtime.blame import ModelError
 from chimera_runtime.pipeline import OLDEST_TORCH
 from chimera_runtime.ranks.world import World
@@ -397,3 +397,102 @@ def test_a_scaler_that_is_off_leaves_gradients_as_they_are(make: Callable[..., P
     pipeline.unscale_(scaler, optimizer)
     for parameter, gradient in zip(pipeline.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=0)
+
+
+# Checks.
+
+
+class Counted(nn.Module):
+    """A layer with dropout and batch statistics, which counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm, self.drop = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.2)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return torch.tanh(self.norm(self.drop(self.linear(x)))) / self.calls**0.5
+
+
+def counted(stage: int, _stages: int) -> nn.Module:
+    torch.manual_seed(stage)
+    return Counted().double()
+
+
+def test_a_check_begins_with_the_state_of_the_modules_and_leaves_it(make: Callable[..., Pipeline]) -> None:
+    """Gradients that accumulate, buffers, attributes and random numbers; a second check finds nothing of the first."""
+    pipeline = make(counted, varying=True)
+    pipeline.step(batch(1))
+    with torch.no_grad():
+        for parameter in pipeline.parameters():
+            parameter.mul_(1.5)
+    stages = pipeline.stages.values()
+    state = [t.clone() for module in stages for t in module.state_dict().values()]
+    gradients = [(p.grad, p.grad.clone()) for p in pipeline.parameters() if p.grad is not None]
+    assert gradients
+    for _ in range(2):
+        torch.manual_seed(5)
+        report = pipeline.check(batch(2))
+        assert report.startswith("check: passed")
+        assert torch.equal(torch.rand(2), torch.rand(2, generator=torch.Generator().manual_seed(5)))
+        assert all(map(torch.equal, state, (t for module in stages for t in module.state_dict().values())))
+        assert [module.calls for module in stages] == [N, N]  # type: ignore[union-attr]
+    after = [p.grad for p in pipeline.parameters() if p.grad is not None]
+    assert all(now is grad and torch.equal(now, v) for now, (grad, v) in zip(after, gradients, strict=True))
+    pipeline.step(batch(2), accumulate=True)
+
+
+def test_a_check_names_the_place_of_a_fault_and_the_pipeline_goes_on(make: Callable[..., Pipeline]) -> None:
+    pipeline = make(lambda *_: nn.Linear(WIDTH, WIDTH).double())
+    first, last = pipeline.stages.values()
+    faults = {
+        "what stage 0 hands on for micro-batch 0 of update 1, by ": lambda: first.register_forward_hook(
+            lambda *arguments: arguments[2] * 1.5
+        ),
+        "the loss, in update 1, as all that stages hand on agrees": lambda: last.register_forward_hook(
+            lambda *arguments: arguments[2] * 1.5
+        ),
+        "the gradient of weight of stage 1, among the gradients of update 1": lambda: last.weight.register_hook(  # type: ignore[union-attr]
+            lambda gradient: 2 * gradient
+        ),
+    }
+    for words, fault in faults.items():
+        hook = fault()
+        with pytest.raises(CheckFailed, match="stage 1: gradients of update 1 differ by ") as failed:
+            pipeline.check(batch(1))
+        assert f"the first tensor that differs: {words}" in str(failed.value)
+        hook.remove()
+    assert pipeline.check(lambda micro: tuple(t[micro * B : micro * B + B] for t in batch(1))).startswith("check: pas")
+    pipeline.step(batch(1))
+
+
+def test_a_check_says_which_weights_are_not_those_of_build_stage_before_the_first_step(
+    make: Callable[..., Pipeline],
+) -> None:
+    pipeline = make(counted)
+    with torch.no_grad():
+        pipeline.stages[1].linear.weight.add_(1)  # type: ignore[union-attr,operator]
+    *_, line = pipeline.check(batch(1)).splitlines()
+    assert line.startswith("  stage 1 begins with other values of linear.weight than modules that are made anew")
+    pipeline.step(batch(1))
+    assert "stage 1 begins" not in pipeline.check(batch(1))
+
+
+def test_a_check_that_cannot_be_made_is_refused_and_the_pipeline_goes_on(make: Callable[..., Pipeline]) -> None:
+    made: list[int] = []
+
+    def once(stage: int, stages: int) -> nn.Module:
+        made.append(stage)
+        if len(made) > STAGES:
+            raise KeyError(stage)
+        return layer(stage, stages)
+
+    pipeline, (x, y) = make(once), batch(1)
+    with pytest.raises(Misuse, match="check takes either a batch or micro_batches, as step does"):
+        pipeline.check()
+    with pytest.raises(Misuse, match="dimension 0 of a tensor of the mini-batch is 7"):
+        pipeline.check((x[:7], y[:7]))
+    with pytest.raises(ModelError, match="making all stages in one process"):
+        pipeline.check((x, y))
+    pipeline.step((x, y))

@@ -176,3 +176,25 @@ def test_schedules_that_do_not_fit_are_refused(alone: World, tmp_path: Path) -> 
     chimera_ir.compile(tmp_path / "sliced.chim").write(tmp_path / "sliced")
     with pytest.raises(Misuse, match="has slices, whose stages return a carry next to their output"):
         CompiledSchedule(tmp_path / "sliced", {0: layer()})
+
+
+def test_a_check_compares_copies_of_the_modules_in_one_process(make: Callable[..., CompiledSchedule]) -> None:
+    """In the mode and with the weights that they have; before the first step as well."""
+    norm = nn.BatchNorm1d(WIDTH).double().eval()
+    schedule = make({0: layer(norm), 1: layer()}, lambda output, target, gain: loss(output, target) * gain)
+    x, y = batch()
+    for _ in range(2):
+        assert schedule.check(x, target=y, loss_kwargs={"gain": 2.0}).startswith("check: passed")
+        schedule.step(x, target=y, loss_kwargs={"gain": 2.0})
+    assert not norm.training
+
+
+def test_a_check_that_cannot_be_made_says_why(make: Callable[..., CompiledSchedule]) -> None:
+    class Local(nn.Linear):
+        pass
+
+    x, y = batch()
+    with pytest.raises(Misuse, match=r"the module of stage 1 cannot be copied to rank 0.*so that they can be pickled"):
+        make({0: layer(), 1: layer(Local(WIDTH, WIDTH))}).check(x, target=y)
+    with pytest.raises(Misuse, match="give the schedule its loss_fn"):
+        make(loss_fn=None).check(x, target=y)

@@ -1,11 +1,16 @@
 """A check finds what is wrong, and leaves no trace: what it shares with the training that follows is put back."""
 
+import gc
+import weakref
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from chimera_runtime.check.check import Snapshot, WatchedOptimizer, check, shared
-from chimera_runtime.errors import CheckFailed
+from chimera_runtime.check.check import WatchedOptimizer, check, kept
+from chimera_runtime.errors import CheckFailed, Misuse
 from chimera_runtime.lane import Lane
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.ranks.world import World
@@ -30,42 +35,33 @@ def checked(made: RankContext, used: ModelFile, size: int, built: dict[int, nn.M
     return check(made, used, size, built, lambda _group, parameters: used.steps(parameters))
 
 
-def test_modules_that_are_made_anew_share_nothing() -> None:
-    assert shared({0: Normed(), 1: Normed()}, {0: Normed(), 1: Normed()}) == []
-
-
-@pytest.mark.parametrize("wrapped", [nn.Sequential, lambda module: nn.ModuleList(module.children())])
-def test_modules_that_are_made_once_are_put_back_with_their_buffers(wrapped: type[nn.Module]) -> None:
+def test_modules_are_put_back_with_their_buffers_gradients_and_memory() -> None:
     """Holds also after weights had versions: the parameters then show other memory."""
     module = Normed()
     before, places = state(module), [p.data_ptr() for p in module.parameters()]
-    kept = [Snapshot(tensor) for tensor in shared({3: module}, {3: wrapped(module)})]
     parameters = list(module.parameters())
-    stepped = masters(parameters)
-    versions = Versions(parameters, stepped, torch.optim.SGD(stepped, lr=0.1))
-    versions.stash(0)
     for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    versions.step()
-    versions.select(1)
-    module.norm.running_mean.add_(1)  # type: ignore[operator,union-attr]
-    module.norm.num_batches_tracked.add_(1)  # type: ignore[operator,union-attr]
-    assert any(not torch.equal(tensor, before[name]) for name, tensor in state(module).items())
-    for tensor in kept:
-        tensor.restore()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in state(module).items())
+        parameter.grad = parameter.main_grad = torch.ones_like(parameter)
+    gradients = [parameter.grad for parameter in parameters]
+    with kept({3: module}) as restore:
+        assert all(parameter.grad is None for parameter in parameters)
+        stepped = masters(parameters)
+        versions = Versions(parameters, stepped, torch.optim.SGD(stepped, lr=0.1))
+        versions.stash(0)
+        for parameter in parameters:
+            parameter.grad = parameter.main_grad = torch.ones_like(parameter)
+        versions.step()
+        versions.select(1)
+        module.norm.running_mean.add_(1)  # type: ignore[operator,union-attr]
+        module.norm.num_batches_tracked.add_(1)  # type: ignore[operator,union-attr]
+        assert any(not torch.equal(tensor, before[name]) for name, tensor in state(module).items())
+        restore()
+        assert all(torch.equal(tensor, before[name]) for name, tensor in state(module).items())
+        assert all(parameter.grad is None for parameter in parameters)
     assert [p.data_ptr() for p in module.parameters()] == places
-    assert all(p.grad is None for p in module.parameters())
-
-
-def test_a_weight_in_the_same_memory_is_put_back() -> None:
-    table = torch.ones(4)
-    first, second = nn.ParameterList([nn.Parameter(table)]), nn.ParameterList([nn.Parameter(table)])
-    (kept,) = [Snapshot(tensor) for tensor in shared({0: first}, {0: second})]
-    with torch.no_grad():
-        second[0].zero_()
-    kept.restore()
-    assert torch.equal(first[0], torch.ones(4))
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        assert parameter.grad is parameter.main_grad is gradient
+        assert torch.equal(gradient, torch.ones_like(parameter))
 
 
 # The loops against one process.
@@ -169,3 +165,101 @@ def test_the_gradients_of_every_step_are_kept_as_they_were() -> None:
         weight.grad = torch.tensor([value])
         watched.step()
     assert [[None if g is None else g.item() for g in step] for step in watched.gradients] == [[2, None], [3, None]]
+
+
+# The state with which ranks and one process begin.
+
+
+@pytest.mark.parametrize("change", ["weight", "table"])
+def test_modules_that_are_not_as_they_were_made_fail_by_name(alone: World, change: str) -> None:
+    """As after a start that leaves in them what its forwards have written."""
+
+    class Tabled(Layer):
+        def __init__(self, stage: int, stages: int) -> None:
+            super().__init__(stage, stages)
+            self.register_buffer("table", torch.ones(2, dtype=torch.float64))
+            self.table: torch.Tensor
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * self.table[0]
+
+    with worlds(alone, alone_job()) as (world,):
+        made, built = setting(world, of_model=model(Tabled))
+        getattr(built[1], change).data.mul_(1.5)
+        with pytest.raises(CheckFailed, match=rf"stage 1 begins with other values of {change} than modules that are"):
+            checked(made, model(Tabled), 1, built)
+
+
+def test_memory_that_parameters_and_buffers_of_a_stage_share_is_shared_in_one_process(alone: World) -> None:
+    class Sharing(nn.Module):
+        def __init__(self, stage: int, _stages: int) -> None:
+            super().__init__()
+            self.first, self.second = Layer(0, 2), Layer(0, 2)
+            self.second.weight.data = self.first.weight.data
+            self.register_buffer("view", self.first.weight.data[: 1 + (stage == 0)])
+            self.view: torch.Tensor
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x)) @ self.view.t()
+
+    with worlds(alone, alone_job()) as (world,):
+        made, built = setting(world, of_model=model(Sharing))
+        assert str(checked(made, model(Sharing), 1, built)).startswith("check: passed")
+
+
+class Reading(Layer):
+    """A layer with a table, in one memory for all stages."""
+
+    TABLE = torch.eye(2, dtype=torch.float64)
+
+    def __init__(self, stage: int, stages: int) -> None:
+        super().__init__(stage, stages)
+        self.table = nn.Parameter(self.TABLE)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x @ self.table)
+
+
+def test_a_parameter_that_two_stages_have_in_one_memory_is_refused(alone: World) -> None:
+    """It is two weights where the stages are on two ranks."""
+
+    class Apart(Reading):
+        TABLE = property(lambda _: torch.eye(2, dtype=torch.float64))  # type: ignore[assignment]
+
+    with worlds(alone, alone_job()) as (world,):
+        made, built = setting(world, of_model=model(Apart))
+        with pytest.raises(Misuse, match="share the parameter table, and nothing says so"):
+            checked(replace(made, model=model(Reading)), model(Reading), 1, built)
+
+
+def test_a_parameter_that_the_ranks_do_not_have_fails(alone: World) -> None:
+    with worlds(alone, alone_job()) as (world,):
+        made, built = setting(world)
+        with pytest.raises(CheckFailed, match="stage 1: table is on one side alone, or has another shape or dtype"):
+            checked(made, model(lambda s, n: Reading(s, n) if s else Layer(s, n)), 1, built)
+
+
+def test_what_a_check_has_made_is_freed_with_it(alone: World) -> None:
+    """Without the collector of cycles: stages, with their optimizers and buffers, and the modules of one process."""
+    made_objects: list[weakref.ref[Any]] = []
+
+    def building(stage: int, stages: int) -> Layer:
+        made_objects.append(weakref.ref(layer := Layer(stage, stages)))
+        return layer
+
+    def steps(_group: Any, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        made_objects.append(weakref.ref(optimizer := used.steps(parameters)))
+        return optimizer
+
+    with worlds(alone, alone_job()) as (world,):
+        used = model(building)
+        made, built = setting(world, of_model=used)
+        made_objects.clear()
+        gc.collect()
+        gc.disable()
+        try:
+            assert str(check(made, used, 1, built, steps)).startswith("check: passed")
+            assert len(made_objects) == 4
+            assert [reference() for reference in made_objects] == [None] * 4
+        finally:
+            gc.enable()

@@ -1,6 +1,6 @@
 """Differences that count, tolerances, and verdicts."""
 
-import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from chimera_runtime.check.compare import (
     TOLERANCES,
     Deviation,
     RankResult,
+    ResultsOfRanks,
     Verdict,
     compare,
     tolerance,
@@ -19,6 +20,7 @@ from chimera_runtime.check.compare import (
 from chimera_runtime.check.reference import Training, distance
 from chimera_runtime.errors import CheckFailed
 from chimera_runtime.program.weight_groups import Group
+from chimera_runtime.ranks.gathering import Enquiry
 from chimera_runtime.ranks.world import World
 from chimera_runtime.values.losses import Tally
 from tests.unit.runtime.models import reference
@@ -116,6 +118,20 @@ def begin() -> Training:
     return Training(reference(2), 2, (((0, 2),), ((0, 2),)))
 
 
+def compared(world: World, result: RankResult, begin: Callable[[], Training] = begin) -> Verdict | None:
+    """The verdict on the results of all ranks, on rank 0."""
+    results = ResultsOfRanks.gather(world.control_group, world.job, result, (), "check")
+    answers: dict[str, Callable[..., Any]] = {"part": result.part, "outputs": result.samples}
+    enquiry = Enquiry(world.control_group, "check", answers, "for one process")
+    if world.place.rank:
+        assert enquiry.serve() == ["end of the comparison"]
+        return None
+    try:
+        return compare(enquiry, world.job, results, begin, {})
+    finally:
+        enquiry.end("end of the comparison")
+
+
 def recorded(**scaled: float) -> RankResult:
     """Result of a rank that holds both stages and computes what the reference does, but for the scaled parts."""
     training = begin()
@@ -137,7 +153,7 @@ def recorded(**scaled: float) -> RankResult:
 
 def test_what_one_process_computes_too_is_off_by_nothing(alone: World) -> None:
     with worlds(alone, alone_job()) as (world,):
-        verdict = compare(world.control_group, world.job, recorded(), names=(), updates=UPDATES, begin=begin)
+        verdict = compared(world, recorded())
     assert verdict is not None
     assert verdict.passed
     assert verdict.losses == pytest.approx(verdict.reference_losses, rel=1e-15)
@@ -154,9 +170,7 @@ def test_what_one_process_computes_too_is_off_by_nothing(alone: World) -> None:
 )
 def test_gradients_weights_and_losses_that_are_off_fail_by_name(alone: World, part: str, words: str) -> None:
     with worlds(alone, alone_job()) as (world,):
-        verdict = compare(
-            world.control_group, world.job, recorded(**{part: 1.5}), names=(), updates=UPDATES, begin=begin
-        )
+        verdict = compared(world, recorded(**{part: 1.5}))
     assert verdict is not None
     assert not verdict.passed
     assert words in str(verdict)
@@ -170,7 +184,7 @@ def test_a_step_too_few_is_told_before_anything_is_compared(alone: World) -> Non
         worlds(alone, alone_job()) as (world,),
         pytest.raises(CheckFailed, match="stage 0 on rank 0: the optimizer has made 1 step in 2 updates"),
     ):
-        compare(world.control_group, world.job, short, names=(), updates=UPDATES, begin=begin)
+        compared(world, short)
 
 
 def test_a_replica_that_differs_in_a_bit_is_named_with_those_that_agree(alone: World) -> None:
@@ -182,9 +196,7 @@ def test_a_replica_that_differs_in_a_bit_is_named_with_those_that_agree(alone: W
     with worlds(alone, alone_job(), copies=3) as ranks:
         verdict, *others = together(
             [
-                lambda world=world, result=result: compare(
-                    world.control_group, world.job, result, names=(), updates=UPDATES, begin=begin
-                )  # type: ignore[misc]
+                lambda world=world, result=result: compared(world, result)  # type: ignore[misc]
                 for world, result in zip(ranks, results, strict=True)
             ]
         )
@@ -222,13 +234,10 @@ def test_stages_of_other_ranks_are_handed_to_rank_0_with_the_gradients_that_are_
     with worlds(alone, two) as ranks:
         verdict, nothing = together(
             [
-                lambda world=world, part=part: compare(
-                    world.control_group, world.job, part, names=(), updates=1, begin=wider
-                )  # type: ignore[misc]
+                lambda world=world, part=part: compared(world, part, wider)  # type: ignore[misc]
                 for world, part in zip(ranks, parts, strict=True)
             ]
         )
-        assert json.loads(ranks[0].control_group.store.get("check/present/0/s1")) == [False, True]
     assert nothing is None
     assert verdict is not None
     assert verdict.passed, verdict

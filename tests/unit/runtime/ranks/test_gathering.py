@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from chimera_runtime.errors import PeerLost
-from chimera_runtime.ranks.gathering import added_over_all, gathered
+from chimera_runtime.ranks.gathering import Enquiry, added_over_all, gathered, receive_value, send_value
 from chimera_runtime.ranks.world import World
+from chimera_runtime.values.nested import leaves
 from tests.unit.runtime.thread_ranks import job, together, worlds
 
 
@@ -66,3 +67,42 @@ def test_of_a_view_only_its_part_travels(alone: World) -> None:
 def test_a_rank_that_does_not_answer_is_named(alone: World) -> None:
     with worlds(alone, job(), timeout=0.2) as ranks, pytest.raises(PeerLost, match="for the outputs of an evaluation"):
         gathered(ranks[0].control_group, [1], {})
+
+
+def test_values_of_any_dtype_and_layout_in_memory_are_sent(alone: World) -> None:
+    """gloo itself knows few dtypes, and no gaps in memory."""
+    dtypes = torch.bool, torch.int16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64
+    value = {
+        "turned": torch.arange(6.0).view(2, 3).t(),
+        "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "nothing": [None, torch.zeros(0, 2), torch.tensor(3)],
+        (1, "of"): [torch.ones(3).to(dtype) for dtype in dtypes],
+    }
+    with worlds(alone, job()) as (first, second):
+        _, received = together(
+            [
+                partial(send_value, first.control_group, value, 1, "for a test"),
+                partial(receive_value, second.control_group, 0, "for a test"),
+            ]
+        )
+    assert received.keys() == value.keys()
+    assert received["nothing"][0] is None
+    for sent, came in zip(leaves(value), leaves(received), strict=True):
+        if sent is not None:
+            assert (came.shape, came.dtype) == (sent.shape, sent.dtype)
+            assert torch.equal(came.to(torch.complex128), sent.to(torch.complex128))
+
+
+def test_rank_0_asks_and_all_others_get_the_outcome(alone: World) -> None:
+    with worlds(alone, job(), copies=2) as ranks:
+
+        def take_part(world: World) -> list[object]:
+            answers = {"sum": lambda *numbers: torch.tensor(sum(numbers) + world.place.rank)}
+            enquiry = Enquiry(world.control_group, "asked", answers, "for rank 0")
+            if world.place.rank:
+                return enquiry.serve()
+            of_ranks = [enquiry.ask(rank, "sum", 10, 20).item() for rank in (3, 0, 1, 2)]
+            enquiry.end(True, of_ranks)
+            return [True, of_ranks]
+
+        assert together([partial(take_part, world) for world in ranks]) == [[True, [33, 30, 31, 32]]] * 4
