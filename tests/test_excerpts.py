@@ -48,7 +48,7 @@ WRITTEN = {
     "docs/howto/compare.md": 1,
     "docs/howto/data.md": 1,
     "docs/howto/from_pipelining.md": 1,
-    "docs/howto/loop.md": 13,
+    "docs/howto/loop.md": 14,
     "docs/howto/rule.md": 3,
     "docs/howto/transformers.md": 1,
     "docs/howto/watch.md": 1,

@@ -234,9 +234,11 @@ class Checked:
     def _take_state(self, stage: int, module: torch.nn.Module, state: Mapping[str, Any]) -> Iterator[str]:
         """Yields the names of the parameters and buffers of a stage that have other values on the ranks.
 
+        A tied parameter is compared at its first end, whose value the others get.
         ``module`` was made for one process. If the ranks' need not be as it was made, it gets their ``state``.
         """
         parts = dict(module.named_modules())
+        later_ends = {end for tie in self.context.ties for ends in tie.parameters for end in ends[1:]}
         for place, table in state["tables"].items():
             if place not in parts:
                 raise mistakes.part_is_missing(stage, place)
@@ -250,7 +252,7 @@ class Checked:
                 if isinstance(mine, torch.Tensor) and _are_alike(mine, value):
                     if equal(mine, value.to(mine.device)):
                         continue
-                    if of_parameters or of_buffers:
+                    if (of_parameters or of_buffers) and (stage, name) not in later_ends:
                         yield name
                     if not self.is_unchanged:
                         mine.data.copy_(value)

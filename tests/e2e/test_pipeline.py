@@ -66,7 +66,7 @@ def loops(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
         return Job(name, LOOPS / script, (name, *directories), model=None)
 
     checked = [str(compiled(folder, scheme, tied, **sizes)) for scheme, sizes, tied in CHECKED]
-    checks = Job("checks", LOOP, ("checks", *checked), model=None)
+    checks = Job("checks", LOOPS / "pipelines.py", ("checks", *checked), model=None)
     return run_all(folder, 4, [*map(job, CASES), checks])
 
 
