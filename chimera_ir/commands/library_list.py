@@ -2,11 +2,7 @@
 
 from pathlib import Path
 
-from rich.table import Column, Table
-from rich.text import Text
-
 from chimera_ir import errors, library
-from chimera_ir.console import has_width, printed
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.escapes import visible
 
@@ -16,6 +12,11 @@ def listed_library(further: tuple[Path, ...]) -> str:
 
     Where standard output has a width, longer summaries continue below themselves.
     """
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    from chimera_ir.console import has_width, printed
+
     names = library.names(further)
     summaries = [described(name, further) for name in names]
     if not has_width():

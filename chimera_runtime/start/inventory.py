@@ -93,9 +93,8 @@ def _sample(values: torch.Tensor) -> str:
     count = values.numel()
     if count < 2:
         return ""
-    places = torch.arange(0, count, max(1, count // _SAMPLE), device=values.device)
-    sample = plain(values.flatten()[places].cpu())
-    numbers = sample.view(torch.uint8).view(len(places), -1).tolist()
+    sample = plain(values.flatten()[:: max(1, count // _SAMPLE)].cpu()).contiguous()
+    numbers = sample.view(torch.uint8).view(len(sample), -1).tolist()
     return digest([sample]) if len({*map(tuple, numbers)}) > len(numbers) / 2 else ""
 
 
