@@ -245,38 +245,42 @@ def _in_full_stores(
     left: list[Holding] = []
     for store, several in by_store.items():
         limit = instance.stores[store].limit
-        if len(several) <= limit:
+        if sum(holding.amount for holding in several) <= limit:
             continue
-        kinds = {(class_of.get(holding.opened), class_of.get(holding.closed)) for holding in several}
+        kinds = dict.fromkeys(
+            (class_of.get(holding.opened), class_of.get(holding.closed), holding.amount) for holding in several
+        )
         held = [
-            _HoldingClass(classes[opened], classes[closed])
-            for opened, closed in kinds
+            _HoldingClass(classes[opened], classes[closed], amount)
+            for opened, closed, amount in kinds
             if opened is not None and closed is not None
         ]
         counts = {len(group.opened) for group in held}
         regular = len(held) == len(kinds) and len(counts) == 1 and len(several) == len(held) * max(counts)
-        if regular and limit >= len(held):
+        fits = sum(group.amount for group in held) <= limit
+        if regular and fits:
             implied += _implied(instance, held, limit)
-        if not regular or len(held) > 1 or limit < len(held):
+        if not (regular and fits and len(held) == 1):
             left += several
     return implied, tuple(left)
 
 
 class _HoldingClass(NamedTuple):
-    """Holdings of one class: the k-th is from the start of operation ``opened[k]`` to the end of ``closed[k]``."""
+    """Holdings of one class: the k-th keeps ``amount`` from the start of ``opened[k]`` to the end of ``closed[k]``."""
 
     opened: Sequence[int]
     closed: Sequence[int]
+    amount: int
 
 
 def _implied(instance: OrderInstance, held: Sequence[_HoldingClass], limit: int) -> Iterator[tuple[int, int]]:
-    """Yields waits that follow from the limit of a store: the store keeps at most ``limit`` holdings at a time.
+    """Yields waits that follow from the limit of a store, in which one holding of each class has room.
 
     A wait is a pair of the earlier operation and the later one, which waits. ``held`` has the classes of holdings, each
-    with one holding per micro-batch. Say a holding begins while n others of its micro-batch are sure to exist. Then the
-    n + 1 fit only if at most ``limit - n`` holdings of each of these classes exist, this one included, so earlier ones
-    must be over. And if a holding of a class must begin before one of an earlier class can be over, ``limit`` holdings
-    of the earlier class would leave no room for it, ever; so it begins before there are as many.
+    with one holding per micro-batch. Say a holding begins while others of its micro-batch are sure to exist. Then of
+    each of these classes only as many holdings exist as have room beside one of every other, so earlier ones must be
+    over. And if a holding of a class must begin before one of an earlier class can be over, it begins before there are
+    so many of the earlier class that they leave no room for it, ever.
     """
     before = _before_within(instance, [group.opened[0] for group in held] + [group.closed[0] for group in held])
     for late in held:
@@ -287,10 +291,12 @@ def _implied(instance: OrderInstance, held: Sequence[_HoldingClass], limit: int)
             and (group.opened[0], late.opened[0]) in before
             and (late.opened[0], group.closed[0]) in before
         ]
-        for group in (late, *there):
-            yield from zip(group.closed, late.opened[max(0, limit - len(there)) :], strict=False)
+        together = [late, *there]
+        room = limit - sum(group.amount for group in together)
+        for group in together:
+            yield from zip(group.closed, late.opened[room // group.amount + 1 :], strict=False)
         for group in there:
-            yield from zip(late.opened, group.opened[limit - 1 :], strict=False)
+            yield from zip(late.opened, group.opened[(limit - late.amount) // group.amount :], strict=False)
 
 
 def _before_within(instance: OrderInstance, numbers: Sequence[int]) -> set[tuple[int, int]]:

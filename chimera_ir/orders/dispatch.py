@@ -155,7 +155,7 @@ class _Stores:
     def __init__(self, constraints: Constraints) -> None:
         self._ranks = constraints.ranks
         self._room = list(constraints.limits)
-        self._added = defaultdict[int, list[tuple[int, int]]](list)
+        self._added = defaultdict[int, dict[int, int]](dict)
         self._freed = defaultdict[int, list[tuple[int, int, int]]](list)
         # What each micro-batch keeps in each store, what it will still add there, and how many holdings are not over.
         self._held = [defaultdict[int, int](int) for _ in self._room]
@@ -163,7 +163,7 @@ class _Stores:
         self._open = defaultdict[int, int](int)
         for store, amount, opened, closed in constraints.holdings:
             rank = self._ranks[opened]
-            self._added[opened].append((store, amount))
+            self._added[opened][store] = self._added[opened].get(store, 0) + amount
             self._freed[closed].append((store, amount, rank))
             self._needed[store][rank] += amount
             self._open[rank] += 1
@@ -173,7 +173,7 @@ class _Stores:
     def fits(self, number: int) -> bool:
         """Whether an operation may start now, so that afterwards all micro-batches can still be finished."""
         rank = self._ranks[number]
-        return all(self._is_safe(store, amount, rank) for store, amount in self._added.get(number, ()))
+        return all(self._is_safe(store, amount, rank) for store, amount in self._added.get(number, {}).items())
 
     def _is_safe(self, store: int, amount: int, rank: int) -> bool:
         room = self._room[store] - amount
@@ -193,7 +193,7 @@ class _Stores:
 
     def start(self, number: int) -> None:
         """Takes the room that an operation needs from its start on."""
-        for store, amount in self._added.get(number, ()):
+        for store, amount in self._added.get(number, {}).items():
             self._room[store] -= amount
             self._needed[store][self._ranks[number]] -= amount
             self._held[store][self._ranks[number]] += amount

@@ -226,20 +226,20 @@ class _BestSoFar:
         self._aimed: int | None = None
 
     def offer(self, starts: Sequence[int]) -> None:
-        """Keeps an order, given by starts in ticks, if it is shorter than the best so far.
+        """Keeps an order, given by starts in ticks, if it is shorter than the best so far and keeps all limits.
 
-        If memory moves, the starts are computed anew from the order of each lane, and may be later: a lane launches
+        The starts are computed anew from the order of each lane. If memory moves, they may be later: a lane launches
         moves between operations, and waits for them.
         """
-        if self._instance.header.moves:
-            lanes = self._instance.by_start(starts)
-            timed = self._instance.starts(lanes)
-            if timed is None or not fits_stores(self._instance, lanes):
-                return
-            starts = timed
-        makespan = self._constraints.makespan(starts)
+        if self.best is not None and self._constraints.makespan(starts) >= self.best.makespan:
+            return
+        lanes = self._instance.by_start(starts)
+        timed = self._instance.starts(lanes)
+        if timed is None or not fits_stores(self._instance, lanes):
+            return
+        makespan = self._constraints.makespan(timed)
         if self.best is None or makespan < self.best.makespan:
-            self.best = TimedOrder(makespan, [*starts])
+            self.best = TimedOrder(makespan, timed)
             self._report()
 
     def raise_bound(self, bound: int) -> None:

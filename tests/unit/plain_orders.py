@@ -1,15 +1,20 @@
 """A plain model of the problem of ordering, the oracle of searches and bounds; instances of library schemes."""
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from random import Random
 
 import chimera_ir
 from chimera_ir.cost.durations import Costs
+from chimera_ir.flow.engine import ordered
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.orders.improve import with_limits
 from chimera_ir.orders.instance import Costing, OrderInstance, instance_of
+from chimera_ir.source import Source
+from chimera_ir.verify.memory import memory
 
 
 def costs(**by_kind: int) -> Costs:
@@ -19,7 +24,7 @@ def costs(**by_kind: int) -> Costs:
     return made
 
 
-def instance(scheme: str, kinds: Costs, limit: int = 0, **parameters: int) -> OrderInstance:
+def instance(scheme: str | Source, kinds: Costs, limit: int = 0, **parameters: int) -> OrderInstance:
     schedule = chimera_ir.compile(scheme, **parameters).schedule
     assert isinstance(schedule, Schedule)
     limits = {Quantity.ACTIVATIONS: limit} if limit else {}
@@ -67,3 +72,39 @@ def plain_optimum(problem: OrderInstance) -> int:
     solver.parameters.num_workers = 1
     assert solver.solve(model) == cp_model.OPTIMAL
     return round(solver.objective_value)
+
+
+def shortest_of_all(problem: OrderInstance) -> int | None:
+    """The least makespan of all orders that the rule "memory" allows, each tried; None if it allows none."""
+    before, places = _before_in_lane(problem), range(problem.header.workers)
+    lanes_of = [[[*lane] for lane in _orders(before[worker]) if _fits(problem, worker, lane)] for worker in places]
+    played = (problem.starts(lanes) for lanes in product(*lanes_of))
+    return min((problem.makespan(starts) for starts in played if starts is not None), default=None)
+
+
+def _fits(problem: OrderInstance, worker: int, lane: Sequence[int]) -> bool:
+    return not [*memory(problem.schedule([lane if w == worker else [] for w in range(problem.header.workers)]))]
+
+
+def _before_in_lane(problem: OrderInstance) -> list[dict[int, set[int]]]:
+    """For each worker its operations, each with those of the worker that it waits for, directly or through others."""
+    reached: dict[int, set[int]] = {}
+    for number in ordered(problem.waits):
+        reached[number] = set().union(*({other} | reached[other] for other in problem.waits[number]))
+    worker_of = [problem.places[machine].worker for machine in problem.machines]
+    return [
+        {
+            number: {other for other in before if worker_of[other] == worker}
+            for number, before in sorted(reached.items())
+            if worker_of[number] == worker
+        }
+        for worker in range(problem.header.workers)
+    ]
+
+
+def _orders(before: dict[int, set[int]], *lane: int) -> Iterator[tuple[int, ...]]:
+    if len(lane) == len(before):
+        yield lane
+    for number, others in before.items():
+        if number not in lane and others <= {*lane}:
+            yield from _orders(before, *lane, number)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -17,18 +18,22 @@ from chimera_ir.answer import Level, produce
 from chimera_ir.commands import group
 from chimera_ir.compilation import Compilation
 from chimera_ir.errors import CompileError, OptionError
+from chimera_ir.ir.levels import Schedule
+from chimera_ir.ir.memory_bounds import Quantity
 from chimera_ir.orders import cp_sat
 from chimera_ir.orders.budget import SearchBudget
 from chimera_ir.orders.constraints import constraints_of
-from chimera_ir.orders.instance import OrderInstance
+from chimera_ir.orders.improve import with_limits
+from chimera_ir.orders.instance import Costing, OrderInstance, instance_of
 from chimera_ir.orders.lower_bound import lower_bound
 from chimera_ir.orders.periodic import first_micro_batches, repeated
 from chimera_ir.orders.search import Ended, Found, NoOrder, fits_stores, search
 from chimera_ir.page.contents import document
 from chimera_ir.source import Source
+from chimera_ir.verify.memory import memory
 from tests.unit.command import Run
 from tests.unit.conftest import calling
-from tests.unit.plain_orders import costs, instance, plain_optimum, with_random_durations
+from tests.unit.plain_orders import costs, instance, plain_optimum, shortest_of_all, with_random_durations
 
 pytestmark = pytest.mark.skipif(find_spec("ortools") is None, reason="OR-Tools is not installed: the extra search")
 
@@ -87,6 +92,61 @@ def test_the_optimum_is_that_of_a_plain_model(scheme: str, limit: int, parameter
         found = best(varied)
         assert found.proven
         assert found.makespan / varied.tick == plain_optimum(varied)
+
+
+def scheme(lines: str, micro_batches: int, stages: str = "stages s in 0..2 on s", more: str = "") -> Source:
+    text = f"scheme mine(N = {micro_batches})\nworkers 2\npipe p {{\n{stages}\nmicros m in 0..N\n{lines}\n}}\n"
+    return Source("mine.chim", text.replace("micros m in 0..N", f"micros m in 0..N {more}"))
+
+
+ON_SEVERAL = {
+    "forwards on two": ("F(m..m+2, s) when m % 2 == 0\nB(m, s)", 4),
+    "forwards on three": ("F(m..m+3, s) when m % 3 == 0\nB(m, s)", 3),
+    "backwards on two": ("F(m, s)\nB(m..m+2, s) when m % 2 == 0", 4),
+    "both on two": ("F(m..m+2, s) when m % 2 == 0\nB(m..m+2, s) when m % 2 == 0", 6),
+    "only the first two": ("F(m..m+2, s) when m == 0\nF(m, s) when m > 1\nB(m, s)", 4),
+    "split": ("F(m..m+2, s) when m % 2 == 0\nI(m, s)\nW(m..m+2, s) when m % 2 == 0", 4),
+}
+
+
+@pytest.mark.parametrize("case", ON_SEVERAL)
+def test_operations_on_several_micro_batches_keep_what_the_rule_counts(case: str) -> None:
+    random, (lines, micro_batches) = Random(case), ON_SEVERAL[case]
+    for limit in (1, 2, 3):
+        compare_with_all_orders(instance(scheme(lines, micro_batches), costs(), limit), random)
+
+
+@pytest.mark.parametrize(("lengths", "limit"), [((3, 1), 1), ((1, 2), 1), ((2, 5), 1), ((3, 1), 2), ((1, 1), 1)])
+def test_slices_of_unequal_length_keep_what_the_rule_counts(lengths: tuple[int, int], limit: int) -> None:
+    options, random = chimera_ir.Options(slice_lengths=lengths), Random(f"{lengths}")
+    for lines in ("slices q in 0..2\nF(m, s, q)\nB(m, s, q)", "slices q in 0..2\nF(m, s, q)\nI(m, s, q)\nW(m, s, q)"):
+        made = chimera_ir.compile(scheme(lines, 2 if "B" in lines else 1), options=options).schedule
+        assert isinstance(made, Schedule)
+        bounded = replace(made, header=with_limits(made.header, {Quantity.ACTIVATIONS: limit}))
+        compare_with_all_orders(instance_of(bounded, Costing(costs().durations(bounded.header))), random)
+
+
+@pytest.mark.parametrize("name", ["chimera_halving", "chimera_doubling"])
+@pytest.mark.parametrize("limit", [1, 2])
+def test_halves_keep_what_the_rule_counts(name: str, limit: int) -> None:
+    compare_with_all_orders(instance(name, costs(), limit, D=2, N=2), Random(name))
+
+
+def compare_with_all_orders(problem: OrderInstance, random: Random) -> None:
+    """Searches with a few random durations: trying all orders shows the same makespan, or that there is no order."""
+    for _ in range(3):
+        lengths = defaultdict[object, int](lambda: random.randint(1, 4))
+        durations = [lengths[operation.parts[0].kind, operation.parts[0].stage] for operation in problem.operations]
+        varied = replace(problem, durations=durations)
+        optimum = shortest_of_all(varied)
+        if optimum is None:
+            with pytest.raises(NoOrder) as error:
+                best(varied)
+            assert error.value.impossible
+            continue
+        found = best(varied)
+        assert not [*memory(varied.schedule(found.lanes))]
+        assert (found.makespan / varied.tick, found.proven) == (optimum, True)
 
 
 def test_micro_batches_of_one_weight_are_taken_in_turn() -> None:
