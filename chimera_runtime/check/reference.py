@@ -103,7 +103,13 @@ class Reference:
             module = _InTurn({str(index): self._made(index, layers.layers[index]) for index in held})
         if any(parameter.is_meta for parameter in module.parameters()):
             module = module.to_empty(device=self.device)
-        return module.to(self.device).train()
+        module = module.to(self.device)
+        evaluating = [part for part in module.modules() if not part.training]
+        if module.training:
+            module.train()
+        for part in evaluating:
+            part.training = False
+        return module
 
     def _made(self, number: int, make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
         """Makes a stage or a layer, with random numbers that follow from its number."""

@@ -62,6 +62,15 @@ def forward_writes_parameter(stage: int, names: Sequence[str]) -> str:
     )
 
 
+def stages_are_in_evaluation_mode(stages: Sequence[int]) -> str:
+    several, numbers = len(stages) > 1, ", ".join(map(str, stages))
+    return (
+        f"stage{'s' if several else ''} {numbers} {'are' if several else 'is'} in evaluation mode, as from_pretrained "
+        "returns a model, and will train without dropout, with normalizations by their running statistics: call "
+        "model.train() where the stages are made, unless this is meant, as for a frozen encoder"
+    )
+
+
 def output_without_dimensions(stage: int) -> Misuse:
     return Misuse(
         f"stage {stage} returns a tensor without dimensions, but handles several micro-batches in one operation; "

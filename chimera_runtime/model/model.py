@@ -98,7 +98,7 @@ class Model:
         if wrapper := misplaced(module, members):
             raise mistakes.stage_is_spread(self.file, stage, wrapper)
         give_memory(module, device, f"{self.file}: stage {stage}")
-        return _on_device(module, device, stage, self.file).train()
+        return to_training_mode(_on_device(module, device, stage, self.file))
 
     def _build(self, what: str, make: Callable[[], Any], seed: int, number: int) -> torch.nn.Module:
         """Calls the function that makes a stage or a layer, after seeding torch for its ``number``."""
@@ -244,6 +244,16 @@ def _on_device(module: torch.nn.Module, device: torch.device, stage: int, file: 
         if not is_on(tensor, device):
             raise mistakes.tensor_does_not_move(file, stage, name, place=str(tensor.device), device=str(device))
     return placed
+
+
+def to_training_mode(module: torch.nn.Module) -> torch.nn.Module:
+    """Calls ``train()`` of a module, and returns it; what stands in evaluation mode in it, or is it, stays in it."""
+    evaluating = [submodule for submodule in module.modules() if not submodule.training]
+    if module.training:
+        module.train()  # which the class may have made its own, to keep a module in it in evaluation mode
+    for submodule in evaluating:
+        submodule.training = False
+    return module
 
 
 def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

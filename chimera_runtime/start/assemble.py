@@ -8,7 +8,7 @@ import torch
 
 from chimera_runtime.blame import Located
 from chimera_runtime.data.feed import Feed
-from chimera_runtime.errors.start import forward_writes_parameter
+from chimera_runtime.errors.start import forward_writes_parameter, stages_are_in_evaluation_mode
 from chimera_runtime.model.arguments import label
 from chimera_runtime.model.model import Model
 from chimera_runtime.model.naming import parameters_by_name
@@ -90,7 +90,9 @@ def remarks(job: Job, backend: str, device: torch.device, probed: ProbeResult) -
     """Warnings for the user about stages that cannot run as scheduled, and about settings that may make ranks hang."""
     alone = [(s, probed.traits[s].alone) for s in job.grouped if s in job.recomputing]
     whole = [(s, probed.traits[s].whole) for s in job.split_backward]
+    evaluating = [s for s, traits in enumerate(probed.traits) if traits.evaluates]
     return [
+        *([stages_are_in_evaluation_mode(evaluating)] if evaluating else []),
         *[forward_writes_parameter(s, t.changed) for s, t in enumerate(probed.traits) if t.changed],
         *[f"stage {s} {why}: it runs one micro-batch at a time, also where it has several" for s, why in alone if why],
         *[f"stage {s} has {why} in it: its I is a whole backward, and its W does nothing" for s, why in whole if why],

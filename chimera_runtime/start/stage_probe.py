@@ -1,5 +1,6 @@
 """Probe of one stage on one micro-batch: its forward, which inputs get gradients, and what half a backward keeps."""
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -19,7 +20,7 @@ from chimera_runtime.stage.stage_output import root_of
 from chimera_runtime.stage.tensor_moves import operand_storages, saved_storages
 from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.carries import NO_CARRY, Carry, slice_arguments, slice_length
-from chimera_runtime.values.keywords import Keywords
+from chimera_runtime.values.keywords import Keywords, Stack
 from chimera_runtime.values.losses import as_pair
 from chimera_runtime.values.nested import ONE_TENSOR, Form, fresh, is_rows, taken_apart
 from chimera_runtime.values.shared_memory import note_received
@@ -131,6 +132,7 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
         seeds_all=seeds_all,
         in_place=next((name for name, value in values.items() if versions_of(value) != versions[name]), ""),
         takes=takes,
+        evaluates=not any(part.training for made in _made(module) for part in made.modules()),
     )
     return ProbedForward(
         inputs=inputs,
@@ -143,6 +145,11 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
         carry_leaves=carry_leaves,
         carry=new_carry,
     )
+
+
+def _made(module: torch.nn.Module) -> Iterable[torch.nn.Module]:
+    """What the user's functions have made of a stage: its layers, or the stage itself."""
+    return module.values() if isinstance(module, Stack) else (module,)
 
 
 def with_obstacle(probed: ProbedForward) -> ProbedForward:

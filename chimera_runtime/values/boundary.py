@@ -139,7 +139,8 @@ class Traits:
     ``seeds_all`` says that the stage draws from the generators of Python or NumPy: then each forward seeds these as
     well. ``in_place`` names arguments that the stage writes: then it gets copies of the user's inputs and keyword
     arguments. ``takes`` says which arguments of slices the stage takes. ``changed`` are the parameters whose values the
-    forward changes; ``touched`` are those that it writes, be it with the values that they have.
+    forward changes; ``touched`` are those that it writes, be it with the values that they have. ``evaluates`` says that
+    all of the stage is in evaluation mode.
     """
 
     buffers: tuple[str, ...]
@@ -153,6 +154,7 @@ class Traits:
     takes: SliceArguments = NO_ARGUMENTS
     changed: tuple[str, ...] = ()
     touched: tuple[str, ...] = ()
+    evaluates: bool = False
 
 
 def traits_of_slices(traits: Sequence[Traits]) -> Traits:
