@@ -103,6 +103,10 @@ NUMBERS: Mapping[str, Callable[[int], Input]] = {
 """By name, with a number in it that may be of any size."""
 
 TEXTS: Mapping[str, tuple[int, Callable[[int], Input]]] = {
+    "workers left out": (
+        25_000,
+        lambda n: scheme(f"workers 60000 except {words(n, '2..60000', ', ')}", stages="0..2 on s"),
+    ),
     "parameters": (20_000, lambda n: Input(".chim", f"scheme a({words(n, 'p{0} = {0}', ', ')})\n{_PIPE}")),
     "parameters on lines": (20_000, lambda n: Input(".chim", f"scheme a({words(n, 'p{0} = {0}', _COMMA)})\n{_PIPE}")),
     "values": (19_000, lambda n: scheme(words(n, "let v{0} = {0}"))),

@@ -38,6 +38,11 @@ class _Single(NamedTuple):
         """Maps a micro-batch's number within the pipe to its global number; with slices, to that of its first slice."""
         return dict(zip(self.shape.micro_range, self.pipe.micros[:: self.shape.slices], strict=True))
 
+    @property
+    def cells(self) -> int:
+        """The most micro-batches that all ranges of a line can name, counted once for each stage."""
+        return len(self.shape.micro_range) * len(self.shape.stage_range)
+
     def computes(
         self, batches: Iterable[tuple[Micro, ...]], stages: Iterable[Stage], line: ast.Operation, reads: Readings
     ) -> list[Compute]:
@@ -123,13 +128,16 @@ def _column(
     ``single`` is the operation of ``line``, or a half of its pair. ``grid`` has the pairs; ``holds`` has the guard's
     truth (the condition after ``when``) for each pair, None if the line has no guard.
     """
-    batches = _batches_on_grid(grid, single.subject.micro, single.numbers)
+
+    def values(formula: ast.Expression) -> list[int]:
+        column = grid.values(formula)
+        return column if holds is None else list(compress(column, holds))
+
+    batches = _batches_on_grid(values, single)
     if single.subject.slice is not None:
-        places = grid.values(single.subject.slice)
+        places = values(single.subject.slice)
         batches = [_slice(batch, place, single.shape.slices) for batch, place in zip(batches, places, strict=True)]
-    stages = cast("list[Stage]", grid.values(single.subject.stage))
-    if holds is not None:
-        batches, stages = (list(compress(column, holds)) for column in (batches, stages))  # type: ignore[assignment]
+    stages = cast("list[Stage]", values(single.subject.stage))
     if None in batches or not {*stages} <= {*single.shape.stage_range}:
         raise UndefinedOnGrid
     workers, complete = single.pipe.workers, cast("list[tuple[Micro, ...]]", batches)
@@ -148,16 +156,22 @@ def _one_by_one(line: ast.Operation, singles: Sequence[_Single], shape: Shape, r
     formulas = [
         (single, compiled(single.subject.stage, scope), _batches(single.subject, scope, single)) for single in singles
     ]
+    named = [0] * len(singles)
     for frame in product(shape.steps, shape.stage_range):
         values = tuple(zip(shape.names, frame, strict=True))
         with shape.rejecting(*values):
             if guard is not None and not guard(frame):
                 continue
             placed: list[_Placed] = []
-            for single, stage_of, batch_of in formulas:
+            for number, (single, stage_of, batch_of) in enumerate(formulas):
                 stage, batch = stage_of(frame), batch_of(frame)
                 if batch is None or stage not in single.shape.stage_range:
                     raise Rejected([_no_such(single, shape, frame)])
+                named[number] += len(batch)
+                if named[number] > single.cells:
+                    facts = len(single.shape.micro_range), len(single.shape.stage_range)
+                    span = single.subject.micro.span
+                    raise Rejected([groups.RangesOverlap(span, (), shape.instance(*values), *facts)])
                 (operation,) = single.computes([batch], [Stage(stage)], line, reads)
                 placed.append((single.pipe.workers[stage], operation))
             worker, joint = placed[0][0], _joined(line, placed, shape, *values)
@@ -190,17 +204,20 @@ def _joined(line: ast.Operation, placed: Sequence[_Placed], shape: Shape, *value
 
 
 def _batches_on_grid(
-    grid: Grid, micro: ast.Expression | ast.Range, numbers: dict[int, Micro]
+    values: Callable[[ast.Expression], list[int]], single: _Single
 ) -> Sequence[tuple[Micro, ...] | None]:
-    """Returns for each pair of the grid the global numbers of the micro-batches that ``micro`` names.
+    """Returns the global numbers of the micro-batches that ``single`` names, for each pair where the guard holds.
 
-    ``micro`` is the formula or range in the text; ``numbers`` maps numbers within the pipe to global ones. None stands
-    for an empty range, or one that leaves the pipe.
+    ``values`` evaluates a formula for these pairs. None stands for an empty range, or one that leaves the pipe. Raises
+    `UndefinedOnGrid` before ranges are made that name more than the pipe has.
     """
+    micro, numbers = single.subject.micro, single.numbers
     if not isinstance(micro, ast.Range):
-        single = {micro_batch: (number,) for micro_batch, number in numbers.items()}
-        return list(map(single.get, grid.values(micro)))
-    ranges = list(zip(grid.values(micro.start), grid.values(micro.stop), strict=True))
+        batch_of = {micro_batch: (number,) for micro_batch, number in numbers.items()}
+        return list(map(batch_of.get, values(micro)))
+    ranges = list(zip(values(micro.start), values(micro.stop), strict=True))
+    if sum(stop - start for start, stop in ranges) > single.cells:
+        raise UndefinedOnGrid
     batches = {ends: _group(numbers, *ends) for ends in {*ranges}}
     return [batches[ends] for ends in ranges]
 

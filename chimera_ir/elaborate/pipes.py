@@ -23,6 +23,9 @@ from chimera_ir.elaborate.settings import Globals
 from chimera_ir.ir.levels import MAX_MICRO_BATCHES, MAX_PIPES, MAX_STAGES
 from chimera_ir.syntax import ast
 
+MAX_ENTRIES = 1_000_000
+"""The most entries of tables, and other formulas with a name, in all pipes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -85,6 +88,19 @@ class Shape:
         """Context in which a ``Fault`` becomes a ``Rejected`` whose diagnostic names the pipe with these values."""
         return rejecting(self.instance(*values))
 
+    def work(self, micros: int, longest: int) -> int:
+        """The most operations on a stage if the pipe has ``micros`` micro-batches, and the longest pipe ``longest``.
+
+        An operation over a range of micro-batches counts once for each.
+        """
+        steps, total = -(-micros // self.steps.step), 0
+        for line in self.operations:
+            ranges = [subject for subject in line.subjects if isinstance(subject.micro, ast.Range)]
+            in_range = longest if any(subject.pipe for subject in ranges) else micros
+            total += max(1, in_range if ranges else steps)
+        guarded = self.recompute is not None and self.recompute.guard is not None
+        return self.slices * max(total, micros if guarded else 0)
+
     def following(self, count: int) -> "Shape":
         """Returns this endless pipe, begun ``count`` micro-batches later than it is."""
         micros = range(self.micro_range.start + count, self.micro_range.stop + count)
@@ -115,19 +131,25 @@ def shapes(scheme: ast.Scheme, values: Globals, max_operations: int) -> tuple[Sh
 def _instances(pipes: Iterable[ast.PipeBlock], scope: Scope) -> list[tuple[ast.PipeBlock, str, Scope]]:
     """Returns each pipe with its name and scope, an indexed pipe once for each index.
 
-    Raises ``Rejected`` if there are more than `MAX_PIPES`, before any of them is elaborated.
+    Raises ``Rejected`` if there are more than `MAX_PIPES`, or more than `MAX_ENTRIES` entries of tables in all of them,
+    before any of them is elaborated.
     """
     instances: list[tuple[ast.PipeBlock, str, Scope]] = []
+    entries = 0
     for pipe in pipes:
         name = pipe.name.text
         if pipe.index is None:
             instances.append((pipe, name, scope))
+            indices = range(1)
         else:
             variable = pipe.index.variable.text
             indices = _range(pipe.index.range, scope, Instance(), MAX_PIPES, "pipe")
             instances += [(pipe, f"{name}[{i}]", scope.with_value(variable, i)) for i in indices]
         if len(instances) > MAX_PIPES:
             raise Rejected([say.TooMany(pipe.name.span, (), Instance(), "pipe", len(instances), MAX_PIPES)])
+        entries += len(indices) * sum(len(let.formulas) for let in pipe.clauses if isinstance(let, ast.Let))
+        if entries > MAX_ENTRIES:
+            raise Rejected([say.TooManyEntries(pipe.name.span, (), Instance(), "entry", entries, MAX_ENTRIES)])
     return instances
 
 
@@ -257,7 +279,7 @@ def _slices(shapes: Sequence[Shape]) -> Iterator[Diagnostic]:
 def _too_many(shapes: Sequence[Shape], pipes: Sequence[ast.PipeBlock], values: Globals, limit: int) -> list[Diagnostic]:
     """Returns a diagnostic if a scheme has nothing to run, or more operations than ``limit``.
 
-    The operations are counted from the ranges, and not made.
+    The operations are counted from the ranges, and not made; one over a range counts for each micro-batch in it.
     """
     if not shapes:
         index = next(pipe.index for pipe in pipes if pipe.index is not None)
@@ -273,7 +295,7 @@ def _too_many(shapes: Sequence[Shape], pipes: Sequence[ast.PipeBlock], values: G
     # An endless pipe has one step so far: its operations are counted when its turn is known.
     stages = len(shapes[0].stage_range)
     by_stage = stages * sum(1 + len(shape.syncs) for shape in shapes)
-    operations = sum(len(shape.steps) * shape.slices * stages * len(shape.operations) for shape in shapes)
+    operations = stages * sum(shape.work(len(shape.micro_range), len(longest.micro_range)) for shape in shapes)
     count = max(by_stage, operations, micros) if values.per_update is None else by_stage
     if count <= limit:
         return []

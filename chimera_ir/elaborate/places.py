@@ -83,15 +83,23 @@ def _recomputed(shape: Shape) -> Mapping[int, Set[int]]:
 
 
 def _recomputations(line: ast.Operation, shape: Shape) -> Iterator[tuple[int, range]]:
-    """Yields the stage and the micro-batches of each recomputation of a line; raises ``Fault`` at the first failure."""
+    """Yields the stage and the micro-batches of each recomputation of a line; raises ``Fault`` at the first failure.
+
+    It ends where ranges name more micro-batches than there are, which the elaboration of the operations reports.
+    """
     scope, subject, micros = shape.scope.with_variables(*shape.names), line.subjects[0], shape.micro_range
     stage, holds = compiled(subject.stage, scope), None if line.guard is None else compiled(line.guard, scope)
     ends = (subject.micro.start, subject.micro.stop) if isinstance(subject.micro, ast.Range) else (subject.micro,)
     numbers = [compiled(end, scope) for end in ends]
+    left = len(micros) * len(shape.stage_range)
     for frame in product(shape.steps, shape.stage_range):
         if holds is None or holds(frame):
             first, *stop = (number(frame) for number in numbers)
-            yield stage(frame), range(max(first, micros.start), min(stop[0] if stop else first + 1, micros.stop))
+            batch = range(max(first, micros.start), min(stop[0] if stop else first + 1, micros.stop))
+            left -= len(batch)
+            if left < 0:
+                return
+            yield stage(frame), batch
 
 
 def _stages_of(shape: Shape, clause: ast.Recompute | ast.Sync) -> Iterator[Stage]:

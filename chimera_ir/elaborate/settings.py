@@ -163,7 +163,9 @@ class _GlobalsEvaluator:
         """Records the workers that the text leaves out, each with the place that says so.
 
         ``parts`` are numbers and ranges of workers. At one that goes beyond ``workers``, records a mistake and stops.
+        Ranges may overlap: a worker costs work once, not once for each range.
         """
+        present = bytearray(b"\1") * workers
         for part in parts:
             ends = (part.start, part.stop) if isinstance(part, ast.Range) else (part,)
             start, *more = map(self._value, ends)
@@ -172,8 +174,9 @@ class _GlobalsEvaluator:
                 values = tuple(dict(pair for end in ends for pair in self.scope.values_in(end, ())).items())
                 self.failed.append(NoSuchWorker(part.span, values, Instance(), start, stop, workers))
                 return
-            for worker in range(start, stop):
-                self.left_out.setdefault(worker, part.span)
+            while (worker := present.find(1, start, stop)) >= 0:
+                present[worker] = 0
+                self.left_out[worker] = part.span
 
     def _require(self, item: ast.Require) -> None:
         if not self._value(item.condition):

@@ -161,10 +161,8 @@ def _too_many(shapes: Sequence[Shape], turn: TurnSize, turns: int, limit: int, p
     lower bounds if ``turn``, ``turns`` and ``period`` are.
     """
     stages = len(shapes[0].stage_range)
-    lines = sum(
-        count // shape.steps.step * shape.slices * len(shape.operations)
-        for shape, count in zip(shapes, turn.micros, strict=True)
-    )
+    longest = max(turn.micros)
+    lines = sum(shape.work(count, longest) for shape, count in zip(shapes, turn.micros, strict=True))
     count = turns * stages * max(lines, period * shapes[0].slices)
     if count <= limit:
         return []

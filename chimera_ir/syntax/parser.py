@@ -11,7 +11,7 @@ from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
-from chimera_ir.diagnostics.catalogue.tokens import NotText, TextTooLong, TooDeep, TooManyTokens
+from chimera_ir.diagnostics.catalogue.tokens import NameTooLong, NotText, TextTooLong, TooDeep, TooManyTokens
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.grammars import parser_of
 from chimera_ir.source import Source, Span
@@ -20,8 +20,8 @@ from chimera_ir.syntax.build import build
 from chimera_ir.syntax.mistakes import lexical, syntactic
 from chimera_ir.syntax.stop import CLOSERS, OPENERS, Stop, span_of, starts_statement, statement_start
 
-MAX_TEXT, MAX_TOKENS, MAX_DEPTH = 1 << 20, 100_000, 100
-"""The most characters of a text, the most words and signs, and the most levels of a formula and of brackets."""
+MAX_TEXT, MAX_TOKENS, MAX_NAME, MAX_DEPTH = 1 << 20, 100_000, 200, 100
+"""The most characters of a text, words and signs, characters of a name, and levels of a formula and of brackets."""
 
 MAX_MISTAKES = 20
 """The most mistakes that are reported; further ones are likely to follow from these."""
@@ -100,6 +100,9 @@ def _tokens(text: str) -> list[Token]:
     tokens = list(islice(_lark().lex(text), MAX_TOKENS + 1))
     if len(tokens) > MAX_TOKENS:
         raise Rejected([TooManyTokens(span_of(tokens[-1]), MAX_TOKENS)])
+    long = next((token for token in tokens if token.type == "NAME" and len(token) > MAX_NAME), None)
+    if long is not None:
+        raise Rejected([NameTooLong(span_of(long), MAX_NAME)])
     return tokens
 
 

@@ -22,7 +22,7 @@ from tests.unit.command import TINY, Run
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from large_inputs import NUMBERS, TEXTS, Input, scheme, turn
+from large_inputs import NUMBERS, TEXTS, Input, pipes, scheme, turn
 
 CALLS = 150_000
 """Calls that an input of a few lines may cost; a scheme of one pipe costs a tenth of that."""
@@ -123,6 +123,35 @@ def test_a_huge_header_over_few_operations_takes_no_memory_of_that_size(workers:
         tracemalloc.stop()
     assert said.startswith("error[CH302]: micro-batch "), said
     assert peak < 2**24
+
+
+@pytest.mark.parametrize("line", ["F(0..m+1, s) @ m", "recompute(0..m+1, s) @ m", "F(0..m+1, s) prefer m"])
+@pytest.mark.parametrize("by", [1, 3])
+def test_ranges_of_a_line_that_overlap_are_refused_before_all_of_them_are_made(line: str, by: int) -> None:
+    given = scheme(stages="0..1 on s", micros=f"0..3000 by {by}", more=line)
+    tracemalloc.start()
+    try:
+        said = answer(given)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "error[CH296]: the ranges of this line name more than all of 3,000 micro-batches on 1 stage" in said
+    assert peak < 3 * MEMORY
+
+
+def test_an_operation_over_a_range_counts_for_each_micro_batch_in_it() -> None:
+    micros = "0..60000 by 60000"
+    said, calls = counted(scheme(stages="0..60000 on s", micros=micros, more="F(m..m+60000, s) @ m"))
+    assert said.startswith("error[CH246]: the scheme has 3,600,")
+    assert calls < CALLS
+
+
+def test_tables_of_pipes_are_counted_before_they_are_evaluated() -> None:
+    table = f"let t = [{', '.join('1' * 500)}]"
+    text = pipes(4000).text.replace("stages", f"{table}\n stages", 1)
+    said, calls = counted(Input(".chim", text))
+    assert said.startswith("error[CH247]: the tables of all pipes have 2,000,000 entries")
+    assert calls < 2 * CALLS  # 4,000 pipes are made, and 2,000,000 entries are not
 
 
 def test_the_size_of_a_scheme_can_be_asked_for_by_itself() -> None:

@@ -24,6 +24,16 @@ class EmptyGroup(InInstance, code="CH250"):
     stop: int
 
 
+class RangesOverlap(InInstance, code="CH296"):
+    """Ranges of a line that together name more micro-batches than there are."""
+
+    title = "the ranges of this line name more than all of {micros:micro-batch} on {stages:stage}"
+    label = "some are named twice"
+    help = "a micro-batch is named once: let the variable count `by` the length of the range, or guard the line"
+    micros: int
+    stages: int
+
+
 class HalvesDiffer(InInstance, code="CH251"):
     """A pipe that counts whole micro-batches, and another one that counts halves."""
 

@@ -33,6 +33,12 @@ class TextTooLong(Diagnostic, code="CH102"):
 
 
 TooManyTokens = TextTooLong.worded("TooManyTokens", title="the text has more than {limit:,} words and signs")
+NameTooLong = TextTooLong.worded(
+    "NameTooLong",
+    title="this name has more than {limit:,} characters",
+    label="a name",
+    help="choose a shorter name: messages, pages and files show it",
+)
 
 
 class TooDeep(Diagnostic, code="CH103"):

@@ -360,6 +360,13 @@ class TooMany(InInstance, code="CH247"):
     limit: int
 
 
+TooManyEntries = TooMany.worded(
+    "TooManyEntries",
+    title="the tables of all pipes have {count:entry}, and the limit is {limit:,}",
+    label="a pipe here",
+)
+
+
 class EmptyIndex(InInstance, code="CH248"):
     """A range of pipes without values: there is no pipe."""
 
