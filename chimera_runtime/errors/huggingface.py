@@ -70,6 +70,14 @@ def weights_are_missing(directory: Path, names: Sequence[str]) -> Misuse:
     return Misuse(f"{directory}: its safetensors have no {names[0]}{others}, which the configuration asks for")
 
 
+def weights_are_unknown(directory: Path, architecture: str, names: Sequence[str]) -> str:
+    others = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (
+        f"{directory}: {architecture} has no {', '.join(names[:3])}{others}, which the checkpoint has: they are "
+        "neither trained nor exported"
+    )
+
+
 def weights_have_another_shape(directory: Path, name: str, shape: Sequence[int], wanted: Sequence[int]) -> Misuse:
     return Misuse(f"{directory}: {name} has the shape {tuple(shape)}, and by the configuration {tuple(wanted)}")
 

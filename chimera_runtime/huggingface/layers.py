@@ -1,6 +1,5 @@
 """A causal language model of transformers as `Layers`, with its ties, names, loss, reference and export."""
 
-import shutil
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import torch
 from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import huggingface as mistakes
 from chimera_runtime.errors.state import weights_cannot_be_written
+from chimera_runtime.huggingface.exported import GENERATION_FILE, WEIGHTS_FILE, write_companions
 from chimera_runtime.huggingface.parts import Embedding, Head, Surroundings, TransformerLayer
 from chimera_runtime.huggingface.routing import Routing
 from chimera_runtime.huggingface.skeleton import Skeleton
@@ -23,16 +23,7 @@ from chimera_runtime.model.layers import Layers
 IGNORED = -100
 """The label of a token that does not count in the loss."""
 
-WEIGHTS_FILE = "model.safetensors"
-
-_OF_TOKENIZER = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "vocab.*",
-    "merges.txt",
-    "added_tokens.json",
-    "chat_template*",
-)
+_OF_HUB = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm", "*.tiktoken", "*.py"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +42,7 @@ class TransformerLayers(Layers):
     skeleton: Skeleton = field(kw_only=True, repr=False)
     routing: Routing | None = field(kw_only=True, repr=False)
     directory: Path | None = field(default=None, kw_only=True)
+    tokenizer: Path | None = field(default=None, kw_only=True)
 
     @property
     def config(self) -> Any:
@@ -109,7 +101,8 @@ class TransformerLayers(Layers):
     def export(self, pipe: Any, directory: Path | str) -> None:
         """Writes the model of a pipeline as a directory that ``from_pretrained`` reads; every rank must call it.
 
-        The directory also gets the files of the tokenizer, if the model came from a directory that has them.
+        The directory also gets the files of the tokenizer, the processor and generation, if the model came from a
+        directory that has them. Weights that are there in other files are removed once the new ones are written.
         """
         directory = Path(directory)
         try:
@@ -121,15 +114,26 @@ class TransformerLayers(Layers):
             self.describe(directory)
 
     def describe(self, directory: Path) -> None:
-        """Writes the files, other than weights, that ``from_pretrained`` reads: configuration and tokenizer."""
-        config = deepcopy(self.config)
-        config.architectures, config.dtype = [type(self.skeleton.model).__name__], self.skeleton.model.dtype
-        config.save_pretrained(directory)
-        if self.directory is None:
-            return
-        for file in (file for pattern in _OF_TOKENIZER for file in sorted(self.directory.glob(pattern))):
-            if not (directory / file.name).exists():
-                shutil.copyfile(file, directory / file.name)
+        """Writes the files, other than weights, that ``from_pretrained`` reads, and removes weights in other files.
+
+        Raises `BadCheckpoint` if a file cannot be written.
+        """
+
+        def save(new: Path) -> None:
+            config = deepcopy(self.config)
+            config.architectures, config.dtype = [type(self.skeleton.model).__name__], self.skeleton.model.dtype
+            config.save_pretrained(new)
+            has_own = self.directory is not None and (self.directory / GENERATION_FILE).is_file()
+            if not has_own and (generation := getattr(self.skeleton.model, "generation_config", None)) is not None:
+                generation.save_pretrained(new)
+
+        source = None if self.directory is None else self.directory.resolve()
+        tokenizer = source if self.tokenizer is None else self.tokenizer.resolve()
+        here = directory.resolve()
+        try:
+            write_companions(here, None if source == here else source, None if tokenizer == here else tokenizer, save)
+        except (OSError, ValueError) as error:
+            raise weights_cannot_be_written(directory, getattr(error, "strerror", None) or str(error)) from error
 
     def _inside(self, layer: int, name: str) -> str:
         return f"{'model' if layer in (0, self.skeleton.count + 1) else 'block'}.{name}"
@@ -181,6 +185,7 @@ def layers(
         weights = SavedWeights(Path(type(source).__name__), {}, tensors, tied)
     elif directory is not None:
         weights = SavedWeights.of_directory(directory, tied)
+    remarks = [] if weights is None else weights.remarks(skeleton.model, skeleton.names)
     surroundings = Surroundings(skeleton, fill)
 
     def embedding() -> torch.nn.Module:
@@ -200,7 +205,7 @@ def layers(
         return part
 
     makers: list[Callable[[], torch.nn.Module]] = [embedding, *(partial(layer, i) for i in range(skeleton.count)), head]
-    return TransformerLayers(makers, split, skeleton=skeleton, routing=routing, directory=directory)
+    return TransformerLayers(makers, split, remarks=remarks, skeleton=skeleton, routing=routing, directory=directory)
 
 
 def library() -> Any:
@@ -225,7 +230,7 @@ def local(source: Path | str) -> Path:
         return path
     try:
         download = import_module("huggingface_hub").snapshot_download
-        return Path(download(str(source), allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt"]))
+        return Path(download(str(source), allow_patterns=_OF_HUB))
     except (OSError, ValueError) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise mistakes.source_cannot_be_read(str(source), first) from error

@@ -28,6 +28,7 @@ def model_file(options: Namespace, split: Sequence[int] | None) -> ModelFile:
     tokenizer = options.tokenizer
     if tokenizer is None and has_tokenizer(model.directory):
         tokenizer = model.directory
+    model = replace(model, tokenizer=tokenizer)
 
     @cache
     def items() -> TextItems:

@@ -1,7 +1,8 @@
 """Values for the parameters and buffers of a part of a model: from safetensors, from another model, or random."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -11,8 +12,10 @@ from typing import Any
 import torch
 
 from chimera_runtime.errors import huggingface as mistakes
+from chimera_runtime.huggingface.exported import INDEX_FILE, WEIGHTS_FILE
 
-_INDEX = "model.safetensors.index.json"
+_NOT_SAVED_ANY_MORE = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")
+"""Buffers that old checkpoints have."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,15 @@ class SavedWeights:
     def of_directory(cls, directory: Path, tied: Collection[str]) -> "SavedWeights | None":
         """The weights of a directory as ``save_pretrained`` writes it; None if it has only a configuration.
 
+        As in ``from_pretrained``, one file counts before an index, which may be of weights of before.
+
         Raises `Misuse` if the weights are in files that have to be read as a whole.
         """
-        index = directory / _INDEX
-        files = sorted(directory.glob("*.safetensors"))
+        single, index = directory / WEIGHTS_FILE, directory / INDEX_FILE
+        files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
         if not files and (others := sorted([*directory.glob("pytorch_model*.bin"), *directory.glob("*.pth")])):
             raise mistakes.weights_are_no_safetensors(directory, others[0].name)
-        if index.is_file():
+        if index.is_file() and not single.is_file():
             try:
                 places = json.loads(index.read_bytes())["weight_map"]
                 by_name = {str(name): directory / str(file) for name, file in places.items()}
@@ -49,26 +54,33 @@ class SavedWeights:
         by_name = {name: file for file in files for name in _names(file)}
         return cls(directory, by_name, {}, tied) if files else None
 
+    def remarks(self, model: Any, names: Mapping[str, Any]) -> list[str]:
+        """Returns what to tell of weights that a model with parameters and buffers of these ``names`` does not have.
+
+        It is nothing of those that ``from_pretrained`` passes over, such as the frequencies of rotary embeddings.
+        """
+        _, is_known = _names_in(model, names)
+        passed_over = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()), *_NOT_SAVED_ANY_MORE]
+        unknown = [
+            name
+            for name in (self.files or self.tensors)
+            if not is_known(name) and not any(re.search(pattern, name) for pattern in passed_over)
+        ]
+        return [mistakes.weights_are_unknown(self.where, type(model).__name__, unknown)] if unknown else []
+
     def load(self, part: Any) -> None:
         """Gives a part of a model on the meta device its values.
 
         Raises `Misuse` if some are missing, or have another shape than the part.
         """
-        loading = import_module("transformers.core_model_loading")
-        conversions = import_module("transformers.conversion_mapping").get_model_conversion_mapping(part)
-        renamings = [entry for entry in conversions if isinstance(entry, loading.WeightRenaming)]
-        converters = [entry for entry in conversions if isinstance(entry, loading.WeightConverter)]
-        state = part.state_dict()
-
-        def is_of_part(name: str) -> bool:
-            renamed, _ = loading.rename_source_key(name, renamings, converters, part.base_model_prefix, state)
-            return renamed in state or name in state
-
-        wanted = [name for name in (self.files or self.tensors) if is_of_part(name)]
+        conversions, is_known = _names_in(part, part.state_dict())
+        wanted = [name for name in (self.files or self.tensors) if is_known(name)]
         with self._opened(wanted) as tensors:
             config = import_module("transformers.modeling_utils").LoadStateDictConfig(weight_mapping=conversions)
             with _quiet():
-                report, _ = loading.convert_and_load_state_dict_in_model(part, tensors, config, disk_offload_index=None)
+                report, _ = _loading().convert_and_load_state_dict_in_model(
+                    part, tensors, config, disk_offload_index=None
+                )
         if report.mismatched_keys:
             raise mistakes.weights_have_another_shape(self.where, *min(report.mismatched_keys))
         if missing := sorted(report.missing_keys - {*self.tied}):
@@ -104,6 +116,24 @@ def fill(part: Any, weights: SavedWeights | None = None) -> None:
                     is_parameter = isinstance(tensor, torch.nn.Parameter)
                     held[name] = torch.nn.Parameter(memory, tensor.requires_grad) if is_parameter else memory
     part.initialize_weights()
+
+
+def _names_in(model: Any, state: Mapping[str, Any]) -> tuple[Any, Callable[[str], bool]]:
+    """Returns how weights of checkpoints become those of a model, and whether a name there becomes one of ``state``."""
+    loading = _loading()
+    conversions = import_module("transformers.conversion_mapping").get_model_conversion_mapping(model)
+    renamings = [entry for entry in conversions if isinstance(entry, loading.WeightRenaming)]
+    converters = [entry for entry in conversions if isinstance(entry, loading.WeightConverter)]
+
+    def is_known(name: str) -> bool:
+        renamed, _ = loading.rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        return renamed in state or name in state
+
+    return conversions, is_known
+
+
+def _loading() -> Any:
+    return import_module("transformers.core_model_loading")
 
 
 def _names(file: Path) -> list[str]:

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -36,6 +36,8 @@ class Layers:
 
     layers: Sequence[Callable[[], torch.nn.Module]]
     split: Sequence[int] | None = None
+    remarks: Sequence[str] = field(default=(), kw_only=True, repr=False)
+    """What a pipeline tells of the model at start."""
 
     def __post_init__(self) -> None:
         if not self.layers:

@@ -68,7 +68,8 @@ def build_and_probe(
         compared = compare_stages(world.control_group, model, built, declared(model, world.job))
         probed = probe_stages(world, model, feed, built, seed=seed, measures=measures)
     feed.names = keyword_names(probed.traits, built)
-    return built, probed, [*remarks(world.job, world.backend, world.device, probed), *compared]
+    of_model = () if model.layers is None else model.layers.remarks
+    return built, probed, [*of_model, *remarks(world.job, world.backend, world.device, probed), *compared]
 
 
 def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]:

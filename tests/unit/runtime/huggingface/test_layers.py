@@ -1,5 +1,6 @@
 """Models of transformers as layers compute what the library's own models do; what does not fit is refused."""
 
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from chimera_runtime import Misuse
-from chimera_runtime.huggingface import layers, weights
+from chimera_runtime.huggingface import TransformerLayers, exported, layers, weights
 from tests.unit.runtime.huggingface.small import (
     CONFIGS,
     WORDS,
@@ -80,6 +81,96 @@ def test_a_layer_reads_its_part_of_a_directory_and_the_whole_goes_back_bitwise(
     loaded = import_module("transformers").AutoModelForCausalLM.from_pretrained(again).state_dict()
     assert loaded.keys() == model.state_dict().keys()
     assert all(torch.equal(loaded[parameter], value) for parameter, value in model.state_dict().items())
+
+
+class Exporting:
+    """Pipeline of one rank that exports a layer's weights with one of them changed."""
+
+    copy = worker = 0
+
+    def __init__(self, cut: TransformerLayers) -> None:
+        self.read = parameters(cut, stack(cut))
+
+    def export_weights(self, path: Path) -> None:
+        with torch.no_grad():
+            self.read["model.norm.weight"].fill_(2.0)
+        save_file({name: value.detach() for name, value in self.read.items()}, path, {"format": "pt"})
+
+
+BESIDE = {
+    **{f"{name}.json": "{}" for name in ("tokenizer", "tokenizer_config", "special_tokens_map", "processor_config")},
+    "chat_template.jinja": "new",
+    "additional_chat_templates/tool.jinja": "tool",
+    "modeling_own.py": "VALUE = 1",
+    "generation_config.json": '{"temperature": 0.3, "do_sample": true}',
+    "preprocessor_config.json": "{}",
+}
+OLDER = ("pytorch_model-00001-of-00002.bin", "pytorch_model.bin", "pytorch_model.bin.index.json", "adapter_config.json")
+
+
+def load_norm(directory: Path) -> list[float]:
+    """What ``from_pretrained`` and `layers` read of a weight that an export has changed to 2."""
+    theirs = import_module("transformers").AutoModelForCausalLM.from_pretrained(directory).model.norm.weight
+    cut = layers(directory)
+    return [theirs.mean().item(), parameters(cut, stack(cut))["model.norm.weight"].mean().item()]
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_an_export_replaces_what_was_there_and_brings_what_is_beside_weights(tmp_path: Path, is_here: bool) -> None:
+    """Where the model comes from, and over the export of another one."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    configured = configuration("qwen3")
+    for directory in (source, target):
+        whole(configured, torch.float32).save_pretrained(directory, max_shard_size="4KB")
+        for name in OLDER:
+            (directory / name).write_text("{}")
+    (target / "chat_template.jinja").write_text("old")
+    (target / "merges.txt").write_text("old")
+    (target / "README.md").write_text("mine")
+    for name, text in BESIDE.items():
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text(text)
+    (source / "adapter_config.json").unlink()
+    cut = layers(source)
+    exported = source if is_here else target
+    cut.export(Exporting(cut), exported)
+    assert load_norm(exported) == [2.0, 2.0]
+    kept = set() if is_here else {"README.md"}
+    written = {str(file.relative_to(exported)) for file in exported.rglob("*") if file.is_file()}
+    assert written == {*BESIDE, "config.json", "model.safetensors", *kept}
+    assert all((exported / name).read_text() == text for name, text in BESIDE.items())
+
+
+def test_new_weights_count_though_an_export_ended_before_older_ones_were_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole(configuration("qwen3"), torch.float32).save_pretrained(tmp_path, max_shard_size="4KB")
+    cut = layers(tmp_path)
+    monkeypatch.setattr(exported, "_remove_older_weights", lambda _directory: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cut.export(Exporting(cut), tmp_path)
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    assert load_norm(tmp_path) == [2.0, 2.0]
+
+
+def test_files_of_the_tokenizer_that_read_the_text_go_with_the_model(tmp_path: Path) -> None:
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "tokenizer.json").write_text("{}")
+    cut = replace(layers(configuration("qwen3")), tokenizer=tmp_path / "words")
+    cut.export(Exporting(cut), tmp_path / "new")
+    assert {file.name for file in (tmp_path / "new").iterdir()} == {
+        *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json")
+    }
+
+
+def test_weights_that_the_architecture_lacks_are_named(tmp_path: Path) -> None:
+    whole(configuration("mixtral"), torch.float32).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    assert layers(tmp_path).remarks == []
+    passed_over = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)}
+    save_file(load_file(file) | passed_over | {"value_head.weight": torch.zeros(2)}, file, {"format": "pt"})
+    (remark,) = layers(tmp_path).remarks
+    assert remark.startswith(f"{tmp_path}: MixtralForCausalLM has no value_head.weight, which the checkpoint has: they")
 
 
 def test_initial_weights_are_drawn_as_the_architecture_draws_them() -> None:
