@@ -112,6 +112,7 @@ def tried(name: str, trial: Trial) -> str:
         *COMPILER,
         *RUNTIME,
         "--doctest-modules",
+        "--override-ini=filterwarnings=default",  # old releases warn
         "--numprocesses=auto",
         "--dist=loadfile",
     )

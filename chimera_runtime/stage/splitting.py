@@ -77,6 +77,7 @@ class SplitBackward:
         # The way: all nodes from which a leaf is reached.
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         starts = list(map(get_gradient_edge, roots))
+        self._owners: list[GradientEdge] = []
         way = (
             _way([start.node for start in starts], [get_gradient_edge(leaf).node for leaf in wanted]) if wanted else {}
         )
@@ -102,6 +103,9 @@ class SplitBackward:
         finally:
             for handle in handles:
                 handle.remove()
+        # Before torch 2.13, the node of a custom function is freed with the graph above it, even if it is named here.
+        if any(isinstance(edge.node, BackwardCFunction) for early, _ in self._parts for edge, _ in early):
+            self._owners = starts
 
     def _noting(self, node: Node, edges: list[int]) -> Callable[..., None]:
         """Returns a hook for a fork, which notes the weight gradients that the first half computes, and a `LateFork`.
@@ -146,7 +150,7 @@ class SplitBackward:
             gradients = [*early, *_called_again(late)]
             if gradients:
                 torch.autograd.backward([edge for edge, _ in gradients], [_tensor(operand) for _, operand in gradients])
-        self._parts = []
+        self._parts, self._owners = [], []
 
 
 def _tensor(operand: Operand) -> torch.Tensor:

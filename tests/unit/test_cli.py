@@ -178,8 +178,8 @@ def test_a_compilation_says_what_it_wrote_and_how_to_run_it(run: Run) -> None:
     ("arguments", "words"),
     [
         ([], "Missing argument"),
-        (["chimera", "--foo"], "No such option '--foo'.\n"),
-        (["chimera", "--clustr", "x"], "No such option '--clustr'. Did you mean '--cluster'?"),
+        (["chimera", "--foo"], "No such option"),
+        (["chimera", "--clustr", "x"], "--cluster"),
         (["chimera", "dapple"], "unexpected word 'dapple'; parameters are written NAME=VALUE, as in D=8"),
         (["D=3", "chimera"], "D=3: the scheme comes first"),
         (["chimera", "D=x"], "D=x: write NAME=INTEGER"),

@@ -374,7 +374,10 @@ def test_the_first_run_keeps_nothing_for_a_backward() -> None:
 
     one = stage(Squares(), recomputed=ALL)
     one.forward(0, rows(data(1), 0))
-    with pytest.raises(BadModel, match="stage 1 goes back into the graph of a forward that is run again"):
+    # Before torch 2.13 the node has been freed with its tensors.
+    with pytest.raises(
+        (BadModel, RuntimeError), match=r"stage 1 goes back into the graph of a forward|already been freed"
+    ):
         _ = saved[0].saved_tensors
     one.backward(0, rows(data(2), 0))
     assert len(saved) == 2
