@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from chimera_runtime.stage.auxiliary_losses import auxiliary_loss
     from chimera_runtime.update.outcome import Outcome
     from chimera_runtime.update.stage_optimizer import StageStep
+    from chimera_runtime.values.keywords import whole
 
 __all__ = [
     "BadCheckpoint",
@@ -36,6 +37,7 @@ __all__ = [
     "auxiliary_loss",
     "fresh_store",
     "stages_of",
+    "whole",
 ]
 
 _HOMES = {
@@ -56,6 +58,7 @@ _HOMES = {
     "auxiliary_loss": "stage.auxiliary_losses",
     "fresh_store": "ranks.rendezvous",
     "stages_of": "adapter.schedule",
+    "whole": "values.keywords",
 }
 
 

@@ -161,6 +161,7 @@ class Pipeline:
         world = self._world = join_group(
             job, group, layout, device, timeout=timeout, communicators=communicators, end=hooks.lost, arguments=shared
         )
+        self._compare_example(example)
         control, place, facts = world.control_group, world.place, compiled.ranks[world.place.worker]
         # A context for calls: an error inside names the rank and its worker.
         located = self._located = located_at(world, facts, explains=hooks.explains)
@@ -224,6 +225,9 @@ class Pipeline:
             control, world.store_of_all, job, model, ties=context.ties, modules=modules, parameters=parameters
         )
 
+    def _compare_example(self, example: Any) -> None:
+        """Compares the examples of all ranks, where each gives a part of one."""
+
     def step(
         self,
         batch: Pair | Callable[[int], Pair] | Batches | CutBatch | None = None,
@@ -272,6 +276,7 @@ class Pipeline:
         update = self._updates.started
         if micro_batches is None:
             self._feed.put(update, batch)
+            self._add_remarks(self._feed.remarks_on(batch))
         else:
             self._feed.put_micro_batches(update, micro_batches)
         if self._varying is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from chimera_runtime.adapter.batches import TorchBatch, require_rows, rows_of
 from chimera_runtime.adapter.given_stages import CalledStage
 from chimera_runtime.adapter.results import LossFactor, Result, Results
 from chimera_runtime.data.evaluation_batches import EvaluationBatch
@@ -16,6 +17,7 @@ from chimera_runtime.errors.check import module_cannot_be_sent
 from chimera_runtime.model.model import Model
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.ranks.gathering import Enquiry, gathered
+from chimera_runtime.ranks.object_exchange import ObjectExchange
 from chimera_runtime.values.nested import to_device
 
 
@@ -26,7 +28,7 @@ class BatchPipeline(Pipeline):
         self,
         directory: str | Path,
         modules: Mapping[int, CalledStage],
-        batch: CutBatch,
+        batch: TorchBatch,
         results: Results,
         **options: Any,
     ) -> None:
@@ -36,10 +38,20 @@ class BatchPipeline(Pipeline):
         def name(stage: int, parameter: str) -> str:
             return f"stages.{stage}.{parameter.removeprefix('module.')}"
 
+        self.rows: int | None = None
         super().__init__(directory, build_stage, results.judge, batch, name=name, **options)
         self._results = results
         self._sent: dict[int, Any] = {}
         self._run_round = self._inference.runner(results)
+
+    def _compare_example(self, example: Any) -> None:
+        """Raises `Misuse` on all ranks if on any of them a tensor that is cut by default has not the batch's rows."""
+        control = self._world.control_group
+        arguments = ObjectExchange(control.group, "the inputs of a batch", control.timeout).all_gather(example.cut)
+        first = self._world.job.holders[0][0]
+        self.rows = rows_of([arguments[first], *arguments])
+        for of_rank in arguments:
+            require_rows(of_rank, self.rows)
 
     def add_gradients(self, batch: CutBatch, factor: LossFactor) -> None:
         """Runs an update, and adds its gradients to those that parameters have already."""

@@ -9,10 +9,9 @@ import torch
 import torch.distributed as dist
 
 from chimera_runtime.adapter.batch_pipeline import BatchPipeline
-from chimera_runtime.adapter.batches import Cutting, require
+from chimera_runtime.adapter.batches import Cutting, TorchBatch, require, require_rows
 from chimera_runtime.adapter.given_stages import CalledStage, GivenStages, make_replicas_equal
 from chimera_runtime.adapter.results import LossFactor, Results, losses_of
-from chimera_runtime.data.micro_batch_source import CutBatch
 from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import adapter as mistakes
 from chimera_runtime.errors.ranks import NO_PROCESS_GROUP
@@ -148,7 +147,8 @@ class CompiledSchedule:
         ----------
         args, kwargs
             Inputs, used on ranks with stage 0, and keyword arguments, for the stages of this rank; they are cut into
-            micro-batches.
+            micro-batches, and of those without a chunk spec all tensors have as many rows. ``**{whole("borders"): ..}``
+            goes to every micro-batch as it is.
         target
             The targets, on ranks with the last stage.
         losses
@@ -239,7 +239,7 @@ class CompiledSchedule:
 
     def _run(
         self,
-        batch: CutBatch,
+        batch: TorchBatch,
         trains: bool,
         losses: list[Any] | None,
         return_outputs: bool,
@@ -265,7 +265,7 @@ class CompiledSchedule:
             raise mistakes.outputs_are_missing(self._worker)
         return self._cutting.merged([output for (output,) in filter(None, outputs)])
 
-    def _ready(self, batch: CutBatch, trains: bool) -> BatchPipeline:
+    def _ready(self, batch: TorchBatch, trains: bool) -> BatchPipeline:
         """Returns the pipeline, and makes it when the first batch comes.
 
         If that batch runs forwards alone, the first batch to train on makes the pipeline anew: only then is it known
@@ -279,4 +279,6 @@ class CompiledSchedule:
                 called = {number: CalledStage(module) for number, module in modules.items()}
                 self._pipeline = self._make(called, batch)
             self._has_trained = trains
+        else:
+            require_rows(batch.cut, self._pipeline.rows)
         return self._pipeline

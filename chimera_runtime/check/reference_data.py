@@ -4,8 +4,9 @@ import hashlib
 import itertools
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,9 +40,9 @@ def mini_batches(
             seed_all(seed_of("collate", seed, epoch, place))
             whole = _collated(model, micro_batch)
             if lengths:
-                update += [[_slice(value, i, lengths, device) for value in whole] for i in range(parts)]
+                update += [_by_item(whole, partial(_slice, number=i, lengths=lengths), device) for i in range(parts)]
             else:
-                update += [[_part(value, i, parts, device) for value in whole] for i in range(parts)]
+                update += [_by_item(whole, partial(_part, number=i, parts=parts), device) for i in range(parts)]
             if len(update) == count * parts:
                 yield update
                 update = []
@@ -77,7 +78,25 @@ def _collated(model: Any, items: list[Any]) -> list[Any]:
     if model.collate is not None:
         return [*model.collate(items), {}][:3]
     triples = [(*item, {})[:3] for item in items]
-    return [default_collate(list(values)) for values in zip(*triples, strict=True)]
+    wholes = {name: value for name, value in triples[0][2].items() if _is_whole(name)}
+    cut = [(*pair, {name: named[name] for name in named if name not in wholes}) for *pair, named in triples]
+    inputs, targets, named = [default_collate(list(values)) for values in zip(*cut, strict=True)]
+    return [inputs, targets, {**named, **wholes}]
+
+
+def _is_whole(name: str) -> bool:
+    """Whether a keyword argument is declared as whole: its name is of a class that is derived from str."""
+    return type(name) is not str
+
+
+def _by_item(triple: Sequence[Any], part: Callable[[Any], Any], device: torch.device) -> list[Any]:
+    """Returns a part of input, target and keyword arguments; of these, those that are declared as whole are whole."""
+    *pair, named = triple
+    parts: list[Any] = [
+        *map(part, pair),
+        {name: v if _is_whole(name) else part(v) for name, v in named.items()},
+    ]
+    return [pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value) for value in parts]
 
 
 def _nothing(_epoch: int) -> None:
@@ -99,22 +118,22 @@ def seed_all(seed: int) -> None:
         sys.modules["numpy"].random.seed(seed % 2**32)
 
 
-def _part(value: Any, number: int, parts: int, device: torch.device) -> Any:
+def _part(value: Any, number: int, parts: int) -> Any:
     """Returns part ``number`` of ``parts`` of a batch, cut between the rows of each tensor that has rows."""
 
     def part(tensor: torch.Tensor) -> torch.Tensor:
-        return (tensor.chunk(parts)[number] if tensor.dim() else tensor).to(device)
+        return tensor.chunk(parts)[number] if tensor.dim() else tensor
 
     return pytree.tree_map_only(torch.Tensor, part, value)
 
 
-def _slice(value: Any, number: int, lengths: Sequence[int], device: torch.device) -> Any:
+def _slice(value: Any, number: int, lengths: Sequence[int]) -> Any:
     """Returns slice ``number`` of a batch, cut along the sequence of each tensor that has one."""
 
     def part(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dim() < 2:
-            return tensor.to(device)
-        return torch.split(tensor, items_of_slices(tensor.shape[1], lengths), 1)[number].contiguous().to(device)
+            return tensor
+        return torch.split(tensor, items_of_slices(tensor.shape[1], lengths), 1)[number].contiguous()
 
     return pytree.tree_map_only(torch.Tensor, part, value)
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.data.mini_batch import Triple, place_of, require_cut
+from chimera_runtime.data.mini_batch import Triple, by_item, place_of, require_cut
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.errors import data as mistakes
+from chimera_runtime.values.keywords import cut
 from chimera_runtime.values.nested import leaves_with_paths, mapped, rows
 from chimera_runtime.values.slice_bounds import slice_bounds
 
@@ -25,6 +26,9 @@ have unequal lengths, a fifth argument is a function from the length of a sequen
 COMPONENTS = ("input", "target", "keywords")
 """The components of a micro-batch, in the order of its triple."""
 
+KEYWORDS = 2
+"""The place of the keyword arguments among the components."""
+
 _CUTTING = UserCode("cut_slice of a micro-batch", MISUSED)
 
 
@@ -33,7 +37,8 @@ class MicroBatchParts:
     """Cuts a micro-batch of ``items`` items into ``count`` parts: along dimension 0 or, if ``slices`` > 1, into slices.
 
     By default slices are cut along dimension 1, which must be the sequence in every tensor of inputs and targets, and
-    in every keyword argument with two dimensions or more. Each slice gets all other keyword arguments whole. A function
+    in every keyword argument with two dimensions or more. Each slice gets all other keyword arguments whole, and each
+    part those that are declared so. A function
     ``cut_slice`` replaces this way of cutting slices. ``lengths`` are the relative lengths of slices, empty if they are
     equal.
     """
@@ -56,8 +61,9 @@ class MicroBatchParts:
                 bounds = [partial(self._bounds, number)] if self.lengths else []
                 return self.cut_slice(value, COMPONENTS[component], number, self.slices, *bounds)
         if self.slices > 1:
-            return slice_of(value, partial(self._bounds, number))
-        return value if self.count == 1 else rows(value, number * self.items_of_part, self.items_of_part)
+            of_slice = partial(slice_of, bounds=partial(self._bounds, number))
+            return cut(value, of_slice) if component == KEYWORDS else of_slice(value)
+        return value if self.count == 1 else rows_of(value, component, number * self.items_of_part, self.items_of_part)
 
     def _bounds(self, number: int, length: int) -> tuple[int, int]:
         """Returns the start and the end of slice ``number`` in a sequence of this length."""
@@ -75,7 +81,7 @@ class MicroBatchParts:
 
     def _require_sequences(self, triple: Triple, name: str) -> None:
         lengths: dict[int, str] = {}
-        for path, leaf in leaves_with_paths(triple):
+        for path, leaf in leaves_with_paths(by_item(triple)):
             is_tensor, is_keyword = isinstance(leaf, torch.Tensor), path.startswith("[2]")
             if is_tensor and leaf.dim() > 1:
                 lengths.setdefault(leaf.size(1), place_of(path))
@@ -87,6 +93,13 @@ class MicroBatchParts:
             raise mistakes.sequence_is_too_short(name, short[0], self.slices)
         if undivided := [length for length in lengths if length % self.slices and not self.lengths]:
             raise mistakes.sequence_is_not_divided(name, undivided[0], self.slices)
+
+
+def rows_of(value: Any, component: int, start: int, count: int) -> Any:
+    """Returns ``count`` rows of inputs (0), targets (1) or keyword arguments (2), of which some may be whole."""
+    if component == KEYWORDS:
+        return cut(value, lambda argument: rows(argument, start, count))
+    return rows(value, start, count)
 
 
 def _takes(function: Callable[..., Any], arguments: int) -> bool:

@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.data.cutting import CutSlice, MicroBatchParts
-from chimera_runtime.data.mini_batch import MiniBatch, Triple, as_triple, length_of, require_cut
+from chimera_runtime.data.cutting import CutSlice, MicroBatchParts, rows_of
+from chimera_runtime.data.mini_batch import MiniBatch, Triple, as_triple, by_item, length_of, require_cut
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.program.job import Job
 from chimera_runtime.values.keywords import KeywordNames
-from chimera_runtime.values.nested import lengths, rows
+from chimera_runtime.values.nested import lengths
 
 _BATCH = "a batch of an evaluation"
 _LOADING = UserCode("the function that gives the micro-batches of an evaluation", FAILED)
@@ -54,53 +53,54 @@ def evaluation_batches(
 
         ``micro`` is the number of a slice, counted over all micro-batches; without slices it does not matter.
         """
-        items: Triple = rows(triple, start, size)
-        if job.slices == 1 or not size:
-            return items
-        inputs, targets, keywords = (parts.part(value, i, micro % job.slices) for i, value in enumerate(items))
-        return inputs, targets, keywords
+        items = [rows_of(value, i, start, size) for i, value in enumerate(triple)]
+        if job.slices > 1 and size:
+            items = [parts.part(value, i, micro % job.slices) for i, value in enumerate(items)]
+        return items[0], items[1], items[2]
 
-    def rows_of(start: int, sizes: Sequence[int]) -> EvaluationBatch:
+    def round_of(start: int, sizes: Sequence[int]) -> EvaluationBatch:
         return EvaluationBatch(
             sizes, lambda micro: cut(batch, start + part_size * (micro // job.slices), micro, sizes[micro])
         )
 
     if callable(batch):
-        load, items = (batch, batch.items) if isinstance(batch, MiniBatch) else (partial(_loaded, batch, size), None)
+        items = batch.items if isinstance(batch, MiniBatch) else None
+
+        def load(micro: int) -> Triple:
+            return _loaded(batch, size, micro, names) if items is None else as_triple(batch(micro), _BATCH, names)
+
         sizes = sizes_of(part_size * count if items is None else items)
 
         def part(micro: int) -> Any:
             triple = load(micro // job.parts)
-            _require(triple, names, max(lengths(triple), default=0) if job.row_parts > 1 else None, parts)
+            _require(triple, max(lengths(by_item(triple)), default=0) if job.row_parts > 1 else None, parts)
             return cut(triple, micro % job.parts // job.slices * part_size, micro, sizes[micro])
 
         yield EvaluationBatch(sizes, part)
         return
-    batch = as_triple(batch, _BATCH)
+    batch = as_triple(batch, _BATCH, names)
     items = _items(batch)
-    _require(batch, names, items if items > part_size else None, parts)
+    _require(batch, items if items > part_size else None, parts)
     for start in range(0, items, part_size * count):
-        yield rows_of(start, sizes_of(items - start))
+        yield round_of(start, sizes_of(items - start))
 
 
-def _require(batch: Triple, names: KeywordNames | None, cut: int | None, parts: MicroBatchParts) -> None:
-    """Raises `Misuse` if a batch has the wrong keyword arguments or cannot be cut.
+def _require(batch: Triple, cut: int | None, parts: MicroBatchParts) -> None:
+    """Raises `Misuse` if a batch cannot be cut.
 
     ``cut`` is the number of its items if the batch must be cut between items, else None.
     """
-    if names is not None:
-        names.require(batch[2], _BATCH)
     if cut is not None:
         require_cut(batch, cut, _BATCH)
     if parts.slices > 1:
         parts.require(batch, _BATCH)
 
 
-def _loaded(load: Callable[[int], Any], size: int, number: int) -> Triple:
+def _loaded(load: Callable[[int], Any], size: int, number: int, names: KeywordNames | None) -> Triple:
     """The micro-batch that a function of the user returns, which must have ``size`` items."""
     with _LOADING:
         loaded = load(number)
-    batch = as_triple(loaded, _BATCH)
+    batch = as_triple(loaded, _BATCH, names)
     if _items(batch) != size:
         raise mistakes.evaluated_micro_batch_has_another_size(number, _items(batch), size)
     return batch
@@ -111,7 +111,7 @@ def _items(batch: Triple) -> int:
 
     Raises `Misuse` if it is 0, or if tensors of inputs, targets and keyword arguments differ in it.
     """
-    items = length_of(batch, mistakes.ONE_BATCH)
+    items = length_of(batch, _BATCH)
     if not items:
         raise Misuse(mistakes.EVALUATION_BATCH_IS_EMPTY)
     return items

@@ -8,15 +8,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.data.cutting import CutSlice, MicroBatchParts
+from chimera_runtime.data.cutting import KEYWORDS, CutSlice, MicroBatchParts, rows_of
 from chimera_runtime.data.micro_batch_source import Batches, CutBatch, MicroBatchSource
-from chimera_runtime.data.mini_batch import POSITION_NAMES, MiniBatch, Triple, as_triple, length_of, require_cut
+from chimera_runtime.data.mini_batch import (
+    POSITION_NAMES,
+    MiniBatch,
+    Triple,
+    as_triple,
+    by_item,
+    length_of,
+    require_cut,
+    require_rows,
+)
 from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.agreement import POSITION, Fact, Key, short
-from chimera_runtime.values.keywords import KeywordNames
-from chimera_runtime.values.nested import lengths, rows, taken_apart
+from chimera_runtime.values.keywords import KeywordNames, Whole, borders_in
+from chimera_runtime.values.nested import taken_apart
 from chimera_runtime.values.sampled_digests import sampled
 from chimera_runtime.values.shared_memory import versions
 from chimera_runtime.values.tensors import Tensors
@@ -37,11 +46,15 @@ def sample(digest: int) -> Fact:
 def digests(triple: Triple, start: int = 0, count: int | None = None) -> Iterator[tuple[int, int]]:
     """Yields a digest of some values of the inputs (0), the targets (1) and the keyword arguments (2), with its number.
 
-    ``start`` and ``count`` choose rows, as in `sampled`. Parts without values are left out.
+    ``start`` and ``count`` choose rows, as in `sampled`, of all that is not whole. Parts without values are left out.
     """
-    for component, part in enumerate(triple):
-        if (component < 2 or part) and (digest := sampled(part, start, count)) is not None:
-            yield component, digest
+    for component, part in enumerate(by_item(triple)):
+        wholes = (
+            [value for name, value in triple[2].items() if isinstance(name, Whole)] if component == KEYWORDS else []
+        )
+        sampled_parts = [sampled(part, start, count) if component < KEYWORDS or part else None, *map(sampled, wholes)]
+        if found := [digest for digest in sampled_parts if digest is not None]:
+            yield component, found[0] if len(found) == 1 else hash((*found,))
 
 
 class EvaluationDataFacts:
@@ -106,6 +119,7 @@ class Feed(MicroBatchSource):
     _tensors: dict[int, Tensors] = field(default_factory=dict)
     _versions: dict[int, list[int]] = field(default_factory=dict)
     _checked: tuple[Any, Triple] | None = None
+    _has_looked: bool = False  # for borders in a mini-batch
 
     def put(self, update: int, batch: Any) -> None:
         """Takes the mini-batch of an update in one of the forms of `Pipeline.step`.
@@ -121,15 +135,13 @@ class Feed(MicroBatchSource):
         if callable(batch) or isinstance(batch, Batches | CutBatch):
             self._pairs[update] = batch
         else:
-            triple = as_triple(batch, "a batch")
-            self._require_names(triple, "a batch")
+            triple = as_triple(batch, "a batch", self.names)
             size, count = self.size * self.job.micro_batches, self.job.micro_batches
             if self.job.micro_batches * self.job.row_parts > 1:
                 require_cut(triple, size, "a batch")
             if self.job.slices > 1:
                 self._parts.require(triple, "a batch")
-            if other := lengths(triple) - {size}:
-                raise mistakes.mini_batch_has_another_size(min(other), self.size, count)
+            require_rows(triple, size, "a batch", mistakes.all_of_step(self.size, count))
             self._pairs[update] = triple
             self._tensors[update] = taken_apart(triple)[0]
             self._note_facts(update, triple, update % self.job.micro_batches * self.size)
@@ -143,6 +155,14 @@ class Feed(MicroBatchSource):
             self._parts.require(triple, "the example")
         self._pairs[0] = example if isinstance(example, Batches | CutBatch) else lambda _micro: example
 
+    def remarks_on(self, batch: Any) -> list[str]:
+        """A remark on the first mini-batch in one piece, if by its numbers a keyword argument should not be cut."""
+        if self._has_looked or callable(batch) or isinstance(batch, Batches | CutBatch):
+            return []
+        self._has_looked = True
+        name = borders_in(as_triple(batch, "a batch", self.names)[2])
+        return [] if name is None else [mistakes.looks_like_borders(name)]
+
     def put_micro_batches(self, update: int, pairs: Sequence[Pair]) -> None:
         """Takes the micro-batches of an update.
 
@@ -153,7 +173,7 @@ class Feed(MicroBatchSource):
         listed = pairs if isinstance(pairs, (list, tuple)) else ()
         for micro, pair in enumerate(listed):
             if isinstance(pair, tuple) and len(pair) == 3:  # what this rank does not use may be anything
-                self._require_names(as_triple(pair, f"micro-batch {micro}"), f"micro-batch {micro}")
+                as_triple(pair, f"micro-batch {micro}", self.names)
         self._facts.pop(update, None)
         self._pairs[update] = pairs.__getitem__
         self._tensors[update] = taken_apart([*listed])[0]
@@ -201,14 +221,15 @@ class Feed(MicroBatchSource):
         uncut, part = divmod(place, self.job.parts)
         pairs = self._pairs[update]
         if isinstance(pairs, Batches | CutBatch):
-            self._require_names((None, None, pairs.keywords(update, place)), "a micro-batch of the dataset")
+            as_triple((None, None, pairs.keywords(update, place)), "a micro-batch of the dataset", self.names)
             return pairs.component(update, place, number)
         if isinstance(pairs, tuple):  # a mini-batch, which was checked when it came
-            value = rows(pairs[number], uncut * self.size, self.size)
+            value = rows_of(pairs[number], number, uncut * self.size, self.size)
         else:
-            value = self._loaded(update, pairs, uncut)[number]
-            if other := lengths(value) - {self.size}:
-                raise mistakes.micro_batch_has_another_size(uncut, min(other), self.size)
+            triple = self._loaded(update, pairs, uncut)
+            value = triple[number]
+            used = [part if place == number else None for place, part in enumerate(triple)]
+            self._require_rows((used[0], used[1], used[2] or {}), f"micro-batch {uncut}")
         return self._parts.part(value, number, part)
 
     def _loaded(self, update: int, load: Callable[[int], Pair], micro: int) -> Triple:
@@ -221,8 +242,7 @@ class Feed(MicroBatchSource):
             return self._checked[1]
         with _LOADING:
             loaded = load(micro)
-        triple = as_triple(loaded, "a batch")
-        self._require_names(triple, f"micro-batch {micro}")
+        triple = as_triple(loaded, f"micro-batch {micro}", self.names)
         self._parts.require(triple, f"micro-batch {micro}")
         if micro == update % self.job.micro_batches and update not in self._facts:
             self._note_facts(update, triple)
@@ -233,9 +253,8 @@ class Feed(MicroBatchSource):
     def _parts(self) -> MicroBatchParts:
         return MicroBatchParts(self.size, self.job.parts, self.job.slices, self.cut_slice, self.job.lengths)
 
-    def _require_names(self, triple: Triple, name: str) -> None:
-        if self.names is not None:
-            self.names.require(triple[2], name)
+    def _require_rows(self, triple: Triple, name: str) -> None:
+        require_rows(triple, self.size, name, mistakes.as_in_example(self.size))
 
 
 def items_of(example: Any) -> int:
@@ -245,4 +264,4 @@ def items_of(example: Any) -> int:
     """
     if isinstance(example, Batches | CutBatch):
         return example.micro_batch_size
-    return length_of(example, mistakes.ONE_MICRO_BATCH)
+    return length_of(as_triple(example, "the example"), "the example")

@@ -15,8 +15,18 @@ from chimera_runtime.blame import ModelError, RemoteTraceback, UserCode
 from chimera_runtime.data.item_order import Share
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.errors import data as mistakes
-from chimera_runtime.values.keywords import KeywordNames, Keywords
-from chimera_runtime.values.nested import is_rows, joined, lengths, mapped, obstacle, rows, taken_apart
+from chimera_runtime.values.keywords import KeywordNames, Keywords, Whole, cut_alone
+from chimera_runtime.values.nested import (
+    are_equal,
+    is_rows,
+    joined,
+    leaves_with_paths,
+    lengths,
+    mapped,
+    obstacle,
+    rows,
+    taken_apart,
+)
 from chimera_runtime.values.tensors import draw_seed, seed_all
 
 Triple = tuple[Any, Any, Keywords]
@@ -66,9 +76,9 @@ class ItemLoading:
         ``names`` are what messages call the items. ``uses`` has the parts that this rank uses: inputs (0), targets (1),
         keyword arguments (2). The others are None, and keyword arguments are an empty dict.
 
-        Raises `Misuse` if an item, or the result of ``collate``, is neither a pair nor a triple, if keyword arguments
-        differ from the names or between items, or if ``collate`` changes the number of items. Raises `ModelError` if
-        collating fails.
+        Raises `Misuse` if an item, or the result of ``collate``, is neither a pair nor a triple, if names of keyword
+        arguments are others or differ between items, if items differ in what is whole, or if ``collate`` changes the
+        number of items. Raises `ModelError` if collating fails.
         """
         if self.collate is None:
             named = zip(items, names, strict=True)
@@ -76,18 +86,22 @@ class ItemLoading:
             for name, (*_, keywords) in zip(names, triples, strict=True):
                 if differing := sorted(keywords.keys() ^ triples[0][2].keys()):
                     raise mistakes.keyword_argument_is_in_one((names[0], name), self.name, differing[0])
+            wholes = {n: value for n, value in triples[0][2].items() if isinstance(n, Whole)} if 2 in uses else {}
+            for keyword, value in wholes.items():
+                for name, (*_, keywords) in zip(names, triples, strict=True):
+                    if not are_equal(keywords[keyword], value):
+                        raise mistakes.items_differ_in_whole((names[0], name), self.name, keyword)
             with _COLLATING:
                 parts = [
                     default_collate(list(part)) if i in uses else None
-                    for i, part in enumerate(zip(*triples, strict=True))
+                    for i, part in enumerate(zip(*map(by_item, triples), strict=True))
                 ]
-            return parts[0], parts[1], parts[2] or {}
+            return parts[0], parts[1], {**(parts[2] or {}), **wholes}
         seed_all(draw_seed("collate", self.seed, epoch, place))
         with _COLLATING_OWN:
             value = self.collate(items)
         inputs, target, keywords = triple = as_triple(value, "what collate returned", self.names)
-        if other := lengths(triple) - {len(items)}:
-            raise mistakes.collate_lost_items(min(other), len(items))
+        require_rows(triple, len(items), "what collate returned", mistakes.as_many_as_items(len(items)))
         return inputs if 0 in uses else None, target if 1 in uses else None, keywords if 2 in uses else {}
 
 
@@ -194,23 +208,44 @@ def as_triple(value: Any, name: str, names: KeywordNames | None = None) -> Tripl
             triple = inputs, target, keywords
         case _:
             raise mistakes.neither_pair_nor_triple(name, type(value).__name__)
-    if names is not None:
-        names.require(triple[2], name)
-    return triple
+    return triple if names is None else (triple[0], triple[1], names.declared(triple[2], name))
 
 
-def length_of(value: Any, wanted: str) -> int:
-    """Returns the number of items along dimension 0 of the tensors of a value.
+def by_item(triple: Triple) -> Triple:
+    """Returns a triple without the keyword arguments that are whole."""
+    return triple[0], triple[1], cut_alone(triple[2])
 
-    Raises `Misuse`, which begins with ``wanted``, if the value has no such tensor, or tensors that differ in it.
+
+def length_of(triple: Triple, name: str) -> int:
+    """Returns the number of items along dimension 0 of the tensors of a triple that ``name`` stands for.
+
+    Raises `Misuse` if it has no such tensor, or tensors that differ in it.
     """
-    sizes = lengths(value)
-    if len(sizes) != 1:
-        raise mistakes.sizes_differ(wanted, sizes)
-    return sizes.pop()
+    for path, leaf in leaves_with_paths(by_item(triple)):
+        if (items := _length(leaf)) is not None:
+            require_rows(triple, items, name, mistakes.as_in_first(items, place_of(path)))
+            return items
+    raise mistakes.has_no_rows(name)
 
 
-_PLACES = {"[0]": "the input", "[1]": "the target", "[2]": "the keyword arguments"}
+def require_rows(triple: Triple, items: int, name: str, wanted: str) -> None:
+    """Raises `Misuse` if a tensor of a triple that is not whole has a number of rows other than ``items``.
+
+    ``name`` is what the message calls the triple; ``wanted`` says how many rows there are to be.
+    """
+    if lengths(by_item(triple)) <= {items}:
+        return
+    for path, leaf in leaves_with_paths(by_item(triple)):
+        if _length(leaf) not in (None, items):
+            keyword = keyword_of(path) or (".." if path.startswith("[0]") and items in lengths(triple[0]) else "")
+            raise mistakes.has_other_rows(name, place_of(path), tuple(leaf.shape), wanted, keyword)
+
+
+def _length(leaf: Any) -> int | None:
+    return leaf.size(0) if isinstance(leaf, torch.Tensor) and leaf.dim() else None
+
+
+_PLACES = {"[0]": "the input", "[1]": "the target"}
 
 
 def require_cut(triple: Triple, items: int, name: str) -> None:
@@ -219,12 +254,19 @@ def require_cut(triple: Triple, items: int, name: str) -> None:
     Tensors are cut, and plain values such as numbers go whole to every part. Any other value may hold something for
     each item, such as a list with a string for each, and cannot be cut. ``name`` is what the message calls the whole.
     """
-    uncut = obstacle(triple, items)
+    uncut = obstacle(by_item(triple), items)
     if uncut is not None:
         path, kind = uncut
-        raise mistakes.cannot_be_cut(name, place_of(path), kind)
+        raise mistakes.cannot_be_cut(name, place_of(path), kind, keyword_of(path))
 
 
 def place_of(path: str) -> str:
     """Returns the place of a leaf of a triple in words, from its path, such as ``the input['ids']``."""
+    if keyword := keyword_of(path):
+        return f"the keyword argument {keyword}" + path.removeprefix(f"[2]['{keyword}']")
     return f"{_PLACES[path[:3]]}{path[3:]}"
+
+
+def keyword_of(path: str) -> str:
+    """Returns the name of the keyword argument at a path that begins with ``[2]['name']``; empty if it is another."""
+    return path[len("[2]['") :].split("']", 1)[0] if path.startswith("[2]") else ""

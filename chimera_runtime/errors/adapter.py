@@ -49,6 +49,15 @@ def batch_cannot_be_cut(micro_batches: int, reason: str) -> Misuse:
     return Misuse(f"a batch cannot be cut into its micro-batches, of which there must be {micro_batches}: {reason}")
 
 
+def argument_has_other_rows(name: str, shape: tuple[int, ...], rows: int | None) -> Misuse:
+    wanted = "is to be cut into micro-batches" if rows is None else f"the batch is cut by its {rows} rows"
+    return Misuse(
+        f"{name} is a tensor of shape {shape}, and {wanted}: say how by kwargs_chunk_spec or args_chunk_spec; "
+        'or give a keyword argument that goes whole to every micro-batch, by **{whole("name"): ..} with '
+        "chimera_runtime.whole"
+    )
+
+
 def wrong_number_of_micro_batches(name: str, micro_batches: int, length: int) -> Misuse:
     return Misuse(f"the length of {name} is {length}, and must be the number of micro-batches, {micro_batches}")
 

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping
 
 from chimera_runtime.errors import BadCheckpoint, Misuse
 
-ONE_MICRO_BATCH = "the example is to be one micro-batch (input, target), items in dimension 0, and has"
-ONE_BATCH = "a batch of an evaluation has items in dimension 0 of its tensors, and this one has"
 DATASET_IS_EMPTY = "the dataset has no item"
 EVALUATION_BATCH_IS_EMPTY = "a batch of an evaluation has no item"
 
@@ -84,10 +82,11 @@ def keyword_argument_is_in_one(names: Iterable[object], dataset: str, keyword: s
     )
 
 
-def collate_lost_items(rows: int, items: int) -> Misuse:
+def items_differ_in_whole(names: Iterable[object], dataset: str, keyword: str) -> Misuse:
+    first, other = names
     return Misuse(
-        f"collate returned a tensor with {rows} in dimension 0 for {items_text(items)}: return the items of a "
-        "micro-batch along dimension 0"
+        f'items {first} and {other} of {dataset} differ in {keyword}, which whole("{keyword}") gives a micro-batch as '
+        "it is: let a collate function make one value for the micro-batch, or leave whole out"
     )
 
 
@@ -106,11 +105,12 @@ def neither_pair_nor_triple(name: str, kind: str) -> Misuse:
     return Misuse(f"{name} is a {kind}, not a pair (input, target); keyword arguments of stages stand third, in a dict")
 
 
-def cannot_be_cut(name: str, place: str, kind: str) -> Misuse:
+def cannot_be_cut(name: str, place: str, kind: str, keyword: str) -> Misuse:
+    remedy = f"; {_goes_whole(keyword)}" if keyword else ""
     return Misuse(
         f"{name}: {place} is {kind}, which cannot be cut into micro-batches: give tensors with the items in dimension "
         "0, in structures that torch.utils._pytree knows; or give the micro-batches one by one, by a function of their "
-        "number (step also takes micro_batches=)"
+        f"number (step also takes micro_batches=){remedy}"
     )
 
 
@@ -167,21 +167,48 @@ def mini_batch_was_written(update: int) -> Misuse:
     )
 
 
-def micro_batch_has_another_size(micro: int, rows: int, size: int) -> Misuse:
-    return Misuse(f"micro-batch {micro}: dimension 0 of a tensor is {rows}, and was {size} in the example")
+def has_no_rows(name: str) -> Misuse:
+    return Misuse(f"{name} has no tensor with items in dimension 0: give (input, target) tensors that have")
 
 
-def mini_batch_has_another_size(rows: int, size: int, micro_batches: int) -> Misuse:
-    return Misuse(
-        f"dimension 0 of a tensor of the mini-batch is {rows}, and a step takes B*N = {size}*{micro_batches} = "
-        f"{size * micro_batches} on every rank: micro-batches as large as the example"
+def has_other_rows(name: str, place: str, shape: tuple[int, ...], wanted: str, keyword: str) -> Misuse:
+    """A tensor has other rows than are ``wanted``; ``keyword`` is the name that `whole` could declare, or empty."""
+    remedy = f"; {_goes_whole(keyword)}" if keyword else ""
+    return Misuse(f"{name}: dimension 0 of {place} is {shape[0]}, of shape {shape}, and {wanted}{remedy}")
+
+
+def _goes_whole(keyword: str) -> str:
+    return (
+        "what goes with all items and not with each is a keyword argument that the example declares, "
+        f'{{whole("{keyword}"): ..}} with chimera_runtime.whole'
     )
 
 
-def sizes_differ(wanted: str, sizes: Iterable[int]) -> Misuse:
-    """Tensors differ in dimension 0, which has ``sizes``; ``wanted`` is `ONE_MICRO_BATCH` or `ONE_BATCH`."""
-    text = " and ".join(map(str, sorted(sizes)))
-    return Misuse(f"{wanted} {f'tensors with {text} there' if text else 'no tensor'}")
+def as_in_first(items: int, place: str) -> str:
+    return f"{place} has {items}"
+
+
+def as_many_as_items(items: int) -> str:
+    return f"there {'is' if items == 1 else 'are'} {items_text(items)}"
+
+
+def as_in_example(size: int) -> str:
+    return f"was B = {size} in the example"
+
+
+def all_of_step(size: int, micro_batches: int) -> str:
+    return (
+        f"a step takes B*N = {size}*{micro_batches} = {size * micro_batches} on every rank: micro-batches as large as "
+        "the example"
+    )
+
+
+def looks_like_borders(name: str) -> str:
+    return (
+        f"the keyword argument {name} of the first mini-batch has whole numbers that rise from 0, as borders of "
+        "documents would, and it is cut into micro-batches by items. If it is one list for the whole mini-batch, "
+        f'declare it in the example: {{whole("{name}"): ..}} with chimera_runtime.whole'
+    )
 
 
 def evaluated_micro_batch_has_another_size(micro: int, items: int, size: int) -> Misuse:

@@ -42,6 +42,13 @@ def keyword_is_missing(what: str, name: str) -> Misuse:
     )
 
 
+def keyword_is_not_whole_in_the_example(what: str, name: str) -> Misuse:
+    return Misuse(
+        f'{what} declares whole("{name}"), and the example of the pipeline has {name} without it: declare it in the '
+        "example, which decides for all batches"
+    )
+
+
 def keyword_was_written(stage: int, name: str) -> BadModel:
     return BadModel(
         f"stage {stage} changes its keyword argument {name} in place, and other stages take it, too; "

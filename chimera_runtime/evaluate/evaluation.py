@@ -37,7 +37,7 @@ from chimera_runtime.start.rank_context import RankContext
 from chimera_runtime.start.varying_shapes import FirstInputs, VaryingShapes
 from chimera_runtime.values.boundary import Boundary, keyword_names
 from chimera_runtime.values.carries import slice_length
-from chimera_runtime.values.keywords import Keywords
+from chimera_runtime.values.keywords import Keywords, cut
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.mesh_tensors import rest
 from chimera_runtime.values.nested import is_rows, joined, leaves, mapped, taken_apart, to_device
@@ -244,7 +244,9 @@ class Evaluation:
         def fill(tensor: torch.Tensor) -> torch.Tensor:
             return tensor[torch.arange(self._whole, device=tensor.device) % items] if tensor.dim() else tensor
 
-        return mapped((inputs, keywords), fill) if items < self._whole else (inputs, keywords)
+        if items == self._whole:
+            return inputs, keywords
+        return mapped(inputs, fill), cut(keywords, lambda argument: mapped(argument, fill))
 
     def _require_rows_of_items(self, items: int) -> None:
         for stage, boundary in enumerate(self._boundaries):

@@ -20,7 +20,7 @@ from chimera_runtime.stage.stage_output import root_of
 from chimera_runtime.stage.tensor_moves import operand_storages, saved_storages
 from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.carries import NO_CARRY, Carry, slice_arguments, slice_length
-from chimera_runtime.values.keywords import Keywords, Stack
+from chimera_runtime.values.keywords import Keywords, Stack, Whole
 from chimera_runtime.values.losses import as_pair
 from chimera_runtime.values.nested import ONE_TENSOR, Form, fresh, is_rows, taken_apart
 from chimera_runtime.values.shared_memory import note_received
@@ -99,7 +99,7 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
         inputs = tuple(t.detach().requires_grad_(d) for t, d in zip(handed, before.recorded, strict=True))
         argument = before.form.filled(inputs)
     takes, carry_leaves = slice_arguments(module).without(keywords), carry.leaves()
-    named = {**keywords, **carry.arguments(takes, carry_leaves)}
+    named = {**{str(name): value for name, value in keywords.items()}, **carry.arguments(takes, carry_leaves)}
     # The state before the forward: buffers, versions of tensors, and random generators.
     state = ModuleState(module)
     contents = state.snapshot(thorough=True)
@@ -123,11 +123,13 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
     draws = seeds_all or any(not torch.equal(a, b) for a, b in zip(generators, _generators_of_torch(), strict=True))
     changes = {*state.changed(contents)}
     buffers = tuple(name for name, _ in module.named_buffers() if name in changes)
-    joinable, separable = is_rows((argument, keywords)), is_rows(returned)
+    uncut = tuple(str(name) for name in keywords if isinstance(name, Whole))
+    joinable, separable = not uncut and is_rows((argument, keywords)), is_rows(returned)
     traits = Traits(
         buffers=buffers,
         alone="has auxiliary losses" if auxiliary else _runs_alone(draws, buffers, joinable, separable),
-        keywords=tuple(keywords),
+        keywords=tuple(map(str, keywords)),
+        uncut=uncut,
         auxiliary=tuple(sorted({name for name, _ in auxiliary})),
         seeds_all=seeds_all,
         in_place=next((name for name, value in values.items() if versions_of(value) != versions[name]), ""),

@@ -22,7 +22,7 @@ from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.probe import ProbeResult
 from chimera_runtime.values.boundary import Boundary
 from chimera_runtime.values.carries import NO_CARRY
-from chimera_runtime.values.keywords import Keywords
+from chimera_runtime.values.keywords import Keywords, cut_alone
 from chimera_runtime.values.mesh_tensors import rest
 from chimera_runtime.values.nested import fresh, leaves, mapped, taken_apart, to_device
 from chimera_runtime.values.tensors import Tensors, all_generators_kept, draw_seed
@@ -53,9 +53,9 @@ class VaryingShapes:
             raise mistakes.shapes_vary_without_flush(self.world.job.name)
         if self.world.job.lengths:
             raise Misuse(mistakes.VARYING_IN_UNEQUAL_SLICES)
-        self._example = _shapes(self._first_inputs(0))
-        self._current = self._example
-        self._boundaries = {self._example: list(self.probed.boundaries)}
+        example = self._first_inputs(0)
+        self._largest, self._current = _shapes_by_item(example), _shapes(example)
+        self._boundaries = {self._current: list(self.probed.boundaries)}
 
     def begin(self, update: int) -> None:
         """Resizes the stages for an update, after `check`; every rank calls it, before its script runs.
@@ -87,12 +87,12 @@ class VaryingShapes:
     def require_fitting(self, inputs: FirstInputs) -> None:
         """Raises `Misuse` if a tensor is larger than in the example in any dimension, or their number differs.
 
-        Call it before any rank has sent a message.
+        Keyword arguments that are whole may have any shape. Call it before any rank has sent a message.
         """
-        shapes = _shapes(inputs)
-        if len(shapes) != len(self._example):
-            raise mistakes.number_of_tensors_differs(len(shapes), len(self._example))
-        for shape, largest in zip(shapes, self._example, strict=True):
+        shapes = _shapes_by_item(inputs)
+        if len(shapes) != len(self._largest):
+            raise mistakes.number_of_tensors_differs(len(shapes), len(self._largest))
+        for shape, largest in zip(shapes, self._largest, strict=True):
             if len(shape) != len(largest) or any(a > b for a, b in zip(shape, largest, strict=True)):
                 raise mistakes.tensor_is_larger_than_example(shape, largest)
 
@@ -161,6 +161,10 @@ class VaryingShapes:
         if excess := largest.excess(tensors, form):
             raise mistakes.output_is_larger_than_for_example(number, excess)
         return tensors
+
+
+def _shapes_by_item(inputs: FirstInputs) -> Shapes:
+    return _shapes((inputs[0], cut_alone(inputs[1])))
 
 
 def _shapes(inputs: FirstInputs) -> Shapes:

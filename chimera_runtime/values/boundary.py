@@ -135,12 +135,12 @@ class Traits:
     ``buffers`` are the names of the buffers that the stage updates in its forward. ``alone`` is the reason why the
     stage cannot run several micro-batches in one call, ``whole`` the reason why the backward cannot be split into two
     halves. ``keywords`` are the names of the keyword arguments that the stage takes; ``shared`` are the ones among them
-    that other stages take as well. ``auxiliary`` are the names of the auxiliary losses that the stage adds.
-    ``seeds_all`` says that the stage draws from the generators of Python or NumPy: then each forward seeds these as
-    well. ``in_place`` names arguments that the stage writes: then it gets copies of the user's inputs and keyword
-    arguments. ``takes`` says which arguments of slices the stage takes. ``changed`` are the parameters whose values the
-    forward changes; ``touched`` are those that it writes, be it with the values that they have. ``evaluates`` says that
-    all of the stage is in evaluation mode.
+    that other stages take as well, and ``uncut`` the ones that are whole. ``auxiliary`` are the names of the auxiliary
+    losses that the stage adds. ``seeds_all`` says that the stage draws from the generators of Python or NumPy: then
+    each forward seeds these as well. ``in_place`` names arguments that the stage writes: then it gets copies of the
+    user's inputs and keyword arguments. ``takes`` says which arguments of slices the stage takes. ``changed`` are the
+    parameters whose values the forward changes; ``touched`` are those that it writes, be it with the values that they
+    have. ``evaluates`` says that all of the stage is in evaluation mode.
     """
 
     buffers: tuple[str, ...]
@@ -151,6 +151,7 @@ class Traits:
     seeds_all: bool = False
     in_place: str = ""
     shared: tuple[str, ...] = ()
+    uncut: tuple[str, ...] = ()
     takes: SliceArguments = NO_ARGUMENTS
     changed: tuple[str, ...] = ()
     touched: tuple[str, ...] = ()
@@ -178,5 +179,8 @@ def with_shared(traits: Sequence[Traits]) -> list[Traits]:
 
 def keyword_names(traits: Sequence[Traits], stages: Iterable[int]) -> KeywordNames:
     """Returns the names of the keyword arguments that any stage takes, and of those that the given ``stages`` take."""
-    example = frozenset(name for of_stage in traits for name in of_stage.keywords)
-    return KeywordNames(example, frozenset(name for stage in stages for name in traits[stage].keywords))
+    return KeywordNames(
+        example=frozenset(name for of_stage in traits for name in of_stage.keywords),
+        needed=frozenset(name for stage in stages for name in traits[stage].keywords),
+        whole=frozenset(name for of_stage in traits for name in of_stage.uncut),
+    )

@@ -10,25 +10,77 @@ import torch
 
 from chimera_runtime.errors import values as mistakes
 from chimera_runtime.values.carries import CARRY, OF_LAYERS, START, SliceArguments, slice_arguments
-from chimera_runtime.values.nested import taken_apart
+from chimera_runtime.values.nested import leaves_with_paths, taken_apart
 from chimera_runtime.values.shared_memory import versions
 
 Keywords = dict[str, Any]
-"""Nested tensors with the items along dimension 0, by the names of the stages' parameters."""
+"""Nested tensors by the names of the stages' parameters: with items along dimension 0, or anything under a `Whole`."""
+
+
+class Whole(str):
+    """Name of a keyword argument that is never cut: see `whole`. It equals the name without the declaration."""
+
+    __slots__ = ()
+
+
+def whole(name: str) -> str:
+    """The name of a keyword argument that every micro-batch gets as it is, such as borders of packed documents.
+
+    It stands in the example's keyword arguments, ``{whole("borders"): borders}``, or in those of a dataset's items. The
+    value has no items along dimension 0, and may differ from step to step. Later batches may have the plain name.
+    """
+    return Whole(name)
+
+
+def cut(keywords: Keywords, part: Callable[[Any], Any]) -> Keywords:
+    """Returns keyword arguments with a ``part`` of each, but of those that are whole."""
+    return {name: value if isinstance(name, Whole) else part(value) for name, value in keywords.items()}
+
+
+def cut_alone(keywords: Keywords) -> Keywords:
+    """Returns the keyword arguments that are cut."""
+    return {name: value for name, value in keywords.items() if not isinstance(name, Whole)}
+
+
+def borders_in(keywords: Keywords) -> str | None:
+    """Returns the first of the keyword arguments that are cut with whole numbers that rise from 0, as borders do."""
+    for name, value in cut_alone(keywords).items():
+        for _, leaf in leaves_with_paths(value):
+            if isinstance(leaf, torch.Tensor) and leaf.dim() == 1 and len(leaf) > 2 and not leaf.is_meta:
+                numbers = leaf.tolist() if leaf.dtype in _WHOLE_NUMBERS else [1]
+                if numbers[0] == 0 < numbers[-1] and numbers == sorted(numbers):
+                    return name
+    return None
+
+
+_WHOLE_NUMBERS = {torch.int16, torch.int32, torch.int64}
 
 
 @dataclass(frozen=True)
 class KeywordNames:
-    """Names of keyword arguments: all that the ``example`` has, and the ones ``needed`` by stages of this rank."""
+    """Names of keyword arguments: all that the ``example`` has, and the ones ``needed`` by stages of this rank.
+
+    ``whole`` are the ones that the example declares as whole.
+    """
 
     example: frozenset[str]
     needed: frozenset[str]
+    whole: frozenset[str] = frozenset()
 
-    def require(self, keywords: Mapping[str, Any], what: str) -> None:
-        """Raises `Misuse` if the example lacks a name in ``keywords``, or ``keywords`` lacks one that this rank needs.
+    def declared(self, keywords: Keywords, what: str) -> Keywords:
+        """Returns keyword arguments with a `Whole` for each name that the example has so.
 
-        ``what`` names the keyword arguments in the error.
+        Raises `Misuse` if the example lacks a name in ``keywords``, or has it without the declaration, or if
+        ``keywords`` lacks one that this rank needs. ``what`` names the keyword arguments in the error.
         """
+        self._require(keywords, what)
+        if undeclared := [name for name in keywords if isinstance(name, Whole) and name not in self.whole]:
+            raise mistakes.keyword_is_not_whole_in_the_example(what, undeclared[0])
+        if not self.whole:
+            return keywords
+        return {Whole(name) if name in self.whole else name: value for name, value in keywords.items()}
+
+    def _require(self, keywords: Mapping[str, Any], what: str) -> None:
         names = keywords.keys()
         if names == self.example:
             return

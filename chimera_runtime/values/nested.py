@@ -95,6 +95,21 @@ def lengths(value: Any) -> set[int]:
     return {leaf.size(0) for leaf in leaves(value) if isinstance(leaf, torch.Tensor) and leaf.dim()}
 
 
+def are_equal(first: Any, second: Any) -> bool:
+    """Whether two values have equal tensors, arrays and other leaves in the same structure."""
+    if first is second:
+        return True
+    (entries, tree), (others, other_tree) = pytree.tree_flatten(first), pytree.tree_flatten(second)
+    return tree == other_tree and all(map(_is_equal, entries, others))
+
+
+def _is_equal(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return first is second or (first.dtype == second.dtype and torch.equal(first, second))
+    same: Any = first is second or first == second
+    return bool(same.all() if hasattr(same, "all") else same)
+
+
 def joined(values: Sequence[Any], dimension: int = 0) -> Any:
     """Joins values along a dimension. Raises `BadModel` if they differ in structure, or in what is not a tensor."""
     if len(values) == 1:
@@ -138,9 +153,9 @@ def obstacle(value: Any, items: int) -> tuple[str, str] | None:
     Numbers, strings, None and tensors without dimensions need no cut: every part has them whole. A list with a number
     or a string for each item would need a cut, and cannot be cut.
     """
-    if all(_is_cut(leaf) or leaf is None for leaf in pytree.tree_leaves(value, is_leaf=_is_mask)):
+    if all(_is_cut(leaf) or leaf is None for leaf in pytree.tree_leaves(value, is_leaf=is_mask)):
         return None
-    entries = pytree.tree_flatten_with_path(value, is_leaf=lambda part: _is_mask(part) or _has_one_each(part, items))[0]
+    entries = pytree.tree_flatten_with_path(value, is_leaf=lambda part: is_mask(part) or _has_one_each(part, items))[0]
     for path, leaf in entries:
         if not (_is_cut(leaf) or _is_whole(leaf)):
             return pytree.keystr(path), _described(leaf)
@@ -160,10 +175,10 @@ def _is_whole(leaf: Any) -> bool:
     shape = getattr(leaf, "shape", None)
     if shape is None or shape == ():
         return shape == ()
-    return bool(_is_mask(leaf) and shape[0] == 1 and pytree.tree_structure(leaf).is_leaf())
+    return bool(is_mask(leaf) and shape[0] == 1 and pytree.tree_structure(leaf).is_leaf())
 
 
-def _is_mask(value: Any) -> bool:
+def is_mask(value: Any) -> bool:
     """Whether a value is a BlockMask of flex attention, which cannot be cut: its function may count items."""
     return type(value).__name__ == "BlockMask"
 
@@ -181,7 +196,7 @@ def _described(leaf: Any) -> str:
         return f"a {type(leaf).__name__} of {len(leaf)} entries, as many as there are items"
     if isinstance(leaf, torch.Tensor):
         return f"a {'nested' if leaf.is_nested else 'sparse'} tensor"
-    if _is_mask(leaf):
+    if is_mask(leaf):
         return f"a BlockMask for {leaf.shape[0]} items" if leaf.shape[0] > 1 else "a BlockMask"
     module = type(leaf).__module__
     return f"of type {type(leaf).__qualname__ if module == 'builtins' else f'{module}.{type(leaf).__qualname__}'}"

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
-from chimera_runtime import Misuse, Outcome, Pipeline, auxiliary_loss
+from chimera_runtime import Misuse, Outcome, Pipeline, auxiliary_loss, whole
 
 D, B, WIDTH, WORDS, LENGTH = 4, 2, 6, 11, 5
 IGNORED = -100
@@ -354,11 +354,112 @@ def evaluate_lengths(pipeline: Pipeline, both: Beside, batch: Callable[[int, int
         torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
 
 
+# Keyword arguments that are whole.
+
+
+class Bordered(nn.Module):
+    """Takes a mask by item, and a structure that belongs to all items."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, borders: Any) -> torch.Tensor:
+        at, (table, scale) = borders["at"], borders["of"]
+        return torch.tanh(self.linear(x) * mask[:, None] + table) + scale * at.double().mean() / len(at)
+
+
+def wholes(directory: str) -> None:
+    """Of any length, that of the items by chance included, in every form of a batch."""
+
+    def build(stage: int, _stages: int) -> nn.Module:
+        return seeded(stage, Bordered)
+
+    def batch(seed: int, items: int, entries: int) -> tuple[Any, Any, Any]:
+        generator = torch.Generator().manual_seed(seed)
+        x, y = torch.randn(2, items, WIDTH, generator=generator, dtype=torch.float64)
+        mask = torch.rand(items, generator=generator, dtype=torch.float64)
+        borders = {"at": torch.arange(entries) * (seed + 1), "of": (x[:1] * 2, torch.tensor(0.5 + seed))}
+        return x, y, {"mask": mask, whole("borders"): borders}
+
+    def mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (output - target).square().mean()
+
+    def outputs(both: Beside, x: torch.Tensor, keywords: Any) -> torch.Tensor:
+        for stage in both.stages:
+            x = stage(x, **keywords)
+        return x
+
+    for varying in (False, True):
+        with Pipeline(directory, build, mean, batch(0, B, 3), varying=varying) as pipeline:
+            both = Beside(pipeline, build)
+            everything = both.items * both.copies
+
+            def share(tensors: Any, both: Beside = both) -> Any:
+                """The part of this copy; later batches have plain names."""
+                x, y, keywords = tensors
+                mine = {"mask": both.share(keywords["mask"]), "borders": keywords["borders"]}
+                return both.share(x), None if y is None else both.share(y), mine
+
+            for update, entries in enumerate((B, both.items, everything + 1, 1)):
+                tensors = x, y, keywords = batch(update, everything, entries)
+                mine = share(tensors)
+                rows = [slice(m * B, (m + 1) * B) for m in range(pipeline.micro_batches)]
+                parts = [(mine[0][r], mine[1][r], mine[2] | {"mask": mine[2]["mask"][r]}) for r in rows]
+                outcome = pipeline.step(micro_batches=parts) if update % 2 else pipeline.step(mine)
+                loss = mean(outputs(both, x, keywords), y)
+                loss.backward()
+                both.compare(outcome, loss)
+                both.step()
+            assert pipeline.remarks == ()
+            assert "one process" in pipeline.check(mine)
+            with torch.no_grad():
+                expected = outputs(both, x, keywords)
+                assert abs(pipeline.evaluate([mine]) - float(mean(expected, y))) <= 1e-13
+                short = x[: B + 1], y[: B + 1], {"mask": keywords["mask"][: B + 1], "borders": keywords["borders"]}
+                (predicted,) = pipeline.predict([short])
+            torch.testing.assert_close(predicted, expected[: B + 1], rtol=1e-12, atol=1e-13)
+            with pytest.raises(Misuse, match=r"dimension 0 of the keyword argument mask is 1, .*whole\(\"mask\"\)"):
+                pipeline.step((*mine[:2], {**mine[2], "mask": mine[2]["mask"][:1]}))
+            wholes_of_loader(pipeline, both, outputs)
+
+
+def wholes_of_loader(
+    pipeline: Pipeline, both: Beside, outputs: Callable[[Beside, torch.Tensor, Any], torch.Tensor]
+) -> None:
+    """One for all items of a dataset, or made by collate for each micro-batch."""
+    generator = torch.Generator().manual_seed(5)
+    x, y = torch.randn(2, both.items * both.copies, WIDTH, generator=generator, dtype=torch.float64)
+    borders = {"at": torch.arange(B), "of": (x[:1], torch.tensor(1.5))}
+    items = [(x[i], y[i], {"mask": x[i, 0], whole("borders"): borders}) for i in range(len(x))]
+
+    def collate(some: list[Any]) -> Any:
+        x, y, mask = (
+            torch.stack(tensors) for tensors in zip(*((x, y, named["mask"]) for x, y, named in some), strict=True)
+        )
+        return x, y, {"mask": mask, "borders": borders | {"at": torch.arange(7) * x[0, 0]}}
+
+    for collate_fn in (None, collate):
+        (batch,) = pipeline.loader(items, collate_fn=collate_fn)
+        outcome = pipeline.step(batch)
+        losses = []
+        for first in range(0, len(x), B):
+            rows = x[first : first + B]
+            named = borders if collate_fn is None else borders | {"at": torch.arange(7) * rows[0, 0]}
+            output = outputs(both, rows, {"mask": rows[:, 0], "borders": named})
+            losses.append((output - y[first : first + B]).square().mean())
+        loss = torch.stack(losses).mean()
+        loss.backward()
+        both.compare(outcome, loss)
+        both.step()
+
+
 CASES: dict[str, Callable[[str], None]] = {
     "counts": counts,
     "structures": structures,
     "experts": experts,
     "lengths": lengths,
+    "wholes": wholes,
 }
 
 

@@ -1,16 +1,17 @@
 """A small float64 model of text with mini-batches of every form.
 
 Its loss is a sum and a count, as some items are padded, and some are nothing but padding; a stage hands on a dict; what
-is padded travels as a keyword argument; the stages in the middle have an auxiliary loss.
+is padded travels as a keyword argument, with a table that is whole; the stages in the middle have an auxiliary loss.
 """
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from chimera_runtime import auxiliary_loss
+from chimera_runtime import auxiliary_loss, whole
 
 WORDS, WIDTH, LENGTH, IGNORED = 11, 6, 5, -100
+TABLE = torch.linspace(0, 1, 2 * WIDTH, dtype=torch.float64).reshape(2, WIDTH)  # as many rows as items, by chance
 
 
 class First(nn.Module):
@@ -35,7 +36,8 @@ class Middle(nn.Module):
 
 class Last(nn.Linear):
     def forward(self, state, **keywords):
-        return super().forward(state["x"] * (1 + keywords["padding"][:, :, None].sum(1, keepdim=True)))
+        x = state["x"] * (1 + keywords["padding"][:, :, None].sum(1, keepdim=True))
+        return super().forward(x + keywords["table"].sum(0))
 
 
 def build_stage(stage, num_stages):
@@ -56,7 +58,7 @@ class Sentences(torch.utils.data.Dataset):
         generator = torch.Generator().manual_seed(i)
         text, target = torch.randint(WORDS, (2, LENGTH), generator=generator)
         padding = torch.arange(LENGTH) >= i % (LENGTH + 1)
-        return text, target.masked_fill(padding, IGNORED), {"padding": padding}
+        return text, target.masked_fill(padding, IGNORED), {"padding": padding, whole("table"): TABLE}
 
 
 def dataset():

@@ -269,11 +269,11 @@ def test_a_batch_of_the_wrong_size_is_refused_and_the_next_one_trains(make: Call
     pipeline = make()
     x, y = batch(1)
     _, gradients = by_hand(pipeline, x, y)
-    with pytest.raises(Misuse, match=r"dimension 0 of a tensor of the mini-batch is 7"):
+    with pytest.raises(Misuse, match=r"dimension 0 of the input is 7, of shape"):
         pipeline.step((x[:7], y[:7]))
     pipeline.step((x, y))
     assert_gradients(pipeline, gradients)
-    with pytest.raises(Misuse, match=r"dimension 0 of a tensor of the mini-batch is 7"):
+    with pytest.raises(Misuse, match=r"dimension 0 of the input is 7, of shape"):
         pipeline.step((x[:7], y[:7]), accumulate=True)
     assert_gradients(pipeline, gradients)
 
@@ -491,7 +491,7 @@ def test_a_check_that_cannot_be_made_is_refused_and_the_pipeline_goes_on(make: C
     pipeline, (x, y) = make(once), batch(1)
     with pytest.raises(Misuse, match="check takes either a batch or micro_batches, as step does"):
         pipeline.check()
-    with pytest.raises(Misuse, match="dimension 0 of a tensor of the mini-batch is 7"):
+    with pytest.raises(Misuse, match="dimension 0 of the input is 7, of shape"):
         pipeline.check((x[:7], y[:7]))
     with pytest.raises(ModelError, match="making all stages in one process"):
         pipeline.check((x, y))

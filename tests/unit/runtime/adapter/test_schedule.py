@@ -1,5 +1,6 @@
 """`CompiledSchedule` on one rank: modes, dimensions and forms of batches, and what is refused."""
 
+import re
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -10,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.microbatch import TensorChunkSpec
+from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
 
 import chimera_ir
-from chimera_runtime import CompiledSchedule, Misuse, stages_of
+from chimera_runtime import CompiledSchedule, Misuse, stages_of, whole
 from chimera_runtime.ranks.world import World
 from tests.unit.runtime import kept
 
@@ -148,6 +149,47 @@ def test_a_batch_that_does_not_fit_is_refused(make: Callable[..., CompiledSchedu
     call = dict(CALLS[message])
     with pytest.raises(Misuse, match=message):
         make().step(*call.pop("args", ()), **call)
+
+
+class Bordered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.seen = layer(), list[Any]()
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, borders: Any) -> torch.Tensor:
+        self.seen.append((mask, borders))
+        return self.linear(x) * mask
+
+
+@pytest.mark.parametrize("rows", [1, N, B * N, B * N + 1])
+def test_a_keyword_argument_that_is_whole_goes_to_every_micro_batch(
+    make: Callable[..., CompiledSchedule], rows: int
+) -> None:
+    stages, borders = {0: Bordered(), 1: Bordered()}, {"at": [torch.arange(rows), torch.tensor(1)]}
+    schedule = make(stages)
+    for run in (schedule.step, schedule.eval):
+        output = run(X, target=Y, mask=X, **{whole("borders"): borders})
+        expected = stages[1].linear(stages[0].linear(X) * X) * X
+        torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-14)
+    assert {len(seen["at"][0]) for stage in stages.values() for _, seen in stage.seen} == {rows}
+    assert "passed" in schedule.check(X, target=Y, mask=X, **{whole("borders"): borders})
+
+
+@pytest.mark.parametrize("borders", [torch.zeros(B * N + 1), torch.zeros(N), torch.zeros(1, B * N), torch.tensor(1.0)])
+def test_a_tensor_that_has_not_the_rows_of_the_batch_is_refused(
+    make: Callable[..., CompiledSchedule], borders: torch.Tensor
+) -> None:
+    """Torch would cut nine in 3, 2, 2 and 2. A chunk spec of the script's own decides instead."""
+    schedule, stages = make({0: Bordered(), 1: Bordered()}), {0: Bordered(), 1: Bordered()}
+    words = rf"borders\['at'\]\[1\] is a tensor of shape {re.escape(str(tuple(borders.shape)))}, .*whole\("
+    for trained in (False, True):
+        if trained:
+            schedule.step(X, target=Y, mask=X, borders={"at": [X, X]})
+        with pytest.raises(Misuse, match=words):
+            schedule.step(X, target=Y, mask=X, borders={"at": [X, borders]})
+    spec = {"mask": TensorChunkSpec(0), "borders": _Replicate}
+    make(stages, kwargs_chunk_spec=spec).step(X, target=Y, mask=X, borders=borders)
+    assert stages[1].seen[0][1] is borders
 
 
 def test_a_step_without_gradients_is_refused(make: Callable[..., CompiledSchedule]) -> None:

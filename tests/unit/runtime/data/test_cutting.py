@@ -103,7 +103,7 @@ def test_an_evaluation_cuts_the_items_that_there_are(items: int) -> None:
     [
         ((X[:, :5], X[:, :5], {}), "a batch: dimension 1 is 5, and slices of equal lengths need a multiple of .* 3"),
         ((X, X[:, :3], {}), r"dimension 1 is 6 in the input and 3 in the target; slices are cut along dimension 1"),
-        ((X, X, {"mask": X[:, :3]}), r"dimension 1 is 6 in the input and 3 in the keyword arguments\['mask'\]"),
+        ((X, X, {"mask": X[:, :3]}), r"dimension 1 is 6 in the input and 3 in the keyword argument mask"),
         ((X, X[:, 0], {}), r"the target is a tensor of shape \(4,\), which cannot be cut into slices"),
         (({"text": "a"}, X, {}), r"the input\['text'\] is no tensor, which cannot be cut into slices"),
     ],

@@ -9,7 +9,7 @@ from chimera_runtime.blame import ModelError
 from chimera_runtime.data.feed import Feed, items_of
 from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.errors import Misuse
-from chimera_runtime.values.keywords import KeywordNames
+from chimera_runtime.values.keywords import KeywordNames, whole
 from tests.unit.runtime.thread_ranks import job
 
 B, N = 2, 3
@@ -92,9 +92,13 @@ def test_micro_batches_are_counted_on_into_later_updates() -> None:
     [
         (
             (X[:-1], Y),
-            r"dimension 0 of a tensor of the mini-batch is 5, and a step takes B\*N = 2\*3 = 6 on every rank",
+            r"dimension 0 of the input is 5, of shape \(5, 4\), and a step takes B\*N = 2\*3 = 6 on every rank",
         ),
-        ((X, Y[:2]), r"dimension 0 of a tensor of the mini-batch is 2"),
+        ((X, Y[:2]), r"dimension 0 of the target is 2, of shape \(2,\), and .* as large as the example$"),
+        (
+            ([X, X[:5]], Y),
+            r"dimension 0 of the input\[1\] is 5, .*; what goes with all items .*, \{whole\(\"..\"\): ..\} with ",
+        ),
         (X, r"a batch is a Tensor, not a pair \(input, target\)"),
         (
             (X, Y, Y),
@@ -115,7 +119,7 @@ def test_pairs_that_are_not_n_are_refused() -> None:
 def test_a_micro_batch_of_another_size_is_refused_by_its_number() -> None:
     source = feed()
     source.put(0, lambda _micro: (X, Y))
-    with pytest.raises(Misuse, match="micro-batch 1: dimension 0 of a tensor is 6, and was 2 in the example"):
+    with pytest.raises(Misuse, match=r"micro-batch 1: dimension 0 of the input is 6, .*, and was B = 2 in the example"):
         source.input(0, 1)
 
 
@@ -128,10 +132,15 @@ def test_an_error_of_the_function_is_the_callers() -> None:
 
 def test_an_example_tells_the_size_of_a_micro_batch() -> None:
     assert items_of(({"x": X, "t": torch.tensor(1)}, Y)) == B * N
-    with pytest.raises(Misuse, match="has tensors with 2 and 6 there"):
+    with pytest.raises(Misuse, match=r"the example: dimension 0 of the target is 2, .*, and the input has 6"):
         items_of((X, Y[:2]))
     with pytest.raises(Misuse, match="has no tensor"):
         items_of(("x", 1))
+    with pytest.raises(
+        Misuse, match=r"of the keyword argument borders\['of'\]\[0\] is 2, .*, \{whole\(\"borders\"\): ..\} with"
+    ):
+        items_of((X, Y, {"borders": {"of": [Y[:2]]}}))
+    assert items_of((X, Y, {whole("borders"): {"of": [Y[:2]]}})) == B * N
 
 
 def test_keyword_arguments_are_cut_as_the_rest() -> None:
@@ -142,15 +151,62 @@ def test_keyword_arguments_are_cut_as_the_rest() -> None:
     assert keywords["more"][0].tolist() == [3]
     source.put(0, (X, Y))
     assert source.keywords(0, 3) == {}
-    with pytest.raises(Misuse, match=r"dimension 0 of a tensor of the mini-batch is 2"):
+    with pytest.raises(
+        Misuse, match=r"dimension 0 of the keyword argument mask is 2, of shape \(2, 4\), and a step takes"
+    ):
         source.put(0, (X, Y, {"mask": X[:2]}))
     with pytest.raises(Misuse, match="a batch is a tuple, not a pair"):
         source.put(0, (X, Y, {1: X}))
 
 
+@pytest.mark.parametrize("rows", [1, B, B * N, B * N + 1])
+@pytest.mark.parametrize("parts", [{"parts": 1}, {"parts": 2}, {"parts": 2, "slices": 2}])
+def test_what_is_whole_is_never_cut(rows: int, parts: dict[str, int]) -> None:
+    borders = {"at": torch.arange(rows), "of": (torch.ones(rows, 4), torch.tensor(2.0), ["a"] * rows)}
+    source = feed(**parts)
+    source.names = KeywordNames(frozenset({"mask", "borders"}), frozenset({"borders"}), frozenset({"borders"}))
+    pairs = [(x, x, {"mask": x, "borders": borders}) for x in X.split(B)]
+    declared = X, X, {"mask": X, whole("borders"): borders}
+    for given in ((X, X, {"mask": X, "borders": borders}), declared, pairs.__getitem__):
+        source.put(0, given)
+        for micro in range(N * parts["parts"]):
+            keywords = source.keywords(0, micro)
+            assert keywords["borders"] is borders
+            assert keywords["mask"].numel() == B * 4 // parts["parts"]
+        assert source.facts(0)["data", 0, 2]
+
+
+def test_a_declaration_that_the_example_lacks_is_refused() -> None:
+    source = feed()
+    source.names = KeywordNames(frozenset({"borders"}), frozenset({"borders"}))
+    with pytest.raises(
+        Misuse, match=r'a batch declares whole\("borders"\), and the example of the pipeline has borders w'
+    ):
+        source.put(0, (X, Y, {whole("borders"): Y}))
+
+
+def test_what_rises_from_0_like_borders_gets_a_remark_once() -> None:
+    rising, other = torch.tensor([0, 3, 3, 4, 7, 9]), torch.tensor([0, 3, 2, 4, 7, 9])
+    for batch in (
+        (X, Y),
+        (X, rising),
+        (X, Y, {"a": other, "b": rising.float(), "c": rising[:, None], "d": rising * 0}),
+    ):
+        assert feed().remarks_on(batch) == []
+    assert feed().remarks_on((X, Y, {whole("borders"): rising})) == []
+    assert feed().remarks_on(lambda _micro: (X, Y, {"borders": rising})) == []
+    source = feed()
+    (remark,) = source.remarks_on((X, Y, {"a": other, "borders": [rising]}))
+    assert "the keyword argument borders of the first mini-batch has whole numbers that rise from 0" in remark
+    assert '{whole("borders"): ..}' in remark
+    assert source.remarks_on((X, Y, {"borders": rising})) == []
+
+
 def test_what_cannot_be_cut_is_refused_unless_it_comes_by_micro_batch() -> None:
     names = ["a", "b", "c", "d", "e", "f"]
-    with pytest.raises(Misuse, match=r"a batch: the keyword arguments\['names'\] is a list of 6 entries, as many as"):
+    with pytest.raises(
+        Misuse, match=r"a batch: the keyword argument names is a list of 6 entries, as many as .*whole\(\"names\"\)"
+    ):
         feed().put(0, (X, Y, {"names": names}))
     with pytest.raises(
         Misuse, match=r"a batch: the target is of type object, which cannot be cut into micro-batches: give"

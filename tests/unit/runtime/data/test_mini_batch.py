@@ -3,6 +3,7 @@
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,7 +11,7 @@ from chimera_runtime.blame import ModelError, UserCode
 from chimera_runtime.data.item_order import Share
 from chimera_runtime.data.mini_batch import Failure, ItemLoading, MiniBatch, as_triple, failure, sendable
 from chimera_runtime.errors import FAILED, Misuse
-from chimera_runtime.values.keywords import KeywordNames
+from chimera_runtime.values.keywords import KeywordNames, whole
 from tests.unit.runtime.datasets import Drawing
 
 SHARE = Share(2, 3, 1, 0)
@@ -40,8 +41,14 @@ def test_a_collate_gets_the_items_as_they_are_and_draws_by_the_place_of_the_firs
     ("returned", "words"),
     [
         (torch.ones(2), r"what collate returned is a Tensor, not a pair \(input, target\)"),
-        ((torch.ones(3), torch.ones(2)), "collate returned a tensor with 3 in dimension 0 for 2 items: return the"),
-        ((torch.ones(2), torch.ones(2), {"mask": torch.ones(1, 2)}), "a tensor with 1 in dimension 0 for 2 items"),
+        (
+            (torch.ones(3), torch.ones(2)),
+            "what collate returned: dimension 0 of the input is 3, .*, and there are 2 items$",
+        ),
+        (
+            (torch.ones(2), torch.ones(2), {"mask": torch.ones(1, 2)}),
+            "dimension 0 of the keyword argument mask is 1, .*, and there are 2 items; what goes",
+        ),
     ],
 )
 def test_a_collate_that_returns_something_else_is_refused(returned: Any, words: str) -> None:
@@ -66,6 +73,29 @@ def test_items_of_one_micro_batch_have_the_same_names() -> None:
     for mixed in (items, items[::-1]):
         with pytest.raises(Misuse, match="of items 0 and 1 of the dataset only one has the keyword argument mask"):
             ItemLoading(None, 0).collated(mixed, 0, 0, [0, 1])
+
+
+def test_what_is_whole_comes_once_for_all_items_of_a_micro_batch() -> None:
+    def items(*tables: Any) -> list[Any]:
+        return [(1, 2, {"mask": float(number), "table": table}) for number, table in enumerate(tables)]
+
+    names = KeywordNames(frozenset({"mask", "table"}), frozenset({"table"}), frozenset({"table"}))
+    loading, table = ItemLoading(None, 0, names=names), {"of": [torch.arange(3), "text", np.arange(2)]}
+    equal = {"of": [torch.arange(3), "text", np.arange(2)]}
+    keywords = loading.collated(items(table, equal), 0, 0, [0, 1])[2]
+    assert keywords["table"] is table
+    assert keywords["mask"].tolist() == [0, 1]
+    assert ItemLoading(None, 0).collated([(1, 2, {whole("table"): table})], 0, 0, [0])[2] == {"table": table}
+    assert loading.collated(items(table, equal), 0, 0, [0, 1], frozenset({0}))[2] == {}
+    for other in ({"of": [torch.arange(4), "text", np.arange(2)]}, {"of": [torch.arange(3), "text", np.ones(2)]}, None):
+        with pytest.raises(Misuse, match=r'items 5 and 9 of the dataset differ in table, which whole\("table"\) gives'):
+            loading.collated(items(table, other), 0, 0, [5, 9])
+
+    def collate(some: list[Any]) -> Any:
+        return torch.ones(2), torch.ones(2), {"mask": torch.ones(2), "table": torch.arange(7)}
+
+    keywords = ItemLoading(None, 0, collate, names=names).collated(items(1, 2), 0, 0, [0, 1])[2]
+    assert keywords["table"].tolist() == [*range(7)]
 
 
 def test_an_item_that_fails_is_named() -> None:

@@ -357,7 +357,7 @@ def test_a_batch_of_the_wrong_size_is_refused_and_the_next_one_trains(make: Call
     hand = ByHand(pipeline)
     for number in range(3):
         x, y = batch(number)
-        with pytest.raises(Misuse, match="dimension 0 of a tensor of the mini-batch is 3"):
+        with pytest.raises(Misuse, match="dimension 0 of the input is 3, of shape"):
             pipeline.step((x[:3], y[:3]))
         pipeline.step((x, y))
         hand.update((x, y))

@@ -78,12 +78,12 @@ def test_layers_in_a_row_are_given_what_each_knows() -> None:
 
 def test_a_mini_batch_has_the_names_of_the_example_or_those_that_a_rank_needs() -> None:
     names = KeywordNames(frozenset({"mask", "index"}), frozenset({"mask"}))
-    names.require({"mask": 1, "index": 2}, "it")
-    names.require({"mask": 1}, "it")
+    names.declared({"mask": 1, "index": 2}, "it")
+    names.declared({"mask": 1}, "it")
     with pytest.raises(Misuse, match="it has no keyword argument mask, and the example of the pipeline has one"):
-        names.require({"index": 1}, "it")
+        names.declared({"index": 1}, "it")
     with pytest.raises(Misuse, match="it has the keyword argument bias and the example of the pipeline has none"):
-        names.require({"mask": 1, "index": 2, "bias": 3}, "it")
+        names.declared({"mask": 1, "index": 2, "bias": 3}, "it")
 
 
 def test_a_loss_that_waits_for_a_keyword_argument_of_stages_is_refused() -> None:
