@@ -587,19 +587,23 @@ class Pipeline:
         return self._updates.started
 
     def close(self) -> None:
-        """Waits for the losses of all updates, and frees the communicators; all ranks call it.
+        """Waits for the losses of all updates, and frees communicators, threads and data workers; all ranks call it.
 
-        Outcomes can still be read afterwards. The caller's process group stays.
+        Outcomes can still be read afterwards. The caller's process group stays. After an error, or with updates of a
+        stream under way, communicators stay until the process ends: other ranks may never answer their messages.
         """
         if self._located.closed:
             return
+        is_idle = False
         try:
             if not self._located.failed:
                 self._outcomes.settle()
+                is_idle = self._updates.are_complete
         finally:
             self._located.failed = self._located.closed = True
             self._shared_facts.close()
-            self._world.close()
+            self._loaders.close()
+            self._world.close(is_idle)
 
     def __enter__(self) -> Self:
         return self

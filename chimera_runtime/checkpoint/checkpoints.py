@@ -226,7 +226,7 @@ class Checkpoints:
         self.wait()
         if self._lock is not None:
             self._lock.release()
-        dist.destroy_process_group(self._exchange.group)
+        self._exchange.close()
 
     def claim(self) -> None:
         """Locks the directory for this job before training, as an error in the first `save` would lose work.

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic, sleep
 from typing import Any
+from weakref import proxy
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
@@ -149,7 +150,8 @@ def _by_workers(
     with _STARTING, _prepared_to_fork(signals):
         loaded = iter(loader)
     for process in getattr(loaded, "_workers", ()):
-        process._popen.terminate = process._popen.kill  # so a worker that hangs is ended, too
+        # So a worker that hangs is ended, too. A method of its own would be a cycle, which keeps descriptors open.
+        process._popen.terminate = partial(type(process._popen).kill, proxy(process._popen))
     while True:
         element = _next(loaded, workers.patience)
         if isinstance(element, Failure):

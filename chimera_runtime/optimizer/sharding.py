@@ -77,7 +77,7 @@ class Sharding:
     def __init__(self, world: World, group: Group, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._world = world
         self._name = group_name(group)
-        self._group, self._ranks = world.sums[group]
+        self._group, (_, self._ranks) = group, world.sums[group]
         if any(map(is_spread, parameters)):
             raise parameters_are_spread_already(self._name)
         members = sorted(world.control_group.members[rank] for rank in self._ranks)
@@ -86,6 +86,7 @@ class Sharding:
         self._cuts = {p: made for p in parameters if (made := cut(p, len(members))) is not None}
         self.parameters = list(parameters)
         self.shards = [self._shard(parameter) for parameter in parameters]
+        world.holders.add(self)
 
     def _shard(self, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
         shard = torch.nn.Parameter(self.part(parameter, parameter.data))
@@ -111,6 +112,10 @@ class Sharding:
             for name in ("grad", "main_grad"):
                 if hasattr(shard, name):
                     setattr(shard, name, None)
+
+    def release(self) -> None:
+        """Drops the communicator, which the mesh of the DTensors of `spread` holds."""
+        getattr(self._mesh, "_pg_registry", {}).clear()
 
     @torch.no_grad()
     def gather(self) -> None:
@@ -152,11 +157,12 @@ class Sharding:
         what, world = f"for the weights of {self._name}", self._world
         with world.control_group.waiting(what, others):
             raw, work = gathered.view(torch.uint8), None
+            communicator, _ = world.sums[self._group]
             if world.staging is not None:
-                work = world.staging.all_gather(raw, self._mine, self._group)
+                work = world.staging.all_gather(raw, self._mine, communicator)
             else:
                 rows = list(raw.unbind())
-                work = dist.all_gather(rows, rows[self._mine], group=self._group, async_op=True)
+                work = dist.all_gather(rows, rows[self._mine], group=communicator, async_op=True)
             if work is not None:
                 world.control_group.wait(work, lambda error: world.control_group.names.lost(what, others, error))
 
@@ -175,7 +181,8 @@ class Sharding:
         from torch.distributed.tensor import DTensor, Shard
 
         if self._mesh is None:
-            self._mesh = DeviceMesh.from_group(self._group, parameter.device.type)  # type: ignore[arg-type]
+            communicator, _ = self._world.sums[self._group]
+            self._mesh = DeviceMesh.from_group(communicator, parameter.device.type)  # type: ignore[arg-type]
         return DTensor.from_local(
             part,
             self._mesh,

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from chimera_runtime.errors import PeerLost
+from chimera_runtime.errors import Misuse, PeerLost
+from chimera_runtime.errors.pipeline import PIPELINE_IS_CLOSED
 from chimera_runtime.program.job import Place
 from chimera_runtime.ranks.messages import Names, Pending, Settle, unrecorded, waiter
 from chimera_runtime.ranks.monitor import Monitor
@@ -22,7 +23,7 @@ from chimera_runtime.values.tensors import plain
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ControlGroup:
     """All ranks of the pipelines: they send each other tensors by gloo, and leave texts for each other in a store.
 
@@ -33,7 +34,7 @@ class ControlGroup:
     is None.
     """
 
-    group: dist.ProcessGroup
+    group: dist.ProcessGroup  # until `release`
     store: Store
     place: Place
     members: tuple[int, ...]
@@ -74,8 +75,11 @@ class ControlGroup:
     def waiting(self, operation: str, peers: Sequence[int] = ()) -> Iterator[None]:
         """Turns failures of the communication inside into an error that names the operation and the peers.
 
-        Raises `PeerLost` if the communication fails or takes longer than the time-out, or an earlier wait has.
+        Raises `PeerLost` if the communication fails or takes longer than the time-out, or an earlier wait has; `Misuse`
+        after `release`.
         """
+        if not hasattr(self, "group"):
+            raise Misuse(PIPELINE_IS_CLOSED)
         self.check()
         try:
             yield
@@ -93,6 +97,10 @@ class ControlGroup:
         self.names.require_launcher()
         if self.monitor is not None:
             self.monitor.check()
+
+    def release(self) -> None:
+        """Drops the communicator: torch frees its threads and descriptors with the last reference."""
+        del self.group
 
     @cached_property
     def wait(self) -> Settle:

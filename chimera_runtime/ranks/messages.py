@@ -156,6 +156,10 @@ class Peer:
         self._names = names
         self.settle = settle
 
+    def release(self) -> None:
+        """Drops the communicators; no message may follow."""
+        del self._outgoing, self._incoming
+
     def isend(self, tensors: Tensors, tag: int) -> MessageTransfer:
         """Posts the sending of all the tensors of a message."""
         try:

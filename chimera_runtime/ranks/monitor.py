@@ -85,7 +85,8 @@ class Monitor:
         self._awaited: deque[Awaited] = deque()
         self._has_more = threading.Event()
         self._is_closed = False
-        threading.Thread(target=self._watch_loop, daemon=True, name="time-outs").start()
+        self._thread = threading.Thread(target=self._watch_loop, daemon=True, name="time-outs")
+        self._thread.start()
 
     def settle(self, work: Any, lost: Lost) -> None:
         """Waits for the posted operation ``work`` as its backend does, and watches that it ends within the time-out.
@@ -120,9 +121,10 @@ class Monitor:
             raise self._error
 
     def close(self) -> None:
-        """Ends the thread."""
-        self._is_closed = True
+        """Ends the thread, and drops the communicators."""
+        self._is_closed, self.groups = True, ()
         self._has_more.set()
+        self._thread.join(2 * _POLL)
 
     def _watch(self, is_over: Callable[[], bool], lost: Lost) -> None:
         self._awaited.append((time.monotonic() + self.timeout, is_over, lost))

@@ -31,6 +31,11 @@ class ObjectExchange:
         self.size = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
 
+    def close(self) -> None:
+        """Destroys the group; no exchange may follow."""
+        dist.destroy_process_group(self.group)
+        del self.group
+
     def all_gather(self, value: Any) -> list[Any]:
         """Returns the values of all ranks, in their order."""
         values: list[Any] = [None] * self.size

@@ -35,6 +35,9 @@ from chimera_runtime.ranks.messages import Pending, unrecorded
 _SMALLEST = 512
 """Smallest piece of pinned memory, in bytes."""
 
+_LONGEST_END = 1.0
+"""Seconds to wait for the end of the thread, which may itself wait for a device that has failed."""
+
 _SHORTEST = timedelta(milliseconds=1)
 """Shortest time-out for gloo, which takes a shorter one for no limit."""
 
@@ -137,7 +140,8 @@ class Staging:
         self.outgoing = accelerator.stream()
         self.incoming = accelerator.stream()
         self._deferred: SimpleQueue[DeferredPost | None] = SimpleQueue()
-        threading.Thread(target=self._post, daemon=True, name="staging").start()
+        self._thread = threading.Thread(target=self._post, daemon=True, name="staging")
+        self._thread.start()
 
     def send(self, tensor: torch.Tensor, post: Post) -> StagedTensor:
         """Copies a tensor to host memory and sends the copy; ``post`` posts it to gloo."""
@@ -205,8 +209,9 @@ class Staging:
         self.rooms.give(room, copied)
 
     def close(self) -> None:
-        """Ends the thread; no call may follow."""
+        """Ends the thread, after what it has still to post; no call may follow."""
         self._deferred.put(None)
+        self._thread.join(_LONGEST_END)
 
     def _post(self) -> None:
         self.accelerator.enter()

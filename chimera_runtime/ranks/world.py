@@ -8,6 +8,8 @@ from functools import partial
 from itertools import count
 from operator import itemgetter
 from types import MappingProxyType
+from typing import Protocol
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -30,6 +32,13 @@ from chimera_runtime.ranks.rendezvous import exchange, require_own_store, waits_
 from chimera_runtime.ranks.staging import StagedGroup, Staging
 
 
+class CommunicatorHolder(Protocol):
+    """An object that holds communicators until `release`."""
+
+    def release(self) -> None:
+        """Drops them."""
+
+
 @dataclass(frozen=True)
 class World:
     """A rank of a program, with its device and its communicators.
@@ -42,7 +51,8 @@ class World:
     whose messages use the communicator of ``control_group``.
 
     ``staging`` carries messages and sums of a GPU by gloo, and is None elsewhere. ``read`` reads losses from the
-    device. ``host_link`` moves memory between the device and its host.
+    device. ``host_link`` moves memory between the device and its host. ``holders`` are the objects outside of the world
+    that hold communicators.
     """
 
     job: Job
@@ -55,6 +65,7 @@ class World:
     staging: Staging | None = None
     read: Reader = from_host
     host_link: LinkToHost = field(default_factory=lambda: LinkToHost(CpuAccelerator()))
+    holders: WeakSet[CommunicatorHolder] = field(default_factory=WeakSet)
 
     @property
     def place(self) -> Place:
@@ -74,7 +85,7 @@ class World:
     def peer(self, worker: int) -> Peer:
         """Returns the `Peer` for messages with another worker of this rank's copy."""
         control, mine, rank = self.control_group, self.place.worker, self.place.rank_of(self.place.copy, worker)
-        return Peer(
+        peer = Peer(
             rank,
             control.members[rank],
             outgoing=self.channels.get((mine, worker), control.group),
@@ -83,6 +94,8 @@ class World:
             settle=control.wait,
             staged=None if self.staging is None else partial(StagedGroup, self.staging),
         )
+        self.holders.add(peer)
+        return peer
 
     def leak_groups(self, error: PeerLost, explains: bool = True) -> None:
         """Keeps gloo's communicators for ever: a process cannot end while it destroys one that still waits for a rank.
@@ -101,13 +114,22 @@ class World:
         for note in waits_of(control.store, self.place.rank, str(error), others, is_late=is_late):
             error.add_note(note)
 
-    def close(self) -> None:
-        """Destroys the communicators; the default process group stays."""
+    def close(self, is_idle: bool = True) -> None:
+        """Destroys the communicators; the default process group stays.
+
+        If ``is_idle``, no operation is under way, and their threads and descriptors are freed at once. Otherwise they
+        stay: to free a communicator of gloo is to wait for its operations, which other ranks may never join.
+        """
         for helper in (self.staging, self.control_group.monitor):
             if helper is not None:
                 helper.close()
         for group in {self.control_group.group, *_groups_of(self.sums, self.channels)} - {dist.group.WORLD}:
             dist.destroy_process_group(group)
+        if is_idle:
+            for holder in (*self.holders, self.control_group):
+                holder.release()
+            self.sums.clear()
+            self.channels.clear()
 
 
 def begin(

@@ -127,6 +127,10 @@ class GradientSum:
             raise self._lost(error) from None
         return self
 
+    def release(self) -> None:
+        """Drops the communicator; no sum may follow."""
+        self.group = None
+
     def _counted(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         """The element of the flat buffer that says how many ranks have a gradient for a parameter."""
         flat, place = self._places[parameter]

@@ -145,7 +145,7 @@ def assemble(
     def gradients_of(group: Group, trained: Sequence[torch.nn.Parameter]) -> GradientSum:
         peers, members = world.sums[group]
         kind = GradientSum if sum_dtype is None else WideGradientSum
-        return kind(
+        gradient_sum = kind(
             name=group_text(group),
             parameters=trained,
             group=peers,
@@ -156,6 +156,8 @@ def assemble(
             loss_count=None if probed.expected_count is None else Count(group[0], probed.expected_count, world.device),
             staging=world.staging,
         )
+        world.holders.add(gradient_sum)
+        return gradient_sum
 
     def output_of(number: int, module: torch.nn.Module, of_stage: Numbering) -> StageOutput:
         if job.fed[number]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import Any
+from weakref import WeakSet
 
 from chimera_runtime.blame import Located
 from chimera_runtime.data.data_workers import DataWorkers
@@ -61,6 +62,7 @@ class LoaderMaker:
     seed: int
     _messages: Messages = field(default_factory=Messages, init=False)
     _made: int = field(default=0, init=False)
+    _loaders: WeakSet[Loader] = field(default_factory=WeakSet, init=False)
 
     @cached_property
     def _needed(self) -> list[Uses]:
@@ -103,7 +105,7 @@ class LoaderMaker:
         drawn_by, place = self.seed if seed is None else seed, self.control_group.place
         self._made += 1
         readers = frozenset(worker for worker, parts in enumerate(self._needed) if parts)
-        return Loader(
+        loader = Loader(
             loading=ItemLoading(dataset, drawn_by, collate_fn, names=self.feed.names),
             share=Share(self.feed.size, self.job.micro_batches, place.copies, place.copy),
             uses=self.needed,
@@ -113,3 +115,10 @@ class LoaderMaker:
             workers=replace(workers, timeout=self.control_group.timeout),
             drop_last=drop_last,
         )
+        self._loaders.add(loader)
+        return loader
+
+    def close(self) -> None:
+        """Ends the data workers of all loaders."""
+        for loader in self._loaders:
+            loader.close()

@@ -64,6 +64,11 @@ class Updates(ABC):
     def finish(self) -> None:
         """Completes the updates that are under way."""
 
+    @property
+    def are_complete(self) -> bool:
+        """Whether no update is under way."""
+        return True
+
     def take_outcomes(self) -> list[Outcome]:
         """Returns the outcomes of the updates that `finish` has completed since the last call."""
         return []
@@ -186,6 +191,11 @@ class StreamedUpdates(Updates):
         while self._completed < self.started:
             self._finished.append(self._complete())
         self.driver.begin(self.started)
+
+    @property
+    def are_complete(self) -> bool:
+        """Whether no update is under way."""
+        return self._completed == self.started
 
     def take_outcomes(self) -> list[Outcome]:
         """Returns the outcomes of the updates that `finish` has completed since the last call."""

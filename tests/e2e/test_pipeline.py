@@ -46,6 +46,7 @@ CASES = {
     "norms": ("pipelines.py", "chimera"),
     "infinite": ("pipelines.py", "chimera"),
     "mesh": ("pipelines.py", "dapple"),
+    "closed": ("pipelines.py", "chimera", "pipedream_2bw"),
     "failing": ("pipelines.py", "dapple"),
     "kept": ("gradients.py", "dapple", "chimera", "pipedream_2bw"),
     "windows": ("gradients.py", "dapple", "chimera"),

@@ -85,7 +85,6 @@ class Progress:
         self._line: str | None = None
         self._shown = -math.inf
         self._duration: float | None = None
-        self._group = world.control_group.group
         self._updates = updates
         self._rehearsal = rehearsal
         self._apart = rehearsal and not world.job.period
@@ -130,7 +129,7 @@ class Progress:
     def _gather(self) -> None:
         facts, self._facts = torch.tensor(self._facts, dtype=torch.float64), []
         room = [torch.empty_like(facts) for _ in self._world.place.ranks] if self._first else None
-        work = unrecorded(dist.gather, facts, room, dst=0, group=self._group, async_op=True)
+        work = unrecorded(dist.gather, facts, room, dst=0, group=self._world.control_group.group, async_op=True)
         assert work is not None
         self._pending.append((work, room, facts))
         with self._reporting:

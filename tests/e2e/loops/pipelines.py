@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from chimera_runtime import CheckFailed, PeerLost, Pipeline
+from chimera_runtime import CheckFailed, Checkpoints, PeerLost, Pipeline
 from chimera_runtime.blame import ModelError
 from chimera_runtime.program.compiled_program import load
 
@@ -200,6 +200,73 @@ def checks(*directories: Path) -> None:
                 of.step(given)
             of.close()
         assert seen[0] == seen[1], directory
+
+
+def closed(flushing: Path, stream: Path) -> None:
+    """What a pipeline opened is closed with it, whatever it was used for and whatever the loop still holds."""
+
+    def sgd(named: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9)
+
+    def open_now() -> tuple[list[str], int]:
+        paths = (Path(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd"))
+        return sorted(str(path.readlink()) for path in paths if path.is_symlink()), len(os.listdir("/proc/self/task"))
+
+    def sharded(of: Pipeline) -> object:
+        optimizer = of.sharded_optimizer(sgd)
+        of.step(data(4))
+        of.clip_grad_norm_(1.0)
+        optimizer.step()
+        return optimizer, optimizer.state_dict()
+
+    def forwards(of: Pipeline) -> object:
+        return of.evaluate([data(4)]), [*of.predict([data(4)])], of.step(data(4))
+
+    def loaded(of: Pipeline) -> object:
+        loader = of.loader(torch.utils.data.TensorDataset(*data(12)), num_workers=1)
+        for batch in loader:
+            of.step(batch)
+            for parameter in of.parameters():
+                parameter.grad = None
+        return loader
+
+    def saved(of: Pipeline) -> object:
+        optimizer = sgd(of.named_parameters())
+        checkpoints = Checkpoints(flushing / "checkpoints", of, optimizer)
+        of.step(data(4))
+        optimizer.step()
+        checkpoints.save()
+        checkpoints.close()
+        return checkpoints, optimizer
+
+    def streamed(of: Pipeline) -> object:
+        return [of.step(data(4, number)) for number in range(3)]
+
+    def used(directory: Path, use: Callable[[Pipeline], object], **options: object) -> object:
+        with pipeline(directory, **options) as of:
+            held = of, use(of)
+            assert open_now() != before
+        return held
+
+    before = open_now()
+    held: list[Any] = [used(flushing, use) for use in (sharded, forwards, loaded)]
+    assert open_now() == before, "without waiting for the collector"
+    held += [used(stream, streamed, optimizer=sgd), used(flushing, saved)]
+    assert open_now() == before
+    assert held[1][1][2].loss > 0
+    for call in (
+        lambda: held[0][0].clip_grad_norm_(1.0),
+        lambda: held[0][1][0].step(),
+        lambda: held[0][0].check_replicas(),
+    ):
+        assert "the pipeline is closed" in str(raised(call))
+    for number in range(8):
+        of = pipeline(flushing)
+        of.step(data(4))
+        time.sleep(0.01 * ((3 * dist.get_rank() + number) % 4))  # no rank waits for another one
+        of.close()
+    assert open_now() == before
+    dist.barrier()  # a rank that ends takes connections with it
 
 
 def failing(directory: Path) -> None:
