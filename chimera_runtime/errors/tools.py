@@ -5,6 +5,8 @@ from pathlib import Path
 from chimera_runtime.errors import Misuse, NotFinite, Unwritable
 
 LOG_IS_OF_ANOTHER_RUN = "another run appends to it; give each run a file of its own"
+FILE_IS_OF_ANOTHER_RUN = "another run will write it; give each run a file of its own, or end that run"
+DIRECTORY_IS_OF_ANOTHER_RUN = "another run records there; give each run a directory of its own, or end that run"
 REHEARSAL_IS_FOR_CPUS = "--rehearse: sleeps on the CPU say nothing about a GPU; use --device cpu --backend gloo"
 LOSS_IS_GATHERED_ELSEWHERE = (
     "the loss of an update is gathered on rank 0 by the progress of train.py, which writes it to --metrics and "

@@ -6,6 +6,7 @@ model.safetensors      as Hugging Face has it; needs the package safetensors
 
 import os
 import pickle
+import uuid
 import zipfile
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
@@ -108,8 +109,8 @@ def _require_readable(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _write(path: Path, tensors: dict[str, Any], state: State) -> None:
-    """Writes a temporary file of this rank and renames it: another pipeline may write the same ``path``."""
-    temporary = path.with_name(f".{path.name}.{state.rank}.writing")
+    """Writes a temporary file and renames it: another pipeline, or job, may write the same ``path``."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.writing")
     try:
         with temporary.open("wb") as file:
             if path.suffix == _SAFE:

@@ -28,6 +28,7 @@ from chimera_runtime.tools.command.options import parse, require_fitting
 from chimera_runtime.tools.fail.bug_report import BugReport
 from chimera_runtime.tools.fail.faults import Faults, leave
 from chimera_runtime.tools.loop.saving import Terminated
+from chimera_runtime.tools.open.files import release, reserve
 from chimera_runtime.tools.open.parent import end_with_parent
 from chimera_runtime.tools.open.stdio import drop_unwritable, write_error
 from chimera_runtime.tools.run import Run
@@ -59,8 +60,10 @@ def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
 
     # Everything else runs below `faults`, with a status for each kind of failure.
     try:
-        bundle = None
+        bundle, reserved = None, list[Path | None]()
         if options.bundle is not None:
+            reserved = [reserve("--bundle", options.bundle, store)] if os.environ.get("LOCAL_RANK", "0") == "0" else []
+            faults.at_end.append(lambda _message: release(reserved))
             bundle = BugReport(options, directory, rank)
             faults.at_end.append(bundle.add)
             faults.hint = f"train.py: for a bug report there is {options.bundle}"
@@ -70,6 +73,7 @@ def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
         if program != os.environ.get(_EXPECTED, program):
             raise mistakes.program_was_replaced(directory)
         _run(train, compiled, store, rank, size=size, options=options, faults=faults, bundle=bundle)
+        release(reserved)
     except (Misuse, errors.BadModel, Unwritable, errors.BadCheckpoint) as error:
         faults.end(f"train.py: {error}", MISUSED)
     except Terminated as error:

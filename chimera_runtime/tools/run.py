@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from chimera_runtime.tools.loop.autocast import under_autocast
 from chimera_runtime.tools.loop.optimizers import Optimizers, optimizer_of
 from chimera_runtime.tools.loop.rehearsal import rehearsed
 from chimera_runtime.tools.loop.saving import Saving
+from chimera_runtime.tools.open.files import release, reserve
 from chimera_runtime.tools.open.stdio import write_error, write_line
 from chimera_runtime.tools.record.recorded_lane import traced
 from chimera_runtime.tools.record.recorder import Recorder, prepare
@@ -39,6 +41,7 @@ from chimera_runtime.tools.watch.metrics import Metrics
 from chimera_runtime.tools.watch.peak_memory import PeakMemory, resident
 from chimera_runtime.tools.watch.progress import PartialOutcomes, Progress, Sinks, UpdateEnds
 from chimera_runtime.tools.watch.tensorboard import TensorBoard
+from chimera_runtime.tools.watch.torch_profile import prepare as prepare_profile
 from chimera_runtime.tools.watch.torch_profile import torch_profile
 from chimera_runtime.tools.watch.validation import Validation
 from chimera_runtime.update.hooks import Hooks
@@ -72,6 +75,7 @@ class Run(Hooks):
     _stages: dict[int, Stage] = field(init=False)
     _schedulers: dict[Any, Any] = field(default_factory=dict)
     _loaders: list[Loader] = field(default_factory=list)
+    _reserved: list[Path | None] = field(default_factory=list)
     _recorder: Recorder | None = None
     _progress: Progress | None = None
     _peak_memory: PeakMemory | None = None
@@ -88,6 +92,7 @@ class Run(Hooks):
             self.model = under_autocast(self.model, self.device.type, _DTYPES[options.autocast])
         _ = self.batches
         self.held_out = Validation(self.model, options, self.compiled.job, self.place)
+        self.faults.at_end.append(lambda _message: release(self._reserved))
         self.sinks = self._open()
         if not self.place.rank:
             self.faults.at_end.append(self._keep)
@@ -98,10 +103,17 @@ class Run(Hooks):
         items = options.micro_batch_size * job.micro_batches * self.place.copies
         if self.place.rank:
             return Sinks(items=items)
+        if options.metrics is not None:
+            self.reserve("--metrics", options.metrics)
         metrics = None if options.metrics is None else Metrics(options.metrics)
         board = None if options.tensorboard is None else TensorBoard(options.tensorboard)
         log = None if options.log_file is None else Log(options.log_file)
         return Sinks(metrics, log, items, options.stop_on_nan, board)
+
+    def reserve(self, option: str, path: Path) -> None:
+        """Reserves a file that rank 0 writes; raises `Misuse` if another job will write it."""
+        if not self.place.rank:
+            self._reserved.append(reserve(option, path, self.store))
 
     def _keep(self, _message: str) -> None:
         """Writes the updates so far to metrics and TensorBoard on rank 0; called when the run ends early."""
@@ -197,6 +209,7 @@ class Run(Hooks):
             write=write,
             termination=termination,
             describe=self.model.describe,
+            reserve=self.reserve,
         )
         saving.begin()
         if optimizers is not None:
@@ -241,6 +254,7 @@ class Run(Hooks):
             loader.close()
         if self._progress is not None:
             self._progress.close()
+        release(self._reserved)
 
     # ---- the hooks
 
@@ -261,6 +275,8 @@ class Run(Hooks):
         # Files and limits: errors come before the check, which takes long.
         if options.trace is not None:
             prepare(world.control_group, options.trace, self.compiled.directory)
+        if options.torch_profile is not None:
+            prepare_profile(self.store, options.torch_profile)
         if options.memory_limit is not None:
             limit = options.memory_limit
             if limit == "device":

@@ -33,7 +33,8 @@ class Saving:
 
     ``write`` writes a line for the user; on other ranks than 0 it does nothing. ``termination`` returns the name of the
     signal that has come to any rank, such as SIGTERM, or None. ``shared`` are further objects that `Checkpoints` saves,
-    with a state that is the same on all ranks, such as the position in the data. If ``--export`` names a directory,
+    with a state that is the same on all ranks, such as the position in the data. ``reserve`` refuses the path of an
+    option if another job will write it. If ``--export`` names a directory,
     ``describe`` writes all files there except the weights; it is None if ``--export`` names a file. ``is_over`` says
     that training ends before its last update, because a rank has called `Pipeline.ask_to_stop`.
     """
@@ -45,6 +46,7 @@ class Saving:
     shared: Mapping[str, Stateful]
     write: Callable[[str], None]
     termination: Callable[[], str | None]
+    reserve: Callable[[str, Path], None]
     describe: Callable[[Path], None] | None = None
     is_over: bool = False
     _checkpoints: Checkpoints | None = None
@@ -69,6 +71,7 @@ class Saving:
             if self.describe is not None:
                 _make_directory(options.export)
             require_writable(self._exported)
+            self.reserve("--export", self._exported)
         if options.load is not None:
             unknown = self.pipe.load_weights(options.load)
             if unknown:

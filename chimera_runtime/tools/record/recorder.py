@@ -21,7 +21,7 @@ from chimera_runtime.lane.profiler_ranges import ProgramLine
 from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.tools.open.files import write_atomically
+from chimera_runtime.tools.open.files import locked, write_atomically
 from chimera_runtime.tools.record.event_clock import OffsetEstimate, clock_of, compare
 
 FORMAT = "chimera trace"
@@ -33,23 +33,24 @@ PROGRAM = "schedule.sir"
 def prepare(control_group: ControlGroup, directory: Path, scripts: Path) -> None:
     """Makes the directory and puts the program there; removes traces of an earlier run. Every rank calls it.
 
-    Raises `Misuse` if it cannot be written, or has files that ``--trace`` did not write.
+    Raises `Misuse` if it cannot be written, has files that ``--trace`` did not write, or another run records there.
     """
     try:
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            _empty(directory)
+            _empty(directory, control_group)
             write_atomically(directory / PROGRAM, (scripts / PROGRAM).read_bytes())
     except OSError as error:
         raise mistakes.directory_cannot_be_written("--trace", error.filename or directory, error.strerror) from error
     control_group.barrier("for the directory of the trace")
 
 
-def _empty(directory: Path) -> None:
+def _empty(directory: Path, control_group: ControlGroup) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     foreign = any(not path.name.startswith(f".{MARKER}.") for path in directory.iterdir())
     if foreign and not (directory / MARKER).is_file():
         raise mistakes.path_is_yours("--trace", directory, "directory")
-    write_atomically(directory / MARKER, b"written by train.py --trace\n")
+    if not locked(directory / MARKER, control_group.store):
+        raise mistakes.directory_cannot_be_written("--trace", directory, mistakes.DIRECTORY_IS_OF_ANOTHER_RUN)
     for pattern in ("rank_*.jsonl", "rank_*.jsonl.part"):
         for path in directory.glob(pattern):
             path.unlink(missing_ok=True)

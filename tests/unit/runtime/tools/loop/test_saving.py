@@ -38,7 +38,9 @@ def make(alone: World, one_worker: Path) -> Iterator[Callable[..., tuple[Saving,
         pipes.append(pipe)
         said: list[str] = []
         stepping = [adam(pipe)] if optimizers is None else optimizers
-        saving = Saving(options, pipe, stepping, [], {"data": loader or Count()}, said.append, lambda: termination)
+        saving = Saving(
+            options, pipe, stepping, [], {"data": loader or Count()}, said.append, lambda: termination, lambda *_: None
+        )
         return saving, pipe, said
 
     yield saving

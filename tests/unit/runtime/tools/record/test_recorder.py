@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -73,6 +73,21 @@ def test_a_directory_of_somebody_else_is_refused_and_left_alone(
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["rank_0.jsonl"]
     (tmp_path / "empty").mkdir()
     prepare(known.world.control_group, tmp_path / "empty", scripts)
+
+
+def test_a_directory_in_which_another_run_records_is_refused_and_left_alone(
+    known: RankContext, tmp_path: Path, scripts: Path, other_job: Callable[..., Any]
+) -> None:
+    (tmp_path / "trace").mkdir()
+    part = tmp_path / "trace" / "rank_0.jsonl.part"
+    refusal = r"--trace .*trace: another run records there; give each run a directory of its own"
+    with other_job(tmp_path / "trace" / to.MARKER):
+        part.write_text("precious")
+        with pytest.raises(Misuse, match=refusal):
+            prepare(known.world.control_group, tmp_path / "trace", scripts)
+    assert part.read_text() == "precious"
+    prepare(known.world.control_group, tmp_path / "trace", scripts)
+    assert not part.exists()
 
 
 def test_a_directory_that_cannot_be_made_is_told(known: RankContext, tmp_path: Path, scripts: Path) -> None:
