@@ -22,7 +22,7 @@ from chimera_runtime.lane.profiler_ranges import ranges_on
 from chimera_runtime.model.layers import Layers
 from chimera_runtime.model.model import Model, file_of, require_build_stage
 from chimera_runtime.model.naming import parameters_by_name
-from chimera_runtime.model.ties import End, by_group
+from chimera_runtime.model.ties import End, by_group, parameter_of
 from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer, sharded_by_name
 from chimera_runtime.program.compiled_program import load
 from chimera_runtime.program.weight_groups import Group
@@ -44,6 +44,7 @@ from chimera_runtime.update.outcome import Outcome
 from chimera_runtime.update.shared_facts import SharedFacts
 from chimera_runtime.update.stage_optimizer import Hook, Named, StageOptimizers
 from chimera_runtime.update.updates import FlushedUpdates, LossScale, step_hooks_of, updates_of
+from chimera_runtime.values.last_stage import alone
 from chimera_runtime.values.losses import Loss
 from chimera_runtime.values.mesh_tensors import is_spread
 
@@ -212,7 +213,9 @@ class Pipeline:
             *(self._feed, self._outcomes, self._updates),
             groups=self._groups,
             names=self.names,
-            written={m.get_parameter(name) for s, m in modules.items() for name in probed.traits[s].changed},
+            written={
+                p for s, m in modules.items() for n in probed.traits[s].changed if (p := parameter_of(m, n)) is not None
+            },
             steps=optimizers,
         )
         # Everything between updates: loaders, forwards alone, checkpoints.
@@ -556,7 +559,7 @@ class Pipeline:
     @property
     def stages(self) -> dict[int, torch.nn.Module]:
         """The modules of the stages that this rank holds, by their number."""
-        return dict(self._modules)
+        return {stage: alone(module) for stage, module in self._modules.items()}
 
     def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """The parameters of this rank by the model's own names, which ``name`` returns.

@@ -18,6 +18,7 @@ from chimera_runtime.model.model import Model
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.ranks.gathering import Enquiry, gathered
 from chimera_runtime.ranks.object_exchange import ObjectExchange
+from chimera_runtime.values.last_stage import alone
 from chimera_runtime.values.nested import to_device
 
 
@@ -39,7 +40,7 @@ class BatchPipeline(Pipeline):
             return f"stages.{stage}.{parameter.removeprefix('module.')}"
 
         self.rows: int | None = None
-        super().__init__(directory, build_stage, results.judge, batch, name=name, **options)
+        super().__init__(directory, build_stage, results.loss, batch, name=name, **options)
         self._results = results
         self._sent: dict[int, Any] = {}
         self._run_round = self._inference.runner(results)
@@ -78,7 +79,7 @@ class BatchPipeline(Pipeline):
         for number, module in self._modules.items():
             content = io.BytesIO()
             try:
-                torch.save(module, content)
+                torch.save(alone(module), content)
             except Exception as error:
                 raise module_cannot_be_sent(number, f"{type(error).__name__}: {error}") from error
             packed[number] = torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8), given

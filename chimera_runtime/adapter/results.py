@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +40,11 @@ class Results:
         self.by_micro.clear()
         self._keeps_outputs = keeps_outputs
 
+    @property
+    def loss(self) -> Callable[[Any, Any], torch.Tensor]:
+        """`judge` as a function that shows the module of the loss, if that is one."""
+        return partial(_judged, self, self.loss_fn)
+
     def judge(self, output: Any, numbered_target: tuple[int, Any]) -> torch.Tensor:
         """Computes and notes the loss of a micro-batch; returns zero if there is no target, or no ``loss_fn``."""
         micro, target = numbered_target
@@ -52,6 +58,10 @@ class Results:
         """Notes the output of a forward without a backward, and its loss; returns no tensors to send."""
         self.judge(returned, target)
         return ()
+
+
+def _judged(results: Results, _loss: Any, output: Any, numbered_target: tuple[int, Any]) -> torch.Tensor:
+    return results.judge(output, numbered_target)
 
 
 def losses_of(results: Iterable[Result]) -> list[torch.Tensor]:

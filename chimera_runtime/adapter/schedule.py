@@ -17,6 +17,7 @@ from chimera_runtime.errors import adapter as mistakes
 from chimera_runtime.errors.ranks import NO_PROCESS_GROUP
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program.compiled_program import load
+from chimera_runtime.values.last_stage import modules_in
 
 
 def stages_of(directory: str | Path, rank: int) -> tuple[int, ...]:
@@ -274,7 +275,10 @@ class CompiledSchedule:
         if self._pipeline is None or (trains and not self._has_trained):
             self.close()
             modules = {number: module() for number, module in self._modules.items()}
-            make_replicas_equal(self._job, modules, self._worker, self._ranks, self._group)
+            with_loss, last = dict(modules), self._job.stages - 1
+            if self._has_last:
+                with_loss[last] = torch.nn.ModuleList([modules[last], *modules_in(self._results.loss_fn)])
+            make_replicas_equal(self._job, with_loss, self._worker, self._ranks, self._group)
             with torch.set_grad_enabled(trains):
                 called = {number: CalledStage(module) for number, module in modules.items()}
                 self._pipeline = self._make(called, batch)

@@ -7,6 +7,7 @@ made anew, so that it finds what the pipeline's have become by then, and memory 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +35,7 @@ from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble as build
 from chimera_runtime.start.lane_components import components_of, lane_of, run_stream
 from chimera_runtime.start.rank_context import RankContext
+from chimera_runtime.values.last_stage import alone, judge_in
 from chimera_runtime.values.losses import added
 from chimera_runtime.values.meta_weights import require_values
 from chimera_runtime.values.nested import leaves, mapped, taken_apart, to_device
@@ -244,9 +246,9 @@ class Checked:
                 raise mistakes.part_is_missing(stage, place)
             here = _plain(parts[place])
             for key in parts[place]._parameters.keys() - table.keys():
-                raise mistakes.parameter_is_another(stage, f"{place}.{key}".lstrip("."))
+                raise mistakes.parameter_is_another(stage, f"{place}.{key}" if place else key)
             for key, value in table.items():
-                mine, name = here.get(key), f"{place}.{key}".lstrip(".")
+                mine, name = here.get(key), f"{place}.{key}" if place else key
                 tables: list[dict[str, Any]] = [parts[place]._parameters, parts[place]._buffers, parts[place].__dict__]
                 of_parameters, of_buffers, _ = [key in table for table in tables]
                 if isinstance(mine, torch.Tensor) and _are_alike(mine, value):
@@ -353,6 +355,9 @@ def reference_for(context: RankContext, model: Model, micro_batch_size: int, **c
         device=world.device,
         ties={tie.stages: tie.parameters for tie in context.ties},
         listening=collecting,
+        with_loss=partial(model.with_loss, copied=True),
+        alone=alone,
+        judge_in=judge_in,
         slices=job.slices,
         lengths=job.lengths,
         label=lambda modules: label(parameters_by_name(model, dict(enumerate(modules)), context.ties)),

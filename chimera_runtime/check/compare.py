@@ -144,7 +144,8 @@ class Deviation:
     parameter: str
 
     def __str__(self) -> str:
-        return f"{group_name(self.group)}: {self.what} differ by {self.error:.2e}, most in {self.parameter}"
+        parameter = self.parameter.removeprefix(".")
+        return f"{group_name(self.group)}: {self.what} differ by {self.error:.2e}, most in {parameter}"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from chimera_runtime.errors import check as mistakes
 from chimera_runtime.errors.model import result_is_wrong
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.model.naming import names_in_model
-from chimera_runtime.model.ties import End
+from chimera_runtime.model.ties import End, parameter_of
+from chimera_runtime.values.last_stage import LOSS
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,26 @@ def compare(reference: Reference, model: ModelFile, tied: Sequence[Sequence[End]
     """
     stages = [reference.build(stage).eval() for stage in range(reference.stages)]
     whole = _built(reference, model)
+    bare = [*map(reference.alone, stages)]
+    of_stages = [[end for end in ends if not end[1].startswith(LOSS)] for ends in tied]
     partners = Partners(
-        stages, whole, [names_in_model(model, stage, module) for stage, module in enumerate(stages)], tied
+        bare, whole, [names_in_model(model, stage, module) for stage, module in enumerate(bare)], of_stages
     )
     if partners.wrong:
         raise mistakes.parameters_do_not_match(partners.wrong)
+    ends = [reference.with_loss(whole).eval()]  # with a loss of its own, which may change from call to call
+    with torch.no_grad():
+        for first, *others in tied:
+            for place in others:
+                _parameter(stages, place).copy_(_parameter(stages, first))
+        for name, of_loss in stages[-1].named_parameters(remove_duplicate=False):
+            if name.startswith(LOSS):
+                _parameter(ends, (0, name)).copy_(of_loss)
     partners.copy()
     with UserCode("an update of the stages and of reference(), side by side", FAILED):
         batches = [next(reference.batches()) for _ in range(2)]  # a forward may change its input in place
         losses = [
-            [_pass(reference, modules, batch, number) for modules, batch in zip((stages, [whole]), pair, strict=True)]
+            [_pass(reference, modules, batch, number) for modules, batch in zip((stages, ends), pair, strict=True)]
             for number, pair in enumerate(zip(*batches, strict=True))
         ]
     (mine, theirs), scale = map(sum, zip(*losses, strict=True)), sum(abs(loss) for _, loss in losses)
@@ -77,6 +88,12 @@ def compare(reference: Reference, model: ModelFile, tied: Sequence[Sequence[End]
     if not worst <= bound:
         raise mistakes.gradients_differ(worst, parameter, bound)
     return Agreement(len({id(p) for p in partners.pairs.values()}), off, worst, bound)
+
+
+def _parameter(modules: Sequence[torch.nn.Module], end: End) -> torch.nn.Parameter:
+    parameter = parameter_of(modules[end[0]], end[1])
+    assert parameter is not None
+    return parameter
 
 
 def _built(reference: Reference, model: ModelFile) -> torch.nn.Module:
@@ -172,13 +189,7 @@ class Partners:
 
     @torch.no_grad()
     def copy(self) -> None:
-        """Copies the weights of the stages to the user's model, and buffers if it has them.
-
-        Tied parameters get the value of the first of them.
-        """
-        for first, *others in self.tied:
-            for place in others:
-                self.mine(place).copy_(self.mine(first))
+        """Copies the weights of the stages to the user's model, and buffers if it has them."""
         for place, theirs in self.pairs.items():
             theirs.copy_(self.mine(place))
         buffers = dict(self.whole.named_buffers())

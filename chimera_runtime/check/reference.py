@@ -34,8 +34,9 @@ class Reference:
     If micro-batches are cut into ``parts``, it runs one part after another. Each part has its own dropout and batch
     statistics, and its own share of the loss. ``listening`` makes a context that collects the auxiliary losses of the
     forwards inside, by name: by default none. ``label`` gives the parameters of stages their names in the model, by
-    default no names. ``data`` yields the micro-batches of each update in place of the dataset of the ``model``; its
-    argument is the number of slices into which they are cut.
+    default no names. ``with_loss`` joins the last stage and a copy of the module that the loss is, if it is one; then
+    ``alone`` returns the stage in it, and ``judge_in`` the loss. ``data`` yields the micro-batches of each update in
+    place of the dataset of the ``model``; its argument is the number of slices into which they are cut.
 
     If the parts are ``slices`` of sequences, they run one after another with the carries between them, in one graph;
     they have relative ``lengths`` if these differ.
@@ -52,6 +53,9 @@ class Reference:
     ties: Ties = field(default_factory=dict)
     listening: Callable[[], Any] = lambda: nullcontext(())
     label: Callable[[Sequence[torch.nn.Module]], None] = lambda _modules: None
+    with_loss: Callable[[torch.nn.Module], torch.nn.Module] = lambda module: module
+    alone: Callable[[torch.nn.Module], torch.nn.Module] = lambda module: module
+    judge_in: Callable[[torch.nn.Module], Callable[[Any, Any], Any] | None] = lambda _module: None
     data: Callable[[int], Iterator[list[list[Any]]]] | None = None
     slices: int = 1
     lengths: tuple[int, ...] = ()
@@ -80,7 +84,7 @@ class Reference:
         value, target, named = batch
         carries = {} if carries is None else carries
         auxiliary: list[tuple[str, torch.Tensor]] = []
-        for s, module in enumerate(built):
+        for s, module in enumerate(map(self.alone, built)):
             seed_all(seed_of("forward", self.seed, update, copy, micro, s))
             carry, start = carries.get(s, (None, 0)) if micro % self.slices else (None, 0)
             end = start + _items(value)
@@ -89,7 +93,9 @@ class Reference:
             carries[s] = left, end
             note(s, value)
             auxiliary += collected
-        loss = self.model.loss(value, target)
+        with self.listening() as collected:
+            loss = (self.judge_in(built[-1]) or self.model.loss)(value, target)
+        auxiliary += collected
         total, count = loss if isinstance(loss, (tuple, list)) else (loss, 1)
         return total, float(count), auxiliary
 
@@ -109,7 +115,7 @@ class Reference:
             module.train()
         for part in evaluating:
             part.training = False
-        return module
+        return self.with_loss(module).to(self.device) if stage == self.stages - 1 else module
 
     def _made(self, number: int, make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
         """Makes a stage or a layer, with random numbers that follow from its number."""
@@ -281,7 +287,7 @@ class Training:
             self.dtypes.add(loss.dtype)
             sums: dict[str, float] = {}
             for name, value in auxiliary:
-                sums[name] = sums.get(name, 0.0) + float(value)
+                sums[name] = sums.get(name, 0.0) + value.item()
             roots += [part.reshape(()) for part in (loss, *(value for _, value in auxiliary)) if part.requires_grad]
             yield float(loss.item()), count, sums
         if roots:

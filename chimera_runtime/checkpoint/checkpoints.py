@@ -289,7 +289,8 @@ class Checkpoints:
         self._require_none(self._agreed(path, lambda: self._content.refusal(groups)), path)
 
         self._load(path, reader, wanted)
-        self._pipe.load_state_dict({**wanted, "extra": wanted["extra"] or state["extra"]}, self._content.replica(info))
+        replicas, extra = {**state["replicas"], **wanted["replicas"]}, wanted["extra"] or state["extra"]
+        self._pipe.load_state_dict({**wanted, "replicas": replicas, "extra": extra}, self._content.replica(info))
         self._agreed(path, lambda: self._content.take(wanted, info, groups))
         self._begun = info.update, info.items
         return Resumed(path, info.update, info.items, self._remarks(there, info))

@@ -45,6 +45,7 @@ INFO = ("about", "0")
 """Path of the `CheckpointInfo` in the nested state."""
 
 _ONE = "0"
+_OF_LOSS = "loss."
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,8 @@ class CheckpointContent:
     def wanted(self, there: Metadata, info: CheckpointInfo, state: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a nested state with places for all that this rank reads from a checkpoint; `take` restores it.
 
-        ``state`` is the pipeline's ``state_dict``, with the buffers of the replica that `replica` names.
+        ``state`` is the pipeline's ``state_dict``, with the buffers of the replica that `replica` names. Those of the
+        loss, which earlier versions did not save, stay as they are if the checkpoint has none.
         """
         copy = str(self.pipe.copy)
         paths = {*entries.paths_of(there)}
@@ -254,6 +256,9 @@ class CheckpointContent:
         if info.format == 1:
             wanted |= {"extra": {}, "scheduler": {_ONE: ()} if self._schedulers else {}}
         parameters = dict(self.pipe.named_parameters()) | self._sharded()
+        if not any(name.startswith(_OF_LOSS) for name in entries.names_in(there, "replicas")):
+            buffers = state["replicas"].items()
+            wanted["replicas"] = {key: buffer for key, buffer in buffers if f"/{_OF_LOSS}" not in key}
         for path, stored in entries.entries_of(there):
             if path[0] == "state" and path[1] in wanted["state"]:
                 wanted["state"][path[1]][path[2]] = entries.room_for(parameters[path[1]], stored)

@@ -228,9 +228,9 @@ def end_is_listed_twice(file: Path, stages: int, end: tuple[int, str]) -> Misuse
     return Misuse(f"{file}: tied({stages}) names {end} twice; list all ends of a parameter together, once")
 
 
-def tied_parameter_is_missing(file: Path, name: str, kind: str, *, number: int, suggestion: str | None) -> Misuse:
+def tied_parameter_is_missing(file: Path, name: str, place: str, *, suggestion: str | None) -> Misuse:
     advice = "it has no parameters" if suggestion is None else f"did you mean {suggestion}?"
-    return Misuse(f"{file}: tied names {name!r} in {kind} {number}, which has no such parameter ({advice})")
+    return Misuse(f"{file}: tied names {name!r} in {place}, which has no such parameter ({advice})")
 
 
 def tied_parameter_is_spread(file: Path, parameter: str) -> Misuse:
@@ -258,10 +258,10 @@ def _shortened(items: Sequence[str]) -> Sequence[str]:
     return items if len(items) <= _LONGEST else [*items[: _LONGEST - 2], "..", items[-1]]
 
 
-def tie_is_not_declared(file: Path, kind: str, parameter: str, *, numbers: tuple[int, int], declaration: str) -> Misuse:
+def tie_is_not_declared(file: Path, kind: str, parameter: str, *, places: str, declaration: str) -> Misuse:
     maker = "build_stage" if kind == "stage" else "the functions of layers()"
     return Misuse(
-        f"{file}: {kind}s {numbers[0]} and {numbers[1]} share the parameter {parameter}, and nothing says so: "
+        f"{file}: {places} share the parameter {parameter}, and nothing says so: "
         f"{declaration}; or let {maker} make new modules every time"
     )
 

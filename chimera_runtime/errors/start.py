@@ -20,6 +20,13 @@ def initial_weights_differ(stage: int, parameter: str, ranks: tuple[int, int]) -
     )
 
 
+def initial_loss_differs(parameter: str, ranks: tuple[int, int]) -> str:
+    return (
+        f"the loss starts with other weights on rank {ranks[1]} than on rank {ranks[0]}, first in {parameter}: seed "
+        "torch alike on all ranks before the loss is made (torch.manual_seed), or give it fixed values"
+    )
+
+
 def parameters_differ(stage: int, ranks: tuple[int, int], here: str, there: str) -> str:
     """Replicas of a stage on two ranks differ: ``here`` and ``there`` are the first parameters that do."""
     return (

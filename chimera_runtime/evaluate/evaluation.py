@@ -38,6 +38,7 @@ from chimera_runtime.start.varying_shapes import FirstInputs, VaryingShapes
 from chimera_runtime.values.boundary import Boundary, keyword_names
 from chimera_runtime.values.carries import slice_length
 from chimera_runtime.values.keywords import Keywords, cut
+from chimera_runtime.values.last_stage import alone
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.mesh_tensors import rest
 from chimera_runtime.values.nested import is_rows, joined, leaves, mapped, taken_apart, to_device
@@ -266,7 +267,7 @@ class Evaluation:
 
         return EvaluationStage(
             number=number,
-            module=stage.module,
+            module=alone(stage.module),
             before=probed.before(number, world.job),
             output=SentOutput(number, current, self._whole) if world.job.fed[number] else self.output,
             current=current,

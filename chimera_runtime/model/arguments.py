@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import partial, update_wrapper, wraps
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,7 @@ def bound(function: Callable[..., Any], positional: int, offered: Mapping[str, A
     if not by_keyword:
         return function
 
-    @wraps(function)
-    def called(*arguments: Any) -> Any:
-        return function(*arguments, **by_keyword)
-
-    return called
+    return update_wrapper(partial(function, **by_keyword), function)
 
 
 def takes(function: Any, positional: int, name: str) -> bool:

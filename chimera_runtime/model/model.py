@@ -1,5 +1,6 @@
 """The user's model file: loads it, calls its functions and checks their results."""
 
+import copy
 import importlib.util
 import inspect
 import sys
@@ -19,6 +20,7 @@ from chimera_runtime.model.arguments import bound, takes, takes_names, with_name
 from chimera_runtime.model.layers import Layers
 from chimera_runtime.model.model_text import REQUIRED
 from chimera_runtime.values.keywords import Stack
+from chimera_runtime.values.last_stage import LOSS, LastStage, modules_in
 from chimera_runtime.values.losses import Loss
 from chimera_runtime.values.mesh_tensors import is_spread, misplaced
 from chimera_runtime.values.meta_weights import give_memory
@@ -68,7 +70,12 @@ class Model:
         return self.build_stage if isinstance(self.build_stage, Layers) else None
 
     def locate(self, stage: int, name: str) -> tuple[str, int, str]:
-        """Returns the place of a parameter in the model file: ``"stage"`` or ``"layer"``, its number, and the name."""
+        """Returns the place of a parameter in the model file: ``"stage"`` or ``"layer"``, its number, and the name.
+
+        For a parameter of the loss it is ``"loss"``, the number of the last stage, and the name.
+        """
+        if name.startswith(LOSS):
+            return "loss", stage, name[len(LOSS) + 1 :]
         index, _, inside = name.partition(".")
         if self.layers is None or not index.isdecimal():  # a hook of a layer may add any entry to its state_dict
             return "stage", stage, name
@@ -76,8 +83,12 @@ class Model:
 
     def words(self, end: tuple[int, str]) -> str:
         """Returns a parameter of a stage as text for messages, such as ``weight of layer 3``."""
-        kind, number, inside = self.locate(*end)
-        return f"{inside} of {kind} {number}"
+        return f"{self.locate(*end)[2]} of {self.place(*end)}"
+
+    def place(self, stage: int, name: str) -> str:
+        """Returns the place of a parameter as text for messages: ``stage 1``, ``layer 3`` or ``the loss``."""
+        kind, number, _ = self.locate(stage, name)
+        return "the loss" if kind == "loss" else f"{kind} {number}"
 
     def stage(
         self, stage: int, stages: int, seed: int, device: torch.device, members: Sequence[int] | None = None
@@ -93,12 +104,33 @@ class Model:
             module: torch.nn.Module = Stack({str(i): self._build(f"layer {i}", build.layers[i], seed, i) for i in held})
         else:
             module = self._build(f"build_stage({stage}, {stages})", partial(build, stage, stages), seed, stage)
+        if stage == stages - 1:
+            module = self.with_loss(module)
         if any(torch.nn.parameter.is_lazy(p) for p in (*module.parameters(), *module.buffers())):
             raise mistakes.parameters_are_lazy(self.file, stage)
         if wrapper := misplaced(module, members):
             raise mistakes.stage_is_spread(self.file, stage, wrapper)
         give_memory(module, device, f"{self.file}: stage {stage}")
         return to_training_mode(_on_device(module, device, stage, self.file))
+
+    def with_loss(self, module: torch.nn.Module, *, copied: bool = False) -> torch.nn.Module:
+        """Returns the module of the last stage together with that of the loss, or the first alone if there is no other.
+
+        The loss is a copy if it is to be ``copied``; what it shares with the stage it then shares with ``module``. A
+        method or a partial of a module that shares parameters with the stage is one of the model, no module of a loss.
+        """
+        mine = {*module.parameters()}
+        loss = self.loss
+        if not isinstance(loss, torch.nn.Module) and any(mine.intersection(m.parameters()) for m in modules_in(loss)):
+            return module
+        if copied:
+            shared: list[Any] = [*mine, *module.buffers()]
+            with UserCode("copying the loss", MISUSED):
+                loss = copy.deepcopy(loss, {id(tensor): tensor for tensor in shared})
+        modules = modules_in(loss)
+        if not modules:
+            return module
+        return LastStage(module, modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules), loss)
 
     def _build(self, what: str, make: Callable[[], Any], seed: int, number: int) -> torch.nn.Module:
         """Calls the function that makes a stage or a layer, after seeding torch for its ``number``."""

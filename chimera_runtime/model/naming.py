@@ -19,11 +19,13 @@ def name_in_model(model: Model, stage: int, name: str) -> str:
     """Returns the model's own name of a parameter or a buffer, which a stage has under the name ``name``.
 
     The function ``name`` of the model file returns it. Without that function it is ``stages.<stage>.<name>``, or with
-    layers ``layers.<layer>.<name in the layer>``.
+    layers ``layers.<layer>.<name in the layer>``. What belongs to the loss is always called ``loss.<name>``.
 
     Raises `Misuse` or `ModelError` if the function does not return a text, or raises an error.
     """
     kind, number, inside = model.locate(stage, name)
+    if kind == "loss":
+        return f"loss.{inside}"
     if model.name is None:
         return f"{kind}s.{number}.{inside}"
     call = f"name({number}, {inside!r})"

@@ -16,7 +16,11 @@ from chimera_runtime.model.model import Model
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.control_group import ControlGroup
+from chimera_runtime.values.last_stage import LOSS
 from chimera_runtime.values.mesh_tensors import is_spread, local
+
+_LOSS = "loss"
+"""What a model writes in place of the number of a stage or layer, for an end in the loss."""
 
 End = tuple[int, str]
 """End of a tie: a stage, and the name of a parameter in it. With layers, the name begins with the layer's index."""
@@ -62,12 +66,12 @@ def _read(returned: Any, stages: int, model: Model) -> Iterator[tuple[End, ...]]
     layers, ends_before = model.layers, set[End]()
     kind, count = ("stage", stages) if layers is None else ("layer", len(layers.layers))
     try:
-        ends_of = [[(int(number), str(name)) for number, name in ends] for ends in returned]
+        ends_of = [[(n if n == _LOSS else int(n), str(name)) for n, name in ends] for ends in returned]
     except (TypeError, ValueError):
         last = "num_stages - 1" if layers is None else count - 1
         raise mistakes.ties_have_no_form(model.file, stages, returned, last) from None
     for ends in ends_of:
-        outside = next((number for number, _ in ends if not 0 <= number < count), None)
+        outside = next((number for number, _ in ends if number != _LOSS and not 0 <= number < count), None)
         if outside is not None:
             raise mistakes.tied_number_does_not_exist(model.file, stages, kind, number=outside, count=count)
         if len({number for number, _ in ends}) < 2 and count > 1:
@@ -76,10 +80,14 @@ def _read(returned: Any, stages: int, model: Model) -> Iterator[tuple[End, ...]]
         if twice is not None:
             raise mistakes.end_is_listed_twice(model.file, stages, twice)
         ends_before.update(ends)
-        if layers is None:
-            yield tuple(ends)
-        else:
-            yield tuple((layers.stage_of(layer, stages), f"{layer}.{name}") for layer, name in ends)
+        yield tuple(
+            (stages - 1, f"{LOSS}.{name}")
+            if number == _LOSS
+            else (number, name)
+            if layers is None
+            else (layers.stage_of(number, stages), f"{number}.{name}")
+            for number, name in ends
+        )
 
 
 def unite(control_group: ControlGroup, job: Job, built: Modules, ties: Sequence[Tie], model: Model) -> None:
@@ -134,9 +142,10 @@ def _describe(control_group: ControlGroup, built: Modules, ends: Sequence[End], 
         if parameter is None:
             kind, number, inside = model.locate(stage, name)
             places = [model.locate(stage, other) for other, _ in built[stage].named_parameters(remove_duplicate=False)]
-            names = [other for _, elsewhere, other in places if elsewhere == number]
+            names = [other for *elsewhere, other in places if elsewhere == [kind, number]]
             suggestion = next(iter([*get_close_matches(inside, names, n=1), *names]), None)
-            raise mistakes.tied_parameter_is_missing(model.file, inside, kind, number=number, suggestion=suggestion)
+            place = model.place(stage, name)
+            raise mistakes.tied_parameter_is_missing(model.file, inside, place, suggestion=suggestion)
         if is_spread(parameter):
             raise mistakes.tied_parameter_is_spread(model.file, model.words((stage, name)))
         kind, frozen = str(parameter.dtype).removeprefix("torch."), "" if parameter.requires_grad else ", frozen"
@@ -211,7 +220,9 @@ def shared(built: Modules, model: Model) -> Iterator[tuple[End, End]]:
             address = 0 if parameter.is_meta else local(parameter).data_ptr()
             owner, other = owners.setdefault(address or id(parameter), ((stage, name), parameter))
             is_one = parameter is other or parameter.requires_grad or other.requires_grad
-            if is_one and model.locate(*owner)[:2] != model.locate(stage, name)[:2]:
+            (kind, number, _), (other_kind, other_number, _) = model.locate(*owner), model.locate(stage, name)
+            is_inside = owner[0] == stage and "loss" in (kind, other_kind)
+            if is_one and (kind, number) != (other_kind, other_number) and not is_inside:
                 yield owner, (stage, name)
 
 
@@ -219,14 +230,16 @@ def refuse_undeclared(built: Modules, ties: Sequence[Tie], model: Model) -> None
     """Raises `Misuse` if stages, or layers of a stage, are known to share a parameter that is not tied.
 
     A rank knows of parameters that stages of its own share, and of those that a module lists in ``_tied_weights_keys``.
-    The message has the line that declares the tie.
+    The last stage and the loss may share one, like modules of a stage. The message has the line that declares the tie.
     """
     tied = {end for tie in ties for ends in tie.parameters for end in ends}
     for first, other in shared(built, model):
         if not any({first, other} <= {*ends} for tie in ties for ends in tie.parameters):
-            (kind, number, _), (_, last, inside) = model.locate(*first), model.locate(*other)
+            (kind, number, _), (other_kind, last, inside) = model.locate(*first), model.locate(*other)
+            of_stages = f"{kind}s {number} and {last}"
+            places = of_stages if kind == other_kind else f"{model.place(*first)} and {model.place(*other)}"
             lines = declaration(model, [(first, other)])
-            raise mistakes.tie_is_not_declared(model.file, kind, inside, numbers=(number, last), declaration=lines)
+            raise mistakes.tie_is_not_declared(model.file, kind, inside, places=places, declaration=lines)
     for stage, module in built.items():
         for name, partner in _tied_elsewhere(module):
             if (stage, name) not in tied:
@@ -244,8 +257,9 @@ def declaration(model: Model, ties: Sequence[Sequence[End]]) -> str:
 
 
 def _end(model: Model, end: End) -> str:
-    _, number, inside = model.locate(*end)
-    return f'({number}, "{inside}")'
+    kind, number, inside = model.locate(*end)
+    place = f'"{_LOSS}"' if kind == "loss" else number
+    return f'({place}, "{inside}")'
 
 
 def _tied_elsewhere(module: torch.nn.Module) -> Iterator[tuple[str, str]]:

@@ -21,7 +21,7 @@ _COLLECTED: ContextVar[Auxiliary | None] = ContextVar("auxiliary losses", defaul
 
 
 def auxiliary_loss(name: str, value: torch.Tensor) -> None:
-    """Adds a term to the loss of a micro-batch; call it within the forward of a stage.
+    """Adds a term to the loss of a micro-batch; call it within the forward of a stage or within the loss.
 
     It does nothing if the module is used by itself, outside of a pipeline. It also does nothing in a backward, in which
     torch.utils.checkpoint runs a forward again whose losses have been counted before.
@@ -52,9 +52,9 @@ def auxiliary_loss(name: str, value: torch.Tensor) -> None:
 
 
 @contextmanager
-def collecting() -> Iterator[Auxiliary]:
-    """Collects the auxiliary losses of the forwards that this thread runs inside."""
-    collected: Auxiliary = []
+def collecting(before: Auxiliary | None = None) -> Iterator[Auxiliary]:
+    """Collects the auxiliary losses of the forwards that this thread runs inside, in the list ``before`` if given."""
+    collected: Auxiliary = [] if before is None else before
     token = _COLLECTED.set(collected)
     try:
         yield collected

@@ -25,6 +25,7 @@ from chimera_runtime.values.nested import taken_apart
 from chimera_runtime.values.shared_memory import versions
 from chimera_runtime.values.tensors import Tensors
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 _OFTEN = 2
@@ -121,9 +122,9 @@ class RecomputedForwards:
         return self._is_compared(update - self.first_update)
 
     def first_run(
-        self, update: int, count: int, run: Callable[[], ForwardResult], finish: Callable[[ForwardResult], T]
+        self, update: int, count: int, run: Callable[[], R], take: Callable[[R], T]
     ) -> tuple[T, StateSnapshot] | None:
-        """Calls ``run``, a forward over ``count`` micro-batches; returns ``finish(result)`` and the earlier state.
+        """Calls ``run``, a forward over ``count`` micro-batches; returns ``take(result)`` and the earlier state.
 
         The state is a snapshot of the module from before the forward, with ``written`` filled in. Returns None if a
         forward over several micro-batches has changed the module's state: each micro-batch should have seen the changes
@@ -138,7 +139,7 @@ class RecomputedForwards:
         def run_and_finish() -> tuple[T, StateSnapshot] | None:
             result = run()
             state = self._state.with_changes(before, thorough)
-            return None if count > 1 and state.written else (finish(result), state)
+            return None if count > 1 and state.written else (take(result), state)
 
         finished = self._without_graph(before, run_and_finish)
         if finished is None:

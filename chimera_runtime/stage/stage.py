@@ -1,7 +1,7 @@
 """A stage on a rank: forwards, backwards and their halves, and what a forward keeps for its backward."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial, partialmethod
 from typing import Any, Self
 
@@ -14,7 +14,7 @@ from chimera_runtime.program.numbering import Micros, Numbering
 from chimera_runtime.program.stage_graph import VALUES
 from chimera_runtime.ranks.device_to_host import Reader, from_host
 from chimera_runtime.ranks.host_link import LinkToHost
-from chimera_runtime.stage.auxiliary_losses import Auxiliary, AuxiliaryLosses, roots_of
+from chimera_runtime.stage.auxiliary_losses import Auxiliary, AuxiliaryLosses, collecting, roots_of
 from chimera_runtime.stage.carries import Carries
 from chimera_runtime.stage.gradient_sums import GradientSum
 from chimera_runtime.stage.module_runs import LoadKeywords, ModuleRuns
@@ -30,10 +30,11 @@ from chimera_runtime.stage.recomputation import (
 from chimera_runtime.stage.rerun_comparison import ForwardDigest, IsCompared, in_some
 from chimera_runtime.stage.splitting import HalfBackward, run_first_half
 from chimera_runtime.stage.stage_input import StageInput
-from chimera_runtime.stage.stage_output import SendOutput, StageOutput
+from chimera_runtime.stage.stage_output import Finished, SendOutput, StageOutput
 from chimera_runtime.stage.tensor_moves import TensorMoves
 from chimera_runtime.stage.weight_versions import WeightGroup, Weights
 from chimera_runtime.values.boundary import Boundary, Traits
+from chimera_runtime.values.last_stage import alone
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.nested import fresh, joined, leaves
 from chimera_runtime.values.shared_memory import Slots, lend, versions
@@ -90,7 +91,7 @@ class Stage(WeightGroup):
         self.module = module
         self.inputs = self.gradients = Slots()
         self._input = StageInput(number, before, bool(traits.in_place))
-        self.runs = ModuleRuns(number, module, self._input, traits, numbering, load_keywords)
+        self.runs = ModuleRuns(number, alone(module), self._input, traits, numbering, load_keywords)
         self.calls = self.runs.calls
         self.carries = Carries(number, numbering.slices, traits.takes)
         self._output = output
@@ -198,7 +199,7 @@ class Stage(WeightGroup):
             arguments = self._arguments_of(micro, inputs)
             result = self.runs.run(arguments)
             # Here the result turns into tensors to send or into the loss; the backward will begin at the roots.
-            results, roots = self._output.finish((micro,), result.returned, (target,))
+            results, roots = self._finish((micro,), result, (target,))
             self._auxiliary.add(micro, self._numbering.place(micro)[0], result.auxiliary)
             self.carries.keep(micro, arguments.carry, inputs, result.carry)
             self._saved[micro] = self._saved_graph(result, roots)
@@ -231,18 +232,20 @@ class Stage(WeightGroup):
         together = arguments[0]._replace(inputs=inputs, keywords=joined([a.keywords for a in arguments]))
         before = [versions_of_arguments(*values) for values in zip(arguments, targets, strict=True)]
 
-        # The first run keeps no graph: `finish` takes all that is needed of the result while the result is there.
-        def run() -> ForwardResult:
-            return self.runs.run(together)
+        # The first run keeps no graph: `take` takes all that is needed of the result while the result is there.
+        def run() -> tuple[ForwardResult, Finished]:
+            result = self.runs.run(together)
+            return result, self._finish(micros, result, [*map(fresh, targets)])
 
-        def finish(result: ForwardResult) -> tuple[Tensors, Auxiliary, Sequence[ForwardDigest | None]]:
-            results, roots = self._output.finish(micros, result.returned, [*map(fresh, targets)])
+        def take(ran: tuple[ForwardResult, Finished]) -> tuple[Tensors, Auxiliary, Sequence[ForwardDigest | None]]:
+            result, (results, roots) = ran
             self.carries.keep(micros[0], together.carry, inputs, result.carry)
             values = partial(self._compared_values, result, roots, count)
             return results, result.auxiliary, self._reruns.digests(update, values, count)
 
-        first_run = self._reruns.first_run(update, count, run, finish)
+        first_run = self._reruns.first_run(update, count, run, take)
         if first_run is None:  # a joint call changes the module's state otherwise than one call after the other
+            self._output.forget(micros)
             return self._one_by_one(micros, batches, targets)
         # Each micro-batch gets what its own second run begins with, and what that run must give again.
         (results, auxiliary, digests), state = first_run
@@ -250,6 +253,11 @@ class Stage(WeightGroup):
             self._saved[micro] = SavedInput(values, target, numbers, state, count, digest)
         self._auxiliary.add(micros[0], update, auxiliary)
         return payload(results)
+
+    def _finish(self, micros: Sequence[int], result: ForwardResult, targets: Sequence[Any]) -> Finished:
+        """Turns a result into tensors to send or into the loss; adds the auxiliary losses of the loss to the result."""
+        with nullcontext() if self._output.after is not None else collecting(result.auxiliary):
+            return self._output.finish(micros, result.returned, targets)
 
     def _compared_values(self, result: ForwardResult, roots: Tensors, count: int) -> list[Any]:
         """The values in which the two runs of a forward over ``count`` micro-batches must agree."""
@@ -360,7 +368,7 @@ class Stage(WeightGroup):
         update = self._numbering.place(micro)[0]
         with self._reruns.second_run(update, saved):
             result = self.runs.run(saved.arguments)
-        _, roots = self._output.finish((micro,), result.returned, (fresh(saved.target),))
+            _, roots = self._finish((micro,), result, (fresh(saved.target),))
         self._reruns.compare(update, micro, saved, partial(self._compared_values, result, roots, saved.micro_batches))
         return self._saved_graph(result, roots)
 

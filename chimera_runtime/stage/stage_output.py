@@ -64,6 +64,9 @@ class SendOutput:
         """The loss count, which is the last tensor of the received message; none if the loss is a mean."""
         return received[-1:] if self.after.counted else ()
 
+    def forget(self, _micros: Sequence[int]) -> None:
+        """Does nothing: there is nothing to forget."""
+
     def take_loss(self, _update: int) -> Tally:
         """Returns an empty tally, because the last stage computes the loss."""
         return Tally()
@@ -108,6 +111,13 @@ class LossOutput:
             if count is not None:
                 self._counts[micro] = count.clone()  # a later call of the loss may write it
         return (), tuple([value for value, _ in pairs if value.requires_grad])
+
+    def forget(self, micros: Sequence[int]) -> None:
+        """Forgets the losses of micro-batches, whose forwards run anew."""
+        for micro in micros:
+            update, number = self.numbering.place(micro)
+            self._losses[update].pop(number, None)
+            self._counts.pop(micro, None)
 
     def gradients(self, roots: Tensors, _received: Tensors) -> Tensors:
         """Returns ``share`` times ``scale`` as the gradient of each root; a root is the loss of a micro-batch."""

@@ -11,7 +11,12 @@ import torch
 
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import model as mistakes
-from chimera_runtime.errors.start import initial_weights_differ, parameters_differ, stages_are_refused
+from chimera_runtime.errors.start import (
+    initial_loss_differs,
+    initial_weights_differ,
+    parameters_differ,
+    stages_are_refused,
+)
 from chimera_runtime.model.model import Model
 from chimera_runtime.model.naming import buffers_of, further_entries, name_in_model
 from chimera_runtime.model.ties import End, Modules, Tie, declaration, named
@@ -140,6 +145,9 @@ class Comparison:
             yield parameters_differ(stage, ranks, *_apart(*places))
         for entry, replica in zip(*lists, strict=False):
             if entry.digest != replica.digest:
+                kind, _, inside = self.model.locate(*entry.end)
+                if kind == "loss":
+                    yield initial_loss_differs(inside, ranks)
                 yield initial_weights_differ(stage, entry.name, ranks)
         names = {entry.end: entry.in_model for entry in first}
         for end, name in ((entry.end, entry.in_model) for entry in other):

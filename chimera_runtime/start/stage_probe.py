@@ -21,6 +21,7 @@ from chimera_runtime.stage.tensor_moves import operand_storages, saved_storages
 from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.carries import NO_CARRY, Carry, slice_arguments, slice_length
 from chimera_runtime.values.keywords import Keywords, Stack, Whole
+from chimera_runtime.values.last_stage import alone
 from chimera_runtime.values.losses import as_pair
 from chimera_runtime.values.nested import ONE_TENSOR, Form, fresh, is_rows, taken_apart
 from chimera_runtime.values.shared_memory import note_received
@@ -98,7 +99,7 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
     if before is not None:
         inputs = tuple(t.detach().requires_grad_(d) for t, d in zip(handed, before.recorded, strict=True))
         argument = before.form.filled(inputs)
-    takes, carry_leaves = slice_arguments(module).without(keywords), carry.leaves()
+    takes, carry_leaves = slice_arguments(alone(module)).without(keywords), carry.leaves()
     named = {**{str(name): value for name, value in keywords.items()}, **carry.arguments(takes, carry_leaves)}
     # The state before the forward: buffers, versions of tensors, and random generators.
     state = ModuleState(module)
@@ -110,13 +111,14 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
     saved = SavedTensors(module.parameters)
     with saved.counting() if measures else nullcontext():
         with UserCode(f"the forward of stage {stage}", FAILED), collecting() as auxiliary:
-            returned = module(argument, **named)
+            returned = alone(module)(argument, **named)
         returned, new_carry = takes.split_result(f"stage {stage}", returned)
         new_carry = new_carry if leaves_carry else None
         form, outputs = model.outputs(stage, returned) if not is_last else (ONE_TENSOR, ())
         count = None
         if is_last:
-            loss, count = as_pair(model.judge(returned, target))
+            with collecting(auxiliary):
+                loss, count = as_pair(model.judge(returned, target))
             outputs = (loss,)
     # What has changed since.
     seeds_all = has_drawn(generators_beside)
@@ -134,7 +136,7 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
         seeds_all=seeds_all,
         in_place=next((name for name, value in values.items() if versions_of(value) != versions[name]), ""),
         takes=takes,
-        evaluates=not any(part.training for made in _made(module) for part in made.modules()),
+        evaluates=not any(part.training for made in _made(alone(module)) for part in made.modules()),
     )
     return ProbedForward(
         inputs=inputs,

@@ -21,6 +21,7 @@ from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.object_exchange import ObjectExchange
 from chimera_runtime.ranks.rendezvous import wait_for_key
 from chimera_runtime.stage.replica_digests import is_due
+from chimera_runtime.values.last_stage import LOSS
 from chimera_runtime.values.mesh_tensors import local, meshes_of, rest, spread_out, whole
 from chimera_runtime.values.meta_weights import fill, require_values
 from chimera_runtime.values.tensors import digest
@@ -213,13 +214,21 @@ class State:
     def take(self, tensors: Mapping[str, Any]) -> None:
         """Loads all parameters of this rank by name, and the buffers and further entries that ``tensors`` has.
 
+        If they have no parameter of the loss, as files of other programs, those of the loss stay as they are.
+
         Raises `BadCheckpoint` if a parameter is missing, or a tensor has another shape.
         """
         self._is_known = False
+        of_loss = {p for module in self.modules.values() for n, p in module.named_parameters() if n.startswith(LOSS)}
+        may_stay = {name for name, parameter in self.parameters.items() if parameter in of_loss}
+        if any(name in tensors for name in may_stay):
+            may_stay.clear()
         others = {name: alias for alias, name in self.aliases.items()}
         for name, parameter in self._parameters().items():
             name_in_file = name if name in tensors else others.get(name, name)
             if name_in_file not in tensors:
+                if name in may_stay:
+                    continue
                 raise mistakes.file_lacks_parameter(name, get_close_matches(name, tensors, 1))
             _copy(name, tensors[name_in_file], parameter)
             fill(self.parameters[name])

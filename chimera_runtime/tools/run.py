@@ -72,6 +72,7 @@ class Run(Hooks):
     sinks: Sinks = field(init=False)
     held_out: Validation = field(init=False)
     _context: RankContext = field(init=False)
+    _modules: dict[int, torch.nn.Module] = field(init=False)
     _stages: dict[int, Stage] = field(init=False)
     _schedulers: dict[Any, Any] = field(default_factory=dict)
     _loaders: list[Loader] = field(default_factory=list)
@@ -168,7 +169,7 @@ class Run(Hooks):
         options, idle, context = self.options, self.options.rehearse is not None, self._context
         sharded_over = context.world if options.shard_optimizer else None
         optimizers = Optimizers(
-            self.model, pipe.stages, options.seed, idle, context.ties, options.steps, sharded_over=sharded_over
+            self.model, self._modules, options.seed, idle, context.ties, options.steps, sharded_over=sharded_over
         )
         if self._recorder is not None and options.clip_norm is None:
             for group in {group for stage in self._stages.values() for group in stage.groups}:
@@ -269,7 +270,7 @@ class Run(Hooks):
     def ready(self, context: RankContext, modules: dict[int, torch.nn.Module]) -> None:
         """Limits memory, checks and measures before the first update, each if options ask for it."""
         options, world, model = self.options, context.world, self.model
-        self._context = context
+        self._context, self._modules = context, modules
         need = RankNeed(context, model.steps, modules, options.shard_optimizer)
 
         # Files and limits: errors come before the check, which takes long.

@@ -11,6 +11,7 @@ from chimera_runtime.errors import FAILED, MISUSED
 from chimera_runtime.errors.update import not_an_optimizer
 from chimera_runtime.model.ties import Modules, Tie, by_group
 from chimera_runtime.program.weight_groups import Group, group_key, group_name
+from chimera_runtime.values.last_stage import alone
 
 Named = list[tuple[str, torch.nn.Parameter]]
 """Parameters with their names in the model: see `Pipeline.named_parameters`."""
@@ -116,7 +117,11 @@ class StageOptimizers:
         names = {parameter: name for name, parameter in parameters.items()}
         self._coming = iter(
             [
-                (group, next(built[s] for s in group if s in built), [names[p] for p in of_group if p.requires_grad])
+                (
+                    group,
+                    alone(next(built[s] for s in group if s in built)),
+                    [names[p] for p in of_group if p.requires_grad],
+                )
                 for group, of_group in by_group(built, ties).items()
             ]
         )

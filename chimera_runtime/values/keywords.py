@@ -10,6 +10,7 @@ import torch
 
 from chimera_runtime.errors import values as mistakes
 from chimera_runtime.values.carries import CARRY, OF_LAYERS, START, SliceArguments, slice_arguments
+from chimera_runtime.values.last_stage import alone
 from chimera_runtime.values.nested import leaves_with_paths, taken_apart
 from chimera_runtime.values.shared_memory import versions
 
@@ -119,6 +120,7 @@ def accepted(module: torch.nn.Module, names: Collection[str]) -> tuple[str, ...]
     """Returns the names that the ``forward`` of a stage takes in addition to its input; all if it has ``**kwargs``."""
     if not names:
         return ()
+    module = alone(module)
     if isinstance(module, Stack):
         taken_by_layers = {name for layer in module.values() for name in accepted(layer, names)}
         return tuple(name for name in names if name in taken_by_layers)

@@ -52,6 +52,8 @@ CASES = {
     "windows": ("gradients.py", "dapple", "chimera"),
     "in_part": ("gradients.py", "chimera"),
     "several": ("gradients.py", "chimera", "chimera N=8"),
+    "replicas": ("losses.py", "chimera"),
+    "behind_torch": ("losses.py", "chimera"),
 }
 
 

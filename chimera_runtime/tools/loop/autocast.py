@@ -6,7 +6,7 @@ second time; of evaluations; and of the one process of ``--check``. Backwards ru
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
+from functools import partial, update_wrapper, wraps
 from typing import Any
 
 import torch
@@ -42,10 +42,16 @@ def under_autocast(model: ModelFile, device: str, dtype: torch.dtype) -> ModelFi
         build_stage=replace(build, layers=tuple(map(making, build.layers)))
         if isinstance(build, Layers)
         else making(build),
-        loss=running(model.loss),
+        loss=update_wrapper(partial(_under, model.loss, device, dtype), model.loss, updated=()),
         reference=None if model.reference is None else making(model.reference),
         autocast=dtype,
     )
+
+
+def _under(function: Callable[..., Any], device: str, dtype: torch.dtype, *arguments: Any, **keywords: Any) -> Any:
+    """Calls a function under autocast; a partial of this shows a loss that is a module, as a closure does not."""
+    with torch.autocast(device, dtype):
+        return function(*arguments, **keywords)
 
 
 def _change_forward(module: torch.nn.Module, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
