@@ -4,7 +4,8 @@ An answer is determined by the question (the text and every option), the appeara
 compiler: the contents of all its files, the libraries that it uses, Python. So no answer is ever out of date. The
 answers that were used least recently are dropped once the directory holds more than `LIMIT`. A file is a line with the
 SHA-256 of the rest, then the answer. A file that is damaged, not regular, or cannot be read or written counts as
-missing: the cache is never a reason to fail.
+missing: the cache is never a reason to fail. An answer has scripts that run: of a directory or a file that belongs to
+another user, or that others may write, nothing is read.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from chimera_ir import resources
 from chimera_ir.answer import Answer, read
-from chimera_ir.source import contents
+from chimera_ir.source import contents, is_written_by
 
 VARIABLE = "CHIMERA_CACHE"
 """The environment variable with the directory that keeps answers; an empty value turns the cache off."""
@@ -49,6 +50,8 @@ def recall(question: Callable[[], str], make: Callable[[], Answer]) -> Answer:
     compiler changed meanwhile, nothing is kept.
     """
     directory = _directory()
+    if directory is not None and not _is_private(directory):
+        return make()
     key = None if directory is None else _key(question())
     if directory is None or key is None:
         return make()
@@ -79,6 +82,15 @@ def _directory() -> Path | None:
         return None
 
 
+def _is_private(directory: Path) -> bool:
+    try:
+        return is_written_by(directory.stat())
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
 def _key(question: str) -> str | None:
     """Returns a digest of the question and of the compiler: its files, its libraries and Python.
 
@@ -101,6 +113,8 @@ def _key(question: str) -> str | None:
 def _load(path: Path) -> Answer | None:
     try:
         digest, _, text = contents(path, LIMIT).partition(b"\n")
+        if not is_written_by(path.stat()):
+            return None
     except OSError:
         return None
     if digest != _digest(text):

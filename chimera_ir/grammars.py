@@ -12,13 +12,15 @@ import lark
 from lark import Lark
 
 from chimera_ir.resources import grammar
+from chimera_ir.source import is_written_by
 
 
 def parser_of(name: str, more: str = "", **options: object) -> Lark:
     """Returns the parser of the grammar file ``name``, with the lines ``more`` added; ``options`` are those of lark.
 
     The parser's tables take longer to compute than most texts take to parse, so they are written to a file. They are
-    computed again if the lines, the options, lark or Python have changed, or the file is damaged. Options are compared
+    computed again if the lines, the options, lark or Python have changed, the file is damaged, or it belongs to another
+    user than the grammar does and may run code of that user: lark unpickles it. Options are compared
     by their repr, which must not contain an address.
     """
     source = grammar(name)
@@ -27,7 +29,7 @@ def parser_of(name: str, more: str = "", **options: object) -> Lark:
     path = Path(cache_from_source(str(source))).with_suffix(".tables")
     with suppress(OSError):
         digest, _, tables = path.read_bytes().partition(b"\n")
-        if digest == _digest(facts, tables):
+        if digest == _digest(facts, tables) and is_written_by(path.stat(), source.stat().st_uid):
             return Lark.load(BytesIO(tables))
     parser = Lark(text, parser="lalr", lexer="basic", **options)
     if not sys.dont_write_bytecode:
@@ -42,6 +44,7 @@ def _write(parser: Lark, facts: bytes, path: Path) -> None:
     tables = BytesIO()
     parser.save(tables)
     part = path.with_suffix(f".{os.getpid()}")
+    part.touch(0o644, exist_ok=False)
     part.write_bytes(_digest(facts, tables.getvalue()) + b"\n" + tables.getvalue())
     os.replace(part, path)
 

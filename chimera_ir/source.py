@@ -45,6 +45,11 @@ def contents(path: Path, most: int = LARGEST, *, pipes: bool = False) -> bytes:
         os.close(handle)
 
 
+def is_written_by(state: os.stat_result, *owners: int) -> bool:
+    """Whether what ``state`` describes belongs to this user or to ``owners``, and nobody else may write it."""
+    return not hasattr(os, "getuid") or (state.st_uid in (os.getuid(), *owners) and not state.st_mode & 0o022)
+
+
 def _refuse(state: os.stat_result, pipes: bool) -> None:
     if stat.S_ISDIR(state.st_mode):
         raise IsADirectoryError(EISDIR, strerror(EISDIR))

@@ -27,7 +27,7 @@ IMPORTS = {
     "resources": set(),
     "errors": {"diagnostics", "source"},
     "output": {"errors", "source"},
-    "grammars": {"resources"},
+    "grammars": {"resources", "source"},
     "garbage": set(),
     "escapes": set(),
     "notebook": {"escapes"},

@@ -9,9 +9,11 @@ they are proven, say which instruction that is.
 import json
 import re
 import zipfile
+import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +23,7 @@ from chimera_ir.ir.ops import Instruction
 from chimera_ir.ir.turns import served_update, shifted
 from chimera_ir.plural import counted
 from chimera_ir.predict.events import Events
+from chimera_ir.source import contents
 from chimera_ir.trace.fields import LONGEST, of_type, whole, word
 from chimera_ir.trace.spans import awaited_worker, words
 from chimera_ir.trace.stops import StoppedRank, event_at
@@ -32,7 +35,16 @@ FORMAT = "chimera stop"
 VERSION = 1
 
 LARGEST = 2**26
-"""Bytes of the largest file in a bundle that is read."""
+"""Bytes of the largest bundle, and of the largest program in one, unpacked."""
+
+LARGEST_RECORD, LARGEST_RECORDS = 2**18, 2**25
+"""Bytes of the largest record of a rank, and of the records of all ranks together, unpacked."""
+
+MOST_FILES = 2**17
+"""The most files in a bundle."""
+
+_MEMBER = b"PK\1\2"
+"""The bytes with which the entry of a file begins, in the list of files of a zip file."""
 
 _IDLE = "in no update"
 _NAME = re.compile(r"rank_([0-9]{1,9})\.json")
@@ -67,18 +79,29 @@ class Bundle:
 
 
 def read_bundle(path: Path) -> Bundle:
-    """Reads the zip file of ``--bundle``; raises `BadTrace` if it is another file, damaged, or of different runs."""
+    """Reads the zip file of ``--bundle``; raises `BadTrace` if it is another file, damaged, or of different runs.
+
+    Whatever its files unpack to, and whatever it says of their sizes, reading it takes memory within the limits above.
+    """
     try:
-        with zipfile.ZipFile(path) as archive:
+        data = contents(path, LARGEST)
+        if data.count(_MEMBER) > MOST_FILES:
+            raise BadTrace(f"{path}: has more than {MOST_FILES:,} files; {_NOT_OURS}")
+        with zipfile.ZipFile(BytesIO(data)) as archive:
             names = {info.filename: info for info in archive.infolist()}
             if PROGRAM not in names:
                 raise BadTrace(f"{path}: has no {PROGRAM}; name the file that train.py --bundle wrote, or a trace")
-            text = _text(archive, names[PROGRAM])
+            text = _text(path, archive, PROGRAM, LARGEST)
             numbered = sorted((int(name[1]), name[0]) for name in map(_NAME.fullmatch, names) if name)
-            ranks = [_rank(f"{path}: {name}", number, _text(archive, names[name])) for number, name in numbered]
-    except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "is no zip file, or a damaged one; name what train.py --bundle wrote"
-        raise BadTrace(f"{path}: {why}") from error
+            ranks, left = list[RankStop](), LARGEST_RECORDS
+            for number, name in numbered:
+                record = _text(path, archive, name, min(LARGEST_RECORD, left))
+                left -= len(record)
+                ranks.append(_rank(f"{path}: {name}", number, record))
+    except OSError as error:
+        raise BadTrace(f"{path}: {error.strerror or _DAMAGED}") from error
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
+        raise BadTrace(f"{path}: {_DAMAGED}") from error
     if not ranks:
         raise BadTrace(
             f"{path}: has no rank_<r>.json: no rank had begun to train, or an earlier version wrote it; rank_<r>.txt "
@@ -89,11 +112,19 @@ def read_bundle(path: Path) -> Bundle:
     return Bundle(path, text, tuple(ranks))
 
 
-def _text(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> str:
-    if info.file_size > LARGEST:
-        raise ValueError("larger than any file that --bundle writes")
-    with archive.open(info) as file:
-        return file.read(LARGEST + 1)[:LARGEST].decode("utf-8")
+_NOT_OURS = "name what train.py --bundle wrote"
+_DAMAGED = f"is no zip file, or a damaged one; {_NOT_OURS}"
+
+
+def _text(path: Path, archive: zipfile.ZipFile, name: str, most: int) -> str:
+    """Unpacks a file of at most ``most`` bytes; the header, which may say anything, is not asked for its size."""
+    if archive.getinfo(name).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise BadTrace(f"{path}: {_DAMAGED}")
+    with archive.open(name) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise BadTrace(f"{path}: {name} unpacks to more than any that a run writes; {_NOT_OURS}")
+    return data.decode("utf-8")
 
 
 def _rank(name: str, number: int, text: str) -> RankStop:

@@ -23,12 +23,14 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from chimera_runtime.errors import checkpoint as mistakes
+from chimera_runtime.values.files import require_regular
 
 _WRITING = ".writing"
 _REMOVED = ".removed"
 _LOCK = ".lock"
 _METADATA = ".metadata"
 _HASHES = ".hashes.json"
+_LARGEST_HASHES = 2**28
 _WHOLE = re.compile(r"\.?update-(\d+)")
 
 
@@ -156,18 +158,20 @@ def damage(checkpoint: Path, which: int, of: int) -> str | None:
     divide the work.
     """
     try:
-        hashes: dict[str, str] = json.loads((checkpoint / _HASHES).read_text())
+        hashes: dict[str, str] = json.loads(require_regular(checkpoint / _HASHES, _LARGEST_HASHES).read_text())
         names: Sequence[str] = sorted(hashes.keys())
         files = (_METADATA, *sorted(path.name for path in checkpoint.glob("*.distcp")))
         lacking = next((name for name in files if name not in hashes), None)
         if lacking is not None:
             return mistakes.hash_is_missing(checkpoint / _HASHES, lacking)
+        if any(os.path.basename(name) != name for name in names):
+            return mistakes.file_is_damaged(checkpoint / _HASHES)
         for name in names[which::of]:
             if _hash(checkpoint / name) != hashes[name]:
                 return mistakes.file_is_damaged(checkpoint / name)
     except OSError as error:
         return f"{error.filename or checkpoint}: {error.strerror}"
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError, RecursionError):
         return mistakes.file_is_damaged(checkpoint / _HASHES)
     return None
 
@@ -178,7 +182,7 @@ def others(checkpoint: Path) -> list[str]:
 
 
 def _hash(path: Path) -> str:
-    with path.open("rb") as file:
+    with require_regular(path).open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
 
 

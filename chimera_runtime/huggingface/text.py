@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import Dataset
 
 from chimera_runtime.errors import huggingface as mistakes
+from chimera_runtime.values.files import require_regular
 
 Item = tuple[torch.Tensor, torch.Tensor]
 """Tokens of shape (length), and the same as labels, which the loss shifts by one."""
@@ -42,7 +43,7 @@ def read_text(path: Path, tokenizer: Path | None, length: int, vocabulary: int) 
     Raises `Misuse` if a file cannot be read, the text is shorter than two items, or a token is outside the vocabulary.
     """
     try:
-        text = path.read_bytes()
+        text = require_regular(path).read_bytes()
     except OSError as error:
         raise mistakes.text_cannot_be_read(path, str(error.strerror)) from error
     if tokenizer is None:

@@ -48,7 +48,7 @@ class SavedWeights:
             try:
                 places = json.loads(index.read_bytes())["weight_map"]
                 by_name = {str(name): directory / str(file) for name, file in places.items()}
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise mistakes.weights_cannot_be_read(index, mistakes.NOT_AN_INDEX) from error
             return cls(directory, by_name, {}, tied)
         by_name = {name: file for file in files for name in _names(file)}

@@ -13,11 +13,14 @@ from typing import Any, Protocol
 from chimera_runtime.errors import program as mistakes
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.rank_facts import RankFacts, facts_of_rank
+from chimera_runtime.values.files import require_regular
 
 INTERFACE = 5
 """Number of the interface between scripts and this package; it grows when older scripts would not run."""
 
 FILE = "program.json"
+
+LARGEST = 2**30
 
 
 class RankScript(Protocol):
@@ -74,14 +77,14 @@ def load(directory: Path) -> CompiledProgram:
     """Reads the program in a directory. Raises `Misuse` if there is no program, or it is for another interface."""
     path = directory / FILE
     try:
-        text = path.read_text(encoding="utf-8")
+        text = require_regular(path, LARGEST).read_text(encoding="utf-8")
         require_interface(json.loads(text)["interface"], path)
         return CompiledProgram(directory.resolve(), *parsed(text))
     except (FileNotFoundError, NotADirectoryError):
         raise mistakes.no_output_directory(directory) from None
     except OSError as error:
         raise mistakes.facts_cannot_be_read(path, error.strerror) from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise mistakes.facts_are_damaged(path) from error
 
 

@@ -21,6 +21,7 @@ from chimera_runtime.errors import BadCheckpoint, Misuse
 from chimera_runtime.errors import state as mistakes
 from chimera_runtime.ranks.object_exchange import ObjectExchange
 from chimera_runtime.state.state import State
+from chimera_runtime.values.files import require_regular
 
 _SAFE = ".safetensors"
 
@@ -128,6 +129,10 @@ def _opened(path: Path, extra: Container[str]) -> Iterator[Mapping[str, Any]]:
 
     All values are tensors, except for entries named in ``extra``.
     """
+    try:
+        require_regular(path)
+    except OSError as error:
+        raise mistakes.weights_cannot_be_read(error) from error
     if path.suffix == _SAFE:
         try:
             opened = _safetensors().safe_open(path, framework="pt")

@@ -1,6 +1,9 @@
 """Where every rank of a run without a trace stopped, from the zip file of --bundle."""
 
 import json
+import os
+import struct
+import tracemalloc
 import zipfile
 from argparse import Namespace
 from collections.abc import Callable
@@ -18,6 +21,7 @@ from chimera_ir.ir.levels import Program
 from chimera_ir.ir.streams import ProgramStream, view_of
 from chimera_ir.ir.text.reader import parse
 from chimera_ir.source import Source
+from chimera_ir.trace.bundles import MOST_FILES
 from chimera_ir.trace.match import instructions
 from chimera_ir.trace.spans import words
 from chimera_runtime.blame import Located
@@ -184,6 +188,64 @@ def changed(bundle: Path, name: str, text: str | None) -> Path:
         if text is not None:
             archive.writestr(name, text)
     return target
+
+
+@pytest.mark.parametrize("forged", [False, True], ids=["as packed", "with a size of 9 bytes in the header"])
+@pytest.mark.parametrize(
+    ("name", "size", "count"), [("rank_{0}.json", 2**24, 20), ("rank_{0}.json", 2**18, 200), ("schedule.sir", 2**27, 1)]
+)
+def test_a_bundle_that_unpacks_to_far_more_than_a_run_writes_takes_no_memory_of_that_size(
+    two_workers: Path, tmp_path: Path, tracer: Run, name: str, size: int, count: int, forged: bool
+) -> None:
+    record = json.dumps(
+        {
+            "format": "chimera stop",
+            "version": 1,
+            "copies": 200,
+            "layout": "pipeline",
+            "update": 0,
+            "line": None,
+            "counters": {},
+            "text": "x",
+            "waits_for": [],
+            "seconds": 0,
+            "rank": 1000,
+            "message": "",
+        }
+    )
+    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        if name != "schedule.sir":
+            archive.write(two_workers / "schedule.sir", "schedule.sir")
+        for number in range(count):
+            text = record.replace("1000", f"{number}").replace('""', f'"{"a" * (size - len(record))}"')
+            archive.writestr(name.format(number), text)
+    if forged:
+        data = bytearray((tmp_path / "bomb.zip").read_bytes())
+        data = data.replace(struct.pack("<I", archive.infolist()[-1].file_size), struct.pack("<I", 9))
+        (tmp_path / "bomb.zip").write_bytes(data)
+    tracemalloc.start()
+    try:
+        refused = tracer(tmp_path / "bomb.zip")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    refused.assert_refused(WRONG_TEXT, "name what train.py --bundle wrote")
+    assert peak < 2**28
+
+
+def test_a_bundle_of_very_many_files_or_packed_in_another_way_or_no_regular_file_is_refused(
+    two_workers: Path, tmp_path: Path, tracer: Run
+) -> None:
+    (tmp_path / "many.zip").write_bytes(b"PK\1\2" * (MOST_FILES + 1))
+    tracer(tmp_path / "many.zip").assert_refused(WRONG_TEXT, "has more than 131,072 files")
+    with zipfile.ZipFile(tmp_path / "packed.zip", "w", zipfile.ZIP_LZMA) as archive:
+        archive.write(two_workers / "schedule.sir", "schedule.sir")
+    tracer(tmp_path / "packed.zip").assert_refused(WRONG_TEXT, "is no zip file, or a damaged one")
+    os.mkfifo(tmp_path / "pipe.zip")
+    tracer(tmp_path / "pipe.zip").assert_refused(WRONG_TEXT, "it is no regular file")
+    with (tmp_path / "large.zip").open("wb") as file:
+        file.truncate(2**40)
+    tracer(tmp_path / "large.zip").assert_refused(WRONG_TEXT, "it is larger than 64 MiB")
 
 
 def test_what_is_no_bundle_is_refused_in_one_line(two_workers: Path, tmp_path: Path, tracer: Run) -> None:

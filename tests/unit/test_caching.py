@@ -58,6 +58,34 @@ def entry(text: str) -> bytes:
     return hashlib.sha256(text.encode()).hexdigest().encode() + b"\n" + text.encode()
 
 
+def opened_to_all(folder: Path) -> None:
+    folder.chmod(0o777)
+
+
+def given_away(folder: Path) -> None:
+    if os.getuid():
+        pytest.skip("only root gives directories away")
+    os.chown(folder, 12345, -1)
+
+
+def with_answers_for_all(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.chmod(0o666)
+
+
+@pytest.mark.parametrize("change", [opened_to_all, given_away, with_answers_for_all])
+def test_an_answer_that_another_user_may_have_written_is_not_believed(
+    run: Run, kept: Path, passes: list[object], change: Callable[[Path], None]
+) -> None:
+    first = run("dapple", "--emit", "report")
+    change(kept)
+    for path in kept.iterdir():
+        path.write_bytes(entry(path.read_text().partition("\n")[2].replace("dapple", "evil")))
+    again = run("dapple", "--emit", "report")
+    assert (again.status, again.out) == (first.status, first.out) == (0, first.out)
+    assert len(passes) == 2
+
+
 # A hit is a miss, but faster.
 
 

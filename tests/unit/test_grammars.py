@@ -1,5 +1,6 @@
 """Tables of the grammars: computed once, and again when they do not fit any more."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -50,6 +51,26 @@ def test_a_damaged_file_is_replaced(computed: list[str], tmp_path: Path) -> None
     path.write_bytes(path.read_bytes()[:-1])
     for _ in range(2):
         parser._lark.__wrapped__()
+    assert len(computed) == 2
+
+
+def test_tables_that_others_may_write_are_not_loaded(computed: list[str], tmp_path: Path) -> None:
+    parser._lark.__wrapped__()
+    (path,) = tables(tmp_path)
+    path.chmod(0o664)
+    for _ in range(2):
+        parser._lark.__wrapped__()
+    assert len(computed) == 2
+    assert path.stat().st_mode & 0o022 == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+def test_tables_of_another_user_are_not_loaded_unless_the_grammar_is_of_that_user(
+    computed: list[str], tmp_path: Path
+) -> None:
+    parser._lark.__wrapped__()
+    os.chown(*tables(tmp_path), 12345, -1)
+    parser._lark.__wrapped__()
     assert len(computed) == 2
 
 

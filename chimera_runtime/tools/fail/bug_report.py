@@ -38,6 +38,9 @@ _ABOUT = "about.json"
 FORMAT = "chimera stop"
 VERSION = 1
 
+_MESSAGE = 10_000
+"""Characters of a message that a record has; readers refuse a record that is far larger."""
+
 _PACKAGES = ("torch", "numpy", "chimera_ir")
 
 _PREFIXES = ("CUDA_", "GLOO_", "NCCL_", "PYTORCH_", "TORCH_", "TORCHELASTIC_", "TORCHINDUCTOR_", "MALLOC_")
@@ -148,7 +151,7 @@ class BugReport:
             "text": "" if script is None else getline(file, script.line).strip(),
             "waits_for": [*raised.peers],
             "seconds": raised.seconds,
-            "message": raised.message.split("\n", 1)[0],
+            "message": raised.message.split("\n", 1)[0][:_MESSAGE],
         }
 
     def _account(self, message: str) -> Iterator[str]:

@@ -195,10 +195,30 @@ def test_every_file_that_is_spoilt_or_missing_is_named(alone: World, tmp_path: P
         shutil.rmtree(bad)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1", "null", "[1]", '"what"', '{"__0_0.distcp": 1}', b"\xff"])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1", "null", "[1]", "[" * 100_000, '"what"', '{"__0_0.distcp": 1}', b"\xff"]
+)
 def test_spoilt_hashes_are_named(alone: World, tmp_path: Path, text: str | bytes) -> None:
     checkpoint = saved(tmp_path, 1)
     (checkpoint / ".hashes.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     fault = damage(checkpoint, 0, 1)
     assert fault is not None
     assert "/.hashes.json is not as it was written" in fault
+
+
+@pytest.mark.parametrize("name", ["../secret", "/dev/zero", "a/b", "\0"])
+def test_a_name_of_a_file_elsewhere_is_not_followed(alone: World, tmp_path: Path, name: str) -> None:
+    checkpoint = saved(tmp_path, 1)
+    hashes = json.loads((checkpoint / ".hashes.json").read_text())
+    (checkpoint / ".hashes.json").write_text(json.dumps({name: "00", **hashes}))
+    fault = damage(checkpoint, 0, 1)
+    assert fault is not None
+    assert "/.hashes.json is not as it was written" in fault
+
+
+@pytest.mark.parametrize("name", [".hashes.json", "__0_0.distcp"])
+def test_a_file_that_is_no_regular_file_is_named(alone: World, tmp_path: Path, name: str) -> None:
+    checkpoint = saved(tmp_path, 1)
+    (checkpoint / name).unlink()
+    os.mkfifo(checkpoint / name)
+    assert damage(checkpoint, 0, 1) == f"{checkpoint / name}: it is no regular file"

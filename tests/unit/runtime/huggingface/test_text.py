@@ -42,5 +42,7 @@ def test_a_text_that_is_missing_or_short_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"seven..")
     with pytest.raises(Misuse, match=r"it has 7 tokens, and the fewest are 8, two items \(--length 4\)"):
         read_text(tmp_path / "text", None, 4, 256)
+    with pytest.raises(Misuse, match=r"--text /dev/zero: it is no regular file"):
+        read_text(Path("/dev/zero"), None, 4, 256)
     with pytest.raises(Misuse, match=r"--text .*none: No such file"):
         read_text(tmp_path / "none", None, 4, 256)

@@ -62,7 +62,9 @@ def test_scripts_are_written_for_the_interface_that_the_runtime_has() -> None:
 OURS = f'"interface": {INTERFACE}'
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "{", f"{{{OURS}}}", f'{{{OURS}, "ranks": [{{}}]}}', "\0"])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "{", "[" * 100_000, f"{{{OURS}}}", f'{{{OURS}, "ranks": [{{}}]}}', "\0"]
+)
 def test_facts_that_are_damaged_are_one_message(tmp_path: Path, text: str) -> None:
     (tmp_path / "program.json").write_text(text)
     with pytest.raises(Misuse, match=r"program\.json is not as it was written: compile again"):

@@ -1,5 +1,6 @@
 """One file with all weights: what others read of it, what is read of others, and what is refused."""
 
+import os
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -129,6 +130,13 @@ def test_bytes_that_are_no_such_file_are_one_message(pipe: Pipeline, tmp_path: P
 @pytest.mark.parametrize("name", ["none.pt", "none.safetensors"])
 def test_a_file_that_is_not_there_is_one_message(pipe: Pipeline, tmp_path: Path, name: str) -> None:
     with pytest.raises(BadCheckpoint, match=f"{name}: No such file or directory"):
+        pipe.load_weights(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["pipe.pt", "pipe.safetensors"])
+def test_a_pipe_is_not_waited_for(pipe: Pipeline, tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(BadCheckpoint, match=f"{name}: it is no regular file"):
         pipe.load_weights(tmp_path / name)
 
 
