@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from chimera_runtime.blame import ModelError
+from chimera_runtime.blame import ModelError, ran_out
 from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.errors import Misuse
 from chimera_runtime.model.model import ModelFile
@@ -21,6 +21,7 @@ from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
 from chimera_runtime.stage.weight_versions import Weights
 from chimera_runtime.start import stage_probe
+from chimera_runtime.start.memory_report import memory_report, wanted_bytes
 from chimera_runtime.start.stage_probe import ProbedForward, StageCall
 from chimera_runtime.tools.watch.memory import bytes_of, input_bytes
 from chimera_runtime.values.boundary import Boundary, Traits, traits_of_slices
@@ -224,7 +225,8 @@ def _ready(
 
     ``follow`` has for each shape which outputs of the stage get gradients; here it is replaced by that of its inputs.
     """
-    module = cut.module(stage)
+    with running(cut, stage, min(cut.sizes)):
+        module = cut.module(stage)
     ready: list[Station] = []
     for shape in cut.shapes:
         first_look = first_pass.pop((stage, shape))
@@ -243,9 +245,9 @@ def _ready(
                     with_gradient.append(stage_probe.probe_backward(stage, module, probed, wanted))
                 footprint = replace(first.footprint, **halves)
                 bare.append(replace(first, traits=probed.traits, footprint=footprint))
-        follow[shape] = tuple(any(has) for has in zip(*with_gradient, strict=True))
-        before = _marked(first_look.before, follow[shape])
-        ready.append(_station(cut, stage, shape, module, _FirstPass(first_look.handed, before, after, bare)))
+            follow[shape] = tuple(any(has) for has in zip(*with_gradient, strict=True))
+            before = _marked(first_look.before, follow[shape])
+            ready.append(_station(cut, stage, shape, module, _FirstPass(first_look.handed, before, after, bare)))
     return tuple(ready)
 
 
@@ -259,7 +261,8 @@ def _way_down(cut: ModelCut, progress: Callable[[str], None]) -> dict[tuple[int,
     boundaries: dict[MeasuredShape, Boundary | None] = dict.fromkeys(cut.shapes)
     handed: dict[MeasuredShape, list[Any]] = {shape: [None] * shape.slices for shape in cut.shapes}
     for stage in range(cut.stages):
-        module = cut.module(stage)
+        with running(cut, stage, min(cut.sizes)):
+            module = cut.module(stage)
         for shape in cut.shapes:
             before = boundaries[shape]
             with running(cut, stage, shape.size):
@@ -281,13 +284,19 @@ def _way_down(cut: ModelCut, progress: Callable[[str], None]) -> dict[tuple[int,
 
 @contextmanager
 def running(cut: ModelCut, stage: int, size: int) -> Iterator[None]:
-    """Context in which an error for lack of memory becomes one line that names the stage and the micro-batch size."""
+    """Context in which an error for lack of memory becomes one line that names stage, micro-batch size and memory."""
     try:
         yield
-    except (ModelError, torch.OutOfMemoryError) as error:
-        if not isinstance(error.__cause__ if isinstance(error, ModelError) else error, torch.OutOfMemoryError):
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, ModelError) else error
+        if not ran_out(cause):
             raise
-        raise Misuse(f"{cut.part(stage)} does not fit into memory, with a micro-batch of {size}") from error
+        wanted = wanted_bytes(cause)
+        raise Misuse(
+            f"{cut.part(stage)} does not fit into memory with a micro-batch of {size}: "
+            f"{f'{wanted} more are needed; ' if wanted else ''}{memory_report(cut.device, None)}. Take smaller "
+            "micro-batches or more stages, or --count, which needs no memory"
+        ) from error
 
 
 def _handed_on(cut: ModelCut, trace: ProbedForward) -> Tensors:

@@ -1,6 +1,7 @@
 """Note on an error for lack of memory: how much there is, how much was used, and how much the schedule keeps."""
 
 import os
+import re
 import resource
 import sys
 
@@ -37,6 +38,14 @@ def memory_report(device: torch.device, facts: RankFacts | None, slices: int = 1
     )
 
 
+def wanted_bytes(error: BaseException | None) -> str:
+    """The bytes that an allocation of torch lacked, as text; empty if the error for lack of memory does not say."""
+    found = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|[KMGT]iB)", f"{error}")
+    if found is None:
+        return ""
+    return byte_text(int(found[1])) if found[2] == "bytes" else f"{found[1]} {found[2]}"
+
+
 def _activations(kept: tuple[KeptMicros, ...]) -> int:
     return sum(of_stage.activations + of_stage.begun for of_stage in kept)
 
@@ -52,7 +61,9 @@ def _on_gpu(device: torch.device) -> str:
 
 
 def _on_host() -> str:
-    """Describes the peak memory of this process (``ru_maxrss``, in bytes on macOS) and the memory of the machine."""
+    """Describes the peak memory of this process (``ru_maxrss``, in bytes on macOS), and what there is for it."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return f"this process has used at most {byte_text(peak)}, of {byte_text(total)} in the machine"
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    limited = "" if limit == resource.RLIM_INFINITY else f", limited to {byte_text(limit)} of addresses (ulimit -v)"
+    return f"this process has used at most {byte_text(peak)}, of {byte_text(total)} in the machine{limited}"

@@ -1,6 +1,7 @@
 """Work and bytes against closed formulas, fits against lines that are known, noise against samples that are."""
 
 import random
+import re
 from collections.abc import Callable
 from math import log
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from chimera_ir.measure import fit, machine, stages
 from chimera_ir.measure.fit import Point
-from chimera_ir.measure.model import BadFile, counted
+from chimera_ir.measure.model import BadFile, counted, of_file, timed
 from chimera_ir.measure.samples import Samples, in_rounds, too_noisy
 from chimera_ir.measure.stages import StageRequest
 from chimera_ir.profile.cluster import Link
@@ -387,3 +388,34 @@ def test_a_stage_that_changes_its_input_in_place_is_refused_since_it_could_not_r
     (tmp_path / "hasty.py").write_text(text)
     with pytest.raises(BadFile, match="stage 0 changes its input in place"):
         counted(tmp_path / "hasty.py", StageRequest((1,), (1,), 5, 0), quiet)
+
+
+@pytest.mark.parametrize("place", ["layer", "forward", "backward", "optimizer"])
+def test_a_stage_that_lacks_memory_is_named_with_what_it_needs_and_what_there_is(tmp_path: Path, place: str) -> None:
+    """Wherever it runs out: the model is too large for this machine, and nothing of ours is wrong."""
+    hungry = "torch.empty(10**14)"
+    texts = {
+        "layer": LINEAR.replace("return nn.Sequential(", f"x = {hungry} if stage else 0; return nn.Sequential("),
+        "forward": LINEAR.replace("mse_loss(output, target)", f"mse_loss(output, target) + {hungry}.sum()"),
+        "backward": LINEAR.replace(
+            "return nn.functional.mse_loss(output, target)",
+            f"output.register_hook(lambda grad: {hungry}) if output.requires_grad else None\n"
+            "    return nn.functional.mse_loss(output, target)",
+        ),
+        "optimizer": LINEAR.replace(
+            "torch.optim.Adam(parameters)",
+            "Hungry(parameters)\n\nclass Hungry(torch.optim.Adam):\n    def step(self, closure=None):\n"
+            f"        {hungry}",
+        ),
+    }
+    (tmp_path / "hungry.py").write_text(texts[place])
+    request = StageRequest((2,), (4,), 2, 0)
+    with pytest.raises(BadFile) as raised:
+        timed(of_file(tmp_path / "hungry.py"), request, "cpu", 1, quiet)
+    words = (
+        r"stage 1 of 2 does not fit into memory with a micro-batch of 4: 364 TiB more are needed; memory: this process "
+    )
+    assert re.match(
+        words + r"has used at most .*, of .* in the machine.*\. Take smaller micro-batches or more stages",
+        f"{raised.value}",
+    )
