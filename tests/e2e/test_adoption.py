@@ -33,6 +33,8 @@ WRITTEN: tuple[tuple[str, dict[str, int]], ...] = (
 
 Every second one is written without messages, which torch adds, and the others with them; in a search all are both.
 """
+PAGES = ("last_batch", "varying_n", "coupled_optimizers")
+"""Pages with one script each; their programs are among those of `jobs`."""
 INSIDE = Path(__file__).resolve().parent / "loops" / "inside.py"
 EXACT = also(("checkpoint", "wrapped"), ("aot_eager",))
 CAST = ("autocast inside", "autocast around")
@@ -64,6 +66,10 @@ def jobs(folder: Path) -> Iterator[Job]:
         scheme = out if out in ("chimera", "gpipe") else "dapple"
         compiled(folder, scheme, D=depth, N=micro_batches).rename(folder / f"{out}.out")
     averages = next(block for block in blocks("checkpoints.md") if "averages=" in block)
+    for page in PAGES:
+        (script,) = scripts(f"{page}.md")
+        (folder / f"{page}.py").write_text(script)
+        yield Job(page, folder / f"{page}.py", (), model=None)
     for number, script in enumerate(scripts("loop.md")):
         file = folder / f"page{number}.py"
         file.write_text(script.replace("other.close()\n", f"{averages}other.close()\n"))
@@ -104,9 +110,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     return run_all(folder, 4, list(jobs(folder)))
 
 
-@pytest.mark.parametrize("script", ["page0", "page1"])
-def test_what_the_page_on_training_shows_runs(runs: dict[str, Outcome], script: str) -> None:
-    """What it claims, it asserts; before its end, the page on checkpoints continues it."""
+@pytest.mark.parametrize("script", ["page0", "page1", *PAGES])
+def test_what_the_pages_on_training_show_runs(runs: dict[str, Outcome], script: str) -> None:
+    """What they claim, they assert; before the end of the first, the page on checkpoints continues it."""
     runs[script].assert_passed()
 
 
