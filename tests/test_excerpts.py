@@ -52,7 +52,7 @@ WRITTEN = {
     "docs/howto/last_batch.md": 1,
     "docs/howto/loop.md": 14,
     "docs/howto/rule.md": 3,
-    "docs/howto/transformers.md": 1,
+    "docs/howto/transformers.md": 2,
     "docs/howto/varying_n.md": 1,
     "docs/howto/watch.md": 1,
     "docs/reference/model_file.md": 3,

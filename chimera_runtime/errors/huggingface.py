@@ -21,7 +21,7 @@ LAYERS_SEE_TOKENS = "its layers get something that is computed from the tokens, 
 ROUTERS_ARE_UNKNOWN = (
     "its auxiliary loss is not the one that output_router_logits asks for in other mixtures of experts"
 )
-NO_LOGITS = "its result has no logits"
+NO_LOGITS = "its result has no logits (B, T, vocabulary), as that of a causal language model has"
 
 
 def does_not_fit(architecture: str, reason: str) -> Misuse:
@@ -58,6 +58,50 @@ def module_has_no_side(name: str) -> str:
 def forward_fails(error: Exception) -> str:
     first = next(iter(str(error).splitlines()), "")
     return f"its forward fails on shapes alone ({type(error).__name__}: {first})"
+
+
+# Models that are handed over.
+
+WITHOUT_DEVICE_MAP = "load it without device_map: each rank moves its own layers to its device"
+HOOK_ON_LAYERS = "register it on a transformer layer, or on a module inside or outside of one, which run as they are"
+FORWARD_IS_NOT_CUT = "write a model file for it, in which build_stage(stage, num_stages) says what a stage is"
+COMPILE_LAYERS = "compile the transformer layers instead: for layer in model.model.layers: layer.compile()"
+LOSS_OF_ONES_OWN = "give the Pipeline a loss of your own in place of model.loss, and leave that of the model as it is"
+CHECKPOINTS = (
+    "call gradient_checkpointing_disable(), and layers(.., checkpoints=True), or "
+    "gradient_checkpointing_enable({'use_reentrant': False})"
+)
+
+
+def place(name: str, module: object) -> str:
+    """Words for a module, such as ``model.decoder (OPTDecoder)``."""
+    kind = type(module).__name__
+    return f"{name} ({kind})" if name else f"the model ({kind})"
+
+
+def model_cannot_be_kept(obstacle: str, remedy: str) -> Misuse:
+    return Misuse(f"huggingface.layers(model): {obstacle}, which its layers in stages would leave out; {remedy}")
+
+
+def model_is_wrapped(kind: str) -> Misuse:
+    return Misuse(
+        f"huggingface.layers(model): a {kind} is not a model of transformers; give the model itself, before it is "
+        "compiled or wrapped"
+    )
+
+
+def model_is_quantized(architecture: str) -> Misuse:
+    return Misuse(
+        f"huggingface.layers(model): the weights of this {architecture} are quantized, so that they have no gradients; "
+        "load it without quantization_config"
+    )
+
+
+def tie_is_not_of_the_library(first: str, other: str) -> Misuse:
+    return Misuse(
+        f"huggingface.layers(model): {first} and {other} are one parameter, which from_pretrained would not know; give "
+        "each its own"
+    )
 
 
 # Weights.

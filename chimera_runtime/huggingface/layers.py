@@ -5,6 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import huggingface as mistakes
 from chimera_runtime.errors.state import weights_cannot_be_written
 from chimera_runtime.huggingface.exported import GENERATION_FILE, WEIGHTS_FILE, write_companions
+from chimera_runtime.huggingface.given import given
 from chimera_runtime.huggingface.parts import Embedding, Head, Surroundings, TransformerLayer
 from chimera_runtime.huggingface.routing import Routing
 from chimera_runtime.huggingface.skeleton import Skeleton
@@ -77,10 +79,12 @@ class TransformerLayers(Layers):
 
     def reference(self) -> torch.nn.Module:
         """The model of transformers in one piece, which returns what the last layer returns."""
-        with torch.device("cpu"):
-            model = import_module("transformers").AutoModelForCausalLM.from_config(
-                deepcopy(self.config), dtype=self.skeleton.model.dtype
-            )
+        if self.skeleton.is_given:
+            model = deepcopy(self.skeleton.model)
+        else:
+            with torch.device("cpu"):
+                automatic = import_module("transformers").AutoModelForCausalLM
+                model = automatic.from_config(deepcopy(self.config), dtype=self.skeleton.model.dtype)
         routing = self.routing
 
         def forward(
@@ -121,10 +125,13 @@ class TransformerLayers(Layers):
 
         def save(new: Path) -> None:
             config = deepcopy(self.config)
-            config.architectures, config.dtype = [type(self.skeleton.model).__name__], self.skeleton.model.dtype
+            model = self.skeleton.model
+            config.architectures, config.dtype = [type(model).__name__], model.dtype
+            if self.skeleton.is_given:
+                config.tie_word_embeddings = any(0 in map(itemgetter(0), ends) for ends in self.skeleton.ties)
             config.save_pretrained(new)
             has_own = self.directory is not None and (self.directory / GENERATION_FILE).is_file()
-            if not has_own and (generation := getattr(self.skeleton.model, "generation_config", None)) is not None:
+            if not has_own and (generation := getattr(model, "generation_config", None)) is not None:
                 generation.save_pretrained(new)
 
         source = None if self.directory is None else self.directory.resolve()
@@ -153,11 +160,12 @@ def layers(
     Parameters
     ----------
     source
-        A configuration, whose weights will be random; a model; or the path of a directory, or the name of a model of
-        the hub. A rank reads only the weights of its layers from safetensors. A directory without weights, or the path
-        of a configuration file, is a configuration.
+        A configuration, whose weights will be random; a model, whose own modules the layers then are, with all that was
+        changed in them; or the path of a directory, or the name of a model of the hub. A rank reads only the weights of
+        its layers from safetensors. A directory without weights, or the path of a configuration file, is a
+        configuration.
     dtype
-        Of the parameters; torch's default dtype if it is None.
+        Of the parameters; if it is None, those of a model, else torch's default dtype.
     checkpoints
         Whether each transformer layer keeps only its input, and runs again for the backward.
     split
@@ -166,42 +174,46 @@ def layers(
     Raises
     ------
     Misuse
-        If the source cannot be read, the architecture cannot be cut, or transformers is not installed.
+        If the source cannot be read, the architecture cannot be cut, transformers is not installed, or the layers
+        would leave out something that was changed in a model.
     """
     transformers = library()
-    tensors: dict[str, torch.Tensor] = {}
     directory: Path | None = None
-    if isinstance(source, transformers.PreTrainedModel):
-        config, tensors = source.config, source.state_dict()
-    elif isinstance(source, transformers.PretrainedConfig):
-        config = source
+    weights: SavedWeights | None = None
+    if isinstance(source, torch.nn.Module):
+        skeleton = given(source, dtype)
+        origin = Path(str(skeleton.model.name_or_path or ""))
+        directory = origin if (origin / "config.json").is_file() else None
     else:
-        directory, config = read_config(source)
-    skeleton = Skeleton(config, torch.get_default_dtype() if dtype is None else dtype)
+        is_config = isinstance(source, transformers.PretrainedConfig)
+        directory, config = (None, source) if is_config else read_config(source)
+        skeleton = Skeleton.of_config(config, torch.get_default_dtype() if dtype is None else dtype)
+        if directory is not None:
+            weights = SavedWeights.of_directory(directory, skeleton.tied_names)
     routing = Routing.of(skeleton.model, skeleton.config)
-    tied = skeleton.tied_names
-    weights = None
-    if tensors:
-        weights = SavedWeights(Path(type(source).__name__), {}, tensors, tied)
-    elif directory is not None:
-        weights = SavedWeights.of_directory(directory, tied)
     remarks = [] if weights is None else weights.remarks(skeleton.model, skeleton.names)
-    surroundings = Surroundings(skeleton, fill)
+
+    def filled(model: Any, weights: SavedWeights | None = weights) -> Any:
+        if not skeleton.is_given:
+            fill(model, weights)
+        return model
+
+    surroundings = Surroundings(skeleton, partial(filled, weights=None))
 
     def embedding() -> torch.nn.Module:
         part = Embedding(skeleton, routing)
-        fill(part.model, weights)
+        filled(part.model)
         return part
 
     def layer(index: int) -> torch.nn.Module:
-        model = skeleton.with_layer(index)
-        fill(model, weights)
-        block = model.get_submodule(f"{skeleton.path}.{index}")
+        block = skeleton.block(index)
+        if not skeleton.is_given:
+            block = filled(skeleton.with_layer(index)).get_submodule(f"{skeleton.path}.{index}")
         return TransformerLayer(block, index, surroundings, routing, checkpoints)
 
     def head() -> torch.nn.Module:
         part = Head(skeleton)
-        fill(part.model, weights)
+        filled(part.model)
         return part
 
     makers: list[Callable[[], torch.nn.Module]] = [embedding, *(partial(layer, i) for i in range(skeleton.count)), head]

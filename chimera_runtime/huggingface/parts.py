@@ -19,6 +19,7 @@ class Embedding(torch.nn.Module):
     def __init__(self, skeleton: Skeleton, routing: Routing | None) -> None:
         super().__init__()
         self.model = skeleton.surroundings(skeleton.before, _stop)
+        self.training = self.model.training
         self._routing = routing
 
     def forward(
@@ -49,6 +50,7 @@ class TransformerLayer(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.block = block
+        self.training = block.training
         self._index, self._surroundings, self._routing, self._checkpoints = index, surroundings, routing, checkpoints
 
     def forward(
@@ -79,6 +81,7 @@ class Head(torch.nn.Module):
         super().__init__()
         self._injection = _Injection(skeleton.as_result)
         self.model = skeleton.surroundings(skeleton.after, self._injection)
+        self.training = self.model.training
 
     def forward(self, value: Hidden) -> Hidden:
         """Runs the model's own forward from the output of its last layer on; passes on what `Routing` has summed."""
@@ -105,8 +108,9 @@ class Surroundings:
     """Computes what the model gives to its layers besides hidden states: masks, positions and rotary embeddings.
 
     These arguments depend on the shape of the hidden states and on the keyword arguments of the micro-batch. So they
-    are computed once for all layers of a stage, and again only when shape or keyword arguments change. ``fill`` gives
-    values to the buffers of a model, such as the frequencies of rotary embeddings.
+    are computed once for all layers of a stage, and again only when shape or keyword arguments change. They have the
+    dtype that the hidden states have before the first layer. ``fill`` gives values to the buffers of a model, such as
+    the frequencies of rotary embeddings.
     """
 
     def __init__(self, skeleton: Skeleton, fill: Callable[[Any], None]) -> None:
@@ -125,7 +129,8 @@ class Surroundings:
             self._of_layers.clear()
             with torch.no_grad():
                 try:
-                    self._model.to(hidden.device)(inputs_embeds=hidden.detach(), use_cache=False, **tensors)
+                    embeddings = hidden.detach().to(self._skeleton.dtype)
+                    self._model.to(hidden.device)(inputs_embeds=embeddings, use_cache=False, **tensors)
                 except LayersReached:
                     self._key, self._tensors = key, tensors
         return self._of_layers[index]

@@ -1,12 +1,12 @@
-"""A causal language model of the transformers library, made without memory for its weights, to cut layers from.
+"""A causal language model of the transformers library, to cut layers from: given, or made without memory for weights.
 
 The model is whatever the library makes of its configuration: nothing here knows an architecture. `Skeleton` runs the
-model's own forward on the meta device, with stand-ins for its transformer layers. So it learns which modules run before
+model's own forward on shapes alone, with stand-ins for its transformer layers. So it learns which modules run before
 the layers and which after them. It also checks that the model is a chain: each layer gets the output of the layer
 before, and nothing else that depends on tokens or weights.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from copy import deepcopy
 from functools import partial
 from importlib import import_module
@@ -21,7 +21,7 @@ from chimera_runtime.errors import huggingface as mistakes
 Visit = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
 """Takes the place of a layer: gets its index and its arguments, and returns its result."""
 
-_INTERNALS = frozenset(vars(torch.nn.Module()))
+_INTERNALS = frozenset({*vars(torch.nn.Module()), "forward", "_compiled_call_impl"})
 
 
 class LayersReached(Exception):
@@ -61,45 +61,67 @@ class Absent(torch.nn.Module):
 
 
 class Skeleton:
-    """A model on the meta device, cut at its transformer layers.
+    """A model, cut at its transformer layers.
 
     ``path`` is the name of the list of transformer layers in the model, and ``count`` its length. ``before`` and
     ``after`` are the names of the modules with parameters that run before and after these layers. ``as_result`` turns
-    hidden states into the form in which a layer returns them.
+    hidden states into the form in which a layer returns them. ``dtype`` is that of the hidden states before the first
+    layer. If the model ``is_given``, its parts are its own modules; otherwise it is on the meta device, and parts are
+    copies. ``before``, ``after``, ``as_result`` and ``dtype`` are known after `cut`.
     """
 
-    def __init__(self, config: Any, dtype: torch.dtype) -> None:
-        automatic = import_module("transformers").AutoModelForCausalLM
-        self.config = deepcopy(config)
+    def __init__(self, model: Any, config: Any, *, is_given: bool) -> None:
+        self.model, self.config, self.is_given = model, config, is_given
         self.architecture = str(config.model_type)
-        if dtype is torch.float64:  # for which torch has no grouped product of matrices
-            self.config._experts_implementation = "eager"
-        if getattr(config, "quantization_config", None) is not None:
-            raise mistakes.does_not_fit(self.architecture, mistakes.QUANTIZED)
-        try:
-            with torch.device("meta"):
-                self.model: Any = automatic.from_config(deepcopy(self.config), dtype=dtype)
-        except ValueError as error:
-            raise mistakes.does_not_fit(self.architecture, str(error).splitlines()[0]) from error
-        self.model.tie_weights()
-        # The layers report what routers choose themselves: see `Routing`.
-        self.model.config.output_router_logits = False
         self.path, self._blocks = self._find_layers()
         self.count = len(self._blocks)
-        self._set_layers(self.model, torch.nn.ModuleList())
+        self._containers = [
+            name for name, _ in model.named_modules() if f"{self.path}.".startswith(f"{name}." * bool(name))
+        ]
+        self._owners = frozenset(_owners(model, self.path))
         self.before: frozenset[str] = frozenset()
         self.after: frozenset[str] = frozenset()
         self.as_result: Callable[[torch.Tensor], Any] = _tensor
-        self._cut()
+        self.dtype = torch.get_default_dtype()
+
+    @classmethod
+    def of_config(cls, config: Any, dtype: torch.dtype) -> "Skeleton":
+        """Makes a model without memory for its weights, of a configuration.
+
+        Raises `Misuse` if the architecture cannot be cut.
+        """
+        config = deepcopy(config)
+        if dtype is torch.float64:  # for which torch has no grouped product of matrices
+            config._experts_implementation = "eager"
+        if getattr(config, "quantization_config", None) is not None:
+            raise mistakes.does_not_fit(str(config.model_type), mistakes.QUANTIZED)
+        try:
+            with torch.device("meta"):
+                automatic = import_module("transformers").AutoModelForCausalLM
+                model = automatic.from_config(deepcopy(config), dtype=dtype)
+        except ValueError as error:
+            raise mistakes.does_not_fit(str(config.model_type), str(error).splitlines()[0]) from error
+        model.tie_weights()
+        skeleton = cls(model, config, is_given=False)
+        skeleton.cut()
+        return skeleton
+
+    @property
+    def containers(self) -> dict[str, torch.nn.Module]:
+        """The model and the modules in it that have the transformer layers inside, without their list."""
+        return {name: self.model.get_submodule(name) for name in self._containers if name != self.path}
 
     @property
     def names(self) -> dict[str, tuple[int, str]]:
         """The place of each parameter and saved buffer: its layer, and its name in that layer's model or block."""
-        state = self.model.state_dict(keep_vars=True)
-        places = {name: (0 if _owner(name) in self.before else self.count + 1, name) for name in state}
-        for index, block in enumerate(self._blocks):
-            inside = block.state_dict(keep_vars=True)
-            places |= {f"{self.path}.{index}.{name}": (index + 1, name) for name in inside}
+        places = {}
+        for name in self.model.state_dict(keep_vars=True):
+            if name.startswith(f"{self.path}."):
+                index, _, inside = name.removeprefix(f"{self.path}.").partition(".")
+                places[name] = int(index) + 1, inside
+            else:
+                is_before = any(name.startswith(f"{owner}.") for owner in self.before)
+                places[name] = (0 if is_before else self.count + 1), name
         return places
 
     @property
@@ -107,10 +129,8 @@ class Skeleton:
         """The parameters that several layers share, by the places of `names`."""
         owners: dict[torch.nn.Parameter, list[tuple[int, str]]] = {}
         places = self.names
-        prefixes = [("", self.model), *((f"{self.path}.{i}.", block) for i, block in enumerate(self._blocks))]
-        for prefix, module in prefixes:
-            for name, parameter in module.named_parameters(remove_duplicate=False):
-                owners.setdefault(parameter, []).append(places[prefix + name])
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            owners.setdefault(parameter, []).append(places[name])
         return [sorted(ends) for ends in owners.values() if len({layer for layer, _ in ends}) > 1]
 
     @property
@@ -122,26 +142,34 @@ class Skeleton:
     def surroundings(self, present: Collection[str], visit: Visit) -> Any:
         """Returns a copy of the model with parameters only in the modules that are ``present``.
 
-        `Absent` objects take the place of all other modules with parameters. `StandIn` objects, which call ``visit``,
-        take the place of its transformer layers.
+        These are the model's own modules if it is given. `Absent` objects take the place of all other modules with
+        parameters, and `StandIn` objects, which call ``visit``, that of its transformer layers.
         """
-        model = deepcopy(self.model)
-        for name in _owners(model) - {*present}:
-            _set_module(model, name, Absent())
+        memo: dict[int, Any] = {}
+        for name in self._owners:
+            module = self.model.get_submodule(name)
+            if name not in present:
+                memo[id(module)] = Absent()
+            elif self.is_given:
+                memo[id(module)] = module
         stand_ins = (StandIn(block, index, visit) for index, block in enumerate(self._blocks))
-        self._set_layers(model, torch.nn.ModuleList(stand_ins))
+        memo[id(self._blocks)] = torch.nn.ModuleList(stand_ins)
+        model = deepcopy(self.model, memo)
+        model.config.output_router_logits = False  # the layers report what routers choose themselves: see `Routing`
         return model
+
+    def block(self, index: int) -> torch.nn.Module:
+        """The module of a transformer layer, of a model that is given."""
+        return self._blocks[index]
 
     def with_layer(self, index: int) -> Any:
         """Returns a copy of the model that has the parameters of one transformer layer alone, under their names."""
         model = self.surroundings((), _unused)
         layers = torch.nn.ModuleList()
         layers._modules[str(index)] = deepcopy(self._blocks[index])
-        self._set_layers(model, layers)
+        parent, _, attribute = self.path.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, layers)
         return model
-
-    def _set_layers(self, model: Any, layers: torch.nn.Module) -> None:
-        _set_module(model, self.path, layers)
 
     def _find_layers(self) -> tuple[str, torch.nn.ModuleList]:
         depth = getattr(self.config, "num_hidden_layers", None)
@@ -155,16 +183,21 @@ class Skeleton:
             raise mistakes.does_not_fit(self.architecture, mistakes.no_list_of_layers(len(outside)))
         return outside[0]
 
-    def _cut(self) -> None:
-        """Finds out what runs before and after the layers, and in which form layers return their results."""
+    def cut(self) -> None:
+        """Finds out what runs before and after the layers, and in which form layers return their results.
+
+        Raises `Misuse` if the model is not a chain of layers.
+        """
         failure: Exception | None = None
+        device = next(self.model.parameters()).device
         for as_result in (_tensor, _in_tuple):
             self.as_result = as_result
             try:
-                with FakeTensorMode(allow_non_fake_inputs=True):  # which transformers takes for a compiler's shapes
-                    tokens = torch.zeros((2, 3), dtype=torch.int64, device="meta")
-                    by_tokens = self._traced(input_ids=tokens)
-                    by_embeddings = self._traced(inputs_embeds=by_tokens.hidden[0].detach())
+                mode = FakeTensorMode(allow_non_fake_inputs=True)  # which transformers takes for a compiler's shapes
+                with mode:
+                    tokens = torch.zeros((2, 3), dtype=torch.int64, device=device)
+                by_tokens = self._traced(mode, input_ids=tokens)
+                by_embeddings = self._traced(mode, inputs_embeds=by_tokens.hidden[0].detach())
             except Exception as error:  # of any kind: the code is that of the architecture
                 failure = failure or error
                 continue
@@ -172,32 +205,39 @@ class Skeleton:
                 failure = _NotAChain(mistakes.LAYERS_SEE_TOKENS)
                 break
             self.before, self.after = frozenset(by_tokens.before), frozenset(by_tokens.after)
-            if other := sorted(_owners(self.model) - self.before - self.after) or sorted(self.before & self.after):
+            own = [
+                name for name, module in self.containers.items() if any(True for _ in module.parameters(recurse=False))
+            ]
+            if other := sorted({*own, *self._owners} - self.before - self.after) or sorted(self.before & self.after):
                 failure = _NotAChain(mistakes.module_has_no_side(other[0]))
                 break
+            self.dtype = by_tokens.hidden[0].dtype
             return
         assert failure is not None
         reason = str(failure) if isinstance(failure, _NotAChain) else mistakes.forward_fails(failure)
         raise mistakes.does_not_fit(self.architecture, reason) from failure
 
-    def _traced(self, **inputs: torch.Tensor) -> "_ChainTrace":
+    def _traced(self, mode: FakeTensorMode, **inputs: torch.Tensor) -> "_ChainTrace":
         trace = _ChainTrace(self.count, self.as_result)
-        self._set_layers(
-            self.model, torch.nn.ModuleList(StandIn(b, i, trace.visit) for i, b in enumerate(self._blocks))
-        )
+        model = self.surroundings(self._owners, trace.visit)
         hooks = [
-            self.model.get_submodule(name).register_forward_pre_hook(partial(_called, trace, name))
-            for name in _owners(self.model)
+            model.get_submodule(name).register_forward_pre_hook(partial(_called, trace, name)) for name in self._owners
         ]
+        frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
         try:
-            result = self.model(**inputs, use_cache=False)
+            for parameter in frozen:  # what is computed with a weight shows by its graph
+                parameter.requires_grad_(True)
+            with mode, torch.enable_grad():
+                result = model(**inputs, use_cache=False)
         finally:
             for hook in hooks:
                 hook.remove()
-            self._set_layers(self.model, torch.nn.ModuleList())
+            for parameter in frozen:
+                parameter.requires_grad_(False)
         if len(trace.hidden) != self.count:
             raise _NotAChain(mistakes.layers_are_skipped(len(trace.hidden), self.count))
-        if not isinstance(getattr(result, "logits", None), torch.Tensor):
+        logits = getattr(result, "logits", None)
+        if not isinstance(logits, torch.Tensor) or logits.dim() != 3 or logits.shape[:2] != trace.hidden[0].shape[:2]:
             raise _NotAChain(mistakes.NO_LOGITS)
         return trace
 
@@ -270,19 +310,13 @@ def _called(trace: _ChainTrace, name: str, _module: torch.nn.Module, _inputs: An
     trace.called(name)
 
 
-def _owners(model: torch.nn.Module) -> set[str]:
-    """The names of modules with parameters of their own, without those inside another such module."""
-    owners: set[str] = set()
-    for name, module in model.named_modules():
-        if any(True for _ in module.parameters(recurse=False)) and not any(name.startswith(f"{o}.") for o in owners):
-            owners.add(name)
-    return owners
-
-
-def _owner(name: str) -> str:
-    return name.rpartition(".")[0]
-
-
-def _set_module(model: torch.nn.Module, name: str, module: torch.nn.Module) -> None:
-    parent, _, attribute = name.rpartition(".")
-    setattr(model.get_submodule(parent), attribute, module)
+def _owners(model: torch.nn.Module, path: str, prefix: str = "") -> Iterator[str]:
+    """The names of the outermost modules with parameters that do not have the transformer layers inside."""
+    for name, module in model.named_children():
+        full = f"{prefix}{name}"
+        if path.startswith(f"{full}.") or (
+            full != path and isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict)
+        ):
+            yield from _owners(module, path, f"{full}.")
+        elif full != path and any(True for _ in module.parameters()):
+            yield full

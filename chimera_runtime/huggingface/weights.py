@@ -1,4 +1,4 @@
-"""Values for the parameters and buffers of a part of a model: from safetensors, from another model, or random."""
+"""Values for the parameters and buffers of a part of a model: from safetensors, or random."""
 
 import json
 import re
@@ -22,14 +22,13 @@ _NOT_SAVED_ANY_MORE = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")
 class SavedWeights:
     """Weights under the names of a checkpoint, of which a part of a model reads those that it has.
 
-    ``files`` has the file of safetensors of each name, ``tensors`` the tensors of a model in memory. Names and forms
-    of older checkpoints become those of the model, as in ``from_pretrained``. ``tied`` are names that a
-    checkpoint may lack, because their values come from another part.
+    ``files`` has the file of safetensors of each name. Names and forms of older checkpoints become those of the model,
+    as in ``from_pretrained``. ``tied`` are names that a checkpoint may lack, because their values come from another
+    part.
     """
 
     where: Path
     files: Mapping[str, Path]
-    tensors: Mapping[str, torch.Tensor]
     tied: Collection[str]
 
     @classmethod
@@ -50,9 +49,9 @@ class SavedWeights:
                 by_name = {str(name): directory / str(file) for name, file in places.items()}
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise mistakes.weights_cannot_be_read(index, mistakes.NOT_AN_INDEX) from error
-            return cls(directory, by_name, {}, tied)
+            return cls(directory, by_name, tied)
         by_name = {name: file for file in files for name in _names(file)}
-        return cls(directory, by_name, {}, tied) if files else None
+        return cls(directory, by_name, tied) if files else None
 
     def remarks(self, model: Any, names: Mapping[str, Any]) -> list[str]:
         """Returns what to tell of weights that a model with parameters and buffers of these ``names`` does not have.
@@ -63,7 +62,7 @@ class SavedWeights:
         passed_over = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()), *_NOT_SAVED_ANY_MORE]
         unknown = [
             name
-            for name in (self.files or self.tensors)
+            for name in self.files
             if not is_known(name) and not any(re.search(pattern, name) for pattern in passed_over)
         ]
         return [mistakes.weights_are_unknown(self.where, type(model).__name__, unknown)] if unknown else []
@@ -74,7 +73,7 @@ class SavedWeights:
         Raises `Misuse` if some are missing, or have another shape than the part.
         """
         conversions, is_known = _names_in(part, part.state_dict())
-        wanted = [name for name in (self.files or self.tensors) if is_known(name)]
+        wanted = [name for name in self.files if is_known(name)]
         with self._opened(wanted) as tensors:
             config = import_module("transformers.modeling_utils").LoadStateDictConfig(weight_mapping=conversions)
             with _quiet():
@@ -88,10 +87,7 @@ class SavedWeights:
 
     @contextmanager
     def _opened(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Tensors by name: those of files are read when they are used."""
-        if self.tensors:
-            yield {name: self.tensors[name].detach().clone() for name in names}
-            return
+        """Tensors by name, which are read when they are used."""
         with ExitStack() as stack:
             opened = {file: stack.enter_context(_safe_open(file)) for file in {self.files[name] for name in names}}
             try:

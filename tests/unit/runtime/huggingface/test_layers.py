@@ -1,5 +1,6 @@
 """Models of transformers as layers compute what the library's own models do; what does not fit is refused."""
 
+from copy import deepcopy
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -34,9 +35,14 @@ def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_layers_have_the_loss_and_the_gradients_of_the_model_in_one_piece(name: str) -> None:
+@pytest.mark.parametrize("is_given", [True, False])
+def test_layers_have_the_loss_and_the_gradients_of_the_model_in_one_piece(
+    name: str, is_given: bool, tmp_path: Path
+) -> None:
+    """Of a model that is handed over, and of one that is read from a directory."""
     model = whole(configuration(name)).train()
-    cut = layers(model, dtype=torch.float64, checkpoints=True)
+    model.save_pretrained(tmp_path)
+    cut = layers(deepcopy(model) if is_given else tmp_path, dtype=torch.float64, checkpoints=True)
     made = stack(cut).train()
     mine, theirs = parameters(cut, made), dict(model.named_parameters(remove_duplicate=False))
     assert mine.keys() == theirs.keys()

@@ -1,0 +1,81 @@
+"""A model that is handed over: what layers made of its modules would leave out is refused, with what to do."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from chimera_runtime.errors import huggingface as mistakes
+from chimera_runtime.huggingface.skeleton import Skeleton
+
+_HOOKS = {
+    "_forward_hooks": "forward hook",
+    "_forward_pre_hooks": "forward pre-hook",
+    "_backward_hooks": "backward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+}
+
+_LIBRARY = ("transformers", "transformers_modules")
+"""Packages in which the forwards of models are, the second of code that comes with a model."""
+
+
+def given(source: torch.nn.Module, dtype: torch.dtype | None) -> Skeleton:
+    """Returns the skeleton of a model whose own modules become layers.
+
+    Raises `Misuse` if layers made of these modules would not compute what the model does.
+    """
+    model: Any = source
+    if not isinstance(model, import_module("transformers").PreTrainedModel):
+        raise mistakes.model_is_wrapped(type(model).__name__)
+    config = deepcopy(model.config)
+    if getattr(config, "quantization_config", None) is not None or getattr(model, "hf_quantizer", None) is not None:
+        raise mistakes.model_is_quantized(str(config.model_type))
+    skeleton = Skeleton(model, config, is_given=True)
+    if (obstacle := next(_obstacles(skeleton), None)) is not None:
+        raise mistakes.model_cannot_be_kept(*obstacle)
+    if dtype is not None:
+        model.to(dtype)
+    skeleton.cut()
+    if (ends := next(_unusual_ties(skeleton), None)) is not None:
+        raise mistakes.tie_is_not_of_the_library(*ends)
+    return skeleton
+
+
+def _obstacles(skeleton: Skeleton) -> Iterator[tuple[str, str]]:
+    """Yields what the forward of a pipeline would leave out, and what to do."""
+    model = skeleton.model
+    for name, module in model.named_modules():
+        if hasattr(module, "_hf_hook"):
+            yield mistakes.place(name, module) + " has a hook of accelerate", mistakes.WITHOUT_DEVICE_MAP
+    for name, module in skeleton.containers.items():
+        place = mistakes.place(name, module)
+        for attribute, kind in _HOOKS.items():
+            if getattr(module, attribute):
+                yield f"{place} has a {kind}", mistakes.HOOK_ON_LAYERS
+        if "forward" in vars(module):
+            yield f"the forward of {place} was replaced", mistakes.FORWARD_IS_NOT_CUT
+        owner = type(module).forward.__module__
+        if owner.partition(".")[0] not in _LIBRARY:
+            yield f"the forward of {place} is of {owner}, not of the library", mistakes.FORWARD_IS_NOT_CUT
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            yield f"{place} was compiled", mistakes.COMPILE_LAYERS
+    if hasattr(model, "_loss_function"):
+        yield f"the loss_function of {type(model).__name__} was replaced", mistakes.LOSS_OF_ONES_OWN
+    blocks = [skeleton.block(index) for index in range(skeleton.count)]
+    if any(getattr(module, "gradient_checkpointing", False) for module in (*skeleton.containers.values(), *blocks)):
+        functions = [getattr(block, "_gradient_checkpointing_func", None) for block in blocks]
+        if not all(isinstance(f, partial) and f.keywords.get("use_reentrant") is False for f in functions):
+            yield "its layers are checkpointed in a way of their own", mistakes.CHECKPOINTS
+
+
+def _unusual_ties(skeleton: Skeleton) -> Iterator[tuple[str, str]]:
+    """Yields the names of parameters that are one, but not in every model of the architecture."""
+    usual = getattr(skeleton.model, "all_tied_weights_keys", None) or {}
+    names = {place: name for name, place in skeleton.names.items()}
+    for first, *others in skeleton.ties:
+        for other in others:
+            if not {names[first], names[other]} & usual.keys():
+                yield names[first], names[other]
