@@ -35,6 +35,13 @@ def sharded_may_not_be_elementwise(name: str, elementwise: Iterable[str]) -> Mis
     )
 
 
+def parameters_overlap(first: str, second: str) -> str:
+    return (
+        f"{first} and {second} overlap in memory, so their optimizer cannot be sharded: shards on several ranks "
+        "would be the same numbers; give each memory of its own, as p.data = p.data.clone() does, or shard no optimizer"
+    )
+
+
 def parameters_are_spread_already(group: str) -> Misuse:
     return Misuse(
         f"{group} has DTensors: what spreads them over other ranks shards the state of the optimizer, "

@@ -10,7 +10,7 @@ from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.errors import optimizer as mistakes
 from chimera_runtime.optimizer.optimizer_state import parameters_of
-from chimera_runtime.optimizer.sharding import Sharding
+from chimera_runtime.optimizer.sharding import Sharding, require_memory_apart
 from chimera_runtime.program.weight_groups import Group
 from chimera_runtime.ranks.world import World
 from chimera_runtime.values.mesh_tensors import is_spread, local
@@ -35,8 +35,9 @@ class ShardedOptimizer(optim.Optimizer):
 
     ``groups`` has the parameters of this rank by weight group, in the order of `by_group`. ``make`` gets the shards of
     these parameters, in the same order, and makes their optimizer: ``of_shards``, with all the state that this rank
-    keeps. ``elementwise`` says that this optimizer computes each number of a parameter by itself; that is known of
-    those in `ELEMENTWISE`. If ``gathers`` is false, the caller calls `gather` after all steps of the rank.
+    keeps. If all are frozen, it gets one empty parameter instead, and the optimizer steps nothing. ``elementwise`` says
+    that this optimizer computes each number of a parameter by itself; that is known of those in `ELEMENTWISE`. If
+    ``gathers`` is false, the caller calls `gather` after all steps of the rank.
 
     Raises `Misuse` if ``make`` returns something else than an optimizer, or an optimizer that may not be elementwise.
     """
@@ -53,8 +54,12 @@ class ShardedOptimizer(optim.Optimizer):
         self._gathers = gathers
         self._sharding_of = {p: sharding for sharding in shardings for p in sharding.parameters}
         whole = {s: p for sharding in shardings for s, p in zip(sharding.shards, sharding.parameters, strict=True)}
-        self.of_shards: optim.Optimizer = make([*whole])
+        # torch refuses an optimizer of nothing: where all is frozen, it is made of a stand-in, which then leaves it.
+        self.of_shards: optim.Optimizer = make([*whole] or [torch.nn.Parameter(torch.empty(0))])
         _require_elementwise(self.of_shards, elementwise)
+        if not whole:
+            for group in self.of_shards.param_groups:
+                group.update({key: [] for key in ("params", "param_names") if key in group})
         of_whole = [
             {**_settings(group), "params": [whole[shard] for shard in group["params"]]}
             for group in self.of_shards.param_groups
@@ -142,7 +147,8 @@ def sharded_by_name(
 ) -> ShardedOptimizer:
     """Makes a sharded optimizer of the trained parameters; ``make`` is called with (name, shard) pairs."""
     trained = {group: [p for p in parameters if p.requires_grad] for group, parameters in groups.items()}
-    listed = [names[parameter] for parameters in trained.values() for parameter in parameters]
+    listed = [names[p] for parameters in trained.values() for p in parameters] or ["nothing"]
+    require_memory_apart(world, trained, names)
 
     def made(shards: list[torch.nn.Parameter]) -> Any:
         with _MAKING:

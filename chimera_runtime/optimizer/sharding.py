@@ -8,16 +8,19 @@ rank 2   row 6
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from chimera_runtime.errors.optimizer import parameters_are_spread_already
+from chimera_runtime.errors import Misuse
+from chimera_runtime.errors.optimizer import parameters_are_spread_already, parameters_overlap
 from chimera_runtime.program.weight_groups import Group, group_name
+from chimera_runtime.ranks.object_exchange import ObjectExchange
 from chimera_runtime.ranks.world import World
 from chimera_runtime.values.mesh_tensors import is_spread
 from chimera_runtime.values.tensors import first_part
@@ -63,6 +66,49 @@ def cut(parameter: torch.nn.Parameter, ranks: int) -> Cut | None:
     lengths = [length if ranks > 1 else 0 for length in parameter.shape]
     dimension = next((place for place, length in enumerate(lengths) if length >= ranks), None)
     return None if dimension is None else Cut(parameter, dimension, -(-lengths[dimension] // ranks))
+
+
+def require_memory_apart(
+    world: World, groups: Mapping[Group, Sequence[torch.nn.Parameter]], names: Mapping[torch.Tensor, str]
+) -> None:
+    """Raises `Misuse` on all ranks if parameters of a weight group overlap in memory in part; every rank calls it.
+
+    Ranks would step shards of the same numbers. Parameters that are the same part of memory have the same shards.
+    """
+    both = (pair for parameters in groups.values() for pair in combinations(parameters, 2))
+    complaint = next((parameters_overlap(names[a], names[b]) for a, b in both if overlap_in_part(a, b)), None)
+    control = world.control_group
+    ObjectExchange(control.group, "the sharded parameters", control.timeout).require_none(complaint, Misuse)
+
+
+def overlap_in_part(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two parameters share numbers in memory, and are not the same part of it."""
+    if is_spread(first) or is_spread(second) or not first.numel() or not second.numel():
+        return False
+    (start, end), (other_start, other_end) = _bytes_of(first), _bytes_of(second)
+    if end <= other_start or other_end <= start or first.device != second.device:
+        return False
+    places = [(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in (first, second)]
+    if places[0] == places[1]:
+        return False
+    # Views may lie between each other: a picture of the memory has the bytes of the first.
+    begin = min(start, other_start)
+    picture = torch.zeros(max(end, other_end) - begin, dtype=torch.bool)
+    parts = []
+    for tensor in (first, second):
+        size = tensor.element_size()
+        lengths = (*(n if stride else 1 for n, stride in zip(tensor.shape, tensor.stride(), strict=True)), size)
+        strides = (*(stride * size for stride in tensor.stride()), 1)
+        parts.append(picture.as_strided(lengths, strides, tensor.data_ptr() - begin))
+    parts[0].fill_(True)
+    return bool(parts[1].any())
+
+
+def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses of the first byte of a tensor, and of the first one after it."""
+    start = tensor.data_ptr()
+    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()
 
 
 class Sharding:

@@ -19,6 +19,8 @@ from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.errors.tools import REHEARSAL_IS_FOR_CPUS
 from chimera_runtime.lane.lane import LaneComponents
 from chimera_runtime.model.model import ModelFile
+from chimera_runtime.model.ties import by_group
+from chimera_runtime.optimizer.sharding import require_memory_apart
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program.compiled_program import CompiledProgram
 from chimera_runtime.program.job import Job, Place
@@ -168,6 +170,8 @@ class Run(Hooks):
         """Makes the model file's optimizers; with ``--trace`` each steps at its place in the schedule."""
         options, idle, context = self.options, self.options.rehearse is not None, self._context
         sharded_over = context.world if options.shard_optimizer else None
+        if sharded_over is not None:
+            require_memory_apart(sharded_over, by_group(pipe.stages, context.ties), pipe.names)
         optimizers = Optimizers(
             self.model, self._modules, options.seed, idle, context.ties, options.steps, sharded_over=sharded_over
         )

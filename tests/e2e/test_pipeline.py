@@ -47,6 +47,7 @@ CASES = {
     "infinite": ("pipelines.py", "chimera"),
     "mesh": ("pipelines.py", "dapple"),
     "closed": ("pipelines.py", "chimera", "pipedream_2bw"),
+    "frozen": ("pipelines.py", "chimera", "dapple"),
     "failing": ("pipelines.py", "dapple"),
     "kept": ("gradients.py", "dapple", "chimera", "pipedream_2bw"),
     "windows": ("gradients.py", "dapple", "chimera"),

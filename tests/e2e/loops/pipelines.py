@@ -269,6 +269,57 @@ def closed(flushing: Path, stream: Path) -> None:
     dist.barrier()  # a rank that ends takes connections with it
 
 
+def frozen(both: Path, down: Path) -> None:
+    """With a sharded optimizer ranks whose stages are all frozen train as without, and resume; overlaps are refused."""
+
+    def build(stage: int, stages: int) -> nn.Module:
+        return build_stage(stage, stages).requires_grad_(stage not in (0, 3))
+
+    def adam(named: Any) -> torch.optim.Optimizer:
+        decayed, others = ([p for n, p in named if ("weight" in n) is of_weights] for of_weights in (True, False))
+        return torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others}], lr=0.1)
+
+    for directory in (both, down):
+        seen = []
+        for is_sharded in (False, True):
+            for resumes in (False, True):
+                with pipeline(directory, build) as of:
+                    optimizer = (
+                        of.sharded_optimizer(lambda named: torch.optim.AdamW(named, lr=0.1))
+                        if is_sharded
+                        else torch.optim.AdamW([{"params": [p for p in of.parameters() if p.requires_grad]}], lr=0.1)
+                    )
+                    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+                    checkpoints = Checkpoints(directory / f"sharded {is_sharded}", of, optimizer, schedulers=schedule)
+                    assert (checkpoints.resume() is not None) is resumes
+                    for number in range(2):
+                        of.step(data(4, number + of.updates))
+                        of.clip_grad_norm_(1.0)
+                        optimizer.step()
+                        optimizer.zero_grad()
+                        schedule.step()
+                    checkpoints.save()
+                    checkpoints.close()
+                    seen.append(weights(of))
+        assert same(seen[0], seen[2])
+        assert same(seen[1], seen[3])
+        with pipeline(directory, build) as of:
+            of.sharded_optimizer(adam).step()
+
+    class Views(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            base = torch.randn(6, WIDTH, dtype=torch.float64)
+            self.first, self.second = nn.Parameter(base[:WIDTH]), nn.Parameter(base[2:])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.first @ self.second
+
+    of = pipeline(both, lambda stage, stages: Views() if stage == 1 else build_stage(stage, stages))
+    error = str(raised(lambda: of.sharded_optimizer(adam)))
+    assert error.startswith("stages.1.first and stages.1.second overlap in memory"), error
+
+
 def failing(directory: Path) -> None:
     """A stage that raises ends the step of every rank, each with an error that says why; nobody hangs."""
 

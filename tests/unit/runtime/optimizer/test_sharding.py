@@ -1,6 +1,6 @@
 """Weights that are cut over ranks: who has which rows, that all come together again, and what stays whole."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.optimizer import sharding
-from chimera_runtime.optimizer.sharding import Sharding, buckets, cut
+from chimera_runtime.optimizer.sharding import Sharding, buckets, cut, overlap_in_part
 from chimera_runtime.ranks.staging import Staging
 from chimera_runtime.ranks.world import World
 from tests.unit.runtime.gpu_model import ModelGpu
@@ -38,6 +38,27 @@ def test_a_parameter_is_cut_along_the_first_dimension_that_has_a_row_for_each_ra
     cuts = [made and (made.dimension, made.rows) for made in (cut(p, 3) for p in parameters())]
     assert cuts == [(0, 3), (0, 1), None, (1, 2), None, (1, 1), (0, 2), (0, 2)]
     assert [cut(p, 1) for p in parameters()] == [None] * len(parameters()), "a rank alone has all"
+
+
+@pytest.mark.parametrize(
+    ("views", "is_refused"),
+    [
+        (lambda base: (base[:4], base[4:]), False),
+        (lambda base: (base[::2], base[1::2]), False),
+        (lambda base: (base[:, :2], base[:, 2:]), False),
+        (lambda base: (base[:4], base[:4]), False),
+        (lambda base: (base[:4], base[2:6]), True),
+        (lambda base: (base[:4], base[:2]), True),
+        (lambda base: (base[:4], base[:4].t()), True),
+        (lambda base: (base[0].expand(4, 4), base[:4]), True),
+        (lambda base: (base[:4], base[:4].view(torch.int32)), True),
+    ],
+)
+def test_parameters_overlap_in_part_if_they_share_some_numbers(
+    views: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], is_refused: bool
+) -> None:
+    first, second = (nn.Parameter(view, requires_grad=False) for view in views(torch.randn(8, 4)))
+    assert [overlap_in_part(first, second), overlap_in_part(second, first)] == [is_refused] * 2
 
 
 def test_shards_are_the_parameters_without_gap_or_overlap_in_their_memory(alone: World) -> None:
