@@ -49,11 +49,9 @@ def improving(constraints: Constraints, seed: int, first: Sequence[list[int]] = 
 
     ``seed`` fixes all chance. ``first`` are known orders to begin with, each as the starts of its operations.
     """
-    random, tails = Random(seed), constraints.tails
-    ways: list[_Way] = [_list_schedule] if constraints.holdings else [_list_schedule, _in_gaps]
+    random, tails, ways = Random(seed), constraints.tails, _ways(constraints)
     for starts in first:
-        for way in ways:
-            yield from _back_and_forth(constraints, starts, way)
+        yield from refined(constraints, starts)
     disturbance, longest = 0.0, max(tails, default=0)
     by_turns = _by_turns(constraints, random) if constraints.costs_differ else iter(())
     while True:
@@ -62,6 +60,16 @@ def improving(constraints: Constraints, seed: int, first: Sequence[list[int]] = 
             preferences = [random.uniform(0, disturbance * longest) - tail for tail in tails]
             yield from _back_and_forth(constraints, preferences, way)
         disturbance = random.choice(_DISTURBANCES)
+
+
+def refined(constraints: Constraints, starts: Sequence[int]) -> Iterator[TimedOrder | None]:
+    """Yields the list schedules that begin with a known order, by its starts, as long as they get shorter."""
+    for way in _ways(constraints):
+        yield from _back_and_forth(constraints, starts, way)
+
+
+def _ways(constraints: Constraints) -> list[_Way]:
+    return [_list_schedule] if constraints.holdings else [_list_schedule, _in_gaps]
 
 
 def _back_and_forth(constraints: Constraints, preferences: Sequence[float], way: _Way) -> Iterator[TimedOrder | None]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
-from math import ceil, lcm
+from math import ceil, gcd, lcm
 from typing import TYPE_CHECKING, NamedTuple
 
 from chimera_ir.cost.durations import Costs, Durations, duration_key
@@ -122,6 +122,17 @@ class OrderInstance:
     changes: Sequence[tuple[KeepsChange, ...]]
     lanes: tuple[tuple[int, ...], ...]
     preferences: Sequence[int | None]
+
+    @property
+    def in_longest_ticks(self) -> "OrderInstance":
+        """The instance with the longest tick of which all durations and delays are multiples."""
+        unit = gcd(*{*self.durations, *chain.from_iterable(self.delays)}) or 1
+        return replace(
+            self,
+            tick=self.tick * unit,
+            durations=[duration // unit for duration in self.durations],
+            delays=[tuple(delay // unit for delay in delays) for delays in self.delays],
+        )
 
     def schedule(self, lanes: Sequence[Sequence[int]]) -> Schedule:
         """The schedule in which worker w runs the operations ``lanes[w]``, by number; it is yet to be verified."""

@@ -1,29 +1,33 @@
-"""The search for the shortest order: heuristics first, then CP-SAT in rounds, until the bound meets the best.
+"""The search for the shortest order: heuristics and CP-SAT by turns, until the bound meets the best.
 
 Where micro-batches cost unequally, many sequences of them are equally promising, and linear programs see little of
 their delays. There `sequence_bound` raises the bound, and two solvers improve the best order in its neighbourhoods.
 
 In each round two solvers work at the same time, each in a thread. One looks for any order that is over by a target:
 the lower bound at first, then targets halfway to the best order, as long as none is found. The other one raises the
-bound with linear programs, as long as these do so; then it improves the best order, and the bound. Each stops after a
-fixed amount of work, so the result depends on the clock only if that ends the search. Once the best order
-is longer than the bound by a single tick, one round gets all the work that is left.
+bound with a linear program, as long as these do so; then two more improve the best order, one of them the bound as
+well. Once the best order is longer than the bound by a single tick, one round gets all the work that is left.
+
+A search is a sequence of steps, each with a fixed amount of work. What they are does not depend on the budget, which
+says only before which of them the search ends: so a longer search does all that a shorter one does, and more. The
+result depends on the clock only if that ends the search.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 from functools import cached_property
-from itertools import islice
+from heapq import nsmallest
+from itertools import count, islice
 from operator import itemgetter
 from time import monotonic
 
 from chimera_ir.orders.budget import SearchBudget
 from chimera_ir.orders.constraints import Constraints, constraints_of
 from chimera_ir.orders.cp_sat import Aim, Solved, Solver
-from chimera_ir.orders.dispatch import TimedOrder, improving
+from chimera_ir.orders.dispatch import TimedOrder, improving, refined
 from chimera_ir.orders.flow_bound import FlowAttempt, FlowBound
 from chimera_ir.orders.instance import OrderInstance
 from chimera_ir.orders.lower_bound import lower_bound
@@ -34,27 +38,30 @@ from chimera_ir.orders.sequence_bound import sequence_bound
 WORK_OF_OPERATION = 1e-5
 """About how much deterministic time of the solver a list schedule takes for each operation."""
 
+_FIRST_ORDERS = 4
+"""The list schedules that every search tries, whatever its budget."""
+
 _HEURISTIC, _MOST_HEURISTIC = 0.15, 2.0
-"""Work of the heuristics: the first number is the part of the budget, the second the most, in seconds."""
+"""Work of the heuristics before a round, as a part of the round's, and the most in all rounds, in seconds."""
 
-_NEIGHBOURHOODS = 0.04
-"""Work of a search in neighbourhoods of the best order, as a part of the budget."""
+_FIRST_ROUND, _ROUND_OF_OPERATION, _GROWTH = 0.05, 4e-4, 1.6
+"""Work of each solver in the first round: the least, and for each operation; then the factor of its growth."""
 
-_FIRST_ROUND, _MOST_FIRST_ROUND, _GROWTH = 0.04, 0.4, 1.6
-"""Work of a round: for the first one a part of the budget and the most, in seconds; then the factor of its growth."""
-
-_PART_OF_ATTEMPT = 0.5
-"""The most work of a linear program, as a part of the work that is left."""
+_PART_OF_ATTEMPT = 1 / 3
+"""The most work of a linear program, as a part of the work that is done before it."""
 
 _MOST_FOR_SOLVER = 6_000
 """The most operations of an instance that the solver gets as a whole."""
 
-_MOST_OF_FEW, _PART_OF_FEW, _BEST_OF_FEW = 1_500, 0.5, 4
+_MOST_OF_FEW, _BEST_OF_FEW = 1_500, 4
 """Limits for a larger instance, in which an order of few micro-batches is found first, and its middle repeated.
 
-They are the most operations of those few micro-batches, the part of the budget that their search gets, and the most
-orders with a repeated middle that are offered.
+They are the most operations of those few micro-batches, and the most orders with a repeated middle that are offered
+for each order of the few.
 """
+
+_PART_OF_FEW, _WORK_OF_REPEATING = 0.2, 8
+"""Work of a step with few micro-batches, and of repeating a middle, in list schedules of the whole."""
 
 
 class Ended(Enum):
@@ -122,24 +129,16 @@ def search(
     ``hints`` are known orders to begin with, by name, each as the lanes of all workers. Interrupted from the keyboard,
     the search returns the best order so far. Raises `NoOrder` if it has found none at its end.
     """
+    instance = instance.in_longest_ticks
     constraints = constraints_of(instance)
-    best_so_far = _BestSoFar(instance, constraints, budget, tell, lower_bound(constraints))
     starts_of = {name: starts for name, lanes in hints.items() if (starts := instance.starts(lanes)) is not None}
     fits = {name: fits_stores(instance, hints[name]) for name in starts_of}
+    best_so_far = _BestSoFar(instance, constraints, budget.seed, monotonic() + budget.seconds, tell)
     try:
         for name, starts in starts_of.items():
             if fits[name]:
                 best_so_far.offer(constraints.in_turn(starts))
-        listed = None if best_so_far.proven else list_starts(instance)
-        if listed is not None:
-            best_so_far.offer(constraints.in_turn(listed))
-        few = sorted(_orders_from_few(instance, constraints, budget), key=max)[:_BEST_OF_FEW]
-        for starts in few:
-            repeating = instance.by_start(starts)
-            earliest = instance.starts(repeating)
-            if fits_stores(instance, repeating) and earliest is not None:
-                best_so_far.offer(constraints.in_turn(earliest))
-        best_so_far.run([*few, *([] if listed is None else [listed]), *starts_of.values()])
+        best_so_far.go_on(budget.deterministic_seconds, [*starts_of.values()])
     except KeyboardInterrupt:
         best_so_far.ended = Ended.INTERRUPTED
     # Starts do not say before which operation a move was launched, so a hint with moves may be the best order.
@@ -160,34 +159,21 @@ def search(
     )
 
 
-def _orders_from_few(instance: OrderInstance, constraints: Constraints, budget: SearchBudget) -> Iterator[list[int]]:
-    """Yields orders, as starts of all operations, that repeat the middle of the best order of few micro-batches.
+def _few_of(instance: OrderInstance, constraints: Constraints) -> tuple[OrderInstance, list[int], int] | None:
+    """Cuts a large instance down to few micro-batches of each pipe, if the middle of their order can be repeated.
 
-    Some may exceed limits of memory. None are yielded if micro-batches differ, or if the instance is small enough for
-    the solver to get the whole of it.
+    Returns the smaller instance, the number that each of its operations has in the whole one, and the micro-batches of
+    a pipe. None if micro-batches differ, or if there are too few of them.
     """
     header = instance.header
     totals = {pipe.name: len(pipe.micros) // header.slices for pipe in header.pipes}
     pipes = [header.pipe(instance.operations[numbers[0]].parts[0].micros[0]).name for numbers in constraints.classes]
     is_uniform = all(len(numbers) == totals[pipe] for pipe, numbers in zip(pipes, constraints.classes, strict=True))
-    covered = sum(map(len, constraints.classes)) == len(constraints.durations)
-    if len(constraints.durations) <= _MOST_FOR_SOLVER or not covered or not is_uniform:
-        return
+    if sum(map(len, constraints.classes)) < len(constraints.durations) or not is_uniform:
+        return None
     total, of_micro_batch = min(totals.values()), len(constraints.classes) // len(totals)
     count = max(_MOST_OF_FEW // (of_micro_batch * len(totals)), header.workers * 3 // 2)
-    if 2 * count > total:
-        return
-    few, numbers = first_micro_batches(instance, count)
-    part = SearchBudget(budget.seconds * _PART_OF_FEW, budget.seed, budget.deterministic_seconds * _PART_OF_FEW)
-    try:
-        result = search(few, {}, part)
-    except NoOrder:
-        return
-    if result.ended is Ended.INTERRUPTED:
-        raise KeyboardInterrupt
-    starts = few.starts(result.lanes)
-    assert starts is not None
-    yield from repeated(instance, numbers, constraints_of(few).in_turn(starts), count)
+    return None if 2 * count > total else (*first_micro_batches(instance, count), count)
 
 
 def _makespan(instance: OrderInstance, lanes: Sequence[Sequence[int]]) -> int:
@@ -210,18 +196,19 @@ def fits_stores(instance: OrderInstance, lanes: Sequence[Sequence[int]]) -> bool
 
 
 class _BestSoFar:
-    """The state of a search: the best order so far, the bound below which no order is, and the work left of the budget.
+    """The state of a search: the best order so far, the bound below which no order is, and the work that is left.
 
-    ``least`` is the bound, in ticks. ``ended`` is the reason for the end of the search. ``tell`` gets each improvement.
+    ``least`` is the bound, in ticks. ``ended`` is the reason for the end of the search, which is over at time ``end``
+    in any case. ``tell`` gets each improvement.
     """
 
     def __init__(
-        self, instance: OrderInstance, constraints: Constraints, budget: SearchBudget, tell: Tell, least: int
+        self, instance: OrderInstance, constraints: Constraints, seed: int, end: float, tell: Tell = lambda *_: None
     ) -> None:
-        self._instance, self._constraints, self._budget, self._tell = instance, constraints, budget, tell
-        self._end = monotonic() + budget.seconds
-        self._work = self._work_left = budget.deterministic_seconds
-        self.least, self.ended = least, Ended.BUDGET
+        self._instance, self._constraints, self._seed, self._end, self._tell = instance, constraints, seed, end, tell
+        self._work = self._work_done = self._work_of_step = 0.0
+        self._coming: Iterator[float] | None = None
+        self.least, self.ended = lower_bound(constraints), Ended.BUDGET
         self.best: TimedOrder | None = None
         self._aimed: int | None = None
 
@@ -248,101 +235,111 @@ class _BestSoFar:
             self.least = bound
             self._report()
 
-    def run(self, first: Sequence[list[int]]) -> None:
-        """Searches until the best order is proven, or the budget is spent; ``first`` are starts to begin with."""
-        self._run_heuristics(first)
-        self._run_sequence_bound()
-        if len(self._constraints.durations) <= _MOST_FOR_SOLVER:
-            self._run_neighbourhoods()
-            for part in self._rounds():
-                if self._over():
-                    break
-                self._run_round(part)
+    def go_on(self, work: float, known: Sequence[list[int]] = ()) -> None:
+        """Searches for so much more work, or until the best order is proven; ``known`` are starts to begin with.
 
-    def _run_heuristics(self, first: Sequence[list[int]]) -> None:
-        work = WORK_OF_OPERATION * len(self._constraints.durations)
-        solves = len(self._constraints.durations) <= _MOST_FOR_SOLVER
-        budget = min(_HEURISTIC * self._work, _MOST_HEURISTIC) if solves else (1 - _PART_OF_FEW) * self._work
-        for order in islice(improving(self._constraints, self._budget.seed, first), max(4, int(budget / work))):
-            self._work_left -= work
+        It ends before the first step that might take more work than is left, and can go on from there.
+        """
+        self._work += work
+        self._coming = self._coming or self._steps(known)
+        while not self._over():
+            self._work_of_step = next(self._coming)
+
+    def _steps(self, known: Sequence[list[int]]) -> Iterator[float]:
+        """Takes the steps of the search one by one, without end; yields before each how much work it may take."""
+        listed = list_starts(self._instance)
+        if listed is not None:
+            self.offer(self._constraints.in_turn(listed))
+        heuristics = iter(improving(self._constraints, self._seed, [*([] if listed is None else [listed]), *known]))
+        self._offer_each(islice(heuristics, _FIRST_ORDERS))
+        self._run_sequence_bound()
+        if len(self._constraints.durations) > _MOST_FOR_SOLVER:
+            yield from self._steps_with_few(heuristics)
+            return
+        part = max(_FIRST_ROUND, _ROUND_OF_OPERATION * len(self._constraints.durations))
+        heuristic_work = 0.0
+        for number in count():
+            if heuristic_work < _MOST_HEURISTIC:
+                heuristic_work += _HEURISTIC * part
+                yield from self._heuristic_step(heuristics, _HEURISTIC * part)
+            attempt = self._next_attempt()
+            yield max(part, attempt.work if attempt else 0)
+            self._run_round(part, attempt)
+            yield part
+            self._run_second_half(part, 2 * number, shortest=attempt is not None)
+            part *= _GROWTH
+
+    @property
+    def _work_of_order(self) -> float:
+        return WORK_OF_OPERATION * len(self._constraints.durations)
+
+    def _heuristic_step(self, heuristics: Iterator[TimedOrder | None], work: float) -> Iterator[float]:
+        number = max(1, int(work / self._work_of_order))
+        yield number * self._work_of_order
+        self._offer_each(islice(heuristics, number))
+
+    def _offer_each(self, orders: Iterable[TimedOrder | None]) -> None:
+        for order in orders:
+            self._work_done += self._work_of_order
             if order is not None:
                 self.offer(order.starts)
-            if self._over():
+            if self.proven or monotonic() >= self._end:
                 return
+
+    def _steps_with_few(self, heuristics: Iterator[TimedOrder | None]) -> Iterator[float]:
+        """Steps for a large instance: by turns the search for few micro-batches goes on, and heuristics for all.
+
+        Each order of the few that is shorter becomes orders of all.
+        """
+        cut, constraints = _few_of(self._instance, self._constraints), self._constraints
+        few = None if cut is None else _BestSoFar(cut[0], constraints_of(cut[0]), self._seed, self._end)
+        while True:
+            if cut is not None and few is not None and not few.proven:
+                yield _PART_OF_FEW
+                self._work_done += _PART_OF_FEW
+                before = few.best
+                few.go_on(_PART_OF_FEW)
+                if few.best is not None and few.best is not before:
+                    yield _WORK_OF_REPEATING * self._work_of_order
+                    orders = repeated(self._instance, cut[1], few.best.starts, cut[2])
+                    for starts in nsmallest(_BEST_OF_FEW, orders, key=max):
+                        earliest = self._instance.starts(self._instance.by_start(starts))
+                        if earliest is not None:
+                            self.offer(constraints.in_turn(earliest))
+                        self._offer_each(refined(constraints, starts))
+            yield from self._heuristic_step(heuristics, _PART_OF_FEW)
 
     def _run_sequence_bound(self) -> None:
         if self.best is not None and not self.proven:
             raised = sequence_bound(self._constraints, self.least, self.best.makespan - 1)
-            self._work_left -= raised.work
+            self._work_done += raised.work
             self.raise_bound(raised.bound)
 
-    def _run_neighbourhoods(self) -> None:
-        """Looks for shorter orders near the best one, as long as it finds any, if micro-batches cost unequally."""
-        work = _NEIGHBOURHOODS * self._work
-        while self.best is not None and self._constraints.costs_differ and not self._over():
-            most, seed = self.best.makespan, self._budget.seed
-            results = self._together(*(self._solver(Aim.NEAR, most, work, seed + added) for added in range(2)))
-            self._work_left -= max(work / 10, *(solved.work for solved in results))
-            for solved in results:
-                if solved.starts is not None:
-                    self.offer(solved.starts)
-            if self.best.makespan == most:
-                break
-
-    def _rounds(self) -> Iterator[float]:
-        """Yields how much work each round may do, in deterministic time; it grows from round to round."""
-        part = min(_FIRST_ROUND * self._work, _MOST_FIRST_ROUND)
-        while True:
-            yield part
-            part *= _GROWTH
-
-    def _run_round(self, work: float) -> None:
-        # What is looked for: an order over by the target, and a higher bound or an order below the best.
-        most = self._latest if self.best is None else self.best.makespan - 1
+    def _run_round(self, work: float, attempt: FlowAttempt | None) -> None:
+        """Looks for an order over by the target and, at the same time, for a higher bound, with the attempt if any."""
+        most = self._most
         target = min(self._target(most), most)
-        attempt = self._next_attempt(most)
-        if self.least == most and not attempt:  # A longer round would do the same again, from its beginning.
-            work = self._work_left
-        work = max(min(work, self._work_left), attempt.work if attempt else 0.0)
-        aiming = self._solver(Aim.ANY, target, work, self._budget.seed)
-        second = attempt or self._solver(Aim.SHORTEST, most, work, self._budget.seed + 1)
-        reached, improved = self._together(aiming, second)
-        # What is known afterwards.
-        self._work_left -= max(work / 10, reached.work, improved.work)
-        for solved in (reached, improved):
-            self.raise_bound(solved.bound)
-            if solved.starts is not None:
-                self.offer(solved.starts)
-        self._aimed = target if reached.starts is None and reached.bound <= target else None
-        if attempt is not None:
+        if attempt:
+            work = max(work, attempt.work)
+        elif self.least == most:  # A longer round would do the same again, from its beginning.
+            work = self._work - self._work_done
+        reached, _ = self._run_together(
+            work, self._solver(Aim.ANY, target, work, 0), attempt or self._solver(Aim.SHORTEST, most, work, 1)
+        )
+        self._aimed = target if reached.starts is None else None
+        if attempt:
             self._flow_bound.learn(attempt)
 
-    def _solver(self, aim: Aim, most: int, limit: float, seed: int) -> Solver:
-        """A solver that looks for orders that are over by tick ``most``, and begins with the best order so far."""
-        hint = self.best.starts if self.best else None
-        return Solver(self._constraints, self.least, most, hint, aim, limit=limit, seed=seed)
+    def _run_second_half(self, work: float, number: int, *, shortest: bool) -> None:
+        """Looks for shorter orders near the best one; if ``shortest``, one of the solvers for the shortest of all."""
+        solvers = [self._solver(Aim.SHORTEST, self._most, work, 1)] if shortest or self.best is None else []
+        if self.best is not None:
+            count = 2 - len(solvers)
+            solvers += [self._solver(Aim.NEAR, self.best.makespan, work, 2 + number + n) for n in range(count)]
+        self._run_together(work, *solvers)
 
-    def _next_attempt(self, most: int) -> FlowAttempt | None:
-        """The next linear program that may raise the bound, for a makespan of at most ``most``.
-
-        None if no program would raise it, or if the program takes too large a part of the work that is left.
-        """
-        attempt = self._flow_bound.next_attempt(self.least, most)
-        return attempt if attempt and attempt.work <= _PART_OF_ATTEMPT * self._work_left else None
-
-    def _target(self, most: int) -> int:
-        """Returns the makespan that the next round tries to reach: first the bound, later a larger one, up to ``most``.
-
-        A round that finds no order of its target is followed by a target halfway from there to ``most``.
-        """
-        aimed = self._aimed
-        return self.least if aimed is None or aimed >= most - 1 else max(self.least, (aimed + most + 1) // 2)
-
-    @cached_property
-    def _flow_bound(self) -> FlowBound:
-        return FlowBound(self._constraints)
-
-    def _together(self, *solvers: Solver | FlowAttempt) -> list[Solved]:
+    def _run_together(self, work: float, *solvers: Solver | FlowAttempt) -> list[Solved]:
+        """Runs solvers, each in a thread, and keeps what they find; at least a tenth of ``work`` counts as done."""
         seconds = max(0.01, self._end - monotonic())
         with ThreadPoolExecutor(len(solvers)) as pool:
             runs = [pool.submit(solver.run, seconds) for solver in solvers]
@@ -352,22 +349,59 @@ class _BestSoFar:
                 for solver in solvers:
                     solver.stop()
                 raise
-            return [run.result() for run in runs]
+            results = [run.result() for run in runs]
+        self._work_done += max(work / 10, *(solved.work for solved in results))
+        for solved in results:
+            self.raise_bound(solved.bound)
+            if solved.starts is not None:
+                self.offer(solved.starts)
+        return results
+
+    def _solver(self, aim: Aim, most: int, limit: float, added: int) -> Solver:
+        """A solver that looks for orders that are over by tick ``most``, and begins with the best order so far."""
+        hint = self.best.starts if self.best else None
+        return Solver(self._constraints, self.least, most, hint, aim, limit=limit, seed=self._seed + added)
+
+    def _next_attempt(self) -> FlowAttempt | None:
+        """The next linear program that may raise the bound.
+
+        None if no program would raise it, or if it takes too much work beside what the search has done so far.
+        """
+        attempt = self._flow_bound.next_attempt(self.least, self._most)
+        return attempt if attempt and attempt.work <= _PART_OF_ATTEMPT * self._work_done else None
+
+    def _target(self, most: int) -> int:
+        """Returns the makespan that the next round tries to reach: first the bound, later a larger one, up to ``most``.
+
+        A round that finds no order of its target is followed by a target halfway from there to ``most``, whether or not
+        it has shown that there is none.
+        """
+        aimed = self._aimed
+        return self.least if aimed is None or aimed >= most - 1 else max(self.least, (aimed + most + 1) // 2)
+
+    @cached_property
+    def _flow_bound(self) -> FlowBound:
+        return FlowBound(self._constraints)
 
     @property
     def proven(self) -> bool:
         """Whether it is proven that no order is shorter than the best or, without a best one, that there is none."""
-        return self.least > (self._latest if self.best is None else self.best.makespan - 1)
+        return self.least > self._most
 
     def _over(self) -> bool:
         if not self.proven and monotonic() >= self._end:
             self.ended = Ended.CLOCK
             return True
-        return self.proven or self._work_left <= 0
+        return self.proven or self._work < self._work_done + self._work_of_step
 
     @property
-    def _latest(self) -> int:
-        """An upper bound on the shortest makespan, if there is any order: all durations and all delays added up."""
+    def _most(self) -> int:
+        """The longest makespan of use: below the best or, without one, an upper bound if there is any order at all.
+
+        That bound is the sum of all durations and all delays.
+        """
+        if self.best is not None:
+            return self.best.makespan - 1
         constraints = self._constraints
         return sum(constraints.durations) + sum(lag for waits in constraints.waits for _, lag in waits)
 

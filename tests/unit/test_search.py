@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from importlib.util import find_spec
+from itertools import repeat
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -218,13 +219,44 @@ def test_an_instance_too_large_for_the_solver_is_searched_by_few_of_its_micro_ba
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problem = instance("zb_h1", costs(**SPLIT), 3, D=4, N=48)
-    budget = SearchBudget(seconds=600, work=0.4)
+    budget = SearchBudget(seconds=600, work=2)
     monkeypatch.setattr("chimera_ir.orders.search._MOST_FOR_SOLVER", 300)
     monkeypatch.setattr("chimera_ir.orders.search._MOST_OF_FEW", 1)
-    alone = best(problem, budget)
-    assert fits_stores(problem, alone.lanes)
-    monkeypatch.setattr("chimera_ir.orders.search._orders_from_few", lambda *_: [])
-    assert alone.makespan <= best(problem, budget).makespan
+    monkeypatch.setattr("chimera_ir.orders.search.list_starts", lambda _: None)
+    monkeypatch.setattr("chimera_ir.orders.search.improving", lambda *_: repeat(None))
+    found = search(problem, {}, budget)
+    assert fits_stores(problem, found.lanes)
+    assert found.gap < Fraction(1, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "limit", "parameters", "large"),
+    [
+        ("zb_v", {"F": 3, "I": 4, "W": 2}, 5, {"P": 4, "N": 8}, False),
+        ("waves", {"F": 1, "B": 2}, 6, {"P": 4, "N": 8}, False),
+        ("zb_h1", SPLIT, 3, {"D": 4, "N": 49}, True),
+    ],
+)
+def test_a_longer_search_does_all_that_a_shorter_one_does(
+    name: str,
+    kinds: Mapping[str, int],
+    limit: int,
+    parameters: Mapping[str, int],
+    large: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Orders and bounds of a shorter search are the first of a longer one, so that neither gets worse."""
+    if large:
+        monkeypatch.setattr("chimera_ir.orders.search._MOST_FOR_SOLVER", 300)
+        monkeypatch.setattr("chimera_ir.orders.search._MOST_OF_FEW", 1)
+    problem, before = instance(name, costs(**kinds), limit, **parameters), list[tuple[Fraction, Fraction]]()
+    for work in (1e-6, 0.03, 0.1, 0.3, 0.9):
+        told = list[tuple[Fraction, Fraction]]()
+        found = search(problem, {}, SearchBudget(600, work=work), lambda *now, told=told: told.append(now))  # type: ignore[misc]
+        assert told[: len(before)] == before
+        assert told[-1] == (found.makespan, found.bound)
+        before = told
+    assert len(before) > 1
 
 
 def test_a_bound_above_an_order_is_an_error_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
