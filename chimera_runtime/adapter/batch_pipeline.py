@@ -13,11 +13,13 @@ from chimera_runtime.adapter.given_stages import CalledStage
 from chimera_runtime.adapter.results import LossFactor, Result, Results
 from chimera_runtime.data.evaluation_batches import EvaluationBatch
 from chimera_runtime.data.micro_batch_source import CutBatch
+from chimera_runtime.errors.adapter import argument_looks_like_borders
 from chimera_runtime.errors.check import module_cannot_be_sent
 from chimera_runtime.model.model import Model
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.ranks.gathering import Enquiry, gathered
 from chimera_runtime.ranks.object_exchange import ObjectExchange
+from chimera_runtime.values.keywords import borders_in
 from chimera_runtime.values.last_stage import alone
 from chimera_runtime.values.nested import to_device
 
@@ -40,15 +42,19 @@ class BatchPipeline(Pipeline):
             return f"stages.{stage}.{parameter.removeprefix('module.')}"
 
         self.rows: int | None = None
+        self._rising: list[str] = []
         super().__init__(directory, build_stage, results.loss, batch, name=name, **options)
         self._results = results
+        self._add_remarks(map(argument_looks_like_borders, self._rising))
         self._sent: dict[int, Any] = {}
         self._run_round = self._inference.runner(results)
 
     def _compare_example(self, example: Any) -> None:
         """Raises `Misuse` on all ranks if on any of them a tensor that is cut by default has not the batch's rows."""
         control = self._world.control_group
-        arguments = ObjectExchange(control.group, "the inputs of a batch", control.timeout).all_gather(example.cut)
+        exchange = ObjectExchange(control.group, "the inputs of a batch", control.timeout)
+        arguments, rising = zip(*exchange.all_gather((example.cut, borders_in(example.by_default))), strict=True)
+        self._rising = [*dict.fromkeys(name for name in rising if name is not None)]
         first = self._world.job.holders[0][0]
         self.rows = rows_of([arguments[first], *arguments])
         for of_rank in arguments:

@@ -1,7 +1,7 @@
 """Batches of a schedule of torch: cuts them into micro-batches as torch does, and merges outputs."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from chimera_runtime.data.micro_batch_source import CutBatch
 from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import adapter as mistakes
-from chimera_runtime.values.keywords import Whole, cut_alone
+from chimera_runtime.values.keywords import Keywords, Whole, cut_alone
 from chimera_runtime.values.nested import is_mask
 
 
@@ -64,7 +64,7 @@ class Cutting:
                 zip(arg_mbs or inputs, kwarg_mbs or keywords, target_mbs or targets, strict=True)
             )
         ]
-        return TorchBatch(triples, self.parts, tuple(rows))
+        return TorchBatch(triples, self.parts, tuple(rows), kwargs if self.kwargs is None else {})
 
     def merged(self, outputs: list[Any]) -> Any:
         """Returns the outputs of all micro-batches as one, as torch merges them."""
@@ -115,9 +115,14 @@ class CutArgument(NamedTuple):
 
 @dataclass(frozen=True)
 class TorchBatch(CutBatch):
-    """A batch of a schedule of torch; ``cut`` are the tensors of this rank's inputs before they were cut."""
+    """A batch of a schedule of torch.
+
+    ``cut`` are the tensors of this rank's inputs before they were cut, ``by_default`` the keyword arguments that no
+    chunk spec was given for.
+    """
 
     cut: tuple[CutArgument, ...] = ()
+    by_default: Keywords = field(default_factory=dict)
 
 
 def rows_of(arguments: Sequence[Sequence[CutArgument]]) -> int | None:

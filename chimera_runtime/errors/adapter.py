@@ -58,6 +58,13 @@ def argument_has_other_rows(name: str, shape: tuple[int, ...], rows: int | None)
     )
 
 
+def argument_looks_like_borders(name: str) -> str:
+    return (
+        f"{name} has whole numbers that rise from 0, as borders of documents would, and is cut into micro-batches. If "
+        'it is one list for the whole batch, give it by **{whole("name"): ..} with chimera_runtime.whole'
+    )
+
+
 def wrong_number_of_micro_batches(name: str, micro_batches: int, length: int) -> Misuse:
     return Misuse(f"the length of {name} is {length}, and must be the number of micro-batches, {micro_batches}")
 

@@ -11,7 +11,7 @@ import torch
 from chimera_runtime.errors import values as mistakes
 from chimera_runtime.values.carries import CARRY, OF_LAYERS, START, SliceArguments, slice_arguments
 from chimera_runtime.values.last_stage import alone
-from chimera_runtime.values.nested import leaves_with_paths, taken_apart
+from chimera_runtime.values.nested import leaves, taken_apart
 from chimera_runtime.values.shared_memory import versions
 
 Keywords = dict[str, Any]
@@ -46,7 +46,7 @@ def cut_alone(keywords: Keywords) -> Keywords:
 def borders_in(keywords: Keywords) -> str | None:
     """Returns the first of the keyword arguments that are cut with whole numbers that rise from 0, as borders do."""
     for name, value in cut_alone(keywords).items():
-        for _, leaf in leaves_with_paths(value):
+        for leaf in leaves(value):
             if isinstance(leaf, torch.Tensor) and leaf.dim() == 1 and len(leaf) > 2 and not leaf.is_meta:
                 numbers = leaf.tolist() if leaf.dtype in _WHOLE_NUMBERS else [1]
                 if numbers[0] == 0 < numbers[-1] and numbers == sorted(numbers):

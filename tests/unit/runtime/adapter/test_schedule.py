@@ -192,6 +192,15 @@ def test_a_tensor_that_has_not_the_rows_of_the_batch_is_refused(
     assert stages[1].seen[0][1] is borders
 
 
+def test_a_list_that_has_the_rows_of_the_batch_by_chance_gets_a_remark(make: Callable[..., CompiledSchedule]) -> None:
+    rising = torch.arange(B * N)
+    for borders, remarked in ((rising, True), (rising.flip(0), False), (rising.double(), False)):
+        schedule = make({0: Bordered(), 1: Bordered()})
+        schedule.step(X, target=Y, mask=X, borders={"at": borders})
+        remarks = [remark for remark in schedule.pipeline.remarks if remark.startswith("borders has whole numbers")]
+        assert len(remarks) == remarked
+
+
 def test_a_step_without_gradients_is_refused(make: Callable[..., CompiledSchedule]) -> None:
     with torch.no_grad(), pytest.raises(Misuse, match=r"call eval\(\) under torch.no_grad"):
         make().step(X, target=Y)
