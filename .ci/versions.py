@@ -27,7 +27,7 @@ COMPILER = (
     *("tests/errors", "tests/literature", "chimera_ir/syntax", "tests/property/test_ir_roundtrip.py"),
     *(
         f"tests/unit/test_{name}.py"
-        for name in ("cli", "codegen", "graph", "library", "page_tables", "render", "search", "torch_text")
+        for name in ("cli", "codegen", "for_torch", "graph", "library", "page_tables", "render", "search", "torch_text")
     ),
 )
 RUNTIME = (

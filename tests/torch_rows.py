@@ -1,8 +1,9 @@
 """An independent reading of torch's text for a schedule: it shares no code with `chimera_ir`.
 
 Messages carry no tag: they are matched first in, first out, for each directed pair of ranks. Posting never blocks; an
-operation waits for its receives. A file is right if every micro-batch meets every stage once in each direction, if
-every message is made, sent, received and read once, and if every rank reaches the end of its row.
+operation waits for its receives, and a wait for a send until it is received. A file is right if every micro-batch meets
+every stage once in each direction, if every message is made, sent, received and read once, and if every rank reaches
+the end of its row.
 """
 
 import re
@@ -56,6 +57,15 @@ class Reading:
                 for near, far, letter in ((stage, stage + 1, "F"), (stage + 1, stage, "B")):
                     wanted |= {(self.ranks[near], (near, f"SEND_{letter}", micro))}
                     wanted |= {(self.ranks[far], (far, f"RECV_{letter}", micro))}
+        for row in self.rows:
+            actions = [action for cell in row for action in cell]
+            waits = Counter((stage, kind[5:], micro) for stage, kind, micro in actions if kind.startswith("WAIT_SEND"))
+            if waits and waits != Counter(action for action in actions if action[1].startswith("SEND")):
+                return "a send without its wait, or a wait without its send"
+            turns = [(stage, kind) for stage, kind, _ in actions if kind.endswith("REDUCE_GRAD")]
+            pairs = [(stage, word) for stage, _ in turns[::2] for word in ("REDUCE_GRAD", "WAIT_REDUCE_GRAD")]
+            if any(kind == "WAIT_REDUCE_GRAD" for _, kind in turns) and turns != pairs:
+                return "reductions that are not in turn"
         odd = Counter(self.messages)
         odd.subtract(wanted)
         return "".join(f"{number:+} {action} on rank {rank} " for (rank, action), number in odd.items() if number)
@@ -108,6 +118,10 @@ class Reading:
                 return made and here and self._arrived((stage, "RECV_B", micro), stage + 1, arrived)
             case "W":
                 return (stage, "I", micro) in ran
+            case "WAIT_SEND_F":
+                return (stage + 1, "RECV_F", micro) in arrived
+            case "WAIT_SEND_B":
+                return (stage - 1, "RECV_B", micro) in arrived
             case "SEND_F":
                 return (stage, "F", micro) in ran
             case "SEND_B":

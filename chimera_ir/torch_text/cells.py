@@ -2,6 +2,7 @@
 
     0F0,0F1,0SEND_F0,,0RECV_B0,0B0        2F0: the forward of micro-batch 0 on stage 2
     1RECV_F0,1F0,1B0,1SEND_B0             (0F7;7B3)OVERLAP_F_B: a pair
+                                          0WAIT_SEND_F0, 0WAIT_REDUCE_GRAD: waits, since torch 2.15
 
 The kinds F, I, W and B are those of the table. Files from before 2025 write B for I, and BW for B. An empty cell, or
 ``None``, is a column in which the rank does nothing. Columns mean nothing else: the order in a row counts.
@@ -31,12 +32,17 @@ TRANSFERS: dict[str, tuple[type[Send | Recv], Value]] = {
 }
 """The instruction that each action about a message posts, and the value in the message."""
 
-UNSHARD, RESHARD, REDUCE_GRAD = "UNSHARD", "RESHARD", "REDUCE_GRAD"
+WAITS = {"WAIT_SEND_F": "SEND_F", "WAIT_SEND_B": "SEND_B"}
+"""The send that each wait is for."""
+
+UNSHARD, RESHARD, REDUCE_GRAD, WAIT_REDUCE_GRAD = "UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD"
+REDUCTIONS = (REDUCE_GRAD, WAIT_REDUCE_GRAD)
+_ON_WEIGHTS = (UNSHARD, RESHARD, *REDUCTIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class MessageCell:
-    """A send or a receive, as in ``1SEND_F0``; ``stage`` is that of the rank which posts it."""
+    """A send, a receive or a wait for a send, as in ``1SEND_F0``; ``stage`` is that of the rank which posts it."""
 
     word: str
     stage: Stage
@@ -78,8 +84,8 @@ _Actions = tuple[_Action] | tuple[_Action, _Action]
 """The action of a cell, or the two of a pair."""
 
 _CELL = re.compile(r'[^,\n\s"](?:[^,\n]*[^,\n\s"])?')
-_COMPUTED = "|".join(("BW", "F", "I", "W", "B"))
-_ACTION = re.compile(rf"([0-9]+)(?:({_COMPUTED}|{'|'.join(TRANSFERS)})([0-9]*)|({UNSHARD}|{RESHARD}|{REDUCE_GRAD}))")
+_OF_MICROS = "|".join((*WAITS, *TRANSFERS, "BW", "F", "I", "W", "B"))
+_ACTION = re.compile(rf"([0-9]+)(?:({'|'.join(_ON_WEIGHTS)})|({_OF_MICROS})([0-9]*))")
 _OVERLAP = re.compile(r"\(\s*([^;()]*?)\s*;\s*([^;()]*?)\s*\)OVERLAP_F_B")
 _OF_BEFORE_2025 = {"B": "I", "BW": "B"}
 _DIGITS = 10
@@ -135,14 +141,14 @@ def _action(text: str, start: int) -> _Action:
     span, match = Span(start, start + len(text)), _ACTION.match(text)
     if match is None:
         raise Rejected([say.MalformedCell(span, text)])
-    if match[2] and not match[3]:
+    if match[3] and not match[4]:
         raise Rejected([say.MicroUnsaid(span, text)])
     if match.end() < len(text):
         raise Rejected([say.TrailingText(span, text, match[0])])
-    for what, number, limit in (("stage", match[1], MAX_STAGES), ("micro-batch", match[3] or "0", MAX_MICRO_BATCHES)):
+    for what, number, limit in (("stage", match[1], MAX_STAGES), ("micro-batch", match[4] or "0", MAX_MICRO_BATCHES)):
         if len(number) > _DIGITS or int(number) >= limit:
             raise Rejected([say.NumberTooHigh(span, what, number, 0, limit - 1)])
-    return _Action(int(match[1]), match[2] or match[4], int(match[3] or 0), span)
+    return _Action(int(match[1]), match[2] or match[3], int(match[4] or 0), span)
 
 
 def _letters(actions: list[_Action]) -> dict[str, str]:
@@ -158,9 +164,9 @@ def _letters(actions: list[_Action]) -> dict[str, str]:
 
 def _cell(actions: _Actions, letters: dict[str, str]) -> Cell:
     (stage, word, micro, span), *others = actions
-    if word in TRANSFERS:
+    if word in TRANSFERS or word in WAITS:
         return MessageCell(word, Stage(stage), Micro(micro), span)
-    if word in (UNSHARD, RESHARD, REDUCE_GRAD):
+    if word in _ON_WEIGHTS:
         return WeightsCell(word, Stage(stage), span)
     parts = [
         Compute(KINDS[letters.get(action.word, action.word)], (Micro(action.micro),), Stage(action.stage), action.span)

@@ -13,9 +13,10 @@ messages a program.
                                       step s0                          step s1
 
 Sends and receives are posted where the file has them. An operation waits for what it reads, as it does in torch; a send
-is waited for when a message proves that it is over, as in `lower.comm`. torch gives messages no tags, so they are
-matched by their order between two ranks: this is the transport of in-order queues, and the rule "channels" compares the
-orders. The sum of a stage's gradients is launched after its last gradients, that of tied stages at the end.
+is waited for where the file says so (WAIT_SEND_F, since torch 2.15), or when a message proves that it is over, as in
+`lower.comm`. torch gives messages no tags, so they are matched by their order between two ranks: this is the transport
+of in-order queues, and the rule "channels" compares the orders. The sum of a stage's gradients is launched after its
+last gradients, that of tied stages at the end; it is waited for at WAIT_REDUCE_GRAD, or at the end.
 
 A file does not say how many stages and micro-batches there are, nor where the stages are: a stage is on the rank that
 computes it, and the highest numbers are the last ones. The text may come from anywhere: whatever its content, the
@@ -52,7 +53,21 @@ from chimera_ir.ir.text.printer import absolute, numbered_line
 from chimera_ir.lower.buffers import slots
 from chimera_ir.lower.comm import AHEAD, Posting, Traffic, Transfer, communicate
 from chimera_ir.source import Source, Span
-from chimera_ir.torch_text.cells import REDUCE_GRAD, TRANSFERS, UNSHARD, Cell, MessageCell, WeightsCell, rows_of
+from chimera_ir.torch_text.cells import (
+    REDUCE_GRAD,
+    REDUCTIONS,
+    TRANSFERS,
+    UNSHARD,
+    WAIT_REDUCE_GRAD,
+    WAITS,
+    Cell,
+    MessageCell,
+    WeightsCell,
+    rows_of,
+)
+
+_Line = Operation | Send | Recv | WaitSend | WaitAllReduce
+"""An instruction that a cell stands for; the other ones follow from it."""
 
 
 def parse(source: Source, ties: Callable[[int], tuple[WeightGroup, ...]] = lambda _: ()) -> Schedule | Program:
@@ -118,22 +133,33 @@ def _header(source: Source, rows: Sequence[Sequence[Cell]], lanes: Sequence[Sequ
 
 
 def _misplaced(header: Header, row: Sequence[Cell]) -> Iterator[Diagnostic]:
-    """Yields the messages with no stage at one of their ends, and those that are received after they are read."""
+    """Yields the messages that cannot be where they are.
+
+    They have no stage at one of their ends, are received after they are read, or are waited for while they are not on
+    their way. A file with waits for sends has one for each send.
+    """
     read: dict[tuple[Value, Stage, Micro], Compute] = {}
+    sent: dict[str, MessageCell] = {}
     for cell in row:
         if isinstance(cell, Compute | Pair):
             read |= {(value, part.stage, part.micros[0]): part for part in cell.parts for value in part.kind.reads}
+        elif isinstance(cell, MessageCell) and cell.word in WAITS:
+            if sent.pop(str(replace(cell, word=WAITS[cell.word])), None) is None:
+                yield say.NothingSent(cell.origin, str(cell), header.stages - 1)
         elif isinstance(cell, MessageCell):
             post, value = TRANSFERS[cell.word]
+            sent |= {str(cell): cell} if post is Send else {}
             if not (cell.stage < header.stages and _others(header, cell)):
                 yield say.NothingBeyond(cell.origin, str(cell), header.stages - 1)
             elif post is Recv and (part := read.get((value, cell.stage, cell.micro))):
                 yield say.ReceivedTooLate(cell.origin, str(cell), numbered_line(part, absolute(1)), part.origin)
+    if any(isinstance(cell, MessageCell) and cell.word in WAITS for cell in row):
+        yield from (say.NeverWaitedFor(cell.origin, str(cell), header.stages - 1) for cell in sent.values())
 
 
 def _others(header: Header, cell: MessageCell) -> tuple[Stage, ...]:
     """The stages at the other end of a message: they read the value of a send, or make the value of a receive."""
-    post, value = TRANSFERS[cell.word]
+    post, value = TRANSFERS[WAITS.get(cell.word, cell.word)]
     return (header.readers if post is Send else header.makers)(value, cell.stage)
 
 
@@ -144,7 +170,7 @@ def _upkeep(row: Sequence[Cell]) -> Iterator[Diagnostic]:
     """
     parts = [part for cell in row if isinstance(cell, Compute | Pair) for part in cell.parts]
     sums = {part.stage: part for part in parts if part.kind.sums}
-    states = {cell.stage: False for cell in row if isinstance(cell, WeightsCell) and cell.word != REDUCE_GRAD}
+    states = {cell.stage: False for cell in row if isinstance(cell, WeightsCell) and cell.word not in REDUCTIONS}
     held, summed = {part.stage for part in parts}, set[Compute]()
     for cell in row:
         if isinstance(cell, Compute | Pair):
@@ -160,10 +186,21 @@ def _upkeep(row: Sequence[Cell]) -> Iterator[Diagnostic]:
                 last = sums.pop(cell.stage, None)
                 if last not in summed:
                     yield say.WrongReduction(*where)
+            elif cell.word == WAIT_REDUCE_GRAD:
+                continue
             elif states[cell.stage] == (cell.word == UNSHARD):
                 yield (say.UnshardedTwice if states[cell.stage] else say.WrongUpkeep)(*where)
             else:
                 states[cell.stage] = not states[cell.stage]
+    reductions = [cell for cell in row if isinstance(cell, WeightsCell) and cell.word in REDUCTIONS]
+    if any(cell.word == WAIT_REDUCE_GRAD for cell in reductions):
+        # From torch 2.15 on a rank has one reduction at a time, and waits for it before the next one.
+        for number, cell in enumerate(reductions):
+            if cell.word != REDUCTIONS[number % 2] or cell.stage != reductions[number // 2 * 2].stage:
+                yield say.ReductionOutOfTurn(cell.origin, str(cell), cell.stage)
+                return
+        if len(reductions) % 2:
+            yield say.ReductionOutOfTurn(reductions[-1].origin, str(reductions[-1]), reductions[-1].stage)
 
 
 def _lane(header: Header, worker: int, row: Sequence[Cell], traffic: Traffic) -> Iterator[Instruction]:
@@ -175,13 +212,18 @@ def _lane(header: Header, worker: int, row: Sequence[Cell], traffic: Traffic) ->
         part.stage: cell for cell in row if isinstance(cell, Compute | Pair) for part in cell.parts if part.kind.sums
     }
     launched, sent, late, place = list[WeightGroup](), set[Message](), list[Transfer](), 0
-    for instruction in _of_file(header, row, traffic):
-        if isinstance(instruction, Send | Recv):
+    lines = _of_file(header, row, traffic)
+    waited = {line.message for line in lines if isinstance(line, WaitSend)}
+    reduced = {line.group for line in lines if isinstance(line, WaitAllReduce)}
+    for instruction in lines:
+        if not isinstance(instruction, Compute | Pair):
             sent |= {instruction.message} if isinstance(instruction, Send) else set()
             yield instruction
             continue
         yield from (WaitRecv(transfer.message, instruction.origin) for transfer in traffic.received.get(place, ()))
         for transfer in traffic.retired.get(place, ()):
+            if transfer.message in waited:
+                continue
             # A message that leaves after its answer: the rule "channels" finds that the lane stops here.
             if transfer.message in sent:
                 yield WaitSend(transfer.message, instruction.origin)
@@ -193,29 +235,34 @@ def _lane(header: Header, worker: int, row: Sequence[Cell], traffic: Traffic) ->
             yield AllReduce((stage,), instruction.origin)
         place += 1
     end = row[-1].origin
-    yield from (WaitSend(transfer.message, end) for transfer in (*late, *traffic.unanswered))
+    unanswered = [transfer for transfer in traffic.unanswered if transfer.message not in waited]
+    yield from (WaitSend(transfer.message, end) for transfer in (*late, *unanswered))
     tied = [group for group in header.groups_of[worker] if len(group) > 1]
     yield from (AllReduce(group, end) for group in tied)
     for group in (*launched, *tied):
-        yield from (WaitAllReduce(group, end), Step(group, end))
+        if group not in reduced:
+            yield WaitAllReduce(group, end)
+        yield Step(group, end)
 
 
-def _of_file(header: Header, row: Sequence[Cell], traffic: Traffic) -> list[Operation | Send | Recv]:
-    """The operations, sends and receives of a rank, where receives have slots (buffers).
+def _of_file(header: Header, row: Sequence[Cell], traffic: Traffic) -> list[_Line]:
+    """The instructions of a rank that its row has, where receives have slots (buffers).
 
     ``traffic`` has the last operation that uses each message; after it the message's slot is free for another message.
     """
     needed = {transfer.message: transfer for transfer in chain.from_iterable(traffic.received.values())}
-    lane: list[Operation | Send | Recv] = []
+    lane: list[_Line] = []
     postings: list[Posting] = []
     place = 0
     for cell in row:
         if isinstance(cell, MessageCell):
-            post, value = TRANSFERS[cell.word]
+            post, value = TRANSFERS[WAITS.get(cell.word, cell.word)]
             (other,) = _others(header, cell)
             peer = header.pipes[0].workers[other]
             if post is Send:
-                lane.append(Send(Message((cell.micro,), cell.stage, other, value), peer, cell.origin))
+                message = Message((cell.micro,), cell.stage, other, value)
+                waits = cell.word in WAITS
+                lane.append(WaitSend(message, cell.origin) if waits else Send(message, peer, cell.origin))
                 continue
             message = Message((cell.micro,), other, cell.stage, value)
             lane.append(Recv(message, peer, Slot(0), cell.origin))
@@ -224,5 +271,7 @@ def _of_file(header: Header, row: Sequence[Cell], traffic: Traffic) -> list[Oper
         elif not isinstance(cell, WeightsCell):
             lane.append(cell)
             place += 1
+        elif cell.word == WAIT_REDUCE_GRAD and not header.ties:
+            lane.append(WaitAllReduce((cell.stage,), cell.origin))
     numbers = iter(slots(postings))
     return [replace(line, slot=next(numbers)) if isinstance(line, Recv) else line for line in lane]

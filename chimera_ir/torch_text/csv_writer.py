@@ -116,7 +116,10 @@ def cell_text(cell: Cell) -> str:
 
 
 def remarks(header: Header, *, comms: bool) -> tuple[str, str]:
-    """Sentences that say how to start a file in torch and in torchtitan."""
+    """Sentences that say how to start a file in torch and in torchtitan.
+
+    torch 2.15 adds waits and other UNSHARDs to an order, by which receives move, and demands the waits of a file.
+    """
     ranks, file = header.workers, f"{header.scheme}.csv"
     held = "; ".join(f"rank {rank}: {' '.join(map(str, held))}" for rank, held in enumerate(header.stages_of))
     form = ', format="compute_comms"' if comms else ""
@@ -124,6 +127,10 @@ def remarks(header: Header, *, comms: bool) -> tuple[str, str]:
         f"in torch: schedule = _PipelineScheduleRuntime(stages, n_microbatches={header.micro_batches}, loss_fn=loss);"
         f' schedule._load_csv("{file}"{form}), with the stages of each rank in ascending order ({held})'
     )
+    newer = (
+        "refuses it, as it wants waits for sends" if comms else "adds messages in another order, which is not proven"
+    )
+    torch += f"; torch 2.15 {newer}"
     name = _torchtitan_name(header)
     if comms:
         return torch, "torchtitan loads a compute order alone: --emit torch-csv"

@@ -180,8 +180,12 @@ def has_other_rows(name: str, place: str, shape: tuple[int, ...], wanted: str, k
 def _goes_whole(keyword: str) -> str:
     return (
         "what goes with all items and not with each is a keyword argument that the example declares, "
-        f'{{whole("{keyword}"): ..}} with chimera_runtime.whole'
+        + _declaration_of(keyword)
     )
+
+
+def _declaration_of(keyword: str) -> str:
+    return '{whole("' + keyword + '"): ..} with chimera_runtime.whole'
 
 
 def as_in_first(items: int, place: str) -> str:
@@ -207,7 +211,7 @@ def looks_like_borders(name: str) -> str:
     return (
         f"the keyword argument {name} of the first mini-batch has whole numbers that rise from 0, as borders of "
         "documents would, and it is cut into micro-batches by items. If it is one list for the whole mini-batch, "
-        f'declare it in the example: {{whole("{name}"): ..}} with chimera_runtime.whole'
+        f"declare it in the example: {_declaration_of(name)}"
     )
 
 

@@ -251,7 +251,7 @@ def test_a_message_cannot_hold_a_quote_or_a_new_line(message: str) -> None:
         verified(Source("h.chim", HOSTILE.replace("{MESSAGE}", message)))
 
 
-@pytest.mark.parametrize("name", ["class", "None", "import_", "__class__", "__import__", "lambda", "_", "x" * 200])
+@pytest.mark.parametrize("name", ["class", "None", "import_", "__class__", "__import__", "lambda", "_", "x" * 150])
 def test_words_of_python_are_names_like_any_other(name: str) -> None:
     text = f"""\
 scheme {name}({name}D = 2)

@@ -92,6 +92,20 @@ class NothingBeyond(Diagnostic, code="CH806"):
     last: int
 
 
+NothingSent = NothingBeyond.worded(
+    "NothingSent",
+    title="`{cell}` waits for a send that is not on its way",
+    label="never sent, or waited for already",
+    help="put it after the send, once",
+)
+NeverWaitedFor = NothingBeyond.worded(
+    "NeverWaitedFor",
+    title="nothing waits for `{cell}`",
+    label="other sends of this rank are waited for",
+    help="add a `WAIT_SEND_F` or `WAIT_SEND_B` after it",
+)
+
+
 class ReceivedTooLate(Diagnostic, code="CH808"):
     """A receive after the operation that reads the message."""
 
@@ -132,4 +146,10 @@ WrongReduction = WrongUpkeep.worded(
     title="`{cell}` is not the one sum after the last gradients of stage {stage}",
     label="too early, or a second time",
     help="put it once, after the last B or W of stage {stage}",
+)
+ReductionOutOfTurn = WrongUpkeep.worded(
+    "ReductionOutOfTurn",
+    title="`{cell}` is not in turn: a rank has one reduction at a time",
+    label="not a `REDUCE_GRAD` and its wait in turn",
+    help="put `{stage}WAIT_REDUCE_GRAD` after `{stage}REDUCE_GRAD`, and before the next reduction",
 )
