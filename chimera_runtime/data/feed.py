@@ -18,6 +18,7 @@ from chimera_runtime.data.mini_batch import (
     by_item,
     length_of,
     require_cut,
+    require_no_graph,
     require_rows,
 )
 from chimera_runtime.errors import FAILED
@@ -133,9 +134,13 @@ class Feed(MicroBatchSource):
             batch.require_whole()
             self._facts[update] = {POSITION: position(batch.position)}
         if callable(batch) or isinstance(batch, Batches | CutBatch):
+            if isinstance(batch, CutBatch):
+                for micro, triple in enumerate(batch.triples):
+                    require_no_graph(triple, f"micro-batch {micro}")
             self._pairs[update] = batch
         else:
             triple = as_triple(batch, "a batch", self.names)
+            require_no_graph(triple, "a batch")
             size, count = self.size * self.job.micro_batches, self.job.micro_batches
             if self.job.micro_batches * self.job.row_parts > 1:
                 require_cut(triple, size, "a batch")
@@ -152,6 +157,7 @@ class Feed(MicroBatchSource):
             self.cut_slice = example.cut_slice
         if not isinstance(example, Batches | CutBatch):
             triple = as_triple(example, "the example")
+            require_no_graph(triple, "the example")
             self._parts.require(triple, "the example")
         self._pairs[0] = example if isinstance(example, Batches | CutBatch) else lambda _micro: example
 
@@ -172,6 +178,8 @@ class Feed(MicroBatchSource):
             raise mistakes.wrong_number_of_pairs(self.job.name, self.job.micro_batches, len(pairs))
         listed = pairs if isinstance(pairs, (list, tuple)) else ()
         for micro, pair in enumerate(listed):
+            if isinstance(pair, (tuple, list)):
+                require_no_graph(pair, f"micro-batch {micro}")
             if isinstance(pair, tuple) and len(pair) == 3:  # what this rank does not use may be anything
                 as_triple(pair, f"micro-batch {micro}", self.names)
         self._facts.pop(update, None)
@@ -243,6 +251,7 @@ class Feed(MicroBatchSource):
         with _LOADING:
             loaded = load(micro)
         triple = as_triple(loaded, f"micro-batch {micro}", self.names)
+        require_no_graph(triple, f"micro-batch {micro}")
         self._parts.require(triple, f"micro-batch {micro}")
         if micro == update % self.job.micro_batches and update not in self._facts:
             self._note_facts(update, triple)

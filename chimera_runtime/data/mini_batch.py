@@ -20,6 +20,7 @@ from chimera_runtime.values.nested import (
     are_equal,
     is_rows,
     joined,
+    leaves,
     leaves_with_paths,
     lengths,
     mapped,
@@ -239,6 +240,17 @@ def require_rows(triple: Triple, items: int, name: str, wanted: str) -> None:
         if _length(leaf) not in (None, items):
             keyword = keyword_of(path) or (".." if path.startswith("[0]") and items in lengths(triple[0]) else "")
             raise mistakes.has_other_rows(name, place_of(path), tuple(leaf.shape), wanted, keyword)
+
+
+def require_no_graph(value: Any, name: str) -> None:
+    """Raises `Misuse` if a tensor of a triple requires a gradient, which no rank would have as a whole.
+
+    Several ranks may use a tensor, each for some micro-batches, and gradients are means over counts and accumulated
+    steps. ``name`` is what the message calls the triple.
+    """
+    if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves(value)):
+        tensors = ((path, leaf) for path, leaf in leaves_with_paths(value) if isinstance(leaf, torch.Tensor))
+        raise mistakes.requires_a_gradient(name, place_of(next(path for path, leaf in tensors if leaf.requires_grad)))
 
 
 def _length(leaf: Any) -> int | None:

@@ -105,6 +105,13 @@ def neither_pair_nor_triple(name: str, kind: str) -> Misuse:
     return Misuse(f"{name} is a {kind}, not a pair (input, target); keyword arguments of stages stand third, in a dict")
 
 
+def requires_a_gradient(name: str, place: str) -> Misuse:
+    return Misuse(
+        f"{name}: {place} requires a gradient, of which each rank would have a part: detach() it; or, to train what it "
+        "comes from, move that into the stage or the loss that takes it, and give what it is computed from as data"
+    )
+
+
 def cannot_be_cut(name: str, place: str, kind: str, keyword: str) -> Misuse:
     remedy = f"; {_goes_whole(keyword)}" if keyword else ""
     return Misuse(

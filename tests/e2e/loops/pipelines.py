@@ -320,6 +320,19 @@ def frozen(both: Path, down: Path) -> None:
     assert error.startswith("stages.1.first and stages.1.second overlap in memory"), error
 
 
+def encoded(directory: Path) -> None:
+    """A mini-batch with a graph is refused on all ranks before anything is sent; forwards alone may have one."""
+    encoder = nn.Linear(WIDTH, WIDTH).double()
+    x, y = data(4)
+    with pipeline(directory) as of:
+        for batch in ((encoder(x), y), (x, encoder(y)), (x.clone().requires_grad_(), y)):
+            assert "requires a gradient" in str(raised(lambda batch=batch: of.step(batch)))  # type: ignore[misc]
+        assert encoder.weight.grad is None
+        assert of.evaluate([(encoder(x), y)]) > 0
+        assert len([*of.predict([(encoder(x), None)])]) == 1
+        assert of.step((encoder(x).detach(), y)).loss > 0
+
+
 def failing(directory: Path) -> None:
     """A stage that raises ends the step of every rank, each with an error that says why; nobody hangs."""
 

@@ -7,7 +7,7 @@ import torch
 
 from chimera_runtime.blame import ModelError
 from chimera_runtime.data.feed import Feed, items_of
-from chimera_runtime.data.micro_batch_source import Batches
+from chimera_runtime.data.micro_batch_source import Batches, CutBatch
 from chimera_runtime.errors import Misuse
 from chimera_runtime.values.keywords import KeywordNames, whole
 from tests.unit.runtime.thread_ranks import job
@@ -223,6 +223,38 @@ def test_what_cannot_be_cut_is_refused_unless_it_comes_by_micro_batch() -> None:
         parted.put_example((object(), Y[:B]))
     with pytest.raises(Misuse, match=r"the example is a tuple, not a pair \(input, target\)"):
         feed().put_example((X, Y, Y))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("place", ["the input['x'][0]", "the target", "the keyword argument scale"])
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_data_that_requires_a_gradient_is_refused_in_every_form(place: str, is_leaf: bool) -> None:
+    """A rank uses a part of the micro-batches, so what an encoder outside of the pipeline got would be a part."""
+
+    def trained(at: str, tensor: torch.Tensor) -> torch.Tensor:
+        leaf = tensor.double().requires_grad_(at == place)
+        return leaf if is_leaf else leaf * 2
+
+    def triple(x: torch.Tensor, y: torch.Tensor) -> Any:
+        inputs, target, scale = (
+            trained(name, t)
+            for name, t in (("the input['x'][0]", x), ("the target", y), ("the keyword argument scale", y))
+        )
+        return {"x": [inputs]}, target, {"scale": scale}
+
+    source, pairs = feed(), [triple(*pair(micro)) for micro in range(N)]
+    forms: list[tuple[str, Any]] = [
+        ("a batch", lambda: source.put(0, triple(X, Y))),
+        ("the example", lambda: source.put_example(pairs[0])),
+        ("micro-batch 0", lambda: source.put_micro_batches(0, pairs)),
+        ("micro-batch 0", lambda: source.put(0, CutBatch(pairs, 1))),
+        ("micro-batch 1", lambda: (source.put(0, lambda micro: pairs[micro]), source.input(0, 1))),
+    ]
+    for name, put in forms:
+        with pytest.raises(Misuse) as raised:
+            put()
+        assert str(raised.value).startswith(f"{name}: {place} requires a gradient")
+    with torch.no_grad():
+        source.put(0, ({"x": [X * torch.ones(1, requires_grad=True)]}, Y, {"scale": Y}))
 
 
 def test_micro_batches_in_a_list_are_looked_at_before_the_step_begins() -> None:
