@@ -91,6 +91,19 @@ def _split_text(split: Sequence[int]) -> str:
     return f"split {','.join(map(str, split))}"
 
 
+def split_is_no_list(kind: str) -> Misuse:
+    return Misuse(
+        f"split=: it lists the number of the first layer of each stage, as [0, 3, 6] does, and is of type {kind}"
+    )
+
+
+def split_has_no_number(layer: object) -> Misuse:
+    return Misuse(
+        f"split=: it lists the number of the first layer of each stage, as [0, 3, 6] does, and {layer!r} of type "
+        f"{type(layer).__name__} is no number of a layer"
+    )
+
+
 def split_does_not_begin_with_0(split: Sequence[int]) -> Misuse:
     return Misuse(f"{_split_text(split)}: it lists the first layer of each stage, so it begins with 0")
 

@@ -135,6 +135,16 @@ def tensor_is_larger_than_example(here: tuple[int, ...], in_example: tuple[int, 
     )
 
 
+def micro_batches_differ_in_shape(
+    micro: int, here: tuple[tuple[int, ...], ...], first: tuple[tuple[int, ...], ...]
+) -> Misuse:
+    return Misuse(
+        f"the input of micro-batch {micro} has shapes {', '.join(map(str, here))}, and that of micro-batch 0 "
+        f"{', '.join(map(str, first))}: the micro-batches of one step have one shape: pad them to the longest, or give "
+        "those of unlike length to steps of their own, with accumulate=True"
+    )
+
+
 def output_is_larger_than_for_example(stage: int, excess: str) -> BadModel:
     return BadModel(f"stage {stage} returned for shapes that are no larger than the example's: {excess}")
 

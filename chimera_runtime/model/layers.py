@@ -49,6 +49,11 @@ class Layers:
             self._require_split(self.split)
 
     def _require_split(self, split: Sequence[int]) -> None:
+        if isinstance(split, str) or not isinstance(split, Sequence):
+            raise mistakes.split_is_no_list(type(split).__name__)
+        for layer in split:
+            if isinstance(layer, bool) or not hasattr(layer, "__index__"):
+                raise mistakes.split_has_no_number(layer)
         if not split or split[0] != 0:
             raise mistakes.split_does_not_begin_with_0(split)
         after = next((second for first, second in pairwise(split) if second <= first), None)

@@ -81,8 +81,15 @@ class VaryingShapes:
         return self._boundaries[shapes]
 
     def check(self, update: int) -> None:
-        """Raises `Misuse`, as `require_fitting` does, if a tensor of the update does not fit."""
+        """Raises `Misuse`, as `require_fitting` does, if a tensor of the update does not fit.
+
+        Also raises it if micro-batches in a list, which every rank has, differ in the shapes of their inputs.
+        """
         self.require_fitting(self._first_inputs(update))
+        shapes = [_shapes(pair[0]) for pair in self.feed.listed(update)]
+        other = next((micro for micro, shape in enumerate(shapes) if shape != shapes[0]), None)
+        if other is not None:
+            raise mistakes.micro_batches_differ_in_shape(other, shapes[other], shapes[0])
 
     def require_fitting(self, inputs: FirstInputs) -> None:
         """Raises `Misuse` if a tensor is larger than in the example in any dimension, or their number differs.

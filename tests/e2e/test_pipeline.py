@@ -49,6 +49,7 @@ CASES = {
     "closed": ("pipelines.py", "chimera", "pipedream_2bw"),
     "frozen": ("pipelines.py", "chimera", "dapple"),
     "encoded": ("pipelines.py", "chimera"),
+    "unlike": ("pipelines.py", "chimera"),
     "failing": ("pipelines.py", "dapple"),
     "kept": ("gradients.py", "dapple", "chimera", "pipedream_2bw"),
     "windows": ("gradients.py", "dapple", "chimera"),

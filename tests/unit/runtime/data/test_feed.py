@@ -257,6 +257,13 @@ def test_data_that_requires_a_gradient_is_refused_in_every_form(place: str, is_l
         source.put(0, ({"x": [X * torch.ones(1, requires_grad=True)]}, Y, {"scale": Y}))
 
 
+def test_a_smaller_micro_batch_of_a_list_is_refused_before_the_step_begins() -> None:
+    *pairs, last = [pair(m) for m in range(N)]
+    with pytest.raises(Misuse, match=r"micro-batch 2: dimension 0 of the input is 1, .* B = 2 in the example"):
+        feed().put_micro_batches(0, [*pairs, (last[0][:1], last[1][:1])])
+    feed().put_micro_batches(0, [*pairs, (None, None)])
+
+
 def test_micro_batches_in_a_list_are_looked_at_before_the_step_begins() -> None:
     source = feed()
     source.names = KeywordNames(frozenset(), frozenset())

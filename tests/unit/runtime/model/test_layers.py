@@ -64,6 +64,16 @@ def test_every_layer_is_in_one_stage(split: Any) -> None:
         ((1, 3), r"split 1,3: it lists the first layer of each stage, so it begins with 0"),
         ((0, 3, 3), r"split 0,3,3: 3 is not behind the layer before it; every stage has one layer at least"),
         ((0, 3, 2), r"split 0,3,2: 2 is not behind the layer before it"),
+        (
+            (0.0, 3.0),
+            r"split=: it lists the number of the first layer of each stage, .* 0\.0 of type float is no number",
+        ),
+        (("0", "3"), r".* '0' of type str is no number of a layer"),
+        ((False, True), r".*False of type bool is no number"),
+        ((0, None), r".*None of type NoneType is no number"),
+        ((-1, 2), r".*so it begins with 0"),
+        ("0,3", r"split=: .* is of type str"),
+        (3, r"split=: .* is of type int"),
         ((0, 6), r"split 0,6: there is no layer 6; there are the layers 0 to 5"),
     ],
 )
