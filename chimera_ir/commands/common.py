@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from errno import ENAMETOOLONG
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
@@ -17,7 +18,7 @@ import click
 from chimera_ir.commands.sections import colored
 from chimera_ir.diagnostics.suggest import closest
 from chimera_ir.errors import CompileError, DoesNotFit, NotFitted, TextError
-from chimera_ir.escapes import visible_lines
+from chimera_ir.escapes import visible, visible_lines
 
 WRONG_TEXT = 1
 WRONG_COMMAND = 2
@@ -49,14 +50,30 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+MOST_FOLDERS = 200
+"""The most names in a path: Python makes missing folders by recursion."""
+
+
 class GivenPath(click.Path):
-    """A path that is not empty; an unset variable leaves an empty one, which would be the current directory."""
+    """A path that is neither empty, as an unset variable leaves it (the current directory), nor too long."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path; a usage error if it is empty."""
+        """The path; a usage error if it is empty, or has a name or more names than a system takes."""
         if value == "":
             self.fail("an empty path.", param, ctx)
+        if _is_too_long(value):
+            self.fail(f"{visible(str(value)):.60} ..: {os.strerror(ENAMETOOLONG)}.", param, ctx)
         return super().convert(value, param, ctx)
+
+
+def _is_too_long(path: str | Path) -> bool:
+    if len(Path(path).parts) > MOST_FOLDERS:
+        return True
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return error.errno == ENAMETOOLONG
+    return False
 
 
 FILE = GivenPath(path_type=Path)

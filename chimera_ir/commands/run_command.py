@@ -11,7 +11,7 @@ import click
 
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import setting, single_values
-from chimera_ir.commands.common import WrongCommand, WrongText, as_misuse, require_torch
+from chimera_ir.commands.common import GivenPath, WrongCommand, WrongText, as_misuse, require_torch
 from chimera_ir.commands.compile_command import answered, compiling, delivered
 from chimera_ir.commands.sections import Function, SectionedCommand, all_of, general, report
 from chimera_ir.commands.stage_options import tied_by_transformer
@@ -75,7 +75,7 @@ def _as_click(option: Option) -> Callable[[Function], Function]:
         return click.option(option.name, is_flag=True, help=help)
     kind: click.Choice[str] | click.Path | None = click.Choice(option.choices) if option.choices else None
     if option.type is path:
-        kind = click.Path(exists=True, dir_okay=False) if option.name in (MODEL, TEXT) else click.Path()
+        kind = click.Path(exists=True, dir_okay=False) if option.name in (MODEL, TEXT) else GivenPath()
     completions = _backends if option.name == BACKEND else None
     return click.option(option.name, type=kind, metavar=option.metavar, help=help, shell_complete=completions)
 

@@ -1,6 +1,8 @@
 """Pages of compilations in a real browser: what every page must hold, and what can be done with one."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -252,6 +254,26 @@ def test_hostile_names_and_texts_are_only_text(tmp_path: Path, browser: Any) -> 
         assert not opened.page.evaluate("'ran' in window")
         assert opened.page.locator("img").count() == 0
         assert opened.mistakes() == []
+
+
+def test_hostile_texts_with_a_mistake_and_beside_another_are_only_text(tmp_path: Path, browser: Any) -> None:
+    name = re.sub("[/]", "|", HOSTILE)
+    text = chimera_ir.compile("dapple", D=2, N=2).request.source.text
+    wrong, right = tmp_path / f"{name}.chim", tmp_path / f"b{name}.chim"
+    mistaken = text.replace("scheme dapple", f"# \u202e{HOSTILE}\nscheme dapple").replace("B(m", "Q(m")
+    wrong.write_text(mistaken, encoding="utf-8")
+    right.write_text(text, encoding="utf-8")
+    commands = ["compile", wrong], ["compile", right, "--against", right], ["compare", right, "gpipe"]
+    for number, words in enumerate(commands):
+        page_file = tmp_path / f"{number}.html"
+        command = [sys.executable, "-m", "chimera_ir", *map(str, words), "D=2", "N=2", "--html", str(page_file)]
+        subprocess.run(command, check=False, capture_output=True, cwd=tmp_path)
+        with tab(browser) as opened:
+            opened.page.goto(page_file.as_uri())
+            opened.page.wait_for_load_state()
+            assert not opened.page.evaluate("'ran' in window")
+            assert opened.page.locator("img").count() == 0
+            assert opened.mistakes() == []
 
 
 def test_a_printed_page_has_the_whole_schedule(pages: Mapping[str, Path], browser: Any) -> None:

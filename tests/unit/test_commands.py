@@ -255,3 +255,51 @@ def test_bash_completes_with_what_it_reads(tmp_path: Path) -> None:
     )
     done = called("bash", "--norc", "-c", typed, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert (done.returncode, done.stdout, done.stderr) == (0, "N=4\n", "")
+
+
+HOSTILE = {
+    "a pipe": "pipe",
+    "a device": "/dev/zero",
+    "a directory": "folder",
+    "a link to itself": "loop",
+    "a long name": "x" * 300,
+    "a long path": "y/" * 1500 + "z",
+    "a terminal's commands": "a\x1b[31mb\x07\nc",
+    "text that runs to the left": "a\u202eb",
+    "no UTF-8": "\udcff",
+}
+
+PATHS = (
+    ("compile", "{}.chim"),
+    ("compile", "{}.sir"),
+    ("compile", "dapple", "--library", "{}", "--emit", "plan"),
+    ("compile", "dapple", "--against", "{}.csv", "--emit", "report"),
+    ("compile", "dapple", "--profile", "{}", "--cluster", "{}", "--micro-batch-size", "1"),
+    ("compile", "dapple", "D=2", "N=2", "--html", "{}/page.html"),
+    ("compile", "dapple", "D=2", "N=2", "--out", "{}/" + "x" * 300),
+    ("compare", "{}", "dapple"),
+    ("plan", "--profile", "{}", "--cluster", "{}"),
+    ("trace", "{}"),
+    ("view", "{}"),
+    ("new", "{}/x.py"),
+    ("explain", "{}"),
+    ("run", "{}", "--model", "{}"),
+    ("run", "dapple", "--model", "{}.py", "--save", "y/" * 1500),
+)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_path_of_any_kind_ends_in_words_that_can_be_printed(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for ending in ("", ".chim", ".sir", ".csv", ".zip"):
+        os.mkfifo(f"pipe{ending}")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    command = calling(import_module("chimera_ir.commands.group").main, NAME, capsys, monkeypatch)
+    for words in PATHS:
+        ended = command(*(word.format(HOSTILE[name]) for word in words))
+        assert ended.status in (0, WRONG_COMMAND, WRONG_TEXT), (words, ended)
+        assert "Traceback" not in ended.err
+        assert all(line.isprintable() for line in f"{ended.out}\n{ended.err}".splitlines()), (words, ended)
