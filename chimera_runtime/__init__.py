@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from chimera_runtime.model.layers import Layers
     from chimera_runtime.pipeline import Pipeline
     from chimera_runtime.ranks.rendezvous import fresh_store
-    from chimera_runtime.stage.auxiliary_losses import auxiliary_loss
+    from chimera_runtime.stage.auxiliary_losses import auxiliary_loss, report
     from chimera_runtime.update.outcome import Outcome
     from chimera_runtime.update.stage_optimizer import StageStep
     from chimera_runtime.values.keywords import whole
@@ -36,6 +36,7 @@ __all__ = [
     "StageStep",
     "auxiliary_loss",
     "fresh_store",
+    "report",
     "stages_of",
     "whole",
 ]
@@ -57,6 +58,7 @@ _HOMES = {
     "StageStep": "update.stage_optimizer",
     "auxiliary_loss": "stage.auxiliary_losses",
     "fresh_store": "ranks.rendezvous",
+    "report": "stage.auxiliary_losses",
     "stages_of": "adapter.schedule",
     "whole": "values.keywords",
 }

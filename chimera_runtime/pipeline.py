@@ -17,7 +17,7 @@ from chimera_runtime.data.micro_batch_source import Batches, CutBatch
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.errors import pipeline as mistakes
 from chimera_runtime.errors.check import CHECK_TAKES_ONE_OF_TWO, parameter_is_spread
-from chimera_runtime.evaluate.evaluation import Inference
+from chimera_runtime.evaluate.evaluation import EvaluationLoss, Inference
 from chimera_runtime.lane.profiler_ranges import ranges_on
 from chimera_runtime.model.layers import Layers
 from chimera_runtime.model.model import Model, file_of, require_build_stage
@@ -196,7 +196,9 @@ class Pipeline:
         # The updates, their losses, and the facts that are compared over the ranks with these.
         counted = probed.expected_count is not None
         outcomes_class = hooks.outcomes_class(job)
-        self._outcomes = outcomes_class(control, job, world.read, counted=counted, names=probed.auxiliary)
+        self._outcomes = outcomes_class(
+            control, job, world.read, counted=counted, names=probed.auxiliary, reported=probed.reports
+        )
         self._updates = updates_of(
             context,
             lane,
@@ -352,8 +354,10 @@ class Pipeline:
 
     # ---- forwards alone, and data for both
 
-    def evaluate(self, batches: Iterable[Pair | Callable[[int], Pair]]) -> float:
+    def evaluate(self, batches: Iterable[Pair | Callable[[int], Pair]]) -> EvaluationLoss:
         """Returns the mean loss over all items of some batches with the present weights, the same on every rank.
+
+        It is a number of which the attribute ``reports`` has what was reported, as `Outcome.reports`.
 
         Modules are in evaluation mode meanwhile, and nothing changes on which training depends, except that the updates
         of a stream that are under way are completed first; `drain` returns their outcomes. Errors are as in `step`;

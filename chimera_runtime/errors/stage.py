@@ -76,6 +76,24 @@ def carry_differs(stage: int, place: int, now: str, before: str) -> BadModel:
     )
 
 
+REPORT_HAS_NO_NAME = "report(name, value, count): the name is a text"
+
+
+def report_is_outside(name: object) -> Misuse:
+    return Misuse(
+        f"report({name!r}, ..) is called outside of a step or an evaluation of a pipeline: call it within the forward "
+        "of a stage or within the loss"
+    )
+
+
+def report_is_no_number(name: str, what: str) -> str:
+    return f"report({name!r}, ..): the {what} is to be a real number, or a tensor of one"
+
+
+def report_has_wrong_count(name: str, count: float) -> str:
+    return f"report({name!r}, ..): the count is {count}, and is to be positive and finite; report nothing for no item"
+
+
 def auxiliary_loss_has_no_gradient(name: str) -> BadModel:
     return BadModel(
         f"the auxiliary loss {name} would have no gradient: it is added under torch.no_grad(), or in a "

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -30,6 +30,8 @@ from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.rank_facts import Route
 from chimera_runtime.ranks.gathering import added_over_all, gathered
 from chimera_runtime.ranks.messages import Peer
+from chimera_runtime.ranks.object_exchange import ObjectExchange
+from chimera_runtime.stage.auxiliary_losses import Auxiliary, Reports, collecting
 from chimera_runtime.stage.carries import Carries
 from chimera_runtime.stage.module_state import state_of
 from chimera_runtime.stage.stage import Stage
@@ -39,7 +41,7 @@ from chimera_runtime.values.boundary import Boundary, keyword_names
 from chimera_runtime.values.carries import slice_length
 from chimera_runtime.values.keywords import Keywords, cut
 from chimera_runtime.values.last_stage import alone
-from chimera_runtime.values.losses import Tally
+from chimera_runtime.values.losses import Tally, added
 from chimera_runtime.values.mesh_tensors import rest
 from chimera_runtime.values.nested import is_rows, joined, leaves, mapped, taken_apart, to_device
 from chimera_runtime.values.shared_memory import Slots, unshared
@@ -106,6 +108,7 @@ class EvaluationStage:
     current: _CurrentRound
     load_keywords: Callable[[int], Keywords]
     carries: Carries
+    reports: Reports | None
     _outputs: dict[Micros, Tensors] = field(default_factory=dict)
 
     def forward(self, micros: Micros, inputs: Any, targets: Any = None) -> None:
@@ -136,10 +139,15 @@ class EvaluationStage:
         argument = inputs if self.before is None else self.before.form.filled(inputs)
         carry, takes = self.carries.take(micro), self.carries.takes
         keywords = {**self.load_keywords(micro), **carry.arguments(takes, carry.tensors)}
-        with UserCode(f"the forward of stage {self.number} in an evaluation", FAILED):
+        auxiliary = Auxiliary(takes=False)
+        with UserCode(f"the forward of stage {self.number} in an evaluation", FAILED), collecting(auxiliary):
             returned, new_carry = takes.split_result(f"stage {self.number}", self.module(argument, **keywords))
         self.carries.keep(micro, carry, inputs, new_carry)
-        outputs = self.output.finish(micro, self.current.size(micro), returned, target)
+        with collecting(auxiliary):
+            outputs = self.output.finish(micro, self.current.size(micro), returned, target)
+        if self.reports is not None and auxiliary.reports:
+            auxiliary.weigh(self.current.size(micro))
+            self.reports.add(0, auxiliary.reports)
         del returned  # only then does `unshared` see whether the module still holds the memory of an output
         return tuple(map(unshared, outputs))
 
@@ -174,6 +182,7 @@ class Evaluation:
     are the stages with which the rank trains; no update of them may be under way. ``size`` is the number of items of a
     micro-batch in training. ``output`` receives what the module of the last stage returns. ``varying``, if the pipeline
     has it, fits the stages to batches with smaller shapes than the example. ``cut_slice`` is as in `MicroBatchParts`.
+    ``reports`` collects what stages and loss report, if anybody asks for that.
     """
 
     context: RankContext
@@ -182,6 +191,7 @@ class Evaluation:
     output: LastOutput
     varying: VaryingShapes | None = None
     cut_slice: CutSlice | None = None
+    reports: Reports | None = None
 
     def __post_init__(self) -> None:
         context, world, facts = self.context, self.context.world, self.context.facts.evaluation
@@ -274,6 +284,7 @@ class Evaluation:
             load_keywords=load_keywords,
             # Micro-batches may differ in the number of their items, and so may their carries in shapes.
             carries=Carries(number, world.job.slices, probed.traits[number].takes, fixed=False),
+            reports=self.reports,
         )
 
 
@@ -311,6 +322,22 @@ def evaluating(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
             rest(module)
 
 
+class EvaluationLoss(float):
+    """The mean loss of an evaluation; ``reports`` has the means of what stages and loss have reported, by name."""
+
+    reports: dict[str, float]
+
+    def __new__(cls, loss: float, reports: dict[str, float]) -> Self:
+        """Makes the number."""
+        number = super().__new__(cls, loss)
+        number.reports = reports
+        return number
+
+    def __getnewargs__(self) -> tuple[float, dict[str, float]]:  # type: ignore[override]
+        """What a copy is made of."""
+        return float(self), self.reports
+
+
 @dataclass(frozen=True)
 class Inference:
     """Computes losses and outputs of the stages. Call it only while no update is under way.
@@ -327,14 +354,15 @@ class Inference:
     varying: VaryingShapes | None = None
     cut_slice: CutSlice | None = None
 
-    def mean_loss(self, batches: Iterable[Any]) -> float:
-        """Returns the mean loss over all items in the batches of all copies, the same on every rank.
+    def mean_loss(self, batches: Iterable[Any]) -> "EvaluationLoss":
+        """Returns the mean loss over all items in the batches of all copies, with reports, the same on every rank.
 
         Raises `Misuse` if a batch has none of the forms of `evaluation_batches`, or there is no item at all. Raises
         `BadModel`, `ModelError` or `PeerLost` if a forward or a message fails.
         """
         losses = LossTotal(self.context.model.judge)
-        evaluation = self._evaluation(losses)
+        reports = Reports(self.context.world.read)
+        evaluation = self._evaluation(losses, reports)
         with self._unchanged():
             for batch in batches:
                 for micro_batches in evaluation.evaluation_batches(batch):
@@ -342,10 +370,15 @@ class Inference:
                         evaluation.run(micro_batches)
         with self.located:
             control_group = self.context.world.control_group
-            items, total, count = added_over_all(control_group, losses.items, losses.total.item(), losses.count)
+            reported = reports.take(0)
+            numbers = losses.items, losses.total.item(), losses.count, len(reported.reports)
+            items, total, count, names = added_over_all(control_group, *numbers)
+            if names:
+                exchange = ObjectExchange(control_group.group, "what an evaluation reports", control_group.timeout)
+                reported = added(Tally(reports=of_rank) for of_rank in exchange.all_gather(dict(reported.reports)))
         if not items:
             raise Misuse(NOTHING_TO_EVALUATE)
-        return Tally(total, count).mean
+        return EvaluationLoss(Tally(total, count).mean, reported.report_means)
 
     def predictor(self) -> Callable[[Any], Any]:
         """Returns a function from a batch to the outputs of the last stage, on the CPU.
@@ -402,5 +435,5 @@ class Inference:
             if lost:
                 raise forward_begins_to_write(number, lost[0])
 
-    def _evaluation(self, output: LastOutput) -> Evaluation:
-        return Evaluation(self.context, self.stages, self.size, output, self.varying, self.cut_slice)
+    def _evaluation(self, output: LastOutput, reports: Reports | None = None) -> Evaluation:
+        return Evaluation(self.context, self.stages, self.size, output, self.varying, self.cut_slice, reports)

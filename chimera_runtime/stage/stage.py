@@ -14,7 +14,7 @@ from chimera_runtime.program.numbering import Micros, Numbering
 from chimera_runtime.program.stage_graph import VALUES
 from chimera_runtime.ranks.device_to_host import Reader, from_host
 from chimera_runtime.ranks.host_link import LinkToHost
-from chimera_runtime.stage.auxiliary_losses import Auxiliary, AuxiliaryLosses, collecting, roots_of
+from chimera_runtime.stage.auxiliary_losses import Auxiliary, AuxiliaryLosses, Reports, collecting, roots_of
 from chimera_runtime.stage.carries import Carries
 from chimera_runtime.stage.gradient_sums import GradientSum
 from chimera_runtime.stage.module_runs import LoadKeywords, ModuleRuns
@@ -99,6 +99,7 @@ class Stage(WeightGroup):
         self._recomputed = recomputed
         self._reruns = RecomputedForwards(number, module, is_compared, traits.touched, read)
         self._auxiliary = AuxiliaryLosses(number, traits.auxiliary, read)
+        self._reports = Reports(read)
         self._in_backward = UserCode(f"the backward of stage {number}", FAILED)
         # What waits, by micro-batch: for its backward, for the second half of it, and, by value, to be handed on.
         self._saved: dict[int, SavedGraph | SavedInput] = {}
@@ -200,7 +201,7 @@ class Stage(WeightGroup):
             result = self.runs.run(arguments)
             # Here the result turns into tensors to send or into the loss; the backward will begin at the roots.
             results, roots = self._finish((micro,), result, (target,))
-            self._auxiliary.add(micro, self._numbering.place(micro)[0], result.auxiliary)
+            self._hear(micro, self._numbering.place(micro)[0], result.auxiliary)
             self.carries.keep(micro, arguments.carry, inputs, result.carry)
             self._saved[micro] = self._saved_graph(result, roots)
             outputs = payload(results)
@@ -251,13 +252,20 @@ class Stage(WeightGroup):
         (results, auxiliary, digests), state = first_run
         for micro, values, target, numbers, digest in zip(micros, arguments, targets, before, digests, strict=True):
             self._saved[micro] = SavedInput(values, target, numbers, state, count, digest)
-        self._auxiliary.add(micros[0], update, auxiliary)
+        self._hear(micros[0], update, auxiliary)
         return payload(results)
 
     def _finish(self, micros: Sequence[int], result: ForwardResult, targets: Sequence[Any]) -> Finished:
-        """Turns a result into tensors to send or into the loss; adds the auxiliary losses of the loss to the result."""
+        """Turns a result into tensors to send or into the loss, and adds to the result what the loss tells."""
+        result.auxiliary.weigh(len(micros))
         with nullcontext() if self._output.after is not None else collecting(result.auxiliary):
             return self._output.finish(micros, result.returned, targets)
+
+    def _hear(self, micro: int, update: int, auxiliary: Auxiliary) -> None:
+        """Begins to read auxiliary losses and reports."""
+        self._auxiliary.add(micro, update, auxiliary)
+        if auxiliary.reports:
+            self._reports.add(update, auxiliary.reports)
 
     def _compared_values(self, result: ForwardResult, roots: Tensors, count: int) -> list[Any]:
         """The values in which the two runs of a forward over ``count`` micro-batches must agree."""
@@ -404,9 +412,9 @@ class Stage(WeightGroup):
         self._output.scale = scale
 
     def take_loss(self, update: int) -> Tally:
-        """Returns the losses of an update that this stage computed, auxiliary ones included, and forgets them.
+        """Returns the losses of an update that this stage computed, auxiliary ones and reports too, and forgets them.
 
         Errors as in `RerunComparison.compare`: the comparisons whose results were not known yet end here.
         """
         self._reruns.check(update)
-        return self._output.take_loss(update) + self._auxiliary.take(update)
+        return self._output.take_loss(update) + self._auxiliary.take(update) + self._reports.take(update)

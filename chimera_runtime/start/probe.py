@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -43,8 +44,8 @@ class ProbeResult:
     ``boundaries`` describe the tensors that each stage but the last hands to the next, ``traits`` the behaviour of each
     stage. ``footprints`` have the memory that a forward of each stage keeps; they are empty unless it was measured.
     ``expected_count`` estimates the count of an update, see `losses.expected_count`; it is None if ``loss`` returns a
-    mean. ``auxiliary`` are the names of the auxiliary losses of all stages. ``moved_bytes`` has the bytes of a
-    micro-batch that go to the host, for each stage of which anything moves.
+    mean. ``auxiliary`` are the names of the auxiliary losses of all stages, ``reports`` of what they report.
+    ``moved_bytes`` has the bytes of a micro-batch that go to the host, for each stage of which anything moves.
     """
 
     boundaries: list[Boundary]
@@ -52,6 +53,7 @@ class ProbeResult:
     footprints: list[Footprint]
     expected_count: float | None
     auxiliary: tuple[str, ...] = ()
+    reports: tuple[str, ...] = ()
     moved_bytes: Mapping[int, MovedBytes] = field(default_factory=dict)
 
     def before(self, stage: int, job: Job) -> Boundary | None:
@@ -89,9 +91,18 @@ def probe_stages(
     if expected is not None:
         boundaries = [replace(boundary, counted=True) for boundary in boundaries]
         expected = largest_of_rows(world.control_group, built.values(), expected, world.device)
-    names = sorted({name for of_stage in traits for name in of_stage.auxiliary})
+    names, reports = (
+        tuple(sorted({name for of_stage in traits for name in told(of_stage)}))
+        for told in (attrgetter("auxiliary"), attrgetter("reports"))
+    )
     return ProbeResult(
-        boundaries, with_shared(traits), probe.footprints, expected, auxiliary=tuple(names), moved_bytes=moved_bytes
+        boundaries,
+        with_shared(traits),
+        probe.footprints,
+        expected,
+        auxiliary=names,
+        reports=reports,
+        moved_bytes=moved_bytes,
     )
 
 

@@ -133,6 +133,7 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
         keywords=tuple(map(str, keywords)),
         uncut=uncut,
         auxiliary=tuple(sorted({name for name, _ in auxiliary})),
+        reports=tuple(sorted({name for name, *_ in auxiliary.reports})),
         seeds_all=seeds_all,
         in_place=next((name for name, value in values.items() if versions_of(value) != versions[name]), ""),
         takes=takes,

@@ -17,6 +17,7 @@ from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import start as mistakes
 from chimera_runtime.errors.stage import forward_begins_to_write
 from chimera_runtime.ranks.world import World
+from chimera_runtime.stage.auxiliary_losses import Auxiliary, collecting
 from chimera_runtime.stage.module_state import state_of
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.probe import ProbeResult
@@ -157,7 +158,7 @@ class VaryingShapes:
         keywords = fresh({name: loaded[name] for name in traits.keywords})
         state, contents = state_of(module, traits.touched)
         torch.manual_seed(draw_seed("shapes", number))
-        with UserCode(f"the forward of stage {number}", FAILED):
+        with UserCode(f"the forward of stage {number}", FAILED), collecting(Auxiliary(takes=False)):
             returned = module(argument, **keywords, **NO_CARRY.arguments(traits.takes, ()))
         tensors, form = taken_apart(traits.takes.split_result(f"stage {number}", returned)[0])
         lost = state.writes(contents).lost

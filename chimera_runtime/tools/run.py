@@ -334,6 +334,7 @@ class Run(Hooks):
         """Returns the class of outcomes; if updates overlap, a class without losses, which costs less.
 
         Then `Progress` gathers the losses. If the model file has an ``on_step``, outcomes have losses, as it may read
-        them.
+        them; and if the first micro-batch reported something, they have what was reported.
         """
-        return PartialOutcomes if job.period and self.model.on_step is None else Outcomes
+        reads = self.model.on_step is not None or self._context.probed.reports
+        return PartialOutcomes if job.period and not reads else Outcomes

@@ -1,10 +1,11 @@
 """`Outcome` of an update: the loss of its mini-batch, summed over all ranks while the next step runs."""
 
+import json
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.agreement import Fact, FactComparison, Facts, Key
 from chimera_runtime.ranks.control_group import ControlGroup
 from chimera_runtime.ranks.device_to_host import Reader
-from chimera_runtime.values.losses import Tally
+from chimera_runtime.values.losses import Tally, added
 
 _AT_ONCE = 16
 """The largest number of sums of losses under way at once, if updates overlap; with a flush there is one."""
@@ -42,7 +43,9 @@ NOTHING_CLEARED = Clearings(False, False, False)
 class Outcome:
     """The outcome of update number ``update``, counted from 0; ``computed_here`` is this rank's part of the losses.
 
-    ``_numbers`` is summed over the ranks: ``[loss, count, auxiliary losses, request to stop, clearings, facts]``.
+    ``_numbers`` is summed over the ranks: ``[loss, count, auxiliary losses, reports, ranks with new reports, request to
+    stop, clearings, facts]``. Reports whose names the ranks do not know of each other yet are in the store, under
+    ``_key`` and the number of a rank that has some, from 1; `settle` reads them into ``new_reports``.
     """
 
     update: int
@@ -53,6 +56,9 @@ class Outcome:
     _numbers: "array[float]"
     _work: dist.Work | None
     _compare: Callable[[Sequence[float]], None] | None = None
+    _reported: Sequence[str] = ()
+    _key: str = ""
+    new_reports: Tally = field(default_factory=Tally, init=False)
 
     @property
     def loss(self) -> float:
@@ -76,6 +82,11 @@ class Outcome:
         return self._tally.auxiliary_means
 
     @property
+    def reports(self) -> dict[str, float]:
+        """What stages and loss have reported, averaged over micro-batches and copies, by name; errors as in `loss`."""
+        return (self._tally + self.new_reports).report_means
+
+    @property
     def weight(self) -> float:
         """Weight of the mini-batch among others: its count, or 1 if ``loss`` returns means. Errors as in `loss`."""
         return self._tally.count if self._counted else 1.0
@@ -84,13 +95,13 @@ class Outcome:
     def is_last(self) -> bool:
         """Whether any rank called `Pipeline.ask_to_stop` before this update's sum; errors as in `loss`."""
         self.settle()
-        return bool(self._numbers[self._losses])
+        return bool(self._numbers[self._losses + 1])
 
     @property
     def clearings(self) -> Clearings:
         """What the loop did to gradients before the update, on any rank; errors as in `loss`."""
         self.settle()
-        return Clearings(*map(bool, self._numbers[self._losses + 1 : self._losses + 4]))
+        return Clearings(*map(bool, self._numbers[self._losses + 2 : self._losses + 5]))
 
     def settle(self) -> None:
         """Waits for the sum, and compares the facts that came with it; errors as in `loss`."""
@@ -99,12 +110,15 @@ class Outcome:
             self._control_group.settle(self._work, "for the loss of a step")
             self._work = None
         if self._compare is not None:
-            self._compare(self._numbers[self._losses + 1 :])
+            self._compare(self._numbers[self._losses + 2 :])
             self._compare = None
+            ranks, store = range(1, 1 + int(self._numbers[self._losses])), self._control_group.store
+            told = [json.loads(store.get(f"{self._key}/{number}")) for number in ranks]
+            self.new_reports = added(Tally(reports={name: (*sums,) for name, sums in new.items()}) for new in told)
 
     @property
     def _losses(self) -> int:
-        return 2 + len(self._names)
+        return 2 + len(self._names) + 2 * len(self._reported)
 
     @property
     def is_there(self) -> bool:
@@ -114,7 +128,7 @@ class Outcome:
     @property
     def _tally(self) -> Tally:
         self.settle()
-        return Tally.of(self._numbers[: self._losses], self._names)
+        return Tally.of(self._numbers[: self._losses], self._names, self._reported)
 
 
 @dataclass(eq=False)
@@ -125,8 +139,9 @@ class Outcomes:
     the program: so all learn of a request to stop after the same update, and raise an error together.
 
     ``read`` reads numbers from the device of this rank. ``counted`` says that ``loss`` returns sums and counts;
-    ``names`` are the auxiliary losses of all stages. If ``asked_to_stop`` is set, the next sum asks all ranks to stop.
-    ``facts_of`` returns the facts of an update that must be equal on all ranks.
+    ``names`` are the auxiliary losses of all stages, ``reported`` the reports that all ranks know of. If
+    ``asked_to_stop`` is set, the next sum asks all ranks to stop. ``facts_of`` returns the facts of an update that must
+    be equal on all ranks.
     """
 
     control_group: ControlGroup
@@ -135,6 +150,7 @@ class Outcomes:
     _: KW_ONLY
     counted: bool
     names: Sequence[str] = ()
+    reported: tuple[str, ...] = ()
     asked_to_stop: bool = False
     facts_of: Callable[[int], dict[Key, Fact]] = lambda _update: {}
 
@@ -158,7 +174,7 @@ class Outcomes:
     def settle(self) -> None:
         """Waits for all sums under way. Call it before connections close, as other ranks need them for these sums."""
         while self._under_way:
-            self._under_way.popleft().settle()
+            self._settle_first()
 
     def compare(self, facts: Facts, where: str) -> None:
         """Raises RanksDiffer on all ranks if any two have different facts; every rank calls it."""
@@ -173,15 +189,27 @@ class Outcomes:
         ``tally`` has this rank's losses; ``clearings`` says what its loop did to gradients before the update.
         """
         facts = self.facts_of(update)
-        losses = [*tally.numbers(self.names), float(self.asked_to_stop), *map(float, clearings)]
-        numbers = array("d", losses + self.agreement.numbers(facts))
-        compare = partial(self._compare_update, self.agreement.number(), f"update {update + 1}", facts)
-        work = self.control_group.post_reduce(_tensor(numbers), "for the loss of a step")
+        number = self.agreement.number()
+        key, store = f"reports/{number}", self.control_group.store
+        new = {name: sums for name, sums in tally.reports.items() if name not in self.reported}
+        if new:
+            store.set(f"{key}/{store.add(key, 1)}", json.dumps(new))
+        losses = [*tally.numbers(self.names, self.reported), float(bool(new)), float(self.asked_to_stop)]
+        numbers = array("d", [*losses, *map(float, clearings), *self.agreement.numbers(facts)])
+        compare = partial(self._compare_update, number, f"update {update + 1}", facts)
+        work, reported = self.control_group.post_reduce(_tensor(numbers), "for the loss of a step"), self.reported
         while len(self._under_way) >= self._at_once:
-            self._under_way.popleft().settle()
-        outcome = Outcome(update, tally, self.control_group, self.counted, self.names, numbers, work, compare)
+            self._settle_first()
+        whose = self.control_group, self.counted, self.names
+        outcome = Outcome(update, tally, *whose, numbers, work, compare, reported, key)
         self._under_way.append(outcome)
         return outcome
+
+    def _settle_first(self) -> None:
+        """Waits for the oldest sum. All ranks do so at the same point, and know its reports from then on."""
+        first = self._under_way.popleft()
+        first.settle()
+        self.reported += tuple(sorted(first.new_reports.reports.keys() - {*self.reported}))
 
     def _compare_update(self, number: int, where: str, facts: Facts, sums: Sequence[float]) -> None:
         self._compare(number, where, facts, sums[len(NOTHING_CLEARED) :])

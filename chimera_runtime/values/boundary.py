@@ -136,17 +136,18 @@ class Traits:
     stage cannot run several micro-batches in one call, ``whole`` the reason why the backward cannot be split into two
     halves. ``keywords`` are the names of the keyword arguments that the stage takes; ``shared`` are the ones among them
     that other stages take as well, and ``uncut`` the ones that are whole. ``auxiliary`` are the names of the auxiliary
-    losses that the stage adds. ``seeds_all`` says that the stage draws from the generators of Python or NumPy: then
-    each forward seeds these as well. ``in_place`` names arguments that the stage writes: then it gets copies of the
-    user's inputs and keyword arguments. ``takes`` says which arguments of slices the stage takes. ``changed`` are the
-    parameters whose values the forward changes; ``touched`` are those that it writes, be it with the values that they
-    have. ``evaluates`` says that all of the stage is in evaluation mode.
+    losses that the stage adds, ``reports`` those of its reports. ``seeds_all`` says that the stage draws from the
+    generators of Python or NumPy: then each forward seeds these as well. ``in_place`` names arguments that the stage
+    writes: then it gets copies of the user's inputs and keyword arguments. ``takes`` says which arguments of slices the
+    stage takes. ``changed`` are the parameters whose values the forward changes; ``touched`` are those that it writes,
+    be it with the values that they have. ``evaluates`` says that all of the stage is in evaluation mode.
     """
 
     buffers: tuple[str, ...]
     alone: str
     keywords: tuple[str, ...] = ()
     auxiliary: tuple[str, ...] = ()
+    reports: tuple[str, ...] = ()
     whole: str = ""
     seeds_all: bool = False
     in_place: str = ""
@@ -165,6 +166,7 @@ def traits_of_slices(traits: Sequence[Traits]) -> Traits:
         buffers=tuple(dict.fromkeys(name for of_slice in traits for name in of_slice.buffers)),
         alone=next((of_slice.alone for of_slice in traits if of_slice.alone), ""),
         auxiliary=tuple(sorted({name for of_slice in traits for name in of_slice.auxiliary})),
+        reports=tuple(sorted({name for of_slice in traits for name in of_slice.reports})),
         whole=next((of_slice.whole for of_slice in traits if of_slice.whole), ""),
         seeds_all=any(of_slice.seeds_all for of_slice in traits),
         in_place=next((of_slice.in_place for of_slice in traits if of_slice.in_place), ""),

@@ -17,17 +17,23 @@ Loss = Any
 class Tally:
     """Total of some losses of an update, and the count by which the total is divided.
 
-    If ``loss`` returns means, each micro-batch counts 1. ``auxiliary`` has the sums of auxiliary losses.
+    If ``loss`` returns means, each micro-batch counts 1. ``auxiliary`` has the sums of auxiliary losses. ``reports``
+    has the weighted sum and the sum of the weights of what was reported.
     """
 
     total: float = 0.0
     count: float = 0.0
     auxiliary: Mapping[str, float] = field(default_factory=dict)
+    reports: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __add__(self, other: "Tally") -> "Tally":
         names = self.auxiliary.keys() | other.auxiliary.keys()
         sums = {name: self.auxiliary.get(name, 0.0) + other.auxiliary.get(name, 0.0) for name in names}
-        return Tally(self.total + other.total, self.count + other.count, sums)
+        reports = dict(self.reports)
+        for name, (total, count) in other.reports.items():
+            before, counted = reports.get(name, (0.0, 0.0))
+            reports[name] = before + total, counted + count
+        return Tally(self.total + other.total, self.count + other.count, sums, reports)
 
     @property
     def mean(self) -> float:
@@ -39,15 +45,26 @@ class Tally:
         """The mean of each auxiliary loss."""
         return {name: total / self.count if self.count else math.nan for name, total in self.auxiliary.items()}
 
-    def numbers(self, names: Sequence[str] = ()) -> list[float]:
-        """Returns numbers to be added up over ranks: the total, the count, and the auxiliary loss of each name."""
-        return [self.total, self.count, *(self.auxiliary.get(name, 0.0) for name in names)]
+    @property
+    def report_means(self) -> dict[str, float]:
+        """The mean of what was reported, by name."""
+        return {name: total / count for name, (total, count) in self.reports.items() if count}
+
+    def numbers(self, names: Sequence[str] = (), reports: Sequence[str] = ()) -> list[float]:
+        """Returns numbers to be added up over ranks: the total, the count, and the auxiliary loss of each name.
+
+        Then come two numbers of each name in ``reports``.
+        """
+        reported = [number for name in reports for number in self.reports.get(name, (0.0, 0.0))]
+        return [self.total, self.count, *(self.auxiliary.get(name, 0.0) for name in names), *reported]
 
     @classmethod
-    def of(cls, numbers: Iterable[float], names: Sequence[str] = ()) -> "Tally":
+    def of(cls, numbers: Iterable[float], names: Sequence[str] = (), reports: Sequence[str] = ()) -> "Tally":
         """Makes a tally from a list that `numbers` returned, or from the sum of such lists over ranks."""
-        total, count, *auxiliary = numbers
-        return cls(total, count, dict(zip(names, auxiliary, strict=True)))
+        total, count, *others = numbers
+        auxiliary, reported = others[: len(names)], iter(others[len(names) :])
+        pairs = zip(reported, reported, strict=True)
+        return cls(total, count, dict(zip(names, auxiliary, strict=True)), dict(zip(reports, pairs, strict=True)))
 
 
 def added(tallies: Iterable[Tally]) -> Tally:

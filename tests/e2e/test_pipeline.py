@@ -57,6 +57,7 @@ CASES = {
     "several": ("gradients.py", "chimera", "chimera N=8"),
     "replicas": ("losses.py", "chimera"),
     "behind_torch": ("losses.py", "chimera"),
+    "reports": ("losses.py", "dapple", "chimera"),
 }
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from chimera_runtime.errors import Misuse, NotFinite, PeerLost, Unwritable
 from chimera_runtime.errors import tools as mistakes
+from chimera_runtime.evaluate.evaluation import EvaluationLoss
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.messages import unrecorded
 from chimera_runtime.ranks.world import World
@@ -113,12 +114,14 @@ class Progress:
         """Notes the time at which the next update has ended on this rank; a later `end` uses it."""
         self._marks.append((time.time(), time.process_time()))
 
-    def end(self, tally: Tally, **details: Any) -> None:
+    def end(self, tally: Tally, outcome: Outcome | None = None, **details: Any) -> None:
         """Adds the facts of an update that has ended on this rank, now or at the time of its `mark`.
 
-        ``tally`` is this rank's part of the losses. ``details`` go to the log, except for those that are None.
+        ``tally`` is this rank's part of the losses, ``outcome`` has what was reported. ``details`` go to the log,
+        except for those that are None.
         """
         end, cpu = self._marks.popleft() if self._marks else (time.time(), time.process_time())
+        details["reports"] = outcome
         self._details.append({name: value for name, value in details.items() if value is not None})
         self._facts.append((self._start, end, cpu - self._cpu, *tally.numbers()))
         self._cpu = cpu
@@ -159,7 +162,7 @@ class Progress:
         if self._line is not None:
             self.write_line(self._line)
 
-    def evaluated(self, held_out: float) -> None:
+    def evaluated(self, held_out: EvaluationLoss) -> None:
         """Reports the loss on held-out items after the updates so far; no update's time includes the evaluation.
 
         Every rank calls it, and has no update under way.
@@ -168,8 +171,10 @@ class Progress:
         self._before, self._cpu = time.time(), time.process_time()
         if not self._first:
             return
-        self._add({"update": self._count, "held_out": held_out})
-        self.write_line(f"step {self._number}  held out {held_out:.6f}")
+        reports = finite(held_out.reports)
+        of_reports = {"held_out_reports": reports} if reports else {}
+        self._add({"update": self._count, "held_out": float(held_out), **of_reports})
+        self.write_line("  ".join([f"step {self._number}", f"held out {held_out:.6f}", *in_words(reports)]))
 
     def _read(self, work: dist.Work, room: list[torch.Tensor] | None, _: torch.Tensor) -> None:
         self._world.control_group.settle(work, "for the losses and times of a step")
@@ -195,12 +200,14 @@ class Progress:
             sinks.metrics.add(loss, seconds, max(cpu))
         self._count += 1
         speed = sinks.items / seconds if seconds else math.inf
+        if (outcome := details.pop("reports", None)) is not None and (reports := finite(outcome.reports)):
+            details["reports"] = reports
         facts = {"update": self._count, "loss": loss, **details, "seconds": seconds, "items_per_second": speed}
         if sinks.peak_seconds is not None and seconds:
             facts["share_of_peak"] = sinks.peak_seconds / seconds
         self._add(facts)
         self._duration = seconds if self._duration is None else (1 - _RECENT) * self._duration + _RECENT * seconds
-        self._print(loss, seconds, facts.get("share_of_peak"))
+        self._print(loss, seconds, facts.get("share_of_peak"), details.get("reports", {}))
         if sinks.stop_on_nan and loss is not None and not math.isfinite(loss):
             raise mistakes.loss_is_not_finite(self._count, loss)
 
@@ -208,9 +215,12 @@ class Progress:
     def _number(self) -> str:
         return f"{self._count:>{len(str(self._updates))}}/{self._updates}"
 
-    def _print(self, loss: float | None, seconds: float, share: float | None) -> None:
+    def _print(
+        self, loss: float | None, seconds: float, share: float | None, reports: Mapping[str, float | None]
+    ) -> None:
         assert self._duration is not None
-        parts = [f"step {self._number}", *([] if loss is None else [f"loss {loss:.6f}"]), f"{seconds:.3f} s"]
+        losses = [] if loss is None else [f"loss {loss:.6f}"]
+        parts = [f"step {self._number}", *losses, *in_words(reports), f"{seconds:.3f} s"]
         if seconds:
             parts.append(f"{self._sinks.items / seconds:.4g} items/s")
         if share is not None:
@@ -251,6 +261,16 @@ class Progress:
             raise error
 
 
+def finite(reports: Mapping[str, float]) -> dict[str, float | None]:
+    """What was reported, with None for a number that is not finite."""
+    return {name: value if math.isfinite(value) else None for name, value in reports.items()}
+
+
+def in_words(reports: Mapping[str, float | None]) -> Iterator[str]:
+    """Yields each report as text, such as ``accuracy 0.9375``."""
+    return (f"{name} {math.nan if value is None else value:.4g}" for name, value in reports.items())
+
+
 def in_hours(seconds: float) -> str:
     """Duration in minutes and seconds, or hours before them, as in ``0:07``, ``12:30`` or ``3:07:00``."""
     minutes, seconds = divmod(round(seconds), 60)
@@ -281,6 +301,11 @@ class UpdateEnds:
 
 class PartialOutcome(Outcome):
     """Outcome that has the losses of this rank alone, not their sum over the ranks."""
+
+    @property
+    def reports(self) -> dict[str, float]:
+        """Nothing: only outcomes that have a sum know what other ranks report."""
+        return {}
 
     @property
     def is_last(self) -> bool:

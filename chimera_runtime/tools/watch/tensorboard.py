@@ -1,5 +1,6 @@
 """``--tensorboard DIR``: the numbers of the log as curves of TensorBoard."""
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -55,12 +56,16 @@ class TensorBoard:
 def scalars(facts: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yields the numbers in a line of the log, each with its tag.
 
-    The tag of a learning rate is ``learning_rates/0`` for stage 0, and ``learning_rates/0/1`` if its optimizer has
-    several groups of parameters. A loss that is not a finite number is a point as well, which TensorBoard marks.
+    The tag of a report is ``reports/accuracy``. The tag of a learning rate is ``learning_rates/0`` for stage 0, and
+    ``learning_rates/0/1`` if its optimizer has several groups of parameters. A loss that is not a finite number is a
+    point as well, which TensorBoard marks.
     """
     for name, value in facts.items():
         if isinstance(value, Mapping):
             for stages, rates in value.items():
+                if not isinstance(rates, list):
+                    yield f"{name}/{stages}", math.nan if rates is None else rates
+                    continue
                 for group, rate in enumerate(rates):
                     yield f"{name}/{stages}{f'/{group}' if len(rates) > 1 else ''}", rate
         elif name != "update" and value is not None:

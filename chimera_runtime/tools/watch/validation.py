@@ -8,6 +8,7 @@ from chimera_runtime.blame import UserCode
 from chimera_runtime.data.mini_batch import ItemLoading, Triple
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.errors import tools as mistakes
+from chimera_runtime.evaluate.evaluation import EvaluationLoss
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program.job import Job, Place
@@ -50,7 +51,7 @@ class Validation:
         """Whether to evaluate after ``updates`` updates; the same on every rank."""
         return self._every is not None and (updates % self._every == 0 or updates == self._updates)
 
-    def loss(self, pipe: Pipeline) -> float:
+    def loss(self, pipe: Pipeline) -> EvaluationLoss:
         """Mean loss with the current weights; every rank calls it. Errors as of `Pipeline.evaluate`."""
         return pipe.evaluate(self._batches())
 

@@ -1,6 +1,6 @@
 """A loss that is a module, on four ranks of which two hold the last stage: beside one process, and behind torch's API.
 
-torchrun --nproc-per-node=4 losses.py CASE DIRECTORY
+torchrun --nproc-per-node=4 losses.py CASE DIRECTORY..
 """
 
 import sys
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from chimera_runtime import CompiledSchedule, Misuse, Pipeline, stages_of
+from chimera_runtime import CompiledSchedule, Misuse, Pipeline, report, stages_of
 
 SIZE, WIDTH, STAGES, MICROS = 2, 4, 4, 4
 
@@ -101,10 +101,53 @@ def behind_torch(directory: Path) -> None:
     assert_equal(loss, twin)
 
 
+def reports(*directories: Path) -> None:
+    """Ranks report under names of their own, some of them late; all know all of them, in loops and evaluations."""
+    rank, (x, y) = dist.get_rank(), batch(0)
+
+    class Reporting(nn.Module):
+        def __init__(self, stage: int) -> None:
+            super().__init__()
+            self.stage, self.layer, self.calls = stage, build_stage(stage, STAGES), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            report("stage", self.stage, 1 + self.stage)
+            if self.calls > 6:
+                report(f"late {self.stage}", rank)
+            y: torch.Tensor = self.layer(x)
+            return y
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        report("accuracy", (output.sign() == target.sign()).double().mean(), len(output))
+        return (output - target).square().mean()
+
+    def expected(x: torch.Tensor, y: torch.Tensor) -> float:
+        output = nn.Sequential(*[build_stage(stage, STAGES) for stage in range(STAGES)])(x)
+        return (output.sign() == y.sign()).double().mean().item()
+
+    for directory in directories:
+        with Pipeline(directory, lambda s, _n: Reporting(s), loss, (x[:SIZE], y[:SIZE])) as pipe:
+            names = []
+            for update in range(4):
+                outcome = pipe.step(batch(update))
+                if update % 2 or rank == 0:  # each rank reads when it likes
+                    assert abs(outcome.reports["stage"] - 2.0) < 1e-12
+                    assert abs(outcome.reports["accuracy"] - expected(*batch(update))) < 1e-12
+                    names.append(len(outcome.reports))
+                for parameter in pipe.parameters():
+                    parameter.grad = None
+            assert names[0] == (2 if rank == 0 else names[0]), names
+            assert names[-1] == 2 + STAGES, names
+            evaluated = pipe.evaluate([batch(7)])
+            assert abs(evaluated.reports["accuracy"] - expected(*batch(7))) < 1e-12, evaluated.reports
+            assert len(evaluated.reports) == 2 + STAGES
+
+
 def main() -> None:
-    case, directory = sys.argv[1], Path(sys.argv[2])
+    case, *directories = sys.argv[1:]
     dist.init_process_group("gloo")
-    {"replicas": replicas, "behind_torch": behind_torch}[case](directory)
+    {"replicas": replicas, "behind_torch": behind_torch, "reports": reports}[case](*map(Path, directories))
     dist.destroy_process_group()
 
 

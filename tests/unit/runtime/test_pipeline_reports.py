@@ -1,0 +1,191 @@
+"""`report`: numbers beside the loss, each micro-batch once, whatever runs again."""
+
+import math
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import chimera_ir
+from chimera_runtime import Misuse, ModelError, Pipeline, report
+from chimera_runtime.ranks.device_to_host import from_host
+from chimera_runtime.ranks.world import World
+from chimera_runtime.stage.auxiliary_losses import Auxiliary, Reports, collecting
+from chimera_runtime.values.losses import Tally
+
+B, N, WIDTH, STAGES = 2, 4, 3, 2
+PLAIN: dict[str, Any] = {"scheme": "interleaved", "P": 1, "v": STAGES}
+PROGRAMS: dict[str, dict[str, Any]] = {
+    "plain": PLAIN,
+    "recomputed": PLAIN | {"options": chimera_ir.Options(recompute=True)},
+    "split": {"scheme": "zb_h1", "D": 1},
+}
+
+
+class Stage(nn.Module):
+    """Reports the mean of its inputs, by their items, within a checkpoint of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH).double()
+
+    def part(self, x: torch.Tensor) -> torch.Tensor:
+        report("inputs", x.mean(), len(x))
+        return torch.tanh(self.linear(x))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = checkpoint(self.part, x, use_reentrant=False)
+        return y
+
+
+def build_stage(stage: int, _stages: int) -> nn.Module:
+    torch.manual_seed(stage)
+    return Stage()
+
+
+def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    error = (output - target).square()
+    report("error", error.max())
+    positive = target[:, 0] > 0
+    if positive.any():
+        report("positive", error[positive].mean(), positive.sum())
+    return error.mean()
+
+
+def batch(seed: int, items: int = B * N) -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = torch.randn(2, items, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return x, y
+
+
+def of_one_process(stages: int, x: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
+    """What a plain loop over micro-batches would average."""
+    sums: dict[str, list[tuple[float, float]]] = {}
+    modules = [build_stage(stage, stages) for stage in range(stages)]
+    for start in range(0, len(x), B):
+        with collecting() as told:
+            value = x[start : start + B]
+            for module in modules:
+                value = module(value)
+            loss(value, y[start : start + B])
+        told.weigh(len(value))
+        for name, number, weight in told.reports:
+            assert isinstance(number, float)
+            assert isinstance(weight, float | int)
+            sums.setdefault(name, []).append((number * weight, weight))
+    return {name: sum(n for n, _ in pairs) / sum(w for _, w in pairs) for name, pairs in sums.items()}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("reports")
+    for name, settings in PROGRAMS.items():
+        chimera_ir.compile(settings["scheme"], N=N, **{k: v for k, v in settings.items() if k != "scheme"}).write(
+            folder / name
+        )
+    return {name: folder / name for name in PROGRAMS}
+
+
+@pytest.fixture
+def make(alone: World, compiled: dict[str, Path]) -> Iterator[Callable[..., Pipeline]]:
+    made: list[Pipeline] = []
+
+    def pipeline(program: str = "plain", of: Any = loss, build: Any = build_stage) -> Pipeline:
+        x, y = batch(0)
+        made.append(Pipeline(compiled[program], build, of, (x[:B], y[:B])))
+        return made[-1]
+
+    yield pipeline
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_each_micro_batch_reports_once(make: Callable[..., Pipeline], program: str) -> None:
+    pipe = make(program)
+    for seed in (1, 2):
+        (x, y), stages = batch(seed), pipe.job.stages
+        outcome = pipe.step((x, y))
+        assert outcome is not None
+        assert outcome.reports == pytest.approx(of_one_process(stages, x, y))
+        for parameter in pipe.parameters():
+            parameter.grad = None
+        evaluated = pipe.evaluate([(x, y), batch(5, 3)])
+        assert evaluated.reports.keys() == outcome.reports.keys()
+        assert pickle.loads(pickle.dumps(evaluated)).reports == evaluated.reports
+        assert pipe.evaluate([(x, y)]).reports == pytest.approx(outcome.reports)
+    pipe.check(batch(3))
+    [*pipe.predict([(batch(4)[0], None)])]
+
+
+def test_a_name_may_come_late_and_stay_away(make: Callable[..., Pipeline]) -> None:
+    calls = iter(range(1000))
+
+    def of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if (call := next(calls)) >= 1 + N and call % 3 == 0:
+            report("late", call)
+        return (output - target).square().mean()
+
+    pipe, reports = make(of=of), []
+    for seed in range(4):
+        outcome = pipe.step(batch(seed))
+        assert outcome is not None
+        reports.append({name: value for name, value in outcome.reports.items() if name == "late"})
+        for parameter in pipe.parameters():
+            parameter.grad = None
+    assert reports == [{}, {"late": 6.0}, {"late": 10.5}, {"late": 15.0}]
+
+
+def test_what_is_never_reported_costs_nothing(make: Callable[..., Pipeline]) -> None:
+    def quiet(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (output - target).square().mean()
+
+    pipe = make(of=quiet, build=lambda _stage, _stages: nn.Linear(WIDTH, WIDTH).double())
+    outcome = pipe.step(batch(1))
+    assert outcome is not None
+    assert outcome.reports == {}
+    assert pipe.evaluate([batch(1)]).reports == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("x", torch.ones(2)), "the value is to be a real number"),
+        (("x", "1"), "the value is to be a real number"),
+        (("x", 1j), "the value is to be a real number"),
+        (("x", 1.0, torch.ones(2)), "the count is to be a real number"),
+        (("x", 1.0, 0), "the count is 0.0, and is to be positive"),
+        (("x", 1.0, torch.tensor(-1)), "the count is -1.0, and is to be positive"),
+        (("x", 1.0, math.inf), "the count is inf, and is to be positive and finite"),
+        ((3, 1.0), "the name is a text"),
+    ],
+)
+def test_what_is_no_report_is_an_error(make: Callable[..., Pipeline], arguments: tuple[Any, ...], words: str) -> None:
+    def of(output: torch.Tensor, _target: torch.Tensor) -> torch.Tensor:
+        report(*arguments)
+        return output.mean()
+
+    with pytest.raises(ModelError, match=words):
+        make(of=of)
+
+
+def test_a_call_outside_is_an_error() -> None:
+    with pytest.raises(Misuse, match=r"report\('x', \.\.\) is called outside of a step or an evaluation"):
+        report("x", 1.0)
+
+
+def test_numbers_of_a_device_are_read_later() -> None:
+    """A tensor on another device than the CPU is not waited for; a CPU stands in for it here."""
+    reports, heard = Reports(from_host), Auxiliary(takes=False)
+    value = torch.tensor(3.0)
+    with collecting(heard):
+        report("x", 1.0, 2)
+    heard.reports.append(heard.reports[0]._replace(value=value, weight=torch.tensor(4)))
+    reports.add(0, heard.reports)
+    value.zero_()
+    assert reports.take(0) == Tally(reports={"x": (14.0, 6.0)})
+    assert reports.take(0) == Tally()
