@@ -43,6 +43,27 @@ def recomputed_stage_changes_input(stage: int, what: str) -> Misuse:
     return Misuse(f"stage {stage} changes {what} in place, but is to run on it again; let it work on a copy")
 
 
+def leaf_is_unknown(stage: int | None, words: str) -> Misuse:
+    """``words`` name a leaf that the forward of a stage trains, or the loss if ``stage`` is None."""
+    cause = "requires a gradient, and is no parameter that the pipeline would sum over ranks, step, save and check"
+    if stage is None:
+        return Misuse(
+            f"the gradient of the loss reaches {words}, which {cause}: give an nn.Module that has it as a parameter as "
+            "the loss, or detach it"
+        )
+    return Misuse(
+        f"the gradient of stage {stage} reaches {words}, which {cause}: let the module of the stage have it as a "
+        "parameter (nn.Parameter, register_parameter), or detach it; what stages share is declared in tied(num_stages)"
+    )
+
+
+def loss_writes_what_is_unknown(words: str) -> Misuse:
+    return Misuse(
+        f"the loss writes the buffer {words}, which the pipeline does not know, and so cannot restore after the start "
+        "and evaluations, save or check: give the module itself as the loss, or one that has it in it"
+    )
+
+
 _IN_A_BUFFER = "keep in a buffer (register_buffer) what a forward changes"
 
 

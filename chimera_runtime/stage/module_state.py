@@ -171,6 +171,11 @@ class ModuleState:
         self._containers = {id(container): (name, container) for name, container in _containers_in(self._module)}
         self._watch()
 
+    @property
+    def tensors(self) -> Set[int]:
+        """Ids of the tensors in the newest snapshot."""
+        return self._versions.keys()
+
     def snapshot(self, thorough: bool = False) -> StateSnapshot:
         """Takes a snapshot: of the watched containers, or of all containers if ``thorough``."""
         if not self._containers:

@@ -223,19 +223,24 @@ class _Probe:
         """Frees all graphs and restores the modules; returns the boundaries with ``owned_by_stage``.
 
         An output counts as owned by its stage if something still holds its memory then, such as a buffer of the module.
+
+        Raises `Misuse`, on all ranks, if a stage or the loss trains or writes what the pipeline does not know.
         """
         outputs_of = {stage: ReleasedTensors(probed[-1].outputs) for stage, probed in self._probed.items()}
+        strangers = {stage: [each.strangers for each in probed] for stage, probed in self._probed.items()}
         self._probed.clear()
         self._calls.clear()
         for stage, outputs in outputs_of.items():
-            self._publish(f"kept/{stage}", outputs.are_kept())
+            complaints = (each.complaint() for each in strangers[stage])
+            self._publish(f"kept/{stage}", (outputs.are_kept(), next(filter(None, complaints), None)))
         for stage, (state, contents) in self._states.items():
             state.restore(contents)
             rest(self.built[stage])
         self._states.clear()
-        return [
-            replace(b, owned_by_stage=tuple(self._read(f"kept/{stage}", stage))) for stage, b in enumerate(boundaries)
-        ]
+        kept, complaints = zip(*(self._read(f"kept/{s}", s) for s in range(self.world.job.stages)), strict=True)
+        if complaint := next(filter(None, complaints), None):
+            raise complaint
+        return [replace(b, owned_by_stage=tuple(kept[stage])) for stage, b in enumerate(boundaries)]
 
     # ---- one stage
 

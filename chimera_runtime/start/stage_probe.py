@@ -18,12 +18,13 @@ from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, memory_
 from chimera_runtime.stage.splitting import SecondHalf, obstacle, run_first_half
 from chimera_runtime.stage.stage_output import root_of
 from chimera_runtime.stage.tensor_moves import operand_storages, saved_storages
+from chimera_runtime.start.strangers import Strangers
 from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.carries import NO_CARRY, Carry, slice_arguments, slice_length
 from chimera_runtime.values.keywords import Keywords, Stack, Whole
-from chimera_runtime.values.last_stage import alone
+from chimera_runtime.values.last_stage import alone, judge_in
 from chimera_runtime.values.losses import as_pair
-from chimera_runtime.values.nested import ONE_TENSOR, Form, fresh, is_rows, taken_apart
+from chimera_runtime.values.nested import ONE_TENSOR, Form, fresh, is_rows, leaves, taken_apart
 from chimera_runtime.values.shared_memory import note_received
 from chimera_runtime.values.tensors import Tensors, has_drawn, states_beside_torch
 
@@ -57,7 +58,7 @@ class ProbedForward:
 
     ``carry`` is the carry for the next slice, None if no slice follows; ``carry_leaves`` are the tensors of the carry
     of the slice before. ``auxiliary`` are the auxiliary losses. A backward begins at outputs, carry and auxiliary
-    losses.
+    losses. ``strangers`` has looked for what the pipeline does not know.
     """
 
     inputs: Tensors
@@ -69,6 +70,7 @@ class ProbedForward:
     auxiliary: Tensors
     carry_leaves: Tensors
     carry: Any
+    strangers: Strangers
 
     def roots(self, differentiable: tuple[bool, ...] | None) -> Tensors:
         """The tensors at which a backward begins: those of the carry, auxiliary losses, and ``differentiable`` outputs.
@@ -107,6 +109,8 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
     values = {"its input": argument, "a keyword argument": keywords, "its target": target}
     versions = {name: versions_of(value) for name, value in values.items()}
     generators, generators_beside = _generators_of_torch(), states_beside_torch()
+    plain = model.loss if is_last and judge_in(module) is None else None
+    strangers = Strangers(stage, module, plain, [argument if before is None else None, target, keywords])
     # The forward.
     saved = SavedTensors(module.parameters)
     with saved.counting() if measures else nullcontext():
@@ -124,6 +128,9 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
     seeds_all = has_drawn(generators_beside)
     draws = seeds_all or any(not torch.equal(a, b) for a, b in zip(generators, _generators_of_torch(), strict=True))
     changes = {*state.changed(contents)}
+    made = {*(state.tensors - contents.versions.keys()), *map(id, inputs), *map(id, carry_leaves)}
+    told = [returned, new_carry, [value for _, value in auxiliary]]
+    strangers.look(module, made, leaves(told), outputs[0] if is_last else None)
     buffers = tuple(name for name, _ in module.named_buffers() if name in changes)
     uncut = tuple(str(name) for name in keywords if isinstance(name, Whole))
     joinable, separable = not uncut and is_rows((argument, keywords)), is_rows(returned)
@@ -149,6 +156,7 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
         auxiliary=roots_of(auxiliary),
         carry_leaves=carry_leaves,
         carry=new_carry,
+        strangers=strangers,
     )
 
 
