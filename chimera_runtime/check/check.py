@@ -169,7 +169,7 @@ class Checked:
                 for stage, module in enumerate(modules):
                     holder, *_ = context.world.place.ranks_of(job.holders[stage])
                     state = enquiry.ask(holder, "stage", stage)
-                    if names := [*self._take_state(stage, module, state)]:
+                    if names := [name.removeprefix(".") for name in self._take_state(stage, module, state)]:
                         differing[stage] = mistakes.begins_otherwise(stage, names)
                 return modules
 

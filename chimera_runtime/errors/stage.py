@@ -94,6 +94,10 @@ def report_has_wrong_count(name: str, count: float) -> str:
     return f"report({name!r}, ..): the count is {count}, and is to be positive and finite; report nothing for no item"
 
 
+def report_had_wrong_count(name: str, count: float) -> BadModel:
+    return BadModel(report_has_wrong_count(name, count))
+
+
 def auxiliary_loss_has_no_gradient(name: str) -> BadModel:
     return BadModel(
         f"the auxiliary loss {name} would have no gradient: it is added under torch.no_grad(), or in a "

@@ -64,6 +64,16 @@ def loss_writes_what_is_unknown(words: str) -> Misuse:
     )
 
 
+def backward_is_bent(stage: int) -> str:
+    return (
+        f"the backward of stage {stage} is not linear in the gradients with which it begins, as one with a hook that "
+        "clips or rounds them, and loss returns (sum, count): backwards begin before the total of the counts is known, "
+        "on gradients divided by an estimate, a power of 2, and these are corrected afterwards. So what such a hook "
+        "sees is too large or too small, by a factor of up to about 1.5: let loss return a mean, or clip with "
+        "clip_grad_norm_"
+    )
+
+
 _IN_A_BUFFER = "keep in a buffer (register_buffer) what a forward changes"
 
 

@@ -26,7 +26,7 @@ from chimera_runtime.values.mesh_tensors import is_spread, misplaced
 from chimera_runtime.values.meta_weights import give_memory
 from chimera_runtime.values.nested import Constant, Form, taken_apart
 from chimera_runtime.values.sendable import is_on
-from chimera_runtime.values.tensors import draw_seed
+from chimera_runtime.values.tensors import draw_seed, generators_kept
 
 _STAGES = {"build_stage": 2, "layers": 0}
 _OTHERS = {
@@ -314,7 +314,10 @@ def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int]
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.insert(0, str(file.parent))
-    with UserCode("importing the model file", MISUSED):
+    with UserCode("importing the model file", MISUSED), generators_kept():
+        torch.manual_seed(
+            draw_seed("model file", offered.get("seed", 0))
+        )  # alike on all ranks, as for a loss with weights
         spec.loader.exec_module(module)
     # Stages come from layers() or from build_stage(); the required functions are there.
     layered = hasattr(module, "layers") and (callable(module.layers) or not hasattr(module, "build_stage"))

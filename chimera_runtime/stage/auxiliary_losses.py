@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from chimera_runtime.errors import BadModel
 from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.ranks.device_to_host import Numbers, Reader
 from chimera_runtime.values.losses import Tally, added
@@ -165,11 +164,11 @@ class Reports:
         sums: dict[str, tuple[float, float]] = {}
         for reports, read in self._reports.pop(update, ()):
             coming = iter(read() if read is not None else ())
-            for name, *both in reports:
-                value, count = [next(coming) if isinstance(n, torch.Tensor) else n for n in both]
-                weight = 1.0 if count is None else count
+            for name, value, weight in reports:
+                value = next(coming) if isinstance(value, torch.Tensor) else value
+                weight = next(coming) if isinstance(weight, torch.Tensor) else 1.0 if weight is None else weight
                 if not 0 < weight < math.inf:
-                    raise BadModel(mistakes.report_has_wrong_count(name, weight))
+                    raise mistakes.report_had_wrong_count(name, weight)
                 total, weights = sums.get(name, (0.0, 0.0))
                 sums[name] = total + value * weight, weights + weight
         return Tally(reports=sums)

@@ -8,7 +8,7 @@ import torch
 
 from chimera_runtime.blame import Located
 from chimera_runtime.data.feed import Feed
-from chimera_runtime.errors.start import forward_writes_parameter, stages_are_in_evaluation_mode
+from chimera_runtime.errors.start import backward_is_bent, forward_writes_parameter, stages_are_in_evaluation_mode
 from chimera_runtime.model.arguments import label
 from chimera_runtime.model.model import Model
 from chimera_runtime.model.naming import parameters_by_name
@@ -110,6 +110,7 @@ def remarks(job: Job, backend: str, device: torch.device, probed: ProbeResult) -
             for s in job.moving_operands
             if not probed.moved_bytes[s].operands
         ],
+        *[backward_is_bent(s) for s in probed.bent],
         *cuda_warnings(backend, device.type),
     ]
 

@@ -44,8 +44,9 @@ class ProbeResult:
     ``boundaries`` describe the tensors that each stage but the last hands to the next, ``traits`` the behaviour of each
     stage. ``footprints`` have the memory that a forward of each stage keeps; they are empty unless it was measured.
     ``expected_count`` estimates the count of an update, see `losses.expected_count`; it is None if ``loss`` returns a
-    mean. ``auxiliary`` are the names of the auxiliary losses of all stages, ``reports`` of what they report.
-    ``moved_bytes`` has the bytes of a micro-batch that go to the host, for each stage of which anything moves.
+    mean. ``auxiliary`` are the names of the auxiliary losses of all stages, ``reports`` of what they report. ``bent``
+    are the stages whose backward is not linear, looked for if there are counts. ``moved_bytes`` has the bytes of a
+    micro-batch that go to the host, for each stage of which anything moves.
     """
 
     boundaries: list[Boundary]
@@ -54,6 +55,7 @@ class ProbeResult:
     expected_count: float | None
     auxiliary: tuple[str, ...] = ()
     reports: tuple[str, ...] = ()
+    bent: tuple[int, ...] = ()
     moved_bytes: Mapping[int, MovedBytes] = field(default_factory=dict)
 
     def before(self, stage: int, job: Job) -> Boundary | None:
@@ -84,6 +86,7 @@ def probe_stages(
     # Forwards: shapes and traits. A tensor that requires a gradient may still get none back.
     boundaries, traits = probe.forward()
     expected = expected_count(probe.count(), world.job.passes * world.place.copies)
+    bent = [] if expected is None else probe.bent(boundaries)
     # Backwards: which tensors get a gradient. Then outputs are released: memory that is not freed belongs to a stage.
     boundaries = probe.backward(boundaries)
     moved_bytes = probe.measure_moved(boundaries)
@@ -103,6 +106,7 @@ def probe_stages(
         auxiliary=names,
         reports=reports,
         moved_bytes=moved_bytes,
+        bent=tuple(bent),
     )
 
 
@@ -169,6 +173,17 @@ class _Probe:
         count: float | None = self._read("count", last)
         return count
 
+    def bent(self, boundaries: list[Boundary]) -> list[int]:
+        """The stages whose backward is not linear in the gradients with which it begins."""
+        job, mine = self.world.job, list[int]()
+        for stage, of_slices in self._probed.items():
+            differentiable = boundaries[stage].recorded if job.fed[stage] else None
+            with all_generators_kept():
+                of_stage = [stage_probe.is_linear(self.built[stage], probed, differentiable) for probed in of_slices]
+            mine += [] if all(of_stage) else [stage]
+        everywhere = self.world.control_group.collect("bent", mine, "for how its backwards treat gradients")
+        return sorted({stage for of_rank in everywhere for stage in of_rank})
+
     def backward(self, boundaries: list[Boundary]) -> list[Boundary]:
         """Runs all backwards; returns the boundaries with ``differentiable``: whether each tensor has a gradient."""
         job = self.world.job
@@ -231,8 +246,8 @@ class _Probe:
         self._probed.clear()
         self._calls.clear()
         for stage, outputs in outputs_of.items():
-            complaints = (each.complaint() for each in strangers[stage])
-            self._publish(f"kept/{stage}", (outputs.are_kept(), next(filter(None, complaints), None)))
+            of_stage = (each.complaint() for each in strangers[stage])
+            self._publish(f"kept/{stage}", (outputs.are_kept(), next(filter(None, of_stage), None)))
         for stage, (state, contents) in self._states.items():
             state.restore(contents)
             rest(self.built[stage])

@@ -1,7 +1,7 @@
 """Probe of one stage on one micro-batch: its forward, which inputs get gradients, and what half a backward keeps."""
 
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any, NamedTuple
@@ -24,9 +24,13 @@ from chimera_runtime.values.carries import NO_CARRY, Carry, slice_arguments, sli
 from chimera_runtime.values.keywords import Keywords, Stack, Whole
 from chimera_runtime.values.last_stage import alone, judge_in
 from chimera_runtime.values.losses import as_pair
+from chimera_runtime.values.mesh_tensors import is_spread, local
 from chimera_runtime.values.nested import ONE_TENSOR, Form, fresh, is_rows, leaves, taken_apart
 from chimera_runtime.values.shared_memory import note_received
 from chimera_runtime.values.tensors import Tensors, has_drawn, states_beside_torch
+
+_FAR = 2.0**9
+"""Factor by which gradients are made larger and smaller: clipping shows in one of the two."""
 
 
 class StageCall(NamedTuple):
@@ -185,6 +189,34 @@ def probe_backward(
     for parameter in module.parameters():
         parameter.grad = None
     return [leaf.grad is not None for leaf in probed.inputs]
+
+
+def is_linear(module: torch.nn.Module, probed: ProbedForward, differentiable: tuple[bool, ...] | None) -> bool:
+    """Whether the backward of a stage multiplies all its gradients where it begins with a multiple; keeps the graph.
+
+    A hook that clips gradients does not. Factors are powers of 2, which nothing rounds. If the graph cannot run several
+    times, nothing is known, and the result is True. Gradients are cleared; ``differentiable`` is as in
+    `probe_backward`.
+    """
+    roots, tensors = probed.roots(differentiable), [*module.parameters(), *probed.inputs, *probed.carry_leaves]
+    gradients = [torch.cos(torch.arange(r.numel(), device=r.device)).reshape(r.shape).to(r.dtype) for r in roots]
+
+    def sizes(factor: float) -> torch.Tensor:
+        torch.autograd.backward(roots, [gradient * factor for gradient in gradients], retain_graph=True)
+        found = [t.grad for t in tensors if t.grad is not None]
+        for tensor in tensors:
+            tensor.grad = None
+        return torch.stack([local(g).double().abs().sum().cpu() for g in found] or [torch.zeros(())]) / factor
+
+    if not roots or any(is_spread(t) or t.is_meta or t.dtype is torch.float16 for t in (*tensors, *roots)):
+        return True
+    with suppress(Exception):
+        once, again = sizes(1.0), sizes(1.0)
+        if torch.allclose(once, again, rtol=1e-4):
+            return all(torch.allclose(once, sizes(factor), rtol=1e-2) for factor in (_FAR, 1 / _FAR))
+    for tensor in tensors:
+        tensor.grad = None
+    return True
 
 
 def measure_halves(

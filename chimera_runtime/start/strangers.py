@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakTensorRef
+from torch.utils.weak import TensorWeakRef
 
 from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import start as mistakes
@@ -24,7 +24,7 @@ def leaves_of(tensors: Iterable[Any]) -> dict[int, torch.Tensor]:
     with_graph = [t for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad]
     ends = [t for t in with_graph if t.grad_fn is None]
     nodes = reachable(t.grad_fn for t in with_graph if t.grad_fn is not None)
-    ends += [node.variable for node in nodes if hasattr(node, "variable")]  # type: ignore[attr-defined]
+    ends += [node.variable for node in nodes if hasattr(node, "variable")]
     return {id(t): t for t in ends}
 
 
@@ -71,7 +71,7 @@ class Strangers:
     given: InitVar[Any]
     _around: dict[str, Any] = field(default_factory=dict, init=False)
     _buffers: list[tuple[str, torch.Tensor, int]] = field(default_factory=list, init=False)
-    _found: list[tuple[str, bool, WeakTensorRef]] = field(default_factory=list, init=False)
+    _found: list[tuple[str, bool, TensorWeakRef]] = field(default_factory=list, init=False)
     _written: str | None = field(default=None, init=False)
 
     def __post_init__(self, module: torch.nn.Module, loss: Callable[..., Any] | None, given: Any) -> None:
@@ -94,7 +94,7 @@ class Strangers:
         of_stage = leaves_of(returned)
         for key, leaf in {**of_stage, **leaves_of([loss])}.items():
             if key not in known:
-                self._found.append((_words(leaf, module, around), key in of_stage, WeakTensorRef(leaf)))
+                self._found.append((_words(leaf, module, around), key in of_stage, TensorWeakRef(leaf)))
         self._written = next((words for words, buffer, version in self._buffers if buffer._version != version), None)
         self._buffers.clear()
 

@@ -162,7 +162,7 @@ class Progress:
         if self._line is not None:
             self.write_line(self._line)
 
-    def evaluated(self, held_out: EvaluationLoss) -> None:
+    def evaluated(self, held_out: float) -> None:
         """Reports the loss on held-out items after the updates so far; no update's time includes the evaluation.
 
         Every rank calls it, and has no update under way.
@@ -171,7 +171,7 @@ class Progress:
         self._before, self._cpu = time.time(), time.process_time()
         if not self._first:
             return
-        reports = finite(held_out.reports)
+        reports = finite(held_out.reports) if isinstance(held_out, EvaluationLoss) else {}
         of_reports = {"held_out_reports": reports} if reports else {}
         self._add({"update": self._count, "held_out": float(held_out), **of_reports})
         self.write_line("  ".join([f"step {self._number}", f"held out {held_out:.6f}", *in_words(reports)]))

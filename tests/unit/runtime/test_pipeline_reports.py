@@ -10,13 +10,17 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import default_collate
 
 import chimera_ir
 from chimera_runtime import Misuse, ModelError, Pipeline, report
+from chimera_runtime.model.model import load
 from chimera_runtime.ranks.device_to_host import from_host
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.auxiliary_losses import Auxiliary, Reports, collecting
 from chimera_runtime.values.losses import Tally
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 
 B, N, WIDTH, STAGES = 2, 4, 3, 2
 PLAIN: dict[str, Any] = {"scheme": "interleaved", "P": 1, "v": STAGES}
@@ -171,6 +175,19 @@ def test_what_is_no_report_is_an_error(make: Callable[..., Pipeline], arguments:
 
     with pytest.raises(ModelError, match=words):
         make(of=of)
+
+
+def test_the_example_of_the_page_reports(
+    alone: World, compiled: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    model = load(EXAMPLES / "metrics.py")
+    items = default_collate([model.items()[i] for i in range(2 * N)])
+    with Pipeline(compiled["plain"], model.build_stage, model.loss, tuple(t[:2] for t in items)) as pipe:
+        outcome = pipe.step(tuple(items))
+        assert outcome is not None
+        assert {*outcome.reports} == {"sign", "recall"}
+        assert "loss.log_variance" in dict(pipe.named_parameters())
 
 
 def test_a_call_outside_is_an_error() -> None:
