@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from operator import gt, le, sub
 from sys import maxsize
 
+from chimera_ir.cost.simulate import earliest
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.errors import NoSuchTie
 from chimera_ir.ir.levels import Header
@@ -47,11 +48,11 @@ ALONE = "data parallelism"
 class Judged:
     """A configuration that fits, with its predictions.
 
-    ``equation`` is T of equation 1 in seconds per update, ``memory`` the bytes of each worker (empty where the bounds
-    showed that it fits), ``operations`` the number of compute operations. ``recomputes`` says whether any stage
-    recomputes; ``replayed`` is the time of the replay in seconds per update, if there was one. ``digest`` is
-    `Variant.digest`; ``equal`` are the configurations of other names that compile to the same program. ``order`` is the
-    order that a search found, in place of the scheme's own.
+    ``equation`` is T of equation 1 in seconds per update, ``least`` a time that no replay undercuts. ``memory`` has the
+    bytes of each worker (empty where the bounds showed that it fits), ``operations`` is the number of compute
+    operations. ``recomputes`` says whether any stage recomputes; ``replayed`` is the time of the replay in seconds per
+    update, if there was one. ``digest`` is `Variant.digest`; ``equal`` are the configurations of other names that
+    compile to the same program. ``order`` is the order that a search found, in place of the scheme's own.
     """
 
     choice: Configuration
@@ -59,6 +60,7 @@ class Judged:
     asynchronous: bool
     recomputes: bool
     equation: float
+    least: float
     memory: tuple[int, ...]
     operations: int
     digest: str | None = None
@@ -96,6 +98,11 @@ class Judged:
     def throughput(self) -> float:
         """Items per second, rounded to nine digits: configurations that differ in later digits are equally fast."""
         return _rounded(self.choice.mini_batch / self.seconds)
+
+    @property
+    def most_throughput(self) -> float:
+        """Items per second that no replay of the configuration exceeds."""
+        return _rounded(self.choice.mini_batch / self.least)
 
     def over(self, other: "Judged") -> float:
         """The throughput of this configuration divided by the one of ``other``; 1.1 means that this one is 10 % faster.
@@ -315,6 +322,7 @@ class _Compiler:
             header.asynchronous,
             any(pipe.recompute for pipe in header.pipes),
             seconds_of(variant.schedule, compiled.structure, variant.launched(setting), setting),
+            self._least(choice),
             tuple(needed),
             sum(map(len, compiled.lanes)),
             variant.digest,
@@ -333,6 +341,27 @@ class _Compiler:
             return first
         other = self._replayed(replace(verdict, equal=judged.equal))
         return other if other.replayed is not None and other.replayed < first.replayed else first
+
+    def _least(self, choice: Configuration) -> float:
+        """The time with free messages and sums, in the better of the splits that `replayed` tries.
+
+        Where operations have no clocks, their order depends on the split, so the mean work of a worker takes its place.
+        """
+        judge, variant = self._judge, self.variant(choice)
+        if not is_clocked(judge.schemes[choice.source]) and judge.profile.layers:
+            measured = Measured.of(judge.setting(choice))
+            work = sum(
+                measured.duration(operation, variant.header) for lane in variant.compiled.lanes for operation in lane
+            )
+            return float(work / variant.header.workers / (variant.header.updates if variant.header.asynchronous else 1))
+        splits = dict.fromkeys((choice.split, self._evenly_split(choice).split))
+        runs = (
+            earliest(
+                variant.header, variant.compiled.structure, Measured.of(judge.setting(replace(choice, split=split)))
+            )
+            for split in splits
+        )
+        return float(min(run.length * run.tick for run in runs))
 
     def _replayed(self, judged: Judged) -> Judged:
         setting = self._judge.setting(judged.choice)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from chimera_ir.planner.command_lines import scheme_argument
-from chimera_ir.planner.rank import Ranking, grouped
+from chimera_ir.planner.rank import CONTENDING_OPERATIONS, Ranking, contenders, grouped
 from chimera_ir.planner.recommendation import percent
 from chimera_ir.planner.space import Reason
 from chimera_ir.plural import counted, listed
@@ -92,5 +92,11 @@ def _smaller(ranking: Ranking) -> Iterator[str]:
 
 def _replays(ranking: Ranking) -> Iterator[str]:
     replayed = sum(judged.replayed is not None for judged in ranking.choices)
-    if replayed < len(ranking.choices):
-        yield f"{replayed} of {len(ranking.choices)} were replayed event by event; the others (*) go by equation 1"
+    if replayed == len(ranking.choices):
+        return
+    done, others = f"{replayed} of {len(ranking.choices)} were replayed event by event", contenders(ranking.choices)
+    if others:
+        which = f"{len(others)} of them may be faster, beyond {counted(CONTENDING_OPERATIONS, 'operation')} to replay"
+        yield f"{done}; the others (*) go by equation 1, and {which}"
+    else:
+        yield f"{done}; none of the others (*) can be faster than the first"

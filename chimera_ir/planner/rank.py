@@ -1,7 +1,8 @@
 """The ranking of all configurations: by equation 1 on all processors, then the best by a replay event by event.
 
-A replay costs far more than equation 1, so only the best configurations by equation 1 are replayed, within a limit on
-their operations. The replayed ones come first, sorted by their replays; all others follow, sorted by equation 1.
+A replay costs far more than equation 1, so the best configurations by equation 1 are replayed, then those that can
+still be faster than the best of these: whose operations alone take less time. A limit on their operations may end this.
+The replayed ones come first, sorted by their replays; all others follow, sorted by equation 1.
 """
 
 import os
@@ -10,7 +11,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import TypeVar
 
 from chimera_ir import library
@@ -18,6 +19,7 @@ from chimera_ir.garbage import uncollected
 from chimera_ir.planner.judge import Judge, Judged, Verdict
 from chimera_ir.planner.roles import Roles, roles
 from chimera_ir.planner.space import Configuration, LeftOut, Question, configurations
+from chimera_ir.plural import counted
 from chimera_ir.source import Source
 
 REPLAYED = 20
@@ -28,6 +30,12 @@ WEIGHED_OPERATIONS = 30_000
 
 REPLAYED_OPERATIONS = 20_000
 """The most compute operations, in total, of the configurations that are replayed."""
+
+CONTENDING_OPERATIONS = 100_000
+"""The most compute operations, in total, of the configurations that are replayed because they can still be faster."""
+
+_CONTENDERS = 8
+"""How many contenders are replayed before it is seen again which ones are left."""
 
 _ALONE = 20_000
 """The compute operations for which a further process is worth its start: with fewer, it would save no time."""
@@ -98,6 +106,13 @@ def rank(
         asked, unasked = (
             by_throughput((replayed.get(j.choice.unjudged, j) for j in ranked), baseline) for ranked in (asked, unasked)
         )
+        left = CONTENDING_OPERATIONS
+        while chosen := [*islice(affordable(contenders(asked), lambda judged: judged.operations, left), _CONTENDERS)]:
+            left -= sum(judged.operations for judged in chosen)
+            progress(f"replaying {counted(len(contenders(asked)), 'configuration')} that may be faster")
+            results = chain.from_iterable(pool.do(Judge.replayed, _families(chosen)))
+            replayed = {judged.choice.unjudged: judged for judged in results}
+            asked = by_throughput((replayed.get(judged.choice.unjudged, judged) for judged in asked), baseline)
         # Exact bytes only for the rows that are shown; for the others the bounds are enough.
         shown = dict.fromkeys([*_first_of_each_name(asked)[:top], *asked[:top]])
         weighed = {judged.choice: judged for judged in _weighed([*shown, *unasked[:1]], pool, progress)}
@@ -132,6 +147,15 @@ def affordable(candidates: Iterable[_Thing], cost: Callable[[_Thing], int], limi
         if cost(candidate) <= limit:
             limit -= cost(candidate)
             yield candidate
+
+
+def contenders(ranked: Sequence[Judged]) -> list[Judged]:
+    """Those that are not replayed, and that a replay may show to be faster than the first; the most promising first."""
+    if not ranked or ranked[0].replayed is None:
+        return []
+    best = ranked[0].throughput
+    others = (judged for judged in ranked if judged.replayed is None and judged.most_throughput > best)
+    return sorted(others, key=lambda judged: -judged.most_throughput)
 
 
 def by_throughput(configurations: Iterable[Judged], baseline: Source) -> list[Judged]:

@@ -15,9 +15,12 @@ from chimera_ir import library
 from chimera_ir.commands import compile_command, plan_command
 from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
 from chimera_ir.planner import rank
+from chimera_ir.planner.planning import rank_schemes
 from tests.unit.command import Ended
 
 Plan = Callable[..., Ended]
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs/examples"
 
 FULL = 10**6
 """Bytes of the activations of one item on one of the hand-made stages."""
@@ -282,6 +285,32 @@ def test_the_order_is_that_of_throughput_and_asynchronous_schemes_are_told_apart
     assert note.endswith("the first with a flush is number 3, dapple")
     without = found(plan(profile((4,), (1, 2)), cluster(4), *asked, "--synchronous-only"))
     assert [each for each in result["choices"] if not each["asynchronous"]] == without["choices"]
+
+
+@pytest.mark.parametrize("files", [("plan.profile.toml", 256), ("layers.profile.toml", 32)])
+def test_what_is_not_replayed_cannot_be_faster_than_the_first(
+    files: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is that of all replays, also where equation 1 had only two replayed; no replay is below its bound."""
+    name, items = files
+    asked = {"profile": EXAMPLES / name, "cluster": EXAMPLES / "small.cluster.toml", "mini_batch": items, "workers": 8}
+    monkeypatch.setattr(rank, "REPLAYED_OPERATIONS", 300)
+    few = rank_schemes("dapple", "chimera", "waves", "zb_h1", "gpipe", **asked)  # type: ignore[arg-type]
+    monkeypatch.setattr(rank, "REPLAYED_OPERATIONS", 10**9)
+    monkeypatch.setattr(rank, "REPLAYED", 10**9)
+    full = rank_schemes("dapple", "chimera", "waves", "zb_h1", "gpipe", **asked)  # type: ignore[arg-type]
+    assert any(judged.replayed is None for judged in few.choices)
+    assert all(judged.least <= judged.seconds * (1 + 1e-9) for judged in full.choices)
+    assert few.choices[0].seconds == full.choices[0].seconds
+    assert not rank.contenders(few.choices)
+
+
+def test_a_plan_says_if_what_was_not_replayed_may_be_faster(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank, "REPLAYED_OPERATIONS", 300)
+    monkeypatch.setattr(rank, "CONTENDING_OPERATIONS", 0)
+    model, on = ((EXAMPLES / name).read_text() for name in ("plan.profile.toml", "small.cluster.toml"))
+    ended = plan(model, on, "--mini-batch", 256)
+    assert "of them may be faster, beyond" in " ".join(ended.out.split())
 
 
 def test_several_processes_say_what_one_says(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
