@@ -60,6 +60,7 @@ browser:  ## install the headless browser that some tests need, where that is pe
 # What --hf and examples/hf_gpt2.py need; without a package index their tests are skipped.
 examples: $(READY)  ## install what models of transformers need beside torch
 	$(BIN)/python .ci/install.py $(VENV) hf || echo "no transformers: their tests are skipped"
+	$(BIN)/python .ci/install.py $(VENV) peft || echo "no peft: its tests are skipped"
 
 # What examples/torchtitan needs, apart from what other tests import: without what torchtitan needs for its trainer.
 # Without a package index its test is skipped.

@@ -523,17 +523,18 @@ class Pipeline:
         """Returns the object that saves and loads an average of the weights, called ``what``; see `AverageState`."""
         return AverageState(what, average, self._state)
 
-    def export_weights(self, path: str | Path) -> None:
+    def export_weights(self, path: str | Path, names: Mapping[str, str] | None = None) -> None:
         """Writes the state dict of the whole model into one file, under the model's own names.
 
         Every rank calls it, and rank 0 holds the model meanwhile; where pipelines in several rows of a mesh hold parts
         of one model, all call it and the first row writes. A path that ends in ``.safetensors`` gets that format, any
         other a state dict for ``torch.load(path, weights_only=True)``. A tied parameter has all of its names, but in
         safetensors the first alone, as is usual there. Buffers and further entries are those of the first replica.
+        With ``names`` the file has only some entries: their names in the file, each with that in the model.
         Raises BadCheckpoint if the file cannot be written or could not be read again; a former file stays then.
         """
         self.check_replicas()
-        export_weights(self._state, Path(path))
+        export_weights(self._state, Path(path), names)
 
     def load_weights(self, path: str | Path) -> list[str]:
         """Loads the parameters and buffers of this rank from a file as `export_weights` writes it; every rank calls it.

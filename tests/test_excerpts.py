@@ -51,6 +51,7 @@ WRITTEN = {
     "docs/howto/from_pipelining.md": 1,
     "docs/howto/last_batch.md": 1,
     "docs/howto/loop.md": 14,
+    "docs/howto/lora.md": 2,
     "docs/howto/rule.md": 3,
     "docs/howto/transformers.md": 2,
     "docs/howto/varying_n.md": 1,

@@ -90,6 +90,13 @@ def model_is_wrapped(kind: str) -> Misuse:
     )
 
 
+def adapter_is_not_lora(kind: str) -> Misuse:
+    return Misuse(
+        f"huggingface.layers(model): an adapter of peft is {kind}, which layers in stages do not know; use LoraConfig, "
+        "or train it with peft in one process"
+    )
+
+
 def model_is_quantized(architecture: str) -> Misuse:
     return Misuse(
         f"huggingface.layers(model): the weights of this {architecture} are quantized, so that they have no gradients; "

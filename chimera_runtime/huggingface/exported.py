@@ -10,12 +10,13 @@ from tempfile import TemporaryDirectory
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
+ADAPTER_FILE = "adapter_model.safetensors"
 GENERATION_FILE = "generation_config.json"
 
 _OLDER = (
     *(INDEX_FILE, "model-*-of-*.safetensors"),
     *("pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.index.json"),
-    *("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"),
+    *("adapter_config.json", ADAPTER_FILE, "adapter_model.bin"),
 )
 """Weights in other files than `WEIGHTS_FILE`, and an adapter, which ``from_pretrained`` would put upon new weights."""
 

@@ -28,6 +28,12 @@ def given(source: torch.nn.Module, dtype: torch.dtype | None) -> Skeleton:
     Raises `Misuse` if layers made of these modules would not compute what the model does.
     """
     model: Any = source
+    if hasattr(model, "peft_config") and hasattr(
+        model, "get_base_model"
+    ):  # the adapters are in the modules of the base
+        for adapter in model.peft_config.values():
+            _require_lora(adapter)
+        model = model.get_base_model()
     if not isinstance(model, import_module("transformers").PreTrainedModel):
         raise mistakes.model_is_wrapped(type(model).__name__)
     config = deepcopy(model.config)
@@ -42,6 +48,28 @@ def given(source: torch.nn.Module, dtype: torch.dtype | None) -> Skeleton:
     if (ends := next(_unusual_ties(skeleton), None)) is not None:
         raise mistakes.tie_is_not_of_the_library(*ends)
     return skeleton
+
+
+def _require_lora(adapter: Any) -> None:
+    """Raises `Misuse` unless an adapter of peft is LoRA, without what peft computes outside the layers."""
+    kind = str(getattr(adapter.peft_type, "value", adapter.peft_type))
+    if kind != "LORA":
+        raise mistakes.adapter_is_not_lora(kind)
+    for option in ("alora_invocation_tokens", "trainable_token_indices", "layer_replication"):
+        if getattr(adapter, option, None):
+            raise mistakes.adapter_is_not_lora(f"LORA with {option}")
+
+
+def adapters(model: Any) -> dict[str, Any]:
+    """The configurations of the adapters that peft has put into a model, by name."""
+    return dict(getattr(model, "peft_config", None) or {})
+
+
+def names_of_adapter(model: Any, adapter: str) -> dict[str, str]:
+    """The names of the weights of an adapter in a file of peft, each with that in the model."""
+    peft = import_module("peft")
+    names = peft.get_peft_model_state_dict(model, {name: name for name in model.state_dict()}, adapter)
+    return {f"base_model.model.{name}": of for name, of in names.items()}
 
 
 def _obstacles(skeleton: Skeleton) -> Iterator[tuple[str, str]]:
@@ -77,5 +105,10 @@ def _unusual_ties(skeleton: Skeleton) -> Iterator[tuple[str, str]]:
     names = {place: name for name, place in skeleton.names.items()}
     for first, *others in skeleton.ties:
         for other in others:
-            if not {names[first], names[other]} & usual.keys():
+            if not {_unwrapped(names[first]), _unwrapped(names[other])} & usual.keys():
                 yield names[first], names[other]
+
+
+def _unwrapped(name: str) -> str:
+    """The name that a parameter has without the wrappers of peft."""
+    return name.replace(".base_layer.", ".").replace(".original_module.", ".")

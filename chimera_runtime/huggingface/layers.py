@@ -14,8 +14,8 @@ import torch
 from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import huggingface as mistakes
 from chimera_runtime.errors.state import weights_cannot_be_written
-from chimera_runtime.huggingface.exported import GENERATION_FILE, WEIGHTS_FILE, write_companions
-from chimera_runtime.huggingface.given import given
+from chimera_runtime.huggingface.exported import ADAPTER_FILE, GENERATION_FILE, WEIGHTS_FILE, write_companions
+from chimera_runtime.huggingface.given import adapters, given, names_of_adapter
 from chimera_runtime.huggingface.parts import Embedding, Head, Surroundings, TransformerLayer
 from chimera_runtime.huggingface.routing import Routing
 from chimera_runtime.huggingface.skeleton import Skeleton
@@ -106,16 +106,32 @@ class TransformerLayers(Layers):
         """Writes the model of a pipeline as a directory that ``from_pretrained`` reads; every rank must call it.
 
         The directory also gets the files of the tokenizer, the processor and generation, if the model came from a
-        directory that has them. Weights that are there in other files are removed once the new ones are written.
+        directory that has them. Weights that are there in other files are removed once the new ones are written. Of a
+        model with adapters of peft only these are written, as ``PeftModel.from_pretrained`` reads them.
         """
         directory = Path(directory)
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise weights_cannot_be_written(directory, str(error.strerror)) from error
+        if found := adapters(self.skeleton.model):
+            self._export_adapters(pipe, directory, found)
+            return
         pipe.export_weights(directory / WEIGHTS_FILE)
         if pipe.copy == pipe.worker == 0:
             self.describe(directory)
+
+    def _export_adapters(self, pipe: Any, directory: Path, found: dict[str, Any]) -> None:
+        """Writes what ``save_pretrained`` of peft writes: each adapter, and not the weights of the model."""
+        for name, adapter in found.items():
+            folder = directory if name == "default" else directory / name
+            folder.mkdir(exist_ok=True)
+            pipe.export_weights(folder / ADAPTER_FILE, names_of_adapter(self.skeleton.model, name))
+            if pipe.copy == pipe.worker == 0:
+                written = deepcopy(adapter)
+                written.inference_mode = True
+                written.base_model_name_or_path = adapter.base_model_name_or_path or self.skeleton.model.name_or_path
+                written.save_pretrained(folder)
 
     def describe(self, directory: Path) -> None:
         """Writes the files, other than weights, that ``from_pretrained`` reads, and removes weights in other files.

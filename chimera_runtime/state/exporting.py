@@ -42,9 +42,10 @@ def require_writable(path: Path) -> None:
         raise mistakes.directory_is_missing(path)
 
 
-def export_weights(state: State, path: Path) -> None:
+def export_weights(state: State, path: Path, names: Mapping[str, str] | None = None) -> None:
     """Gathers the model on rank 0, which writes the file; an error of any rank is raised on all ranks.
 
+    ``names`` has for each name in the file that of an entry of the model, if not all entries are to be written.
     Where pipelines in several rows of a mesh hold parts of one model, the first row writes it.
     """
     exchange = ObjectExchange(state.control_group.group, f"{path}", _PATIENCE)
@@ -56,7 +57,10 @@ def export_weights(state: State, path: Path) -> None:
             require_writable(path)
 
     exchange.gather_results(require)
-    values = state.whole()
+    firsts = None if names is None else {name: state.aliases.get(of, of) for name, of in names.items()}
+    values = state.whole(None if firsts is None else {*firsts.values()})
+    if values and firsts is not None:
+        values = {name: values[of].clone() for name, of in firsts.items()}
     complaint = None
     if values is None:
         complaint = state.wait_for_verdict(_PATIENCE)
@@ -117,7 +121,8 @@ def _write(path: Path, tensors: dict[str, Any], state: State) -> None:
             if path.suffix == _SAFE:
                 _safetensors().save_file(tensors, temporary, metadata={"format": "pt"})
             else:
-                torch.save(tensors | {alias: tensors[name] for alias, name in state.aliases.items()}, file)
+                aliases = {alias: tensors[name] for alias, name in state.aliases.items() if name in tensors}
+                torch.save(tensors | aliases, file)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """State of a pipeline on this rank by the names in the model, for torch.distributed.checkpoint and for one file."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from difflib import get_close_matches
 from io import BytesIO
@@ -175,8 +175,8 @@ class State:
         self.store_of_all.set(f"exported/{self._exports}/{self.rank}", complaint or "")
         self._exports += 1
 
-    def whole(self) -> dict[str, Any] | None:
-        """Returns on rank 0 the state of the whole model, on the CPU; every rank calls it.
+    def whole(self, names: Collection[str] | None = None) -> dict[str, Any] | None:
+        """Returns on rank 0 the state of the whole model, or some of its entries, on the CPU; every rank calls it.
 
         Buffers and further entries are those of the first replicas. The other ranks get no parameters: they only send.
         If pipelines in several rows of a mesh hold parts of one model, the first row has the result, and all ranks of
@@ -184,6 +184,8 @@ class State:
         """
         control = self.control_group
         mine = self._parameters() | {name: tensor.detach() for replica, name, tensor in self._buffers() if not replica}
+        if names is not None:
+            mine = {name: tensor for name, tensor in mine.items() if name in names}
         exchange = ObjectExchange(control.group, "the weights that are exported", control.timeout)
         described = {name: (tensor.shape, tensor.dtype) for name, tensor in mine.items()}
         heard, leads = zip(*exchange.all_gather((described, self._leader == self.rank)), strict=True)

@@ -188,6 +188,24 @@ def test_a_pipeline_over_a_model_trains_as_the_library_does(
         assert "check: passed" in pipe.check((tokens, tokens))
 
 
+def test_another_pipeline_over_the_same_modules_unfreezes_more(alone: World, compiled: Path) -> None:
+    tokens = torch.randint(3, WORDS, (B * N, LENGTH), generator=torch.Generator().manual_seed(0))
+    models = theirs, mine = made(frozen), made(frozen)
+    for unfrozen in (0, 1, 2):
+        for model in models:
+            model.model.layers[2 - unfrozen :].requires_grad_(True)
+        cut = layers(mine)
+        with Pipeline(compiled, cut, cut.loss, (tokens[:B], tokens[:B]), tied=cut.tied, name=cut.name) as pipe:
+            optimizers = [torch.optim.SGD(module.parameters(), 0.1) for module in (pipe, theirs)]
+            outcome, expected = pipe.step((tokens, tokens)), loss_in_one_piece(theirs, tokens, tokens)
+            expected.backward()  # type: ignore[no-untyped-call]
+            assert outcome is not None
+            assert outcome.loss == pytest.approx(expected.item(), rel=1e-8)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
 def hook_on_the_model(model: Any) -> None:
     model.register_forward_hook(lambda _module, _inputs, output: output)
 
