@@ -178,11 +178,10 @@ class Feed(MicroBatchSource):
             raise mistakes.wrong_number_of_pairs(self.job.name, self.job.micro_batches, len(pairs))
         listed = pairs if isinstance(pairs, (list, tuple)) else ()
         for micro, pair in enumerate(listed):
-            if isinstance(pair, (tuple, list)) and len(pair) in (2, 3):
-                require_no_graph(pair, f"micro-batch {micro}")
-                self._require_rows(as_triple(pair, f"micro-batch {micro}"), f"micro-batch {micro}")
-            if isinstance(pair, tuple) and len(pair) == 3:  # what this rank does not use may be anything
-                as_triple(pair, f"micro-batch {micro}", self.names)
+            if isinstance(pair, (tuple, list)) and len(pair) in (2, 3):  # what this rank does not use may be anything
+                name = f"micro-batch {micro}"
+                require_no_graph(pair, name)
+                self._require_rows(as_triple(pair, name, self.names if len(pair) == 3 else None), name)
         self._facts.pop(update, None)
         self._pairs[update] = pairs.__getitem__
         self._tensors[update] = taken_apart([*listed])[0]
