@@ -122,9 +122,3 @@ def test_a_stage_that_trains_something_unknown_is_refused(alone: World, one_work
 def test_what_a_forward_makes_is_its_own(alone: World, one_worker: Path, way: str) -> None:
     with Pipeline(one_worker, lambda _stage, _stages: Hidden(way), still, kept.mini_batch(0, kept.B)) as pipe:
         pipe.step(kept.mini_batch(0))
-
-
-def test_a_graph_of_the_mini_batch_is_the_callers(alone: World, one_worker: Path) -> None:
-    x, y = kept.mini_batch(0, kept.B)
-    encoder = nn.Linear(kept.WIDTH, kept.WIDTH).double()
-    Pipeline(one_worker, kept.stage, kept.loss, (encoder(x), y)).close()
