@@ -76,6 +76,7 @@ class Strangers:
 
     def __post_init__(self, module: torch.nn.Module, loss: Callable[..., Any] | None, given: Any) -> None:
         self._known = {*map(id, module.parameters())}.union(leaves_of(leaves(given)))
+        self._is_spread = any(map(is_spread, module.parameters()))
         self._around = {} if loss is None else surroundings(loss)
         known = {*map(id, module.buffers())}
         for name, value in self._around.items():
@@ -89,8 +90,8 @@ class Strangers:
         ``made`` are the ids of tensors that the forward has made, or was given apart from what is ``given``.
         """
         around, self._around, known = self._around, {}, self._known.union(made)
-        if any(map(is_spread, module.parameters())):
-            return  # FSDP computes with parameters of its own
+        if self._is_spread or any(map(is_spread, module.parameters())):
+            return  # FSDP computes with parameters of its own, which a module may have after its forward
         of_stage = leaves_of(returned)
         for key, leaf in {**of_stage, **leaves_of([loss])}.items():
             if key not in known:
