@@ -83,7 +83,8 @@ class _Action(NamedTuple):
 _Actions = tuple[_Action] | tuple[_Action, _Action]
 """The action of a cell, or the two of a pair."""
 
-_CELL = re.compile(r'[^,\n\s"](?:[^,\n]*[^,\n\s"])?')
+_CELL = re.compile(r"[^,\n\s](?:[^,\n]*[^,\n\s])?")
+_QUOTED = re.compile(r'"\s*([^"]*?)\s*"')
 _OF_MICROS = "|".join((*WAITS, *TRANSFERS, "BW", "F", "I", "W", "B"))
 _ACTION = re.compile(rf"([0-9]+)(?:({'|'.join(_ON_WEIGHTS)})|({_OF_MICROS})([0-9]*))")
 _OVERLAP = re.compile(r"\(\s*([^;()]*?)\s*;\s*([^;()]*?)\s*\)OVERLAP_F_B")
@@ -119,7 +120,9 @@ def rows_of(source: Source) -> list[list[Cell]]:
 def _read(row: str, start: int, mistakes: list[Diagnostic]) -> Iterator[_Actions]:
     for match in _CELL.finditer(row):
         text, place = match[0], start + match.start()
-        if text == "None":
+        if quoted := _QUOTED.fullmatch(text):
+            text, place = quoted[1], place + quoted.start(1)
+        if text in ("", "None"):
             continue
         overlap = _OVERLAP.fullmatch(text)
         spans = [overlap.span(1), overlap.span(2)] if overlap else [(0, len(text))]

@@ -139,6 +139,18 @@ def test_notations_and_dialects_of_one_schedule_are_one_schedule(text: str) -> N
     )
 
 
+@pytest.mark.parametrize("cell", ['"0F1', '0F1"', '""0F1', '"""0F1"""', '"0F1,0B1"', "'0F1'"])
+def test_a_cell_whose_quotes_torch_reads_otherwise_is_malformed(cell: str) -> None:
+    """A lone quote joins cells up to the next one, and torch drops what follows the first action of a cell."""
+    with pytest.raises(TextError, match=r"is not an action of|goes on after"):
+        assert compiled(f"0F0,{cell},0B0,0B1\n").schedule
+
+
+def test_cells_in_quotes_are_those_without_them() -> None:
+    text = '"0F0","","0F1 ", "0B0" ,"None",0B1\n'
+    assert show(compiled(text).schedule) == show(compiled(text.replace('"', "")).schedule)
+
+
 def test_a_pair_is_one_operation_in_either_order() -> None:
     first, second = (
         compiled(f"0F0,{pair},0B1\n").schedule for pair in ("(0F1;0B0)OVERLAP_F_B", "( 0B0; 0F1 )OVERLAP_F_B")
