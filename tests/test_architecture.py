@@ -44,7 +44,7 @@ IMPORTS = {
     "picture": {"cost", "ir", "predict", "resources", "escapes"},
     "page": {
         *("cost", "diagnostics", "errors", "flow", "ir", "lower", "picture", "predict", "request", "resources"),
-        *("source", "verify"),
+        *("source", "verify", "escapes"),
     },
     "codegen": {"ir", "flow", "resources", "verify"},
     "profile": {"ir", "diagnostics", "errors", "source", "escapes"},

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, fields
 from operator import sub
 from typing import Any
 
+from chimera_ir.escapes import visible_lines
+
 _INTEGERS = {"i1": "b", "i2": "h", "i4": "i"}
 """The type code that Python's ``array`` has for each integer type of a column, the narrowest first."""
 
@@ -30,8 +32,7 @@ def packed(document: object) -> bytes:
     """Compresses a document of dataclasses; each field that is a sequence of numbers becomes a column."""
     columns = _PackedColumns()
     text = json.dumps(document, default=columns.encoded, ensure_ascii=False, separators=(",", ":"))
-    # What is no character, as the bytes of a file's name may be, has an escape that JSON reads.
-    data = text.encode(errors="backslashreplace")
+    data = text.encode()
     head = len(data).to_bytes(4, "little") + data
     return gzipped(b"".join((head, _padding(len(head)), *columns.parts)), level=6)
 
@@ -52,7 +53,7 @@ class _PackedColumns:
     def encoded(self, table: Any) -> dict[str, object]:
         """The fields of a dataclass by name; a column is replaced by an object that says where its numbers are."""
         values = {entry.name: getattr(table, entry.name) for entry in fields(table)}
-        return {name: self._placed(value) if _is_column(value) else value for name, value in values.items()}
+        return {name: self._placed(value) if _is_column(value) else _shown(value) for name, value in values.items()}
 
     def _placed(self, numbers: Sequence[float]) -> dict[str, object]:
         kind, stored, sums = _narrowest(numbers)
@@ -63,6 +64,19 @@ class _PackedColumns:
         self.parts += data, _padding(len(data))
         self.size += len(data) + len(_padding(len(data)))
         return place
+
+
+def _shown(value: Any) -> Any:
+    """The value with escapes in its texts for characters that are obeyed instead of shown, in as many lines."""
+    match value:
+        case str():
+            return visible_lines(value)
+        case list() | tuple():
+            return [*map(_shown, value)]
+        case dict():
+            return {_shown(key): _shown(entry) for key, entry in value.items()}
+        case _:
+            return value
 
 
 def _is_column(value: object) -> bool:

@@ -25,7 +25,7 @@ def source_text(source: Source, rows: Iterable[OperationRow]) -> SourceText:
     language = "csv" if source.is_csv else "sir" if source.is_ir else "chim"
     origins = [row.operation.origin for row in rows]
     lines = [0 if origin == NOWHERE else line_at(origin.start) for origin in origins]
-    return SourceText(PurePath(source.name).name, language, source.text, lines)
+    return SourceText(PurePath(source.name).name, language, source.text.replace("\r\n", "\n"), lines)
 
 
 def program_text(text: str, verified: Verified, rows: Sequence[OperationRow]) -> SourceText:

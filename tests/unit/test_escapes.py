@@ -4,6 +4,8 @@ import os
 import random
 import subprocess
 import unicodedata
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,7 +16,9 @@ from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.read import read_cluster
 from chimera_ir.profile.write import write_cluster
 from chimera_ir.source import Source
+from tests.documents import document_in
 from tests.patience import PATIENCE
+from tests.unit import traced
 from tests.unit.command import TINY, Run, contents
 from tests.unit.test_profile_source import CLUSTER, PROFILE
 
@@ -44,9 +48,7 @@ NAMES = (
 
 
 def assert_plain(text: str) -> None:
-    acted_upon = {character for character in set(text) if unicodedata.category(character)[0] == "C"} | {*"\u2028"} & {
-        *text
-    }
+    acted_upon = {letter for letter in {*text} if unicodedata.category(letter)[0] == "C" or letter in "\u2028\u2029"}
     assert acted_upon <= {"\n"}, acted_upon
 
 
@@ -128,6 +130,66 @@ def test_what_files_say_of_themselves_is_shown_and_not_acted_upon(run: Run, tmp_
     for text in (ended.out, planned.out, *(data.decode() for data in contents(tmp_path / "tiny.out").values())):
         assert_plain(text)
     ElementTree.parse(tmp_path / "tiny.out" / "replay.svg")
+
+
+HIDDEN = (
+    *("\u202a\u202b\u202c\u202d\u202e", "\u2066\u2067\u2068\u2069", "\u200e\u200f\u061c", "\u200b\u2060\u00ad\ufeff"),
+    *("\x1b[2J", "\x9b31m\x85", "\a\b\r", "\u2028\u2029", "\x7f", "a\nb", os.fsdecode(b"\xff"), "\U000e0041\ue000"),
+)
+"""Names that run to the left, cannot be seen, are obeyed by a terminal, break lines, or are no UTF-8."""
+
+
+def texts_of(value: object) -> Iterator[str]:
+    """All texts in a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from chain.from_iterable(map(texts_of, [*value, *value.values()]))
+    elif isinstance(value, list):
+        yield from chain.from_iterable(map(texts_of, value))
+
+
+@pytest.mark.parametrize("name", HIDDEN, ids=ascii)
+def test_no_output_has_a_hidden_character_of_a_name(
+    run: Run, planner: Run, tracer: Run, tmp_path: Path, name: str
+) -> None:
+    """Names of files, and those in profiles, clusters, traces and comments: on the terminal, in files and on pages."""
+    in_toml = "".join(f"\\U{ord(letter):08x}" for letter in name.encode(errors="replace").decode())
+    is_comment = {unicodedata.category(letter) for letter in name} <= {"Cf"}
+    scheme = f"# {name}\n{TINY}" if is_comment else TINY
+    for file, text in {
+        f"{name}.chim": scheme,
+        f"other{name}.chim": scheme,
+        f"wrong{name}.chim": scheme.replace("B(m", "Q(m"),
+        f"{name}.csv": "0F0,0B0\n",
+        f"{name}.toml": PROFILE.replace('name = "', f'name = "{in_toml}'),
+        f"cluster{name}.toml": CLUSTER.replace('name = "', f'name = "{in_toml}'),
+    }.items():
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    traced.write(tmp_path / f"trace{name}", scheme=name, backend=name, ended=name)
+    files = [f"--profile={name}.toml", f"--cluster=cluster{name}.toml"]
+    against, itself = f"--against=other{name}.chim", f"{name}.chim"
+    said = [
+        run(itself, *files, "--micro-batch-size=1", f"--out=out{name}"),
+        run(itself, *files, "--micro-batch-size=1", "--json"),
+        *(run(itself, f"--emit={level}") for level in ("ast", "plan", "program", "report", "timeline", "trace")),
+        run(itself, against, "--html=against.html"),
+        run(f"{name}.csv", "--html=csv.html"),
+        run(f"wrong{name}.chim", "--html=wrong.html"),
+        planner(*files, "--mini-batch=1", f"--scheme={name}.chim"),
+        tracer(f"trace{name}", "--out=view"),
+        tracer(f"trace{name}", "--json"),
+    ]
+    assert [ended.status for ended in said if ended.status] == [1], "only what is wrong is refused"
+    pages = [*tmp_path.rglob("*.html")]
+    assert {"schedule.html", "against.html", "csv.html", "wrong.html", "trace.html"} <= {page.name for page in pages}
+    outputs = [path for folder in (f"out{name}", "view") for path in (tmp_path / folder).rglob("*") if path.is_file()]
+    for text in (
+        *chain.from_iterable((ended.out, ended.err) for ended in said),
+        *(path.read_text(encoding="utf-8") for path in (*pages, *outputs)),
+        *texts_of([document_in(page.read_text(encoding="utf-8")) for page in pages]),
+    ):
+        assert_plain(text)
 
 
 @pytest.mark.parametrize(

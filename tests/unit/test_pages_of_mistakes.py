@@ -179,7 +179,7 @@ def test_what_a_text_says_never_leaves_the_packed_data_unescaped() -> None:
     for part in ("alert(", "onerror", "<img"):
         assert part not in shown
     odd = chimera_ir.compile(Source("caf\udce9.chim", scheme), D=2, N=2).page
-    assert document_in(odd)["texts"][0]["name"] == "caf\udce9.chim"
+    assert document_in(odd)["texts"][0]["name"] == "caf\\udce9.chim"
     assert odd.encode()
     mistaken = chimera_ir.compile(Source(f"{HOSTILE}.chim", HOSTILE))
     with pytest.raises(TextError) as error:
