@@ -115,7 +115,7 @@ class Reference:
             module.train()
         for part in evaluating:
             part.training = False
-        return self.with_loss(module).to(self.device) if stage == self.stages - 1 else module
+        return module if stage in range(self.stages - 1) else self.with_loss(module).to(self.device)
 
     def _made(self, number: int, make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
         """Makes a stage or a layer, with random numbers that follow from its number."""

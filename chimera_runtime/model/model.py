@@ -19,6 +19,7 @@ from chimera_runtime.errors import model as mistakes
 from chimera_runtime.model.arguments import bound, takes, takes_names, with_names
 from chimera_runtime.model.layers import Layers
 from chimera_runtime.model.model_text import REQUIRED
+from chimera_runtime.program.stage_graph import fed
 from chimera_runtime.values.keywords import Stack
 from chimera_runtime.values.last_stage import LOSS, LastStage, modules_in
 from chimera_runtime.values.losses import Loss
@@ -104,7 +105,7 @@ class Model:
             module: torch.nn.Module = Stack({str(i): self._build(f"layer {i}", build.layers[i], seed, i) for i in held})
         else:
             module = self._build(f"build_stage({stage}, {stages})", partial(build, stage, stages), seed, stage)
-        if stage == stages - 1:
+        if not fed(stages)[stage]:
             module = self.with_loss(module)
         if any(torch.nn.parameter.is_lazy(p) for p in (*module.parameters(), *module.buffers())):
             raise mistakes.parameters_are_lazy(self.file, stage)

@@ -201,7 +201,7 @@ PLACES = {
         lambda value: [(number % 2, pair["s"]) for number, pair in zip(on_all(value), PAIRS, strict=True)],
     ),
     "group": Place(
-        scheme(lines="F(0..1 + FORMULA % 2, s) @ m"),
+        scheme(lines="\n".join(f"F(0..1 + FORMULA % 2, s) @ m when m == {m}" for m in MICROS)),
         MS,
         places_of_operations,
         lambda value: [(*range(1 + number % 2), pair["s"]) for number, pair in zip(on_all(value), PAIRS, strict=True)],

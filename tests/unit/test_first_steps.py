@@ -110,7 +110,6 @@ def test_a_message_that_no_short_text_gets_is_explained_by_its_pattern() -> None
     text = explain("CH305")
     assert "It says: pipe <pipe> places stage <stage> on worker <worker>, but there are workers 0 to <last>" in text
     assert "To mend it: place it on one of the workers 0 to <last>" in text
-    assert "as an indexed pipe `pipe name[i in 0..n] { .. }`" in explain("CH102")
 
 
 def test_an_error_of_a_rank_is_explained_by_its_name() -> None:

@@ -129,7 +129,7 @@ def test_what_is_no_directory_is_refused_where_a_name_is_looked_up(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
 ) -> None:
     (tmp_path / "file").write_text("")
-    run("dapple", "--library", name).assert_refused(WRONG_COMMAND, f"--library {name}: {why}")
+    run("dapple", "--library", name).assert_refused(WRONG_COMMAND, why)
     monkeypatch.setenv(library.VARIABLE, name)
     run("dapple").assert_refused(WRONG_COMMAND, f"CHIMERA_LIBRARY {name}: {why}")
     (tmp_path / "tiny.chim").write_text(TINY)

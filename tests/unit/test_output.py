@@ -77,7 +77,7 @@ def test_a_directory_that_is_not_ours_is_refused_untouched(run: Run, tmp_path: P
 def test_an_output_that_cannot_be_written_is_status_two(run: Run, tmp_path: Path, out: str) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "loop").symlink_to("loop")
-    run("chimera", "--out", out).assert_refused(WRONG_COMMAND, "--out ")
+    run("chimera", "--out", out).assert_refused(WRONG_COMMAND, "--out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "loop"]
 
 

@@ -222,10 +222,13 @@ def test_a_backward_that_needs_what_a_later_forward_writes_says_so(alone: World,
     """All forwards come first."""
     chimera_ir.compile("gpipe", D=1, N=N).write(tmp_path / "out")
     x, y = batch(0)
-    x.requires_grad_()
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), Follower(in_place, True, True))
+
     with (
         pytest.raises(ModelError, match="the backward of stage 0") as error,
-        Pipeline(tmp_path / "out", builder(partial(Follower, in_place, True, True)), loss, (x[:B], y[:B])) as pipeline,
+        Pipeline(tmp_path / "out", builder(make), loss, (x[:B], y[:B])) as pipeline,
     ):
         pipeline.step((x, y))
     assert "let the forward compute with a copy" in "".join(error.value.__notes__)
