@@ -280,23 +280,7 @@ class Loader:
             stream = IterableReader(self._loading, self._share, self._uses, self._drop_last, begin)
             return elements(stream, None, self._workers)
         source = MapReader(self._loading, self._share, self._uses)
-        return elements(source, self._tasks(begin), self._workers)
-
-    def _tasks(self, begin: ReadPosition) -> Iterator[LoadingTask]:
-        """Yields all mini-batches from a position on, epoch after epoch, until an epoch has none."""
-        epoch, start, share = begin.epoch, begin.items, self._share
-        while (count := self._order.count(epoch)) >= (share.items if self._drop_last else 1):
-            # An entry for each micro-batch of this rank that has items: its place in the epoch, and the keys.
-            while (items := min(count - start, share.items)) >= (share.items if self._drop_last else 1):
-                micro_batches = {}
-                for micro in self._uses:
-                    first = share.start(micro)
-                    last = min(first + share.micro_batch_size, items)
-                    if first < last:
-                        micro_batches[micro] = start + first, self._order.keys(epoch, start + first, start + last)
-                yield LoadingTask(epoch, share.items_of_copy(items), micro_batches)
-                start += items
-            epoch, start = epoch + 1, 0
+        return elements(source, _tasks(self._order, self._share, self._uses, self._drop_last, begin), self._workers)
 
     # ---- resuming
 
@@ -329,3 +313,23 @@ class Loader:
         if items % self._share.items:
             raise mistakes.no_mini_batch_begins_there(items, self._share.formula)
         self._move_to(state["epoch"], items, state.get("stream"))
+
+
+def _tasks(order: ItemOrder, share: Share, uses: Uses, drop_last: bool, begin: ReadPosition) -> Iterator[LoadingTask]:
+    """Yields all mini-batches from a position on, epoch after epoch, until an epoch has none.
+
+    It has no reference to the loader: in a cycle, data workers would stay until a garbage collection.
+    """
+    epoch, start, least = begin.epoch, begin.items, share.items if drop_last else 1
+    while (count := order.count(epoch)) >= least:
+        # An entry for each micro-batch of this rank that has items: its place in the epoch, and the keys.
+        while (items := min(count - start, share.items)) >= least:
+            micro_batches = {}
+            for micro in uses:
+                first = share.start(micro)
+                last = min(first + share.micro_batch_size, items)
+                if first < last:
+                    micro_batches[micro] = start + first, order.keys(epoch, start + first, start + last)
+            yield LoadingTask(epoch, share.items_of_copy(items), micro_batches)
+            start += items
+        epoch, start = epoch + 1, 0

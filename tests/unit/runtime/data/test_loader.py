@@ -1,5 +1,6 @@
 """The mini-batches of a dataset that a rank gets: their order, their beginning, and what the rank loads for them."""
 
+import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -117,6 +118,15 @@ def test_the_last_items_of_an_epoch_are_a_smaller_mini_batch_if_that_is_wanted(a
     with pytest.raises(Misuse, match=r"of an epoch has 2 items, and an update takes B\*N = 3\*2: make the loader with"):
         copies[0][-1].require_whole()
     copies[0][0].require_whole()
+
+
+@pytest.mark.parametrize("kind", [Drawing, Flowing])
+def test_the_data_workers_of_a_loader_end_with_it(alone: World, kind: Any) -> None:
+    mine = loader(alone, kind(), workers=2)
+    assert len([*islice(mine, 2)]) == 2
+    assert len(multiprocessing.active_children()) == 2
+    del mine
+    assert multiprocessing.active_children() == []
 
 
 def test_an_iteration_that_is_broken_off_is_followed_by_the_next_epoch(alone: World) -> None:
