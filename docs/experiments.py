@@ -162,12 +162,12 @@ def splits() -> Iterator[Row]:
     even = {(each["W"], each["D"], each["B"]): each for each in choices(Case(GPT, 512, 512), *GREEDY)}
     found = [each for each in choices(Case(LAYERS, 512, 512), *GREEDY) if isinstance(each["T_replay"], float)]
     for each in sorted(found, key=lambda each: number(each, "T_replay")):
-        before, split = even[each["W"], each["D"], each["B"]], numbers(each, "split")
+        before, split = even.get((each["W"], each["D"], each["B"])), numbers(each, "split")
         counts = [end - first for first, end in pairwise((*split, 66))]  # 64, the embeddings and the projection
         yield (
             described(each),
             f"{counts[0]}, {min(counts[1:-1])} to {max(counts[1:-1])}, {counts[-1]}",
-            *(f"{number(of, key):.2f}" for key in ("T", "T_replay") for of in (before, each)),
+            *(f"{number(of, key):.2f}" if of else "does not fit" for key in ("T", "T_replay") for of in (before, each)),
         )
 
 

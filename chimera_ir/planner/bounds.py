@@ -25,13 +25,13 @@ _EARLY = 2 * (AHEAD + 1)
 
 
 def standing(variant: Variant, setting: Setting) -> list[int]:
-    """Bytes that each worker keeps all the time: a copy of the weights, gradients and optimizer state of its stages."""
-    header = variant.header
+    """Bytes that each worker keeps in any order: a copy of weights and optimizer state, and gradients of its stages."""
+    header, first = variant.header, [costs.first_gradients for costs in setting.stages]
     sizes = [
         costs.weights + costs.gradients + setting.optimizer(header, Stage(stage))
         for stage, costs in enumerate(setting.stages)
     ]
-    return [sum(sizes[stage] for stage in stages) for stages in header.stages_of]
+    return [sum(sizes[s] for s in stages) + max((first[s] for s in stages), default=0) for stages in header.stages_of]
 
 
 def least(variant: Variant, setting: Setting) -> list[int]:

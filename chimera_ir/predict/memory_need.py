@@ -18,12 +18,22 @@ from chimera_runtime.program.kept_bytes import MicroBatchBytes, hosted_bytes, ke
 class MemoryNeed:
     """Memory that a worker needs at most, in bytes, by purpose; the parts need not be largest at the same time.
 
-    Attributes ---------- weights All copies of the weights of the worker's stages, one for each version. optimizer The
-    optimizer's state, or this worker's share of it. messages Receive buffers, and messages on their way to other
-    workers. activations Activations that wait for a backward, the inputs of stages that recompute, and values between
-    the halves of a backward. Received values are in their receive buffers and count as messages. host Activations in
-    the memory of the worker's host, and what stays of them there between the halves of a backward. This memory is no
-    part of the total.
+    Attributes
+    ----------
+    weights
+        All copies of the weights of the worker's stages, one for each version.
+    gradients
+        The flat tensors that are summed, and the gradients that the first backward of the largest stage makes.
+    optimizer
+        The optimizer's state, or this worker's share of it.
+    messages
+        Receive buffers, and messages on their way to other workers.
+    activations
+        Activations that wait for a backward, the inputs of stages that recompute, and values between the halves of a
+        backward. Received values are in their receive buffers and count as messages.
+    host
+        Activations in the memory of the worker's host, and what stays of them there between the halves of a backward.
+        This memory is no part of the total.
     """
 
     weights: int
@@ -112,7 +122,8 @@ class _Worker:
         messages = [*held.sending, *((edge, micros) for edge, slots in held.receiving for micros in slots)]
         return MemoryNeed(
             weights=sum(copies * stages[stage].weights for stage, copies in held.copies),
-            gradients=sum(stages[stage].gradients for stage, _ in held.copies),
+            gradients=sum(stages[stage].gradients for stage, _ in held.copies)
+            + max((stages[stage].first_gradients for stage, _ in held.copies), default=0),
             optimizer=sum(self._setting.optimizer(self._header, stage) for stage, _ in held.copies),
             messages=sum(share(micros * longest, self._setting.message(edge), units) for edge, micros in messages),
             activations=max((kept_bytes(moment, self.bytes_of, units) for moment in held.fullest), default=0),

@@ -82,13 +82,15 @@ class LayerSplits:
         """The split whose slowest stage takes the least time within ``limits``, bytes by worker; None if there is none.
 
         The bytes of a stage are its weights in all their copies, gradients, optimizer state, and the activations of the
-        largest number of micro-batches that wait for a backward at once. Messages do not count.
+        largest number of micro-batches that wait for a backward at once. Messages do not count. The gradients that a
+        first backward makes count for the largest stage of a worker.
         """
         header, layers, size = self.header, self.layers, self.size
         shards = self.sharded_optimizer and not header.steps_inside
         weights = _until([layer.weights for layer in layers])
         standing = _until([layer.weights + layer.gradients for layer in layers])
         optimizer = _until([layer.optimizer for layer in layers])
+        first_gradients = _until([layer.first_gradients for layer in layers])
         shares = [self.replicas * len(workers) if shards else 1 for workers in header.holders]
         activations = _until([layer.at[size].activations for layer in layers])
         again = [all(recomputes_all(pipe, stage) for pipe in header.pipes) for stage in range(header.stages)]
@@ -105,7 +107,10 @@ class LayerSplits:
                 + whole * again[stage]
             )
 
-        return balanced(self._seconds, header.holders, needed, limits)
+        def once(_stage: int, first: int, end: int) -> int:
+            return first_gradients[end] - first_gradients[first]
+
+        return balanced(self._seconds, header.holders, needed, limits, once)
 
 
 def loads_of(header: Header, held: Iterable[Holdings]) -> list[StageLoad]:

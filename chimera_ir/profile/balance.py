@@ -13,15 +13,17 @@ def balanced(
     workers: Sequence[Sequence[int]],
     needed: Callable[[int, int, int], float] | None = None,
     available: Sequence[float] = (),
+    once: Callable[[int, int, int], float] = lambda _stage, _first, _end: 0.0,
 ) -> tuple[int, ...] | None:
     """The split whose slowest stage takes the least time, as the first layer of each stage; None if no split fits.
 
     ``seconds`` has the time of each layer, ``workers`` by stage the workers that hold it, ``available`` the bytes of
     each worker. ``needed(stage, first, end)`` gives the bytes of the layers from first to end (exclusive) on each
-    worker that holds them as a stage; more layers never need fewer bytes. Without this function everything fits.
+    worker that holds them as a stage; more layers never need fewer bytes. Without this function everything fits. Of
+    ``once``, further bytes of a stage, a worker needs those of its largest stage.
     """
     # Binary search for the smallest possible time of the slowest stage for which a split fits.
-    search = _SplitSearch(seconds, workers, needed, available)
+    search = _SplitSearch(seconds, workers, needed, available, once)
     times = search.durations()
     low, high = 0, len(times) - 1
     best = search.within(times[high])
@@ -35,7 +37,10 @@ def balanced(
     return best
 
 
-_Key = tuple[int | tuple[int, float], ...]
+_Used = tuple[float, float]
+"""The bytes of a worker: the sum over its stages, and of what it needs once the most of any stage."""
+
+_Key = tuple[int | tuple[int, _Used], ...]
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class _PartialSplit:
     """
 
     first: int
-    used: dict[int, float]
+    used: dict[int, _Used]
     ends: Iterator[int]
     key: _Key
 
@@ -62,6 +67,7 @@ class _SplitSearch:
         workers: Sequence[Sequence[int]],
         needed: Callable[[int, int, int], float] | None,
         available: Sequence[float],
+        once: Callable[[int, int, int], float],
     ) -> None:
         self._layers = len(seconds)
         self._stages = len(workers)
@@ -69,6 +75,7 @@ class _SplitSearch:
         self._workers = workers
         self._needed = needed
         self._available = available
+        self._once = once
         self._last = {worker: stage for stage, held in enumerate(workers) for worker in held}
 
     def durations(self) -> list[float]:
@@ -108,7 +115,7 @@ class _SplitSearch:
                 path.append(following)
         return None
 
-    def _begin(self, stage: int, first: int, used: dict[int, float]) -> "_PartialSplit":
+    def _begin(self, stage: int, first: int, used: dict[int, _Used]) -> "_PartialSplit":
         later = ((worker, size) for worker, size in used.items() if self._last[worker] >= stage)
         return _PartialSplit(first, used, iter(self._ends(stage, first)), (stage, first, *sorted(later)))
 
@@ -128,14 +135,15 @@ class _SplitSearch:
                 ends.append(end)
         return sorted(ends, key=lambda end: (abs(self._time(first, end) - share), end))
 
-    def _with(self, stage: int, first: int, end: int, used: dict[int, float]) -> dict[int, float] | None:
+    def _with(self, stage: int, first: int, end: int, used: dict[int, _Used]) -> dict[int, _Used] | None:
         """The bytes of each worker after ``stage`` gets the layers ``first`` to ``end``; None if a worker has too few.
 
         ``used`` has the bytes of each worker before that.
         """
         if self._needed is None:
             return used
-        size = self._needed(stage, first, end)
-        together = used | {worker: used.get(worker, 0.0) + size for worker in self._workers[stage]}
-        fits = all(together[worker] <= self._available[worker] for worker in self._workers[stage])
+        size, once = self._needed(stage, first, end), self._once(stage, first, end)
+        before = {worker: used.get(worker, (0.0, 0.0)) for worker in self._workers[stage]}
+        together = used | {worker: (sizes + size, max(most, once)) for worker, (sizes, most) in before.items()}
+        fits = all(sum(together[worker]) <= self._available[worker] for worker in self._workers[stage])
         return together if fits else None

@@ -118,6 +118,14 @@ class StageCosts:
     step_noise: float | None = None
     overhead: Times = field(default_factory=lambda: NO_OVERHEAD)
 
+    @property
+    def first_gradients(self) -> int:
+        """Bytes of the gradients that the first backward of an update makes, beside the flat tensors that are summed.
+
+        They have the dtypes of the weights, and are freed when they have been copied into the flat tensors.
+        """
+        return min(self.gradients, self.weights)
+
     def slept(self, size: int, seconds: Mapping[str, float]) -> "StageCosts":
         """The costs in a rehearsal, in which a stage sleeps instead of computing or recomputing, and has no steps.
 

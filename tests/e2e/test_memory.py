@@ -1,8 +1,11 @@
 """Memory is what the report says: measured while the generated loops train, with torch's hooks for saved tensors."""
 
 import json
+import os
 import platform
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +13,10 @@ from typing import Any
 
 import pytest
 
+import chimera_ir
 from chimera_runtime.program.compiled_program import load
 from chimera_runtime.program.rank_facts import RankFacts, spread
-from tests.e2e.ranks import Job, compiled, run_all
+from tests.e2e.ranks import PATIENCE, Job, compiled, run_all
 from tests.repeatable import also
 
 OF_SEARCH: dict[str, dict[str, int]] = {"gpipe": {"N": 6}, "gems": {"N": 4}, "chimera": {"N": 8}, "zb_h2": {"N": 8}}
@@ -33,6 +37,8 @@ SPLIT = also(("zb_h1",), ("zb_h2",))
 ROWS, WIDTH, BYTES = 8, 32, 8
 INPUT = ROWS * WIDTH * BYTES
 RANKS = range(4)
+MODEL = Path(__file__).parent / "models" / "measured.py"
+CLUSTER = Path(__file__).parent.parent.parent / "docs" / "examples" / "small.cluster.toml"
 
 pytestmark = pytest.mark.e2e
 
@@ -170,6 +176,30 @@ def test_the_need_that_is_told_is_that_of_training(seen: dict[str, Seen], scheme
     loaded = updates * INPUT * sum(len([*spread(each)]) for each in (facts.inputs, facts.targets))
     assert alive <= need * 1.01 + loaded
     assert need <= alive * 1.25
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same stages as a profile, measured in one process."""
+    folder = tmp_path_factory.mktemp("profile")
+    words = ("profile", "stages", str(MODEL), "--stages", "4", "--micro-batch-size", str(ROWS), "--rounds", "5")
+    environment = {**os.environ, "MEASURED": str(folder), "RANK": "0"}
+    command = [sys.executable, "-m", "chimera_ir", *words, "--out", str(folder / "p.toml")]
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=PATIENCE)
+    return folder / "p.toml"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_need_that_is_predicted_is_that_of_training(seen: dict[str, Seen], profile: Path, scheme: str) -> None:
+    """On every rank hardly more than all memory that operations touch, and no less: `--require-fit` can be believed."""
+    options = chimera_ir.Options(profile=profile, cluster=CLUSTER, micro_batch_size=ROWS)
+    prediction = chimera_ir.compile(scheme, D=4, options=options, **SCHEMES[scheme]).prediction
+    assert prediction is not None
+    found = seen[scheme]
+    for need, rank, facts in zip(prediction.memory, found.ranks, found.facts, strict=True):
+        loaded = (1 + found.lag) * INPUT * sum(len([*spread(each)]) for each in (facts.inputs, facts.targets))
+        assert rank["alive"] <= need.total * 1.01 + loaded
+        assert need.total <= rank["alive"] * 1.25
 
 
 def test_a_model_beyond_the_limit_is_refused_before_training(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def test_memory_of_three_unequal_stages_by_hand() -> None:
     """1F1B with D = 2, N = 3, two bytes of optimizer per byte of weights; messages of 5 bytes there and 4 back.
 
     Worker 0 keeps two forwards of stage 0 at once (D - s), worker 1 one of stage 1. Worker 1 receives what it reads: 5
-    of its 30 bytes lie in the receive buffers.
+    of its 30 bytes lie in the receive buffers. The first backward makes the gradients once more.
     """
     first = stage_timing(1, 2, 3, activations=20, input=3, output=5, gradient=4)
     last = stage_timing(1, 2, 3, activations=30, input=5, output=0, gradient=0)
@@ -249,8 +249,8 @@ def test_memory_of_three_unequal_stages_by_hand() -> None:
     cluster = Cluster("by hand", 8, 1, 10**12, 0, FREE, FREE, FREE)
     down = scheme("dapple", D=2, N=3)
     head, tail = memory(down, Setting(stages, cluster, 1, 1))
-    assert (head.weights, head.gradients, head.optimizer, head.activations) == (100, 90, 200, 2 * 20)
-    assert (tail.weights, tail.gradients, tail.optimizer, tail.activations) == (110, 100, 220, 30 - 5)
+    assert (head.weights, head.gradients, head.optimizer, head.activations) == (100, 2 * 90, 200, 2 * 20)
+    assert (tail.weights, tail.gradients, tail.optimizer, tail.activations) == (110, 2 * 100, 220, 30 - 5)
     # Two receive buffers each, for 2 x 4 and 2 x 5 bytes, and at most two messages of the other kind under way.
     assert (head.messages, tail.messages) == (2 * 4 + 2 * 5, 2 * 5 + 2 * 4)
-    assert head.total == 100 + 90 + 200 + 18 + 40
+    assert head.total == 100 + 2 * 90 + 200 + 18 + 40

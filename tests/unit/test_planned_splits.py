@@ -100,7 +100,7 @@ def test_a_declared_bound_in_bytes_moves_layers_away_from_the_worker_that_it_lea
 
 
 def test_a_compilation_has_the_fastest_split_that_keeps_a_declared_bound_in_bytes(tmp_path: Path) -> None:
-    """By time alone the first stage has four layers, and needs 348 MB; with three it needs 336 MB."""
+    """By time alone the first stage has four layers, and needs 352 MB; with three it needs 339 MB."""
     model, on, text = (tmp_path / name for name in ("m.toml", "c.toml", "mine.chim"))
     model.write_text(of_layers(LATE), encoding="utf-8")
     on.write_text(cluster(2, "10 GB"), encoding="utf-8")
@@ -121,9 +121,9 @@ def test_a_compilation_has_the_fastest_split_that_keeps_a_declared_bound_in_byte
 
     free, tight = compiled("10000"), compiled("340")
     assert [split(free), split(compiled("if w == 1 then 100 else 10000")), split(tight)] == [(0, 4), (0, 4), (0, 3)]
-    assert (fullest(free), fullest(tight)) == (348_000_000, 336_000_000)
+    assert (fullest(free), fullest(tight)) == (352_000_000, 339_000_000)
     assert tight.report.makespan > free.report.makespan
-    with pytest.raises(TextError, match="worker 0 needs 348,000,000 bytes, more than the declared 340,000,000"):
+    with pytest.raises(TextError, match="worker 0 needs 352,000,000 bytes, more than the declared 340,000,000"):
         _ = compiled("340", [0, 4]).program
     with pytest.raises(TextError, match="CH413"):
         _ = compiled("10").program
