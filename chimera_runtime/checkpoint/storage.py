@@ -9,7 +9,6 @@
 torch.distributed.checkpoint writes the files, in its own format.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -17,13 +16,13 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from chimera_runtime.errors import checkpoint as mistakes
-from chimera_runtime.values.files import require_regular
+from chimera_runtime.values.files import lock, require_regular
 
 _WRITING = ".writing"
 _REMOVED = ".removed"
@@ -71,28 +70,36 @@ class Lock:
     Raises `BadCheckpoint` if another job has locked it, or it cannot be made or written.
     """
 
+    _held: ClassVar[set[Path]] = set()
+    """Directories that this process has locked: to close their file under another handle would end the lock."""
+
     def __init__(self, directory: Path) -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
+            self._place = directory.resolve()
+            if self._place in self._held:
+                raise mistakes.another_job_saves_there(directory)
             self._file = os.open(directory / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise mistakes.directory_cannot_be_written(directory, error.strerror) from error
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_free = lock(self._file)
         except OSError as error:
             os.close(self._file)
-            if isinstance(error, BlockingIOError):
-                raise mistakes.another_job_saves_there(directory) from error
             raise mistakes.directory_cannot_be_written(directory, error.strerror) from error
+        if not is_free:
+            os.close(self._file)
+            raise mistakes.another_job_saves_there(directory)
+        self._held.add(self._place)
         counting = whole(directory)
         replaced = [path for path in directory.glob(".update-*") if path not in counting]
         for left in (directory / _WRITING, directory / _REMOVED, *replaced):
             shutil.rmtree(left, ignore_errors=True)
 
     def release(self) -> None:
-        """Unlocks the directory, even if processes that were forked from this one still share the open file."""
-        fcntl.flock(self._file, fcntl.LOCK_UN)
+        """Unlocks the directory."""
         os.close(self._file)
+        self._held.remove(self._place)
 
 
 class Writer(FileSystemWriter):

@@ -1,5 +1,6 @@
 """Files that a user names."""
 
+import fcntl
 import os
 import stat
 from errno import EINVAL, EISDIR
@@ -22,3 +23,16 @@ def require_regular(path: Path, most: float = float("inf")) -> Path:
     if state.st_size > most:
         raise OSError(EINVAL, f"it is larger than {most / 2**20:,.0f} MiB", str(path))
     return path
+
+
+def lock(handle: int) -> bool:
+    """Locks an open file for this process until it is closed, even by a kill; returns False if another has locked it.
+
+    Unlike that of flock, the lock is not of children too, such as workers of a loader, which may outlive this process.
+    It ends if the process closes the file under any other handle. Raises `OSError` if the file system has no locks.
+    """
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True

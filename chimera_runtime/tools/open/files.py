@@ -1,6 +1,5 @@
 """Files that are complete at every moment, and files that one job at a time writes."""
 
-import fcntl
 import os
 import time
 import uuid
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chimera_runtime.errors import tools as mistakes
+from chimera_runtime.values import files
 
 _JOB = "chimera/job"
 """Key in the store: a number of the job that no other has."""
@@ -62,14 +62,12 @@ def locked(path: Path, store: Any) -> bool:
     """
     job: bytes = store.compare_set(_JOB, "", uuid.uuid4().hex)
     while True:
-        # Not in children, which may outlive this process: unlike that of flock, the lock is of this process alone.
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            holder = _content(handle)
-            os.close(handle)
-            return holder == job
+            if not files.lock(handle):
+                holder = _content(handle)
+                os.close(handle)
+                return holder == job
         except OSError:
             return True  # a file system without locks refuses nobody
         with suppress(FileNotFoundError):

@@ -1,6 +1,5 @@
 """``--log-file``: a line of JSON for each update, written as soon as the update is over on all ranks."""
 
-import fcntl
 import json
 import math
 import os
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chimera_runtime.errors import tools as mistakes
+from chimera_runtime.values import files
 
 
 class Log:
@@ -24,18 +24,10 @@ class Log:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
             raise mistakes.file_cannot_be_written("--log-file", path, error.strerror) from error
-        if stat.S_ISREG(os.fstat(self._file).st_mode) and self._is_taken():
-            os.close(self._file)
-            raise mistakes.file_cannot_be_written("--log-file", path, mistakes.LOG_IS_OF_ANOTHER_RUN)
-
-    def _is_taken(self) -> bool:
-        """Locks the file for this process, without its children; returns True if another process has locked it."""
         with suppress(OSError):  # a file system without locks refuses nobody
-            try:
-                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):
-                return True
-        return False
+            if stat.S_ISREG(os.fstat(self._file).st_mode) and not files.lock(self._file):
+                os.close(self._file)
+                raise mistakes.file_cannot_be_written("--log-file", path, mistakes.LOG_IS_OF_ANOTHER_RUN)
 
     def add(self, content: dict[str, Any]) -> None:
         """Writes a line, with null for a number that is not finite. Raises `Unwritable` if it cannot be written."""

@@ -115,6 +115,7 @@ def test_whenever_a_rank_dies_in_a_save_there_is_the_old_checkpoint_or_the_new_o
 
 
 SECOND = """
+import os
 import sys
 from pathlib import Path
 from chimera_runtime.errors import BadCheckpoint
@@ -123,14 +124,17 @@ for _ in range(2):
     sys.stdin.readline()
     try:
         kept = Lock(Path(sys.argv[1]))
-        print("held", flush=True)
+        if os.fork():
+            print("held", flush=True)
     except BadCheckpoint as error:
         print(error, flush=True)
 sys.stdin.readline()
 """
 
 
-def test_a_directory_is_locked_until_it_is_released_or_its_process_ends(tmp_path: Path) -> None:
+def test_a_directory_is_locked_until_it_is_released_or_its_process_ends_even_if_its_children_live(
+    tmp_path: Path,
+) -> None:
     directory = tmp_path / "a" / "b"
     refusal = f"another job saves its checkpoints in {directory}: choose another directory, or end that job"
     pipe = subprocess.PIPE
@@ -146,6 +150,8 @@ def test_a_directory_is_locked_until_it_is_released_or_its_process_ends(tmp_path
             return second.stdout.readline()
 
         held = Lock(directory)
+        with pytest.raises(BadCheckpoint, match="another job saves its checkpoints"):
+            Lock(directory.parent / "." / directory.name)
         assert said() == f"{refusal}\n"
         held.release()
         assert said() == "held\n"
@@ -167,7 +173,7 @@ def test_a_directory_that_cannot_be_made_or_locked_is_refused_with_the_reason(
     def never(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(storage.fcntl, "flock", never)
+    monkeypatch.setattr(storage, "lock", never)
     with pytest.raises(BadCheckpoint, match=r"checkpoints cannot be saved in .*: No locks available"):
         Lock(tmp_path)
 
