@@ -30,15 +30,13 @@ from chimera_ir.planner.command_lines import Files, order_file
 from chimera_ir.planner.listing import View
 from chimera_ir.planner.notes import notes
 from chimera_ir.planner.planning import MOST, rank_schemes
+from chimera_ir.planner.rank import ERROR
 from chimera_ir.planner.recommendation import recommendation
 from chimera_ir.planner.searched import SEARCHED
 from chimera_ir.planner.space import MAX_OPERATIONS
 from chimera_ir.plural import counted
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import SyncMode
-
-ERROR = 0.1
-"""The default error of equation 1: within 10 % of the measured time (section 4.2.2)."""
 
 _LIBRARY = "--library"
 

@@ -34,6 +34,9 @@ REPLAYED_OPERATIONS = 20_000
 CONTENDING_OPERATIONS = 100_000
 """The most compute operations, in total, of the configurations that are replayed because they can still be faster."""
 
+ERROR = 0.1
+"""The default error of equation 1: within 10 % of the measured time (section 4.2.2)."""
+
 _CONTENDERS = 8
 """How many contenders are replayed before it is seen again which ones are left."""
 
@@ -161,13 +164,22 @@ def contenders(ranked: Sequence[Judged]) -> list[Judged]:
 def by_throughput(configurations: Iterable[Judged], baseline: Source) -> list[Judged]:
     """Sorts configurations: first the replayed ones, then the others, in each part the fastest first.
 
-    Equally fast ones stand in the order of `_plain`.
+    Equally fast ones stand in the order of `_plain`. Data parallelism in another form than the plainest one counts as
+    equally fast if it is faster by `ERROR` or less: its pieces, or its order on a single worker, gain nothing certain.
     """
+    configurations = list(configurations)
+    plainest: dict[bool, Judged] = {}
+    for judged in sorted(configurations, key=lambda judged: (*_plain(judged.choice, baseline), -judged.throughput)):
+        if judged.is_plain:
+            plainest.setdefault(judged.replayed is None, judged)
 
     def order(judged: Judged) -> tuple[object, ...]:
-        choice = judged.choice
+        choice, first = judged.choice, plainest.get(judged.replayed is None)
+        speed, is_other = judged.throughput, judged.is_alone and not judged.is_plain
+        if first and judged.is_alone and first.throughput <= speed <= (1 + ERROR) * first.throughput:
+            speed = first.throughput
         same = choice.settings, choice.micro_batch_size, repr(choice.change), choice.offload
-        return judged.replayed is None, -judged.throughput, *_plain(choice, baseline), *same
+        return judged.replayed is None, -speed, is_other, *_plain(choice, baseline), *same
 
     return sorted(configurations, key=order)
 
@@ -287,9 +299,12 @@ def _judge_part(
 
 
 def _replayed(candidates: Sequence[Judged], pool: _Pool, progress: Progress) -> Iterator[Judged]:
-    """Replays candidates: the best of each name, then the next ones, within `REPLAYED` and `REPLAYED_OPERATIONS`."""
+    """Replays candidates within `REPLAYED` and `REPLAYED_OPERATIONS`.
+
+    The best of each name and of plain data parallelism come first, then the next ones.
+    """
     left, chosen = REPLAYED_OPERATIONS, list[Judged]()
-    first = _first_of_each_name(candidates)
+    first = [*_first_of_each_name(candidates), *islice((judged for judged in candidates if judged.is_plain), 1)]
     for judged in dict.fromkeys([*first, *candidates]):
         if (judged in first or len(chosen) < REPLAYED) and judged.operations <= left:
             chosen.append(judged)

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 
 from chimera_ir import library
 from chimera_ir.planner import space
+from chimera_ir.planner.planning import rank_schemes
+from chimera_ir.planner.rank import by_throughput
 from chimera_ir.planner.sample import sample
-from tests.unit.test_plan import Plan, cluster, found, plan, profile
+from tests.unit.test_plan import EXAMPLES, Plan, cluster, found, plan, profile
 from tests.unit.test_planned_splits import EVEN, of_layers
 
 __all__ = ["plan"]
@@ -65,6 +68,32 @@ def test_data_parallelism_that_recomputes_in_pieces_is_not_called_plain(plan: Pl
     fits = "Your model fits one worker, which needs no pipeline: data parallelism that recomputes its activations in "
     assert f"{fits}2 pieces is fastest." in out
     assert "plain data parallelism is fastest" not in out
+
+
+@pytest.mark.parametrize("schemes", [(), ("interleaved_overlap", "gpipe", "dapple")])
+def test_the_plainest_data_parallelism_is_compiled_where_others_gain_less_than_the_error(
+    plan: Plan, schemes: tuple[str, ...]
+) -> None:
+    """The replay predicts 0.7 % more for two pieces of this model, whose sums start one after the other."""
+    model, on = (EXAMPLES / f"{name}.toml" for name in ("cnn.profile", "nodes.cluster"))
+    asked = "--mini-batch", 16, "--workers", 2, *(f"--scheme={name}" for name in schemes), "--json"
+    result = json.loads(plan(model.read_text("utf-8"), on.read_text("utf-8"), *asked).out)
+    first = result["choices"][0]
+    assert (first["name"], first["scheme"], first["D"]) == ("data parallelism", "dapple", 1)
+    assert result["commands"][0].startswith("chimera compile dapple D=1 N=1 ")
+    assert result["recommendation"][0].startswith("run data parallelism (as dapple): 2 copies (W) of the whole model, ")
+    assert any(choice["D"] > 1 and choice["throughput"] > first["throughput"] for choice in result["choices"])
+
+
+@pytest.mark.parametrize(("gain", "is_plain"), [(0.99, True), (1.0, True), (1.09, True), (1.11, False)])
+def test_pieces_that_gain_more_than_the_error_go_before_plain_data_parallelism(gain: float, is_plain: bool) -> None:
+    model, on = (EXAMPLES / f"{name}.toml" for name in ("cnn.profile", "nodes.cluster"))
+    ranked = rank_schemes("dapple", "interleaved_overlap", profile=model, cluster=on, mini_batch=16, workers=2)
+    plain = next(judged for judged in ranked.choices if judged.is_plain and judged.replayed)
+    pieces = next(judged for judged in ranked.choices if judged.is_alone and judged.choice.stages > 1)
+    timed = replace(pieces, replayed=plain.seconds / gain)
+    for configurations in ([plain, timed], [timed, plain]):
+        assert by_throughput(configurations, library.source("dapple"))[0].is_plain is is_plain
 
 
 def test_where_nothing_fits_the_least_need_is_said_and_an_example_of_each_reason(plan: Plan) -> None:
