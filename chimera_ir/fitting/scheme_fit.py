@@ -24,6 +24,9 @@ from chimera_ir.syntax.parser import parse
 FITTED, HELD_OUT = 3, 5
 """The fewest orders that are fitted, and the larger ones that only verify."""
 
+_HELD_OUT_OF_ONE = 3
+"""The fewest larger orders that only verify where a single parameter differs, so that formulas have fewer terms."""
+
 _CHANCES = 40
 """The number of forms that may fit the smaller sizes and not the larger ones before the fit gives up."""
 
@@ -56,9 +59,12 @@ def fit_scheme(schedules: Sequence[Schedule], names: Sequence[str] = ()) -> Fitt
 
     Its parameters are those whose values differ among the schedules; with ``names``, those that are among ``names``.
 
-    Sizes with the largest value of a parameter are never fitted: they only verify. Raises `OptionError` if OR-Tools is
-    not installed. Raises `NotFitted` if there are fewer than three sizes to fit or five that verify; if a schedule has
-    what no scheme of this fit can say, such as pairs; or if no clocks of a known form give the orders.
+    Sizes with the largest value of a parameter are never fitted: they only verify. Where a single parameter differs,
+    such as N of schedules that all have D=4, its three to five largest values only verify.
+
+    Raises `OptionError` if OR-Tools is not installed. Raises `NotFitted` if there are fewer than three sizes to fit or
+    five that verify (three of a single parameter); if a schedule has what no scheme of this fit can say, such as pairs;
+    or if no clocks of a known form give the orders.
 
     Examples
     --------
@@ -77,14 +83,7 @@ def fit_scheme(schedules: Sequence[Schedule], names: Sequence[str] = ()) -> Fitt
     values = _values(schedules)
     names = tuple(name for name, several in values.items() if len(several) > 1 and name in (names or values))
     orders = sorted((Observed(schedule, names) for schedule in schedules), key=_by_size)
-    # What only verifies has a larger value of a parameter than all that is fitted.
-    pool = [order for order in orders if all(value < max(values[name]) for name, value in order.settings.items())]
-    held_out = [order for order in orders if order not in pool]
-    if len(pool) < FITTED or len(held_out) < HELD_OUT:
-        raise NotFitted(
-            f"a fit takes {FITTED} sizes or more, and {HELD_OUT} that verify it, each with the largest value of a "
-            f"parameter; here are {len(pool)} and {len(held_out)}"
-        )
+    pool, held_out = _divided(orders, names)
     frame = frame_of(orders)
     chances = _CHANCES
     for form in forms(frame, len(frame.pipes)):
@@ -119,6 +118,36 @@ def _values(schedules: Sequence[Schedule]) -> Mapping[str, set[int]]:
         if (*dict(schedule.header.parameters),) != (*values,):
             raise NotFitted(f"{schedules[0].header.title}, {schedule.header.title}: their parameters have other names")
     return values
+
+
+def _divided(orders: Sequence[Observed], names: Sequence[str]) -> tuple[Sequence[Observed], Sequence[Observed]]:
+    """Divides orders, sorted by size, into those to fit and those that only verify, or raises `NotFitted`.
+
+    What only verifies has a larger value of a parameter than all that is fitted.
+    """
+    if not names:
+        raise NotFitted(
+            f"{counted(len(orders), 'order')} of one size: a fit takes orders of several, such as several N"
+        )
+    if len(names) == 1:
+        (name,), least = names, FITTED + _HELD_OUT_OF_ONE
+        if len(orders) < least:
+            raise NotFitted(
+                f"only {name} differs, and a fit then takes {least} values of it or more, the largest to verify; here "
+                f"are {len(orders)}"
+            )
+        ascending = sorted(orders, key=lambda order: order.settings[name])
+        first = max(FITTED, len(orders) - HELD_OUT)
+        return ascending[:first], ascending[first:]
+    largest = {name: max(order.settings[name] for order in orders) for name in names}
+    pool = [order for order in orders if all(value < largest[name] for name, value in order.settings.items())]
+    held_out = [order for order in orders if order not in pool]
+    if len(pool) < FITTED or len(held_out) < HELD_OUT:
+        raise NotFitted(
+            f"a fit takes {FITTED} sizes or more, and {HELD_OUT} that verify it, each with the largest value of a "
+            f"parameter; here are {len(pool)} and {len(held_out)}"
+        )
+    return pool, held_out
 
 
 def _by_size(order: Observed) -> tuple[int, tuple[int, ...]]:

@@ -100,6 +100,46 @@ def test_few_sizes_are_refused() -> None:
         fit_scheme([*schedules("dapple", CHAIN), chimera_ir.compile("waves").schedule])
 
 
+ALONE = {
+    "dapple": ("N", {"D": 4}),
+    "gpipe": ("N", {"D": 3}),
+    "zb_h1": ("N", {"D": 4}),
+    "gems": ("N", {"D": 4}),
+    "zb_h2": ("D", {"N": 9}),
+}
+"""The only parameter that differs among orders, and what is the same in all."""
+
+
+@pytest.mark.parametrize("scheme", ALONE)
+@pytest.mark.parametrize("values", [(2, 3, 5, 8, 11, 14), (2, 4, 5, 6, 7, 9, 10, 12, 13)])
+def test_orders_of_several_values_of_one_parameter_become_a_scheme(scheme: str, values: Sequence[int]) -> None:
+    """The largest values only verify; at a value beyond and at one between the formulas give the library's order."""
+    name, same = ALONE[scheme]
+    orders = [chimera_ir.compile(scheme, **same, **{name: value}).schedule for value in values]
+    found = fit_scheme([Schedule.from_lanes(order.lanes, order.header) for order in orders])
+    assert max(size[name] for size in found.fitted) < min(size[name] for size in found.verified[-3:])
+    assert {name: values[-1]} in found.verified
+    for value in (3, 16, 21):
+        again = chimera_ir.compile(Source("found.chim", found.text), **{name: value}).schedule
+        assert again.lanes == chimera_ir.compile(scheme, **same, **{name: value}).schedule.lanes
+
+
+def test_few_values_of_one_parameter_are_refused_with_how_many_it_takes() -> None:
+    with pytest.raises(NotFitted, match=r"only N differs, and a fit then takes 6 values of it or more.*here are 5"):
+        fit_scheme(schedules("dapple", {"D": (4,), "N": (2, 3, 5, 8, 11)}))
+    with pytest.raises(NotFitted, match="1 order of one size: a fit takes orders of several, such as several N"):
+        fit_scheme(schedules("dapple", {"D": (4,), "N": (8,)}))
+
+
+def test_a_search_of_one_depth_gives_a_scheme(run_chimera: Run, tmp_path: Path) -> None:
+    path = tmp_path / "lean.chim"
+    path.write_text(LEAN, encoding="utf-8")
+    ended = run_chimera("search", str(path), "D=3", "N=2,3,4,5,6,7", "--emit", "scheme", "--quiet")
+    assert ended.out.startswith("# Orders of a search, 6 of 6 proven to be the shortest.\n")
+    lanes = chimera_ir.compile(Source("again.chim", ended.out), N=12).schedule.lanes
+    assert lanes == chimera_ir.compile("dapple", D=3, N=12).schedule.lanes
+
+
 def test_the_command_prints_a_scheme_that_compiles_to_the_same_orders(run: Run) -> None:
     ended = run("gpipe", "D=2,3,4,6", "N=2,3,5,8", "--emit", "scheme", "--quiet")
     assert ended.out.startswith("# Clocks fitted to the orders at D=")
@@ -156,9 +196,9 @@ def test_a_search_at_several_sizes_gives_a_scheme_and_says_what_is_proven(run_ch
 
 
 def test_of_the_orders_of_a_search_without_formulas_a_remedy_is_said(run_chimera: Run) -> None:
-    ended = run_chimera("search", "dapple", "D=1,2", "N=1", "--emit", "scheme")
+    ended = run_chimera("search", "dapple", "D=1,2", "N=1,2", "--emit", "scheme")
     assert ended.status == 1
-    assert "here are 1 and 1; of orders that take the same time a search finds any: `prefer` or a bound" in ended.err
+    assert "here are 1 and 3; of orders that take the same time a search finds any: `prefer` or a bound" in ended.err
 
 
 def test_without_a_solver_a_fit_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
