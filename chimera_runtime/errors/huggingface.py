@@ -8,6 +8,16 @@ from chimera_runtime.errors import Misuse
 NOT_INSTALLED = "models of transformers need the package transformers: pip install 'chimera_ir[hf]'"
 
 
+_LONGEST = 300
+
+
+def reason(error: Exception) -> str:
+    """The words of an error, of any number of lines, as part of a sentence."""
+    words = " ".join((getattr(error, "strerror", None) or str(error)).split())
+    words = words if isinstance(error, OSError) or len(words.split()) > 2 else f"{type(error).__name__} {words}"
+    return words if len(words) <= _LONGEST else f"{words[:_LONGEST]} .."
+
+
 def source_cannot_be_read(source: str, why: str) -> Misuse:
     return Misuse(
         f"{source}: {why}; give a directory with config.json, a configuration file, or the name of a model of the hub"
@@ -41,6 +51,10 @@ def layers_are_skipped(reached: int, count: int) -> str:
 
 def runs_between_layers(name: str) -> str:
     return f"{name} runs between its layers"
+
+
+def makes_no_model(error: Exception) -> str:
+    return f"its configuration makes no model ({reason(error)})"
 
 
 def layer_gets_something_else(index: int) -> str:

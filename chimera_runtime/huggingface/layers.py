@@ -21,10 +21,12 @@ from chimera_runtime.huggingface.routing import Routing
 from chimera_runtime.huggingface.skeleton import Skeleton
 from chimera_runtime.huggingface.weights import SavedWeights, fill
 from chimera_runtime.model.layers import Layers
+from chimera_runtime.values.files import require_regular
 
 IGNORED = -100
 """The label of a token that does not count in the loss."""
 
+_LARGEST_CONFIG = 2**26
 _OF_HUB = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm", "*.tiktoken", "*.py"]
 
 
@@ -254,14 +256,13 @@ def local(source: Path | str) -> Path:
     """
     library()
     path = Path(source)
-    if path.exists():
-        return path
     try:
+        if path.exists():
+            return path
         download = import_module("huggingface_hub").snapshot_download
         return Path(download(str(source), allow_patterns=_OF_HUB))
     except (OSError, ValueError) as error:
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise mistakes.source_cannot_be_read(str(source), first) from error
+        raise mistakes.source_cannot_be_read(str(source), mistakes.reason(error)) from error
 
 
 def read_config(source: Path | str) -> tuple[Path | None, Any]:
@@ -270,9 +271,10 @@ def read_config(source: Path | str) -> tuple[Path | None, Any]:
     The directory of a configuration file is None: it has no weights.
     """
     path = local(source)
+    file = path / "config.json" if path.is_dir() else path
     try:
-        config = library().AutoConfig.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise mistakes.source_cannot_be_read(str(source), first) from error
+        require_regular(file, _LARGEST_CONFIG)
+        config = library().AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:  # transformers refuses configurations with errors of any kind
+        raise mistakes.source_cannot_be_read(str(file), mistakes.reason(error)) from error
     return (path if path.is_dir() else None), config

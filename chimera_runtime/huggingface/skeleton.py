@@ -101,6 +101,8 @@ class Skeleton:
                 model = automatic.from_config(deepcopy(config), dtype=dtype)
         except ValueError as error:
             raise mistakes.does_not_fit(str(config.model_type), str(error).splitlines()[0]) from error
+        except Exception as error:  # a number or a name that the code of the architecture cannot use
+            raise mistakes.does_not_fit(str(config.model_type), mistakes.makes_no_model(error)) from error
         model.tie_weights()
         skeleton = cls(model, config, is_given=False)
         skeleton.cut()

@@ -65,10 +65,9 @@ def has_tokenizer(directory: Path | None) -> bool:
 def _tokens(path: Path, text: bytes, tokenizer: Path) -> torch.Tensor:
     """Tokens of a text, tokenized line by line: tokenizers are slow on long texts."""
     try:
-        encode = import_module("transformers").AutoTokenizer.from_pretrained(tokenizer)
-    except (OSError, ValueError, KeyError) as error:
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise mistakes.tokenizer_cannot_be_read(tokenizer, first) from error
+        encode = import_module("transformers").AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
+    except Exception as error:  # transformers refuses files of tokenizers with errors of any kind
+        raise mistakes.tokenizer_cannot_be_read(tokenizer, mistakes.reason(error)) from error
     try:
         lines = text.decode().splitlines(keepends=True)
     except UnicodeDecodeError as error:

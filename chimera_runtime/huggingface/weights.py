@@ -13,6 +13,9 @@ import torch
 
 from chimera_runtime.errors import huggingface as mistakes
 from chimera_runtime.huggingface.exported import INDEX_FILE, WEIGHTS_FILE
+from chimera_runtime.values.files import require_regular
+
+_LARGEST_INDEX = 2**28
 
 _NOT_SAVED_ANY_MORE = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")
 """Buffers that old checkpoints have."""
@@ -45,8 +48,10 @@ class SavedWeights:
             raise mistakes.weights_are_no_safetensors(directory, others[0].name)
         if index.is_file() and not single.is_file():
             try:
-                places = json.loads(index.read_bytes())["weight_map"]
+                places = json.loads(require_regular(index, _LARGEST_INDEX).read_bytes())["weight_map"]
                 by_name = {str(name): directory / str(file) for name, file in places.items()}
+            except OSError as error:
+                raise mistakes.weights_cannot_be_read(index, mistakes.reason(error)) from error
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise mistakes.weights_cannot_be_read(index, mistakes.NOT_AN_INDEX) from error
             return cls(directory, by_name, tied)
@@ -140,9 +145,9 @@ def _names(file: Path) -> list[str]:
 def _safe_open(file: Path) -> Any:
     safetensors = import_module("safetensors")
     try:
-        return safetensors.safe_open(file, framework="pt")
-    except (OSError, safetensors.SafetensorError) as error:
-        raise mistakes.weights_cannot_be_read(file, str(error)) from error
+        return safetensors.safe_open(require_regular(file), framework="pt")
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise mistakes.weights_cannot_be_read(file, mistakes.reason(error)) from error
 
 
 @contextmanager

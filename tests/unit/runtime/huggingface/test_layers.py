@@ -1,5 +1,6 @@
 """Models of transformers as layers compute what the library's own models do; what does not fit is refused."""
 
+import os
 from copy import deepcopy
 from dataclasses import replace
 from importlib import import_module
@@ -285,3 +286,46 @@ def test_weights_of_which_no_part_can_be_read_are_refused(tmp_path: Path) -> Non
 def test_a_source_that_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Misuse, match=r"give a directory with config\.json, a configuration file, or the name"):
         layers(tmp_path)
+
+
+_DEEP = b"[" * 100_000
+_INDEX = "model.safetensors.index.json"
+
+
+def _header(data: bytes) -> bytes:
+    return len(data).to_bytes(8, "little") + data
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        *(
+            ("config.json", content, "config.json: ")
+            for content in (_DEEP, b"", b"null", b"3", b"[]", b"\xff", b'{"model_type": "llama", "vocab_size": "x"}')
+        ),
+        ("config.json", b'{"model_type": "llama", "hidden_size": 8, "num_attention_heads": 0}', "config.json: "),
+        ("config.json", b'{"model_type": "llama", "hidden_act": "x"}', "its configuration makes no model"),
+        ("config.json", b'{"model_type": "x", "auto_map": {"AutoConfig": "x.Y"}}', "config.json: .* custom code"),
+        *((name, None, f"{name}: it is no regular file") for name in ("config.json", "model.safetensors")),
+        *(
+            ("model.safetensors", content, "model.safetensors: ")
+            for content in (b"", b"\xff" * 99, (2**40).to_bytes(8, "little"), _header(_DEEP), _header(b"\xff"))
+        ),
+        *((_INDEX, content, f"{_INDEX}: it does not say") for content in (_DEEP, b"", b"[]", b'{"weight_map": []}')),
+        *(
+            (_INDEX, b'{"weight_map": {"lm_head.weight": "%s"}}' % file, r": .*(such file|null|not allowed|too long)")
+            for file in (b"x", b"\\u0000", b"\\ud800", b"x" * 300)
+        ),
+    ],
+)
+def test_a_damaged_file_of_a_model_is_named(tmp_path: Path, name: str, content: bytes | None, named: str) -> None:
+    whole(configuration("llama"), torch.float32).save_pretrained(tmp_path)
+    if name == _INDEX:
+        (tmp_path / "model.safetensors").unlink()
+    (tmp_path / name).unlink(missing_ok=True)
+    if content is None:
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(Misuse, match=named):
+        layers(tmp_path).layers[3]()
