@@ -153,7 +153,7 @@ def affordable(candidates: Iterable[_Thing], cost: Callable[[_Thing], int], limi
 
 
 def contenders(ranked: Sequence[Judged]) -> list[Judged]:
-    """Those that are not replayed, and that a replay may show to be faster than the first; the most promising first."""
+    """Configurations without a replay which one may show to be faster than the first; the most promising first."""
     if not ranked or ranked[0].replayed is None:
         return []
     best = ranked[0].throughput

@@ -97,7 +97,7 @@ class Lock:
             shutil.rmtree(left, ignore_errors=True)
 
     def release(self) -> None:
-        """Unlocks the directory."""
+        """Lets other jobs save in the directory."""
         os.close(self._file)
         self._held.remove(self._place)
 

@@ -328,13 +328,13 @@ class EvaluationLoss(float):
     reports: dict[str, float]
 
     def __new__(cls, loss: float, reports: dict[str, float]) -> Self:
-        """Makes the number."""
+        """Joins the loss and the reports."""
         number = super().__new__(cls, loss)
         number.reports = reports
         return number
 
     def __getnewargs__(self) -> tuple[float, dict[str, float]]:  # type: ignore[override]
-        """What a copy is made of."""
+        """Arguments of `__new__` for a copy."""
         return float(self), self.reports
 
 

@@ -1,4 +1,4 @@
-"""What ``from_pretrained`` reads in a directory besides weights, and weights of before, which it would read as well."""
+"""Files that ``from_pretrained`` reads in a directory besides weights, and old weights, which it would read, too."""
 
 import json
 import os

@@ -207,10 +207,10 @@ class Skeleton:
                 failure = _NotAChain(mistakes.LAYERS_SEE_TOKENS)
                 break
             self.before, self.after = frozenset(by_tokens.before), frozenset(by_tokens.after)
-            own = [
+            outer = [
                 name for name, module in self.containers.items() if any(True for _ in module.parameters(recurse=False))
             ]
-            if other := sorted({*own, *self._owners} - self.before - self.after) or sorted(self.before & self.after):
+            if other := sorted({*outer, *self._owners} - self.before - self.after) or sorted(self.before & self.after):
                 failure = _NotAChain(mistakes.module_has_no_side(other[0]))
                 break
             self.dtype = by_tokens.hidden[0].dtype

@@ -37,7 +37,7 @@ class Layers:
     layers: Sequence[Callable[[], torch.nn.Module]]
     split: Sequence[int] | None = None
     remarks: Sequence[str] = field(default=(), kw_only=True, repr=False)
-    """What a pipeline tells of the model at start."""
+    """Remarks on the model that a pipeline makes at start."""
 
     def __post_init__(self) -> None:
         if not self.layers:

@@ -20,7 +20,7 @@ from chimera_runtime.values.last_stage import LOSS
 from chimera_runtime.values.mesh_tensors import is_spread, local
 
 _LOSS = "loss"
-"""What a model writes in place of the number of a stage or layer, for an end in the loss."""
+"""Word that a model writes in place of the number of a stage or layer, for an end in the loss."""
 
 End = tuple[int, str]
 """End of a tie: a stage, and the name of a parameter in it. With layers, the name begins with the layer's index."""

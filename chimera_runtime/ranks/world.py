@@ -36,7 +36,7 @@ class CommunicatorHolder(Protocol):
     """An object that holds communicators until `release`."""
 
     def release(self) -> None:
-        """Drops them."""
+        """Frees the communicators that the object holds."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a forward tells beside its output: auxiliary losses, which are terms of the loss, and reports, for people."""
+"""Auxiliary losses, which are terms of the loss, and reports, for people: numbers of a forward beside its output."""
 
 import math
 import numbers

@@ -40,10 +40,10 @@ def memory_report(device: torch.device, facts: RankFacts | None, slices: int = 1
 
 def wanted_bytes(error: BaseException | None) -> str:
     """The bytes that an allocation of torch lacked, as text; empty if the error for lack of memory does not say."""
-    found = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|[KMGT]iB)", f"{error}")
-    if found is None:
+    match = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|[KMGT]iB)", f"{error}")
+    if match is None:
         return ""
-    return byte_text(int(found[1])) if found[2] == "bytes" else f"{found[1]} {found[2]}"
+    return byte_text(int(match[1])) if match[2] == "bytes" else f"{match[1]} {match[2]}"
 
 
 def _activations(kept: tuple[KeptMicros, ...]) -> int:

@@ -133,8 +133,8 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
     draws = seeds_all or any(not torch.equal(a, b) for a, b in zip(generators, _generators_of_torch(), strict=True))
     changes = {*state.changed(contents)}
     made = {*(state.tensors - contents.versions.keys()), *map(id, inputs), *map(id, carry_leaves)}
-    told = [returned, new_carry, [value for _, value in auxiliary]]
-    strangers.look(module, made, leaves(told), outputs[0] if is_last else None)
+    handed_on = [returned, new_carry, [value for _, value in auxiliary]]
+    strangers.look(module, made, leaves(handed_on), outputs[0] if is_last else None)
     buffers = tuple(name for name, _ in module.named_buffers() if name in changes)
     uncut = tuple(str(name) for name in keywords if isinstance(name, Whole))
     joinable, separable = not uncut and is_rows((argument, keywords)), is_rows(returned)
@@ -165,7 +165,7 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
 
 
 def _made(module: torch.nn.Module) -> Iterable[torch.nn.Module]:
-    """What the user's functions have made of a stage: its layers, or the stage itself."""
+    """Module that the user's functions have made of a stage: its layers, or the stage itself."""
     return module.values() if isinstance(module, Stack) else (module,)
 
 
@@ -203,10 +203,10 @@ def is_linear(module: torch.nn.Module, probed: ProbedForward, differentiable: tu
 
     def sizes(factor: float) -> torch.Tensor:
         torch.autograd.backward(roots, [gradient * factor for gradient in gradients], retain_graph=True)
-        found = [t.grad for t in tensors if t.grad is not None]
+        made = [t.grad for t in tensors if t.grad is not None]
         for tensor in tensors:
             tensor.grad = None
-        return torch.stack([local(g).double().abs().sum().cpu() for g in found] or [torch.zeros(())]) / factor
+        return torch.stack([local(g).double().abs().sum().cpu() for g in made] or [torch.zeros(())]) / factor
 
     if not roots or any(is_spread(t) or t.is_meta or t.dtype is torch.float16 for t in (*tensors, *roots)):
         return True

@@ -29,7 +29,7 @@ def leaves_of(tensors: Iterable[Any]) -> dict[int, torch.Tensor]:
 
 
 def surroundings(function: Any) -> dict[str, Any]:
-    """What a function refers to by name: variables around it, arguments of a partial, attributes of its object."""
+    """Values that a function refers to: variables around it, arguments of a partial, attributes of an object."""
     if isinstance(function, partial):
         arguments = {f"argument {number}": value for number, value in enumerate(function.args)}
         return {**surroundings(function.func), **arguments, **function.keywords}

@@ -113,8 +113,8 @@ class Outcome:
             self._compare(self._numbers[self._losses + 2 :])
             self._compare = None
             ranks, store = range(1, 1 + int(self._numbers[self._losses])), self._control_group.store
-            told = [json.loads(store.get(f"{self._key}/{number}")) for number in ranks]
-            self.new_reports = added(Tally(reports={name: (*sums,) for name, sums in new.items()}) for new in told)
+            messages = [json.loads(store.get(f"{self._key}/{number}")) for number in ranks]
+            self.new_reports = added(Tally(reports={name: (*sums,) for name, sums in new.items()}) for new in messages)
 
     @property
     def _losses(self) -> int:
