@@ -104,15 +104,16 @@ def _hidden(ranking: Ranking, rows: Sequence[Judged], view: View) -> Iterator[Te
 def _row(place: int, judged: Judged, ranking: Ranking) -> Iterator[str]:
     choice, first = judged.choice, ranking.choices[0]
     counts = choice.copies, choice.stages, choice.micro_batch_size, choice.micro_batches
-    yield from (str(place), judged.name, *map(str, counts), _more(judged, ranking.roles[choice.source]))
+    yield from (str(place), judged.name, *map(str, counts), _more(judged, ranking))
     yield f"{judged.throughput:.4g}" + ("*" if judged.replayed is None else "")
     yield "" if judged is first else f"+{percent(max(0.0, first.over(judged) - 1))}"
     yield size(max(judged.memory)) if judged.memory else "fits"
 
 
-def _more(judged: Judged, roles: Roles) -> str:
-    """Text of the column ``more``: parameters, equal times, recomputation, moves, strategy of sums, found order."""
+def _more(judged: Judged, ranking: Ranking) -> str:
+    """Text of the column ``more``: parameters, equal times, recomputation, moves, sums, idle workers, found order."""
     choice, change = judged.choice, judged.choice.change
+    roles, idle = ranking.roles[choice.source], choice.idle(ranking.question.workers)
     settings = roles.without_micro_batches(choice.settings)
     words = [f"as {judged.scheme}"] if judged.is_alone else []
     words += [f"{name}={value}" for name, value in settings if roles.sizes != (name,) or value != choice.stages]
@@ -121,6 +122,7 @@ def _more(judged: Judged, roles: Roles) -> str:
     words += ["--offload auto"] if choice.offload else []
     words += [change.sync.value] if change.sync else []
     words += ["no flush"] if judged.asynchronous else []
+    words += [f"{idle} idle"] if idle else []
     words += [f"found order: -{percent(1 - judged.seconds / judged.order.before)}"] if judged.order else []
     return ", ".join(words)
 
@@ -188,8 +190,8 @@ def as_json(
         "mini_batch": question.mini_batch,
         "memory_available": judge.available,
         "recommendation": [answer.answer, *answer.reasons],
-        "choices": [as_values(judged) for judged in ranking.choices],
-        "baseline": as_values(ranking.reference) if ranking.reference else None,
+        "choices": [as_values(judged, question.workers) for judged in ranking.choices],
+        "baseline": as_values(ranking.reference, question.workers) if ranking.reference else None,
         "notes": list(notes),
         "warnings": list(warnings),
         "left_out_by_reason": dict(sorted(reasons.items())),
@@ -198,8 +200,8 @@ def as_json(
     }
 
 
-def as_values(judged: Judged) -> dict[str, object]:
-    """A configuration with its predictions as plain data."""
+def as_values(judged: Judged, workers: int) -> dict[str, object]:
+    """A configuration with its predictions as plain data; it is for a cluster of ``workers`` workers."""
     choice = judged.choice
     return {
         "scheme": scheme_argument(choice.source),
@@ -211,6 +213,7 @@ def as_values(judged: Judged) -> dict[str, object]:
         "B": choice.micro_batch_size,
         "N": choice.micro_batches,
         "workers": choice.workers,
+        "idle": choice.idle(workers),
         "mini_batch": choice.mini_batch,
         "recompute": judged.recomputes,
         **({"offload": "auto"} if choice.offload else {}),

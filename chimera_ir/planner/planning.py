@@ -50,7 +50,7 @@ class RankedSchemes:
     @property
     def rows(self) -> list[dict[str, object]]:
         """The configurations as plain values, for a table of pandas or polars: `choices` of ``chimera plan --json``."""
-        return [as_values(judged) for judged in self.choices]
+        return [as_values(judged, self.ranking.question.workers) for judged in self.choices]
 
     def compilation(self, place: int = 0) -> Compilation:
         """The compilation of entry ``place`` of `choices`, in the order that a search found for it, if one did."""

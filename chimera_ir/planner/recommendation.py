@@ -80,6 +80,9 @@ def _reasons(ranking: Ranking) -> Iterator[str]:
     memory = f"{size(max(first.memory))} of" if first.memory else "at most"
     speed = f"{first.throughput:.4g} items/s, {seconds(first.seconds)} for an update"
     yield f"predicted: {speed}; the fullest worker needs {memory} {size(ranking.judge.available)}"
+    if idle := first.choice.idle(ranking.question.workers):
+        stay = f"{idle} of {counted(ranking.question.workers, 'worker')} {'stays' if idle == 1 else 'stay'} idle"
+        yield f"{stay}: a copy takes {first.choice.workers}, and none that uses all is predicted to be faster"
     alone = next((judged for judged in others if judged.is_alone), None)
     runner_up = next((judged for judged in others if judged is not alone), None)
     if first.is_alone:

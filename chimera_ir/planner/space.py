@@ -1,8 +1,8 @@
 """Lists all configurations: schemes, their parameters, and the ways to split the mini-batch (section 2, Table 1).
 
-W copies of a pipeline take all P workers. With N micro-batches of B items in each copy, the mini-batch is B N W items.
-A scheme that fixes how many micro-batches make an update has that N, and its updates may be smaller than the
-mini-batch.
+W copies of a pipeline take the P workers; fewer than a copy needs may be left, and stay idle. With N micro-batches of B
+items in each copy, the mini-batch is B N W items. A scheme that fixes how many micro-batches make an update has that N,
+and its updates may be smaller than the mini-batch.
 """
 
 import math
@@ -40,6 +40,9 @@ MAX_OPERATIONS = 100_000
 
 MOST = 10_000
 """The most combinations of the parameters of a scheme that are tried, without the number of micro-batches."""
+
+_IDLE = 4
+"""Depths for layers that leave this part of the workers idle, or more, are not tried."""
 
 _STALE = "its gradients are of older weights; --asynchronous considers it"
 _MOVED = "it moves activations to the host, and recomputes none"
@@ -123,6 +126,10 @@ class Configuration:
     def operations(self) -> int:
         """An estimate of the compute operations."""
         return 2 * self.stages * max(self.micro_batches * self.slices, self.stages)
+
+    def idle(self, workers: int) -> int:
+        """The number of ``workers`` that the configuration leaves idle."""
+        return workers - self.workers * self.copies
 
     def recomputing(self, again: bool) -> "Configuration":
         """The configuration, with recomputation of every stage if ``again``."""
@@ -317,10 +324,11 @@ class _Search:
 
     def _split(self, settings: dict[str, int], outlined: Header) -> Iterator[Configuration | LeftOut]:
         question, workers = self._question, outlined.workers
-        # All workers are used: W copies of the pipeline take them.
-        copies, rest = divmod(question.workers, workers)
-        if rest:
-            text = f"the number of workers, {question.workers}, is no multiple of {workers}"
+        # As many workers are used as W copies of the pipeline take; fewer than for another copy stay idle.
+        copies = question.workers // workers
+        if not copies:
+            text = f"it takes {counted(workers, 'worker')}, and there {'is' if question.workers == 1 else 'are'} "
+            text += str(question.workers)
             yield self._out(settings, None, Reason.SPLIT, text)
             return
         # B is any size for which all stages have costs, N follows from the mini-batch.
@@ -379,12 +387,19 @@ def _depths(profile: ModelProfile, workers: int) -> frozenset[int]:
     """The numbers of stages to try.
 
     Of a profile of stages: the depths that it has. Of a profile of layers: each divisor of P, for one stage on a
-    worker, and twice each divisor, for two stages on a worker.
+    worker, and twice each divisor, for two stages on a worker; and other numbers that leave less than a `_IDLE`-th of
+    the workers idle, if fewer stages would have more layers.
     """
     if not profile.layers:
         return frozenset(profile.depths)
-    several = {stages * count for stages in _divisors(workers) for count in (1, 2)}
-    return frozenset(stages for stages in several if stages <= len(profile.layers))
+    layers = len(profile.layers)
+    others = (
+        stages
+        for stages in range(2, min(workers, layers) + 1)
+        if workers % stages * _IDLE < workers and -(-layers // stages) < -(-layers // (stages - 1))
+    )
+    several = {stages * count for stages in (*_divisors(workers), *others) for count in (1, 2)}
+    return frozenset(stages for stages in several if stages <= layers)
 
 
 @cache

@@ -8,7 +8,7 @@ from chimera_ir.ir.kinds import ACTIVATIONS, Kind
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Crossing, Pair
 from chimera_ir.ir.slice_lengths import extents, normalized, weighed
-from chimera_ir.profile.cluster import FREE, Cluster, HostLink, Link
+from chimera_ir.profile.cluster import FREE, Cluster, HostLink, Link, ranks_on_node
 from chimera_ir.profile.costs import StageCosts, Timing, time_of
 from chimera_ir.profile.slice_costs import equal_times, slice_terms, sliced, slowest_stage
 
@@ -138,15 +138,16 @@ class Setting:
         The factor is how many ranks of all copies are on the link, divided by how many workers of this copy are:
         transfers of other copies count as if they were spread evenly. A copy has ``workers`` workers.
         """
+        of_node = ranks_on_node(workers * self.copies, self.cluster.per_node)
         ranks = [self._rank(workers, 0, w) for w in range(workers)]
-        link = self._host_link_of(ranks[worker])
-        sharing = [w for w in range(workers) if self._host_link_of(ranks[w]) == link]
+        link = self._host_link_of(ranks[worker], of_node)
+        sharing = [w for w in range(workers) if self._host_link_of(ranks[w], of_node) == link]
         every = (self._rank(workers, copy, w) for copy in range(self.copies) for w in range(workers))
-        return Worker(sharing[0]), sum(self._host_link_of(rank) == link for rank in every) / len(sharing)
+        return Worker(sharing[0]), sum(self._host_link_of(rank, of_node) == link for rank in every) / len(sharing)
 
-    def _host_link_of(self, rank: int) -> tuple[int, int]:
+    def _host_link_of(self, rank: int, of_node: int) -> tuple[int, int]:
         """The node of a rank, and the number of its link to the host among those of the node."""
-        node, place = divmod(rank, self.cluster.per_node)
+        node, place = divmod(rank, of_node)
         return node, place // self.host.workers
 
     def joint(self, pair: Pair, header: Header) -> tuple[float, Fraction] | None:
@@ -185,7 +186,7 @@ class Setting:
         return self.cluster.within if all(a == b for a, b in nodes) else self.cluster.between
 
     def _node(self, workers: int, copy: int, worker: int) -> int:
-        return self._rank(workers, copy, worker) // self.cluster.per_node
+        return self._rank(workers, copy, worker) // ranks_on_node(workers * self.copies, self.cluster.per_node)
 
     def _rank(self, workers: int, copy: int, worker: int) -> int:
         return worker * self.copies + copy if self.replica_layout else copy * workers + worker

@@ -34,6 +34,15 @@ class Link:
         return self.all_reduce(size, ranks) / 2
 
 
+def ranks_on_node(ranks: int, per_node: int) -> int:
+    """The number of ranks to start on each node: equal ones on the fewest nodes if that is possible, else ``per_node``.
+
+    In the latter case the last node has fewer.
+    """
+    nodes = -(-ranks // per_node)
+    return per_node if ranks % nodes else ranks // nodes
+
+
 def torchrun(
     ranks: int,
     per_node: int,
@@ -46,6 +55,8 @@ def torchrun(
 ) -> str:
     """The command line that starts ``script`` on ``ranks`` ranks, to be given on each node if there are several.
 
+    If the nodes cannot have equally many ranks, a comment behind the line says how many the last one has.
+
     HOST stands for the first node. ``model`` is a model file or the name of a model of transformers, which needs a text
     to train on: FILE stands for it. If ``model`` is empty, MODEL.py stands for the model file.
     """
@@ -55,12 +66,14 @@ def torchrun(
     words = ["torchrun"]
     if nodes > 1:
         words += [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29500"]
-    words += [f"--nproc-per-node={ranks // nodes}", as_argument(script), *words_of_model]
+    of_node = ranks_on_node(ranks, per_node)
+    words += [f"--nproc-per-node={of_node}", as_argument(script), *words_of_model]
     words += ["--micro-batch-size", str(micro_batch_size)]
     words += [] if split is None else ["--split", ",".join(map(str, split))]
     words += ["--layout", "replica"] if replica_layout else []
     words += ["--shard-optimizer"] if sharded_optimizer else []
-    return command_line(words)
+    rest = ranks % of_node
+    return command_line(words) + (f"  # on one of the nodes --nproc-per-node={rest}" if rest else "")
 
 
 FREE = Link(0.0, 0.0)

@@ -258,6 +258,51 @@ def test_the_torchrun_line_fills_the_nodes(plan: Plan) -> None:
     assert line == f"torchrun --nproc-per-node=8 dapple.out/train.py {options}"
 
 
+@pytest.mark.parametrize(
+    ("workers", "depth", "copies", "per_node", "start"),
+    [
+        (10, 4, 2, 10, "--nproc-per-node=8 "),
+        (10, 4, 2, 5, "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 --nproc-per-node=4 "),
+        (13, 4, 3, 4, "--nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 --nproc-per-node=4 "),
+        (7, 3, 2, 4, "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 --nproc-per-node=3 "),
+        (11, 3, 3, 8, "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 --nproc-per-node=8 "),
+        (12, 4, 3, 12, "--nproc-per-node=12 "),
+        (3, 2, 1, 3, "--nproc-per-node=2 "),
+    ],
+)
+def test_depths_that_do_not_divide_the_workers_leave_some_idle(
+    plan: Plan, workers: int, depth: int, copies: int, per_node: int, start: str
+) -> None:
+    """1F1B of D stages, N = 4: (N + D - 1) slots of 30 ms for the items of W copies."""
+    asked = profile((depth,), (1,), weights="8 B"), cluster(workers, per_node=per_node), "--mini-batch", 4 * copies
+    result = found(plan(*asked, *named("dapple"), "--json"))
+    (best,) = result["choices"]
+    assert (best["W"], best["D"], best["N"]) == (copies, depth, 4)
+    idle = workers - copies * depth
+    assert best["idle"] == idle
+    assert best["throughput"] == pytest.approx(4 * copies / ((4 + depth - 1) * 0.03), rel=1e-6)
+    compiled, started = result["commands"]
+    assert f" --copies {copies} " in compiled
+    assert started.startswith(f"torchrun {start}")
+    assert ("--nproc-per-node=1" in started.partition("#")[2]) is (copies * depth == 9)
+    out = plan(*asked, *named("dapple")).out
+    said = f"{idle} of {workers} workers {'stays' if idle == 1 else 'stay'} idle: a copy takes {depth}, and "
+    assert (said in out, f" {idle} idle " in out) == (idle > 0, idle > 0)
+
+
+def test_idle_workers_are_ranked_beside_configurations_that_use_all(plan: Plan) -> None:
+    """Ten workers: two copies of four stages are 2 N / (N + 3) items in 30 ms, five copies of two stages 5 N / (N + 1).
+
+    The stages of every depth take as long, so that four stages are twice the work of two.
+    """
+    asked = profile((2, 4), (1,), weights="8 B"), cluster(10), "--mini-batch", 40, *named("dapple", "gpipe")
+    choices = found(plan(*asked, "--json"))["choices"]
+    speeds = [choice["throughput"] for choice in choices]
+    assert speeds == sorted(speeds, reverse=True)
+    assert {(choice["D"], choice["W"], choice["idle"]) for choice in choices} == {(2, 5, 0), (4, 2, 2)}
+    assert "idle:" not in plan(*asked).out
+
+
 def test_close_choices_are_called_close(plan: Plan) -> None:
     """GPipe and 1F1B take the same time, GEMS (2D + 1) N + D - 1 = 75 against 33."""
     asked = "--mini-batch", 8, "--scheme", "dapple", "--scheme", "gems", "--scheme", "gpipe"
@@ -419,10 +464,10 @@ def test_a_profile_or_cluster_with_mistakes_gets_their_diagnostics(plan: Plan) -
 
 
 def test_where_nothing_fits_it_is_told_why(plan: Plan) -> None:
-    ended = plan(profile((3,), (1,)), cluster(8), "--mini-batch", 7, "--scheme", "dapple")
+    ended = plan(profile((9,), (1,)), cluster(8), "--mini-batch", 7, "--scheme", "dapple")
     assert (ended.status, ended.err) == (WRONG_TEXT, "")
     assert "No configuration is left." in ended.out
-    assert "the number of workers, 8, is no multiple of 3" in ended.out
+    assert "it takes 9 workers, and there are 8" in ended.out
     ended = plan(profile((8,), (2,)), cluster(8), "--mini-batch", 7, "--scheme", "dapple")
     assert "the number of items, 7, is no multiple of W B = 2" in ended.out
     asked = "--mini-batch", 64, "--scheme", "dapple", "--max-operations", 100

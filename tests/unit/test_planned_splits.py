@@ -54,6 +54,21 @@ def asked(plan: Plan, model: str, workers: int, memory: str, scheme: str, *more:
     return found(ended)["choices"] if ended.status == 0 else []
 
 
+@pytest.mark.parametrize(
+    ("workers", "items", "depths"),
+    [(8, 48, {1, 2, 4, 8}), (10, 60, {1, 2, 3, 4, 5, 6, 8}), (7, 84, {1, 2, 3, 4, 6, 7}), (3, 12, {1, 2, 3, 6})],
+)
+def test_depths_that_leave_workers_idle_are_tried_if_fewer_stages_have_more_layers(
+    plan: Plan, workers: int, items: int, depths: set[int]
+) -> None:
+    """Of 8 layers and less than a quarter of the workers; twice each depth is for two stages on a worker."""
+    model = of_layers(((1, 1, 1),) * 8)
+    asked = "--mini-batch", str(items), "--json", "--scheme", "dapple", "--scheme", "interleaved", "--set", "v=2"
+    choices = found(plan(model, cluster(workers), *asked))["choices"]
+    assert {choice["D"] for choice in choices} == depths
+    assert all(choice["workers"] * choice["W"] + choice["idle"] == workers for choice in choices)
+
+
 @pytest.mark.parametrize("scheme", also(["dapple"], ["gpipe"]))
 @pytest.mark.parametrize("recomputation", ["--recompute", "--no-recompute"])
 @pytest.mark.parametrize("memory", ["10 GB", "330 MB", "230 MB", "180 MB"])
