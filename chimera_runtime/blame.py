@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 
 import torch
 
-from chimera_runtime.errors import BadModel, PeerLost, PlacedError, ScriptPlace
+from chimera_runtime.errors import BadModel, PeerLost, PlacedError, ScriptPlace, visible
 from chimera_runtime.errors.stage import LEAF_WAS_WRITTEN, SAVED_WAS_WRITTEN
 
 _OURS = str(Path(__file__).parent) + os.sep
@@ -93,7 +93,7 @@ class ModelError(PlacedError):
         if self.worker is not None:
             place = f"rank {self.rank} (worker {self.worker}): "
         doing = self.doing if self.operation is None else f"{self.doing} ({self.operation.words})"
-        return f"{place}{doing}{'' if self.__cause__ is None else f': {_cause(self.__cause__)}'}"
+        return visible(f"{place}{doing}{'' if self.__cause__ is None else f': {_cause(self.__cause__)}'}")
 
 
 @contextmanager

@@ -22,7 +22,24 @@ class ScriptPlace(NamedTuple):
     counters: Mapping[str, int]
 
 
-class PlacedError(Exception):
+def visible(text: str) -> str:
+    """The text with escapes for characters that a terminal would obey instead of show; ends of lines and tabs stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
+class ShownError(Exception):
+    """An error whose message may have names of files, parameters and modules, and is shown as `visible`."""
+
+    def __str__(self) -> str:
+        return visible(super().__str__())
+
+
+class PlacedError(ShownError):
     """Error that ends a rank; ``place`` is the line of the rank's script that was running, if one was.
 
     `blame.Located` sets it when it clears the traceback.
@@ -58,13 +75,13 @@ class BadCheckpoint(PlacedError):
     """A checkpoint cannot be written or read; the message says why, and what to do."""
 
 
-class Unwritable(Exception):
+class Unwritable(ShownError):
     """A file or stream that an option asks for cannot be written."""
 
 
-class CheckFailed(Exception):
+class CheckFailed(ShownError):
     """``--check`` or `Pipeline.check` has found that the ranks compute something else than one process does."""
 
 
-class NotFinite(Exception):
+class NotFinite(ShownError):
     """The loss of an update is not a finite number, and ``--stop-on-nan`` is given."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from chimera_runtime.errors import PeerLost
+from chimera_runtime.errors import PeerLost, visible
 from chimera_runtime.lane.lane import LaneComponents
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.monitor import end_process
@@ -37,7 +37,7 @@ class Hooks:
 
     def remark(self, remark: str) -> None:
         """Called on the first rank with each of `Pipeline.remarks`; gives it to the logger ``chimera_runtime``."""
-        _LOG.warning("%s", remark)
+        _LOG.warning("%s", visible(remark))
 
     def stage_maker(self, job: Job) -> Callable[..., Stage]:
         """Returns a function that makes a stage from the arguments of `Stage`."""

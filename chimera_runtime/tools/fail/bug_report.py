@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 from chimera_runtime.blame import place_of_error, place_of_thread
-from chimera_runtime.errors import PeerLost, PlacedError, ScriptPlace
+from chimera_runtime.errors import PeerLost, PlacedError, ScriptPlace, visible
 from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.errors.ranks import NO_ANSWER
 from chimera_runtime.program.job import Place
@@ -116,7 +116,7 @@ class BugReport:
             write_error(f"train.py: rank {self._rank}: --bundle {self._path}: {error}")
 
     def _add(self, message: str) -> None:
-        texts = {f"rank_{self._rank}.txt": "\n".join(self._account(message))}
+        texts = {f"rank_{self._rank}.txt": visible("\n".join(self._account(message)))}
         if self._place is not None:
             texts[f"rank_{self._rank}.json"] = json.dumps(self._stop(self._place, message), indent=2)
         with os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:

@@ -12,6 +12,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TextIO
 
+from chimera_runtime.errors import visible
 from chimera_runtime.errors.tools import stdout_cannot_be_written
 
 _CLEARED = "\r\x1b[K"
@@ -35,6 +36,7 @@ def write_line(text: str) -> None:
 
     Raises `Unwritable` if standard output is closed, or cannot be written for another reason.
     """
+    text = visible(text)
     last_lines.append(text)
     _put(f"{text}\n")
 
@@ -44,7 +46,7 @@ def show_line(text: str) -> None:
 
     For texts that are soon out of date, if standard output `is_terminal`. Errors as in `write_line`.
     """
-    _put(text[: shutil.get_terminal_size().columns - 1])
+    _put(visible(text)[: shutil.get_terminal_size().columns - 1])
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -54,6 +56,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 def write_error(text: str) -> None:
     """Writes a line to standard error, if that is possible; if not, the exit status still reports the failure."""
+    text = visible(text)
     last_lines.append(text)
     with suppress(OSError, ValueError):
         if sys.stderr is not None:
