@@ -350,6 +350,27 @@ def test_what_is_not_replayed_cannot_be_faster_than_the_first(
     assert not rank.contenders(few.choices)
 
 
+@pytest.mark.parametrize(("latency", "bandwidth"), [("12 us", "1 GB/s"), ("1 ms", "0.1 GB/s")])
+@pytest.mark.parametrize("per_node", [2, 4])
+def test_where_nodes_are_far_apart_no_replay_is_faster_than_the_first(
+    latency: str, bandwidth: str, per_node: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is the best of all replays, also where only small configurations are replayed before the bound is."""
+    within = '[links.within]\nlatency = "5 us"\nbandwidth = "10 GB/s"\n[links.between]'
+    far = cluster(8, per_node=per_node).replace("[links.between]", within, 1)
+    far = far.replace('latency = "0 s"\nbandwidth = "unlimited"', f'latency = "{latency}"\nbandwidth = "{bandwidth}"')
+    (tmp_path / "far.toml").write_text(far, encoding="utf-8")
+    asked = {"profile": EXAMPLES / "plan.profile.toml", "cluster": tmp_path / "far.toml", "mini_batch": 64}
+    schemes = "dapple", "gpipe", "eager_1f1b", "chimera", "waves", "interleaved", "breadth_first"
+    monkeypatch.setattr(rank, "REPLAYED_OPERATIONS", 40)
+    few = rank_schemes(*schemes, **asked)  # type: ignore[arg-type]
+    monkeypatch.setattr(rank, "REPLAYED_OPERATIONS", 10**9)
+    monkeypatch.setattr(rank, "REPLAYED", 10**9)
+    full = rank_schemes(*schemes, **asked)  # type: ignore[arg-type]
+    assert all(judged.replayed is not None for judged in full.choices)
+    assert few.choices[0].seconds == full.choices[0].seconds == min(judged.seconds for judged in full.choices)
+
+
 def test_a_plan_says_if_what_was_not_replayed_may_be_faster(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank, "REPLAYED_OPERATIONS", 300)
     monkeypatch.setattr(rank, "CONTENDING_OPERATIONS", 0)
