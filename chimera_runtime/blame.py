@@ -145,7 +145,8 @@ class Located:
 
     A `ModelError` gets the rank and the worker. A `ModelError` or an error of this package loses the frames inside the
     call, so that the traceback ends with the user's line that called this package. An error for lack of memory gets a
-    note with the text of ``memory_report``. ``leak_groups`` is called with the error when another rank is lost.
+    note with the text of ``memory_report``. ``leak_groups`` is called with the error when another rank is lost, and
+    ``tell`` with any other error of this package.
 
     ``failed`` is true after an error: messages may still be under way, and the rank must run nothing more. ``closed``
     is true once the pipeline was closed.
@@ -155,12 +156,13 @@ class Located:
     worker: int
     memory_report: Callable[[], str]
     leak_groups: Callable[[PeerLost], None] = lambda _error: None
+    tell: Callable[[PlacedError], None] = lambda _error: None
     failed: bool = False
     closed: bool = False
 
-    def for_loader(self) -> "Located":
+    def for_loader(self, tell: Callable[[PlacedError], None] = lambda _error: None) -> "Located":
         """Returns a context of the same rank for loading data; an error in that does not set ``failed`` of this one."""
-        return replace(self, failed=False, closed=False)
+        return replace(self, failed=False, closed=False, tell=tell)
 
     def __enter__(self) -> None:
         pass
@@ -171,6 +173,8 @@ class Located:
         self.failed = self.failed or error is not None
         if isinstance(error, PeerLost):
             self.leak_groups(error)
+        elif isinstance(error, PlacedError):
+            self.tell(error)
         if error is not None and not hasattr(error, "__notes__") and (ran_out(error) or ran_out(error.__cause__)):
             error.add_note(self.memory_report())
         if isinstance(error, ModelError):

@@ -160,7 +160,12 @@ class Pipeline:
         # The ranks: communicators, and this rank's place; `shared` must be equal on all of them.
         shared = {"seed": seed, "sum_dtype": sum_dtype, "varying": varying, "the size of the example": size}
         world = self._world = join_group(
-            job, group, layout, device, timeout=timeout, communicators=communicators, end=hooks.lost, arguments=shared
+            *(job, group, layout, device),
+            timeout=timeout,
+            communicators=communicators,
+            end=hooks.lost,
+            arguments=shared,
+            shares_refusals=hooks.explains,
         )
         self._compare_example(example)
         control, place, facts = world.control_group, world.place, compiled.ranks[world.place.worker]
@@ -229,6 +234,7 @@ class Pipeline:
         self._state = State(
             control, world.store_of_all, job, model, ties=context.ties, modules=modules, parameters=parameters
         )
+        control.refusals.watch()
 
     def _compare_example(self, example: Any) -> None:
         """Compares the examples of all ranks, where each gives a part of one."""
@@ -271,6 +277,12 @@ class Pipeline:
         RanksDiffer
             If ranks differ, in this step or the one before, in something that must be the same on all of them.
         """
+        with self._world.control_group.refusals.call():
+            return self._step(batch, micro_batches, accumulate, scaler)
+
+    def _step(
+        self, batch: Any, micro_batches: Sequence[Pair] | None, accumulate: bool, scaler: LossScale | None
+    ) -> Outcome | None:
         # Refuse a step that cannot succeed while nothing has changed.
         self._guard.require_sound()
         self._outcomes.require_agreement()
@@ -287,6 +299,7 @@ class Pipeline:
         if self._varying is not None:
             self._varying.check(update)  # refuses too large a mini-batch while gradients are as they were
         self._updates.prepare(accumulate, scaler)
+        self._world.control_group.refusals.note_sending()
         # Run the script. Forwards seed the random generators; afterwards those of the loop are restored.
         try:
             with self._located, self._context.probed.generators_kept(), self._range(f"update {update}"):
@@ -370,10 +383,11 @@ class Pipeline:
             dimension 0, or functions as `step` takes them. Copies may have different numbers of batches. A micro-batch
             is weighted by its items if ``loss`` is a mean, else by its count; if all counts are 0, the result is NaN.
         """
-        self._guard.finish()
-        self._state.require_values()
-        given = EvaluationDataFacts(self.copy)
-        loss = self._inference.mean_loss(map(given.note, batches))
+        with self._world.control_group.refusals.call():
+            self._guard.finish()
+            self._state.require_values()
+            given = EvaluationDataFacts(self.copy)
+            loss = self._inference.mean_loss(map(given.note, batches))
         with self._located:
             self._outcomes.compare(given.facts(), "an evaluation")
         return loss
@@ -620,5 +634,5 @@ class Pipeline:
         if error is None:
             if not self._located.failed:
                 self.drain()
-            self._world.control_group.barrier("for everybody to finish")
+                self._world.control_group.barrier("for everybody to finish")
             self.close()

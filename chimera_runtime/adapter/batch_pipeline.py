@@ -19,6 +19,7 @@ from chimera_runtime.model.model import Model
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.ranks.gathering import Enquiry, gathered
 from chimera_runtime.ranks.object_exchange import ObjectExchange
+from chimera_runtime.ranks.refusals import Refusals
 from chimera_runtime.values.keywords import borders_in
 from chimera_runtime.values.last_stage import alone
 from chimera_runtime.values.nested import to_device
@@ -48,6 +49,11 @@ class BatchPipeline(Pipeline):
         self._add_remarks(map(argument_looks_like_borders, self._rising))
         self._sent: dict[int, Any] = {}
         self._run_round = self._inference.runner(results)
+
+    @property
+    def refusals(self) -> Refusals:
+        """What ranks have refused."""
+        return self._world.control_group.refusals
 
     def _compare_example(self, example: Any) -> None:
         """Raises `Misuse` on all ranks if on any of them a tensor that is cut by default has not the batch's rows."""
@@ -110,6 +116,7 @@ class BatchPipeline(Pipeline):
     def run_forwards(self, batch: CutBatch) -> None:
         """Runs the forwards of a batch."""
         self._guard.require_sound()
+        self.refusals.note_sending()
         self._run_round(EvaluationBatch([1] * len(batch.triples), batch.triples.__getitem__))
 
     def take_results(self) -> list[Result]:

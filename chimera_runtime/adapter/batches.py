@@ -52,9 +52,11 @@ class Cutting:
         wholes = {str(name): value for name, value in kwargs.items() if isinstance(name, Whole)}
         kwargs = cut_alone(kwargs)
         rows = [*self._rows("input ", args, self.args), *self._rows("", kwargs, self.kwargs)]
+        size = rows[0].size if args and rows else None  # keyword arguments alone do not say how many rows there are
         for argument in rows:  # with fewer rows torch would make fewer micro-batches of all
-            if argument.size is None or (argument.size < self.micro_batches and argument.size != rows[0].size):
-                raise mistakes.argument_has_other_rows(argument.name, argument.shape, rows[0].size)
+            is_short = argument.size is not None and argument.size < self.micro_batches and not argument.is_declared
+            if argument.size is None or (is_short and argument.size != size):
+                raise mistakes.argument_has_other_rows(argument.name, argument.shape, size)
         inputs, keywords = self._chunks(args, kwargs, self.args, self.kwargs)
         keywords = [{**of_micro, **wholes} for of_micro in keywords]
         targets = [None if not part else part[0] for part in self._chunks(() if target is None else (target,), {})[0]]

@@ -17,6 +17,7 @@ from chimera_runtime.errors import adapter as mistakes
 from chimera_runtime.errors.ranks import NO_PROCESS_GROUP
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program.compiled_program import load
+from chimera_runtime.ranks.world import refuse_to_join
 from chimera_runtime.values.last_stage import modules_in
 
 
@@ -168,9 +169,10 @@ class CompiledSchedule:
         trains = self._results.loss_fn is not None
         if trains and not torch.is_grad_enabled():
             raise Misuse(mistakes.STEP_NEEDS_GRADIENTS)
-        batch = self._cutting.cut(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
-        require(batch, inputs=self._has_first, targets=self._has_last and trains)
-        return self._run(batch, trains, losses, return_outputs, loss_kwargs)
+        given = args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs
+        return self._call(
+            trains, trains, given, lambda batch: self._run(batch, trains, losses, return_outputs, loss_kwargs)
+        )
 
     def eval(
         self,
@@ -188,9 +190,10 @@ class CompiledSchedule:
 
         There are losses only where there are targets.
         """
-        batch = self._cutting.cut(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
-        require(batch, inputs=self._has_first, targets=False)
-        return self._run(batch, False, losses, return_outputs, loss_kwargs)
+        given = args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs
+        return self._call(
+            False, False, given, lambda batch: self._run(batch, False, losses, return_outputs, loss_kwargs)
+        )
 
     # ---- what the schedules of torch lack
 
@@ -210,10 +213,10 @@ class CompiledSchedule:
         """
         if self._results.loss_fn is None:
             raise Misuse(mistakes.CHECK_NEEDS_A_LOSS)
-        batch = self._cutting.cut(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
-        require(batch, inputs=self._has_first, targets=self._has_last)
         self._results.loss_kwargs = loss_kwargs or {}
-        return self._ready(batch, True).check_batch(batch)
+        given = args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs
+        report: str = self._call(True, True, given, lambda batch: self._ready(batch, True).check_batch(batch))
+        return report
 
     @property
     def pipeline(self) -> Pipeline:
@@ -237,6 +240,32 @@ class CompiledSchedule:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             self.close()
+
+    def _call(self, trains: bool, has_targets: bool, given: tuple[Any, ...], run: Callable[[TorchBatch], Any]) -> Any:
+        """Cuts a batch and returns what ``run`` does for it. If this rank refuses, the other ranks' calls end, too."""
+        pipeline = self._pipeline
+        if pipeline is not None and not self._joins(trains):
+            with pipeline.refusals.call():
+                return run(self._cut(given, has_targets))
+        try:
+            batch = self._cut(given, has_targets)
+        except Misuse as error:
+            refuse_to_join(self._ranks, error)  # the other ranks wait for this one to make the pipeline
+            raise
+        return run(batch)
+
+    def _cut(self, given: tuple[Any, ...], has_targets: bool) -> TorchBatch:
+        batch = self._cutting.cut(*given)
+        require(batch, inputs=self._has_first, targets=self._has_last and has_targets)
+        return batch
+
+    def _joins(self, trains: bool) -> bool:
+        """Whether the next batch makes the pipeline.
+
+        If the first batch runs forwards alone, the first batch to train on makes the pipeline anew: only then is it
+        known which outputs of a stage have gradients.
+        """
+        return self._pipeline is None or (trains and not self._has_trained)
 
     def _run(
         self,
@@ -267,12 +296,8 @@ class CompiledSchedule:
         return self._cutting.merged([output for (output,) in filter(None, outputs)])
 
     def _ready(self, batch: TorchBatch, trains: bool) -> BatchPipeline:
-        """Returns the pipeline, and makes it when the first batch comes.
-
-        If that batch runs forwards alone, the first batch to train on makes the pipeline anew: only then is it known
-        which outputs of a stage have gradients.
-        """
-        if self._pipeline is None or (trains and not self._has_trained):
+        """Returns the pipeline, and makes it when the first batch comes."""
+        if self._pipeline is None or self._joins(trains):
             self.close()
             modules = {number: module() for number, module in self._modules.items()}
             with_loss, last = dict(modules), self._job.stages - 1

@@ -108,6 +108,7 @@ class Feed(MicroBatchSource):
     ``size`` is B, the number of items of a micro-batch along dimension 0 of every tensor. ``copy`` is the number of the
     copy. ``names`` are the names of keyword arguments; None until the start has found which names the stages take.
     ``cut_slice`` cuts slices, if the example has that function: only `Batches`, a whole dataset, may have it.
+    ``require_input`` is called with the number and the inputs of each micro-batch that a function makes.
     """
 
     job: Job
@@ -115,6 +116,7 @@ class Feed(MicroBatchSource):
     copy: int = 0
     names: KeywordNames | None = None
     cut_slice: CutSlice | None = None
+    require_input: Callable[[int, Any], None] = lambda _micro, _inputs: None
     _pairs: dict[int, Callable[[int], Pair] | Batches | CutBatch | Triple] = field(default_factory=dict)
     _facts: dict[int, dict[Key, Fact]] = field(default_factory=dict)
     _tensors: dict[int, Tensors] = field(default_factory=dict)
@@ -181,7 +183,8 @@ class Feed(MicroBatchSource):
             if isinstance(pair, (tuple, list)) and len(pair) in (2, 3):  # what this rank does not use may be anything
                 name = f"micro-batch {micro}"
                 require_no_graph(pair, name)
-                self._require_rows(as_triple(pair, name, self.names if len(pair) == 3 else None), name)
+                inputs, target, keywords = as_triple(pair, name, self.names if len(pair) == 3 else None)
+                self._require_rows((_unless_empty(inputs), _unless_empty(target), keywords), name)
         self._facts.pop(update, None)
         self._pairs[update] = pairs.__getitem__
         self._tensors[update] = taken_apart([*listed])[0]
@@ -257,6 +260,7 @@ class Feed(MicroBatchSource):
             loaded = load(micro)
         triple = as_triple(loaded, f"micro-batch {micro}", self.names)
         require_no_graph(triple, f"micro-batch {micro}")
+        self.require_input(micro, triple[0])
         self._parts.require(triple, f"micro-batch {micro}")
         if micro == update % self.job.micro_batches and update not in self._facts:
             self._note_facts(update, triple)
@@ -269,6 +273,15 @@ class Feed(MicroBatchSource):
 
     def _require_rows(self, triple: Triple, name: str) -> None:
         require_rows(triple, self.size, name, mistakes.as_in_example(self.size))
+
+
+def _unless_empty(part: Any) -> Any:
+    """Returns inputs or targets; None if all tensors have no item, as where a rank gives nothing that it does not use.
+
+    A rank that uses them refuses them when it loads them.
+    """
+    tensors = taken_apart(part)[0]
+    return None if tensors and all(t.dim() and not t.size(0) for t in tensors) else part
 
 
 def items_of(example: Any) -> int:

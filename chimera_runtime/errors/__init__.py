@@ -67,6 +67,10 @@ class Misuse(PlacedError):
     """A mistake in the command line, the model file or the data; the message says what is wrong, and what to do."""
 
 
+class Refused(Misuse, PeerLost):
+    """Another rank has refused a call that this rank makes as well; the message has its number and its words."""
+
+
 class RanksDiffer(Misuse):
     """Ranks differ in something that must be equal on them; the message says in what, where, and what to do."""
 

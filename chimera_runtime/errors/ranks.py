@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from chimera_runtime.errors import BadCheckpoint, Misuse, PeerLost, RanksDiffer
+from chimera_runtime.errors import BadCheckpoint, Misuse, PeerLost, RanksDiffer, Refused
 
 NO_PROCESS_GROUP = "there is no process group: call torch.distributed.init_process_group() before"
 NOT_IN_THE_GROUP = "this rank is not in the group that it gave: every rank gives one that it is a part of"
@@ -75,7 +75,12 @@ def no_store(where: str, why: str) -> Misuse:
 
 
 def peer_has_failed(wait: str, rank: int, headline: str) -> PeerLost:
-    return PeerLost(f"{wait}: rank {rank} has failed: {headline}", [rank])
+    where = f"{wait}: " if wait else ""
+    return PeerLost(f"{where}rank {rank} has failed: {headline}", [rank])
+
+
+def peer_has_refused(rank: int, words: str) -> Refused:
+    return Refused(f"rank {rank}: {words}", [rank])
 
 
 def key_is_late(wait: str, rank: int, seconds: float) -> PeerLost:

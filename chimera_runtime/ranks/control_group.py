@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from chimera_runtime.errors.pipeline import PIPELINE_IS_CLOSED
 from chimera_runtime.program.job import Place
 from chimera_runtime.ranks.messages import Names, Pending, Settle, unrecorded, waiter
 from chimera_runtime.ranks.monitor import Monitor
+from chimera_runtime.ranks.refusals import Refusals
 from chimera_runtime.ranks.rendezvous import wait_for_key
 from chimera_runtime.values.tensors import plain
 
@@ -31,7 +32,7 @@ class ControlGroup:
     rank's place, with ranks counted within the pipelines; ``members`` are the numbers of the ranks in the default
     process group. ``names`` writes the messages about waits that have failed. A wait may take ``timeout`` seconds.
     Where messages do not go by gloo, ``monitor`` keeps the time of waits, as these do not block the host; with gloo it
-    is None.
+    is None. ``refusals`` are those of all ranks.
     """
 
     group: dist.ProcessGroup  # until `release`
@@ -41,6 +42,7 @@ class ControlGroup:
     names: Names
     timeout: float
     monitor: Monitor | None = None
+    refusals: Refusals = field(default_factory=Refusals)
 
     def wait_for_key(self, key: str, source: int, what: str, seconds: float | None = None) -> bytes:
         """Returns what rank ``source`` leaves in the store under ``key``; ``what`` names the wait in the error.
@@ -93,8 +95,9 @@ class ControlGroup:
         return self.names.lost(operation, peers or only, error)
 
     def check(self) -> None:
-        """Raises `PeerLost` if a wait has not ended in time, see `Monitor.check`, or torchrun has died."""
+        """Raises `PeerLost` if a wait has not ended in time, torchrun has died, or another rank cannot go on."""
         self.names.require_launcher()
+        self.refusals.check()
         if self.monitor is not None:
             self.monitor.check()
 

@@ -51,7 +51,7 @@ class Names:
 
     ``slices`` is the number of slices of a micro-batch: tags of messages count slices. ``check`` raises the error of an
     earlier time-out: after one, communicators are aborted, so that other waits fail as well, and only the first error
-    says why.
+    says why. ``cause`` returns the error of another rank that may have ended for it, as `Refusals.cause` does.
     """
 
     rank: int
@@ -61,6 +61,7 @@ class Names:
     launcher: Launcher = field(default_factory=Launcher)
     check: Callable[[], None] = lambda: None
     slices: int = 1
+    cause: Callable[[], PeerLost | None] = lambda: None
 
     def require_launcher(self) -> None:
         """Raises `PeerLost` if torchrun has started this rank and has died: then all ranks of the job end."""
@@ -84,6 +85,8 @@ class Names:
         self.check()
         if self.launcher.is_gone():
             return mistakes.torchrun_has_died(self.rank, self.worker)
+        if (cause := self.cause()) is not None:
+            return cause
         return mistakes.wait_has_failed(self.rank, self.worker, operation, peers, why=str(error), timeout=self.timeout)
 
 

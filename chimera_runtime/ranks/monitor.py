@@ -120,6 +120,12 @@ class Monitor:
             self._is_raised.set()
             raise self._error
 
+    def break_off(self, error: PeerLost) -> None:
+        """Ends all waits with an error, which the next `check` raises: another rank cannot go on."""
+        self._is_closed, self._error = True, error
+        self._has_more.set()
+        abort(self.groups)
+
     def close(self) -> None:
         """Ends the thread, and drops the communicators."""
         self._is_closed, self.groups = True, ()

@@ -13,11 +13,11 @@ from torch.distributed import distributed_c10d as registry
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from chimera_runtime.errors import Misuse, PeerLost
+from chimera_runtime.errors import BadModel, Misuse, PeerLost
 from chimera_runtime.errors import ranks as mistakes
 
-_FAILED = "failed"
-"""Key under which a rank that fails before the first update leaves its error, for ranks that wait for any key."""
+FAILED = "failed"
+"""Key under which a rank that has failed leaves its error, for ranks that wait for any key."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01
 """Shortest and longest time between two looks at the store, in seconds."""
@@ -121,8 +121,22 @@ def failures_shared(store: Store, rank: int) -> Iterator[None]:
     except Exception as error:
         headline = str(error).partition("\n")[0] or type(error).__name__
         with suppress(RuntimeError):
-            store.set(_FAILED, json.dumps([rank, headline]))
+            store.set(FAILED, json.dumps([rank, headline, False]))
         raise
+
+
+def leave_failure(store: Store, rank: int, error: Exception, key: str = FAILED) -> None:
+    """Leaves an error in the store, unless another one is there, for ranks that read it by `failure_in`."""
+    store.compare_set(key, "", json.dumps([rank, str(error), isinstance(error, Misuse | BadModel)]))
+
+
+def failure_in(text: str, what: str = "") -> PeerLost:
+    """Returns the error that another rank has left, as `PeerLost`; it is `Misuse` as well if the rank has refused.
+
+    ``what`` names the wait of this rank.
+    """
+    rank, words, is_refusal = json.loads(text)
+    return mistakes.peer_has_refused(rank, words) if is_refusal else mistakes.peer_has_failed(what, rank, words)
 
 
 def wait_for_key(store: Store, key: str, source: int, what: str, seconds: float) -> bytes:
@@ -135,9 +149,8 @@ def wait_for_key(store: Store, key: str, source: int, what: str, seconds: float)
     while not store.check([key]):
         if (now := time.monotonic()) >= min(next_look, deadline):
             next_look = now + _BETWEEN_FAILURES
-            if store.check([_FAILED]):
-                rank, headline = json.loads(store.get(_FAILED))
-                raise mistakes.peer_has_failed(what, rank, headline)
+            if store.check([FAILED]):
+                raise failure_in(store.get(FAILED).decode(), what)
             if now >= deadline:
                 raise mistakes.key_is_late(what, source, seconds)
         time.sleep(pause)

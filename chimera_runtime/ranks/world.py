@@ -2,7 +2,8 @@
 
 import ctypes
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -28,7 +29,8 @@ from chimera_runtime.ranks.host_link import LinkToHost
 from chimera_runtime.ranks.messages import Names, Peer
 from chimera_runtime.ranks.monitor import Monitor, end_process, limited
 from chimera_runtime.ranks.process_groups import A_DAY, ProcessGroups, Sums, sums_of, wait_for_gloo_at_exit
-from chimera_runtime.ranks.rendezvous import exchange, require_own_store, waits_of
+from chimera_runtime.ranks.refusals import Refusals, break_connections
+from chimera_runtime.ranks.rendezvous import exchange, leave_failure, require_own_store, waits_of
 from chimera_runtime.ranks.staging import StagedGroup, Staging
 
 
@@ -107,7 +109,7 @@ class World:
         control = self.control_group
         for group in {control.group, *(_groups_of(self.sums, self.channels) if self.backend == "gloo" else ())}:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-        if not explains:
+        if not explains or control.refusals.error is not None:
             return
         others = error.peers or [rank for rank in self.place.ranks if rank != self.place.rank]
         is_late = mistakes.NO_ANSWER in str(error)
@@ -120,7 +122,7 @@ class World:
         If ``is_idle``, no operation is under way, and their threads and descriptors are freed at once. Otherwise they
         stay: to free a communicator of gloo is to wait for its operations, which other ranks may never join.
         """
-        for helper in (self.staging, self.control_group.monitor):
+        for helper in (self.staging, self.control_group.monitor, self.control_group.refusals):
             if helper is not None:
                 helper.close()
         for group in {self.control_group.group, *_groups_of(self.sums, self.channels)} - {dist.group.WORLD}:
@@ -169,13 +171,15 @@ def join_group(
     communicators: str | None = None,
     end: Callable[[PeerLost], None] = end_process,
     arguments: Mapping[str, object] = MappingProxyType({}),
+    shares_refusals: bool = False,
 ) -> World:
     """Sets up communicators over the ranks of an existing process group, by default over all; returns the `World`.
 
     Every rank of the default process group calls it, with a group that it is a part of. ``layout`` says which ranks
     form a copy, see `Place`. ``communicators`` is one of `communicators.CHOICES`, by default the fewest for which the
     program is proven. ``end`` is called by the `Monitor` when this process has to end. ``arguments`` are further
-    choices that must be equal on all ranks, by their names.
+    choices that must be equal on all ranks, by their names. ``shares_refusals`` says that what one rank refuses ends
+    the calls of all: see `Refusals`.
 
     Raises `Misuse` if there is no process group, the ranks do not make whole copies of the group of workers, or they
     run different programs or give different arguments; if the program is not proven to finish with these communicators;
@@ -204,7 +208,16 @@ def join_group(
     sums = sums_of(job, place, backend, groups)
     by_link = channels(job, place, backend, groups.make, communicators)
     monitor = None if backend == "gloo" else Monitor(timeout, end, _groups_of(sums, by_link))
-    names = Names(place.rank, place.worker, job.stages, timeout, slices=job.slices)
+    breakable = {control, *(_groups_of(sums, by_link) if monitor is None else ())}
+
+    def break_off(error: PeerLost) -> None:
+        if monitor is not None:
+            monitor.break_off(error)
+        break_connections(breakable)
+
+    shares = shares_refusals and len(members) > 1
+    refusals = Refusals(store, place.rank, len(members), break_off, timeout) if shares else Refusals()
+    names = Names(place.rank, place.worker, job.stages, timeout, slices=job.slices, cause=refusals.cause)
     world = World(
         job=job,
         device=used,
@@ -216,6 +229,7 @@ def join_group(
             names=names if monitor is None else replace(names, check=monitor.check),
             timeout=timeout,
             monitor=monitor,
+            refusals=refusals,
         ),
         store_of_all=of_all,
         backend=backend,
@@ -232,6 +246,13 @@ def join_group(
 
 _number = count()
 """Number of pipelines made so far, the same on all ranks."""
+
+
+def refuse_to_join(members: Sequence[int], error: Misuse) -> None:
+    """Leaves an error of this rank for the ``members`` of the default process group that make the next pipeline."""
+    store = PrefixStore(f"chimera/{next(_number)}/{members[0]}", registry._get_default_store())
+    with suppress(RuntimeError):
+        leave_failure(store, members.index(dist.get_rank()), error)
 
 
 def _place(job: Job, rank: int, size: int, layout: str) -> Place:

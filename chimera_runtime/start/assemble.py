@@ -50,6 +50,7 @@ def located_at(world: World, facts: RankFacts, *, explains: bool) -> Located:
         world.place.worker,
         lambda: memory_report(world.device, facts, world.job.slices, world.job.units),
         abandon,
+        world.control_group.refusals.tell,
     )
 
 

@@ -111,7 +111,7 @@ class LoaderMaker:
             uses=self.needed,
             order=ItemOrder(dataset, drawn_by, shuffle, sampler),
             reader_messages=ReaderMessages(self.control_group, readers, self._made, self._messages),
-            located=self.located.for_loader(),
+            located=self.located.for_loader(self.control_group.refusals.note_loading),
             workers=replace(workers, timeout=self.control_group.timeout),
             drop_last=drop_last,
         )

@@ -57,6 +57,8 @@ class VaryingShapes:
         example = self._first_inputs(0)
         self._largest, self._current = _shapes_by_item(example), _shapes(example)
         self._boundaries = {self._current: list(self.probed.boundaries)}
+        self._first: Shapes = ()
+        self.feed.require_input = self._require_input
 
     def begin(self, update: int) -> None:
         """Resizes the stages for an update, after `check`; every rank calls it, before its script runs.
@@ -86,11 +88,19 @@ class VaryingShapes:
 
         Also raises it if micro-batches in a list, which every rank has, differ in the shapes of their inputs.
         """
-        self.require_fitting(self._first_inputs(update))
-        shapes = [_shapes(pair[0]) for pair in self.feed.listed(update)]
-        other = next((micro for micro, shape in enumerate(shapes) if shape != shapes[0]), None)
-        if other is not None:
-            raise mistakes.micro_batches_differ_in_shape(other, shapes[other], shapes[0])
+        self._first = ()
+        inputs = self._first_inputs(update)
+        self.require_fitting(inputs)
+        self._first = _shapes(inputs[0])
+        for micro, pair in enumerate(self.feed.listed(update)):
+            self._require_input(micro, pair[0])
+
+    def _require_input(self, micro: int, inputs: Any) -> None:
+        """Raises `Misuse` if the inputs of a micro-batch, where this rank has them, differ in shape from the first."""
+        shapes = _shapes(inputs)
+        is_given = any(shape[:1] != (0,) for shape in shapes)  # a rank may give empty tensors where it uses none
+        if self._first and is_given and shapes != self._first:
+            raise mistakes.micro_batches_differ_in_shape(micro, shapes, self._first)
 
     def require_fitting(self, inputs: FirstInputs) -> None:
         """Raises `Misuse` if a tensor is larger than in the example in any dimension, or their number differs.

@@ -262,6 +262,13 @@ def test_a_smaller_micro_batch_of_a_list_is_refused_before_the_step_begins() -> 
     with pytest.raises(Misuse, match=r"micro-batch 2: dimension 0 of the input is 1, .* B = 2 in the example"):
         feed().put_micro_batches(0, [*pairs, (last[0][:1], last[1][:1])])
     feed().put_micro_batches(0, [*pairs, (None, None)])
+    source, empty = feed(), torch.empty(0)
+    source.put_micro_batches(0, [*pairs, ({"x": [empty, torch.empty(0, 3)]}, last[1])])
+    assert source.target(0, N - 1) is last[1]
+    with pytest.raises(Misuse, match=rf"micro-batch {N - 1}: dimension 0 of the input\['x'\]\[0\] is 0"):
+        source.input(0, N - 1)
+    with pytest.raises(Misuse, match=r"dimension 0 of the target is 1"):
+        source.put_micro_batches(0, [*pairs, (empty, last[1][:1])])
 
 
 def test_micro_batches_in_a_list_are_looked_at_before_the_step_begins() -> None:
