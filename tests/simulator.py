@@ -303,9 +303,11 @@ class Simulator:
     def link(self, source: int, target: int) -> Link:
         """Between nodes if any copy of the two workers is on two nodes."""
         workers, W, cluster = self.header.workers, self.setting.copies, self.setting.cluster
+        nodes = -(-workers * W // cluster.per_node)
+        of_node = workers * W // nodes if workers * W % nodes == 0 else cluster.per_node
         for w in range(W):
             ranks = [k * W + w if self.setting.replica_layout else w * workers + k for k in (source, target)]
-            if ranks[0] // cluster.per_node != ranks[1] // cluster.per_node:
+            if ranks[0] // of_node != ranks[1] // of_node:
                 return cluster.between
         return cluster.within
 

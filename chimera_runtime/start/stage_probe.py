@@ -208,13 +208,17 @@ def is_linear(module: torch.nn.Module, probed: ProbedForward, differentiable: tu
             tensor.grad = None
         return torch.stack([local(g).double().abs().sum().cpu() for g in made] or [torch.zeros(())]) / factor
 
-    if not roots or any(is_spread(t) or t.is_meta or t.dtype is torch.float16 for t in (*tensors, *roots)):
+    if (
+        not roots
+        or probed.strangers.is_spread
+        or any(is_spread(t) or t.is_meta or t.dtype is torch.float16 for t in (*tensors, *roots))
+    ):
         return True
     with suppress(Exception):
         once, again = sizes(1.0), sizes(1.0)
         if torch.allclose(once, again, rtol=1e-4):
             return all(torch.allclose(once, sizes(factor), rtol=1e-2) for factor in (_FAR, 1 / _FAR))
-    for tensor in tensors:
+    for tensor in (*tensors, *module.parameters()):
         tensor.grad = None
     return True
 

@@ -63,6 +63,7 @@ class Strangers:
 
     ``loss`` is the loss if no module of it stands beside the stage. Leaves that a forward makes, as by
     ``requires_grad_()`` of an input, are no strangers: they are gone with the graph, and `complaint` comes after that.
+    ``is_spread`` says whether the module had DTensors before the forward: FSDP puts others in their place.
     """
 
     stage: int
@@ -76,7 +77,7 @@ class Strangers:
 
     def __post_init__(self, module: torch.nn.Module, loss: Callable[..., Any] | None, given: Any) -> None:
         self._known = {*map(id, module.parameters())}.union(leaves_of(leaves(given)))
-        self._is_spread = any(map(is_spread, module.parameters()))
+        self.is_spread = any(map(is_spread, module.parameters()))
         self._around = {} if loss is None else surroundings(loss)
         known = {*map(id, module.buffers())}
         for name, value in self._around.items():
@@ -90,8 +91,8 @@ class Strangers:
         ``made`` are the ids of tensors that the forward has made, or was given apart from what is ``given``.
         """
         around, self._around, known = self._around, {}, self._known.union(made)
-        if self._is_spread or any(map(is_spread, module.parameters())):
-            return  # FSDP computes with parameters of its own, which a module may have after its forward
+        if self.is_spread or any(map(is_spread, module.parameters())):
+            return
         of_stage = leaves_of(returned)
         for key, leaf in {**of_stage, **leaves_of([loss])}.items():
             if key not in known:

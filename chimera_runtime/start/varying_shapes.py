@@ -91,7 +91,8 @@ class VaryingShapes:
         self._first = ()
         inputs = self._first_inputs(update)
         self.require_fitting(inputs)
-        self._first = _shapes(inputs[0])
+        if self.world.job.slices == 1:  # else these are of a slice
+            self._first = _shapes(inputs[0])
         for micro, pair in enumerate(self.feed.listed(update)):
             self._require_input(micro, pair[0])
 
@@ -99,8 +100,10 @@ class VaryingShapes:
         """Raises `Misuse` if the inputs of a micro-batch, where this rank has them, differ in shape from the first."""
         shapes = _shapes(inputs)
         is_given = any(shape[:1] != (0,) for shape in shapes)  # a rank may give empty tensors where it uses none
-        if self._first and is_given and shapes != self._first:
-            raise mistakes.micro_batches_differ_in_shape(micro, shapes, self._first)
+        if is_given:
+            self._first = self._first or shapes
+            if shapes != self._first:
+                raise mistakes.micro_batches_differ_in_shape(micro, shapes, self._first)
 
     def require_fitting(self, inputs: FirstInputs) -> None:
         """Raises `Misuse` if a tensor is larger than in the example in any dimension, or their number differs.

@@ -186,7 +186,7 @@ def test_without_torch_what_needs_it_says_so_and_with_torch_it_is_there(installe
     there = forking.python(forgetting + program, (), environment() | {"PYTHONPATH": path}, tmp_path, PATIENCE)
     assert there.returncode == 0, there.stderr
     assert there.stdout.startswith(path)
-    assert there.stdout.rstrip().endswith("stages_of")
+    assert there.stdout.rstrip().endswith("whole")
 
 
 def test_an_installed_wheel_knows_its_version_and_needs(installed: Path) -> None:
