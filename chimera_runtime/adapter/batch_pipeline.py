@@ -52,7 +52,7 @@ class BatchPipeline(Pipeline):
 
     @property
     def refusals(self) -> Refusals:
-        """What ranks have refused."""
+        """Refusals of all ranks."""
         return self._world.control_group.refusals
 
     def _compare_example(self, example: Any) -> None:

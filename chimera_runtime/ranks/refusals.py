@@ -74,14 +74,14 @@ class Refusals:
         self._thread: threading.Thread | None = None
 
     def watch(self) -> None:
-        """Starts the thread."""
+        """Starts to look for the errors of other ranks."""
         if self.store is not None:
             self._thread = threading.Thread(target=self._watch_loop, daemon=True, name="refusals")
             self._thread.start()
             _watching.add(self)
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Stops looking: the thread has ended, or ends soon."""
         self._is_closed = True
         self._wakes.set()
         if self._thread is not None:

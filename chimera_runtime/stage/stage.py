@@ -201,7 +201,7 @@ class Stage(WeightGroup):
             result = self.runs.run(arguments)
             # Here the result turns into tensors to send or into the loss; the backward will begin at the roots.
             results, roots = self._finish((micro,), result, (target,))
-            self._hear(micro, self._numbering.place(micro)[0], result.auxiliary)
+            self._read_numbers(micro, self._numbering.place(micro)[0], result.auxiliary)
             self.carries.keep(micro, arguments.carry, inputs, result.carry)
             self._saved[micro] = self._saved_graph(result, roots)
             outputs = payload(results)
@@ -252,7 +252,7 @@ class Stage(WeightGroup):
         (results, auxiliary, digests), state = first_run
         for micro, values, target, numbers, digest in zip(micros, arguments, targets, before, digests, strict=True):
             self._saved[micro] = SavedInput(values, target, numbers, state, count, digest)
-        self._hear(micros[0], update, auxiliary)
+        self._read_numbers(micros[0], update, auxiliary)
         return payload(results)
 
     def _finish(self, micros: Sequence[int], result: ForwardResult, targets: Sequence[Any]) -> Finished:
@@ -261,7 +261,7 @@ class Stage(WeightGroup):
         with nullcontext() if self._output.after is not None else collecting(result.auxiliary):
             return self._output.finish(micros, result.returned, targets)
 
-    def _hear(self, micro: int, update: int, auxiliary: Auxiliary) -> None:
+    def _read_numbers(self, micro: int, update: int, auxiliary: Auxiliary) -> None:
         """Begins to read auxiliary losses and reports."""
         self._auxiliary.add(micro, update, auxiliary)
         if auxiliary.reports:

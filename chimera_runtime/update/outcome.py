@@ -83,7 +83,7 @@ class Outcome:
 
     @property
     def reports(self) -> dict[str, float]:
-        """What stages and loss have reported, averaged over micro-batches and copies, by name; errors as in `loss`."""
+        """Numbers that stages and loss have reported, averaged over micro-batches and copies; errors as in `loss`."""
         return (self._tally + self.new_reports).report_means
 
     @property

@@ -112,7 +112,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 
 @pytest.mark.parametrize("script", ["page0", "page1", *PAGES])
 def test_what_the_pages_on_training_show_runs(runs: dict[str, Outcome], script: str) -> None:
-    """What they claim, they assert; before the end of the first, the page on checkpoints continues it."""
+    """The scripts assert what they claim; before the end of the first, the page on checkpoints continues it."""
     runs[script].assert_passed()
 
 

@@ -262,7 +262,7 @@ class Progress:
 
 
 def finite(reports: Mapping[str, float]) -> dict[str, float | None]:
-    """What was reported, with None for a number that is not finite."""
+    """Reported numbers, with None for one that is not finite."""
     return {name: value if math.isfinite(value) else None for name, value in reports.items()}
 
 
@@ -304,7 +304,7 @@ class PartialOutcome(Outcome):
 
     @property
     def reports(self) -> dict[str, float]:
-        """Nothing: only outcomes that have a sum know what other ranks report."""
+        """Returns nothing: only outcomes that have a sum know what other ranks report."""
         return {}
 
     @property

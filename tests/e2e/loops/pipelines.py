@@ -203,7 +203,7 @@ def checks(*directories: Path) -> None:
 
 
 def closed(flushing: Path, stream: Path) -> None:
-    """What a pipeline opened is closed with it, whatever it was used for and whatever the loop still holds."""
+    """All that a pipeline opened is closed with it, whatever it was used for and whatever the loop still holds."""
 
     def sgd(named: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9)

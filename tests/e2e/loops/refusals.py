@@ -99,7 +99,7 @@ def frozen_later(directory: Path) -> None:
 
 
 def on_all(directory: Path) -> None:
-    """What every rank refuses, some much later than others, leaves the pipeline as it was."""
+    """A call that every rank refuses, some much later than others, leaves the pipeline as it was."""
     of = pipeline(directory)
     x, y = data(4)
     for number in range(3):
@@ -137,7 +137,7 @@ def without_data(directory: Path) -> None:
 
 
 def first_batch(directory: Path) -> None:
-    """What one rank gives to a `CompiledSchedule` is refused on all, before the ranks join and after."""
+    """Input that one rank gives to a `CompiledSchedule` is refused on all, before the ranks join and after."""
     rank = dist.get_rank()
     x, y = data(4)
     modules = {stage: build_stage(stage, 4) for stage in stages_of(directory, rank)}
