@@ -156,7 +156,7 @@ def _screen(compilation: Compilation, details: bool) -> str:
         console.print(table.heading(report), *([prediction_table.heading(prediction)] if prediction else []), sep="\n")
         console.print(*screen.show(report, summary, prediction, console.width, baseline, searched), sep="\n")
         if details:
-            console.print(table.show(report), *([prediction_table.show(prediction)] if prediction else []))
+            console.print(table.show(report), *([prediction_table.table(prediction)] if prediction else []))
         console.print("", terminal.picture(timeline, console.width), table.proof(report), sep="\n")
 
     return printed(draw)

@@ -25,7 +25,7 @@ from chimera_ir.ir.sharing import Communicators
 from chimera_ir.ir.streams import Level as Text
 from chimera_ir.ir.streams import PlanStream, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.printer import kinds_line, show
-from chimera_ir.made_once import level as _level
+from chimera_ir.made_once import _level
 from chimera_ir.request import Request, groups, parsed, with_lengths
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme

@@ -21,7 +21,7 @@ class Requested(Protocol):
         """The request to compile."""
 
 
-def level(make: Callable[[C], T]) -> cached_property[T]:
+def _level(make: Callable[[C], T]) -> cached_property[T]:
     """Decorator: makes ``make`` a property that is computed once, without the garbage collector.
 
     If ``make`` raises `Rejected`, the property raises `TextError`.

@@ -260,7 +260,7 @@ class Options:
 
     def _against(self, spell: Spell) -> Source | None:
         try:
-            return None if self.against is None else texts.source(self.against, self.library)
+            return None if self.against is None else texts.named(self.against, self.library)
         except UnreadableText as error:
             raise UnreadableText(f"{spell('against')}: {error}") from error
 
@@ -301,7 +301,7 @@ def compile(text: str | PathLike[str] | Source, /, *, options: Options | None = 
     if not isinstance(options, Options):
         raise OptionError(f"options is {options!r:.60}: write options=chimera_ir.Options(...)")
     settings = {name: integer(name, value) for name, value in parameters.items()}
-    compilation = Compilation(options.request(texts.source(text, options.library), settings))
+    compilation = Compilation(options.request(texts.named(text, options.library), settings))
     if settings:
         from chimera_ir.elaborate.settings import require_settable
 

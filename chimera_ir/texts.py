@@ -9,7 +9,7 @@ from chimera_ir.errors import UnreadableText
 from chimera_ir.source import ENDINGS, Source, contents
 
 
-def source(text: str | PathLike[str] | Source, directories: Iterable[str | PathLike[str]] = ()) -> Source:
+def named(text: str | PathLike[str] | Source, directories: Iterable[str | PathLike[str]] = ()) -> Source:
     """The text that a caller names by a string (as in `scheme_or_ir`, with ``directories``), a path or a `Source`."""
     match text:
         case Source():
@@ -17,7 +17,7 @@ def source(text: str | PathLike[str] | Source, directories: Iterable[str | PathL
         case str():
             return scheme_or_ir(text, directories)
         case PathLike():
-            return _known(Path(text))
+            return _read_known(Path(text))
         case _:
             raise UnreadableText(f"{text!r:.60} is no text: give a scheme's name, the path of a file, or a Source")
 
@@ -37,18 +37,18 @@ def scheme_or_ir(
     """
     path = Path(scheme)
     if path.suffix in ENDINGS or len(path.parts) > 1:
-        return _known(path)
-    further = library.further(directories, option)
-    if scheme in library.names(further):
-        return library.source(scheme, further)
-    if alias := library.alias(scheme, further):
-        name, sentence = alias
+        return _read_known(path)
+    others = library.further(directories, option)
+    if scheme in library.names(others):
+        return library.source(scheme, others)
+    if other := library.alias(scheme, others):
+        name, sentence = other
         remark(sentence)
-        return library.source(name, further)
-    raise UnreadableText(library.missing(scheme, further))
+        return library.source(name, others)
+    raise UnreadableText(library.missing(scheme, others))
 
 
-def _known(path: Path) -> Source:
+def _read_known(path: Path) -> Source:
     if path.suffix not in ENDINGS and not _is_handed(path):
         raise UnreadableText(f"{path}: a scheme ends in .chim, an IR text in .sir, a schedule of torch in .csv")
     hint = f"; for the library scheme write {path.stem}" if path.stem in library.names() else ""

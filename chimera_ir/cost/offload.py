@@ -149,7 +149,7 @@ def moving_lane(header: Header, lane: TimedLane, of_move: Callable[[Compute], Ti
             launches = plan.launches(limit)
             if launches is None:
                 continue
-            moving = tuple(_launched(header, operations, launches))
+            moving = tuple(_offloaded(header, operations, launches))
             if most_kept(header, moving, limit) <= limit:
                 return LaneWithMoves(moving, limit)
     return LaneWithMoves(tuple(operations), plan.peak)
@@ -160,7 +160,7 @@ def _faster(of_move: Callable[[Compute], Time], share: Fraction) -> Callable[[Co
     return lambda move: of_move(move) * share
 
 
-def _launched(header: Header, lane: Sequence[Operation], launches: Sequence[MoveLaunch]) -> Iterator[Operation]:
+def _offloaded(header: Header, lane: Sequence[Operation], launches: Sequence[MoveLaunch]) -> Iterator[Operation]:
     """Yields the operations of a lane with its moves, each before the operation whose number is the launch's place."""
     before = {place: list(several) for place, several in groupby(launches, attrgetter("place"))}
     for place in range(len(lane) + 1):

@@ -24,7 +24,7 @@ Show = Callable[[Fraction], str]
 
 def show(report: Report) -> RenderableType:
     """All figures of a report, for a console of any width; colours add no information to the words."""
-    return Group(_table(report), *_launches(report), *_communicators(report))
+    return Group(_table(report), *_launches(report), *_communicator_lines(report))
 
 
 def heading(report: Report) -> Text:
@@ -135,7 +135,7 @@ def _launches(report: Report) -> list[Text]:
     rest = len(report.synchronisation) - len(early)
     steady, unit = report.header.asynchronous, report.durations.unit
     lines = [
-        f"{group_name(launched.group)} on worker {launched.worker}: {_launch(launched, steady, unit)}"
+        f"{group_name(launched.group)} on worker {launched.worker}: {_launch_text(launched, steady, unit)}"
         for launched in early[:IN_FULL]
     ]
     if len(early) > IN_FULL:
@@ -146,7 +146,7 @@ def _launches(report: Report) -> list[Text]:
     return [Text.assemble(("gradients: ", "cyan"), line) for line in lines]
 
 
-def _launch(launched: Launched, steady: bool, unit: Unit) -> str:
+def _launch_text(launched: Launched, steady: bool, unit: Unit) -> str:
     if steady:
         return f"{unit.show(launched.free)} free between launch and step"
     return (
@@ -160,7 +160,7 @@ def proof(report: Report) -> Text:
     return Text("verified: " + ", ".join(report.verified))
 
 
-def _communicators(report: Report) -> list[Text]:
+def _communicator_lines(report: Report) -> list[Text]:
     """A line that names the ways to use fewer communicators with which the program is proven to finish; or no line."""
     fewer = [f"{choice.name} ({choice.number})" for choice in report.communicators[1:] if not choice.blocked]
     return [Text(f"finishes with fewer communicators, too: {', '.join(fewer)}")] if fewer else []

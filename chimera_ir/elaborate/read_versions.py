@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
-from chimera_ir.diagnostics.catalogue import endless as say
+from chimera_ir.diagnostics.catalogue import endless
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.affine import Law
@@ -36,9 +36,9 @@ def check_versions(shape: Shape, laws: Sequence[Law]) -> None:
             where = span, (), shape.instance(*zip(shape.names, (micro, stage), strict=True)), micro, stage, version
             expected = max(0, law.at(micro))
             if version < 0:
-                raise Rejected([say.NegativeVersion(*where)])
+                raise Rejected([endless.NegativeVersion(*where)])
             if version != expected:
-                raise Rejected([say.VersionUnsettled(*where, expected)])
+                raise Rejected([endless.VersionUnsettled(*where, expected)])
 
 
 def readings(shapes: Sequence[Shape], pipes: Sequence[Pipe], rhythms: Sequence[Rhythm]) -> Readings:
@@ -70,6 +70,6 @@ def torn(planned: Iterable[Planned | Unclocked], reads: Readings, header: Header
             numbers = first + turn * header.period, micro + turn * header.period
             where = operation.origin, (), Instance(header.pipe_of[first].name), *numbers
             if updates[0] != updates[1]:
-                yield say.GroupTorn(*where, "update", *updates)
+                yield endless.GroupTorn(*where, "update", *updates)
             elif versions[0] != versions[1]:
-                yield say.GroupTorn(*where, "version", *versions)
+                yield endless.GroupTorn(*where, "version", *versions)

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import chain
 from math import ceil, lcm
 
-from chimera_ir.diagnostics.catalogue import endless as say
+from chimera_ir.diagnostics.catalogue import endless
 from chimera_ir.diagnostics.model import Attempts, Diagnostic, reject
 from chimera_ir.elaborate.affine import ALWAYS, Law, eventual_law, law, limited
 from chimera_ir.elaborate.evaluate import LIMIT, Fault
@@ -72,7 +72,7 @@ def rhythm_of(shape: Shape, stages: Sequence[int], most: int) -> Rhythm:
             if shape.micros.weight is not None:
                 weight = _weight(shape.micros.weight, shape, most)
         with attempts.step():
-            recomputed = tuple(_recomputed(shape, stages, most))
+            recomputed = tuple(_recomputed_by_turns(shape, stages, most))
         with attempts.step():
             versions = tuple(_versions(shape, stages, most))
     beats = list(chain.from_iterable(by_line))
@@ -95,11 +95,11 @@ def _weight(formula: ast.Expression, shape: Shape, most: int) -> Law:
     """The law of the weights of micro-batches; raises ``Fault`` unless they repeat."""
     weight = law(formula, shape.scope, shape.micros.variable.text, most)
     if weight.increment:
-        raise Fault(partial(say.WeightDrifts, formula.span, (), rate=str(weight.rate)))
+        raise Fault(partial(endless.WeightDrifts, formula.span, (), rate=str(weight.rate)))
     return weight
 
 
-def _recomputed(shape: Shape, stages: Sequence[int], most: int) -> Iterator[Law]:
+def _recomputed_by_turns(shape: Shape, stages: Sequence[int], most: int) -> Iterator[Law]:
     """Yields for each stage the law of the condition of the line ``recompute``; nothing if there is no condition."""
     guard = None if shape.recompute is None else shape.recompute.guard
     for stage in stages if guard is not None else ():
@@ -133,9 +133,9 @@ def _places(subject: ast.Subject, shape: Shape, guard: Law, laws: Callable[[ast.
     """
     place, part = laws(subject.stage), ALWAYS if subject.slice is None else laws(subject.slice)
     if place.increment:
-        raise Fault(partial(say.StageDrifts, subject.stage.span, (), rate=str(place.rate)))
+        raise Fault(partial(endless.StageDrifts, subject.stage.span, (), rate=str(place.rate)))
     if part.increment and subject.slice is not None:
-        raise Fault(partial(say.SliceDrifts, subject.slice.span, (), rate=str(part.rate)))
+        raise Fault(partial(endless.SliceDrifts, subject.slice.span, (), rate=str(part.rate)))
     variable, step = shape.micros.variable.text, shape.steps.step
     if isinstance(subject.micro, ast.Range):
         ends = [laws(subject.micro.start), laws(subject.micro.stop)]
@@ -146,7 +146,7 @@ def _places(subject: ast.Subject, shape: Shape, guard: Law, laws: Callable[[ast.
         period = limited(lcm(step, end.period, guard.period), most, subject.micro.span)
         guarded = (m for m in shape.lengthened(period).steps if guard.at(m))
         if end.rate != 1 or not all(number <= end.at(m) - m < step + number for m in guarded):
-            raise Fault(partial(say.MicroStrays, subject.micro.span, (), micro=text, variable=variable, step=step))
+            raise Fault(partial(endless.MicroStrays, subject.micro.span, (), micro=text, variable=variable, step=step))
     return lcm(place.period, part.period, *(end.period for end in ends))
 
 
@@ -161,7 +161,7 @@ def _versions(shape: Shape, stages: Sequence[int], most: int) -> Iterator[Law]:
             age = ceil((version.since - shape.micro_range.start) * version.rate)
             if age > MAX_AGE:
                 count = min(age, LIMIT)
-                raise Fault(partial(say.VersionsTooOld, shape.reads.version.span, (), count=count, most=MAX_AGE))
+                raise Fault(partial(endless.VersionsTooOld, shape.reads.version.span, (), count=count, most=MAX_AGE))
             yield version
 
 
@@ -176,8 +176,8 @@ def _drifts(beats: Sequence[_Beat], shape: Shape) -> Iterator[Diagnostic]:
         span, (other, other_rate) = beat.span, clocked[0]
         instance = shape.instance((variable, beat.stage))
         if rate <= 0:
-            yield say.ClockStands(span, (), instance, str(rate))
+            yield endless.ClockStands(span, (), instance, str(rate))
             return
         if rate != other_rate:
             first = other.stage, str(other_rate), other.span
-            yield say.LanesDrift(span, (), instance, beat.stage, str(rate), *first)
+            yield endless.LanesDrift(span, (), instance, beat.stage, str(rate), *first)

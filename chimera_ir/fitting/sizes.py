@@ -53,7 +53,7 @@ def fitted(compilation: Compilation, values: Mapping[str, Sequence[int]]) -> Fit
             refused = titles(error.diagnostics)
     if not orders:
         raise NotFitted(f"{request.source.name}: it has no size with orders{refused and f': {refused}'}")
-    return _fitted(orders, [name for name, numbers in several.items() if len(numbers) > 1])
+    return _fitted_orders(orders, [name for name, numbers in several.items() if len(numbers) > 1])
 
 
 def fitted_texts(compilations: Sequence[Compilation]) -> FittedScheme:
@@ -74,10 +74,10 @@ def fitted_texts(compilations: Sequence[Compilation]) -> FittedScheme:
             raise NotFitted(f"{texts[size]} and {source.name} are both of the size {shown}: leave one of them out")
         texts[size] = source.name
         orders.append(order)
-    return _fitted(orders, ())
+    return _fitted_orders(orders, ())
 
 
-def _fitted(orders: Sequence[SizedOrder], names: Sequence[str]) -> FittedScheme:
+def _fitted_orders(orders: Sequence[SizedOrder], names: Sequence[str]) -> FittedScheme:
     proofs = [order.proven for order in orders if order.proven is not None]
     try:
         scheme = fit_scheme([order.schedule for order in orders], names)

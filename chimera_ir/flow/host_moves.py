@@ -34,14 +34,14 @@ from chimera_ir.ir.turns import Turn, moved, unroll
 MoveStep = Compute | WaitMove
 """A step of a lane at which what it keeps may change: an operation, or the wait for a move."""
 
-Waits = Mapping[int, Sequence[int]]
+MoveWaits = Mapping[int, Sequence[int]]
 """Maps a place of a lane to the moves that the lane waits for before it, each by its own place in the lane.
 
 The key ``len(lane)`` stands for the end of the lane.
 """
 
 
-def waits_of(header: Header, lane: Sequence[Operation]) -> Waits:
+def waits_of(header: Header, lane: Sequence[Operation]) -> MoveWaits:
     """Returns where a lane waits for its moves, by the rule at the top of this file.
 
     A lane that shows some updates of a stream waits where the turn of the stream does.
@@ -56,7 +56,7 @@ def waits_of(header: Header, lane: Sequence[Operation]) -> Waits:
     return _waits(header, lane)
 
 
-def _waits(header: Header, lane: Sequence[Operation]) -> Waits:
+def _waits(header: Header, lane: Sequence[Operation]) -> MoveWaits:
     """Returns where a lane that has moves, and is not part of a stream, waits for them."""
     moving = next(operation.parts[0] for operation in lane if operation.kind.moves)
     worker = header.worker(moving.micros[0], moving.stage)
@@ -65,7 +65,7 @@ def _waits(header: Header, lane: Sequence[Operation]) -> Waits:
     return _MovingLane(header, lane, limit).waits
 
 
-def _shown(header: Header, lane: Sequence[Compute], turn: Turn) -> Waits | None:
+def _shown(header: Header, lane: Sequence[Compute], turn: Turn) -> MoveWaits | None:
     """Returns where a lane waits for its moves, if the lane shows the first updates of the stream with this ``turn``.
 
     Returns None if it does not: if the first updates of that stream are other operations than those of ``lane``.
@@ -146,7 +146,7 @@ def made_and_freed(header: Header, operation: Operation) -> tuple[int, int]:
     return made, freed
 
 
-def waits_in_turn(header: Header, operations: Sequence[Operation]) -> Waits:
+def waits_in_turn(header: Header, operations: Sequence[Operation]) -> MoveWaits:
     """Returns where a turn of a stream waits for moves in the steady state; ``operations`` are those of the turn.
 
     Places are counted from the first operation of the turn, so the moves of earlier turns have negative places.

@@ -67,7 +67,7 @@ def runnable_turns(stream: ProgramStream) -> list[RunnableTurn]:
     """
     header = stream.header
     lengths = [max(1, len(turn.instructions)) for turn in stream.turns]
-    waits = _waits(stream)
+    waits = _program_waits(stream)
     # Lines are counted on from the first line of turn 0. Given the updates of turn 0, how far does each worker get by
     # its own lines alone?
     ends = [_own_end(header, turn) for turn in stream.turns]
@@ -123,7 +123,7 @@ def _turn_of(header: Header, line: Instruction) -> int:
     return last // (header.per_turn if of_updates else header.period)
 
 
-def _waits(stream: ProgramStream) -> list[list[_Wait]]:
+def _program_waits(stream: ProgramStream) -> list[list[_Wait]]:
     """Returns for each worker the waits in its turn for lines of other workers."""
     header = stream.header
     posts: dict[_Key, list[tuple[int, int, int]]] = {}

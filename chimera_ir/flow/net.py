@@ -12,7 +12,7 @@ from itertools import accumulate, chain, pairwise
 
 from chimera_ir.flow.engine import Time, ends, play
 from chimera_ir.flow.flow import ABSENT, Flow
-from chimera_ir.flow.host_moves import Waits, waits_of
+from chimera_ir.flow.host_moves import MoveWaits, waits_of
 from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.kinds import Resource
 from chimera_ir.ir.levels import Header, Schedule
@@ -100,7 +100,7 @@ def queued(header: Header, lane: Iterable[Operation], numbers: Sequence[int]) ->
     return queued_by_resource(operations, numbers, waits)
 
 
-def queued_by_resource(lane: Iterable[Operation], numbers: Sequence[int], waits: Waits) -> Iterator[tuple[int, ...]]:
+def queued_by_resource(lane: Iterable[Operation], numbers: Sequence[int], waits: MoveWaits) -> Iterator[tuple[int, ...]]:
     """Yields for each operation of a lane the numbers of the operations in the lane that it follows, as `queued` does.
 
     ``waits`` maps a place of the lane to the numbers of the moves that the lane waits for before this place.

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from chimera_ir.flow.host_moves import Waits, waited
+from chimera_ir.flow.host_moves import MoveWaits, waited
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.ir.ops import Instruction, Operation
 from chimera_ir.ir.streams import ScheduleStream, stream_with
@@ -34,7 +34,7 @@ def without_moves(level: Schedule | ScheduleStream) -> Schedule | ScheduleStream
     return replace(level, lanes=lanes) if isinstance(level, Schedule) else stream_with(level.header, lanes)
 
 
-def moves_between(lane: Sequence[Operation], waits: Waits, period: int) -> Moves:
+def moves_between(lane: Sequence[Operation], waits: MoveWaits, period: int) -> Moves:
     """Returns the moves of a lane and the waits for them, by place in the lane without moves.
 
     ``waits`` says where the lane waits for which moves; ``period`` is that of a stream, else 0.

@@ -84,7 +84,7 @@ def synchronise(schedule: Schedule, duration: Duration, net: Net) -> Iterator[In
         return
     launches_by_lane = launches(schedule, net, list(map(duration, net.operations)))
     for operations, launched in zip(schedule.lanes, launches_by_lane, strict=True):
-        yield _insertions(launched, {operation.stage: operation.origin for operation in singles(operations)})
+        yield _launch_insertions(launched, {operation.stage: operation.origin for operation in singles(operations)})
 
 
 def launches(schedule: Schedule, net: Net, durations: Sequence[int]) -> Iterator[tuple[Launch, ...]]:
@@ -105,7 +105,7 @@ def launches(schedule: Schedule, net: Net, durations: Sequence[int]) -> Iterator
         yield tuple(launched)
 
 
-def _insertions(launched: Iterable[Launch], origin: Mapping[Stage, Span]) -> Insertions:
+def _launch_insertions(launched: Iterable[Launch], origin: Mapping[Stage, Span]) -> Insertions:
     after: dict[int, list[Instruction]] = defaultdict(list)
     at_end: list[Instruction] = []
     for place, group in launched:

@@ -18,7 +18,7 @@ from chimera_ir.measure import machine
 from chimera_ir.measure.moves import round_trips
 from chimera_ir.measure.network import Host, LinkTimes
 from chimera_ir.measure.samples import FEWEST, Samples, ShowProgress
-from chimera_ir.plural import counted
+from chimera_ir import plural
 from chimera_runtime.errors import Misuse
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.devices import device_of
@@ -164,7 +164,7 @@ def _groups(size: int, pairs: Sequence[tuple[int, int]], ranks: int | None) -> l
     if ranks is None:
         return [tuple(range(size)), *(pair for pair in pairs if size > 2)]
     if not 2 <= ranks <= size:
-        raise Misuse(f"--sum-ranks {ranks}: torchrun started {counted(size, 'rank')}; choose 2 to {size}")
+        raise Misuse(f"--sum-ranks {ranks}: torchrun started {plural.counted(size, 'rank')}; choose 2 to {size}")
     return [tuple(range(first, first + ranks)) for first in range(0, size - ranks + 1, ranks)][:_PAIRS]
 
 
@@ -254,7 +254,7 @@ class _Bench:
             rounds = self._agreed(ranks[0], 2 * median(measure(WARM_UP)))
             self._publish(measure(rounds), [], [])
         published = [self._times_of(rank) for rank in ranks]
-        self._end(f"transfers of {size} B to the hosts of {counted(len(ranks), 'rank')}")
+        self._end(f"transfers of {size} B to the hosts of {plural.counted(len(ranks), 'rank')}")
         return [seconds for times, _, _ in published for seconds in times]
 
     def group(self, number: int, members: Sequence[int], size: int) -> tuple[list[float], list[float]]:
@@ -268,7 +268,7 @@ class _Bench:
             rounds = self._agreed(members[0], PAUSE + median(seconds))
             self._publish(*self._sum(number, size, rounds), [])
         published = [self._times_of(member) for member in members]
-        self._end(f"sums of {size} B over {counted(len(members), 'rank')}")
+        self._end(f"sums of {size} B over {plural.counted(len(members), 'rank')}")
         # A sum begins with the last launch, so the rank that launched last has the shortest time.
         shortest = [min(of_all) for of_all in zip(*(seconds for seconds, _, _ in published), strict=True)]
         return shortest, [post for _, posts, _ in published for post in posts]

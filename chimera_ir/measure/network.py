@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from chimera_ir.measure import fit
 from chimera_ir.measure.fit import OFF, Point
 from chimera_ir.measure.samples import Samples, percent, rounded, too_noisy
-from chimera_ir.plural import counted
+from chimera_ir import plural
 from chimera_ir.profile.cluster import Cluster, HostLink, Link
 from chimera_ir.profile.quantity import show_size, show_time
 
-_TICK = 1e-9
 _LEAST = 1e-15
 """Seconds per byte that no measurement can tell from 0."""
 
@@ -89,11 +88,11 @@ def described(name: str, measured: LinkTimes) -> Described:
     """The cluster that the ranks ran on, called ``name``, from the measured times."""
     links = {within: _message_link(measured, within) for within in sorted({within for within, _ in measured.messages})}
     launch = measured.launches.median
-    sums = _rounded(
+    sum_link = _rounded(
         fit.sums([_point(size, ranks, samples, launch) for (ranks, size), samples in measured.sums.items()]), launch
     )
     series = [_messages(measured, within, link) for within, link in links.items()]
-    series += [_sums(measured, ranks, sums) for ranks in sorted({ranks for ranks, _ in measured.sums})]
+    series += [_sums(measured, ranks, sum_link) for ranks in sorted({ranks for ranks, _ in measured.sums})]
     per_node = sorted(Counter(node.place for node in measured.nodes).values())
     host = _host_link(measured, per_node[-1])
     series.append(_Series("transfers to the host", measured.moves, {}, host.link.message))
@@ -104,7 +103,7 @@ def described(name: str, measured: LinkTimes) -> Described:
     remarks = [remark for kind in series for remark in _remarks(kind)]
     if per_node[0] != per_node[-1]:
         remarks.append(
-            f"nodes have {per_node[0]} to {counted(per_node[-1], 'rank')}; the file says {per_node[-1]} for all of them"
+            f"nodes have {per_node[0]} to {plural.counted(per_node[-1], 'rank')}; the file says {per_node[-1]} for all of them"
         )
     table: list[str] = []
     if links.keys() == {True}:
@@ -181,7 +180,7 @@ def _where(within: bool) -> str:
 def _sums(measured: LinkTimes, ranks: int, link: Link) -> _Series:
     samples = {size: figure for (count, size), figure in measured.sums.items() if count == ranks}
     return _Series(
-        f"sums over {counted(ranks, 'rank')}", samples, {}, lambda size: link.overhead + link.all_reduce(size, ranks)
+        f"sums over {plural.counted(ranks, 'rank')}", samples, {}, lambda size: link.overhead + link.all_reduce(size, ranks)
     )
 
 

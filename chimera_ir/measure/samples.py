@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import median, quantiles
 
-from chimera_ir.plural import counted
+from chimera_ir import plural
 
 NOISY = 0.05
 """The largest uncertainty of a usable median, as a share of the median."""
@@ -121,8 +121,8 @@ def noise(figures: Sequence[tuple[str, Samples]]) -> tuple[str, ...]:
     rounds = max(len(samples.values) for _, samples in noisy)
     (worst, samples), lines = noisy[0], [f"{name}: {percent(samples.uncertainty)}" for name, samples in noisy]
     return (
-        f"too noisy to use: {len(noisy)} of {counted(len(figures), 'figure')}, whose medians may be off by more than "
-        f"{percent(NOISY)} after {counted(rounds, 'round')}, the {worst} by {percent(samples.uncertainty)}; measure "
+        f"too noisy to use: {len(noisy)} of {plural.counted(len(figures), 'figure')}, whose medians may be off by more than "
+        f"{percent(NOISY)} after {plural.counted(rounds, 'round')}, the {worst} by {percent(samples.uncertainty)}; measure "
         "on an idle machine, or with more --rounds",
         *lines,
     )

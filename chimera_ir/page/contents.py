@@ -161,7 +161,7 @@ class ShownSchedule:
         charges = _charges(header, figures.durations, self.setting)
         lengths = Lengths(charges)
         happening = event_tables.tables(self.events, rows, charges, lengths)
-        shown = operation_tables.tables(header, rows, happening.of_rows)
+        shown = operation_tables.tables_of_operations(header, rows, happening.of_rows)
         sliders = lengths.sliders()
         return ScheduleTables(
             name=operation_tables.name_of(header),
@@ -177,7 +177,7 @@ class ShownSchedule:
             sums=happening.sums,
             moves=happening.moves,
             turn=happening.turn,
-            memory=memory_tables.tables(self.program, rows, figures, self.memory),
+            memory=memory_tables.tables_of_memory(self.program, rows, figures, self.memory),
             facts=Facts(
                 float(figures.makespan),
                 float(figures.bubble_ratio),

@@ -48,7 +48,7 @@ class MemoryInBytes(NamedTuple):
     available: int
 
 
-def tables(
+def tables_of_memory(
     program: Program, rows: Sequence[OperationRow], figures: Figures, memory_in_bytes: MemoryInBytes | None
 ) -> list[MemoryTable]:
     """Returns the tables of memory, one for each unit that it is counted in.

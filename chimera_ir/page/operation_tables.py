@@ -67,7 +67,7 @@ class OperationTables(NamedTuple):
     operations: OperationTable
 
 
-def tables(header: Header, rows: Sequence[OperationRow], events: Column) -> OperationTables:
+def tables_of_operations(header: Header, rows: Sequence[OperationRow], events: Column) -> OperationTables:
     """Returns the table of operations with its kinds and looks; ``events`` has the row of each operation's event."""
     operations = [row.operation for row in rows]
     kinds = kinds_of(operations)

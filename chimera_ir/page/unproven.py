@@ -107,7 +107,7 @@ class _Sketch:
 
     def tables(self, header: Header) -> ScheduleTables:
         """The tables of a schedule without times."""
-        shown = operation_tables.tables(header, self.rows, [-1] * len(self.rows))
+        shown = operation_tables.tables_of_operations(header, self.rows, [-1] * len(self.rows))
         return ScheduleTables(
             name=operation_tables.name_of(header),
             workers=header.workers,

@@ -163,7 +163,7 @@ def rank_schemes(
         require_solver("a search")
     # Files and schemes first: their mistakes end the call before any work.
     fixed = {name: integer(name, value) for name, value in (settings or {}).items()}
-    named = tuple(texts.source(scheme, library) for scheme in schemes)
+    named = tuple(texts.named(scheme, library) for scheme in schemes)
     if other := next((source for source in named if not source.is_scheme), None):
         raise OptionError(f"{spell('scheme')} {other.name}: it has no parameters to choose; name its scheme")
     sources = named or _library(library, spell, warn)

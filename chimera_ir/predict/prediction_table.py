@@ -16,7 +16,7 @@ from chimera_ir.predict.prediction import Prediction
 _SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 
-def show(prediction: Prediction) -> RenderableType:
+def table(prediction: Prediction) -> RenderableType:
     """All terms of the prediction, for a console of any width."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("equation 1")

@@ -9,7 +9,7 @@ from typing import assert_never
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
+from rich import text as rich_text
 
 from chimera_ir import notebook
 from chimera_ir.console import printed
@@ -37,7 +37,7 @@ def text(sweep: Sweep) -> RenderableType:
     """The sweep as a table for a console of any width; below it the reason for each code of a refusal."""
     heads, rows = _words(sweep)
     refusals = reasons(row.outcome for row in sweep.results)
-    return Group(Text(_heading(sweep)), grid(heads, rows), *(Text(reason) for reason in refusals))
+    return Group(rich_text.Text(_heading(sweep)), grid(heads, rows), *(rich_text.Text(reason) for reason in refusals))
 
 
 def html(sweep: Sweep) -> str:
@@ -70,7 +70,7 @@ def in_short(refused: Refused) -> str:
 
 def _words(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
     """The heads of a table and its rows, as words for people."""
-    rows = [(row, _cells(row)) for row in sweep.results]
+    rows = [(row, _row_texts(row)) for row in sweep.results]
     heads = list(dict.fromkeys(head for _, words in rows for head in words))
     several = ["scheme"] if len(sweep.schemes) > 1 else []
     return [*several, *sweep.names, *heads], [
@@ -92,7 +92,7 @@ def _heading(sweep: Sweep) -> str:
     return f"{report.scheme}: {report.durations.summary(report.header, report.counts)}; {memory}"
 
 
-def _cells(row: SizeRow) -> Mapping[str, str]:
+def _row_texts(row: SizeRow) -> Mapping[str, str]:
     """The cells of a row as words, by the heads of their columns."""
     if isinstance(row.outcome, Refused):
         return {"makespan": in_short(row.outcome)}

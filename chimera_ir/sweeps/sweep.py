@@ -168,7 +168,7 @@ def sweep(
     """
     options = Options() if options is None else options
     named = [text] if isinstance(text, str | PathLike | Source) else text
-    sources = [texts.source(name, options.library) for name in named]
+    sources = [texts.named(name, options.library) for name in named]
     if not sources:
         raise OptionError("there are no texts")
     together = {name: _integers(name, values) for name, values in (zipped or {}).items()}

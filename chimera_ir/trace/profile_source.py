@@ -95,13 +95,13 @@ def _replayed(program: Program | ProgramStream, setting: Setting, updates: int) 
     whole = longer(program, updates)
     replayed = replay(whole, setting)
     lanes = tuple(
-        tuple(_spans(instructions(program, worker, updates), lane, replayed.lanes[worker]))
+        tuple(_profiled_spans(instructions(program, worker, updates), lane, replayed.lanes[worker]))
         for worker, lane in enumerate(whole.lanes)
     )
     return lanes, pace(program, setting) if isinstance(program, Program) and updates > 1 else replayed.seconds
 
 
-def _spans(
+def _profiled_spans(
     serving: Iterator[tuple[int, Instruction]], lane: Sequence[Instruction], timed: Sequence[Event]
 ) -> Iterator[LaneSpan]:
     """Yields the instructions of a lane with their times in a replay; an instruction without an event takes no time.

@@ -97,7 +97,7 @@ class CompiledSchedule:
         # The program, the ranks and the stages must fit together; the pipeline is made when there is a batch.
         job = self._job = load(Path(directory)).job
         if job.period:
-            raise mistakes.schedule_has_no_flush(job.name)
+            raise mistakes.schedule_without_flush(job.name)
         if job.slices > 1:
             raise mistakes.schedule_has_slices(job.name)
         if not dist.is_initialized():

@@ -31,7 +31,7 @@ def mini_batches(
     size, count, parts = sizes
     dataset = model.dataset()
     for epoch in itertools.count():
-        items = _items(model, dataset, seed, epoch)
+        items = _items_of_epoch(model, dataset, seed, epoch)
         update: list[list[Any]] = []
         for place in itertools.count(step=size):
             micro_batch = [*itertools.islice(items, size)]
@@ -48,11 +48,11 @@ def mini_batches(
                 update = []
 
 
-def _items(model: Any, dataset: Any, seed: int, epoch: int) -> Iterator[Any]:
+def _items_of_epoch(model: Any, dataset: Any, seed: int, epoch: int) -> Iterator[Any]:
     """Yields the items of an epoch in order; each is loaded after a seed of its own."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         seed_all(seed_of("item", seed, epoch, "begin"))
-        getattr(dataset, "set_epoch", _nothing)(epoch)
+        getattr(dataset, "set_epoch", _no_epoch)(epoch)
         items = iter(dataset)
         for place in itertools.count():
             seed_all(seed_of("item", seed, epoch, place))
@@ -67,7 +67,7 @@ def _items(model: Any, dataset: Any, seed: int, epoch: int) -> Iterator[Any]:
     else:
         sampler = model.sampler(dataset)
         seed_all(of_order)
-        getattr(sampler, "set_epoch", _nothing)(epoch)
+        getattr(sampler, "set_epoch", _no_epoch)(epoch)
         order = list(sampler)
     for key in order:
         seed_all(seed_of("item", seed, epoch, key))
@@ -99,7 +99,7 @@ def _by_item(triple: Sequence[Any], part: Callable[[Any], Any], device: torch.de
     return [pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value) for value in parts]
 
 
-def _nothing(_epoch: int) -> None:
+def _no_epoch(_epoch: int) -> None:
     """Stands in for the ``set_epoch`` of a dataset or a sampler without one."""
 
 

@@ -12,7 +12,7 @@ INPUTS_ARE_MISSING = "this rank holds stage 0: give step() and eval() the inputs
 TARGETS_ARE_MISSING = "this rank holds the last stage: give step() target=, or target_mbs"
 
 
-def schedule_has_no_flush(scheme: str) -> Misuse:
+def schedule_without_flush(scheme: str) -> Misuse:
     return Misuse(
         f"{scheme} has no flush, so its stages step inside the schedule, for which torch's interface has no place: "
         "use Pipeline"

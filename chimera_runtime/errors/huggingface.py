@@ -8,14 +8,14 @@ from chimera_runtime.errors import Misuse
 NOT_INSTALLED = "models of transformers need the package transformers: pip install 'chimera_ir[hf]'"
 
 
-_LONGEST = 300
+_LONGEST_WORDS = 300
 
 
 def reason(error: Exception) -> str:
     """The words of an error, of any number of lines, as part of a sentence."""
     words = " ".join((getattr(error, "strerror", None) or str(error)).split())
     words = words if isinstance(error, OSError) or len(words.split()) > 2 else f"{type(error).__name__} {words}"
-    return words if len(words) <= _LONGEST else f"{words[:_LONGEST]} .."
+    return words if len(words) <= _LONGEST_WORDS else f"{words[:_LONGEST_WORDS]} .."
 
 
 def source_cannot_be_read(source: str, why: str) -> Misuse:

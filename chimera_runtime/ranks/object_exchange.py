@@ -12,7 +12,6 @@ from chimera_runtime.blame import ModelError, describe
 from chimera_runtime.errors import BadCheckpoint, Misuse, PeerLost
 from chimera_runtime.errors import ranks as mistakes
 
-T = TypeVar("T")
 
 
 class ObjectExchange:
@@ -64,7 +63,7 @@ class ObjectExchange:
         except Exception as raised:
             error = mistakes.call_is_refused(refused(mistakes.error_of_a_rank(self.rank, raised)))
             error.__cause__ = raised
-        results = self.all_gather((_in_words(error), value))
+        results = self.all_gather((_error_text(error), value))
         if error is not None:
             raise error
         for failure, _ in results:
@@ -98,7 +97,7 @@ class ObjectExchange:
             raise mistakes.objects_are_late(self.rank, self._what, cause) from None
 
 
-def _in_words(error: Exception | None) -> tuple[type[Exception], str] | None:
+def _error_text(error: Exception | None) -> tuple[type[Exception], str] | None:
     """Class and message of ``error``, with which other ranks can raise the same error; None if there is no error."""
     if error is None:
         return None
