@@ -24,7 +24,7 @@ from side_by_side import Comparison, Contender, run
 from tables import circumstances, publish, put, table
 from torch import nn
 
-from chimera_runtime.ranks.cpu_allocator import keep_memory
+from chimera_runtime.ranks.devices import keep_memory
 from chimera_runtime.stage.saved_tensors import SavedTensors, memory_of
 from chimera_runtime.stage.splitting import SplitBackward
 

@@ -21,8 +21,7 @@ from typing import Any
 
 import chimera_ir
 from benchmarks.tables import table
-from chimera_ir.page.assembly import page
-from chimera_ir.page.contents import document
+from chimera_ir.page.contents import document, page
 from tests.e2e.browser import headless, tab
 
 SIZES = ("8,16", "16,128", "32,1024")

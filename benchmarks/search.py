@@ -21,13 +21,10 @@ import chimera_ir
 from chimera_ir import comparison
 from chimera_ir.cost.durations import Costs
 from chimera_ir.ir.levels import Quantity, Schedule
-from chimera_ir.orders.budget import SearchBudget
-from chimera_ir.orders.constraints import constraints_of
 from chimera_ir.orders.dispatch import TimedOrder, improving
-from chimera_ir.orders.improve import lanes_of, with_limits
-from chimera_ir.orders.instance import Costing, OrderInstance, instance_of
+from chimera_ir.orders.instance import Costing, OrderInstance, constraints_of, instance_of
 from chimera_ir.orders.ordering import list_starts
-from chimera_ir.orders.search import WORK_OF_OPERATION, Found, fits_stores, search
+from chimera_ir.orders.search import WORK_OF_OPERATION, Found, SearchBudget, fits_stores, lanes_of, search, with_limits
 
 HOUR = 3600.0
 

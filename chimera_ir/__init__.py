@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from chimera_ir.compare.sweep import sweep
     from chimera_ir.compilation import Compilation
     from chimera_ir.errors import CompileError
     from chimera_ir.fitting.scheme_fit import fit_scheme
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from chimera_ir.options import Options, compile
     from chimera_ir.planner.planning import rank_schemes
     from chimera_ir.source import Source
-    from chimera_ir.sweeps.sweep import sweep
 
 __all__ = [
     "Compilation",
@@ -44,7 +44,7 @@ _HOMES = {
     "rank_schemes": "planner.planning",
     "Schedule": "ir.levels",
     "Source": "source",
-    "sweep": "sweeps.sweep",
+    "sweep": "compare.sweep",
 }
 """Maps each public name to the module that defines it.
 

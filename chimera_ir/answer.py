@@ -143,9 +143,9 @@ def _screen(compilation: Compilation, details: bool) -> str:
     With ``details`` it has tables of all figures as well.
     """
     from chimera_ir.console import printed
-    from chimera_ir.cost import table
+    from chimera_ir.cost import report as table
     from chimera_ir.picture import terminal
-    from chimera_ir.predict import prediction_table, screen
+    from chimera_ir.predict import screen
 
     report, timeline, prediction = compilation.whole_report, compilation.timeline, compilation.prediction
     summary = compilation.summary
@@ -153,10 +153,10 @@ def _screen(compilation: Compilation, details: bool) -> str:
     searched = compilation.improvement.words if compilation.improvement else ""
 
     def draw(console: "Console") -> None:
-        console.print(table.heading(report), *([prediction_table.heading(prediction)] if prediction else []), sep="\n")
+        console.print(table.heading(report), *([screen.heading(prediction)] if prediction else []), sep="\n")
         console.print(*screen.show(report, summary, prediction, console.width, baseline, searched), sep="\n")
         if details:
-            console.print(table.show(report), *([prediction_table.table(prediction)] if prediction else []))
+            console.print(table.show(report), *([screen.table(prediction)] if prediction else []))
         console.print("", terminal.picture(timeline, console.width), table.proof(report), sep="\n")
 
     return printed(draw)

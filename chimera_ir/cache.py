@@ -19,7 +19,7 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from chimera_ir import resources
+from chimera_ir import source
 from chimera_ir.answer import Answer, read
 from chimera_ir.source import contents, is_written_by
 
@@ -100,7 +100,7 @@ def _key(question: str) -> str | None:
     try:
         libraries = [metadata.version(name) for name in LIBRARIES]
         digest = hashlib.sha256(repr((question, libraries, sys.version)).encode())
-        for path in resources.everything():
+        for path in source.everything():
             state, content = path.stat(), path.read_bytes()
             if max(state.st_mtime, state.st_ctime) > now - SETTLED:
                 return None

@@ -17,7 +17,7 @@ from chimera_ir.ir.levels import Header, Plan, Schedule
 from chimera_ir.plural import counted
 from chimera_ir.request import Request
 from chimera_ir.source import Source
-from chimera_ir.syntax.change import Change
+from chimera_ir.syntax.formatter import Change
 
 if TYPE_CHECKING:
     from chimera_ir.syntax.ast import Scheme
@@ -48,7 +48,7 @@ def plain(request: Request, known: Schedule) -> Schedule:
     ``known`` is the request's own schedule; it is returned itself if the request is for this baseline.
     """
     from chimera_ir.elaborate.elaborate import elaborate
-    from chimera_ir.lower.order import order
+    from chimera_ir.lower.lower import order
     from chimera_ir.syntax.parser import parse
 
     wanted = plain_request(request, known.header)
@@ -139,7 +139,7 @@ def fitting(
 
     Examples
     --------
-    >>> from chimera_ir.ir.ids import Worker
+    >>> from chimera_ir.ir.ops import Worker
     >>> from chimera_ir.ir.levels import Pipe
     >>> from chimera_ir.source import Source
     >>> from chimera_ir.syntax.parser import parse
@@ -169,7 +169,7 @@ def fitting(
 def same_placement(request: Request, schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
     """Yields name and schedule of each library scheme that has the same pipes on the same workers as ``schedule``."""
     from chimera_ir.elaborate.elaborate import outline
-    from chimera_ir.lower.order import order
+    from chimera_ir.lower.lower import order
     from chimera_ir.syntax.parser import parse
 
     header = schedule.header

@@ -10,39 +10,67 @@ level is also imported then: a program that looks at a schedule starts without t
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, wraps
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from chimera_ir.diagnostics.catalogue.program import NothingTrained
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.diagnostics.render import blocks
 from chimera_ir.errors import CompileError, NoSuchLevel, NotProven, TextError
-from chimera_ir.ir.levels import Header, Plan, Program, Schedule
-from chimera_ir.ir.memory_bounds import Quantity
-from chimera_ir.ir.ops import NOWHERE
-from chimera_ir.ir.sharing import Communicators
+from chimera_ir.garbage import uncollected
+from chimera_ir.ir.levels import Header, Plan, Program, Quantity, Schedule
+from chimera_ir.ir.ops import NOWHERE, Communicators
 from chimera_ir.ir.streams import Level as Text
 from chimera_ir.ir.streams import PlanStream, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.printer import kinds_line, show
-from chimera_ir.made_once import _level
 from chimera_ir.request import Request, groups, parsed, with_lengths
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 
 if TYPE_CHECKING:
-    from chimera_ir.cost.curves import Row
     from chimera_ir.cost.durations import Durations
-    from chimera_ir.cost.offload import Moved
+    from chimera_ir.cost.host_plan import Moved
     from chimera_ir.cost.report import Report
-    from chimera_ir.cost.simulate import Timeline
+    from chimera_ir.cost.simulate import Row, Timeline
     from chimera_ir.elaborate.elaborate import Outline
-    from chimera_ir.orders.graph import OrderGraph
-    from chimera_ir.orders.improve import Improvement
-    from chimera_ir.predict.prediction import Forecast, Prediction
+    from chimera_ir.orders.ordering import OrderGraph
+    from chimera_ir.orders.search import Improvement
+    from chimera_ir.predict.prediction import Forecast, Prediction, Summary
     from chimera_ir.predict.replay import Replay
-    from chimera_ir.predict.summary import Summary
     from chimera_ir.verify.verify import Checked, ProvenScripts, Verified
+
+
+# Makes the properties of a compilation, each computed at most once.
+
+C = TypeVar("C", bound="Requested")
+T = TypeVar("T")
+
+
+class Requested(Protocol):
+    """An object that was made for a request to compile, and knows this request."""
+
+    @property
+    def request(self) -> Request:
+        """The request to compile."""
+
+
+def _level(make: Callable[[C], T]) -> cached_property[T]:
+    """Decorator: makes ``make`` a property that is computed once, without the garbage collector.
+
+    If ``make`` raises `Rejected`, the property raises `TextError`.
+    """
+
+    @wraps(make)
+    def made(compilation: C) -> T:
+        with uncollected():
+            try:
+                return make(compilation)
+            except Rejected as rejected:
+                raise TextError([(compilation.request.source, rejected.diagnostics)]) from None
+
+    return cached_property(made)
 
 
 class Requesting(Protocol):
@@ -155,8 +183,7 @@ class Compilation:
     @_level
     def verified_evaluation(self) -> "Verified":
         """The program of the forwards alone, with the proof of every rule."""
-        from chimera_ir.lower.forwards import forwards
-        from chimera_ir.lower.lower import lower
+        from chimera_ir.lower.lower import forwards, lower
         from chimera_ir.verify.verify import verify_lowered, verify_schedule
 
         schedule = self._checked.level
@@ -168,28 +195,28 @@ class Compilation:
     @_level
     def torch_csv(self) -> str:
         """The schedule as torch.distributed.pipelining loads it; the program that torch makes of it is proven."""
-        from chimera_ir.torch_text.export import compute_order
+        from chimera_ir.torch_text.csv_writer import compute_order
 
         return compute_order(self._checked)
 
     @_level
     def torch_csv_comms(self) -> str:
         """The program as torch.distributed.pipelining loads it, with its own order of messages."""
-        from chimera_ir.torch_text.export import with_messages
+        from chimera_ir.torch_text.csv_writer import with_messages
 
         return with_messages(self.verified)
 
     @_level
     def graph(self) -> "OrderGraph":
         """The problem of ordering the operations, for other programs to solve; of a stream, the problem of its view."""
-        from chimera_ir.orders.graph import graph_of
+        from chimera_ir.orders.ordering import graph_of
 
         return graph_of(self.schedule, self._durations)
 
     @_level
     def timeline(self) -> "Timeline":
         """Start and end of each operation with free communication, and the events between them (sums, steps)."""
-        from chimera_ir.cost.launches import with_events
+        from chimera_ir.cost.host_plan import with_events
         from chimera_ir.cost.simulate import simulate
 
         verified = self.verified
@@ -198,14 +225,14 @@ class Compilation:
 
     def memory(self, worker: int) -> "list[Row]":
         """Memory of a worker over time: a row for each change, in M_a and, with a profile, in bytes."""
-        from chimera_ir.cost.curves import kept
+        from chimera_ir.cost.simulate import kept
 
         return kept(self.timeline, worker, self.prediction.bytes_of if self.prediction else None)
 
     @_level
     def report(self) -> "Report":
         """Costs of the schedule and of the baseline at the same size; a text with nothing but forwards is rejected."""
-        from chimera_ir.cost.launches import launches
+        from chimera_ir.cost.host_plan import launches
         from chimera_ir.cost.report import CommunicatorChoice, report
         from chimera_ir.verify.findings import names
 
@@ -242,7 +269,7 @@ class Compilation:
     @_level
     def summary(self) -> "Summary":
         """The answers to three questions: is it faster than the baseline, does it fit, what limits it."""
-        from chimera_ir.predict.summary import summary
+        from chimera_ir.predict.prediction import summary
 
         report, forecast = self.report, self.forecast
         rival = forecast.baseline(self.opponent.verified.program, self.schedule.header) if forecast else None
@@ -258,14 +285,14 @@ class Compilation:
     @_level
     def trace(self) -> str:
         """The replay in the Trace Event Format, which Perfetto and chrome://tracing show."""
-        from chimera_ir.trace.predicted_events import predicted_trace
+        from chimera_ir.trace.forecast import predicted_trace
 
         return predicted_trace(self.replay)
 
     @_level
     def scripts(self) -> "ProvenScripts":
         """Scripts that run the program, with the proof that every rank's script does what the program says."""
-        from chimera_ir.codegen.output_files import scripts
+        from chimera_ir.codegen.facts import scripts
         from chimera_ir.verify.verify import verify_scripts
 
         verified, evaluation = self.verified, self.verified_evaluation
@@ -302,9 +329,9 @@ class Compilation:
     @_level
     def page(self) -> str:
         """The page in which the schedule can be looked at and played with, an HTML file that needs no other."""
-        from chimera_ir.page import assembly, contents
+        from chimera_ir.page import contents
 
-        return assembly.page(contents.document(self))
+        return contents.page(contents.document(self))
 
     @_level
     def files(self) -> Mapping[str, str]:
@@ -343,14 +370,14 @@ class Compilation:
 
     def _repr_html_(self) -> str:
         """HTML for a notebook: the page in a frame, also for a mistake in the text; for any other error its message."""
-        from chimera_ir import notebook
+        from chimera_ir import console
 
         try:
-            return notebook.frame(self.page, repr(self))
+            return console.frame(self.page, repr(self))
         except TextError as error:
-            return notebook.frame(self.page_of_mistake(error), repr(self))
+            return console.frame(self.page_of_mistake(error), repr(self))
         except CompileError as error:
-            return notebook.message(str(error))
+            return console.message(str(error))
 
     @_level
     def _entry(self) -> Scheme | Text:
@@ -407,7 +434,7 @@ class Compilation:
         if (request := self.request).search is None:
             return None
         from chimera_ir import comparison
-        from chimera_ir.orders.improve import improvement, searchable
+        from chimera_ir.orders.search import improvement, searchable
 
         of_program = isinstance(self._entry, Program | ProgramStream)
         written = searchable(lambda: self._written.level, is_program=of_program)
@@ -432,7 +459,7 @@ class Compilation:
     @_level
     def _written(self) -> "Checked":
         """The schedule of the text, in the text's own order, with the findings of its rules; none is an error."""
-        from chimera_ir.orders.moved import plan_of
+        from chimera_ir.orders.search import plan_of
         from chimera_ir.verify.verify import verify_schedule
 
         needs = self._needs if self.request.forecast else None
@@ -448,7 +475,7 @@ class Compilation:
     @_level
     def _ordered(self) -> Schedule | ScheduleStream:
         """The schedule of the text, not yet verified."""
-        from chimera_ir.orders.moved import schedule_of_text
+        from chimera_ir.orders.search import schedule_of_text
 
         # Costs are checked before operations are made of the text, which may take long.
         durations = self.request.cost_model.durations(self._header)
@@ -457,7 +484,7 @@ class Compilation:
     @_level
     def _moved(self) -> "Moved":
         """The schedule of the text with the moves that are added if the request asks for ``offload``."""
-        from chimera_ir.orders.moved import with_moves
+        from chimera_ir.orders.search import with_moves
 
         return with_moves(self._top, self._ordered, self.request.cost_model.durations, self.warn)
 
@@ -468,13 +495,13 @@ class Compilation:
 
     def page_of_mistake(self, error: TextError) -> str:
         """The page of an ``error`` in the text, drawn on the lanes as far as the text has any."""
-        from chimera_ir.page import assembly, unproven
+        from chimera_ir.page import contents, unproven
 
         try:
             level = self._top
         except TextError:
             level = None
-        return assembly.page(unproven.document(error, self.request.source, level))
+        return contents.page(unproven.document(error, self.request.source, level))
 
     def _baseline(self) -> tuple[Schedule, tuple[int, ...] | None]:
         """The schedule that the report compares with, and the weights that each of its workers keeps, in M_theta.

@@ -7,20 +7,88 @@ two files have is refused where it is used, so that a name means the same wherev
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
+from os import PathLike
 from os.path import isfile
 from pathlib import Path
 from typing import Any
 
-from chimera_ir import resources
-from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.diagnostics.suggest import closest
+from chimera_ir.diagnostics.model import Rejected, closest
 from chimera_ir.errors import UnreadableText
-from chimera_ir.source import Source, contents
+from chimera_ir.source import ENDINGS, Source, contents, schemes
+
+# The texts that a user names.
+
+
+def named(text: str | PathLike[str] | Source, directories: Iterable[str | PathLike[str]] = ()) -> Source:
+    """The text that a caller names by a string (as in `scheme_or_ir`, with ``directories``), a path or a `Source`."""
+    match text:
+        case Source():
+            return text
+        case str():
+            return scheme_or_ir(text, directories)
+        case PathLike():
+            return _read_known(Path(text))
+        case _:
+            raise UnreadableText(f"{text!r:.60} is no text: give a scheme's name, the path of a file, or a Source")
+
+
+def scheme_or_ir(
+    scheme: str,
+    directories: Iterable[str | PathLike[str]] = (),
+    option: str = "library",
+    remark: Callable[[str], None] = lambda _: None,
+) -> Source:
+    """The text that ``scheme`` names: a file if it ends in .chim, .sir or .csv or has a folder, else a library scheme.
+
+    ``directories`` are more directories of the library; messages say that the user named them by ``option``. ``remark``
+    is called with a sentence if the library calls the scheme by another name.
+
+    Raises `UnreadableText` if there is no such text, or several schemes have this name.
+    """
+    path = Path(scheme)
+    if path.suffix in ENDINGS or len(path.parts) > 1:
+        return _read_known(path)
+    others = further(directories, option)
+    if scheme in names(others):
+        return source(scheme, others)
+    if other := alias(scheme, others):
+        name, sentence = other
+        remark(sentence)
+        return source(name, others)
+    raise UnreadableText(missing(scheme, others))
+
+
+def _read_known(path: Path) -> Source:
+    if path.suffix not in ENDINGS and not _is_handed(path):
+        raise UnreadableText(f"{path}: a scheme ends in .chim, an IR text in .sir, a schedule of torch in .csv")
+    hint = f"; for the library scheme write {path.stem}" if path.stem in names() else ""
+    return read(path, "", hint)
+
+
+def _is_handed(path: Path) -> bool:
+    """Whether a path is that of a shell's ``<(command)``, whose ending says nothing about the text."""
+    try:
+        return path.is_fifo() or path.parts[:2] == ("/", "dev")
+    except OSError:
+        return False
+
+
+def read(path: Path, option: str = "", hint: str = "") -> Source:
+    """The text of a file that a user names; in messages ``option`` stands before its path, ``hint`` at the end.
+
+    Raises `UnreadableText` if the file cannot be read.
+    """
+    try:
+        data = contents(path, LARGEST, pipes=True)
+    except OSError as error:
+        raise UnreadableText(f"{option}{' ' if option else ''}{path}: {error.strerror}{hint}") from error
+    return Source(str(path), data.decode("utf-8", errors="replace").removeprefix("\ufeff"))
+
 
 VARIABLE = "CHIMERA_LIBRARY"
 """The environment variable that names further directories, separated as in PATH."""
@@ -62,7 +130,7 @@ def further(named: Iterable[str | os.PathLike[str]] = (), option: str = "library
         except OSError as error:
             raise UnreadableText(f"{origin} {path}: {error.strerror}") from error
     unique = {path.resolve(): path for _, path in reversed(listed)}
-    unique.pop(resources.schemes().resolve(), None)
+    unique.pop(schemes().resolve(), None)
     return tuple(unique.values())[::-1]
 
 
@@ -80,15 +148,13 @@ def source(name: str, directories: Further = ()) -> Source:
     files = _files(directories)
     path, *others = files[name]
     if others:
-        where = ", ".join(
-            "the compiler's" if file.parent == resources.schemes() else str(file) for file in (path, *others)
-        )
+        where = ", ".join("the compiler's" if file.parent == schemes() else str(file) for file in (path, *others))
         raise UnreadableText(f"several library schemes are called '{name}': {where}; rename a file, or give its path")
     text = _text(path)
     title = _TITLE.search(text)
     if title and title[1] != name and title[1] in files:
         raise UnreadableText(f"{path}: the scheme in it is called '{title[1]}', as another file is; rename the scheme")
-    if path.parent == resources.schemes():
+    if path.parent == schemes():
         return Source(path.name, text, "library: ")
     return Source(str(path), text)
 
@@ -176,7 +242,7 @@ def stated(text: Source) -> Mapping[str, object]:
     """
     path = Path(text.name)
     if path.stem in names() and source(path.stem) == text:
-        path = resources.schemes() / path
+        path = schemes() / path
     beside = _beside(path.parent) if isfile(path.parent / _BESIDE) else {}
     table = beside.get("parameters", {})
     entry = table.get(path.stem, {}) if isinstance(table, dict) else table
@@ -220,12 +286,12 @@ def _beside(folder: Path) -> dict[str, Any]:
 
 @cache
 def _own_table() -> dict[str, Any]:
-    return _beside(resources.schemes())
+    return _beside(schemes())
 
 
 @cache
 def _own_files() -> tuple[Path, ...]:
-    return tuple(sorted(resources.schemes().glob(f"*{_ENDING}")))
+    return tuple(sorted(schemes().glob(f"*{_ENDING}")))
 
 
 @cache

@@ -9,19 +9,18 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from chimera_ir import texts
+from chimera_ir import library
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.durations import COST_LETTERS, Costs
 from chimera_ir.errors import OptionError, ParameterError, UnreadableText
-from chimera_ir.ir.memory_bounds import Quantity
-from chimera_ir.ir.sharing import Communicators
-from chimera_ir.ir.slice_lengths import MAX_LENGTH
-from chimera_ir.orders.budget import SearchBudget
+from chimera_ir.ir.levels import MAX_LENGTH, Quantity
+from chimera_ir.ir.ops import Communicators
+from chimera_ir.orders.search import SearchBudget
 from chimera_ir.plural import listed
 from chimera_ir.request import MAX_OPERATIONS, EqualTimes, Request, Tie
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme, SyncMode
-from chimera_ir.syntax.change import Change
+from chimera_ir.syntax.formatter import Change
 
 if TYPE_CHECKING:
     from chimera_ir.predict.prediction import Forecast
@@ -260,7 +259,7 @@ class Options:
 
     def _against(self, spell: Spell) -> Source | None:
         try:
-            return None if self.against is None else texts.named(self.against, self.library)
+            return None if self.against is None else library.named(self.against, self.library)
         except UnreadableText as error:
             raise UnreadableText(f"{spell('against')}: {error}") from error
 
@@ -301,7 +300,7 @@ def compile(text: str | PathLike[str] | Source, /, *, options: Options | None = 
     if not isinstance(options, Options):
         raise OptionError(f"options is {options!r:.60}: write options=chimera_ir.Options(...)")
     settings = {name: integer(name, value) for name, value in parameters.items()}
-    compilation = Compilation(options.request(texts.named(text, options.library), settings))
+    compilation = Compilation(options.request(library.named(text, options.library), settings))
     if settings:
         from chimera_ir.elaborate.settings import require_settable
 
@@ -332,7 +331,7 @@ def read_inputs(profile: str | PathLike[str], cluster: str | PathLike[str], spel
     """A profile and a cluster, read from their files; errors as in `Options.request`."""
     from chimera_ir.profile.choose import Unfit, are_swapped, read_both
 
-    sources = texts.read(Path(profile), spell("profile")), texts.read(Path(cluster), spell("cluster"))
+    sources = library.read(Path(profile), spell("profile")), library.read(Path(cluster), spell("cluster"))
     try:
         return read_both(*sources)
     except Unfit:

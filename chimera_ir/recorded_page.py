@@ -11,26 +11,19 @@ from chimera_ir.compilation import Compilation
 from chimera_ir.cost.report import report
 from chimera_ir.diagnostics.model import titles
 from chimera_ir.errors import CompileError, TextError
-from chimera_ir.page import assembly, text_lines
+from chimera_ir.page import contents
 from chimera_ir.page.contents import ShownSchedule
-from chimera_ir.page.memory_tables import MemoryInBytes
-from chimera_ir.page.operation_tables import name_of
-from chimera_ir.page.tables import PageDocument
-from chimera_ir.predict.charges import Charges
+from chimera_ir.page.tables import MemoryInBytes, PageDocument, name_of, program_text, script_texts
 from chimera_ir.predict.events import events_of
-from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.memory_need import memory
-from chimera_ir.predict.setting import Setting
+from chimera_ir.predict.setting import Charges, Measured, Setting
 from chimera_ir.profile.cluster import FREE, Cluster
 from chimera_ir.request import Request
 from chimera_ir.source import Source
-from chimera_ir.trace.bundles import Bundle, stopped_ranks
+from chimera_ir.trace.bundles import Bundle, StoppedRank, stopped, stopped_ranks
 from chimera_ir.trace.compare import TraceComparison, is_barriered
-from chimera_ir.trace.run_stages import run_stages
-from chimera_ir.trace.run_tables import RunTables, TraceTable
-from chimera_ir.trace.spans import Lane, UpdateWindow
-from chimera_ir.trace.stops import StoppedRank, stopped
-from chimera_ir.trace.trace_files import PROGRAM, BadTrace, Trace
+from chimera_ir.trace.presentation import RunTables, TraceTable, run_stages
+from chimera_ir.trace.trace_files import PROGRAM, BadTrace, Lane, Trace, UpdateWindow
 
 
 class StoppedPage(NamedTuple):
@@ -83,12 +76,12 @@ def _page(what: str, text: str, compilation: Compilation, schedule: ShownSchedul
         notes=recorded.notes,
         schedules=[schedule.tables()],
         texts=[
-            text_lines.program_text(text, compilation.verified, schedule.rows),
-            *text_lines.script_texts(compilation.scripts, schedule.program, schedule.rows),
+            program_text(text, compilation.verified, schedule.rows),
+            *script_texts(compilation.scripts, schedule.program, schedule.rows),
         ],
         trace=recorded,
     )
-    return assembly.page(document)
+    return contents.page(document)
 
 
 def _schedule(

@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING
 
 from chimera_ir.cost.durations import Costs
 from chimera_ir.errors import AboveMaxOperations, NoSuchTie, TooLarge, WrongOption
-from chimera_ir.ir.ids import Stage, WeightGroup
-from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS, Header
-from chimera_ir.ir.memory_bounds import Quantity
-from chimera_ir.ir.sharing import Communicators
-from chimera_ir.ir.slice_lengths import normalized
+from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS, Header, Quantity, normalized
+from chimera_ir.ir.ops import Communicators, Stage, WeightGroup
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
-from chimera_ir.orders.budget import SearchBudget
+from chimera_ir.orders.search import SearchBudget
 from chimera_ir.plural import counted
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
-from chimera_ir.syntax.change import Change
+from chimera_ir.syntax.formatter import Change
 
 if TYPE_CHECKING:
     from chimera_ir.predict.prediction import Forecast
@@ -132,7 +129,7 @@ def parsed(request: Request) -> Scheme | Level:
     """
     source, most = request.source, request.max_operations
     if source.is_csv:
-        from chimera_ir.torch_text.cells import count_cells
+        from chimera_ir.torch_text.csv_reader import count_cells
         from chimera_ir.torch_text.csv_reader import parse as parse_csv
 
         if (cells := count_cells(source.text)) > most:
@@ -149,8 +146,7 @@ def parsed(request: Request) -> Scheme | Level:
             )
         return request.change.of(scheme)
     # Lines are counted before the text is parsed, as parsing takes time in proportion to them.
-    from chimera_ir.ir.text.reader import parse
-    from chimera_ir.ir.text.structure import count_lines
+    from chimera_ir.ir.text.reader import count_lines, parse
 
     operations, headers = count_lines(source.text)
     if operations > most:

@@ -1,17 +1,74 @@
 """The text that is compiled, places in it, and files that users name."""
 
+import hashlib
 import os
 import re
 import select
 import stat
+import sys
 import time
 from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from errno import EISDIR
 from functools import cached_property
+from importlib.resources import files
+from importlib.util import cache_from_source
+from io import BytesIO
 from os import strerror
 from pathlib import Path
 from typing import NamedTuple
+
+import lark
+from lark import Lark
+
+# Paths of grammars, templates and library schemes: inside an installed package, or next to it in a checkout.
+
+_PACKAGE = Path(str(files("chimera_ir")))
+
+
+def _folder(name: str) -> Path:
+    installed = _PACKAGE / name
+    return installed if installed.is_dir() else _PACKAGE.parent / name
+
+
+def grammar(name: str) -> Path:
+    """The file of a grammar, as in ``grammar("scheme.lark")``."""
+    return _folder("grammar") / name
+
+
+def templates() -> Path:
+    """The folder of the templates of generated files."""
+    return _folder("templates")
+
+
+def mistakes() -> Path:
+    """The folder of the texts with a mistake, each next to its message."""
+    installed = _PACKAGE / "mistakes"
+    return installed if installed.is_dir() else _PACKAGE.parent / "tests" / "errors"
+
+
+def runtime() -> Path:
+    """The folder of the package that generated ranks run on."""
+    return _PACKAGE.parent / "chimera_runtime"
+
+
+def schemes() -> Path:
+    """The folder of the library schemes."""
+    return _PACKAGE / "schemes"
+
+
+def everything() -> Iterator[Path]:
+    """Yields all files of the compiler, those in Python included, folder by folder, each folder sorted by path."""
+    for folder in (_PACKAGE, _folder("grammar"), templates(), runtime()):
+        yield from sorted(
+            Path(place, name)
+            for place, _, names in os.walk(folder)
+            if os.path.basename(place) != "__pycache__"
+            for name in names
+        )
+
 
 LARGEST = 2**30
 """Bytes of the largest file that is read."""
@@ -158,3 +215,44 @@ class Source:
         start = self._starts[number - 1]
         end = self._starts[number] - 1 if number < len(self._starts) else len(self.text)
         return self.text[start:end].rstrip("\r")
+
+
+# Makes parsers from grammar files. The tables that lark computes for a parser are kept in ``__pycache__``.
+
+
+def parser_of(name: str, more: str = "", **options: object) -> Lark:
+    """Returns the parser of the grammar file ``name``, with the lines ``more`` added; ``options`` are those of lark.
+
+    The parser's tables take longer to compute than most texts take to parse, so they are written to a file. They are
+    computed again if the lines, the options, lark or Python have changed, the file is damaged, or it belongs to another
+    user than the grammar does and may run code of that user: lark unpickles it. Options are compared
+    by their repr, which must not contain an address.
+    """
+    source = grammar(name)
+    text = source.read_text(encoding="utf-8") + more
+    facts = repr((text, options, lark.__version__)).encode()
+    path = Path(cache_from_source(str(source))).with_suffix(".tables")
+    with suppress(OSError):
+        digest, _, tables = path.read_bytes().partition(b"\n")
+        if digest == _digest(facts, tables) and is_written_by(path.stat(), source.stat().st_uid):
+            return Lark.load(BytesIO(tables))
+    parser = Lark(text, parser="lalr", lexer="basic", **options)
+    if not sys.dont_write_bytecode:
+        with suppress(OSError):
+            _write(parser, facts, path)
+    return parser
+
+
+def _write(parser: Lark, facts: bytes, path: Path) -> None:
+    """Writes the tables of a parser whole or not at all, even if other processes write the same ones."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tables = BytesIO()
+    parser.save(tables)
+    part = path.with_suffix(f".{os.getpid()}")
+    part.touch(0o644, exist_ok=False)
+    part.write_bytes(_digest(facts, tables.getvalue()) + b"\n" + tables.getvalue())
+    os.replace(part, path)
+
+
+def _digest(facts: bytes, tables: bytes) -> bytes:
+    return hashlib.sha256(facts + tables).hexdigest().encode()

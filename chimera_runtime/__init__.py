@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from chimera_runtime.checkpoint.checkpoints import Checkpoints
     from chimera_runtime.data.loader import Loader
     from chimera_runtime.errors import BadCheckpoint, BadModel, CheckFailed, Misuse, PeerLost, RanksDiffer
-    from chimera_runtime.model.layers import Layers
+    from chimera_runtime.model.model import Layers
     from chimera_runtime.pipeline import Pipeline
     from chimera_runtime.ranks.rendezvous import fresh_store
-    from chimera_runtime.stage.auxiliary_losses import auxiliary_loss, report
-    from chimera_runtime.update.outcome import Outcome
+    from chimera_runtime.stage.stage_output import auxiliary_loss, report
     from chimera_runtime.update.stage_optimizer import StageStep
-    from chimera_runtime.values.keywords import whole
+    from chimera_runtime.update.updates import Outcome
+    from chimera_runtime.values.boundary import whole
 
 __all__ = [
     "BadCheckpoint",

@@ -10,40 +10,47 @@ import torch
 import torch.distributed as dist
 
 from chimera_runtime.check.check import check_batch
-from chimera_runtime.data.data_workers import DataWorkers
 from chimera_runtime.data.feed import EvaluationDataFacts, Feed, Pair, items_of
-from chimera_runtime.data.loader import Loader
+from chimera_runtime.data.loader import DataWorkers, Loader
 from chimera_runtime.data.micro_batch_source import Batches, CutBatch
 from chimera_runtime.errors import Misuse, PeerLost
-from chimera_runtime.errors import pipeline as mistakes
-from chimera_runtime.errors.check import CHECK_TAKES_ONE_OF_TWO, parameter_is_spread
+from chimera_runtime.errors import start as mistakes
+from chimera_runtime.errors.tools import CHECK_TAKES_ONE_OF_TWO, parameter_is_spread
 from chimera_runtime.evaluate.evaluation import EvaluationLoss, Inference
 from chimera_runtime.lane.profiler_ranges import ranges_on
-from chimera_runtime.model.layers import Layers
-from chimera_runtime.model.model import Model, file_of, require_build_stage
+from chimera_runtime.model.model import Layers, Model, file_of, require_build_stage
 from chimera_runtime.model.naming import parameters_by_name
 from chimera_runtime.model.ties import End, by_group, parameter_of
-from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer, sharded_by_name
+from chimera_runtime.optimizer.sharding import ShardedOptimizer, sharded_by_name
 from chimera_runtime.program.compiled_program import load
-from chimera_runtime.program.weight_groups import Group
-from chimera_runtime.ranks.gathering import Enquiry
+from chimera_runtime.program.rank_facts import Group
+from chimera_runtime.ranks.agreement import Enquiry
 from chimera_runtime.ranks.world import join_group
 from chimera_runtime.stage.gradient_sums import agree_on_infinite, gradients_of, scale_down, total_norm
-from chimera_runtime.start.assemble import assemble, build_and_probe, located_at
+from chimera_runtime.start.assemble import (
+    LoaderMaker,
+    RankContext,
+    assemble,
+    build_and_probe,
+    components_of,
+    lane_of,
+    located_at,
+)
 from chimera_runtime.start.inventory import compare_stages
-from chimera_runtime.start.lane_components import components_of, lane_of
-from chimera_runtime.start.loader_maker import LoaderMaker
-from chimera_runtime.start.rank_context import RankContext
-from chimera_runtime.start.varying_shapes import VaryingShapes
-from chimera_runtime.state.averages import Average, AverageState
+from chimera_runtime.start.probe import VaryingShapes
 from chimera_runtime.state.exporting import export_weights, load_weights
-from chimera_runtime.state.state import State
-from chimera_runtime.update.call_guard import CallGuard
-from chimera_runtime.update.hooks import Hooks
-from chimera_runtime.update.outcome import Outcome
+from chimera_runtime.state.state import Average, AverageState, State
 from chimera_runtime.update.shared_facts import SharedFacts
 from chimera_runtime.update.stage_optimizer import Hook, Named, StageOptimizers
-from chimera_runtime.update.updates import FlushedUpdates, LossScale, step_hooks_of, updates_of
+from chimera_runtime.update.updates import (
+    CallGuard,
+    FlushedUpdates,
+    Hooks,
+    LossScale,
+    Outcome,
+    step_hooks_of,
+    updates_of,
+)
 from chimera_runtime.values.last_stage import alone
 from chimera_runtime.values.losses import Loss
 from chimera_runtime.values.mesh_tensors import is_spread

@@ -19,8 +19,8 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+from chimera_ir.profile.costs import WorkProfile
 from chimera_ir.profile.read import read_profile
-from chimera_ir.profile.work import WorkProfile
 from chimera_ir.profile.write import write_profile
 from chimera_ir.source import Source
 

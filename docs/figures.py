@@ -16,7 +16,7 @@ from pathlib import Path
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.durations import Costs
-from chimera_ir.cost.window import beginning, steady_window
+from chimera_ir.cost.simulate import beginning, steady_window
 from chimera_ir.picture import sheet, svg
 from chimera_ir.picture.replayed import draw_replay
 from chimera_ir.predict.replay import replay

@@ -14,11 +14,10 @@ from pathlib import Path
 import click
 
 from chimera_ir import library
+from chimera_ir.commands.common import GENERAL, SectionedCommand
 from chimera_ir.commands.explain_command import exceptions
 from chimera_ir.commands.group import group
-from chimera_ir.commands.sections import GENERAL, SectionedCommand
-from chimera_ir.diagnostics.codes import meaning, messages
-from chimera_ir.diagnostics.model import Severity
+from chimera_ir.diagnostics.model import Severity, meaning, messages
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 PAGES = tuple(REFERENCE / name for name in ("codes.md", "commands.md"))

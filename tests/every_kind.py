@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from chimera_ir.ir.kinds import Kind, Readers, Value
 from chimera_runtime.program.operations import MAKES, MOVES, OPERATIONS
-from chimera_runtime.program.stage_graph import VALUES
+from chimera_runtime.program.rank_facts import VALUES
 from chimera_runtime.stage.stage import Stage
 
 
@@ -13,12 +13,12 @@ def as_at_run_time(value: Value) -> tuple[bool, str, str]:
 
 
 TABLES: dict[str, Callable[[Kind], bool]] = {
-    "chimera_runtime/program/operations.py": lambda kind: (
+    "chimera_runtime/program/compiled_program.py": lambda kind: (
         (OPERATIONS.get(kind.letter), {*MAKES.get(kind.letter, ())})
         == (kind.method, {value.letter for value in kind.hands_on})
         and MOVES.get(kind.letter) == (kind.method if kind.moves else None)
     ),
-    "chimera_runtime/program/stage_graph.py": lambda kind: all(
+    "chimera_runtime/program/rank_facts.py": lambda kind: all(
         value.letter in VALUES and VALUES[value.letter][:3] == as_at_run_time(value) for value in kind.hands_on
     ),
     "chimera_runtime/stage/stage.py": lambda kind: (

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from chimera_ir.codegen.output_files import scripts
+from chimera_ir.codegen.facts import scripts
 from chimera_ir.ir.levels import Program, Schedule
 from chimera_ir.ir.streams import ProgramStream, stream_of
-from chimera_ir.lower.forwards import forwards
-from chimera_ir.lower.lower import lower
+from chimera_ir.lower.lower import forwards, lower
 from chimera_ir.verify.verify import Verified, verify_lowered, verify_schedule
 
 

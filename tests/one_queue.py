@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 from chimera_ir.flow.engine import play
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import AllReduce, Recv, Send, WaitAllReduce, WaitRecv, WaitSend
-from chimera_ir.verify.transport import awaited
+from chimera_ir.verify.messages import awaited
 
 
 def finishes(program: Program, tensors: int) -> bool:

@@ -11,7 +11,6 @@ from fractions import Fraction
 from heapq import heappop, heappush
 from math import log2
 
-from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import (
     AllReduce,
@@ -25,6 +24,7 @@ from chimera_ir.ir.ops import (
     WaitMove,
     WaitRecv,
     WaitSend,
+    Worker,
 )
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Link

@@ -8,7 +8,7 @@ from chimera_ir import library
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import outline
 from chimera_ir.ir.levels import Header
-from chimera_ir.planner.roles import Roles, roles
+from chimera_ir.planner.space import Roles, roles
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.parser import parse

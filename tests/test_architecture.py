@@ -24,78 +24,69 @@ RUNTIME = ROOT / "chimera_runtime"
 IMPORTS = {
     "source": set(),
     "plural": set(),
-    "resources": set(),
     "errors": {"diagnostics", "source"},
     "output": {"errors", "source"},
-    "grammars": {"resources", "source"},
     "garbage": set(),
-    "escapes": set(),
-    "notebook": {"escapes"},
-    "diagnostics": {"highlight", "resources", "source", "escapes"},
-    "highlight": {"resources"},
-    "syntax": {"diagnostics", "grammars", "ir", "plural", "source"},
-    "ir": {"diagnostics", "errors", "grammars", "source"},
-    "elaborate": {"syntax", "ir", "diagnostics", "errors", "source"},
+    "console": {"source"},
+    "diagnostics": {"console", "source"},
+    "syntax": {"diagnostics", "ir", "plural", "source"},
+    "ir": {"diagnostics", "errors", "source"},
+    "elaborate": {"diagnostics", "errors", "ir", "source", "syntax"},
     "flow": {"ir"},
-    "lower": {"ir", "flow", "source"},
-    "verify": {"ir", "flow", "diagnostics", "source"},
-    "torch_text": {"ir", "lower", "diagnostics", "source", "errors", "verify"},
-    "cost": {"errors", "flow", "ir", "notebook"},
-    "picture": {"cost", "ir", "predict", "resources", "escapes"},
+    "lower": {"flow", "ir", "source"},
+    "verify": {"diagnostics", "flow", "ir", "source"},
+    "torch_text": {"diagnostics", "errors", "ir", "lower", "source", "verify"},
+    "cost": {"console", "errors", "flow", "ir"},
+    "picture": {"console", "cost", "ir", "predict", "source"},
     "page": {
-        *("cost", "diagnostics", "errors", "flow", "ir", "lower", "picture", "predict", "request", "resources"),
-        *("source", "verify", "escapes"),
+        *("console", "cost", "diagnostics", "errors", "flow", "ir", "lower", "picture", "predict", "request"),
+        *("source", "verify"),
     },
-    "codegen": {"ir", "flow", "resources", "verify"},
-    "profile": {"ir", "diagnostics", "errors", "source", "escapes"},
-    "predict": {"cost", "errors", "ir", "flow", "lower", "profile", "verify", "garbage"},
+    "codegen": {"flow", "ir", "source", "verify"},
+    "profile": {"console", "diagnostics", "errors", "ir", "source"},
+    "predict": {"cost", "errors", "flow", "garbage", "ir", "lower", "profile", "verify"},
     "orders": {"cost", "diagnostics", "errors", "flow", "ir", "lower", "predict", "verify"},
-    "measure": {"profile", "output"},
-    "trace": {"predict", "profile", "cost", "flow", "ir", "picture", "verify", "diagnostics", "source", "escapes"},
+    "measure": {"output", "profile"},
+    "trace": {"console", "cost", "diagnostics", "flow", "ir", "picture", "predict", "profile", "source", "verify"},
     "recorded_page": {
-        *("compilation", "cost", "diagnostics", "errors", "page", "predict", "profile", "request", "source", "trace"),
+        *("compilation", "cost", "diagnostics", "errors", "page", "predict", "profile", "request", "source"),
+        *("trace",),
     },
-    "library": {"diagnostics", "errors", "profile", "source", "resources", "syntax"},
-    "texts": {"errors", "library", "source"},
+    "library": {"diagnostics", "errors", "profile", "source", "syntax"},
     "request": {"cost", "errors", "ir", "orders", "predict", "source", "syntax", "torch_text"},
-    "made_once": {"diagnostics", "errors", "garbage", "request"},
-    "comparison": {"diagnostics", "elaborate", "errors", "ir", "library", "lower", "request", "source", "syntax"},
     "compilation": {
-        *("comparison", "source", "diagnostics", "syntax", "elaborate", "ir", "lower", "verify"),
-        *("cost", "picture", "predict", "codegen", "errors", "library", "notebook", "made_once", "orders"),
-        *("output", "page", "request", "garbage", "torch_text", "trace"),
+        *("codegen", "comparison", "console", "cost", "diagnostics", "elaborate", "errors", "garbage", "ir"),
+        *("library", "lower", "orders", "output", "page", "picture", "predict", "request", "source", "syntax"),
+        *("torch_text", "trace", "verify"),
     },
+    "comparison": {"diagnostics", "elaborate", "errors", "ir", "library", "lower", "request", "source", "syntax"},
     "options": {
-        *("compilation", "cost", "elaborate", "errors", "ir", "orders", "predict", "profile", "request", "source"),
-        *("syntax", "texts"),
+        *("compilation", "cost", "elaborate", "errors", "ir", "library", "orders", "predict", "profile"),
+        *("request", "source", "syntax"),
     },
-    "console": {"escapes"},
-    "sweeps": {
-        *("comparison", "compilation", "console", "cost", "diagnostics", "elaborate", "errors", "ir", "library"),
-        *("notebook", "options", "picture", "predict", "request", "resources", "source", "texts"),
+    "compare": {
+        *("comparison", "compilation", "console", "cost", "diagnostics", "elaborate", "errors", "ir"),
+        *("library", "options", "picture", "predict", "request", "source"),
     },
     "planner": {
-        *("library", "source", "diagnostics", "syntax", "elaborate", "ir", "flow", "lower", "verify", "cost"),
-        *("profile", "errors", "predict", "request", "garbage", "escapes", "orders"),
-        *("compilation", "options", "texts"),
+        *("compilation", "console", "cost", "diagnostics", "elaborate", "errors", "flow", "garbage", "ir"),
+        *("library", "lower", "options", "orders", "predict", "profile", "request", "source", "syntax"),
+        *("verify",),
     },
     "fitting": {
-        *("compilation", "diagnostics", "elaborate", "errors", "flow", "ir", "lower", "orders", "planner", "request"),
-        *("source", "syntax"),
+        *("compilation", "diagnostics", "elaborate", "errors", "flow", "ir", "lower", "orders", "planner"),
+        *("request", "source", "syntax"),
     },
-    "answer": {"compilation", "console", "library", "syntax", "ir", "cost", "picture", "predict", "torch_text"},
-    "cache": {"answer", "resources", "source"},
-    "progress": set(),
+    "answer": {"compilation", "console", "cost", "ir", "library", "picture", "predict", "syntax", "torch_text"},
+    "cache": {"answer", "source"},
     "commands": {
-        *("answer", "cache", "compilation", "console", "cost", "diagnostics", "elaborate", "errors", "fitting"),
-        "highlight",
-        *("library", "measure", "options", "orders", "output", "planner", "profile", "progress", "request"),
-        "resources",
-        *("source", "sweeps", "syntax", "texts", "trace", "garbage", "escapes", "__version__", "recorded_page"),
+        *("__version__", "answer", "cache", "compare", "compilation", "console", "cost", "diagnostics"),
+        *("elaborate", "errors", "fitting", "garbage", "library", "measure", "options", "orders", "output"),
+        *("planner", "profile", "recorded_page", "request", "source", "syntax", "trace"),
     },
     "start": {"commands", "garbage"},
     "__main__": {"start"},
-    "__init__": {"compilation", "errors", "fitting", "ir", "options", "planner", "source", "sweeps"},
+    "__init__": {"compare", "compilation", "errors", "fitting", "ir", "options", "planner", "source"},
 }
 """What each part of the package may import of the others; `compilation` sees nearly all of it."""
 
@@ -169,9 +160,9 @@ def test_the_code_generator_sees_of_verification_only_its_type() -> None:
         ("click", {"commands"}),
         ("torch", {"measure"}),
         ("chimera_runtime", {"measure", "commands", "predict", "profile"}),
-        ("lark", {"grammars", "syntax", "ir"}),
+        ("lark", {"source", "syntax", "ir"}),
         ("jinja2", {"codegen", "picture"}),
-        ("pygments", {"highlight"}),
+        ("pygments", {"console"}),
     ],
 )
 def test_a_library_of_others_is_met_where_it_belongs(name: str, homes: set[str]) -> None:
@@ -242,10 +233,7 @@ def test_every_room_of_the_runtime_has_a_folder_of_unit_tests() -> None:
 
 
 def test_the_reference_that_checks_the_loops_shares_no_code_with_the_runtime() -> None:
-    files = {
-        f"chimera_runtime.check.{name}": RUNTIME / "check" / f"{name}.py" for name in ("reference", "reference_data")
-    }
-    names = {name for file in files.values() for name, _ in imported(file) if name.rpartition(".")[0] not in files}
+    names = {name for name, _ in imported(RUNTIME / "check/reference.py")}
     assert {name.split(".")[0] for name in names} <= {"torch"} | sys.stdlib_module_names
 
 

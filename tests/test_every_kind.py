@@ -12,7 +12,7 @@ import pytest
 
 from chimera_ir.cost.durations import Costs
 from chimera_ir.ir.kinds import BACKWARD, COSTED, GRADIENTS, KINDS, Kind
-from chimera_ir.ir.text.malformed import FORMS, FORMS_OF_TURN
+from chimera_ir.ir.text.header import FORMS, FORMS_OF_TURN
 from chimera_ir.picture.looks import Shade
 from chimera_ir.profile.costs import ENTRIES
 from chimera_runtime.tools.command.options import KINDS as REHEARSED
@@ -78,14 +78,14 @@ SECOND_VALUE = [
 """,
     ),
     (
-        "chimera_runtime/program/operations.py",
+        "chimera_runtime/program/compiled_program.py",
         """\
 +OPERATIONS["N"], MAKES["N"] = "normed_backward", ("dx", "n")
  PAIRED = "pair"
 """,
     ),
     (
-        "chimera_runtime/program/stage_graph.py",
+        "chimera_runtime/program/rank_facts.py",
         """\
 +VALUES["n"] = EdgeValue(False, made="norms", slots="norms_read", buffers="norm_buffers", views="views")
  @cache

@@ -11,13 +11,13 @@ HALVES = {"I", "INPUT_GRADIENT", "backward_input"}
 
 KNOW_HALVES = {
     "the table": {"chimera_ir/ir/kinds.py"},
-    "its calls": {"chimera_runtime/stage/stage.py", "chimera_runtime/program/operations.py"},
-    "its cells in torch's files": {"chimera_ir/torch_text/cells.py"},
+    "its calls": {"chimera_runtime/stage/stage.py", "chimera_runtime/program/compiled_program.py"},
+    "its cells in torch's files": {"chimera_ir/torch_text/csv_reader.py"},
     "its sleeps": {"chimera_runtime/tools/command/options.py"},
     "its cost, set or measured": {
         *("chimera_ir/cost/durations.py", "chimera_ir/predict/equation.py", "chimera_ir/predict/setting.py"),
         *(f"chimera_ir/profile/{name}.py" for name in ("costs", "layers", "read")),
-        *("chimera_ir/measure/rounds.py", "chimera_ir/measure/stations.py"),
+        *("chimera_ir/measure/stages.py", "chimera_ir/measure/stations.py"),
     },
 }
 """The modules that name it, by what they have of it; docs/explanation/code.md lists the same for a kind that is new."""

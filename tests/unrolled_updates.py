@@ -11,14 +11,23 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
-from chimera_ir.flow.cycles import steady_run
-from chimera_ir.flow.engine import play
+from chimera_ir.flow.engine import play, steady_run
 from chimera_ir.flow.net import Net, net_of, newest, places_after
-from chimera_ir.ir.ids import Version, WeightGroup
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import AllReduce, Drop, Instruction, Operation, Stash, Step, WaitAllReduce, singles
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Drop,
+    Instruction,
+    Operation,
+    Stash,
+    Step,
+    Version,
+    WaitAllReduce,
+    WeightGroup,
+    singles,
+)
 from chimera_ir.ir.turns import in_turn
-from chimera_ir.lower.sync import Duration, Insertions
+from chimera_ir.lower.updates import Duration, Insertions
 
 
 class _Gap(NamedTuple):

@@ -11,24 +11,28 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from chimera_ir.flow.net import net_of
-from chimera_ir.ir.ids import Micro, Slot, Stage, Version, WeightGroup
 from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import (
     Compute,
     Drop,
     Instruction,
+    Micro,
     Recv,
+    Slot,
+    Stage,
     Stash,
     Step,
+    Version,
     WaitAllReduce,
     WaitRecv,
     WaitSend,
+    WeightGroup,
 )
 from chimera_ir.ir.turns import Ring, Shelf, extent, shelf, shifted
 from chimera_ir.lower.comm import Posting, Traffic, communicate
-from chimera_ir.lower.insertion import with_inserted
-from chimera_ir.lower.sync import Duration, Insertions
+from chimera_ir.lower.lower import with_inserted
+from chimera_ir.lower.updates import Duration, Insertions
 from tests.unrolled_updates import update
 
 

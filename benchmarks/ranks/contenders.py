@@ -20,10 +20,8 @@ from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble as build
 from chimera_runtime.start import probe
-from chimera_runtime.start.lane_components import components_of, lane_of
-from chimera_runtime.start.rank_context import RankContext
-from chimera_runtime.tools.loop.optimizers import Optimizers
-from chimera_runtime.tools.loop.rehearsal import rehearsed
+from chimera_runtime.start.assemble import RankContext, components_of, lane_of
+from chimera_runtime.tools.loop.saving import Optimizers, rehearsed
 from chimera_runtime.values.nested import to_device
 
 

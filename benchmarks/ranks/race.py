@@ -25,10 +25,10 @@ from torch.distributed.distributed_c10d import PrefixStore
 from chimera_runtime import CompiledSchedule
 from chimera_runtime.model.model import load
 from chimera_runtime.program.job import Job
-from chimera_runtime.ranks.cpu_allocator import keep_memory
+from chimera_runtime.ranks.devices import keep_memory
 from chimera_runtime.ranks.rendezvous import find_store
 from chimera_runtime.ranks.world import World, begin, join_group
-from chimera_runtime.tools.loop.rehearsal import overshoot
+from chimera_runtime.tools.loop.saving import overshoot
 
 TIMEOUT = 120.0
 

@@ -2,21 +2,130 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
 from itertools import chain, groupby
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from chimera_ir.codegen.loops import reach
-from chimera_ir.codegen.statements import links
-from chimera_ir.flow.lookahead import RunnableTurn, lag, runnable_turns
-from chimera_ir.ir.ids import Stage, WeightGroup, Worker
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from chimera_ir.codegen.rolling import Loop, counter, lane_lines, reach, roll, turn_lines
+from chimera_ir.codegen.statements import LinkVariables, Notation, Scribe, links, weights
+from chimera_ir.flow.net import RunnableTurn, lag, runnable_turns
 from chimera_ir.ir.kinds import COSTED, RECOMPUTATION, Value, values
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import Compute, singles
+from chimera_ir.ir.ops import Compute, LaneParts, Stage, WeightGroup, Worker, singles
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import runs
 from chimera_ir.ir.turns import initial
+from chimera_ir.plural import counted, listed
+from chimera_ir.source import runtime, templates
 from chimera_ir.verify.verify import Verified
+
+# Collects the values with which the templates of scripts are filled.
+
+
+@dataclass(frozen=True, slots=True)
+class BodyView:
+    """The body of a function of a rank's script.
+
+    ``bindings`` are assignments that give stages and links the names by which ``lines`` call them. ``lines`` are the
+    statements of the lane, with their indentation. ``has_loops`` says whether there is a loop in ``lines``.
+    """
+
+    bindings: tuple[str, ...]
+    lines: tuple[str, ...]
+    has_loops: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """The values for a rank's script: two bodies of functions, and the words and numbers around them.
+
+    ``training`` is the body for an update (or a turn of a stream), ``evaluation`` that for an evaluation. ``counting``
+    is a remark on how micro-batches are counted, ``counter`` is the variable that counts the turns of a stream, and
+    ``per_update`` is the number of micro-batches of an update.
+    """
+
+    worker: int
+    title: str
+    micro_batches_text: str
+    evaluated_text: str
+    counting: str
+    counter: str
+    per_update: int
+    stages_text: str
+    training: BodyView
+    evaluation: BodyView
+
+    @property
+    def has_loops(self) -> bool:
+        """Whether either function of the script has a loop."""
+        return self.training.has_loops or self.evaluation.has_loops
+
+
+def rank_view(verified: Verified, evaluation: Verified, worker: Worker) -> RankView:
+    """The values of a rank's script: the worker's lane, or its turn, and its lane of the evaluation."""
+    header = verified.program.header
+    stages = header.stages_of[worker]
+    return RankView(
+        worker=worker,
+        title=header.title,
+        micro_batches_text=counted(header.whole_micro_batches, "micro-batch"),
+        evaluated_text=counted(evaluation.program.header.whole_micro_batches, "micro-batch"),
+        counting=_counting(header),
+        counter=counter(header) if header.period else "",
+        per_update=header.per_update,
+        stages_text=f"stage{'s' if len(stages) > 1 else ''} {listed(stages)}" if stages else "no stage",
+        training=_body(verified, worker),
+        evaluation=_body(evaluation, worker),
+    )
+
+
+def _counting(header: Header) -> str:
+    if header.slices > 1:
+        return f" (counted in slices: {header.slices} of each)"
+    return " (counted in halves)" if header.halves else ""
+
+
+def _body(verified: Verified, worker: Worker) -> BodyView:
+    header, parts = verified.program.header, verified.program.parts[worker]
+    used = links(parts)
+    scribe = Scribe(header, worker, used, Notation())
+    has_loops = False
+    if isinstance(verified.level, ProgramStream):
+        lines = list(turn_lines(scribe, verified.level.turns[worker]))
+    else:
+        pieces = roll(header, verified.program.lanes[worker])
+        has_loops = any(isinstance(piece, Loop) for piece in pieces)
+        lines = list(lane_lines(scribe, pieces))
+    return BodyView(
+        bindings=tuple(_bindings(_groups(parts), used)),
+        lines=tuple(f"    {line}" if line else "" for line in lines),
+        has_loops=has_loops,
+    )
+
+
+def _groups(parts: LaneParts) -> list[WeightGroup]:
+    """The weight groups that a lane runs or updates: stages, ascending, then ties."""
+    stages = {operation.stage for operation in singles(parts.computes.lines)}
+    groups = {(stage,) for stage in stages} | {update.group for update in parts.updates.lines}
+    return sorted(groups, key=lambda group: (len(group) > 1, group))
+
+
+def _bindings(groups: Iterable[WeightGroup], used: LinkVariables) -> Iterator[str]:
+    for group in groups:
+        call = "stage" if len(group) == 1 else "tie"
+        yield f"{weights(group)} = lane.{call}({', '.join(map(str, group))})"
+    for method, names in (("incoming", used.incoming), ("outgoing", used.outgoing)):
+        for route, name in names.items():
+            source, target, worker, *values = route
+            value = "".join(f', value="{letter}"' for letter in values)
+            yield f"{name} = lane.{method}({source}, {target}, worker={worker}{value})"
+
 
 INTERFACE = 5
 """The version of the interface between scripts and chimera_runtime."""
@@ -212,3 +321,62 @@ def _micros(header: Header, worker: Worker, stage: int, *, recomputing: bool = F
     pipes = [pipe for pipe in header.pipes if pipe.workers[stage] == worker]
     micros = (micro for pipe in pipes for micro in pipe.micros)
     return {micro % cycle for micro in micros if not recomputing or header.recomputes(micro, Stage(stage))}
+
+
+# Makes the files of an output directory as text: templates filled from `view`, and program.json from `facts`.
+
+
+def scripts(verified: Verified, evaluation: Verified) -> dict[str, str]:
+    """The files that run a verified program and its evaluation, by path relative to the output directory.
+
+    Each file needs only files before it: the runtime comes first, ``train.py`` last. ``program.json``, ``train.py`` and
+    every rank's script have a digest of the program and the runtime, with which ranks check that all run the same.
+    """
+    header = verified.program.header
+    environment = _environment(templates())
+    train = environment.get_template("train.py.j2")
+    script = environment.get_template("stream.py.j2" if header.period else "rank.py.j2")
+    evaluate = environment.get_template("evaluate.py.j2")
+    ranks = [rank_view(verified, evaluation, Worker(worker)) for worker in range(header.workers)]
+    content, package = facts(verified, evaluation), _package(runtime())
+    # Whatever decides the files decides the digest, which therefore cannot be computed from the files themselves.
+    made_from = (
+        content,
+        ranks,
+        package.digest,
+        [Path(str(template.filename)).read_text(encoding="utf-8") for template in (train, script, evaluate)],
+    )
+    digest = sha256(repr(made_from).encode()).hexdigest()[:16]
+    return {
+        **package.files,
+        "program.json": show({"interface": content.pop("interface"), "program": digest, **content}),
+        **{
+            f"rank_{rank.worker}.py": script.render(rank=rank, interface=INTERFACE, digest=digest)
+            + evaluate.render(rank=rank)
+            for rank in ranks
+        },
+        "train.py": train.render(header=header, workers=counted(header.workers, "worker"), digest=digest),
+    }
+
+
+@cache
+def _environment(folder: Path) -> Environment:
+    """The Jinja environment of a folder of templates, each compiled at its first use and after its file has changed."""
+    return Environment(
+        loader=FileSystemLoader(folder), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
+    )
+
+
+class _Package(NamedTuple):
+    """The files of chimera_runtime by their path in an output directory, and the digest of all of them."""
+
+    files: Mapping[str, str]
+    digest: str
+
+
+@cache
+def _package(folder: Path) -> _Package:
+    """Returns the package in a folder as the process first read it; ``__init__.py`` files come first."""
+    paths = sorted(folder.rglob("*.py"), key=lambda path: (path.name != "__init__.py", path))
+    files = {path.relative_to(folder.parent).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+    return _Package(files, sha256(repr(files).encode()).hexdigest())

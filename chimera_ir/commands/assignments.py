@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from chimera_ir.commands import completion
-from chimera_ir.commands.common import WrongCommand
-from chimera_ir.commands.sections import Function
+from chimera_ir.commands.common import Function, WrongCommand
 
 Parse = Callable[[Iterable[str]], Mapping[str, object]]
 

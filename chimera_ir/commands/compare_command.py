@@ -6,13 +6,21 @@ from typing import Any
 
 import click
 
-from chimera_ir import library, progress, texts
+from chimera_ir import console, library
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import single_values
-from chimera_ir.commands.common import WRONG_TEXT, write, write_json
+from chimera_ir.commands.common import (
+    WRONG_TEXT,
+    SectionedCommand,
+    as_json,
+    general,
+    is_quiet,
+    remark,
+    write,
+    write_json,
+)
 from chimera_ir.commands.compile_command import as_written, compile_command, option_errors
-from chimera_ir.commands.page_files import PAGE, refuse_page, write_page
-from chimera_ir.commands.sections import SectionedCommand, as_json, general, is_quiet, remark
+from chimera_ir.commands.cost_options import PAGE, refuse_page, write_page
 from chimera_ir.options import Options
 from chimera_ir.request import Request
 from chimera_ir.source import ENDINGS, Source
@@ -54,9 +62,8 @@ def compare_command(
     Exit status: 0 if any scheme compiles at this size; 1 if none does, or something is wrong in a text, 2 on the
     command line.
     """
-    from chimera_ir.sweeps import gallery_printing
-    from chimera_ir.sweeps.gallery import gallery
-    from chimera_ir.sweeps.gallery_page import page
+    from chimera_ir.compare import gallery as gallery_printing
+    from chimera_ir.compare.gallery import gallery, page
 
     if html is not None:
         refuse_page(html, MARK)
@@ -67,7 +74,7 @@ def compare_command(
     def ask(source: Source, values: Mapping[str, int]) -> Request:
         return Options(**options).request(source, values, as_written)
 
-    with option_errors(sources[0]), progress.shown(is_quiet()) as tell:
+    with option_errors(sources[0]), console.shown(is_quiet()) as tell:
         further = library.further(options["library"], as_written("library"))
         exhibition = gallery(sources, chosen, ask, further, tell)
     exhibition = exhibition if schemes else exhibition.by_time()
@@ -84,7 +91,7 @@ def _sources(schemes: Sequence[str], directories: tuple[Path, ...]) -> list[Sour
     """
     spelling = as_written("library")
     if schemes:
-        return [texts.scheme_or_ir(scheme, directories, spelling, _remark) for scheme in schemes]
+        return [library.scheme_or_ir(scheme, directories, spelling, _remark) for scheme in schemes]
     further = library.further(directories, spelling)
     baseline, _ = library.baseline(1, 1)
     others = (library.source(name, further) for name in library.names(further))

@@ -10,27 +10,86 @@ from typing import Any
 
 import click
 
-from chimera_ir import cache, errors, library, output, progress, texts
+from chimera_ir import cache, console, errors, library, output
 from chimera_ir.answer import ENDINGS, Answer, Level, Output, produce, starting_in_torch
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import listed_values, setting
-from chimera_ir.commands.common import DOES_NOT_FIT, FILE, WRONG_TEXT, WrongCommand, run, write, write_json
-from chimera_ir.commands.cost_options import costing
-from chimera_ir.commands.library_list import described, listed_library
-from chimera_ir.commands.page_files import PAGE, refuse_page, write_page
-from chimera_ir.commands.search_options import SECONDS, searching
-from chimera_ir.commands.sections import SectionedCommand, all_of, as_json, colored, general, is_quiet, remark, report
-from chimera_ir.commands.stage_options import COMMUNICATORS, OFFLOAD, SLICE_LENGTHS, TIED, parse_split
+from chimera_ir.commands.common import (
+    DOES_NOT_FIT,
+    FILE,
+    WRONG_TEXT,
+    SectionedCommand,
+    WrongCommand,
+    all_of,
+    as_json,
+    colored,
+    general,
+    is_quiet,
+    remark,
+    report,
+    run,
+    write,
+    write_json,
+)
+from chimera_ir.commands.cost_options import (
+    COMMUNICATORS,
+    OFFLOAD,
+    PAGE,
+    SECONDS,
+    SLICE_LENGTHS,
+    TIED,
+    costing,
+    parse_split,
+    refuse_page,
+    searching,
+    write_page,
+)
+from chimera_ir.compare import TableForm
 from chimera_ir.compilation import Compilation
-from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.console import as_argument, command_line, visible
+from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.render import blocks
-from chimera_ir.escapes import as_argument, command_line, visible
 from chimera_ir.options import MOST, Options
 from chimera_ir.plural import listed
 from chimera_ir.request import MAX_OPERATIONS, Request
 from chimera_ir.source import Source
-from chimera_ir.sweeps import TableForm
 from chimera_ir.syntax.ast import SyncMode
+
+# The list of library schemes that ``chimera compile --list`` prints.
+
+
+def listed_library(further: tuple[Path, ...]) -> str:
+    """A line for each scheme, of the library and of ``further`` directories: its name, parameters and summary.
+
+    Where standard output has a width, longer summaries continue below themselves.
+    """
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    from chimera_ir.console import has_width, printed
+
+    names = library.names(further)
+    summaries = [described(name, further) for name in names]
+    if not has_width():
+        width = max(map(len, names))
+        return "".join(
+            f"{visible(f'{name:<{width}}  {summary}')}\n" for name, summary in zip(names, summaries, strict=True)
+        )
+    table = Table.grid(Column(no_wrap=True), Column(), padding=(0, 2, 0, 0))
+    for name, summary in zip(names, summaries, strict=True):
+        table.add_row(Text(name), Text(summary))
+    return printed(lambda console: console.print(table))
+
+
+def described(name: str, further: tuple[Path, ...]) -> str:
+    """The parameters and the summary of a scheme, or why there are none."""
+    try:
+        return f"({library.parameters(name, further)}) {library.summary(name, further)}".rstrip()
+    except Rejected:
+        return f"a text with mistakes: {library.source(name, further).name}"
+    except errors.UnreadableText as error:
+        return str(error)
+
 
 PAGE_MARK = "<!DOCTYPE html>\n<!-- written by chimera compile -->\n"
 """The first lines of every page that this command writes; it overwrites no file that begins otherwise."""
@@ -222,13 +281,13 @@ def _fitted(texts: Sequence[str], values: Mapping[str, tuple[int, ...]], options
 
     With several ``texts``, the formulas give the order of each text, at the size of that text.
     """
-    from chimera_ir.fitting.sizes import fitted, fitted_texts
+    from chimera_ir.fitting.scheme_fit import fitted, fitted_texts
 
     sources = [_text(text, options) for text in texts]
     if len(texts) > 1 and values:
         raise WrongCommand(f"{next(iter(values))}: each of several texts has a size; leave the parameter out")
     compilations = []
-    with progress.shown(is_quiet()) as tell:
+    with console.shown(is_quiet()) as tell:
         for source in sources:
             with option_errors(source):
                 compilations.append(Compilation(Options(**options).request(source, {}, as_written), tell=tell))
@@ -263,9 +322,9 @@ def _in_colours(text: str, level: Level | None) -> str:
     """The text of a scheme or of IR in colours, if standard output takes them; only colours import the lexers."""
     if not colored(sys.stdout):
         return text
-    from chimera_ir import highlight
+    from chimera_ir import console
 
-    return highlight.colored(text, ENDINGS.get(level, ""))
+    return console.colored(text, ENDINGS.get(level, ""))
 
 
 def answered(
@@ -308,7 +367,7 @@ def _answer_to(request: Request, wanted: Level | None, no_cache: bool, details: 
 
 def _text(scheme: str, options: Mapping[str, Any]) -> Source:
     """The text that SCHEME names; prints a remark if the library calls it by another name."""
-    return texts.scheme_or_ir(
+    return library.scheme_or_ir(
         "/dev/stdin" if scheme == "-" else scheme,
         options["library"],
         as_written("library"),
@@ -318,12 +377,11 @@ def _text(scheme: str, options: Mapping[str, Any]) -> Source:
 
 def _sweep(scheme: str, values: Mapping[str, tuple[int, ...]], options: Mapping[str, Any], form: TableForm) -> bool:
     """Prints a sweep's warnings, each once, and its table; returns whether SCHEME compiles with any of the values."""
-    from chimera_ir.sweeps.printing import shown
-    from chimera_ir.sweeps.sweep import swept
+    from chimera_ir.compare.sweep import shown, swept
 
     source = _text(scheme, options)
     warnings: list[Diagnostic] = []
-    with option_errors(source), progress.shown(is_quiet()) as tell:
+    with option_errors(source), console.shown(is_quiet()) as tell:
         first = {name: numbers[0] for name, numbers in values.items()}
         sweep = swept(Options(**options).request(source, first, as_written), values, warnings.append, tell)
     _say(dict.fromkeys(blocks(warnings, source, colored(sys.stderr))))
@@ -380,7 +438,7 @@ def _compiled(request: Request, wanted: Level | None, color: bool, details: bool
     """Compiles the request, whose answer the cache lacks; after an error, the warnings found before are still shown."""
     warnings: list[Diagnostic] = []
     try:
-        with progress.shown(is_quiet()) as tell:
+        with console.shown(is_quiet()) as tell:
             compilation = Compilation(request, warn=warnings.append, tell=tell)
             shown, written = produce(compilation, wanted, details)
     except BaseException:

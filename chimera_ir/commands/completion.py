@@ -5,7 +5,7 @@ from os.path import isfile
 import click
 from click.shell_completion import CompletionItem
 
-from chimera_ir import library, texts
+from chimera_ir import library
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.errors import CompileError
 
@@ -32,7 +32,7 @@ def settings(context: click.Context, _: click.Parameter, incomplete: str) -> lis
     if name not in library.names() and not isfile(name):
         return []
     try:
-        scheme = parse(texts.scheme_or_ir(name))
+        scheme = parse(library.scheme_or_ir(name))
         values = evaluate_globals(scheme, chosen).parameters
     except (CompileError, Rejected):
         return []
@@ -43,7 +43,7 @@ def settings(context: click.Context, _: click.Parameter, incomplete: str) -> lis
 def codes(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Codes of messages and names of errors that begin with ``incomplete``, each with its meaning."""
     from chimera_ir.commands.explain_command import exceptions
-    from chimera_ir.diagnostics.codes import meaning, messages
+    from chimera_ir.diagnostics.model import meaning, messages
 
     known = messages() | exceptions()
     begun = (name for name in known if name.lower().startswith(incomplete.lower()))

@@ -7,12 +7,9 @@ import click
 
 from chimera_ir import errors
 from chimera_ir.commands import completion
-from chimera_ir.commands.common import WrongCommand, write, write_json
-from chimera_ir.commands.sections import SectionedCommand, as_json, general
-from chimera_ir.diagnostics.codes import Example, example, meaning, messages, pattern
-from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.diagnostics.suggest import closest
-from chimera_ir.escapes import visible_lines
+from chimera_ir.commands.common import SectionedCommand, WrongCommand, as_json, general, write, write_json
+from chimera_ir.console import visible_lines
+from chimera_ir.diagnostics.model import Diagnostic, Example, closest, example, meaning, messages, pattern
 from chimera_runtime import errors as of_ranks
 
 LINES = 24

@@ -7,9 +7,8 @@ from typing import NoReturn
 import click
 
 from chimera_ir import __version__
-from chimera_ir.commands.common import run
-from chimera_ir.commands.sections import SETTINGS
-from chimera_ir.diagnostics.suggest import closest
+from chimera_ir.commands.common import SETTINGS, run
+from chimera_ir.diagnostics.model import closest
 from chimera_ir.garbage import uncollected
 
 NAME = "chimera"

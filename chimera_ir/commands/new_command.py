@@ -5,11 +5,10 @@ from pathlib import Path
 
 import click
 
-from chimera_ir import resources
-from chimera_ir.commands.common import FILE, WrongCommand
-from chimera_ir.commands.sections import SectionedCommand, general, report
-from chimera_ir.escapes import as_argument, command_line, visible
-from chimera_ir.syntax.spelling import KEYWORDS
+from chimera_ir import source
+from chimera_ir.commands.common import FILE, SectionedCommand, WrongCommand, general, report
+from chimera_ir.console import as_argument, command_line, visible
+from chimera_ir.syntax.mistakes import KEYWORDS
 
 _LOOP, _MODEL, _SCHEME = "loop.py", "model.py", "mine.chim"
 
@@ -24,7 +23,7 @@ def new_command(file: Path) -> None:
     training loop of your own, for the model file beside it. A file that exists is never overwritten.
     """
     template = _template(file)
-    text = (resources.templates() / "new" / template).read_text(encoding="utf-8")
+    text = (source.templates() / "new" / template).read_text(encoding="utf-8")
     if re.fullmatch(r"[\w.-]+", file.name):
         text = text.replace(template, file.name)
     if template == _SCHEME:

@@ -7,31 +7,31 @@ from typing import Literal
 
 import click
 
-from chimera_ir import output, progress, texts
+from chimera_ir import library, output
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import setting, single_values
 from chimera_ir.commands.common import (
     FILE,
     WRONG_TEXT,
     FiniteRange,
+    SectionedCommand,
     WrongCommand,
+    as_json,
+    general,
+    is_quiet,
+    remark,
     require_torch,
     run,
     write,
     write_json,
 )
-from chimera_ir.commands.search_options import SECONDS, SEED
-from chimera_ir.commands.sections import SectionedCommand, as_json, general, is_quiet, remark
-from chimera_ir.commands.stage_options import TIED, tied_by_transformer
-from chimera_ir.console import printed
-from chimera_ir.orders.improve import ORDER_MARK
+from chimera_ir.commands.cost_options import SECONDS, SEED, TIED, tied_by_transformer
+from chimera_ir.console import printed, shown
+from chimera_ir.orders.search import ORDER_MARK
 from chimera_ir.planner import listing
-from chimera_ir.planner.command_lines import Files, order_file
-from chimera_ir.planner.listing import View
-from chimera_ir.planner.notes import notes
+from chimera_ir.planner.listing import Files, View, notes, order_file, recommendation
 from chimera_ir.planner.planning import MOST, rank_schemes
 from chimera_ir.planner.rank import ERROR
-from chimera_ir.planner.recommendation import recommendation
 from chimera_ir.planner.searched import SEARCHED
 from chimera_ir.planner.space import MAX_OPERATIONS
 from chimera_ir.plural import counted
@@ -176,7 +176,7 @@ def plan_command(
     files = Files(
         str(profile), str(cluster), layout == "replica", max_operations, tuple(map(tuple, tied)), sharded_optimizer
     )
-    with progress.shown(is_quiet()) as doing:
+    with shown(is_quiet()) as doing:
         ranked = rank_schemes(
             *(_scheme(name, directories) for name in schemes),
             profile=profile,
@@ -234,7 +234,7 @@ def _write_order(text: str, file: Path) -> None:
 
 
 def _scheme(name: str, directories: tuple[Path, ...]) -> Source:
-    return texts.scheme_or_ir(name, directories, _LIBRARY, lambda text: remark(f"remark: {text}"))
+    return library.scheme_or_ir(name, directories, _LIBRARY, lambda text: remark(f"remark: {text}"))
 
 
 main = partial(run, plan_command, "chimera-plan")

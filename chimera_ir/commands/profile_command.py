@@ -14,15 +14,28 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from chimera_ir import __version__
-from chimera_ir.commands.common import FiniteRange, GivenPath, WrongCommand, as_misuse, require_torch, run, write_json
-from chimera_ir.commands.sections import SETTINGS, SectionedCommand, all_of, as_json, general, is_quiet, remark
-from chimera_ir.commands.stage_options import parse_split
-from chimera_ir.escapes import visible
+from chimera_ir.commands.common import (
+    SETTINGS,
+    FiniteRange,
+    GivenPath,
+    SectionedCommand,
+    WrongCommand,
+    all_of,
+    as_json,
+    as_misuse,
+    general,
+    is_quiet,
+    remark,
+    require_torch,
+    run,
+    write_json,
+)
+from chimera_ir.commands.cost_options import parse_split
+from chimera_ir.console import logged, visible
 from chimera_ir.output import OutputRefused, refuse_file, write_file
 from chimera_ir.plural import counted
-from chimera_ir.profile.warnings import WARNING
+from chimera_ir.profile.document import WARNING
 from chimera_ir.profile.write import write_cluster, write_profile
-from chimera_ir.progress import logged
 
 MARK = "# Written by `chimera profile`, which overwrites this file; delete this line to keep it.\n"
 
@@ -255,9 +268,8 @@ def links(
         launch = f"torchrun --nproc-per-node=4 --no-python {called} --out cluster.toml"
         raise WrongCommand(f"links are measured between ranks: start it with torchrun, as in\n  {launch}")
     require_torch("measuring")
-    from chimera_ir.measure.links import LinkRequest
-    from chimera_ir.measure.network import described
-    from chimera_ir.measure.ranks import run as run_rank
+    from chimera_ir.measure.links import LinkRequest, described
+    from chimera_ir.measure.links import run as run_rank
 
     # Every rank measures; rank 0 has the results, and writes the file.
     with _bar() if os.environ["RANK"] == "0" else nullcontext(_no_bar) as progress:

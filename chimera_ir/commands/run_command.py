@@ -11,11 +11,21 @@ import click
 
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import setting, single_values
-from chimera_ir.commands.common import GivenPath, WrongCommand, WrongText, as_misuse, require_torch
+from chimera_ir.commands.common import (
+    Function,
+    GivenPath,
+    SectionedCommand,
+    WrongCommand,
+    WrongText,
+    all_of,
+    as_misuse,
+    general,
+    report,
+    require_torch,
+)
 from chimera_ir.commands.compile_command import answered, compiling, delivered
-from chimera_ir.commands.sections import Function, SectionedCommand, all_of, general, report
-from chimera_ir.commands.stage_options import tied_by_transformer
-from chimera_ir.escapes import as_argument, command_line, visible
+from chimera_ir.commands.cost_options import tied_by_transformer
+from chimera_ir.console import as_argument, command_line, visible
 from chimera_ir.options import MOST
 from chimera_ir.request import EqualTimes
 from chimera_runtime.errors import Misuse as Refused

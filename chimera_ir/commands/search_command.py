@@ -4,9 +4,9 @@ from typing import Any
 
 import click
 
+from chimera_ir.commands.common import SectionedCommand
 from chimera_ir.commands.compile_command import compile_command
-from chimera_ir.commands.search_options import SECONDS
-from chimera_ir.commands.sections import SectionedCommand
+from chimera_ir.commands.cost_options import SECONDS
 
 DEFAULT = 15.0
 

@@ -6,24 +6,33 @@ from pathlib import Path
 import click
 
 from chimera_ir import output as output_directory
-from chimera_ir.commands.common import FILE, GivenPath, WrongCommand, WrongText, run, write_json
-from chimera_ir.commands.sections import SectionedCommand, as_json, general, remark, report
-from chimera_ir.console import printed
-from chimera_ir.cost.number_text import rounded
-from chimera_ir.escapes import visible
+from chimera_ir.commands.common import (
+    FILE,
+    GivenPath,
+    SectionedCommand,
+    WrongCommand,
+    WrongText,
+    as_json,
+    general,
+    remark,
+    report,
+    run,
+    write_json,
+)
+from chimera_ir.console import printed, visible
+from chimera_ir.cost.durations import rounded
 from chimera_ir.options import read_inputs
 from chimera_ir.profile.choose import Inputs
-from chimera_ir.profile.warnings import WARNING, shown
+from chimera_ir.profile.document import WARNING, shown
 from chimera_ir.recorded_page import recorded_page, stopped_page
 from chimera_ir.trace import presentation
 from chimera_ir.trace.bundles import read_bundle
 from chimera_ir.trace.compare import TraceComparison, compare, has_whole_updates
 from chimera_ir.trace.drawing import draw
+from chimera_ir.trace.forecast import profile_source
 from chimera_ir.trace.match import lanes
-from chimera_ir.trace.profile_source import profile_source
 from chimera_ir.trace.recorded_events import recorded_trace
-from chimera_ir.trace.spans import Lane
-from chimera_ir.trace.trace_files import BadTrace, Trace, read
+from chimera_ir.trace.trace_files import BadTrace, Lane, Trace, read
 
 NAME = "chimera-trace"
 

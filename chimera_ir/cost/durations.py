@@ -2,19 +2,160 @@
 
 import re
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from enum import Enum
 from fractions import Fraction
-from math import lcm
+from functools import lru_cache
+from math import ceil, floor, lcm
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, TypeVar, assert_never
 
-from chimera_ir.cost.number_text import Unit, exact
-from chimera_ir.cost.stage_shares import stage_shares
 from chimera_ir.errors import WrongOption
 from chimera_ir.ir.kinds import COSTED, KEPT, KINDS, PAIR, RECOMPUTATION
-from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Operation, Pair
-from chimera_ir.ir.slice_lengths import weighed
+from chimera_ir.ir.levels import Header, Schedule, weighed
+from chimera_ir.ir.ops import Operation, Pair, Stage
 from chimera_ir.plural import counted, listed
+
+# Exact numbers and times as text for people.
+
+_Content = TypeVar("_Content")
+
+_TIMES = ((1, "s"), (1000, "ms"), (1_000_000, "us"))
+"""The number of each unit in a second, the largest unit first."""
+
+
+def decimal(value: Fraction) -> str:
+    """A number for people: an integer in full, otherwise six significant digits.
+
+    Examples
+    --------
+    >>> decimal(Fraction(33)), decimal(Fraction(1, 8)), decimal(Fraction(100, 3))
+    ('33', '0.125', '33.3333')
+    """
+    return str(value.numerator) if value.denominator == 1 else f"{float(value):.6g}"
+
+
+def exact(value: Fraction) -> str:
+    """A number as a user would write it: a decimal if six digits show it exactly, else a fraction.
+
+    Examples
+    --------
+    >>> exact(Fraction(1, 8)), exact(Fraction(5, 3))
+    ('0.125', '5/3')
+    """
+    return decimal(value) if Fraction(decimal(value)) == value else str(value)
+
+
+def seconds(value: float) -> str:
+    """A time in seconds as text, with four digits and a fitting unit.
+
+    Examples
+    --------
+    >>> seconds(1.9618), seconds(0.0004344), seconds(0.0)
+    ('1.962 s', '434.4 us', '0')
+    """
+    factor, unit = time_unit(value)
+    return f"{value * factor:.4g} {unit}" if value else "0"
+
+
+def rounded(content: _Content) -> _Content:
+    """Rounds all floats in the content of a JSON file to twelve digits; further ones are rounding errors of sums.
+
+    Examples
+    --------
+    >>> rounded({"T": 1.3970000000000011, "counts": [1, 0.1 + 0.2]})
+    {'T': 1.397, 'counts': [1, 0.3]}
+    """
+    match content:
+        case float():
+            return float(f"{content:.12g}")  # type: ignore[return-value]
+        case dict():
+            return {name: rounded(value) for name, value in content.items()}  # type: ignore[return-value]
+        case list():
+            return [rounded(value) for value in content]  # type: ignore[return-value]
+        case _:
+            return content
+
+
+def number(value: Fraction) -> int | float:
+    """A number of a JSON file: an integer where it is integral, else a float."""
+    return value.numerator if value.denominator == 1 else float(value)
+
+
+def time_unit(value: float) -> tuple[int, str]:
+    """Chooses seconds, milliseconds or microseconds: the largest unit that is not longer than ``value`` seconds.
+
+    Returns how many of the unit make a second, and its name. A shorter time gets microseconds.
+    """
+    return next((unit for unit in _TIMES if value * unit[0] >= 1), _TIMES[-1])
+
+
+class Unit(Enum):
+    """The unit of times: the unit of the costs, which is the user's choice, or seconds."""
+
+    COST = None
+    SECOND = "s"
+
+    def show(self, time: Fraction) -> str:
+        """A time in this unit as text."""
+        match self:
+            case Unit.COST:
+                return decimal(time)
+            case Unit.SECOND:
+                return seconds(float(time))
+            case _:
+                assert_never(self)
+
+    def show_range(self, times: Collection[Fraction]) -> str:
+        """The smallest and the largest of some times as text; one text if both are equal."""
+        least, most = self.show(min(times)), self.show(max(times))
+        return least if least == most else f"{least} to {most}"
+
+    def axis(self, span: Fraction) -> tuple[int, str]:
+        """Chooses the unit of a picture's time axis for times up to ``span``.
+
+        Returns how many of the chosen unit make one of this unit, and its name.
+        """
+        match self:
+            case Unit.COST:
+                return 1, ""
+            case Unit.SECOND:
+                return time_unit(float(span))
+            case _:
+                assert_never(self)
+
+
+def percent(ratio: Fraction) -> str:
+    """A share as a percentage with one decimal."""
+    return f"{float(100 * ratio):.1f}%"
+
+
+# A model cut into another number of stages: the parts of the old stages of which each new one consists.
+
+StagePart = tuple[Stage, Fraction]
+"""A stage of the old cut, and the share of it that is in a stage of the new cut."""
+
+
+@lru_cache(maxsize=2**8)
+def stage_shares(stages: int, into: int) -> tuple[tuple[StagePart, ...], ...]:
+    """Cuts a model of ``stages`` stages into ``into`` new stages of equal size.
+
+    Returns the parts of each new stage as pairs: an old stage, and the share of this old stage that goes into the new
+    one.
+
+    Examples
+    --------
+    >>> stage_shares(2, 4)[3], stage_shares(4, 2)[0]
+    (((1, Fraction(1, 2)),), ((0, Fraction(1, 1)), (1, Fraction(1, 1))))
+    """
+    size = Fraction(stages, into)
+    return tuple(
+        tuple(
+            (Stage(stage), min((number + 1) * size, Fraction(stage) + 1) - max(number * size, Fraction(stage)))
+            for stage in range(floor(number * size), ceil((number + 1) * size))
+        )
+        for number in range(into)
+    )
+
 
 COST_LETTERS = tuple(COSTED)
 """The letters of the kinds of compute operations and of pairs, in the order in which reports name them."""

@@ -10,17 +10,132 @@ the host has after they are made, and back at the latest before they are read. E
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from heapq import heappop, heappush
+from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from chimera_ir.flow.host_moves import made_and_freed
-from chimera_ir.ir.ids import Micro, Stage
+from chimera_ir.cost.durations import Durations
+from chimera_ir.cost.simulate import Launched, Stepped, Timed, Timeline, occupying, steady_window, ticks
+from chimera_ir.errors import WrongOption
+from chimera_ir.flow.engine import steady_run
+from chimera_ir.flow.live import made_and_freed, most_kept
+from chimera_ir.flow.net import Net, net_of, turn_net
 from chimera_ir.ir.kinds import KEPT, OFFLOAD, RELOAD
-from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Compute, Operation
+from chimera_ir.ir.levels import Bound, Header, Program, Quantity, Schedule
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Compute,
+    LaneParts,
+    Micro,
+    Operation,
+    Stage,
+    Step,
+    WaitAllReduce,
+    WeightGroup,
+    Worker,
+    singles,
+)
+from chimera_ir.ir.streams import ScheduleStream, stream_with
+from chimera_ir.ir.turns import moved, turn_number
+
+# The launches of gradient sums and the steps of each worker, and the free time for the sums (sections 3.2, 3.4).
+
+LaunchPlaces = Sequence[Sequence[tuple[int, WeightGroup]]]
+"""Launches by worker, in order: the number of operations that run before the launch, and the group that is summed."""
+
+
+def launches(program: Program, timeline: Timeline) -> tuple[Launched, ...]:
+    """The launches of gradient sums, worker by worker in the order of the lanes, with their times in the timeline.
+
+    For a stream these are only the launches in a stretch of the steady state (`steady_window`); there are none if the
+    timeline shows no such stretch.
+    """
+    all_launches = tuple(_launches(program, timeline))
+    if not program.header.asynchronous:
+        return all_launches
+    window = steady_window(timeline)
+    if window is None:
+        return ()
+    start, end = window.start * timeline.tick, window.end * timeline.tick
+    return tuple(launched for launched in all_launches if start < launched.at <= end)
+
+
+def launch_places(program: Program) -> LaunchPlaces:
+    """The launches of each worker in the order of its lane.
+
+    A launch is a pair: the number of compute operations before it in the lane, and its weight group.
+    """
+    return [
+        [(done, instruction.group) for done, instruction in _after(parts) if isinstance(instruction, AllReduce)]
+        for parts in program.parts
+    ]
+
+
+def steps(program: Program, timeline: Timeline) -> tuple[Stepped, ...]:
+    """All steps of a stream, worker by worker, each at the end of the operation before the step."""
+    return tuple(
+        Stepped(Worker(worker), instruction.group, instruction.version, _end(timed, done) * timeline.tick)
+        for worker, (parts, timed) in enumerate(zip(program.parts, timeline.lanes, strict=True))
+        for done, instruction in _after(parts)
+        if isinstance(instruction, Step) and instruction.version is not None
+    )
+
+
+def with_events(timeline: Timeline, program: Program) -> Timeline:
+    """Returns the timeline with the events that a picture marks: launches of sums or, without a flush, steps."""
+    events = steps if program.header.steps_inside else launches
+    return replace(timeline, events=events(program, timeline))
+
+
+def _launches(program: Program, timeline: Timeline) -> Iterator[Launched]:
+    for worker, (parts, timed) in enumerate(zip(program.parts, timeline.lanes, strict=True)):
+        lines = list(_after(parts))
+        waits = {
+            (instruction.group, instruction.version): done
+            for done, instruction in lines
+            if isinstance(instruction, WaitAllReduce)
+        }
+        for done, instruction in lines:
+            if isinstance(instruction, AllReduce):
+                waited = waits[instruction.group, instruction.version]
+                yield _launched(Worker(worker), instruction.group, timed, done, waited, timeline)
+
+
+def _after(parts: LaneParts) -> Iterator[tuple[int, AllReduce | WaitAllReduce | Step]]:
+    """Yields the launches, waits for sums and steps of a lane, each with the number of compute operations before it."""
+    for place, instruction in parts.updates:
+        if isinstance(instruction, AllReduce | WaitAllReduce | Step):
+            yield bisect_left(parts.computes.places, place), instruction
+
+
+def _launched(
+    worker: Worker, group: WeightGroup, timed: tuple[Timed, ...], done: int, waited: int, timeline: Timeline
+) -> Launched:
+    """Makes the `Launched` of a sum that comes after the first ``done`` operations of the lane ``timed``.
+
+    The worker waits for the sum after the first ``waited`` operations of the lane.
+    """
+    header, at, last = timeline.header, _end(timed, done), _end(timed, len(timed))
+    until = timed[waited].start if waited < len(timed) else last
+    busy = sum(interval.end - interval.start for interval in occupying(header, timed[done:waited]))
+    flush = 0 if waited < len(timed) or header.steps_inside else timeline.span - last
+    return Launched(
+        worker=worker,
+        group=group,
+        strategy=header.strategy(group),
+        at=at * timeline.tick,
+        free=(until - at - busy) * timeline.tick,
+        flush=flush * timeline.tick,
+    )
+
+
+def _end(timed: tuple[Timed, ...], done: int) -> int:
+    """The tick at which the first ``done`` operations of lane ``timed`` are over; 0 if ``done`` is 0."""
+    return timed[done - 1].end if done else 0
+
 
 Time = int | Fraction
 
@@ -267,3 +382,153 @@ class HostPlan:
             made, freed = made_and_freed(self._header, step.operation) if cells <= begun else (0, 0)
             yield amount + made
             amount += made - freed
+
+
+# The pass that adds moves to the host to a schedule, where they fit beside its operations (`--offload auto`).
+#
+# memory activations <= 4 (none declared)   memory activations <= 2 ..
+#
+# worker 0:                                 worker 0:
+#   F m0 s0                                   F m0 s0
+#   F m1 s0                                   offload m0 s0       (runs beside F m1)
+#   ..                                        F m1 s0
+#   B m0 s0                                   ..
+#                                             reload m0 s0        (runs beside the operation before B m0)
+#                                             ..
+#                                             B m0 s0
+#
+# The rule is that of selective offload (Wan et al., "PipeOffload", ICML 2025): activations move only if the time of
+# both transfers lies between the operation that makes them and the first that reads them, and a stage that feeds no
+# other keeps everything, because its backwards come right after its forwards. `host_plan` chooses among these
+# activations. If the schedule declares a bound on activations, as many move as the bound asks for. Else each worker
+# keeps as little as it can while no operation waits for a transfer, and this amount becomes a declared bound of the
+# schedule: a lane waits for an offload only where it would keep more.
+
+_SHARES = (Fraction(1), Fraction(1, 2), Fraction(1, 4), Fraction(0))
+"""Factors on the time of transfers, as if the link were faster.
+
+Moves are planned with one factor after another, until a plan keeps no more than the schedule's declared bound.
+"""
+
+
+class Moved(NamedTuple):
+    """A schedule to which moves were added, and the timeline that it had without them (``before``)."""
+
+    schedule: Schedule | ScheduleStream
+    before: Timeline
+
+
+def offload(
+    level: Schedule | ScheduleStream, durations: Durations, net: Net | None = None
+) -> Schedule | ScheduleStream:
+    """Adds offloads and reloads to a schedule, by the rule of this module; returns it as it is if nothing can move.
+
+    ``level`` must have no moves yet, and no errors, except that it may exceed its declared bounds. ``net`` is the graph
+    of waits of a schedule with a flush, if the caller has it.
+    """
+    header = replace(level.header, moves=True)
+    tick, duration = ticks(header, durations)
+
+    def of_move(operation: Compute) -> Time:
+        """The duration of a move, which need not be a whole number of ticks."""
+        return durations.duration(operation, header) / tick
+
+    if isinstance(level, Schedule):
+        net = net or net_of(level)
+        lengths = list(map(duration, net.operations))
+        ends = net.ends(lengths)
+        timed = [
+            TimedLane([TimedStep(net.operations[n], ends[n] - lengths[n], ends[n]) for n in numbers])
+            for numbers in net.lanes
+        ]
+    else:
+        timed = list(_steady_lanes(level, duration))
+    declared = next((bound.limits for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS), None)
+    lanes = [
+        moving_lane(header, lane, of_move, int(limit * header.units))
+        for lane, limit in zip(timed, declared or (0,) * len(timed), strict=True)
+    ]
+    if not any(operation.kind.moves for lane in lanes for operation in lane.operations):
+        return level
+    if declared is None:
+        limits = tuple(Fraction(lane.limit, header.units) for lane in lanes)
+        header = replace(header, bounds=(*header.bounds, Bound(Quantity.ACTIVATIONS, limits)))
+    if isinstance(level, Schedule):
+        return Schedule(header, tuple(lane.operations for lane in lanes))
+    return stream_with(header, [tuple(singles(lane.operations)) for lane in lanes])
+
+
+def require_movable(schedule: Schedule | ScheduleStream, *, is_program: bool) -> None:
+    """Raises `WrongOption` for a schedule to which no moves can be added.
+
+    Such a schedule has moves of its own, or is that of a program, whose text says everything that each worker does.
+    """
+    name = schedule.header.scheme
+    if is_program:
+        raise WrongOption("offload", f": the text of the program of {name} says itself what moves; give its schedule")
+    if schedule.header.moves:
+        raise WrongOption("offload", f": {name} says itself what moves to the host, and when")
+
+
+class LaneWithMoves(NamedTuple):
+    """A lane, or the turn of one, with its moves; it keeps at most ``limit`` units (`Header.units` a micro-batch)."""
+
+    operations: tuple[Operation, ...]
+    limit: int
+
+
+def _steady_lanes(stream: ScheduleStream, duration: Callable[[Operation], int]) -> Iterator[TimedLane]:
+    """Yields for each lane of a stream its operations in several turns, at the times of the earliest run that repeats.
+
+    ``duration`` gives the time of an operation. The turn in the middle is the one to plan.
+    """
+    header, net = stream.header, turn_net(stream)
+    lengths = list(map(duration, net.operations))
+    run = steady_run(net.waits, lengths, [turn_number(header, operation) for operation in net.operations])
+    for lane in net.lanes:
+        # As many turns on both sides of the one that is planned as activations can wait.
+        turns = [micro // header.period for operation in lane.operations for micro in operation.micros]
+        spread = max(turns, default=0) - min(turns, default=0) + 1
+        steps = []
+        for number in range(-spread, spread + 1):
+            for node, operation in enumerate(lane.operations, lane.first):
+                end = run.ends[node] + number * run.ratio
+                later = replace(operation, micros=moved(operation.micros, number * header.period))
+                steps.append(TimedStep(later, end - lengths[node], end))
+        yield TimedLane(steps, spread, 2 * spread + 1, run.ratio)
+
+
+def moving_lane(header: Header, lane: TimedLane, of_move: Callable[[Compute], Time], declared: int) -> LaneWithMoves:
+    """Adds moves to a lane, so that it keeps no more than ``declared`` units or, if that is 0, as few as possible.
+
+    ``of_move`` gives the time that a move takes.
+
+    If the link is too slow for the declared bound, moves are planned as for a faster link, and the lane then waits for
+    them. If that does not help either, the lane is returned without moves.
+    """
+    operations = [lane.steps[place].operation for place in lane.places]
+    for share in _SHARES if declared else _SHARES[:1]:
+        plan = HostPlan(header, lane, _faster(of_move, share))
+        for limit in [declared] if declared else range(plan.least, plan.peak):
+            launches = plan.launches(limit)
+            if launches is None:
+                continue
+            moving = tuple(_offloaded(header, operations, launches))
+            if most_kept(header, moving, limit) <= limit:
+                return LaneWithMoves(moving, limit)
+    return LaneWithMoves(tuple(operations), plan.peak)
+
+
+def _faster(of_move: Callable[[Compute], Time], share: Fraction) -> Callable[[Compute], Time]:
+    """Returns ``of_move``, the time of a move, with each time multiplied by ``share``: as on a faster link."""
+    return lambda move: of_move(move) * share
+
+
+def _offloaded(header: Header, lane: Sequence[Operation], launches: Sequence[MoveLaunch]) -> Iterator[Operation]:
+    """Yields the operations of a lane with its moves, each before the operation whose number is the launch's place."""
+    before = {place: list(several) for place, several in groupby(launches, attrgetter("place"))}
+    for place in range(len(lane) + 1):
+        for launch in before.get(place, ()):
+            micros = moved(launch.operation.micros, launch.turns * header.period)
+            yield replace(launch.operation, micros=micros)
+        yield from lane[place : place + 1]

@@ -4,24 +4,318 @@ Communication is free here, as in the paper's analysis (section 2). Time is coun
 every duration is a multiple, so that the result is exact and the arithmetic fast.
 """
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import chain, groupby
+from operator import itemgetter
+from typing import NamedTuple
 
-from chimera_ir.cost.critical import CriticalPath, Structure, critical_path, structure_of, update_length
-from chimera_ir.cost.durations import DurationKey, Durations, duration_key
-from chimera_ir.cost.overlap import steady_period
-from chimera_ir.flow.net import Net
-from chimera_ir.ir.ids import Version, WeightGroup, Worker
-from chimera_ir.ir.kinds import RECOMPUTATION, Resource
-from chimera_ir.ir.levels import Header, Schedule, Strategy
-from chimera_ir.ir.one_line import OneLine
-from chimera_ir.ir.ops import Operation
+from chimera_ir.cost.durations import DurationKey, Durations, duration_key, number
+from chimera_ir.flow import live
+from chimera_ir.flow.engine import NO_CYCLE, Waits, critical, cycles_among
+from chimera_ir.flow.live import MoveStep, waited, waits_of
+from chimera_ir.flow.net import Net, net_of, turn_net
+from chimera_ir.ir.kinds import COSTED, KEPT, RECOMPUTATION, Counted, Kind, Pairing, Resource
+from chimera_ir.ir.levels import Header, OneLine, Schedule, Strategy
+from chimera_ir.ir.ops import Instruction, Micro, Operation, Version, WeightGroup, Worker, singles
+from chimera_ir.ir.streams import stream_of
+from chimera_ir.ir.text.printer import line
+from chimera_ir.ir.turns import in_turn, later, turn_number
+from chimera_ir.plural import counted
 
-if TYPE_CHECKING:
-    from chimera_ir.cost.curves import Row
+# The staleness of a schedule: how old the weights are with which its gradients are computed.
+
+
+class Staleness(NamedTuple):
+    """The age of the weights with which an update's gradients are computed.
+
+    ``updates`` has the largest staleness of each stage: how many updates older the weights that a micro-batch reads are
+    than those that it changes. ``micro_batches`` is how many of an update read old weights on any stage.
+    """
+
+    updates: tuple[int, ...]
+    micro_batches: int
+
+
+def staleness(schedule: Schedule) -> Staleness:
+    """The largest staleness on each stage, and the most micro-batches of one update that read old weights.
+
+    Update k turns version k into version k+1; without a flush, its micro-batches may have read an older version.
+    """
+    oldest = [0] * schedule.header.stages
+    late: dict[int, set[Micro]] = defaultdict(set)
+    for lane in schedule.lanes:
+        for operation in singles(lane):
+            if operation.version is not None:
+                update = schedule.header.update_of(operation.micros)
+                oldest[operation.stage] = max(oldest[operation.stage], update - operation.version)
+                if operation.version < update:
+                    late[update].update(operation.micros)
+    return Staleness(tuple(oldest), max(map(len, late.values()), default=0))
+
+
+def warning(stale: Staleness, of: int) -> Iterator[str]:
+    """Yields a warning for the user if any stage reads old weights; ``of`` are the micro-batches of an update."""
+    most, least = max(stale.updates), min(stale.updates)
+    if most > 0:
+        old = f"{counted(most, 'update')} old"
+        first, last = stale.updates.index(most), stale.updates.index(least)
+        where = "" if most == least else f" on stage {first}, {least} on stage {last}"
+        late = (
+            "all micro-batches"
+            if stale.micro_batches == of
+            else f"{stale.micro_batches} of {counted(of, 'micro-batch')}"
+        )
+        yield f"without a flush, gradients of {late} come from old weights: {old}{where}"
+
+
+# The operations that decide how long an update takes: a critical path or, without a flush, a critical cycle.
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPath:
+    """Operations that follow one another without a gap, each waiting for the operation before it.
+
+    With a flush they go from time 0 to the end. In a stream they are a cycle: from a turn of the steady state to the
+    same place in a later turn. ``length`` is the time of one update, in ticks. ``counts`` has C_f and C_b of section
+    3.4: by the letter of each kind in the schedule, the number of micro-batches, per update, on which operations of
+    this kind on the path work. A slice or a half counts as its part of a micro-batch, and a micro-batch of weight 2
+    counts twice.
+    """
+
+    operations: tuple[Operation, ...]
+    length: Fraction
+    counts: Mapping[str, Fraction]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The part of a timeline that costs and recomputation do not change.
+
+    ``net`` has the schedule's operations, numbered, and what each waits for. ``numbers`` are the numbers of those that
+    can be on a critical path: all or, without a flush, those of one turn. Without a flush, ``waits[i]`` lists what the
+    operation ``numbers[i]`` waits for, as pairs: the place of another operation in ``numbers``, and how many turns
+    earlier that one runs. With a flush, ``waits`` is empty.
+    """
+
+    net: Net
+    numbers: Sequence[int]
+    waits: Waits
+
+    @cached_property
+    def preferred(self) -> Sequence[int]:
+        """A number for each operation in ``numbers``, which decides between critical paths of equal length.
+
+        The path with the largest sum of these numbers has the most backwards; of those with as many, the most pairs; of
+        these, the most input gradients; and of these, if memory moves, the most operations other than moves.
+        """
+        operations = [self.net.operations[number] for number in self.numbers]
+        # Each preference counts more than all operations together can sum up of the next one.
+        header = self.net.schedule.header
+        sizes = [int(header.weight(operation) * header.weight_unit) for operation in operations]
+        unit = 1 + sum(sizes)
+
+        def weight(kind: Kind | Pairing) -> int:
+            if isinstance(kind, Pairing):
+                return unit
+            return (unit**2 if kind.sums else 1) * (KEPT in kind.reads)
+
+        weights = {kind: weight(kind) for kind in {operation.kind for operation in operations}}
+        if header.moves:
+            weights = {kind: 0 if kind.moves else unit * number + 1 for kind, number in weights.items()}
+        return [weights[operation.kind] * size for operation, size in zip(operations, sizes, strict=True)]
+
+
+def structure_of(schedule: Schedule, net: Net | None = None) -> Structure:
+    """Builds the structure of a verified schedule; ``net`` is its graph of operations and waits, if the caller has it.
+
+    Raises `ValueError` for a cycle, and for a stream that shows no turn of its steady state.
+    """
+    header, net = schedule.header, net or net_of(schedule)
+    if len(net.order) < len(net.operations):
+        raise ValueError("the schedule closes a cycle; only a verified schedule has a timeline")
+    return Structure(net, *_turn_in(net)) if header.asynchronous else Structure(net, range(len(net.operations)), ())
+
+
+def _turn_in(net: Net) -> tuple[Sequence[int], Waits]:
+    """Returns ``numbers`` and ``waits`` for the `Structure` of a stream.
+
+    The operations are those on the micro-batches of turn 0, in an order in which the stream can run them.
+    """
+    turn, header = turn_net(stream_of(net.schedule)), net.schedule.header
+    nodes = {in_turn(header, operation)[0]: node for node, operation in enumerate(turn.operations)}
+    in_turns = ((number, *in_turn(header, net.operations[number])) for number in net.order)
+    first = {nodes[operation]: number for number, operation, in_which in in_turns if in_which == 0}
+    # Nodes count turns from that of their lane, these waits from that of the micro-batch.
+    place, turns = {node: place for place, node in enumerate(first)}, [turn_number(header, o) for o in turn.operations]
+    waits = [[(place[other], ago + turns[node] - turns[other]) for other, ago in turn.waits[node]] for node in first]
+    return [*first.values()], [sorted(several, key=lambda wait: wait[1] > 0) for several in waits]
+
+
+def critical_path(header: Header, structure: Structure, durations: Sequence[int]) -> tuple[CriticalPath, list[int]]:
+    """Returns a critical path with the most backwards (`Structure.preferred`), and the end of each operation, in ticks.
+
+    Operation n of the net takes ``durations[n]`` ticks, and starts as soon as all operations that it waits for are
+    over.
+
+    Without split backwards and pairs the number of backwards on a critical path fixes that of forwards, because
+    durations are positive. So C_f and C_b are well defined.
+    """
+    net = structure.net
+    if not net.operations:
+        return _counted(header, net, (), Fraction(0), 1), []
+    if structure.waits:
+        return _cycle(header, structure, durations), net.ends(durations)
+    return _path(header, net, durations, structure.preferred)
+
+
+def update_length(header: Header, structure: Structure, durations: Sequence[int]) -> Fraction:
+    """The time of one update in ticks: the ``length`` that `critical_path` gives, without building the path."""
+    if not structure.waits:
+        return Fraction(max(structure.net.ends(durations), default=0))
+    return critical(structure.waits, [durations[number] for number in structure.numbers]).cycle.ratio / header.per_turn
+
+
+def _path(
+    header: Header, net: Net, durations: Sequence[int], preferred: Sequence[int]
+) -> tuple[CriticalPath, list[int]]:
+    """Returns the critical path with the largest sum of ``preferred`` numbers, and the ends of all operations in ticks.
+
+    Both ``durations`` and ``preferred`` have a number for each operation of the net. One number joins the two: the
+    duration in the high digits, the preferred number in the low ones. So the longest path in joined numbers is, of all
+    paths that take longest, the one with the largest sum of ``preferred``.
+    """
+    unit = 1 + sum(preferred)
+    lengths = [duration * unit + more for duration, more in zip(durations, preferred, strict=True)]
+    ends = net.ends(lengths)
+    number = max(range(len(ends)), key=ends.__getitem__)
+    # Back from the operation that ends last, always to an operation that ends where this one starts.
+    path = [number]
+    while (start := ends[number] - lengths[number]) > 0:
+        number = next(before for before in net.predecessors[number] if ends[before] == start)
+        path.append(number)
+    times = [end // unit for end in ends]
+    return _counted(header, net, reversed(path), Fraction(max(times)), 1), times
+
+
+def _cycle(header: Header, structure: Structure, durations: Sequence[int]) -> CriticalPath:
+    # First the cycles that take longest, then among their waits the cycle that is preferred.
+    longest = critical(structure.waits, [durations[number] for number in structure.numbers])
+    most = critical(longest.tight, structure.preferred).cycle
+    cycle = longest.cycle if most == NO_CYCLE else most
+    path = [structure.numbers[node] for node in cycle.nodes]
+    updates = header.per_turn
+    return _counted(header, structure.net, path, longest.cycle.ratio / updates, cycle.turns * updates)
+
+
+def _counted(header: Header, net: Net, path: Iterable[int], length: Fraction, updates: int) -> CriticalPath:
+    """Makes a `CriticalPath` of the operations that have the numbers ``path`` in ``net``, and counts micro-batches.
+
+    ``length`` is the time of one update; the path spans ``updates`` updates, by which the counts are divided.
+    """
+    operations = tuple(net.operations[number] for number in path)
+    micros: dict[str, int | Fraction] = defaultdict(int)
+    for operation in operations:
+        micros[operation.kind.letter] += header.weight(operation)
+    present = {kind.letter for kind in {operation.kind for operation in net.operations}}
+    counts = {letter: Fraction(micros[letter], header.parts * updates) for letter in COSTED if letter in present}
+    return CriticalPath(operations, length, counts)
+
+
+# The steady period: the time of an iteration where many follow one another without a barrier.
+#
+# iteration k      worker 0:  F m0 s0 .. B m1 s0      worker 1:  F m0 s1 .. B m1 s1
+# iteration k+1               F m0 s0 ..                         F m0 s1 ..
+#
+# The first operation of worker 0 in iteration k+1 waits for the last one of worker 0 in iteration k, B m1 s0, and for
+# the last ones that add to gradients of a weight that worker 0 holds, on every worker that holds it. It does not wait
+# for workers with which it shares no weight: there is no barrier.
+
+
+def steady_period(header: Header, net: Net, durations: Sequence[int], path: CriticalPath) -> Fraction:
+    """Returns the steady period of a synchronous schedule in ticks: the makespan of many iterations by their number.
+
+    It is never longer than the makespan, and equal to it if the first operation of the critical ``path`` waits for the
+    last operation of the path in the iteration before.
+
+    Otherwise it is the largest ratio of a cycle of waits, as in `flow.cycles`: time by iterations. Only the first
+    operation of a lane waits for the iteration before. So lanes are the nodes of the cycles, and playing one iteration
+    gives the longest paths from lane to lane.
+    """
+    awaited, operations = _awaited(header, net), net.operations
+    for first, numbers in awaited.items():
+        if operations[first] == path.operations[0] and path.operations[-1] in [operations[n] for n in numbers]:
+            return path.length
+    ratio = Fraction(0)
+    while (larger := _larger_ratio(net, durations, awaited, ratio)) is not None:
+        ratio = larger
+    return ratio
+
+
+def _awaited(header: Header, net: Net) -> Mapping[int, Iterable[int]]:
+    """Maps the first operation of each lane to the operations of the iteration before for which it waits.
+
+    Operations are named by their numbers in the net.
+    """
+    last = _last_additions(header, net)
+    return {
+        lane.start: {lane[-1], *(number for group in header.groups_of[worker] for number in last.get(group, ()))}
+        for worker, lane in enumerate(net.lanes)
+        if lane
+    }
+
+
+def _larger_ratio(
+    net: Net, durations: Sequence[int], awaited: Mapping[int, Iterable[int]], ratio: Fraction
+) -> Fraction | None:
+    """Finds a cycle of waits that takes more than ``ratio`` ticks per iteration.
+
+    Returns how many ticks per iteration it takes; None if there is no such cycle. ``awaited`` is the result of
+    `_awaited`.
+
+    Longest paths are found as by Bellman and Ford; a step of a path is an iteration, from whose time ``ratio`` is
+    subtracted. If paths grow for ever, their steps close a cycle. While an iteration is played, one number holds a time
+    and, as its last digit, the lane where the longest path to this time begins; the base is the number of lanes.
+    """
+    turn, unit, base = ratio.numerator, ratio.denominator, len(awaited)
+    lengths = [duration * unit * base for duration in durations]
+    begins = [0] * base
+    steps: dict[int, tuple[int, int]] = {}
+    weights: dict[int, int] = {}
+    while True:
+        # One more iteration: the latest of the awaited operations decides when each lane may begin the next one.
+        ends = net.ends(lengths, {first: begins[lane] * base + lane for lane, first in enumerate(awaited)})
+        later = list(begins)
+        for lane, numbers in enumerate(awaited.values()):
+            end, origin = divmod(max(ends[number] for number in numbers), base)
+            if end - turn > begins[lane]:
+                later[lane], steps[lane], weights[lane] = end - turn, (origin, 1), end - begins[origin]
+        # Paths that grow no longer are in no cycle of a larger ratio; a cycle among the steps has one.
+        if later == begins:
+            return None
+        if ratios := [cycle.ratio / unit for cycle in cycles_among(steps, weights)]:
+            return max(ratios)
+        begins = later
+
+
+def _last_additions(header: Header, net: Net) -> Mapping[WeightGroup, Iterable[int]]:
+    """Maps each weight group to the last operation of each worker that adds to its gradients, by number in the net."""
+    last: dict[WeightGroup, dict[int, int]] = {}
+    for worker, lane in enumerate(net.lanes):
+        missing = {*header.groups_of[worker]}
+        for operation in reversed(lane):
+            if not missing:
+                break
+            for part in net.operations[operation].parts:
+                if part.kind.sums:
+                    for group in missing.intersection(header.groups_with[part.stage]):
+                        last.setdefault(group, {})[worker] = operation
+                        missing.remove(group)
+    return {group: by_worker.values() for group, by_worker in last.items()}
 
 
 class Timed(NamedTuple):
@@ -114,7 +408,6 @@ class Timeline(OneLine):
     @property
     def rows(self) -> "list[Row]":
         """A row for each operation, as plain values for pandas or polars: what it is, its worker, its start and end."""
-        from chimera_ir.cost.curves import operations
 
         return operations(self)
 
@@ -252,3 +545,270 @@ def ticks(header: Header, costs: Durations) -> tuple[Fraction, Callable[[Operati
         return length
 
     return tick, duration
+
+
+# Converts a timeline to rows of plain values, for a table of pandas or polars: operations, or what a worker keeps.
+
+Row = dict[str, int | float | str | list[int]]
+"""A row of a table, by column."""
+
+SizesByUnit = Callable[[int], Mapping[Counted, int]]
+"""A function from a stage to the bytes that a micro-batch takes there, by unit: activations, inputs and so on."""
+
+COLUMN_OF: Mapping[Counted, str] = {
+    Counted.ACTIVATIONS: "activations",
+    Counted.OPERANDS: "activations",
+    Counted.INPUT: "stashed_inputs",
+    Counted.CARRIES: "carries",
+    Counted.CARRY_GRADIENTS: "carry_gradients",
+    Counted.HOST: "on_host",
+    Counted.HOST_OPERANDS: "on_host",
+}
+"""The column of `kept` in which each unit is counted: activations, inputs and so on."""
+
+
+def operations(timeline: Timeline) -> list[Row]:
+    """A row for each operation, worker by worker, with its start and end; a pair is two rows with the same times."""
+    return [
+        {
+            "worker": worker,
+            "operation": line(part, timeline.header),
+            "kind": part.kind.letter,
+            "micro_batches": [*part.micros],
+            "stage": part.stage,
+            "pipe": timeline.header.pipe_of[part.micros[0]].name,
+            "start": float(timed.start * timeline.tick),
+            "end": float(timed.end * timeline.tick),
+        }
+        for worker, lane in enumerate(timeline.lanes)
+        for timed in lane
+        for part in timed.operation.parts
+    ]
+
+
+class WorkerBytes(NamedTuple):
+    """Bytes of a worker: ``at_first`` is what it needs before its first operation.
+
+    ``sizes`` gives for a stage the bytes of each thing that operations keep of a micro-batch, such as its activations.
+    """
+
+    at_first: int
+    sizes: SizesByUnit
+
+
+def kept(timeline: Timeline, worker: int, bytes_of: Callable[[int], WorkerBytes] | None = None) -> list[Row]:
+    """Lists the changes of what a worker keeps, a row for each: the time, the operation, what is kept from then on.
+
+    Amounts are in micro-batches on a stage, so activations are in M_a; other values have columns of their own, if there
+    are any. What an operation makes counts from its start, what it frees until its end. ``bytes_of`` gives the bytes of
+    a worker; with it, each row has a number of bytes as well.
+
+    Raises `IndexError` if there is no such worker.
+    """
+    if worker not in range(workers := len(timeline.lanes)):
+        raise IndexError(f"worker {worker!r:.60}: there are the workers 0 to {workers - 1}")
+    changes = sorted(_changes(timeline, timeline.lanes[worker]), key=_TIME)
+    amounts = dict.fromkeys(["activations", *(COLUMN_OF[change.unit] for change in changes)], 0)
+    parts, in_bytes = timeline.header.units, bytes_of(worker) if bytes_of else None
+    size = in_bytes.at_first * parts if in_bytes else None
+    rows = [_row(0.0, "", amounts, parts, size)]
+    for (time, words), together in groupby(changes, itemgetter(0, 1)):
+        for change in together:
+            amounts[COLUMN_OF[change.unit]] += change.amount
+            if in_bytes and size is not None:
+                size += change.amount * in_bytes.sizes(change.stage).get(change.unit, 0)
+        rows.append(_row(float(time * timeline.tick), words, amounts, parts, size))
+    return rows
+
+
+def _row(time: float, words: str, amounts: Mapping[str, int], parts: int, size: int | None) -> Row:
+    """Makes a row of ``time``, of the operation that changes the amounts (``words``), of amounts and of bytes.
+
+    Amounts in micro-batches and the ``size`` in bytes come as multiples of 1 / ``parts``, by which they are divided. If
+    ``size`` is None, the row has no bytes.
+    """
+    whole = {column: amount / parts for column, amount in amounts.items()}
+    return {"time": time, "operation": words, **whole, **({} if size is None else {"bytes": size / parts})}
+
+
+class _KeptChange(NamedTuple):
+    """A change of what a worker keeps of ``stage``: from ``tick`` on, ``amount`` more of ``unit``, such as activations.
+
+    The amount is negative where something is freed; a whole micro-batch is the amount `Header.units`. ``words`` name
+    the operation that makes the change, as a line of IR.
+    """
+
+    tick: int
+    words: str
+    unit: Counted
+    stage: int
+    amount: int
+
+
+_TIME = itemgetter(0)
+
+
+def _changes(timeline: Timeline, lane: Sequence[Timed]) -> Iterator[_KeptChange]:
+    """Yields the changes of what a worker keeps, operation by operation: what each one adds, and what it frees.
+
+    The first half of a split backward frees activations; in their place operands, which the second half needs, are
+    kept. What a move to the host or back makes is kept from its launch; what it frees is kept until the lane has waited
+    for it.
+    """
+    header, now = timeline.header, 0
+    operations = [timed.operation for timed in lane]
+    waits = waits_of(header, operations) if header.moves else {}
+
+    def changes(steps: Iterable[MoveStep], start: int, end: int) -> Iterator[_KeptChange]:
+        for step, unit, amount in live.changes(header, steps, COLUMN_OF):
+            tick = end if live.is_at_end(step, unit, amount) else start
+            yield _KeptChange(tick, words, unit, step.stage, amount)
+
+    for place in range(len(lane) + bool(waits)):
+        for move in waits.get(place, ()):
+            now, words = max(now, lane[move].end), line(operations[move], header)
+            yield from changes(waited(operations, [move]), now, now)
+        for timed in lane[place : place + 1]:
+            words = line(timed.operation, header)
+            if timed.operation.kind.moves:
+                yield from changes(timed.operation.parts, now, now)
+            else:
+                yield from changes(timed.operation.parts, timed.start, timed.end)
+                now = timed.end
+
+
+# The time that each worker's link to its host is in use, and how much of it the worker computes meanwhile.
+
+
+class Transfers(NamedTuple):
+    """The ``time`` per update in which a worker's link to its host is in use, in the unit of the costs.
+
+    ``hidden`` is the part of this time in which the worker computes as well.
+    """
+
+    time: Fraction
+    hidden: Fraction
+
+
+class Unmoved(NamedTuple):
+    """The figures that a schedule had before ``--offload auto`` added moves to it, and how many moves there are.
+
+    ``makespan`` and ``activations`` are as in a report. The schedule (of a stream, a turn of it) has ``forwards``
+    forwards; the activations that ``offloads`` of these make move to the host.
+    """
+
+    makespan: Fraction
+    activations: tuple[Fraction, ...]
+    offloads: int
+    forwards: int
+
+    def as_json(self) -> dict[str, object]:
+        """The figures as an object of report.json."""
+        peaks = [number(peak) for peak in self.activations]
+        counts = {"moved": self.offloads, "forwards": self.forwards}
+        return {"makespan": number(self.makespan), "activations": peaks, **counts}
+
+
+def transfers(timeline: Timeline) -> tuple[Transfers, ...]:
+    """The time of each worker's transfers per update, and how much of it is hidden."""
+    header = timeline.header
+    if not header.moves:
+        return (Transfers(Fraction(0), Fraction(0)),) * len(timeline.lanes)
+    counted = header.micro_batches - header.micro_batches % (header.period or 1)
+    share = timeline.tick * header.per_update / counted
+    return tuple(_of_lane(header, lane, counted, share) for lane in timeline.lanes)
+
+
+def _of_lane(header: Header, lane: Sequence[Timed], counted: int, share: Fraction) -> Transfers:
+    moves = [timed for timed in lane if not timed.in_lane and timed.operation.parts[0].micros[0] < counted]
+    computing, place, hidden = occupying(header, lane), 0, 0
+    for move in moves:
+        while place < len(computing) and computing[place].end <= move.start:
+            place += 1
+        beside = place
+        while beside < len(computing) and computing[beside].start < move.end:
+            hidden += min(move.end, computing[beside].end) - max(move.start, computing[beside].start)
+            beside += 1
+    return Transfers(sum(move.end - move.start for move in moves) * share, hidden * share)
+
+
+def unmoved(schedule: Schedule, before: Timeline) -> Unmoved:
+    """The figures of a schedule without its moves; ``before`` is the timeline that it had without them."""
+    first = range(schedule.header.period or schedule.header.micro_batches)
+    operations = [part for lane in schedule.lanes for part in singles(lane) if part.micros[0] in first]
+    offloads = sum(part.kind.moves for part in operations) // 2
+    forwards = sum(KEPT in part.kind.makes and not part.kind.moves for part in operations)
+    lanes = tuple(tuple(timed.operation for timed in lane) for lane in before.lanes)
+    peaks = live.whole(before.header, live.activations(Schedule(before.header, lanes)))
+    return Unmoved(before.makespan, peaks, offloads, forwards)
+
+
+# The steady state in the timeline of a stream: a stretch of time that repeats right after itself.
+
+MOST = 6
+"""The largest number of turns that a repeating stretch may have."""
+
+
+class Window(NamedTuple):
+    """A stretch of the steady state, from ``start`` to ``end`` in ticks, and the number of its updates."""
+
+    start: int
+    end: int
+    updates: int
+
+
+def steady_window(timeline: Timeline) -> Window | None:
+    """Finds the first of the shortest stretches of a stream's timeline that repeat right after themselves.
+
+    A stretch starts with the first forward of a turn, and has the operations of one turn or several. Each of them
+    starts again for the micro-batches of later turns, exactly the length of the stretch later.
+
+    Returns None if no stretch repeats, and for a schedule with a flush.
+    """
+    header = timeline.header
+    if not header.period:
+        return None
+    timed = sorted(chain.from_iterable(timeline.lanes), key=lambda interval: interval.start)
+    starts: dict[Instruction, int] = {interval.operation: interval.start for interval in timed}
+    # Try one turn, then two, and so on, from every place where a turn begins.
+    counted = header.micro_batches // header.period
+    in_turn = sum(interval.operation.parts[0].micros[0] < counted * header.period for interval in timed) // counted
+    for turns in range(1, MOST + 1):
+        updates = turns * header.per_turn
+        length = updates * timeline.critical_path.length
+        for start in _openings(timed, header) if length.denominator == 1 else ():
+            end = start + int(length)
+            inside = timed[_index(timed, start) : _index(timed, end)]
+            again = ((starts.get(later(header, interval.operation, turns)), interval.start) for interval in inside)
+            if len(inside) == turns * in_turn and all(after == before + end - start for after, before in again):
+                return Window(start, end, updates)
+    return None
+
+
+def beginning(timeline: Timeline, window: Window) -> Timeline:
+    """The timeline from its start to the end of a window; operations that go on longer are cut off there."""
+    return replace(
+        timeline,
+        span=window.end,
+        lanes=tuple(
+            tuple(
+                interval._replace(end=min(interval.end, window.end)) for interval in lane if interval.start < window.end
+            )
+            for lane in timeline.lanes
+        ),
+        events=tuple(event for event in timeline.events if event.at <= window.end * timeline.tick),
+    )
+
+
+def _openings(timed: Sequence[Timed], header: Header) -> list[int]:
+    """The times, in ticks, at which the first micro-batch of each turn enters a stage that no other stage feeds."""
+    return [
+        start
+        for operation, start, _ in timed
+        for single in operation.parts
+        if single.kind.opens and not header.feeding[single.stage] and single.micros[0] % header.period == 0
+    ]
+
+
+def _index(timed: Sequence[Timed], start: int) -> int:
+    return bisect_left(timed, start, key=lambda interval: interval.start)

@@ -5,11 +5,72 @@ import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import Enum
+from importlib import import_module
+from inspect import cleandoc
+from pkgutil import iter_modules
 from typing import ClassVar, Self, TypeVar, dataclass_transform
 
+from chimera_ir.diagnostics import catalogue
 from chimera_ir.plural import and_more, counted
-from chimera_ir.source import Span
+from chimera_ir.source import Span, mistakes
+
+# Suggestions of a known name for an unknown one.
+
+_LONGEST = 64
+"""Most characters of a name that is compared with others."""
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most similar to ``name``, if any is similar enough.
+
+    Examples
+    --------
+    >>> closest("shaer", ["min", "share"])
+    'share'
+    >>> closest("d", ["N", "D"])
+    'D'
+    >>> closest("zebra", ["N", "D"]) is None
+    True
+    """
+    candidates = sorted(other for other in set(known) - {name} if len(other) <= _LONGEST)
+    same = [candidate for candidate in candidates if candidate.lower() == name.lower()]
+    near = same or (get_close_matches(name, candidates, n=1, cutoff=0.6) if len(name) <= _LONGEST else [])
+    return near[0] if near else None
+
+
+# Rewrites messages about a schedule of torch.distributed.pipelining: lines of IR become cells of the user's file.
+
+_WORDS = (
+    (r"([FBIW]) m(\d+) s(\d+) & ([FBIW]) m(\d+) s(\d+)", r"(\3\1\2;\6\4\5)OVERLAP_F_B"),
+    (r"([FBIW]) m(\d+) s(\d+)", r"\3\1\2"),
+)
+_COMPUTED = [(re.compile(f"`{line}`"), f"`{cell}`") for line, cell in _WORDS]
+_MESSAGE = re.compile(r"`(wait )?(send|recv) m(\d+) s(\d+)->s(\d+)[^`]*`")
+
+
+def as_cells(text: str) -> str:
+    """Returns the text with each line of IR in backquotes replaced by the cell for the same action.
+
+    Examples
+    --------
+    >>> as_cells("rank 0 stands at `wait recv m1 s1->s0`, for `B m1 s0`")
+    'rank 0 stands at the wait for `0RECV_B1`, for `0B1`'
+    >>> as_cells("no `send m0 s0->s1 to w1`, after `F m0 s0`")
+    'no `0SEND_F0`, after `0F0`'
+    """
+    for line, cell in _COMPUTED:
+        text = line.sub(cell, text)
+    return _MESSAGE.sub(_cell, text)
+
+
+def _cell(message: re.Match[str]) -> str:
+    wait, verb, micro, start, end = message.groups()
+    stage, direction = start if verb == "send" else end, "F" if int(start) < int(end) else "B"
+    cell = f"`{stage}{verb.upper()}_{direction}{micro}`"
+    return f"the wait for {cell}" if wait else cell
+
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -240,3 +301,56 @@ def raise_errors(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     if errors:
         raise Rejected(errors)
     return messages
+
+
+# Messages by their codes, with their meanings and example texts.
+
+_HEAD = re.compile(r"^(?=(?:error|warning)\[CH\d+\])", re.MULTILINE)
+_FIELD = re.compile(r"\{(?:\w+\.)*(\w+)[^{}]*\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A file with a mistake, and the message that the compiler prints for it."""
+
+    name: str
+    text: str
+    output: str
+
+
+def messages() -> dict[str, type[Diagnostic]]:
+    """The message classes that have a code of their own, by code, in ascending order; not those that inherit one."""
+    modules = (import_module(f"{catalogue.__name__}.{module.name}") for module in iter_modules(catalogue.__path__))
+    values = (value for module in modules for value in vars(module).values() if isinstance(value, type))
+    classes = {value for value in values if issubclass(value, Diagnostic) and "code" in vars(value)}
+    return {message.code: message for message in sorted(classes, key=lambda message: message.code)}
+
+
+def meaning(described: type) -> str:
+    """Meaning of ``described``, the class of a message or an error: the first paragraph of its docstring."""
+    return " ".join(cleandoc(described.__doc__ or "").partition("\n\n")[0].split()).replace("``", "`")
+
+
+def pattern(template: str) -> str:
+    """A title or help with its fields in angle brackets, as in ``worker <worker> has no stage``."""
+    return _FIELD.sub(r"<\1>", template.replace("{{", "{").replace("}}", "}"))
+
+
+def example(code: str) -> Example | None:
+    """Returns the best example of a message, None without any.
+
+    The best one shows no other message before it, or as few as possible; of those, its text is not empty; of those, it
+    is the shortest.
+    """
+    shown = min(_examples(code), key=lambda pair: (pair[0], not pair[1].text.strip(), len(pair[1].text)), default=None)
+    return shown and shown[1]
+
+
+def _examples(code: str) -> Iterator[tuple[int, Example]]:
+    """Yields every example text that gets the message ``code``, each after the number of messages that come first."""
+    for path in sorted(mistakes().rglob("*.err")):
+        outputs = [part for part in _HEAD.split(path.read_text(encoding="utf-8")) if part]
+        place = next((number for number, output in enumerate(outputs) if f"[{code}]" in output.split(":")[0]), None)
+        if place is not None:
+            (source,) = (other for other in path.parent.glob(f"{path.stem}.*") if other != path)
+            yield place, Example(source.name, source.read_bytes().decode("utf-8", errors="replace"), outputs[place])

@@ -21,12 +21,10 @@ from functools import partial, reduce
 from math import gcd, lcm
 from typing import assert_never, cast
 
-from chimera_ir.diagnostics.catalogue import endless as say
+from chimera_ir.diagnostics.catalogue import irtext as say
 from chimera_ir.diagnostics.catalogue.values import BadDivisor, BadShare, Called, NoSuchEntry, Overflow, Values
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.elaborate.builtins import BUILTINS, COMPARE, LOGIC, shareable
-from chimera_ir.elaborate.evaluate import LIMIT, Fault, Scope
-from chimera_ir.elaborate.formulas import walk
+from chimera_ir.elaborate.evaluate import BUILTINS, COMPARE, LIMIT, LOGIC, Fault, Scope, shareable, walk
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.formatter import show_expression

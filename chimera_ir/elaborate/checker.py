@@ -1,28 +1,488 @@
 """Checks a scheme before any number is known: what its lines define, and the formulas in them."""
 
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
-from typing import assert_never
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, assert_never
 
+from chimera_ir.diagnostics.catalogue import irtext
 from chimera_ir.diagnostics.catalogue import names as say
-from chimera_ir.diagnostics.model import Diagnostic, raise_errors
-from chimera_ir.elaborate.builtins import BUILTINS, UNITS
-from chimera_ir.elaborate.clauses import check_clauses, suggest_workers
-from chimera_ir.elaborate.formula_checker import (
-    Definition,
-    FormulaChecker,
-    FunctionName,
-    Meaning,
-    NameLayers,
-    NameScope,
-    TableName,
-    Type,
-    ValueName,
-    definitions,
-    definitions_among,
-    size_of,
-)
+from chimera_ir.diagnostics.catalogue.names import OtherKinds, SliceNamed, SliceNotNamed, SlicesAlone, SlicesUngrouped
+from chimera_ir.diagnostics.model import Diagnostic, closest, raise_errors
+from chimera_ir.diagnostics.render import MAX_SHOWN
+from chimera_ir.elaborate.evaluate import BUILTINS, UNITS
+from chimera_ir.ir.kinds import KINDS, PAIR
+from chimera_ir.source import Span
 from chimera_ir.syntax import ast
+from chimera_ir.syntax.mistakes import FOREIGN_NAMES
+
+# Checks that a scheme has the lines it must have, and others at most once, or only together with certain lines.
+#
+# `suggest_workers` gives better help where a memory bound uses a name for its worker that it does not define.
+
+_READS = "reads version"
+
+_EXAMPLES = {
+    "stages": "stages s in 0..D on s",
+    "micros": "micros m in 0..N",
+    "operation": "F(m, s) @ 2*m + s",
+    _READS: "reads version max(0, m - (D-1 - s))",
+}
+
+
+def check_clauses(scheme: ast.Scheme) -> Iterator[Diagnostic]:
+    """Yields diagnostics of lines that are missing, doubled, impossible next to others, or not supported."""
+    pipes = [item for item in scheme.items if isinstance(item, ast.PipeBlock)]
+    updates = [item for item in scheme.items if isinstance(item, ast.Update)]
+    if not pipes:
+        yield say.NoPipes(scheme.name.span, scheme.name.text)
+    yield from _once(scheme.items, ast.Workers, "the scheme", "workers")
+    yield from _once(updates, ast.Update, "the scheme", "update")
+    for quantity in ast.MemoryQuantity:
+        bounds = [item for item in scheme.items if isinstance(item, ast.Memory) and item.quantity is quantity]
+        yield from _once(bounds, ast.Memory, "the scheme", f"memory {quantity.value}")
+    names: dict[str, Span] = {}
+    for pipe in pipes:
+        first = names.setdefault(pipe.name.text, pipe.name.span)
+        if first != pipe.name.span:
+            yield say.DefinedTwice(pipe.name.span, pipe.name.text, first)
+        yield from _lines(pipe)
+        yield from _streaming(pipe, updates[0]) if updates else _flushed(pipe)
+
+
+def suggest_workers(scheme: ast.Scheme, mistakes: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
+    """Yields the mistakes of a scheme, some with better help.
+
+    The help is for an unknown name in a memory bound that names no worker: it says how to name the worker.
+    """
+    quantities = {
+        node.span: item.quantity.value
+        for item in scheme.items
+        if isinstance(item, ast.Memory) and item.worker is None
+        for node in ast.walk(item.limit)
+        if isinstance(node, ast.Name) and node.text not in UNITS
+    }
+    for mistake in mistakes:
+        if isinstance(mistake, say.UnknownName) and mistake.closest is None and mistake.span in quantities:
+            yield say.UnnamedNumber(mistake.span, mistake.name, None, mistake.known, quantities[mistake.span])
+        else:
+            yield mistake
+
+
+def _lines(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
+    for name, needed in (("stages", ast.Stages), ("micros", ast.Micros), ("operation", ast.Operation)):
+        if not any(isinstance(line, needed) for line in pipe.clauses):
+            yield say.MissingClause(pipe.name.span, pipe.name.text, name, _EXAMPLES[name])
+    single = (
+        ("stages", ast.Stages),
+        ("micros", ast.Micros),
+        ("slices", ast.Slices),
+        (_READS, ast.Reads),
+        ("recompute", ast.Recompute),
+    )
+    for name, kind in single:
+        yield from _once(pipe.clauses, kind, f"the pipe `{pipe.name.text}`", name)
+    yield from _slices(pipe)
+    again = next((line for line in pipe.clauses if isinstance(line, ast.Recompute)), None)
+    for line in pipe.clauses:
+        match line:
+            case ast.Operation(subjects=[subject]) if again and subject.kind.recomputes:
+                yield say.RecomputesTwice(line.span, pipe.name.text, again.span)
+                again = None
+            case ast.Micros(range=ast.Endless(), halves=ast.Halves(span=span)):
+                yield say.HalvesNotSupported(span)
+            case ast.Operation(subjects=[first, second]) if {first.kind, second.kind} != {*PAIR.kinds}:
+                yield OtherKinds(line.span, first.kind.letter, second.kind.letter)
+            case _:
+                pass
+
+
+def _slices(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
+    """Yields mistakes of a pipe about slices: operations that lack a slice, or name one although there are none.
+
+    Groups of micro-batches, and halves, are mistakes beside slices.
+    """
+    cut = next((line for line in pipe.clauses if isinstance(line, ast.Slices)), None)
+    for line in pipe.clauses:
+        if isinstance(line, ast.Micros) and line.halves and cut:
+            yield SlicesAlone(line.halves.span, cut.span)
+        for subject in line.subjects if isinstance(line, ast.Operation) else ():
+            if cut is None and subject.slice is not None:
+                yield SliceNamed(subject.slice.span, pipe.name.text)
+            elif cut and subject.slice is None:
+                yield SliceNotNamed(subject.span, subject.kind.letter, cut.variable.text)
+            elif cut and isinstance(subject.micro, ast.Range):
+                yield SlicesUngrouped(subject.micro.span, cut.span)
+
+
+def _once(lines: Iterable[ast.SyntaxNode], kind: type[ast.SyntaxNode], owner: str, name: str) -> Iterator[Diagnostic]:
+    spans = [line.span for line in lines if isinstance(line, kind)]
+    for span in spans[1:]:
+        yield say.SecondClause(span, owner, name, spans[0])
+
+
+def _flushed(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
+    """Yields a mistake for each line that only a pipe without end may have, of a pipe whose scheme has a flush."""
+    for clause in pipe.clauses:
+        match clause:
+            case ast.Micros(range=ast.Endless(span=span)):
+                yield irtext.UpdateMissing(span, pipe.name.text)
+            case ast.Reads(span=span):
+                yield irtext.NeedlessReads(span)
+            case _:
+                pass
+
+
+def _streaming(pipe: ast.PipeBlock, update: ast.Update) -> Iterator[Diagnostic]:
+    """Yields a mistake for each line that a pipe without end lacks or may not have; ``update`` is the scheme's line."""
+    for clause in pipe.clauses:
+        match clause:
+            case ast.Micros(range=ast.Range(span=span)):
+                yield irtext.PipeEnds(span, pipe.name.text, update.span)
+            case ast.Sync(mode=ast.SyncMode.LAZY, span=span):
+                yield irtext.NeverLazy(span)
+            case ast.Operation(subjects=[_, second]):
+                yield say.NotSupported(second.span)
+            case _:
+                pass
+    if not any(isinstance(clause, ast.Reads) for clause in pipe.clauses):
+        yield say.MissingClause(pipe.name.span, pipe.name.text, f"`{_READS}`", _EXAMPLES[_READS])
+
+
+# Checks single formulas before any number is known: what their names mean, their types, their sizes.
+
+MAX_SIZE, MAX_DEPTH = 2_000, 200
+"""The most operators and operands of a formula with its functions written out, and the most levels of nesting."""
+
+
+class Type(Enum):
+    """The type of a formula; the values are the words for it in messages."""
+
+    INTEGER = "a number"
+    TRUTH = "a condition"
+
+
+@dataclass(frozen=True, slots=True)
+class ValueName:
+    """A name for a value; ``type`` is None if a mistake keeps the type from being known.
+
+    ``variables`` are those of a pipe that the value depends on: a formula may use it only where all of them are known.
+    """
+
+    type: Type | None
+    span: Span
+    variables: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionName:
+    """A name for a function of numbers; ``result`` is None if a mistake keeps its type from being known."""
+
+    parameters: tuple[str, ...]
+    result: Type | None
+    span: Span
+
+    def signature(self, name: str) -> str:
+        """A call of the function with its parameters, as in ``f(a, b)``."""
+        return f"{name}({', '.join(self.parameters)})"
+
+
+@dataclass(frozen=True, slots=True)
+class TableName:
+    """A name for a table of numbers."""
+
+    span: Span
+
+
+class FormulaSize(NamedTuple):
+    """The number of operators and operands of a formula, and its levels of nesting."""
+
+    operands: int
+    levels: int
+
+
+Meaning = ValueName | FunctionName | TableName
+NameScope = Mapping[str, Meaning]
+NameLayers = ChainMap[str, Meaning]
+"""The names known at a place, in layers: an inner name hides an outer one.
+
+Nothing is copied for a new layer, as a scheme may have thousands of names.
+"""
+
+
+class Definition(NamedTuple):
+    """The definition of a name: ``kind`` says in words what the name is, such as "the parameter".
+
+    ``formulas`` are those that give its value; a table has one for each entry.
+    """
+
+    kind: str
+    name: ast.Word
+    formulas: tuple[ast.Expression, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that the formulas use."""
+        return tuple(name for formula in self.formulas for name in ast.names_in(formula))
+
+
+def definitions(scheme: ast.Scheme) -> Iterator[Definition]:
+    """Yields every parameter, value, table and function outside of pipes."""
+    for parameter in scheme.parameters:
+        yield Definition("the parameter", parameter.name, (parameter.default,))
+    yield from definitions_among(scheme.items)
+
+
+def definitions_among(lines: Iterable[ast.Item | ast.Clause]) -> Iterator[Definition]:
+    """Yields the definitions among lines of a scheme or of a pipe."""
+    for line in lines:
+        match line:
+            case ast.Let():
+                yield Definition(
+                    "the table" if isinstance(line.value, ast.NumberTable) else "the value", line.name, line.formulas
+                )
+            case ast.Function(name, _, body):
+                yield Definition("the function", name, (body,))
+            case _:
+                pass
+
+
+def size_of(expression: ast.Expression, known: Mapping[str, FormulaSize]) -> FormulaSize:
+    """Returns the size that a formula has once each of its names is replaced by the formula for which it stands.
+
+    ``known`` has the sizes of the formulas for which names stand.
+    """
+    nodes = list(ast.walk(expression))
+    return FormulaSize(len(nodes) + sum(_behind(node, known).operands for node in nodes), _levels(expression, known))
+
+
+def _levels(expression: ast.Expression, known: Mapping[str, FormulaSize]) -> int:
+    within = max((_levels(operand, known) for operand in ast.operands(expression)), default=0)
+    return 1 + max(within, _behind(expression, known).levels)
+
+
+def _behind(node: ast.Expression, known: Mapping[str, FormulaSize]) -> FormulaSize:
+    """Returns the size of the formula behind ``node``, a name or a call of a function; zero for any other node."""
+    name = node.function if isinstance(node, ast.Call) else node
+    return known.get(name.text if isinstance(name, ast.Name | ast.Word) else "", FormulaSize(0, 0))
+
+
+def _guess(text: str, known: Collection[str]) -> str | None:
+    """Returns what the undefined name ``text`` may stand for: a known name, or a formula; None without a guess."""
+    foreign = FOREIGN_NAMES.get(text.lower())
+    return closest(text, known) if foreign is None or text.lower() in map(str.lower, known) else foreign
+
+
+class FormulaChecker:
+    """Finds the types and sizes of formulas; collects their ``mistakes``, and all names that they have ``used``.
+
+    For each name that is defined anywhere, ``spans`` has the place of the definition, ``uses`` the names in its
+    formulas, and ``sizes`` the size of its formula. The names of a pipe are an inner layer.
+    """
+
+    def __init__(self, defined: Iterable[Definition]) -> None:
+        self.mistakes: list[Diagnostic] = []
+        self.used: set[str] = set()
+        self.spans: ChainMap[str, Span] = ChainMap()
+        self.uses: ChainMap[str, tuple[str, ...]] = ChainMap()
+        self.sizes: ChainMap[str, FormulaSize] = ChainMap()
+        self.announce(defined)
+
+    def announce(self, defined: Iterable[Definition]) -> None:
+        """Records that names are defined further down, before their lines are checked.
+
+        So the use of such a name is reported as too early, not as unknown. The names are those of the innermost layer.
+        """
+        for definition in defined:
+            self.uses[definition.name.text] = definition.names
+            self.spans.maps[0].setdefault(definition.name.text, definition.name.span)
+
+    def open_layer(self) -> None:
+        """Begins a layer of names, over those that are known."""
+        self.spans, self.uses, self.sizes = self.spans.new_child(), self.uses.new_child(), self.sizes.new_child()
+
+    def close_layer(self) -> None:
+        """Forgets the names of the innermost layer."""
+        self.spans, self.uses, self.sizes = self.spans.parents, self.uses.parents, self.sizes.parents
+
+    def formula(
+        self,
+        expression: ast.Expression,
+        expected: Type | None,
+        place: str,
+        scope: NameScope,
+        defining: ast.Word | None = None,
+    ) -> Type | None:
+        """Checks a whole formula and returns its type; None if a mistake keeps the type from being known.
+
+        The type must be ``expected``, unless that is None. ``place`` is the formula's place, in words for messages;
+        ``defining`` is the name that the formula defines, if any.
+        """
+        inferred = self.type_of(expression, scope, defining)
+        self._expect(expression, inferred, expected, place)
+        self.size(expression)
+        return inferred
+
+    def _expect(self, node: ast.Expression, actual: Type | None, expected: Type | None, place: str) -> None:
+        if actual is not None and expected is not None and actual is not expected:
+            message = {Type.INTEGER: say.NumberAsCondition, Type.TRUTH: say.WrongType}[actual]
+            self.mistakes.append(message(node.span, place, expected.value, actual.value))
+
+    def type_of(self, node: ast.Expression, scope: NameScope, defining: ast.Word | None) -> Type | None:
+        """The type of a formula, which defines the name ``defining``, if any; None if a mistake keeps it unknown."""
+        match node:
+            case ast.Integer():
+                return Type.INTEGER
+            case ast.Name(text, span=span):
+                return self._name(text, span, scope, defining)
+            case ast.Call():
+                return self._call(node, scope, defining)
+            case ast.Lookup():
+                return self._lookup(node, scope, defining)
+            case ast.Minus(operand):
+                return self._operands((operand,), Type.INTEGER, "`-`", scope, defining)
+            case ast.Binary(operator, left, right):
+                return self._operands((left, right), Type.INTEGER, f"`{operator.value}`", scope, defining)
+            case ast.Comparison(operands, comparators):
+                self._operands(operands, Type.INTEGER, f"`{comparators[0].value}`", scope, defining)
+                return Type.TRUTH
+            case ast.Not(operand):
+                return self._operands((operand,), Type.TRUTH, "`not`", scope, defining)
+            case ast.Logical(operator, left, right):
+                return self._operands((left, right), Type.TRUTH, f"`{operator.value}`", scope, defining)
+            case ast.Choice(condition, then, otherwise):
+                self._operands((condition,), Type.TRUTH, "`if`", scope, defining)
+                types = (self.type_of(then, scope, defining), self.type_of(otherwise, scope, defining))
+                if None not in types and types[0] is not types[1]:
+                    self.mistakes.append(say.BranchesDiffer(node.span, *(str(kind and kind.value) for kind in types)))
+                return types[0] if types[0] is types[1] else None
+            case _:
+                assert_never(node)
+
+    def _operands(
+        self, nodes: Iterable[ast.Expression], expected: Type, place: str, scope: NameScope, defining: ast.Word | None
+    ) -> Type:
+        for node in nodes:
+            self._expect(node, self.type_of(node, scope, defining), expected, place)
+        return expected
+
+    def _name(self, text: str, span: Span, scope: NameScope, defining: ast.Word | None) -> Type | None:
+        self.used.add(text)
+        entry = scope.get(text)
+        match entry:
+            case ValueName(type=known_type, variables=variables):
+                lacking = next((variable for variable in variables if variable not in scope), None)
+                if lacking is not None:
+                    self.mistakes.append(say.VariableLacking(span, text, lacking, self.spans[text]))
+                return known_type
+            case FunctionName() as function:
+                self.mistakes.append(say.FunctionAsValue(span, text, function.signature(text)))
+            case TableName():
+                self.mistakes.append(say.TableAsValue(span, text))
+            case None if text in BUILTINS:
+                self.mistakes.append(say.FunctionAsValue(span, text, BUILTINS[text].signature))
+            case None:
+                self._unknown(text, span, scope, defining)
+            case _:
+                assert_never(entry)
+        return None
+
+    def _unknown(self, text: str, span: Span, scope: NameScope, defining: ast.Word | None) -> None:
+        shown = len(self.mistakes) < MAX_SHOWN  # a guess takes time, so only a mistake that is shown gets one
+        cycle = None if defining is None else self._way(text, defining.text, far=shown)
+        if defining is not None and cycle is not None:
+            self.mistakes.append(say.DefinedByItself(span, defining.text, cycle))
+        elif text in self.spans:
+            self.mistakes.append(say.UsedTooEarly(span, text, self.spans[text]))
+        else:
+            known = list(scope) or list(BUILTINS) if shown else []
+            listed = ", ".join(f"`{name}`" for name in known[:12]) + (", .." if len(known) > 12 else "")
+            guess = _guess(text, [*known, *BUILTINS]) if shown else None
+            self.mistakes.append(say.UnknownName(span, text, guess, listed))
+
+    def _way(self, start: str, goal: str, *, far: bool) -> tuple[str, ...] | None:
+        """Returns the chain of names that leads from ``start`` to ``goal``, without ``goal`` itself.
+
+        Each name is used in the definition of the name before it. The shortest chain is returned, None if there is
+        none. Only with ``far`` set are chains longer than one name looked for, from ``start`` to any ``goal``.
+        """
+        came_from = {start: ""}
+        pending = [start] if far else []
+        for name in pending:
+            fresh = [used for used in dict.fromkeys(self.uses.get(name, ())) if used not in came_from]
+            came_from.update(dict.fromkeys(fresh, name))
+            pending += fresh
+        if goal not in came_from:
+            return None
+        way: list[str] = []
+        while goal != start:
+            goal = came_from[goal]
+            way.append(goal)
+        return tuple(reversed(way))
+
+    def _call(self, node: ast.Call, scope: NameScope, defining: ast.Word | None) -> Type | None:
+        name, count = node.function.text, len(node.arguments)
+        self.used.add(name)
+        self._operands(node.arguments, Type.INTEGER, f"`{name}(..)`", scope, defining)
+        entry = scope.get(name)
+        match entry:
+            case ValueName():
+                self.mistakes.append(say.NotAFunction(node.function.span, name))
+                return None
+            case TableName():
+                self.mistakes.append(say.TableCalled(node.function.span, name))
+                return Type.INTEGER
+            case FunctionName(parameters=parameters, result=result) as function:
+                if count != len(parameters):
+                    arity = len(parameters)
+                    self.mistakes.append(say.WrongArity(node.span, function.signature(name), arity, arity, count))
+                return result
+            case None if name in BUILTINS:
+                builtin = BUILTINS[name]
+                if not builtin.least <= count <= (builtin.most or count):
+                    limits = builtin.least, builtin.most
+                    self.mistakes.append(say.WrongArity(node.span, builtin.signature, *limits, count))
+                return Type.INTEGER
+            case None if name in KINDS:
+                self.mistakes.append(say.OperationInFormula(node.function.span, name))
+                return None
+            case None:
+                self._unknown(name, node.function.span, scope, defining)
+                return None
+            case _:
+                assert_never(entry)
+
+    def _lookup(self, node: ast.Lookup, scope: NameScope, defining: ast.Word | None) -> Type | None:
+        name = node.table.text
+        self.used.add(name)
+        self._operands((node.position,), Type.INTEGER, f"`{name}[..]`", scope, defining)
+        entry = scope.get(name)
+        match entry:
+            case TableName():
+                return Type.INTEGER
+            case ValueName():
+                self.mistakes.append(say.NotATable(node.table.span, name))
+            case FunctionName():
+                self.mistakes.append(say.FunctionIndexed(node.table.span, name))
+            case None if name in BUILTINS:
+                self.mistakes.append(say.FunctionIndexed(node.table.span, name))
+            case None:
+                self._unknown(name, node.table.span, scope, defining)
+            case _:
+                assert_never(entry)
+        return None
+
+    def size(self, expression: ast.Expression) -> FormulaSize:
+        """Returns the size of a formula. A formula that is too large is reported, and counts as small from then on."""
+        size = size_of(expression, self.sizes)
+        if size.operands > MAX_SIZE:
+            self.mistakes.append(say.FormulaTooLarge(expression.span, MAX_SIZE, "operations"))
+            return FormulaSize(1, 1)
+        if size.levels > MAX_DEPTH:
+            self.mistakes.append(say.FormulaTooDeep(expression.span, MAX_DEPTH, "levels"))
+            return FormulaSize(1, 1)
+        return size
 
 
 def check(scheme: ast.Scheme) -> tuple[Diagnostic, ...]:

@@ -7,14 +7,12 @@ from itertools import chain
 
 from chimera_ir.diagnostics.model import Diagnostic, made_of, reject
 from chimera_ir.elaborate.checker import check
-from chimera_ir.elaborate.operations import Listed, operations
+from chimera_ir.elaborate.operations import Listed, Readings, operations, place, readings, strategies, torn, weights
 from chimera_ir.elaborate.pipes import Shape, shapes
-from chimera_ir.elaborate.places import place, strategies, weights
-from chimera_ir.elaborate.read_versions import Readings, readings, torn
 from chimera_ir.elaborate.settings import Globals, evaluate_globals, parameter_names, require_settable
 from chimera_ir.elaborate.unrolling import EndlessPipes, endless
 from chimera_ir.ir.levels import Header, Pipe, Plan
-from chimera_ir.ir.planned import Unclocked
+from chimera_ir.ir.ops import Unclocked
 from chimera_ir.ir.streams import PlanStream, header_of
 from chimera_ir.syntax import ast
 

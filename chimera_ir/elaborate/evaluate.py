@@ -8,11 +8,13 @@ not depend on a variable are computed when it is compiled:
 Values stay within 64 bits, or a ``Fault`` is raised.
 """
 
+import operator
 from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, assert_never, cast
+from functools import reduce
+from typing import Any, NamedTuple, Protocol, TypeVar, assert_never, cast
 
 from chimera_ir.diagnostics.catalogue.values import (
     BadDivisor,
@@ -24,10 +26,193 @@ from chimera_ir.diagnostics.catalogue.values import (
     Values,
 )
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
-from chimera_ir.elaborate.builtins import ARITHMETIC, BUILTINS, COMPARE, DIVISIONS, shareable
-from chimera_ir.elaborate.formulas import Part, walk
 from chimera_ir.syntax import ast
+from chimera_ir.syntax.ast import Arithmetic, Comparator, Logic
 from chimera_ir.syntax.formatter import show_expression
+
+# The builtin functions of the scheme language, and the meaning of its operators.
+
+
+@dataclass(frozen=True, slots=True)
+class Builtin:
+    """A builtin function of ``least`` to ``most`` integers, or of any number of them if ``most`` is None.
+
+    ``signature`` is a call of it for messages; ``apply`` computes its value.
+    """
+
+    signature: str
+    least: int
+    most: int | None
+    apply: Callable[..., int]
+
+
+def share(total: int, parts: int, part: int) -> int:
+    """The size of a part when ``total`` is cut into ``parts`` parts, as evenly as possible, larger parts first.
+
+    Examples
+    --------
+    >>> [share(7, 3, part) for part in range(3)]
+    [3, 2, 2]
+    """
+    return (total + parts - 1 - part) // parts
+
+
+def shareable(total: int, parts: int, part: int) -> bool:
+    """Whether ``share`` is defined for these arguments."""
+    return total >= 0 and 0 <= part < parts
+
+
+BUILTINS = {
+    "min": Builtin("min(a, b)", 2, None, min),
+    "max": Builtin("max(a, b)", 2, None, max),
+    "abs": Builtin("abs(a)", 1, 1, abs),
+    "share": Builtin("share(N, k, i)", 3, 3, share),
+}
+
+UNITS = {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)} | {
+    f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)
+}
+"""The values of the names for units of bytes, such as kB and GiB.
+
+A bound in bytes may use them unless the scheme defines the name itself.
+"""
+
+ARITHMETIC: Mapping[Arithmetic, Callable[[int, int], int]] = {
+    Arithmetic.ADD: operator.add,
+    Arithmetic.SUBTRACT: operator.sub,
+    Arithmetic.MULTIPLY: operator.mul,
+    Arithmetic.DIVIDE: operator.floordiv,
+    Arithmetic.REMAINDER: operator.mod,
+}
+
+DIVISIONS = frozenset({Arithmetic.DIVIDE, Arithmetic.REMAINDER})
+"""The operators that need a positive right operand."""
+
+COMPARE: Mapping[Comparator, Callable[[int, int], bool]] = {
+    Comparator.EQUAL: operator.eq,
+    Comparator.UNEQUAL: operator.ne,
+    Comparator.AT_MOST: operator.le,
+    Comparator.LESS: operator.lt,
+    Comparator.AT_LEAST: operator.ge,
+    Comparator.GREATER: operator.gt,
+}
+
+LOGIC: Mapping[Logic, Callable[[bool, bool], bool]] = {Logic.AND: operator.and_, Logic.OR: operator.or_}
+"""``and`` and ``or`` of two known truths."""
+
+DECISIVE = {Logic.AND: False, Logic.OR: True}
+"""The left side with which ``and`` or ``or`` has its result already, so that the right side is not needed."""
+
+
+# The one walk over a formula, which serves everything that a formula is turned into; a domain says what that is.
+#
+# A domain gives each operation its meaning: closures that give integers (``evaluate``), columns of values (``grid``) or
+# quasi-affine laws (``affine``). The walk decides the order, and which parts are walked at all:
+#
+# - operands come before their operation, from left to right; of a chain of comparisons, all of them;
+# - a condition with a fixed value decides: only the chosen branch of a choice is walked, and the right side of an
+#   ``and`` or ``or`` only if the left side leaves it open;
+# - any other condition leaves both sides to the domain: closures compute the side that is needed, whenever it is
+#   needed; columns and laws need both sides to have a value everywhere.
+
+Part = TypeVar("Part")
+"""The type of what a formula, and each part of it, is turned into."""
+
+
+class Domain(Protocol[Part]):
+    """Says what each kind of expression is turned into, its part: a closure, a column, a law.
+
+    A method gets the parts of the operands and returns the part of the whole expression, ``node``, which tells where it
+    stands in the text.
+    """
+
+    def constant(self, value: int) -> Part:
+        """The part for a number."""
+
+    def name(self, text: str) -> Part:
+        """The part for a variable or another name."""
+
+    def fixed(self, part: Part) -> int | None:
+        """The value of a part that depends on no variable; None if it depends on any."""
+
+    def minus(self, operand: Part) -> Part:
+        """The negative of an operand."""
+
+    def negation(self, operand: Part) -> Part:
+        """``not operand``."""
+
+    def arithmetic(self, node: ast.Binary, left: Part, right: Part) -> Part:
+        """``left + right`` and the like."""
+
+    def comparison(self, node: ast.Comparison, comparator: ast.Comparator, left: Part, right: Part) -> Part:
+        """``left < right`` and the like, by itself or as a link of a chain."""
+
+    def logical(self, node: ast.Expression, logic: ast.Logic, left: Part, right: Part) -> Part:
+        """``left and right`` or ``left or right``."""
+
+    def choice(self, node: ast.Choice, condition: Part, then: Part, otherwise: Part) -> Part:
+        """``if condition then .. else ..``, if the condition has no fixed value."""
+
+    def builtin(self, node: ast.Call, arguments: Sequence[Part]) -> Part:
+        """A call of a builtin function."""
+
+    def lookup(self, node: ast.Lookup, position: Part) -> Part:
+        """The entry of a table at a position."""
+
+    def call(self, node: ast.Call, arguments: Sequence[Part]) -> Part:
+        """A call of a function of the scheme; a fault in the function names the call."""
+
+
+def walk(node: ast.Expression, domain: Domain[Part]) -> Part:
+    """Turns a checked formula (see ``checker.check``) into what a domain makes of it."""
+    match node:
+        case ast.Integer(value):
+            return domain.constant(value)
+        case ast.Name(text):
+            return domain.name(text)
+        case ast.Binary():
+            return domain.arithmetic(node, walk(node.left, domain), walk(node.right, domain))
+        case ast.Minus(operand):
+            return domain.minus(walk(operand, domain))
+        case ast.Not(operand):
+            return domain.negation(walk(operand, domain))
+        case ast.Comparison():
+            return _chain(node, domain, [walk(operand, domain) for operand in node.operands])
+        case ast.Logical():
+            return _logical(node, domain, walk(node.left, domain))
+        case ast.Choice():
+            return _choice(node, domain, walk(node.condition, domain))
+        case ast.Call():
+            arguments = [walk(argument, domain) for argument in node.arguments]
+            return (domain.builtin if node.function.text in BUILTINS else domain.call)(node, arguments)
+        case ast.Lookup():
+            return domain.lookup(node, walk(node.position, domain))
+        case _:
+            assert_never(node)
+
+
+def _chain(node: ast.Comparison, domain: Domain[Part], parts: Sequence[Part]) -> Part:
+    """Turns ``a < b <= c`` into ``a < b and b <= c``; ``parts`` are what a, b, c have been turned into."""
+    links = (
+        domain.comparison(node, comparator, left, right)
+        for comparator, left, right in zip(node.comparators, parts, parts[1:], strict=False)
+    )
+    return reduce(lambda holds, link: domain.logical(node, ast.Logic.AND, holds, link), links)
+
+
+def _logical(node: ast.Logical, domain: Domain[Part], left: Part) -> Part:
+    fixed = domain.fixed(left)
+    if fixed is None:
+        return domain.logical(node, node.operator, left, walk(node.right, domain))
+    return left if bool(fixed) is DECISIVE[node.operator] else walk(node.right, domain)
+
+
+def _choice(node: ast.Choice, domain: Domain[Part], condition: Part) -> Part:
+    fixed = domain.fixed(condition)
+    if fixed is None:
+        return domain.choice(node, condition, walk(node.then, domain), walk(node.otherwise, domain))
+    return walk(node.then if fixed else node.otherwise, domain)
+
 
 LIMIT = 2**63 - 1
 """The largest absolute value of a number."""

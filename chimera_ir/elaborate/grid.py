@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import NamedTuple
 
-from chimera_ir.elaborate.builtins import ARITHMETIC, BUILTINS, COMPARE, DIVISIONS, LOGIC, shareable
-from chimera_ir.elaborate.evaluate import LIMIT, Scope
-from chimera_ir.elaborate.formulas import walk
+from chimera_ir.elaborate.evaluate import ARITHMETIC, BUILTINS, COMPARE, DIVISIONS, LIMIT, LOGIC, Scope, shareable, walk
 from chimera_ir.syntax import ast
 
 

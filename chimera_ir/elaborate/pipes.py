@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import product
 
-from chimera_ir.diagnostics.catalogue import groups
-from chimera_ir.diagnostics.catalogue import slices as say_slices
+from chimera_ir.diagnostics.catalogue import names
+from chimera_ir.diagnostics.catalogue import names as say_slices
 from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, made_of, reject
@@ -162,7 +162,7 @@ def _shape(pipe: ast.PipeBlock, name: str, scope: Scope) -> Shape:
     stage_range = _range(stages.range, scope, instance, MAX_STAGES, "stage")
     step = 1 if micros.step is None else evaluate(micros.step, scope, instance)
     if micros.step is not None and step < 1:
-        raise Rejected([groups.BadStep(micros.step.span, scope.values_in(micros.step, ()), instance, step)])
+        raise Rejected([names.BadStep(micros.step.span, scope.values_in(micros.step, ()), instance, step)])
     micro_range = _micro_range(micros, step, scope, instance)
     cut = next((clause for clause in clauses if isinstance(clause, ast.Slices)), None)
     return Shape(
@@ -261,10 +261,10 @@ def _halves(shapes: Sequence[Shape]) -> Iterator[Diagnostic]:
     total = sum(len(shape.micro_range) for shape in shapes)
     if halved and whole:
         span = whole.micros.span
-        yield groups.HalvesDiffer(span, (), Instance(), whole.name, halved.name, halved.micros.span)
+        yield names.HalvesDiffer(span, (), Instance(), whole.name, halved.name, halved.micros.span)
     elif halved and total % 2:
         text = shapes[0].micros.range
-        yield groups.OddHalves(text.span, _range_values(text, shapes[0].scope), Instance(), total)
+        yield names.OddHalves(text.span, _range_values(text, shapes[0].scope), Instance(), total)
 
 
 def _slices(shapes: Sequence[Shape]) -> Iterator[Diagnostic]:

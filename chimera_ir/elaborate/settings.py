@@ -11,7 +11,7 @@ from itertools import islice
 from operator import or_
 from typing import assert_never
 
-from chimera_ir.diagnostics.catalogue.endless import BadUpdate
+from chimera_ir.diagnostics.catalogue.irtext import BadUpdate
 from chimera_ir.diagnostics.catalogue.values import (
     Instance,
     NeverMet,
@@ -20,13 +20,10 @@ from chimera_ir.diagnostics.catalogue.values import (
     RequirementFails,
     TooMany,
 )
-from chimera_ir.diagnostics.model import Diagnostic, Rejected
-from chimera_ir.diagnostics.suggest import closest
-from chimera_ir.elaborate.builtins import UNITS
-from chimera_ir.elaborate.evaluate import LIMIT, CompiledFunction, Scope, compiled, evaluate, rejecting
+from chimera_ir.diagnostics.model import Diagnostic, Rejected, closest
+from chimera_ir.elaborate.evaluate import LIMIT, UNITS, CompiledFunction, Scope, compiled, evaluate, rejecting
 from chimera_ir.errors import ParameterError
-from chimera_ir.ir.levels import MAX_WORKERS
-from chimera_ir.ir.memory_bounds import Bound, Quantity
+from chimera_ir.ir.levels import MAX_WORKERS, Bound, Quantity
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 

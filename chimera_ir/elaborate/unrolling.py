@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, lcm
 
-from chimera_ir.diagnostics.catalogue import endless as say
+from chimera_ir.diagnostics.catalogue import irtext as say
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic, made_of, reject
 from chimera_ir.elaborate.evaluate import LIMIT
+from chimera_ir.elaborate.operations import Rhythm, check_versions, rhythm_of
 from chimera_ir.elaborate.pipes import Shape
-from chimera_ir.elaborate.read_versions import check_versions
-from chimera_ir.elaborate.rhythm import Rhythm, rhythm_of
 from chimera_ir.ir.streams import LONGEST_TURN, MARGIN
 
 FEW = 1_000

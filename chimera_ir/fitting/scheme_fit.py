@@ -5,21 +5,256 @@ three, and the fit is made again. The text with the clocks is then compiled at a
 lanes are compared with the orders.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement, product
+from typing import NamedTuple
 
+from chimera_ir.compilation import Compilation
+from chimera_ir.diagnostics.model import titles
 from chimera_ir.elaborate.elaborate import elaborate
-from chimera_ir.errors import NotFitted
-from chimera_ir.fitting.clock_form import ClockForm, Clocks, fitted_clocks, forms
-from chimera_ir.fitting.frame import Frame, frame_of
-from chimera_ir.fitting.observed import Observed
+from chimera_ir.errors import NotFitted, TextError
+from chimera_ir.fitting.frame import Frame, Observed, bracketed, frame_of, tabulated, times, weighted
 from chimera_ir.ir.levels import Schedule
-from chimera_ir.lower.order import order as ordered
+from chimera_ir.lower.lower import order as ordered
 from chimera_ir.orders.cp_sat import require_solver
+from chimera_ir.planner.space import roles
 from chimera_ir.plural import counted
 from chimera_ir.source import Source
 from chimera_ir.syntax import formatter
 from chimera_ir.syntax.parser import parse
+
+# The integer program of a fit: few unknowns and many inequalities, solved by CP-SAT of OR-Tools.
+#
+# minimize    w * |x|             the unknowns x are whole numbers; w > 0
+# such that   a * x >= b          for every inequality (a, b)
+#
+# Few inequalities decide. The solver gets those that its last solution violates, until there are none.
+
+LARGEST = 1_000
+"""The largest size of a number of a solution."""
+
+_AT_ONCE = 20
+"""Violated inequalities that join the model before it is solved again."""
+
+_WORK = 2.0
+"""The most deterministic time of a call of the solver; a program that takes longer counts as one without a solution."""
+
+
+class Inequality(NamedTuple):
+    """``sum(factor * x[n] for n, factor in factors) >= least``; an unknown x[n] that is left out has the factor 0."""
+
+    factors: tuple[tuple[int, int], ...]
+    least: int = 1
+
+    def room(self, values: Sequence[int]) -> int:
+        """Returns by how much the sum is above ``least``; negative if the inequality is violated."""
+        return sum(factor * values[name] for name, factor in self.factors) - self.least
+
+
+def least_solution(inequalities: Sequence[Inequality], weights: Sequence[int]) -> list[int] | None:
+    """Finds whole numbers that satisfy all inequalities, with the least sum of ``weights`` times absolute values.
+
+    The result is None if there are none, or if none are found in the time allowed.
+
+    Examples
+    --------
+    >>> least_solution([Inequality(((0, 1), (1, -1))), Inequality(((1, 2),))], [1, 1])
+    [2, 1]
+    """
+    from ortools.sat.python import cp_model
+
+    model, solver = cp_model.CpModel(), cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.max_deterministic_time = _WORK
+    unknowns = [model.new_int_var(-LARGEST, LARGEST, "") for _ in weights]
+    sizes = [model.new_int_var(0, LARGEST, "") for _ in weights]
+    for unknown, size in zip(unknowns, sizes, strict=True):
+        model.add_abs_equality(size, unknown)
+    model.minimize(cp_model.LinearExpr.weighted_sum(sizes, weights))
+    values = [0] * len(weights)
+    while violated := sorted((room, n) for n, row in enumerate(inequalities) if (room := row.room(values)) < 0):
+        for _, number in violated[:_AT_ONCE]:
+            names, factors = zip(*inequalities[number].factors, strict=True)
+            model.add(
+                cp_model.LinearExpr.weighted_sum([unknowns[name] for name in names], factors)
+                >= inequalities[number].least
+            )
+        if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return None
+        values = [solver.value(unknown) for unknown in unknowns]
+    return values
+
+
+# Finds clocks that give known orders: sums of terms times whole numbers, which rise along every lane and every value.
+#
+# The factors x of the terms are free, because a clock is an order, not a time. They only have to give each operation a
+# later clock than the operation before it in its lane, and than the operations that make the values it reads:
+#
+#     F(m, s) @ x0*m + x1*s + x2*D + x3           x0 >= 1          F m0 s0 before F m1 s0
+#     B(m, s) @ x4*m + x5*s + x6*D + x7           x1 >= 1          F m0 s0 before F m0 s1
+#                                                 ..
+#
+# Of all such factors those with the least sum of sizes are taken (`whole_numbers`).
+
+Statement = tuple[str, str, int]
+"""The key of operations whose clocks have one formula: their pipe, the letter of their kind, and their arm.
+
+The pipe is empty if all pipes have the same clocks. `ClockForm` says what an arm is.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockForm:
+    """The form of clocks: the terms of their formulas, and which operations have a formula of their own.
+
+    ``rates`` are terms in the micro-batch, whose factors are the same in all formulas. ``slopes`` are terms in the
+    stage and the slice, ``constants`` are terms in parameters alone. ``shared`` is whether all pipes have the same
+    clocks. ``arms`` are conditions on the stage: stages that meet equally many of them are an arm, and each arm has
+    formulas of its own.
+    """
+
+    rates: tuple[str, ...]
+    slopes: tuple[str, ...]
+    constants: tuple[str, ...]
+    shared: bool
+    arms: tuple[str, ...] = ()
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """All terms of a formula."""
+        return (*self.rates, *self.slopes, *self.constants)
+
+    def statements(self, order: Observed) -> list[Statement]:
+        """Returns for each operation of an order, lane by lane, the key (`Statement`) of the formula of its clock."""
+        arms = tabulated(self.arms, order.settings, order.points) if self.arms else [[]] * order.size
+        return [
+            ("" if self.shared else pipe, letter, sum(map(bool, met)))
+            for (pipe, letter), met in zip(order.kinds, arms, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Fitted clocks of a ``form``: for each formula, by its `Statement`, the factors of the form's terms in order."""
+
+    form: ClockForm
+    factors: Mapping[Statement, Sequence[int]]
+
+    @property
+    def unknowns(self) -> list[int]:
+        """The factors of all formulas, one after another; those of the rates, which formulas share, come first."""
+        rates = len(self.form.rates)
+        several = list(self.factors.values())
+        return [*several[0][:rates], *(factor for factors in several for factor in factors[rates:])]
+
+    def keep(self, order: Observed) -> bool:
+        """Whether the clocks give an order: they rise along every lane, and from what makes a value to its readers."""
+        statements = self.form.statements(order)
+        if not {*statements} <= self.factors.keys():
+            return False
+        table = tabulated(self.form.terms, order.settings, order.points)
+        clocks = [
+            sum(factor * value for factor, value in zip(self.factors[statement], values, strict=True))
+            for statement, values in zip(statements, table, strict=True)
+        ]
+        return all(clocks[before] < clocks[after] for before, after in order.pairs())
+
+    def lines(self, pipe: str, variables: Sequence[str]) -> Iterator[str]:
+        """Yields the lines of a scheme with the clocks of a pipe's operations, such as ``F(m, s) @ 2*m + s``."""
+        arms = self.form.arms
+        for (name, letter, arm), factors in self.factors.items():
+            if name in ("", pipe):
+                conditions = [*arms[arm - 1 : arm], *(f"not {condition}" for condition in arms[arm : arm + 1])]
+                guard = f" when {' and '.join(conditions)}" if conditions else ""
+                yield f"{letter}({', '.join(variables)}) @ {weighted(factors, self.form.terms)}{guard}"
+
+
+def fitted_clocks(form: ClockForm, orders: Sequence[Observed], without: Container[int] = ()) -> Clocks | None:
+    """Finds clocks of a form that rise along all lanes and values of the orders; None if there are none.
+
+    ``without`` are unknowns whose factor is to be 0: their places in the list `Clocks.unknowns`.
+    """
+    statements = [form.statements(order) for order in orders]
+    kinds = list(dict.fromkeys(statement for several in statements for statement in several))
+    terms, rates = form.terms, len(form.rates)
+    width = len(terms) - rates
+    starts = {statement: rates + place * width for place, statement in enumerate(kinds)}
+    # All clocks may be moved together, so that the first one needs no constants.
+    fixed = range(rates + len(form.slopes), rates + width)
+    inequalities: dict[Inequality, None] = {}
+    for order, several in zip(orders, statements, strict=True):
+        table = tabulated(terms, order.settings, order.points)
+        for before, after in order.pairs():
+            row: dict[int, int] = {}
+            for number, sign in ((after, 1), (before, -1)):
+                start = starts[several[number]] - rates
+                for place, value in enumerate(table[number]):
+                    unknown = place if place < rates else start + place
+                    row[unknown] = row.get(unknown, 0) + sign * value
+            factors = (
+                (name, factor) for name, factor in row.items() if factor and name not in fixed and name not in without
+            )
+            inequalities[Inequality(tuple(factors))] = None
+    if Inequality(()) in inequalities:
+        return None
+    # A product of parameters alone tells little from a number at few sizes, so it is dear.
+    prices = [_price(term, 6 if term in form.constants else 2) for term in terms]
+    solution = least_solution([*inequalities], [*prices[:rates], *prices[rates:] * len(kinds)])
+    if solution is None:
+        return None
+    return Clocks(form, {name: (*solution[:rates], *solution[start : start + width]) for name, start in starts.items()})
+
+
+def _price(term: str, base: int) -> int:
+    """Returns how dear a factor of 1 on ``term`` is: ``base`` to the power of the term's number of ``*`` and ``/``.
+
+    A fit takes the factors whose sizes cost least in all.
+    """
+    return int(base ** (term.count("*") + term.count("/")))
+
+
+def forms(frame: Frame, pipes: int) -> Iterator[ClockForm]:
+    """Yields forms of clocks to try, the simplest first, for a scheme with this many pipes.
+
+    The terms are m and s at first, then further ones are tried: products with parameters; units, that is m divided by a
+    period and the remainder; the place of a stage on its way through the workers and the number of the way, or
+    conditions that give each way clocks of its own.
+    """
+    q = frame.variables[2:]
+    workers, stages = bracketed(frame.workers), bracketed(frame.stages)
+    ways: list[tuple[tuple[str, ...], tuple[str, ...]]] = [(("s",), ())]
+    if stages != workers:
+        ways += [((f"s % {workers}", f"s / {workers}"), ()), (("s",), (f"s >= {workers}",))]
+    # Numbers of stages, workers and slices multiply variables; that of micro-batches only where nothing else does.
+    sizes = [name for name in frame.names if name in _words(f"{workers} {stages} {frame.slices}")]
+    pairs = ["*".join(pair) for pair in combinations_with_replacement(sizes, 2)]
+    long = [times(frame.slices, name) for name in frame.names if frame.slices != "1" and name not in sizes]
+    short, plain = (*sizes, "1"), (*frame.names, "1")
+    degrees = [(constants, ["1"], ["1"]) for constants in dict.fromkeys((short, plain))]
+    degrees += [(constants, ["1", *sizes], ["1", *sizes]) for constants in dict.fromkeys((short, plain))]
+    degrees += [((*plain, *pairs, *long), ["1", *sizes], ["1", *sizes, *pairs])]
+    whole = (*plain, *("*".join(pair) for pair in combinations_with_replacement(frame.names, 2)))
+    degrees += [(whole, ["1", *frame.names], ["1", *frame.names])]
+    for shared in (True, False)[: min(pipes, 2)]:
+        for constants, factors, of_units in degrees:
+            for unit in ("", *frame.units):
+                for stage, arms in ways:
+                    rates = [(factor, f"m % ({unit})" if unit else "m") for factor in factors]
+                    rates += [(factor, f"m / ({unit})") for factor in of_units if unit]
+                    slopes = [(factor, slope) for slope in (*stage, *q) for factor in factors]
+                    yield ClockForm(_products(rates), _products(slopes), tuple(constants), shared, arms)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text)
+
+
+def _products(pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Returns the texts of products, of a factor and a term each; a term that is more than a name gets brackets."""
+    return tuple(times(factor, term if term.isidentifier() else f"({term})") for factor, term in pairs)
+
 
 FITTED, HELD_OUT = 3, 5
 """The fewest orders that are fitted, and the larger ones that only verify."""
@@ -203,3 +438,96 @@ def _compiles_to(text: str, orders: Sequence[Observed]) -> bool:
         if schedule.lanes != order.schedule.lanes or schedule.header.workers != order.header.workers:
             return False
     return True
+
+
+# Makes the orders of a scheme at several sizes, or of several texts, and fits a scheme to them.
+
+STAGES, MICRO_BATCHES = (2, 3, 4, 5, 6, 8), (2, 3, 5, 8, 11, 14)
+"""Values to try for parameters that give the number of stages, and for one that gives that of micro-batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizedOrder:
+    """The verified order of a request, as a schedule.
+
+    If a search found the order, ``proven`` says whether the search has proven that no order takes less time; else None.
+    """
+
+    schedule: Schedule
+    proven: bool | None
+
+    @staticmethod
+    def of(compilation: Compilation) -> "SizedOrder":
+        """The order of a compilation; raises `NotFitted` if it has no flush."""
+        schedule = compilation.schedule
+        if not isinstance(schedule, Schedule):
+            raise NotFitted(f"{schedule.header.title}: it has no flush, and clocks are fitted to orders of one update")
+        improvement = compilation.improvement
+        return SizedOrder(schedule, improvement.result.proven if improvement else None)
+
+
+def fitted(compilation: Compilation, values: Mapping[str, Sequence[int]]) -> FittedScheme:
+    """Returns the scheme with clocks fitted to its own orders, at all combinations of ``values`` that it accepts.
+
+    If no parameter has several values, those that give its size get the values `STAGES` and `MICRO_BATCHES`. Raises
+    `NotFitted` as `fit_scheme` does.
+    """
+    request = compilation.request
+    if not request.source.is_scheme:
+        raise NotFitted(f"{request.source.name} has one size; name the texts of several sizes, one after another")
+    several = values if any(len(numbers) > 1 for numbers in values.values()) else _chosen(compilation, values)
+    orders, refused = [], ""
+    for settings in _combinations(several):
+        try:
+            orders.append(SizedOrder.of(replace(compilation, request=replace(request, settings=settings))))
+        except TextError as error:
+            refused = titles(error.diagnostics)
+    if not orders:
+        raise NotFitted(f"{request.source.name}: it has no size with orders{refused and f': {refused}'}")
+    return _fitted_orders(orders, [name for name, numbers in several.items() if len(numbers) > 1])
+
+
+def fitted_texts(compilations: Sequence[Compilation]) -> FittedScheme:
+    """The scheme with clocks fitted to the orders of several IR texts or schedules of torch, each of its own size.
+
+    Raises `NotFitted` if a text is a scheme, if two are of one size, and as `fit_scheme` does.
+    """
+    texts: dict[tuple[tuple[str, int], ...], str] = {}
+    orders = []
+    for compilation in compilations:
+        source = compilation.request.source
+        if source.is_scheme:
+            raise NotFitted(f"{source.name} is a scheme, which has every size: fit it alone")
+        order = SizedOrder.of(compilation)
+        size = order.schedule.header.parameters
+        if size in texts:
+            shown = " ".join(f"{name}={value}" for name, value in size) or "no parameters"
+            raise NotFitted(f"{texts[size]} and {source.name} are both of the size {shown}: leave one of them out")
+        texts[size] = source.name
+        orders.append(order)
+    return _fitted_orders(orders, ())
+
+
+def _fitted_orders(orders: Sequence[SizedOrder], names: Sequence[str]) -> FittedScheme:
+    proofs = [order.proven for order in orders if order.proven is not None]
+    try:
+        scheme = fit_scheme([order.schedule for order in orders], names)
+    except NotFitted as error:
+        if not proofs:
+            raise
+        remedy = "of orders that take the same time a search finds any: `prefer` or a bound on memory leaves fewer"
+        raise NotFitted(f"{error}; {remedy}") from error
+    origin = f"# Orders of a search, {sum(proofs)} of {len(orders)} proven to be the shortest.\n" if proofs else ""
+    return replace(scheme, origin=origin)
+
+
+def _chosen(compilation: Compilation, values: Mapping[str, Sequence[int]]) -> Mapping[str, Sequence[int]]:
+    """Returns the given values, and several to try for each other parameter that sets stages or micro-batches."""
+    request = compilation.request
+    role = roles(request.source, compilation.scheme, request.max_operations)
+    counts = {role.micro_batches: MICRO_BATCHES} if role.micro_batches else {}
+    return {**dict.fromkeys(role.sizes, STAGES), **counts, **values}
+
+
+def _combinations(values: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
+    yield from (dict(zip(values, numbers, strict=True)) for numbers in product(*values.values()))

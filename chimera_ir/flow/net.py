@@ -6,17 +6,225 @@ gives, and in a stream for the steps that make the weights it reads.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate, chain, pairwise
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import accumulate, chain, islice, pairwise
+from operator import itemgetter
+from typing import NamedTuple
 
-from chimera_ir.flow.engine import Time, ends, play
+from chimera_ir.flow.engine import Time, Waits, ends, play
 from chimera_ir.flow.flow import ABSENT, Flow
-from chimera_ir.flow.host_moves import MoveWaits, waits_of
-from chimera_ir.ir.ids import WeightGroup
+from chimera_ir.flow.live import MoveWaits, waits_in_turn, waits_of
 from chimera_ir.ir.kinds import Resource
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Compute, Operation, singles
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Compute,
+    Instruction,
+    Micro,
+    Operation,
+    Recv,
+    Send,
+    Step,
+    WaitAllReduce,
+    WaitRecv,
+    WaitSend,
+    WeightGroup,
+    singles,
+)
+from chimera_ir.ir.streams import ProgramStream, ScheduleStream
+from chimera_ir.ir.turns import Turn, extent, in_slot, in_turn, later
+
+# Finds how many updates a training loop must have given before a worker may run a turn of a stream.
+#
+# On every worker a training loop gives the mini-batch of one update after the other, and the worker runs the turns that
+# are about the updates given so far. In such a turn it must never wait for what another worker does only when a further
+# update is given: the training loop there may itself be waiting for this worker, for example for a loss. So a turn may
+# need updates that it is not about. In 1F1B with D = 2 and an update for each micro-batch:
+#
+# worker 0:                           worker 1:
+#   recv m-1 s1->s0 from w1             wait recv m s0->s1
+#   F m s0 v-1                          F m s1 v
+#   send m s0->s1 to w1                 recv m+1 s0->s1 from w0                turn k needs update k+1, by this line
+#   wait recv m-1 s1->s0                B m s1 v
+#   B m-1 s0 v-2                        send m s1->s0 to w0
+#
+# Turn k of worker 0 waits for gradients from turn k-1 of worker 1, so it needs update k, which it is about anyway.
+#
+# Where the last whole turns would wait for one another in a cycle, turns begin elsewhere: each right before the first
+# line that needs a later update, by itself or through what it waits for. Operations alone:
+#
+# worker 0:           worker 1:           worker 0:           worker 1:
+#   F m s0 v-2          F m s1 v-2          F m s0 v-2          B m s3 v-2
+#   B m-1 s2 v-3        F m s3 v-2          B m-1 s2 v-3        B m s1 v-2
+#   F m s2 v-2          B m s3 v-2          F m s2 v-2          F m+1 s1 v-1
+#   B m-1 s0 v-3        B m s1 v-2          B m-1 s0 v-3        F m+1 s3 v-1
+#
+# On the left, `B m s1` in turn k of worker 1 waits for turn k+1 of worker 0, in which `F m s2` waits for turn k+1 of
+# worker 1. However many updates are given, the last turns never end.
+
+_Key = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class RunnableTurn:
+    """A worker's turn, which can run once ``ahead`` updates after the first update of the turn have been given."""
+
+    turn: Turn
+    ahead: int
+
+
+class _Wait(NamedTuple):
+    """A wait of a worker's line number ``place`` in a turn for line number ``posted`` in a turn of worker ``other``.
+
+    If the first line is in turn k, the awaited line is in turn k + ``later`` of the other worker; ``later`` may be
+    negative.
+    """
+
+    place: int
+    other: int
+    posted: int
+    later: int
+
+
+def runnable_turns(stream: ProgramStream) -> list[RunnableTurn]:
+    """Returns the turn of each worker with the number of updates that it needs (``ahead``).
+
+    A turn may begin at another line than in the stream. The stream is a program without errors by any rule.
+    """
+    header = stream.header
+    lengths = [max(1, len(turn.instructions)) for turn in stream.turns]
+    waits = _program_waits(stream)
+    # Lines are counted on from the first line of turn 0. Given the updates of turn 0, how far does each worker get by
+    # its own lines alone?
+    ends = [_own_end(header, turn) for turn in stream.turns]
+    # How many of these turns may each worker run, if a worker runs whole turns only?
+    turns = _whole_turns(waits, [end // length for end, length in zip(ends, lengths, strict=True)])
+    if turns is not None:
+        return [RunnableTurn(turn, _ahead(header, count)) for turn, count in zip(stream.turns, turns, strict=True)]
+    # None of them ends. How many lines may each worker run? Its turns begin behind these.
+    counts = [divmod(end, length) for end, length in zip(_lines_run(waits, ends, lengths), lengths, strict=True)]
+    return [
+        RunnableTurn(_beginning_at(header, turn, place), _ahead(header, count))
+        for turn, (count, place) in zip(stream.turns, counts, strict=True)
+    ]
+
+
+def runnable_stream(stream: ProgramStream) -> ProgramStream:
+    """Returns the stream with its turns as `runnable_turns` cuts them: the same lines, but begun elsewhere."""
+    return replace(stream, turns=tuple(runnable.turn for runnable in runnable_turns(stream)))
+
+
+def lag(turns: Sequence[RunnableTurn]) -> int:
+    """Returns how many more updates must be given before an update is complete: stepped on every worker."""
+    return max(
+        runnable.ahead - extent(line).first
+        for runnable in turns
+        for line in runnable.turn.instructions
+        if isinstance(line, Step)
+    )
+
+
+def _ahead(header: Header, turns: int) -> int:
+    """Converts a number of turns into the ``ahead`` of a `RunnableTurn`.
+
+    ``turns`` is the number of the first turn that a worker cannot run when just the updates of turn 0 have been given.
+    """
+    return (2 - turns) * header.per_turn - 1
+
+
+def _own_end(header: Header, turn: Turn) -> int:
+    """Counts the lines that a worker can run, from turn 0 on, when the updates of turn 0 have been given.
+
+    The next line is about a later update. Waits for other workers are not regarded.
+    """
+    length = len(turn.instructions)
+    return min(
+        ((1 - _turn_of(header, line)) * length + place for place, line in enumerate(turn.instructions)), default=1
+    )
+
+
+def _turn_of(header: Header, line: Instruction) -> int:
+    """Returns the number of the turn to which the last micro-batch of a line, or the update of the line, belongs."""
+    _, last, of_updates = extent(line)
+    return last // (header.per_turn if of_updates else header.period)
+
+
+def _program_waits(stream: ProgramStream) -> list[list[_Wait]]:
+    """Returns for each worker the waits in its turn for lines of other workers."""
+    header = stream.header
+    posts: dict[_Key, list[tuple[int, int, int]]] = {}
+    for worker, turn in enumerate(stream.turns):
+        for place, line in enumerate(turn.instructions):
+            if isinstance(line, Send | Recv | AllReduce):
+                key, number = _key(header, type(line), line)
+                posts.setdefault(key, []).append((worker, place, number))
+    return [
+        [
+            _Wait(place, other, posted, number - other_number)
+            for place, line in enumerate(turn.instructions)
+            if isinstance(line, WaitSend | WaitRecv | WaitAllReduce)
+            for key, number in [_key(header, _AWAITED[type(line)], line)]
+            for other, posted, other_number in posts[key]
+        ]
+        for turn in stream.turns
+    ]
+
+
+_AWAITED: dict[type[Instruction], type[Instruction]] = {WaitRecv: Send, WaitSend: Recv, WaitAllReduce: AllReduce}
+"""Maps each type of wait to the type of the line, on another worker, that ends the wait."""
+
+
+def _key(header: Header, posted: type[Instruction], line: Instruction) -> tuple[_Key, int]:
+    """Returns a key of the message or the sum of a line, and the number of the turn to which that belongs.
+
+    The key is the same in every turn. ``posted`` is the type of the line that sends, receives or launches, and is a
+    part of the key.
+    """
+    first, number = in_turn(header, line)
+    if isinstance(first, AllReduce | WaitAllReduce):
+        return (posted, first.group, first.version), number
+    assert isinstance(first, Send | Recv | WaitSend | WaitRecv)
+    return (posted, first.message), number
+
+
+def _whole_turns(waits: Sequence[Sequence[_Wait]], turns: Sequence[int]) -> list[int] | None:
+    """Returns for each worker the number of the first turn that it cannot end; None if workers wait in a cycle.
+
+    ``turns`` has these numbers as far as each worker's own lines decide. Each pass lowers them to what the waits for
+    other workers allow, until nothing changes. In a cycle they would fall without end.
+    """
+    turns = [*turns]
+    for _ in range(len(turns) + 1):
+        before = [*turns]
+        for worker, worker_waits in enumerate(waits):
+            turns[worker] = min([turns[worker], *(turns[wait.other] - wait.later for wait in worker_waits)])
+        if turns == before:
+            return turns
+    return None
+
+
+def _lines_run(waits: Sequence[Sequence[_Wait]], ends: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    """Returns how many lines each worker can run before the first line that waits for ever, counted from turn 0 on.
+
+    ``ends`` has these numbers as far as each worker's own lines decide, ``waits`` the waits of each worker for others,
+    ``lengths`` the number of lines in a turn of each worker.
+    """
+    ends, changed = [*ends], True
+    while changed:
+        before = [*ends]
+        for worker, worker_waits in enumerate(waits):
+            for place, other, posted, later_turns in worker_waits:
+                last = (ends[other] - 1 - posted) // lengths[other]  # the last turn in which the other worker posts it
+                ends[worker] = min(ends[worker], (last - later_turns + 1) * lengths[worker] + place)
+        changed = ends != before
+    return ends
+
+
+def _beginning_at(header: Header, turn: Turn, place: int) -> Turn:
+    """A turn that begins at ``place`` of another turn, and ends with the lines before that place, one turn later."""
+    again = [in_slot(turn.rings, later(header, line, 1), 1) for line in turn.instructions[:place]]
+    return replace(turn, instructions=(*turn.instructions[place:], *again))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +289,8 @@ def _waits(schedule: Schedule, lanes: Sequence[range]) -> list[tuple[int, ...]]:
     before = [read if read[-1:] == last else (*read, *last) for read, last in zip(reads, lasts, strict=True)]
     if ABSENT in chain.from_iterable(reads):
         raise KeyError("an operation is missing; only a verified schedule has a net")
-    for later, added in _steps(schedule, lanes):
-        before[later] = tuple(dict.fromkeys((*before[later], *added)))
+    for after, added in _steps(schedule, lanes):
+        before[after] = tuple(dict.fromkeys((*before[after], *added)))
     return before
 
 
@@ -100,7 +308,9 @@ def queued(header: Header, lane: Iterable[Operation], numbers: Sequence[int]) ->
     return queued_by_resource(operations, numbers, waits)
 
 
-def queued_by_resource(lane: Iterable[Operation], numbers: Sequence[int], waits: MoveWaits) -> Iterator[tuple[int, ...]]:
+def queued_by_resource(
+    lane: Iterable[Operation], numbers: Sequence[int], waits: MoveWaits
+) -> Iterator[tuple[int, ...]]:
     """Yields for each operation of a lane the numbers of the operations in the lane that it follows, as `queued` does.
 
     ``waits`` maps a place of the lane to the numbers of the moves that the lane waits for before this place.
@@ -179,3 +389,169 @@ def numbered(schedule: Schedule) -> tuple[range, ...]:
     """Numbers all operations lane by lane; returns the numbers of each lane."""
     bounds = accumulate((len(lane) for lane in schedule.lanes), initial=0)
     return tuple(range(start, end) for start, end in pairwise(bounds))
+
+
+# Makes the net of a turn: which operation of a stream waits for which, as a periodic system (`flow.cycles`).
+#
+#     worker 0:             worker 1:             0  F m s0     waits for 1 a turn ago
+#       F m s0 v-1            F m s1 v            1  B m-1 s0   waits for 0, and for 3 a turn ago
+#       B m-1 s0 v-2          B m s1 v            2  F m s1     waits for 0, and for 3 a turn ago
+#                                                 3  B m s1     waits for 2
+#
+# Nodes are the operations of one turn of every worker, lane by lane; each stands for the same operation of all turns.
+# Places of a lane are counted from the start of turn 0 of the worker, on and on through later turns; places of earlier
+# turns are negative. If a turn has n operations, place p + n has the operation of place p, on micro-batches and with a
+# version of the turn after.
+
+_Marks = dict[WeightGroup, list[tuple[int, int]]]
+"""The operations of a turn that use a weight group's weights, by group: each as (place, an update or a version)."""
+
+
+class TurnLane:
+    """The turn of a worker as nodes of a net, numbered from ``first`` on, and the weights that its operations use.
+
+    Three mappings have a list for each weight group, with a pair (place, number) for each operation on the group:
+    ``needs`` with the version that must exist before the operation starts, ``reads`` with the version that it reads,
+    and ``sums`` with the update to whose gradients it adds.
+    """
+
+    def __init__(self, header: Header, operations: tuple[Compute, ...], first: int) -> None:
+        self.operations, self.length, self.per_turn = operations, len(operations), header.per_turn
+        self.first = first
+        self.needs: _Marks = defaultdict(list)
+        self.reads: _Marks = defaultdict(list)
+        self.sums: _Marks = defaultdict(list)
+        for place, operation in enumerate(operations):
+            for group in header.groups_with[operation.stage] if not operation.kind.moves else ():
+                self.needs[group].append((place, newest(header, operation)))
+                self.reads[group].append((place, operation.version or 0))
+                if operation.kind.sums:
+                    self.sums[group].append((place, header.update_of(operation.micros)))
+
+    def node(self, place: int) -> tuple[int, int]:
+        """Returns the node of the operation at ``place`` of the lane, and the number of the turn in which it is."""
+        turn, inside = divmod(place, self.length)
+        return self.first + inside, turn
+
+    def place(self, node: int, turn: int) -> int:
+        """Returns the place in the lane of the operation that is ``node`` in turn number ``turn``."""
+        return node - self.first + turn * self.length
+
+    def first_need(self, group: WeightGroup, version: int, early: Iterable[tuple[int, int]] = ()) -> int:
+        """Returns the place of the first operation, in any turn, that needs ``version`` of a group or a later version.
+
+        ``early`` adds needs to those in ``needs``: further pairs (place in turn 0, version that is needed there).
+        """
+        return min(
+            place - self.length * ((need - version) // self.per_turn) for place, need in (*self.needs[group], *early)
+        )
+
+    def last(self, marks: Iterable[tuple[int, int]], number: int) -> int | None:
+        """Returns the place of the last operation, in any turn, that is marked with ``number``; None if there is none.
+
+        ``marks`` are the marks of turn 0: pairs (place, version or update). From turn to turn, both grow.
+        """
+        turns = ((place, *divmod(number - have, self.per_turn)) for place, have in marks)
+        return max((place + self.length * turn for place, turn, rest in turns if not rest), default=None)
+
+
+@dataclass(frozen=True)
+class TurnNet:
+    """The net of a turn: its nodes are the operations of one turn of every worker, and node n is ``operations[n]``."""
+
+    header: Header
+    lanes: Sequence[TurnLane]
+
+    @cached_property
+    def operations(self) -> list[Compute]:
+        """The operations of one turn of each worker, lane by lane."""
+        return [operation for lane in self.lanes for operation in lane.operations]
+
+    @cached_property
+    def waits(self) -> Waits:
+        """Returns for each node the nodes that it waits for: for values, for steps, and in its lane.
+
+        If a node waits for the operations of another node from several turns, only the latest of these turns is there.
+        """
+        nearest: list[dict[int, int]] = [{} for _ in self.operations]
+        for node, other, ago in (*self._data(), *self._queues(), *self._steps()):
+            nearest[node][other] = min(ago, nearest[node].get(other, ago))
+        return [tuple(waits.items()) for waits in nearest]
+
+    def _queues(self) -> Iterator[tuple[int, int, int]]:
+        """Yields the waits within a lane: for earlier operations, and for moves that the lane has waited for.
+
+        A wait is (node, the node that it waits for, how many turns ago that is).
+        """
+        for lane in self.lanes:
+            for place, before in enumerate(self._queued(lane)):
+                for other, turn in map(lane.node, before):
+                    yield lane.first + place, other, -turn
+
+    def _queued(self, lane: TurnLane) -> Iterable[Iterable[int]]:
+        """Returns for each operation of a turn the places in its lane that it follows, as in `flow.net.queued`."""
+        if self.header.lanes_only:
+            return ((place - 1,) for place in range(lane.length))
+        # In the second of two turns in a row, all that an operation follows is there.
+        places, of_turn = range(-lane.length, lane.length), waits_in_turn(self.header, lane.operations)
+        waits = {
+            start + place: [places[start] + move for move in moves]
+            for start in (0, lane.length)
+            for place, moves in of_turn.items()
+        }
+        return islice(queued_by_resource(lane.operations * 2, places, waits), lane.length, None)
+
+    def _data(self) -> Iterator[tuple[int, int, int]]:
+        """Yields the waits for operations that make values, each as (reader, maker, how many turns ago that is)."""
+        for node, operation in enumerate(self.operations):
+            for micro in operation.micros:
+                turn, single = divmod(micro, self.header.period)
+                for made in self.flow.needs(Compute(operation.kind, (Micro(single),), operation.stage)):
+                    other, before = self.at(made)
+                    yield node, other, -turn - before
+
+    @cached_property
+    def flow(self) -> Flow:
+        """The operations that make and take the values of turn 0's micro-batches; `at` says what the numbers mean."""
+        period = self.header.period
+        numbered = [
+            (node + (self._latest - micro // period) * len(self.operations), kind, Micro(micro % period), stage)
+            for node, (kind, micros, stage) in enumerate((o.kind, o.micros, o.stage) for o in self.operations)
+            for micro in micros
+        ]
+        numbered.sort(key=itemgetter(0))
+        return Flow(self.header, ((number, Compute(kind, (micro,), stage)) for number, kind, micro, stage in numbered))
+
+    def at(self, number: int) -> tuple[int, int]:
+        """Returns the node of an operation, given by its number in `flow`, and the turn of its lane in which it is."""
+        turn, node = divmod(number, len(self.operations))
+        return node, turn - self._latest
+
+    @cached_property
+    def _latest(self) -> int:
+        """The number of the latest turn to which a micro-batch of an operation in turn 0 belongs."""
+        return max((max(o.micros) // self.header.period for o in self.operations), default=0)
+
+    def _steps(self) -> Iterator[tuple[int, int, int]]:
+        """Yields the waits for steps, each as (node, the node that it waits for, how many turns ago that is).
+
+        The net has no steps. In each lane, the first operation that needs the step of an update waits in its place: for
+        the last operations, in all lanes, that add to the gradients of this update.
+        """
+        for lane in self.lanes:
+            for group in lane.needs:
+                for version in range(1, self.header.per_turn + 1):
+                    node, turn = lane.node(lane.first_need(group, version))
+                    for other_lane in self.lanes:
+                        last = other_lane.last(other_lane.sums.get(group, ()), version - 1)
+                        if last is not None:
+                            other, before = other_lane.node(last)
+                            yield node, other, turn - before
+
+
+def turn_net(stream: ScheduleStream) -> TurnNet:
+    """Makes the net of a turn from a complete and placed stream."""
+    lanes: list[TurnLane] = []
+    for operations in stream.lanes:
+        lanes.append(TurnLane(stream.header, operations, lanes[-1].first + lanes[-1].length if lanes else 0))
+    return TurnNet(stream.header, lanes)

@@ -1,24 +1,167 @@
 """Plan, Schedule and Program: what each pass takes and returns."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from fractions import Fraction
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import accumulate, chain, pairwise
 from math import lcm
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from chimera_ir.ir import ops
-from chimera_ir.ir.ids import Micro, Stage, Version, WeightGroup, Worker
-from chimera_ir.ir.kinds import Kind, Readers, Resource, Value, all_kinds, values
-from chimera_ir.ir.lane_parts import LaneParts, parts_of
-from chimera_ir.ir.memory_bounds import Bound, Quantity
-from chimera_ir.ir.one_line import OneLine
-from chimera_ir.ir.planned import Planned, Unclocked
-from chimera_ir.ir.slice_lengths import loads, weighed
+from chimera_ir.ir.kinds import (
+    FORWARD_OF_INPUT,
+    INPUT,
+    KEPT,
+    RECOMPUTATION,
+    Kind,
+    Readers,
+    Resource,
+    Value,
+    all_kinds,
+    values,
+)
+from chimera_ir.ir.ops import (
+    Compute,
+    Instruction,
+    LaneParts,
+    Micro,
+    Operation,
+    Pair,
+    Planned,
+    Stage,
+    Unclocked,
+    Version,
+    WeightGroup,
+    Worker,
+    parts_of,
+)
+from chimera_ir.plural import counted
+from chimera_ir.source import Span
 
 if TYPE_CHECKING:
-    from chimera_ir.ir.given_lanes import Given
+    from chimera_ir.ir.text.given_lanes import Given
+
+
+# Declared bounds on what each worker keeps.
+
+
+class Quantity(Enum):
+    """The quantity that a declared memory bound limits."""
+
+    ACTIVATIONS = "activations"
+    WEIGHTS = "weights"
+    BYTES = "bytes"
+    HOST = "host"
+    HOST_BYTES = "host_bytes"
+
+    @property
+    def in_bytes(self) -> bool:
+        """Whether the quantity is counted in bytes, which follow from a profile."""
+        return self in (Quantity.BYTES, Quantity.HOST_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A declared upper limit of a quantity of memory: ``limits[w]`` on worker w, declared by the line ``origin``.
+
+    Activations and values in host memory are counted in M_a, weights in M_theta, and both kinds of memory in bytes.
+    """
+
+    quantity: Quantity
+    limits: tuple[int | Fraction, ...]
+    origin: Span = field(default=ops.NOWHERE, compare=False, repr=False)
+
+    def exceeded(self, amounts: Sequence[int | Fraction]) -> Worker | None:
+        """The worker whose amount exceeds its limit most; None if the limits of all workers hold."""
+        worker = max(range(len(amounts)), key=lambda w: amounts[w] - self.limits[w])
+        return Worker(worker) if amounts[worker] > self.limits[worker] else None
+
+
+# The line that shows a level in a session of Python, in place of all its operations.
+
+
+class OneLine:
+    """Base class of types with a header: their ``repr`` is a line with the type, the scheme and its size."""
+
+    __slots__ = ()
+    header: "Header"
+
+    def __repr__(self) -> str:
+        header = self.header
+        numbers = (
+            (header.workers, "worker"),
+            (header.stages, "stage"),
+            (header.micro_batches // header.parts, "micro-batch"),
+        )
+        sizes = ", ".join(counted(number, noun) for number, noun in numbers)
+        return f"<{type(self).__name__} of {header.title}: {sizes}>"
+
+
+# Lengths of the slices of a micro-batch, relative to one another, and what follows from them: extents and loads.
+#
+# Without lengths all slices are equally long.
+
+Extent = tuple[Fraction, Fraction]
+"""Start and end of a slice, as shares of the sequence."""
+
+MAX_LENGTH = 10**9
+"""The largest length of a slice in a text."""
+
+
+def normalized(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Returns the lengths as they are, or an empty tuple if they are all equal.
+
+    Examples
+    --------
+    >>> normalized([3, 2, 2, 1]), normalized([5, 5])
+    ((3, 2, 2, 1), ())
+    """
+    return tuple(lengths) if len({*lengths}) > 1 else ()
+
+
+@cache
+def extents(lengths: tuple[int, ...]) -> tuple[Extent, ...]:
+    """Returns start and end of each slice as shares of the sequence, from the relative lengths of the slices.
+
+    Examples
+    --------
+    >>> extents((3, 1))
+    ((Fraction(0, 1), Fraction(3, 4)), (Fraction(3, 4), Fraction(1, 1)))
+    """
+    ends = [Fraction(end, sum(lengths)) for end in accumulate(lengths, initial=0)]
+    return tuple(pairwise(ends))
+
+
+def loads(weights: Sequence[int | Fraction], lengths: Sequence[int]) -> tuple[int | Fraction, ...]:
+    """Returns the work of consecutive micro-batches or slices, as a list that repeats from its end on.
+
+    An entry is a weight times a length, divided by the mean length. ``weights`` is empty if all are 1, ``lengths`` if
+    all are equal. If both are empty, so is the result, and every load is 1.
+
+    Examples
+    --------
+    >>> loads((), (3, 1))
+    (Fraction(3, 2), Fraction(1, 2))
+    """
+    if not lengths:
+        return tuple(weights)
+    factors = [Fraction(length * len(lengths), sum(lengths)) for length in lengths]
+    return tuple(w * factors[place % len(factors)] for place, w in enumerate(weights or (1,) * len(factors)))
+
+
+def weighed(operation: ops.Operation, loads: Sequence[int | Fraction]) -> int | Fraction:
+    """Adds up the loads of an operation's micro-batches; of a pair, returns the mean of its two sums.
+
+    Micro-batch m has load ``loads[m % len(loads)]``, or 1 if ``loads`` is empty.
+    """
+    if not loads:
+        return operation.size
+    parts = operation.parts
+    total = sum(loads[micro % len(loads)] for part in parts for micro in part.micros)
+    return total if len(parts) == 1 else Fraction(total, len(parts))
+
 
 MAX_WORKERS = MAX_STAGES = 1 << 16
 MAX_MICRO_BATCHES = 1 << 20
@@ -381,7 +524,7 @@ class Schedule(OneLine):
         >>> Schedule.from_lanes(schedule.lanes, schedule.header) == schedule
         True
         """
-        from chimera_ir.ir.given_lanes import schedule_of
+        from chimera_ir.ir.text.given_lanes import schedule_of
 
         return schedule_of(lanes, like, name)
 
@@ -397,3 +540,96 @@ class Program(OneLine):
     def parts(self) -> tuple[LaneParts, ...]:
         """The instructions of every lane sorted by type, for passes that look only for those of some types."""
         return tuple(map(parts_of, self.lanes))
+
+
+# Adds recomputations to lanes whose header only lists the stages that recompute.
+#
+# Plans and schedules may leave recomputations out, as the header lists the stages. In full, a forward on such a stage
+# keeps its input alone, and recompute is an operation of the lane:
+#
+#     F m0 s0                     F m0 s0
+#     F m1 s0                     F m1 s0
+#     B m0 s0                     recompute m0 s0
+#     B m1 s0                     B m0 s0
+#                                 recompute m1 s0
+#                                 B m1 s0
+
+Line = TypeVar("Line", bound=Instruction)
+
+
+def in_full(header: Header, lanes: Iterable[Sequence[Line]]) -> tuple[tuple[Line, ...], ...]:
+    """The lanes with all recomputations, each right before the operation that needs the activations it makes.
+
+    Where a lane already has a recomputation of a stage of a pipe, none are added for that stage.
+    """
+    if not header.recomputing:
+        return tuple(map(tuple, lanes))
+    return tuple(tuple(cast("Iterator[Line]", chain.from_iterable(_blocks(header, lane)))) for lane in lanes)
+
+
+def recomputes_all(pipe: Pipe, stage: int) -> bool:
+    """Whether a stage of a pipe keeps only its input of every micro-batch."""
+    return stage in pipe.recompute and all(stage != other for other, _ in pipe.recomputed)
+
+
+def in_blocks(header: Header, operations: Sequence[Operation]) -> Sequence[tuple[Operation, ...]]:
+    """Returns a block for each operation: the recomputations that must come right before it, then the operation.
+
+    A forward on a stage that recomputes becomes a forward that keeps only its input. Where ``operations`` already has
+    recomputations of a stage of a pipe, none are added for that stage.
+    """
+    if not header.recomputing:
+        return [(operation,) for operation in operations]
+    return cast("list[tuple[Operation, ...]]", list(_blocks(header, operations)))
+
+
+def _blocks(header: Header, lane: Sequence[Instruction]) -> Iterator[tuple[Instruction, ...]]:
+    whole, done = _listed(header, lane), set[tuple[Micro, Stage]]()
+    for instruction in lane:
+        first: list[Compute] = []
+        for part in _parts(instruction):
+            micros = tuple([micro for micro in part.micros if (micro, part.stage) not in done])
+            needs = KEPT in part.kind.reads and not part.kind.moves and header.recomputes(part.micros[0], part.stage)
+            if needs and _place(header, part) not in whole:
+                done.update((micro, part.stage) for micro in micros)
+                first += [Compute(RECOMPUTATION, micros, part.stage, part.origin, part.version)] if micros else []
+        if isinstance(instruction, Pair):
+            yield *first, replace(instruction, forward=_kept(header, instruction.forward))
+        else:
+            yield *first, _kept(header, instruction) if isinstance(instruction, Compute) else instruction
+
+
+def forwards_of_clocked(plan: Plan) -> Iterator[Planned]:
+    """Yields the operations of a plan that have clocks.
+
+    On stages whose recomputations are lines of the plan, forwards are changed to the kind that keeps only its input.
+    """
+    listed = _listed(plan.header, (planned.operation for planned in plan.operations))
+    for planned in plan.clocked:
+        operation = planned.operation
+        for part in operation.parts if listed else ():
+            if part.kind.opens and _place(plan.header, part) in listed:
+                forward = _kept(plan.header, part)
+                operation = replace(operation, forward=forward) if isinstance(operation, Pair) else forward
+        yield planned if operation is planned.operation else planned._replace(operation=operation)
+
+
+def _listed(header: Header, lane: Iterable[Instruction]) -> set[tuple[str, Stage]]:
+    """The stages for which a lane itself has recomputations, each as (name of the pipe, stage)."""
+    parts = (part for instruction in lane for part in _parts(instruction))
+    return {_place(header, part) for part in parts if INPUT in part.kind.reads}
+
+
+def _place(header: Header, part: Compute) -> tuple[str, Stage]:
+    return header.pipe(part.micros[0]).name, part.stage
+
+
+def _parts(instruction: Instruction) -> tuple[Compute, ...]:
+    return instruction.parts if isinstance(instruction, Compute | Pair) else ()
+
+
+def _kept(header: Header, operation: Compute) -> Compute:
+    """Returns an operation as it is or, for a forward on a stage that recomputes, one that keeps its input alone."""
+    if operation.kind.opens and header.recomputes(operation.micros[0], operation.stage):
+        return replace(operation, kind=FORWARD_OF_INPUT)
+    return operation

@@ -4,13 +4,117 @@ Without a flush, instructions name weight versions: a compute operation the vers
 a step the version that they lead to. In a synchronous program there is one version, and ``version`` is None.
 """
 
-from collections.abc import Iterable
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from enum import Enum
+from functools import cache
+from heapq import merge
+from itertools import chain, combinations
+from operator import itemgetter
+from typing import Any, Generic, NamedTuple, NewType, TypeVar, cast
 
-from chimera_ir.ir.ids import Micro, Slot, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.kinds import PAIR, Kind, Pairing, Value
 from chimera_ir.source import Span
+
+# Finds the sets of kinds that can make up all operations of a micro-batch on a stage: F and B, or F, I and W.
+#
+# The sets follow from the table of kinds alone.
+
+
+def unmade(kinds: Iterable[Kind]) -> Iterator[tuple[Kind, Value]]:
+    """Yields each of ``kinds`` that reads a value of its own stage which none of ``kinds`` makes, with the value."""
+    kinds = tuple(kinds)
+    made = {value for row in kinds for value in row.keeps}
+    yield from ((row, value) for row in kinds for value in row.reads if not value.crosses and value not in made)
+
+
+@cache
+def alternatives(kinds: tuple[Kind, ...]) -> tuple[tuple[Kind, ...], ...]:
+    """Returns the sets of kinds that the operations of one micro-batch on a stage can have, the smallest set first.
+
+    In each set exactly one kind opens the micro-batch, that is, comes first. A kind of the set can make each value that
+    another one reads, before it is read. Each value that any of ``kinds`` frees is freed as often as it is made.
+    Exactly one kind of the set sums gradients, if any of ``kinds`` does.
+
+    Examples
+    --------
+    >>> from chimera_ir.ir.kinds import BACKWARD, FORWARD, OFFLOAD, RELOAD, all_kinds
+    >>> alternatives((*all_kinds()[:-4],))
+    ((F, B), (F, B, recompute), (F, I, W), (F, I, W, recompute))
+    >>> alternatives((FORWARD, BACKWARD, OFFLOAD, RELOAD))
+    ((F, B), (F, B, offload, reload))
+    """
+    freed = {value for row in kinds for value in row.frees}
+    sums = int(any(row.sums for row in kinds))
+
+    def complete(several: tuple[Kind, ...]) -> bool:
+        kept = Counter(value for row in several for value in row.keeps if value in freed)
+        gone = Counter(value for row in several for value in row.frees)
+        once = sum(row.opens for row in several) == 1 and sum(row.sums for row in several) == sums
+        return once and kept == gone and not any(unmade(several)) and _can_run(several)
+
+    subsets = chain.from_iterable(combinations(kinds, size) for size in range(1, len(kinds) + 1))
+    return tuple(filter(complete, subsets))
+
+
+def _can_run(kinds: Iterable[Kind]) -> bool:
+    """Whether some order of the kinds lets each run after those that make the values it reads.
+
+    Only values of its own stage and slice count.
+    """
+    waiting, made = set(kinds), set[Value]()
+    while waiting:
+        ready = {kind for kind in waiting if all(v.crosses or v.slices_on or v in made for v in kind.reads)}
+        if not ready:
+            return False
+        waiting -= ready
+        made.update(value for kind in ready for value in kind.keeps)
+    return True
+
+
+# Types of integers that must not be mixed up.
+
+Worker = NewType("Worker", int)
+"""A place in the pipeline group, 0 .. workers-1; W copies of the group make W ranks of each worker."""
+
+Stage = NewType("Stage", int)
+"""The number of a stage, which is a part of the model, 0 .. D-1."""
+
+WeightGroup = tuple[Stage, ...]
+"""Weights that are summed and stepped together, named by the stages that hold them, ascending.
+
+The weights of a stage alone have one stage; parameters that several stages share have all of these. The gradients are
+summed over all workers that hold any of the stages."""
+
+Micro = NewType("Micro", int)
+"""The number of a micro-batch among those of all pipes, 0 .. N-1; in a turn, counted from its first micro-batch."""
+
+Clock = NewType("Clock", int)
+"""The order that a scheme gives an operation; it is not a time."""
+
+Slot = NewType("Slot", int)
+"""The index of a receive buffer among those that a worker has for the messages from one stage to another."""
+
+Version = NewType("Version", int)
+"""The number of updates that have made the weights of a group; only schemes without a flush have several versions.
+
+In a turn, versions are counted from the one that the updates before the turn have made."""
+
+
+# The choice of which messages share a communicator.
+
+
+class Communicators(Enum):
+    """The messages that share a communicator; the values are the names in report.json.
+
+    ``DIRECTED``: messages from one worker to another. ``PAIR``: messages between two workers, in both directions.
+    """
+
+    DIRECTED = "directed"
+    PAIR = "pair"
+
 
 NOWHERE = Span(0, 0)
 """The origin of an instruction that comes from no line of text."""
@@ -192,3 +296,92 @@ Talk = Send | Recv | WaitSend | WaitRecv
 Instruction = (
     Compute | Pair | Send | Recv | WaitSend | WaitRecv | WaitMove | AllReduce | WaitAllReduce | Step | Stash | Drop
 )
+
+
+# Sorts the instructions of a lane by type, so that a pass finds those of one type without a walk along all of them.
+
+T = TypeVar("T", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Lines(Generic[T]):
+    """Instructions of one type in a lane: ``lines[i]`` stands at place ``places[i]`` of the lane."""
+
+    places: "array[int]"
+    lines: list[T]
+
+    def __iter__(self) -> Iterator[tuple[int, T]]:
+        return zip(self.places, self.lines, strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneParts:
+    """A lane of ``length`` instructions, sorted by their types.
+
+    ``computes`` has the compute operations; ``sends``, ``recvs`` and the waits for both are about messages.
+    ``wait_moves`` has the waits for offloads and reloads, ``updates`` all lines about sums, steps and weight versions.
+    """
+
+    length: int
+    computes: Lines[Operation]
+    sends: Lines[Send]
+    recvs: Lines[Recv]
+    wait_sends: Lines[WaitSend]
+    wait_recvs: Lines[WaitRecv]
+    wait_moves: Lines[WaitMove]
+    updates: Lines[AllReduce | WaitAllReduce | Step | Stash | Drop]
+
+    @property
+    def steps(self) -> Iterator[Compute | WaitMove]:
+        """Yields the compute operations and the waits for offloads and reloads, in the order of the lane.
+
+        A pair is its forward, then its backward.
+        """
+        if not self.wait_moves.lines:
+            return (part for _, part in self.singles)
+        lines: tuple[Iterator[tuple[int, Compute | WaitMove]], ...] = self.singles, iter(self.wait_moves)
+        return (step for _, step in merge(*lines, key=itemgetter(0)))
+
+    @property
+    def singles(self) -> Iterator[tuple[int, Compute]]:
+        """The compute operations with their places, one by one: a pair yields its forward, then its backward."""
+        return ((place, part) for place, operation in self.computes for part in operation.parts)
+
+
+def parts_of(lane: Sequence[Instruction]) -> LaneParts:
+    """Returns the instructions of a lane sorted by their types."""
+    parts = LaneParts(len(lane), *(Lines(array("q"), []) for _ in range(7)))
+    of_kind: dict[type, Lines[Any]] = {
+        Compute: parts.computes,
+        Pair: parts.computes,
+        Send: parts.sends,
+        Recv: parts.recvs,
+        WaitSend: parts.wait_sends,
+        WaitRecv: parts.wait_recvs,
+        WaitMove: parts.wait_moves,
+        **dict.fromkeys((AllReduce, WaitAllReduce, Step, Stash, Drop), parts.updates),
+    }
+    for place, instruction in enumerate(lane):
+        lines = of_kind[type(instruction)]
+        lines.places.append(place)
+        lines.lines.append(instruction)
+    return parts
+
+
+# The operations of a plan: with a clock, or without one.
+
+
+class Planned(NamedTuple):
+    """An operation with its worker and its clock."""
+
+    clock: Clock
+    worker: Worker
+    operation: Operation
+
+
+class Unclocked(NamedTuple):
+    """An operation without a clock, with its worker and the value of its ``prefer``, if its line has one."""
+
+    preference: int | None
+    worker: Worker
+    operation: Operation

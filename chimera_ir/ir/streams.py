@@ -26,11 +26,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import cycle, groupby, repeat
 
-from chimera_ir.ir.ids import Clock, Micro
-from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule
-from chimera_ir.ir.one_line import OneLine
-from chimera_ir.ir.ops import Compute, Instruction, singles
-from chimera_ir.ir.planned import Planned, Unclocked
+from chimera_ir.ir.levels import Header, OneLine, Pipe, Plan, Program, Schedule
+from chimera_ir.ir.ops import Clock, Compute, Instruction, Micro, Planned, Unclocked, singles
 from chimera_ir.ir.turns import Turn, by_turn, shifted, turns_of, unroll
 
 MARGIN = 3

@@ -26,8 +26,8 @@ from itertools import takewhile
 from typing import NamedTuple, assert_never
 
 from chimera_ir.ir import ops
-from chimera_ir.ir.ids import Micro, Slot, Version, WeightGroup
 from chimera_ir.ir.levels import Header
+from chimera_ir.ir.ops import Micro, Slot, Version, WeightGroup
 
 Shelf = ops.Crossing
 """A shelf: all slots of a worker for the messages over one edge. It is named by the edge: two stages and a value."""

@@ -4,9 +4,12 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import log, log2, sinh, sqrt
 from statistics import median
 from typing import TypeVar
 
@@ -14,18 +17,308 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from chimera_ir.measure import machine
-from chimera_ir.measure.moves import round_trips
-from chimera_ir.measure.network import Host, LinkTimes
-from chimera_ir.measure.samples import FEWEST, Samples, ShowProgress
-from chimera_ir import plural
-from chimera_runtime.errors import Misuse
+from chimera_ir.measure import stations
+from chimera_ir.measure.stages import FEWEST, Samples, ShowProgress, percent, rounded, too_noisy
+from chimera_ir.measure.stations import round_trips
+from chimera_ir.output import OutputRefused
+from chimera_ir.plural import counted
+from chimera_ir.profile.cluster import Cluster, HostLink, Link
+from chimera_ir.profile.quantity import show_size, show_time
+from chimera_runtime.errors import MISUSED, OUR_FAULT, Misuse, PeerLost
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.devices import device_of
 from chimera_runtime.ranks.messages import MessageTransfer, Names, Peer
-from chimera_runtime.ranks.rendezvous import wait_for_key
+from chimera_runtime.ranks.rendezvous import find_store, wait_for_key
 from chimera_runtime.ranks.world import World, begin, join_group
+from chimera_runtime.tools.fail.faults import Faults
 from chimera_runtime.tools.watch.memory import share_of
+
+# alpha and beta from measured times: the straight line that passes nearest to them.
+
+OFF = 0.2
+"""The largest share of a measured time by which a line may be off at some size without a remark."""
+
+
+SCATTER = 0.1
+"""The largest deviation of a time from the line, as a share of the time, that counts as chance."""
+
+_ROUNDS = 3000
+_FREE_ROUNDS = 300
+_NOTHING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Seconds of an exchange of ``size`` bytes between ``ranks`` ranks, uncertain by the share ``uncertainty``."""
+
+    size: int
+    ranks: int
+    seconds: float
+    uncertainty: float = 0.0
+
+
+def messages(points: Sequence[Point]) -> Link:
+    """The link whose alpha and beta fit messages best, by Comm_p2p = alpha + beta L (section 3.4)."""
+    return _nearest([(1.0, float(p.size), p) for p in points])
+
+
+def sums(points: Sequence[Point]) -> Link:
+    """The link that fits sums best, by Comm_allreduce = 2 log2(r) alpha + 2 (r-1)/r beta L (section 3.4)."""
+    return _nearest([(2 * log2(p.ranks), 2 * (p.ranks - 1) * p.size / p.ranks, p) for p in points])
+
+
+def _nearest(terms: Sequence[tuple[float, float, Point]]) -> Link:
+    """The link with the alpha and beta, never negative, that come nearest to all measured times.
+
+    A term is (x, y, point): the line says m = alpha x + beta y where the measured time is t, the seconds of the point.
+    The sum of h(log(m/t) / s) over all terms is made as small as possible. Times span many powers of ten, so the
+    logarithm of m/t counts: a line twice too high is as bad as a line half as high as it should be. Its unit s is
+    SCATTER plus the point's uncertainty. h is Huber's function: squares up to one, absolute values beyond, so that one
+    size with an unusual time hardly bends the line.
+
+    A round reduces a weighted sum of m/t + t/m, which is convex and close to squares of logarithms. It multiplies alpha
+    and beta by the square root of the terms that pull them up over the terms that pull them down, as in non-negative
+    factorizations. The weights give the sum the slope of h; in the first rounds, which find a start, all are 1.
+    """
+    alpha = min(point.seconds / x for x, _, point in terms) / 2
+    beta = min(point.seconds / y for _, y, point in terms) / 2
+    for number in range(_ROUNDS):
+        up, over, down, under = 0.0, 0.0, 0.0, 0.0
+        for x, y, point in terms:
+            ratio = (alpha * x + beta * y) / point.seconds
+            weight = 1.0 if number < _FREE_ROUNDS else _weight(log(ratio), SCATTER + point.uncertainty)
+            pull, push = weight / (ratio * ratio * point.seconds), weight / point.seconds
+            up, over = up + pull * x, over + pull * y
+            down, under = down + push * x, under + push * y
+        alpha, beta = alpha * sqrt(up / down), beta * sqrt(over / under)
+    return Link(alpha, beta)
+
+
+def _weight(off: float, scale: float) -> float:
+    """The weight of a term in a round of `_nearest`: the slope of h(off / scale) over the slope of e^off + e^-off.
+
+    ``off`` is the logarithm of m/t, ``scale`` is s.
+    """
+    size = abs(off)
+    if size < _NOTHING:
+        return 1 / (2 * scale * scale)
+    return min(size / scale, 1.0) / scale / (2 * sinh(size))
+
+
+# A cluster from measured times of messages and sums: alpha and beta, and how far to trust them.
+
+_LEAST = 1e-15
+"""Seconds per byte that no measurement can tell from 0."""
+
+
+_SHARED = 1.5
+"""The factor on the time of two messages at once from which a link counts as shared: halfway from 1 to 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Host of a rank: machine, number of its torchrun agent, and memory, which may be ``shared`` by its ranks."""
+
+    name: str
+    agent: int
+    memory: int
+    shared: bool
+
+    @property
+    def place(self) -> str:
+        """Name of the node, from machine and agent, because a machine with several agents counts as several nodes."""
+        return f"{self.name}/{self.agent}"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTimes:
+    """Measured times of messages and sums, in seconds, on the hosts of the ranks (``nodes``).
+
+    The keys of ``messages``, ``streams`` and ``posts`` are (whether within a node, bytes), those of ``sums`` (ranks,
+    bytes). A message takes half a ping-pong, posting included. ``streams`` has the times from one arrival to the next
+    of messages that are sent right after one another. ``fan_outs`` has the same for the largest size, where the sender
+    sends to a second rank at the same time; the key is whether all are within a node. It is empty if no rank has two
+    neighbours. A sum lasts from the start of its last launch to its end. ``posts`` are the times of posting messages,
+    ``launches`` those of launching sums of the smallest size. ``moves`` has transfers between a rank and its host, by
+    bytes; ``moves_at_once`` has those of the largest size while all ranks make them.
+    """
+
+    nodes: tuple[Host, ...]
+    messages: Mapping[tuple[bool, int], Samples]
+    streams: Mapping[tuple[bool, int], Samples]
+    fan_outs: Mapping[bool, Samples]
+    sums: Mapping[tuple[int, int], Samples]
+    posts: Mapping[tuple[bool, int], Samples]
+    launches: Samples
+    moves: Mapping[int, Samples]
+    moves_at_once: Samples
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A cluster, its measurements as lines of a table, and remarks on their quality."""
+
+    cluster: Cluster
+    table: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """Times of one kind of exchange, which ``what`` names, by size in bytes; ``line`` is fitted to them, in seconds.
+
+    ``streams`` has the times of messages in streams, by size.
+    """
+
+    what: str
+    samples: Mapping[int, Samples]
+    streams: Mapping[int, Samples]
+    line: Callable[[int], float]
+
+    def off(self, size: int) -> float:
+        """Deviation of the line from the measured time, as a share of the measured time."""
+        return self.line(size) / self.samples[size].median - 1
+
+
+def described(name: str, measured: LinkTimes) -> Described:
+    """The cluster that the ranks ran on, called ``name``, from the measured times."""
+    links = {within: _message_link(measured, within) for within in sorted({within for within, _ in measured.messages})}
+    launch = measured.launches.median
+    sum_link = _rounded(
+        sums([_point(size, ranks, samples, launch) for (ranks, size), samples in measured.sums.items()]), launch
+    )
+    series = [_messages(measured, within, link) for within, link in links.items()]
+    series += [_sums(measured, ranks, sum_link) for ranks in sorted({ranks for ranks, _ in measured.sums})]
+    per_node = sorted(Counter(node.place for node in measured.nodes).values())
+    host = _host_link(measured, per_node[-1])
+    series.append(_Series("transfers to the host", measured.moves, {}, host.link.message))
+    between = links[False] if False in links else links[True]
+    inside = links[True] if True in links else links[False]
+    memory = _memory(measured.nodes)
+    cluster = Cluster(name, len(measured.nodes), per_node[-1], memory, 0, between, inside, sum_link, host=host)
+    remarks = [remark for kind in series for remark in _remarks(kind)]
+    if per_node[0] != per_node[-1]:
+        remarks.append(
+            f"nodes have {per_node[0]} to {counted(per_node[-1], 'rank')}; the file says {per_node[-1]} for all of them"
+        )
+    table: list[str] = []
+    if links.keys() == {True}:
+        table.append("All ranks were on one node: [links.between] is what was measured within it.")
+    elif links.keys() == {False}:
+        table.append("Every rank had a node of its own: [links.within] is what was measured between them.")
+    table += [line for kind in series for line in _table(kind)]
+    table += [_at_once(measured, within) for within in links]
+    table.append(f"Transfers of all ranks at once take {_crowded(measured):.2f} times as long as those of one.")
+    return Described(cluster, tuple(table), tuple(remarks))
+
+
+def _message_link(measured: LinkTimes, within: bool) -> Link:
+    """The link that fits the messages within a node (``within``) or between nodes.
+
+    Its overhead is the time of posting the smallest message. It is shared if a message takes longer while its sender
+    sends to two ranks.
+    """
+    sizes = sorted(size for where, size in measured.messages if where == within)
+    post = measured.posts[within, sizes[0]].median
+    line = messages([_point(size, 2, measured.messages[within, size], post) for size in sizes])
+    return replace(_rounded(line, post), shared=_slowdown(measured, within) > _SHARED)
+
+
+def _host_link(measured: LinkTimes, per_node: int) -> HostLink:
+    """The link to the host that fits the measured transfers, and how many workers share this link.
+
+    A transfer takes n times as long while all ranks make transfers: then n workers share a link, at most ``per_node``.
+    """
+    line = messages([_point(size, 1, samples, 0.0) for size, samples in measured.moves.items()])
+    return HostLink(_rounded(line, 0.0), min(per_node, max(1, round(_crowded(measured)))))
+
+
+def _crowded(measured: LinkTimes) -> float:
+    """Factor by which a transfer to the host takes longer if all ranks make transfers."""
+    return measured.moves_at_once.median / measured.moves[max(measured.moves)].median
+
+
+def _slowdown(measured: LinkTimes, within: bool) -> float:
+    """Factor by which a message takes longer if its sender sends to two ranks at once; 0 if that was not measured."""
+    if within not in measured.fan_outs:
+        return 0.0
+    alone = measured.streams[within, max(size for where, size in measured.streams if where == within)]
+    return measured.fan_outs[within].median / alone.median
+
+
+def _at_once(measured: LinkTimes, within: bool) -> str:
+    where, longer = _where(within), _slowdown(measured, within)
+    if not longer:
+        return f"Whether messages {where} share anything was not measured: no rank had two neighbours there."
+    return f"Messages {where} to two ranks at once take {longer:.2f} times as long as to one."
+
+
+def _point(size: int, ranks: int, samples: Samples, post: float) -> Point:
+    """The point of a fit for messages of a size, or for sums over ``ranks``, from the measured times (``samples``).
+
+    Its time is the median less the seconds of posting (``post``), but at least a hundredth of the median.
+    """
+    return Point(size, ranks, max(samples.median - post, samples.median / 100), samples.uncertainty)
+
+
+def _messages(measured: LinkTimes, within: bool, link: Link) -> _Series:
+    samples, streams = (
+        {size: figure for (where, size), figure in figures.items() if where == within}
+        for figures in (measured.messages, measured.streams)
+    )
+    return _Series(f"messages {_where(within)}", samples, streams, link.message)
+
+
+def _where(within: bool) -> str:
+    return "within a node" if within else "between nodes"
+
+
+def _sums(measured: LinkTimes, ranks: int, link: Link) -> _Series:
+    samples = {size: figure for (count, size), figure in measured.sums.items() if count == ranks}
+    return _Series(
+        f"sums over {counted(ranks, 'rank')}",
+        samples,
+        {},
+        lambda size: link.overhead + link.all_reduce(size, ranks),
+    )
+
+
+def _rounded(link: Link, overhead: float) -> Link:
+    """The link with four significant digits and with this overhead; what the clock cannot tell from 0 becomes 0."""
+    return Link(
+        rounded(link.alpha) if link.alpha > _TICK else 0.0,
+        1 / rounded(1 / link.beta) if link.beta > _LEAST else 0.0,
+        rounded(overhead),
+    )
+
+
+def _memory(nodes: Sequence[Host]) -> int:
+    """Bytes of memory per worker on the host with the least, in whole MiB."""
+    together = Counter(node.name for node in nodes)
+    least = min(node.memory // together[node.name] if node.shared else node.memory for node in nodes)
+    return least >> 20 << 20
+
+
+def _table(series: _Series) -> Iterator[str]:
+    streams = f" {'in a stream':>12}" if series.streams else ""
+    yield f"{series.what + ',':<29} {'median':>9} {'spread':>7} {'line off by':>12}{streams}"
+    for size, samples in sorted(series.samples.items()):
+        stream = f" {_time(series.streams[size]):>12}" if series.streams else ""
+        off = round(series.off(size), 2) + 0.0
+        yield f"{show_size(size):>29} {_time(samples):>9} {percent(samples.spread):>7} {off:>+12.0%}{stream}"
+
+
+def _time(samples: Samples) -> str:
+    return show_time(rounded(samples.median, 3))
+
+
+def _remarks(series: _Series) -> Iterator[str]:
+    yield from too_noisy(series.what, [(show_size(size), samples) for size, samples in sorted(series.samples.items())])
+    off = [(size, share) for size in sorted(series.samples) if abs(share := series.off(size)) > OFF]
+    if off:
+        sizes = ", ".join(f"{percent(share)} at {show_size(size)}" for size, share in off)
+        yield f"{series.what}: the straight line is off by more than {percent(OFF)}: {sizes}"
+
 
 WARM_UP = 3
 """Rounds that come first for every size and do not count."""
@@ -164,7 +457,7 @@ def _groups(size: int, pairs: Sequence[tuple[int, int]], ranks: int | None) -> l
     if ranks is None:
         return [tuple(range(size)), *(pair for pair in pairs if size > 2)]
     if not 2 <= ranks <= size:
-        raise Misuse(f"--sum-ranks {ranks}: torchrun started {plural.counted(size, 'rank')}; choose 2 to {size}")
+        raise Misuse(f"--sum-ranks {ranks}: torchrun started {counted(size, 'rank')}; choose 2 to {size}")
     return [tuple(range(first, first + ranks)) for first in range(0, size - ranks + 1, ranks)][:_PAIRS]
 
 
@@ -176,7 +469,7 @@ def _nodes(store: Store, rank: int, size: int, request: LinkRequest) -> tuple[Ho
     device = device_of(request.backend, request.device)
     agent = int(os.environ.get("GROUP_RANK", "0"))
     on_gpu = device.type == "cuda"
-    memory = share_of(device) if on_gpu else machine.memory()
+    memory = share_of(device) if on_gpu else stations.memory()
     store.set(f"node/{rank}", json.dumps([platform.node(), agent, memory, not on_gpu]))
     what = f"rank {rank}: wait for all ranks to start"
     return tuple(Host(*json.loads(wait_for_key(store, f"node/{r}", r, what, request.timeout))) for r in range(size))
@@ -254,7 +547,7 @@ class _Bench:
             rounds = self._agreed(ranks[0], 2 * median(measure(WARM_UP)))
             self._publish(measure(rounds), [], [])
         published = [self._times_of(rank) for rank in ranks]
-        self._end(f"transfers of {size} B to the hosts of {plural.counted(len(ranks), 'rank')}")
+        self._end(f"transfers of {size} B to the hosts of {counted(len(ranks), 'rank')}")
         return [seconds for times, _, _ in published for seconds in times]
 
     def group(self, number: int, members: Sequence[int], size: int) -> tuple[list[float], list[float]]:
@@ -268,7 +561,7 @@ class _Bench:
             rounds = self._agreed(members[0], PAUSE + median(seconds))
             self._publish(*self._sum(number, size, rounds), [])
         published = [self._times_of(member) for member in members]
-        self._end(f"sums of {size} B over {plural.counted(len(members), 'rank')}")
+        self._end(f"sums of {size} B over {counted(len(members), 'rank')}")
         # A sum begins with the last launch, so the rank that launched last has the shortest time.
         shortest = [min(of_all) for of_all in zip(*(seconds for seconds, _, _ in published), strict=True)]
         return shortest, [post for _, posts, _ in published for post in posts]
@@ -391,3 +684,34 @@ class _Bench:
         self._world.control_group.barrier(f"for the {what} to be measured")
         self._done += 1
         self._progress(what, self._done, self._steps)
+
+
+# One rank of ``chimera profile links``: from torchrun to the measured times, or to a message and an exit status.
+
+_NAME = "chimera-profile"
+
+
+def run(request: LinkRequest, ready: Callable[[], None], progress: ShowProgress) -> LinkTimes | None:
+    """Returns the times of messages and sums on rank 0, None on others.
+
+    Rank 0 calls ``ready`` first, and every rank ``progress`` after each step.
+
+    Does not return if anything fails on any rank: all ranks end, with one message.
+    """
+    store, rank, size = find_store(request.timeout)
+    faults = Faults(store, rank, _NAME)
+    faults.watch_signals(size)
+    try:
+        if size < 2:
+            raise Misuse("links lie between ranks: start at least two, as in --nproc-per-node=2")
+        if rank == 0:
+            ready()
+        return measure(store, rank, size, request, progress)
+    except (Misuse, OutputRefused) as error:
+        faults.end(f"{_NAME}: {error}", MISUSED)
+    except PeerLost as error:
+        faults.lost(error)
+    except (RuntimeError, dist.DistError) as error:
+        faults.fail(error)
+    except Exception as error:
+        faults.end(f"{_NAME}: rank {rank}: our own fault\n{''.join(traceback.format_exception(error))}", OUR_FAULT)

@@ -8,14 +8,13 @@ from pathlib import Path
 import torch
 
 from chimera_ir.measure import stages
-from chimera_ir.measure.samples import ShowProgress
-from chimera_ir.measure.stages import StageRequest, TimedProfile
-from chimera_ir.profile.work import WorkProfile
+from chimera_ir.measure.stages import ShowProgress, StageRequest, TimedProfile
+from chimera_ir.profile.costs import WorkProfile
 from chimera_runtime import blame
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import BadModel, Misuse
 from chimera_runtime.model.model import ModelFile, load
-from chimera_runtime.ranks.cpu_allocator import keep_memory
+from chimera_runtime.ranks.devices import keep_memory
 
 _OFFERED: dict[str, list[str]] = {"args": []}
 """The values that functions of a model file can take by name here: ``args``, without any command-line arguments."""

@@ -1,32 +1,251 @@
 """Costs of a model's stages, timed on this machine or counted from shapes alone."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count
+from math import sqrt
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from statistics import median, quantiles
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from chimera_ir.measure import equal
-from chimera_ir.measure.rounds import (
-    PassCosts,
-    Stopwatch,
-    by_slice,
-    costs_of_round,
-    cpu_clock,
-    cuda_clock,
-    halves_by_slice,
-)
-from chimera_ir.measure.samples import Samples, ShowProgress, in_rounds, noise, rounded
+from chimera_ir import plural
+from chimera_ir.measure import stations as equal
 from chimera_ir.measure.stations import MeasuredTurn, ModelCut, Station, message_bytes, running, stations
-from chimera_ir.profile.costs import ENTRIES, NO_OVERHEAD, ModelProfile, StageCosts, Times, Timing
-from chimera_ir.profile.work import WorkProfile
+from chimera_ir.profile.costs import ENTRIES, NO_OVERHEAD, ModelProfile, StageCosts, Times, Timing, WorkProfile
 from chimera_runtime.errors import Misuse
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.tools.watch.memory import bytes_of, state_bytes
+
+# Rounds of measurement: every pass of a micro-batch through a stage, slice by slice, each timed or counted.
+
+Stopwatch = Callable[[Callable[[], None]], float]
+"""Calls a function and returns what it costs: the seconds or, where work is counted, the floating-point operations."""
+
+
+def cpu_clock(run: Callable[[], None]) -> float:
+    """Calls ``run`` and returns the seconds that it takes, by the clock of this machine."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def cuda_clock(run: Callable[[], None]) -> float:
+    """Calls ``run`` and returns its seconds by the GPU's own clock, from an idle GPU to the end of the last kernel."""
+    torch.cuda.synchronize()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000
+
+
+class PassCosts(NamedTuple):
+    """Costs of the passes of a slice through a stage, in seconds or in floating-point operations.
+
+    ``recomputing`` is a backward that runs the forward again; the last two are the halves of a split backward.
+    """
+
+    forward: float
+    backward: float
+    recomputing: float
+    input_gradient: float
+    weight_gradient: float
+
+
+def costs_of_round(station: Station, number: int, clock: Stopwatch) -> list[PassCosts]:
+    """Runs all passes of round ``number`` through a stage, measured by ``clock``; returns their costs, by slice.
+
+    ``station`` is the stage, ready to run. A round has a micro-batch with an ordinary backward, one that recomputes,
+    and one with a backward in halves. Backwards take the slices in reverse.
+    """
+    turn = MeasuredTurn.of(number)
+    station.refill()
+    forward = by_slice(station, clock, station.forward, turn.ordinary)
+    backward = by_slice(station, clock, station.backward, turn.ordinary, reverse=True)
+    station.refill()
+    by_slice(station, clock, station.forward, turn.recomputed)
+    recomputing = by_slice(station, clock, station.backward, turn.recomputed, reverse=True)
+    station.refill()
+    by_slice(station, clock, station.forward, turn.halved)
+    halves = halves_by_slice(station, clock, turn.halved)
+    station.forget_losses(turn)
+    return [PassCosts(*costs) for costs in zip(forward, backward, recomputing, *halves, strict=True)]
+
+
+def by_slice(
+    station: Station, clock: Stopwatch, run: Callable[[int], None], micro_batch: int, reverse: bool = False
+) -> list[float]:
+    """Calls ``run`` for each slice of a micro-batch; returns the cost of each call, in the order of the sequence.
+
+    With ``reverse`` the last slice comes first, as in a backward.
+    """
+    slices = station.slices_of(micro_batch)
+    costs = {number: clock(partial(run, number)) for number in (slices[::-1] if reverse else slices)}
+    return [costs[number] for number in slices]
+
+
+def halves_by_slice(station: Station, clock: Stopwatch, micro_batch: int) -> tuple[list[float], list[float]]:
+    """Runs the first halves of the backwards of all slices, then the second halves; returns the costs of each half."""
+    first = by_slice(station, clock, station.backward_input, micro_batch, reverse=True)
+    return first, by_slice(station, clock, station.stage.backward_weights, micro_batch, reverse=True)
+
+
+# Repeated measurements of one thing: their median, their spread, and whether that is good enough.
+#
+# A round measures each of several things once.
+
+NOISY = 0.05
+"""The largest uncertainty of a usable median, as a share of the median."""
+
+GOOD = 0.01
+"""The uncertainty, as a share of the median, at which no further rounds are needed."""
+
+BRIEF = 0.1
+"""Share of the longest time measured in the same rounds; a time below it gets a weight less than 1."""
+
+FEWEST = 5
+"""The fewest rounds that count."""
+
+
+ShowProgress = Callable[[str, int, int], None]
+"""Shows progress: called with what has just been done, the number of steps done, and the number of all steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Measurements of a positive quantity, two or more.
+
+    ``weight`` scales the uncertainty before it is compared with the limit for noise: 1, or less for a time that is much
+    shorter than others of the same rounds, because a noisy short time does less harm.
+    """
+
+    values: tuple[float, ...]
+    weight: float = 1.0
+
+    @property
+    def median(self) -> float:
+        """Median of the measurements, which is the figure to use."""
+        return median(self.values)
+
+    @property
+    def spread(self) -> float:
+        """Distance between the quartiles (IQR), as a share of the median."""
+        first, _, third = quantiles(self.values, n=4, method="inclusive")
+        return (third - first) / self.median
+
+    @property
+    def scatter(self) -> float:
+        """Spread without disturbances: twice the distance from lower quartile to median, as a share of the median.
+
+        Equal to the spread where the values are symmetric. Another process that slows the machine down for a while
+        makes many rounds in a row longer, and raises the upper quartile: that is not a scatter from round to round.
+        """
+        first, middle, _ = quantiles(self.values, n=4, method="inclusive")
+        return 2 * (middle - first) / middle
+
+    @property
+    def uncertainty(self) -> float:
+        """Uncertainty of the median, as a share of it: 1.57 IQR / sqrt(n).
+
+        Half the notch of McGill, Tukey and Larsen, "Variations of Box Plots" (1978): for measurements that scatter by
+        chance, an interval that holds the true median in about 95 of 100 cases. A disturbance that slows down all
+        measurements does not show in it.
+        """
+        return 1.57 * self.spread / sqrt(len(self.values))
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the median is too uncertain to use."""
+        return self.weight * self.uncertainty > NOISY
+
+
+def together(figures: Sequence[Sequence[float]]) -> tuple[Samples, ...]:
+    """Makes the samples of several quantities; ``figures`` has a list of times for each, measured in the same rounds.
+
+    A quantity whose median is below a tenth (`BRIEF`) of the largest median gets a weight below 1, so its uncertainty
+    counts for less.
+
+    Examples
+    --------
+    >>> [samples.weight for samples in together([[10.0, 10.0], [0.5, 0.5]])]
+    [1.0, 0.5]
+    """
+    medians = [median(values) for values in figures]
+    least = BRIEF * max(medians)
+    return tuple(Samples(tuple(v), min(1.0, m / least)) for v, m in zip(figures, medians, strict=True))
+
+
+def enough(figures: list[list[float]], most: int) -> bool:
+    """Whether every quantity is known well enough, or has been measured ``most`` times, once in each round."""
+    rounds = min(map(len, figures))
+    if rounds < FEWEST:
+        return False
+    return rounds >= most or all(samples.weight * samples.uncertainty <= GOOD for samples in together(figures))
+
+
+def in_rounds(measure: Callable[[], tuple[float, ...]], warm_up: int, most: int) -> tuple[Samples, ...]:
+    """Samples of several quantities; each round measures all, so that a disturbance of the machine affects them all.
+
+    The first ``warm_up`` rounds do not count; then come FEWEST rounds or more, until `enough`, but at most ``most``.
+    """
+    for _ in range(warm_up):
+        measure()
+    figures = [[value] for value in measure()]
+    while not enough(figures, most):
+        for values, value in zip(figures, measure(), strict=True):
+            values.append(value)
+    return together(figures)
+
+
+def noise(figures: Sequence[tuple[str, Samples]]) -> tuple[str, ...]:
+    """One warning about the figures that are too noisy to use, then a line for each, the worst first."""
+    noisy = sorted((named for named in figures if named[1].is_noisy), key=lambda named: -named[1].uncertainty)
+    if not noisy:
+        return ()
+    rounds = max(len(samples.values) for _, samples in noisy)
+    (worst, samples), lines = noisy[0], [f"{name}: {percent(samples.uncertainty)}" for name, samples in noisy]
+    return (
+        f"too noisy to use: {len(noisy)} of {plural.counted(len(figures), 'figure')}, whose medians may be off by more "
+        f"than {percent(NOISY)} after {plural.counted(rounds, 'round')}, the {worst} by "
+        f"{percent(samples.uncertainty)}; "
+        "measure on an idle machine, or with more --rounds",
+        *lines,
+    )
+
+
+def too_noisy(where: str, figures: Sequence[tuple[str, Samples]]) -> list[str]:
+    """A line for ``where``, naming the figures that are too noisy to use; an empty list if all can be used."""
+    noisy = [f"{name} {percent(samples.uncertainty)}" for name, samples in figures if samples.is_noisy]
+    if not noisy:
+        return []
+    rounds = max(len(samples.values) for _, samples in figures)
+    return [
+        f"{where}: too noisy to use: after {rounds} rounds the median may be off by more than {percent(NOISY)}: "
+        + ", ".join(noisy)
+    ]
+
+
+def rounded(value: float, digits: int = 4) -> float:
+    """The value with ``digits`` significant digits, for people who read a profile."""
+    return float(f"{value:.{digits}g}")
+
+
+def percent(share: float) -> str:
+    """A share in percent, as text.
+
+    Examples
+    --------
+    >>> percent(0.0712), percent(0.996), percent(-12.3)
+    ('7.1 %', '100 %', '-1230 %')
+    """
+    return f"{100 * share:.2g} %" if abs(share) < 0.995 else f"{100 * share:.0f} %"
+
 
 WARM_UP = 3
 """Rounds that do not count: memory is allocated, caches and frequencies settle."""

@@ -1,8 +1,16 @@
 """The stages of a model, one at a time, each ready to run micro-batches as a rank of a generated program runs them."""
 
-from collections.abc import Callable, Iterator, Sequence
+import operator
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
+from pathlib import Path, PurePosixPath
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +21,7 @@ from chimera_runtime.errors import Misuse
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.program.kept_bytes import MicroBatchBytes
 from chimera_runtime.program.numbering import Numbering
-from chimera_runtime.program.stage_graph import fed, feeding
+from chimera_runtime.program.rank_facts import fed, feeding
 from chimera_runtime.ranks.messages import Names, waiter
 from chimera_runtime.stage.gradient_sums import GradientSum
 from chimera_runtime.stage.saved_tensors import Footprint
@@ -21,14 +29,85 @@ from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
 from chimera_runtime.stage.weight_versions import Weights
 from chimera_runtime.start import stage_probe
-from chimera_runtime.start.memory_report import memory_report, wanted_bytes
+from chimera_runtime.start.probe import memory_report, wanted_bytes
 from chimera_runtime.start.stage_probe import ProbedForward, StageCall
 from chimera_runtime.tools.watch.memory import bytes_of, input_bytes
-from chimera_runtime.values.boundary import Boundary, Traits, traits_of_slices
-from chimera_runtime.values.carries import NO_CARRY
-from chimera_runtime.values.keywords import Keywords, accepted
-from chimera_runtime.values.nested import to_device
-from chimera_runtime.values.tensors import Tensors, draw_seed
+from chimera_runtime.values.boundary import NO_CARRY, Boundary, Keywords, Traits, accepted, traits_of_slices
+from chimera_runtime.values.nested import Tensors, draw_seed, to_device
+
+# Memory of the machine that a rank runs on.
+
+_ROOT = Path("/")
+
+
+def memory(root: Path = _ROOT) -> int:
+    """Bytes that all processes of this machine may use: its memory, or the lowest limit of a control group."""
+    limits = [limit for limit in map(_limit, _control_files(root)) if limit is not None]
+    return min([_physical(root), *limits])
+
+
+def _physical(root: Path) -> int:
+    try:
+        lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemTotal:"))
+
+
+def _control_files(root: Path) -> list[Path]:
+    """Files with the limits of this process's control group and of all groups above it, of versions 1 and 2."""
+    groups = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    files = [groups / "memory.max", groups / "memory/memory.limit_in_bytes"]
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        relative = PurePosixPath(path.lstrip("/"))
+        folders = [relative, *relative.parents][:-1]
+        if number == "0":
+            files += [groups / folder / "memory.max" for folder in folders]
+        elif "memory" in controllers.split(","):
+            files += [groups / "memory" / folder / "memory.limit_in_bytes" for folder in folders]
+    return files
+
+
+def _limit(file: Path) -> int | None:
+    """The limit in a control file; None if the file says "max" or does not exist."""
+    try:
+        text = file.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
+
+
+# Measurement of transfers between a rank's device and the memory of its host.
+
+
+def round_trips(device: torch.device, size: int) -> Callable[[int], list[float]]:
+    """Returns a function that moves ``size`` bytes to the host and back, in as many rounds as it is told.
+
+    It returns half of the seconds of each round. Host memory is pinned if the device is a GPU. On a CPU both copies are
+    within its memory, as in training there.
+    """
+    on_gpu = device.type == "cuda"
+    here = torch.zeros(size, dtype=torch.uint8, device=device)
+    host = torch.zeros(size, dtype=torch.uint8, pin_memory=on_gpu)
+
+    def measure(rounds: int) -> list[float]:
+        seconds = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            host.copy_(here, non_blocking=on_gpu)
+            here.copy_(host, non_blocking=on_gpu)
+            if on_gpu:
+                torch.cuda.current_stream(device).synchronize()
+            seconds.append((time.perf_counter() - start) / 2)
+        return seconds
+
+    return measure
+
 
 _TIMEOUT = 60.0
 
@@ -417,3 +496,94 @@ def message_bytes(boundary: Boundary | None, kinds: Sequence[bool] | None = None
         return 0
     tensors = boundary.buffers(torch.device("meta"))
     return bytes_of(t for t, wanted in zip(tensors, kinds or [True] * len(tensors), strict=True) if wanted)
+
+
+# Comparison of layers from outside: layers with equal keys take equally long, so one of them is measured.
+#
+# A key has classes, hyper-parameters, the code of functions, the shapes and dtypes of parameters, the contents of
+# buffers, the optimizer, and all that was recorded of a layer on its first micro-batch, but no values of
+# parameters. A value that cannot be compared equals itself alone, so that in doubt a layer is measured.
+
+_PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type(None))
+
+
+@dataclass(frozen=True, eq=False)
+class _Compared:
+    """A value in a signature, with the function that compares two values: by default, whether they are one object."""
+
+    value: Any
+    are_equal: Callable[[Any, Any], bool] = operator.is_
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Compared) and self.are_equal(self.value, other.value)
+
+
+def passes(station: Station) -> object:
+    """Key that is equal for two stations (stages, ready to run) only if passes through them take equally long."""
+    recorded = station.shape, station.before, station.after, station.traits, station.footprints
+    return "passes", recorded, _Signature().layers(station)
+
+
+def step(station: Station) -> object:
+    """Key that is equal for two stations only if the steps of their optimizers take equally long."""
+    optimizer = station.optimizer
+    signature = _Signature()
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return "step", signature.layers(station), _Compared(optimizer)
+    groups = [signature.of(group) for group in optimizer.param_groups]
+    return "step", signature.layers(station), type(optimizer), groups
+
+
+class _Signature:
+    """Turns values into nested lists, which are equal if the values are.
+
+    Where an object occurs again, there is its number in place of its content.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}
+        self._kept: list[object] = []
+
+    def layers(self, station: Station) -> list[object]:
+        return [self.of(layer) for layer in station.module.children()]
+
+    def of(self, value: object) -> object:
+        if isinstance(value, (Enum, type)) or type(value) in _PLAIN:
+            return type(value), value
+        if id(value) in self._places:
+            return "the same as", self._places[id(value)]
+        self._places[id(value)] = len(self._places)
+        self._kept.append(value)
+        return [type(value), *self._parts(value)]
+
+    def _parts(self, value: object) -> Iterator[object]:
+        match value:
+            case torch.nn.Module():
+                yield self._pairs(vars(value))
+            case torch.Tensor():
+                yield value.shape, value.dtype, value.device, value.layout, value.requires_grad
+                yield value.stride() if value.layout is torch.strided else _Compared(value)
+                if not isinstance(value, torch.nn.Parameter):
+                    yield _Compared(value, torch.equal)
+            case dict() if type(value) in (dict, OrderedDict):
+                yield self._pairs(value)
+            case list() | tuple():
+                yield [self.of(entry) for entry in value]
+            case set() | frozenset() if all(type(entry) in _PLAIN for entry in value):
+                yield frozenset(value)
+            case partial():
+                yield [self.of(part) for part in (value.func, value.args, value.keywords)]
+            case FunctionType():
+                yield value.__code__, _Compared(value.__globals__)
+                yield [self.of(part) for part in (value.__defaults__, value.__kwdefaults__, value.__closure__)]
+            case MethodType():
+                yield [self.of(part) for part in (value.__func__, value.__self__)]
+            case CellType():
+                yield self.of(value.cell_contents)
+            case BuiltinFunctionType():
+                yield value
+            case _:
+                yield _Compared(value)
+
+    def _pairs(self, pairs: Mapping[Any, object]) -> list[object]:
+        return [(self.of(name), self.of(value)) for name, value in pairs.items()]

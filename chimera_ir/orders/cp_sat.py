@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from chimera_ir.errors import OptionError
-from chimera_ir.orders.constraints import Constraints
+from chimera_ir.orders.instance import Constraints
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, IntervalVar, IntVar

@@ -7,9 +7,622 @@
 """
 
 import heapq
+import sys
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, pairwise
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
 
-from chimera_ir.orders.constraints import Constraints
+from chimera_ir.orders.cp_sat import Solved
+from chimera_ir.orders.instance import Constraints, Lags
+
+if TYPE_CHECKING:
+    from ortools.linear_solver.python.model_builder import Solver
+
+
+# A lower bound from a linear program in which operations flow: it counts machines, waits and memory together.
+#
+# Let N_c(t) be how many operations of class c have started by time t; d_c is their duration, and a class has operations
+# that are taken in turn, or a single one. Any order that is over by T has, at every time t,
+#
+#     N_c(t) <= N_p(t - d_p - lag) + k                the n-th of c waits for the (n - k)-th of p
+#     sum of N_c(t) - N_c(t - d_c) <= 1               a machine runs one operation at a time
+#     sum of amount * (N_o(t) - N_e(t - d_e)) <= M    a store keeps what o has opened and e has not closed
+#
+# and N_c(t) lies between how many must have started by t, for all to be over by T, and how many can. If even numbers
+# that are not whole cannot meet this, no order is over by T.
+#
+# The solver of linear programs, GLOP, computes with floating-point numbers, so its answer is a proposal: the smallest
+# excess e by which machines and stores must exceed their limits, and a multiplier of each row. The rows, multiplied by
+# whole numbers near these and added, are one inequality; each N_c(t) is replaced by its most favourable value. All this
+# is exact, and if the inequality still needs an excess, T is excluded.
+
+_SCALE = 2**20
+"""Multipliers are rounded to multiples of 1 / _SCALE."""
+
+_WORK_OF_ROWS = 5e-9
+"""Work of a linear program, divided by the square of its number of rows.
+
+It is about the deterministic time that CP-SAT counts while the program is solved.
+"""
+
+_FALL_OF_EXCESS = 0.5
+"""An estimate: a makespan T whose program needs the excess e is too short by about this factor times e times T."""
+
+
+class _Class(NamedTuple):
+    """Operations that start in the order of their numbers, all on one machine and of one duration."""
+
+    numbers: Sequence[int]
+    machine: int
+    duration: int
+
+
+class _ClassWait(NamedTuple):
+    """A wait of class ``later`` for class ``earlier``: its n-th operation waits for the (n - shift)-th of the other.
+
+    It starts at least ``ticks`` after the start of that one.
+    """
+
+    later: int
+    earlier: int
+    shift: int
+    ticks: int
+
+
+class _UpperLimit(NamedTuple):
+    """A row of a linear program: the sum of variables, each times its factor, is at most ``most``.
+
+    If ``may_exceed``, the sum may be larger by the excess, which the program makes as small as it can.
+    """
+
+    factors: Mapping[int, int]
+    most: int
+    may_exceed: bool
+
+
+class FlowBound:
+    """Makes the linear programs of an instance, one for each makespan to exclude, and chooses which one to try next."""
+
+    def __init__(self, constraints: Constraints) -> None:
+        self._constraints = constraints
+        in_turn = {number for several in constraints.classes for number in several}
+        alone = [(number,) for number in range(len(constraints.durations)) if number not in in_turn]
+        machines, durations = constraints.machines, constraints.durations
+        self._classes = [
+            _Class(numbers, machines[numbers[0]], durations[numbers[0]]) for numbers in (*constraints.classes, *alone)
+        ]
+        self._place = {
+            number: (key, place)
+            for key, entry in enumerate(self._classes)
+            for place, number in enumerate(entry.numbers)
+        }
+        self._waits = [*self._between_classes()]
+        self._stores = self._kept_by_classes()
+        # The makespan to try next, and one that was not excluded, so that no later one can be.
+        self._promising, self._beyond = 0, sys.maxsize
+
+    def _between_classes(self) -> Iterator[_ClassWait]:
+        """Yields the waits that hold for a whole class: the n-th operation waits for the (n - k)-th of another class.
+
+        Waits that only some operations of a class have are left out.
+        """
+        constraints, counts = self._constraints, defaultdict[_ClassWait, int](int)
+        for number, waits in enumerate(constraints.waits):
+            later, place = self._place[number]
+            for other, lag in waits:
+                earlier, turn = self._place[other]
+                if earlier != later:
+                    counts[_ClassWait(later, earlier, place - turn, constraints.durations[other] + lag)] += 1
+        for wait, count in counts.items():
+            if wait.shift >= 0 and count == len(self._classes[wait.later].numbers) - wait.shift:
+                yield wait
+
+    def _kept_by_classes(self) -> Mapping[int, Mapping[tuple[int, int], int]]:
+        """Maps each store to what it keeps for whole classes, as {(c, e): amount}.
+
+        From the start of the n-th operation of class c to the end of the n-th of class e, the store keeps the amount,
+        for every n. What is not kept in this way is left out, so the store seems emptier than it is, and the bound
+        still holds.
+        """
+        turns = defaultdict[tuple[int, int, int, int], list[tuple[int, int]]](list)
+        for store, amount, opened, closed in self._constraints.holdings:
+            (first, turn), (last, end) = self._place[opened], self._place[closed]
+            turns[store, first, last, amount].append((turn, end))
+        amounts = defaultdict[int, dict[tuple[int, int], int]](lambda: defaultdict(int))
+        for (store, first, last, amount), pairs in turns.items():
+            # What is not kept like this is left out: a store that has less to keep excludes no more.
+            count = len(self._classes[first].numbers)
+            if sorted(pairs) == [(turn, turn) for turn in range(count)]:
+                amounts[store][first, last] += amount
+        return amounts
+
+    def next_attempt(self, least: int, most: int) -> "FlowAttempt | None":
+        """An attempt to prove that no order has some makespan from ``least`` to ``most``, the most promising one.
+
+        None if earlier attempts have shown that the linear program excludes none of these makespans.
+        """
+        most = min(most, self._beyond - 1)
+        if most < least:
+            return None
+        makespan = min(max(self._promising, least), most)
+        if self._promising >= self._beyond:
+            makespan = (least + most) // 2
+        return self.attempt(makespan)
+
+    def attempt(self, makespan: int) -> "FlowAttempt":
+        """An attempt to prove that no order is over by ``makespan``."""
+        rows = (len(self._classes) + len(self._waits)) * makespan
+        return FlowAttempt(lambda: self._program(makespan), makespan, _WORK_OF_ROWS * rows**2)
+
+    def learn(self, attempt: "FlowAttempt") -> None:
+        """Notes the result of an attempt that has run: it decides which makespan `next_attempt` tries."""
+        if attempt.excluded:
+            self._promising = max(attempt.makespan + 1, int(attempt.makespan * (1 + _FALL_OF_EXCESS * attempt.excess)))
+        else:
+            self._beyond = attempt.makespan
+
+    def _program(self, makespan: int) -> "_FlowProgram":
+        program = _FlowProgram(self._constraints, self._classes, makespan)
+        if not program.impossible:
+            program.add_turns()
+            for wait in self._waits:
+                program.add_wait(wait)
+            program.add_machines()
+            for store, amounts in self._stores.items():
+                program.add_store(amounts, self._constraints.limits[store])
+        return program
+
+
+class FlowAttempt:
+    """A linear program, to be made and solved, that may prove that no order is over by ``makespan``.
+
+    ``work`` is about how much deterministic time it takes. Once it is solved, ``excluded`` says whether this is proven,
+    and ``excess`` how far the program must exceed the limits of machines and stores.
+    """
+
+    def __init__(self, program: "Callable[[], _FlowProgram]", makespan: int, work: float) -> None:
+        from ortools.linear_solver.python.model_builder import Solver
+
+        self.program, self._solver = program, Solver("GLOP")
+        self.makespan, self.work = makespan, work
+        self.excluded, self.excess = False, 0.0
+
+    def stop(self) -> None:
+        """Ends `run` soon; another thread may call it."""
+        self._solver.stop_search()  # type: ignore[no-untyped-call]
+
+    def run(self, seconds: float) -> Solved:
+        """Solves the linear program, within ``seconds`` by the clock; the result has a bound, and never an order."""
+        program = self.program()
+        self._solver.set_time_limit_in_seconds(seconds)
+        self.excluded = program.impossible or program.contradicts(program.multipliers(self._solver))
+        self.excess = program.excess
+        return Solved(None, self.makespan + 1 if self.excluded else 0, self.work)
+
+
+class _FlowProgram:
+    """The linear program of a makespan; variable ``c * steps + t`` is the number of starts N_c(t)."""
+
+    def __init__(self, constraints: Constraints, classes: Sequence[_Class], makespan: int) -> None:
+        self._classes, self._steps = classes, makespan + 1
+        self._least, self._most = list[int](), list[int]()
+        self._rows: list[_UpperLimit] = []
+        self.impossible, self.excess = False, 0.0
+        for entry in classes:
+            earliest, latest = [0] * self._steps, [0] * self._steps
+            for number in entry.numbers:
+                first, last = constraints.heads[number], makespan - constraints.tails[number] - entry.duration
+                if last < first:
+                    self.impossible = True
+                    return
+                earliest[first] += 1
+                latest[last] += 1
+            self._least += accumulate(latest)
+            self._most += accumulate(earliest)
+
+    def add_turns(self) -> None:
+        """Adds rows: no N_c(t) is larger than N_c(t + 1), as operations that have started stay so."""
+        for key in range(len(self._classes)):
+            for now in range(self._steps - 1):
+                self._add([(key, now, 1), (key, now + 1, -1)], 0)
+
+    def add_wait(self, wait: _ClassWait) -> None:
+        """Adds rows: at no time have more operations of the later class started than its wait allows."""
+        for now in range(self._steps):
+            self._add([(wait.later, now, 1), (wait.earlier, now - wait.ticks, -1)], wait.shift)
+
+    def add_machines(self) -> None:
+        """Adds rows: each machine runs one operation at a time."""
+        by_machine = defaultdict[int, list[tuple[int, int]]](list)
+        for key, entry in enumerate(self._classes):
+            by_machine[entry.machine].append((key, entry.duration))
+        for entries in by_machine.values():
+            for now in range(self._steps - 1):
+                terms = [(key, now, 1) for key, _ in entries] + [(key, now - length, -1) for key, length in entries]
+                self._add(terms, 1, may_exceed=True)
+
+    def add_store(self, amounts: Mapping[tuple[int, int], int], limit: int) -> None:
+        """Adds rows: a store keeps no more than its limit. ``amounts`` is what it keeps, as {(c, e): amount}."""
+        for now in range(self._steps - 1):
+            terms = [(first, now, amount) for (first, _), amount in amounts.items()]
+            terms += [(last, now - self._classes[last].duration, -amount) for (_, last), amount in amounts.items()]
+            self._add(terms, limit, may_exceed=True)
+
+    def _add(self, terms: Iterable[tuple[int, int, int]], most: int, may_exceed: bool = False) -> None:
+        """Adds a row: the sum of N_c(t) times factor, for all (c, t, factor) of ``terms``, is at most ``most``.
+
+        Variables of which only one value is possible are put in. A row that always holds is left out; one that cannot
+        hold, because nothing in it varies, makes the program ``impossible``.
+        """
+        factors = defaultdict[int, int](int)
+        for key, time, factor in terms:
+            if time < 0:
+                continue
+            variable = key * self._steps + time
+            if self._least[variable] == self._most[variable]:
+                most -= factor * self._least[variable]
+            else:
+                factors[variable] += factor
+        largest = sum(factor * (self._most if factor > 0 else self._least)[v] for v, factor in factors.items())
+        if largest <= most:
+            return
+        if factors:
+            self._rows.append(_UpperLimit(factors, most, may_exceed))
+        else:
+            self.impossible = True
+
+    def multipliers(self, solver: "Solver") -> Sequence[int]:
+        """Solves the linear program; returns for each row the whole number, 0 or more, by which to multiply it.
+
+        The sum of the multiplied rows may be a contradiction (`contradicts`). All numbers are 0 without a solution.
+        """
+        from ortools.linear_solver.python.model_builder import LinearExpr, Model, SolveStatus
+
+        model = Model()  # type: ignore[no-untyped-call]
+        used = sorted({variable for row in self._rows for variable in row.factors})
+        variables = {variable: model.new_num_var(self._least[variable], self._most[variable], "") for variable in used}
+        excess = model.new_num_var(0, len(self._rows), "")
+        rows = []
+        for row in self._rows:
+            terms = [*map(variables.__getitem__, row.factors), excess]
+            total = LinearExpr.weighted_sum(terms, [*row.factors.values(), -row.may_exceed])
+            rows.append(model.add(total <= row.most))
+        model.minimize(excess)
+        if solver.solve(model) != SolveStatus.OPTIMAL:
+            return [0] * len(rows)
+        self.excess = solver.objective_value
+        return [max(0, round(-_SCALE * solver.dual_value(row))) for row in rows]
+
+    def contradicts(self, multipliers: Sequence[int]) -> bool:
+        """Whether the sum of the rows, each times its multiplier, cannot hold without an excess.
+
+        It is a contradiction if even the values of the variables that suit it best break it.
+        """
+        factors, most = defaultdict[int, int](int), 0
+        for row, multiplier in zip(self._rows, multipliers, strict=True):
+            if multiplier:
+                most += multiplier * row.most
+                for variable, factor in row.factors.items():
+                    factors[variable] += multiplier * factor
+        least = sum(factor * (self._least if factor > 0 else self._most)[v] for v, factor in factors.items())
+        return least > most
+
+
+# A lower bound for micro-batches that cost unequally: what a sequence on one machine means for all others.
+#
+# Micro-batches that pass the same machines delay one another, whether or not one overtakes another on the way:
+#
+#     machine 0    h h h h l           h h h h l
+#     machine 1            h h h h l             l h h h h
+#                  l ends after h      h waits for l: as long as l takes on machine 0, and then on machine 1
+#
+# So if l comes after h on a machine, the way of h to its end, or what is still to come after it, is longer by what l
+# takes on one of the machines from there on, at least by the least of these times, b(l). The same holds before: let
+# a(l) be the least time that l takes on a machine up to this one. Then, for each operation h of a machine in an order
+# over by T,
+#
+#     start of h  >=  the operations before h in its micro-batch  +  sum of a(l) of the l that come before h
+#     T - end of h  >=  the operations after it in its micro-batch  +  sum of b(l) of the l that come after h
+#
+# where l are the operations like h of other micro-batches. Both sums depend on which operations have run, not on their
+# sequence, so dynamic programming finds the least T: over how many operations of each group of equal micro-batches have
+# run, with the earliest time for each. If there are too many groups, similar ones become one, with the least of their
+# times. All numbers are whole.
+
+MOST_STATES = 30_000
+"""The most states of a machine; beyond this, groups are merged."""
+
+WORK_OF_STATE = 2e-5
+"""About how much deterministic time of the solver a state takes."""
+
+
+class SequenceBound(NamedTuple):
+    """A makespan that no order is below, and the deterministic time that finding it took."""
+
+    bound: int
+    work: float
+
+
+def sequence_bound(constraints: Constraints, least: int, most: int) -> SequenceBound:
+    """Raises the known lower bound ``least`` of the makespan, where micro-batches cost unequally.
+
+    A bound of ``most + 1`` says that no order is over by ``most``; the bound is raised no further.
+    """
+    if not constraints.costs_differ:
+        return SequenceBound(least, 0.0)
+    times, states = _times_of_operations(constraints), 0
+    for numbers in reversed(constraints.by_machine):
+        groups = _merged([*_groups(constraints, numbers, times)])
+        if groups and least <= most:
+            least, count = _least_makespan(groups, least, most)
+            states += count
+    return SequenceBound(least, states * WORK_OF_STATE)
+
+
+class _Times(NamedTuple):
+    """Times of an operation l; ``head`` and ``tail`` are those of `Constraints`.
+
+    ``before`` and ``after`` are the least times that its own micro-batch takes before and after it. ``ahead`` and
+    ``behind`` are a(l) and b(l) of the formulas above: by how much it delays others that come after it, or before it.
+    """
+
+    duration: int
+    head: int
+    tail: int
+    before: int
+    ahead: int
+    after: int
+    behind: int
+
+
+def _times_of_operations(constraints: Constraints) -> Mapping[int, _Times]:
+    """The times of each operation, by number."""
+    durations, heads, tails = constraints.durations, constraints.heads, constraints.tails
+    by_role = defaultdict[int, list[int]](list)
+    for number, role in enumerate(constraints.roles):
+        by_role[role].append(number)
+    times: dict[int, _Times] = {}
+    for numbers in by_role.values():
+        ahead = _along_chain(constraints, numbers, constraints.waits, heads)
+        behind = _along_chain(constraints, numbers, constraints.followers, tails)
+        for number in numbers:
+            times[number] = _Times(durations[number], heads[number], tails[number], *ahead[number], *behind[number])
+    return times
+
+
+def _along_chain(
+    constraints: Constraints, numbers: Sequence[int], links: Sequence[Lags], way: Sequence[int]
+) -> Mapping[int, tuple[int, int]]:
+    """Follows a chain of waits from each of the operations ``numbers``, which have one role, in each one's micro-batch.
+
+    Returns for each operation how long the others in its chain take, and the least duration in the chain, its own
+    included. The chain is the longest way in the micro-batch of the first operation. It is followed as far as all the
+    other micro-batches have the same one on the same machines, because only there they delay one another. A lag counts
+    as the least in any of the micro-batches. ``links`` are the waits of each operation, or the followers; ``way`` is
+    the time from each operation on in that direction.
+    """
+    durations, machines, roles, ranks = (
+        constraints.durations,
+        constraints.machines,
+        constraints.roles,
+        constraints.ranks,
+    )
+    now, total = [*numbers], [0] * len(numbers)
+    least = [durations[number] for number in numbers]
+    while True:
+        following = {
+            roles[other]: durations[other] + lag + way[other]
+            for other, lag in links[now[0]]
+            if ranks[other] == ranks[now[0]]
+        }
+        if not following:
+            break
+        role = max(following, key=lambda role: (following[role], role))
+        steps = [
+            [(other, lag) for other, lag in links[number] if roles[other] == role and ranks[other] == ranks[number]]
+            for number in now
+        ]
+        if not all(len(step) == 1 for step in steps):
+            break
+        now = [other for ((other, _),) in steps]
+        if len({machines[other] for other in now}) > 1:
+            break
+        lag = min(lag for ((_, lag),) in steps)
+        total = [time + lag + durations[other] for time, other in zip(total, now, strict=True)]
+        least = [min(time, durations[other]) for time, other in zip(least, now, strict=True)]
+    return dict(zip(numbers, zip(total, least, strict=True), strict=True))
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Micro-batches whose operations on one machine have the same roles and the same waits among each other.
+
+    The i-th operation of each has the role ``roles[i]`` and comes after the operations at the places ``needed[i]`` of
+    the same micro-batch. ``times[m][i]`` are its times in micro-batch m.
+    """
+
+    roles: tuple[int, ...]
+    needed: tuple[tuple[int, ...], ...]
+    times: tuple[tuple[_Times, ...], ...]
+
+    @property
+    def size(self) -> int:
+        """The time that the operations of its first micro-batch take together."""
+        return sum(times.duration for times in self.times[0])
+
+    @property
+    def states(self) -> Sequence[tuple[int, ...]]:
+        """All states that a machine can reach on the way; none if there are too many.
+
+        A state is how many of the group's operations have run, of each role.
+        """
+        return _states_of(self.needed, len(self.times))
+
+
+@cache
+def _states_of(needed: tuple[tuple[int, ...], ...], total: int) -> Sequence[tuple[int, ...]]:
+    """Returns the states of a group of ``total`` micro-batches: how many operations of each role have run.
+
+    Which roles come before a role is in ``needed``. The result is empty if there are too many states.
+    """
+    first = (0,) * len(needed)
+    reached, pending = {first}, [first]
+    for counts in pending:
+        new = {after for _, after in _steps(needed, total, counts)} - reached
+        reached |= new
+        pending += sorted(new)
+        if len(reached) > MOST_STATES:
+            return ()
+    return pending
+
+
+def _steps(
+    needed: Sequence[Sequence[int]], total: int, counts: tuple[int, ...]
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yields the steps from a state: the place of the role whose operation is next, and the state after that operation.
+
+    A state, such as ``counts``, says how many operations of each role have run, in ``total`` micro-batches. A role may
+    be next if more operations have run of each role that it needs.
+    """
+    for place, count in enumerate(counts):
+        if count < min((counts[other] for other in needed[place]), default=total):
+            yield place, (*counts[:place], count + 1, *counts[place + 1 :])
+
+
+def _groups(constraints: Constraints, numbers: Sequence[int], times: Mapping[int, _Times]) -> Iterator[_Group]:
+    """Yields the groups of equal micro-batches on a machine, which runs the operations ``numbers``.
+
+    Micro-batches are equal if their operations have the same roles, the same waits for one another, and the same times
+    except for heads and tails.
+    """
+    by_micro_batch = defaultdict[int, list[int]](list)
+    for number in sorted(numbers, key=lambda number: constraints.roles[number]):
+        by_micro_batch[constraints.ranks[number]].append(number)
+    equal = defaultdict[object, list[_Group]](list)
+    for several in by_micro_batch.values():
+        roles = tuple(constraints.roles[number] for number in several)
+        before = constraints.before_in_micro_batch(several)
+        needed = tuple(
+            tuple(place for place, other in enumerate(several) if other in before[number]) for number in several
+        )
+        group = _Group(roles, needed, (tuple(times[number] for number in several),))
+        equal[roles, needed, tuple(of._replace(head=0, tail=0) for of in group.times[0])].append(group)
+    for members in equal.values():
+        yield _Group(members[0].roles, members[0].needed, tuple(group.times[0] for group in members))
+
+
+def _merged(groups: Sequence[_Group]) -> Sequence[_Group]:
+    """Merges the most similar groups until there are few enough states; returns none if that is impossible."""
+    groups = sorted(groups, key=lambda group: (group.roles, group.needed, group.size))
+    while True:
+        counts = [len(group.states) for group in groups]
+        if 0 < prod(counts) <= MOST_STATES:
+            return groups
+        losses = [
+            ((second.size - first.size) * len(second.times), place)
+            for place, (first, second) in enumerate(pairwise(groups))
+            if (first.roles, first.needed) == (second.roles, second.needed)
+        ]
+        if not losses or 0 in counts:
+            return ()
+        _, place = min(losses)
+        first, second = groups[place : place + 2]
+        groups[place : place + 2] = [_Group(first.roles, first.needed, first.times + second.times)]
+
+
+class _Transition(NamedTuple):
+    """An operation that may be next in a state of a group, and the number of the state after it.
+
+    Its ``times`` are lower bounds over the group's operations of the role. If k of these have run, ``head`` is the
+    (k + 1)-th smallest of their heads, ``tail`` the (k + 1)-th largest of their tails; any other time is the least.
+    """
+
+    after: int
+    role: int
+    times: _Times
+
+
+class _GroupState(NamedTuple):
+    """A state of a group: its steps, and the time that the operations take that have not run (``left``).
+
+    ``ahead[r]`` is the sum of a(l) over the group's operations l of role r that have run, ``behind[r]`` that of b(l)
+    over those that have not.
+    """
+
+    steps: Sequence[_Transition]
+    left: int
+    ahead: Sequence[int]
+    behind: Sequence[int]
+
+
+def _states(group: _Group, role_of: Mapping[int, int]) -> Sequence[_GroupState]:
+    """Returns the states of a group, the first one with nothing run; ``role_of`` numbers the roles on the machine."""
+    total = len(group.times)
+    # The k-th to start has the k-th least head or a later one; the k-th to end the k-th largest tail or a longer one.
+    by_role = list(zip(*group.times, strict=True))
+    heads = [sorted(times.head for times in several) for several in by_role]
+    tails = [sorted((times.tail for times in several), reverse=True) for several in by_role]
+    least = [_Times(*map(min, zip(*several, strict=True))) for several in by_role]
+    all_counts = group.states
+    number_of = {counts: number for number, counts in enumerate(all_counts)}
+    states = []
+    for counts in all_counts:
+        ahead, behind = [0] * len(role_of), [0] * len(role_of)
+        for role, count, times in zip(group.roles, counts, least, strict=True):
+            ahead[role_of[role]] = count * times.ahead
+            behind[role_of[role]] = (total - count) * times.behind
+        steps = [
+            _Transition(
+                number_of[after],
+                role_of[group.roles[place]],
+                least[place]._replace(head=heads[place][counts[place]], tail=tails[place][counts[place]]),
+            )
+            for place, after in _steps(group.needed, total, counts)
+        ]
+        left = sum((total - count) * times.duration for count, times in zip(counts, least, strict=True))
+        states.append(_GroupState(steps, left, ahead, behind))
+    return states
+
+
+def _least_makespan(groups: Sequence[_Group], least: int, most: int) -> tuple[int, int]:
+    """Returns the least makespan that some sequence of a machine's operations allows, and the number of states visited.
+
+    The makespan is at least ``least``, and ``most + 1`` if no sequence allows one of ``most``.
+
+    Sequences are extended in the order of the makespan that they need so far. Of two that lead to the same state, the
+    one that needs the longer makespan is dropped unless it is over earlier.
+    """
+    role_of = {role: place for place, role in enumerate(sorted({role for group in groups for role in group.roles}))}
+    states_of = [_states(group, role_of) for group in groups]
+    least_tail = min(times.tail for group in groups for several in group.times for times in several)
+    number_of_steps = sum(len(group.times) * len(group.roles) for group in groups)
+    earliest: dict[tuple[int, ...], int] = {}
+    waiting = [(least, number_of_steps, 0, (0,) * len(groups))]
+    visited = 0
+    while waiting and waiting[0][0] <= most:
+        needed, missing, now, numbers = heapq.heappop(waiting)
+        if not missing:
+            return needed, visited
+        if earliest.get(numbers, now + 1) <= now:
+            continue
+        earliest[numbers] = now
+        visited += 1
+        states = [several[number] for several, number in zip(states_of, numbers, strict=True)]
+        ahead = [sum(amounts) for amounts in zip(*(state.ahead for state in states), strict=True)]
+        behind = [sum(amounts) for amounts in zip(*(state.behind for state in states), strict=True)]
+        left = sum(state.left for state in states)
+        for place, state in enumerate(states):
+            for after, role, times in state.steps:
+                end = max(now, times.head, times.before + ahead[role]) + times.duration
+                tail = max(times.tail, times.after + behind[role] - times.behind, left - times.duration + least_tail)
+                following = (*numbers[:place], after, *numbers[place + 1 :])
+                if earliest.get(following, end + 1) > end:
+                    heapq.heappush(waiting, (max(needed, end + tail), missing - 1, end, following))
+    return most + 1, visited
 
 
 def lower_bound(constraints: Constraints) -> int:

@@ -13,16 +13,85 @@ of their machines, in a period in which every store has room for all groups that
 """
 
 from bisect import bisect_right, insort
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
+from itertools import chain
 from math import gcd
 from typing import NamedTuple
 
 from chimera_ir.flow.engine import ordered
-from chimera_ir.orders.list_schedule import Jobs, Keeps, Placed
-from chimera_ir.orders.reserve import groups
+from chimera_ir.orders.dispatch import Jobs, Keeps, Placed, groups, list_schedule
+from chimera_ir.orders.instance import OrderInstance
+
+# Orders of many micro-batches from an order of few: its middle is repeated.
+#
+# An order of n micro-batches becomes one of N if the micro-batches from the a-th on, p of them, come again and again, a
+# period later each time: the operations of a micro-batch keep their distances, so nothing is before what it waits for.
+#
+#     4 micro-batches, a = 1, p = 2       F0 F1 B0 F2 B1 F3 B2 B3
+#     6 micro-batches                     F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 B5
+
+
+def first_micro_batches(instance: OrderInstance, count: int) -> tuple[OrderInstance, list[int]]:
+    """Cuts an instance down to the first ``count`` micro-batches of each pipe.
+
+    Returns the smaller instance, and for each of its operations the number that it has in the whole one.
+    """
+    header = instance.header
+    pipes = tuple(replace(pipe, micros=tuple(sorted(pipe.micros)[: count * header.slices])) for pipe in header.pipes)
+    micros = frozenset(micro for pipe in pipes for micro in pipe.micros)
+    numbers = [
+        number for number, operation in enumerate(instance.operations) if micros.issuperset(operation.parts[0].micros)
+    ]
+    place_of = {number: place for place, number in enumerate(numbers)}
+    few = replace(
+        instance,
+        header=replace(header, pipes=pipes, micro_batches=len(micros)),
+        operations=tuple(instance.operations[number] for number in numbers),
+        blocks=[(place,) for place in range(len(numbers))],
+        machines=[instance.machines[number] for number in numbers],
+        durations=[instance.durations[number] for number in numbers],
+        waits=[tuple(place_of[other] for other in instance.waits[number]) for number in numbers],
+        delays=[instance.delays[number] for number in numbers],
+        steps=[instance.steps[number] for number in numbers],
+        changes=[instance.changes[number] for number in numbers],
+        lanes=tuple(tuple(place_of[number] for number in lane if number in place_of) for lane in instance.lanes),
+    )
+    return few, numbers
+
+
+def repeated(instance: OrderInstance, numbers: Sequence[int], starts: Sequence[int], count: int) -> Iterator[list[int]]:
+    """Extends an order of few micro-batches to all operations of an instance: its middle is repeated.
+
+    ``numbers`` are the operations of the first ``count`` micro-batches of each pipe, ``starts`` their starts in ticks.
+    Yields the starts of all operations, once for each middle that is tried. They give lanes without cycles, but may
+    exceed limits of memory.
+    """
+    header, slices = instance.header, instance.header.slices
+    places = {micro: divmod(place, slices) for pipe in header.pipes for place, micro in enumerate(sorted(pipe.micros))}
+    parts = [operation.parts[0] for operation in instance.operations]
+    classes = [(header.pipe(part.micros[0]).name, part.kind, part.stage, places[part.micros[0]][1]) for part in parts]
+    at = [places[part.micros[0]][0] for part in parts]
+    start_of = {(classes[number], at[number]): start for number, start in zip(numbers, starts, strict=True)}
+    added = max(at) + 1 - count
+    for width, begin in _middles(count):
+        lengths = [start_of[key, begin + width] - start for (key, place), start in start_of.items() if place == begin]
+        period = max(1, round(sum(lengths) / len(lengths)))
+        sources = [(place, 0) for place in range(begin)]
+        sources += [(begin + turn % width, turn // width * period) for turn in range(added)]
+        sources += [(place, added * period // width) for place in range(begin, count)]
+        yield [start_of[key, sources[place][0]] + sources[place][1] for key, place in zip(classes, at, strict=True)]
+
+
+def _middles(count: int) -> Iterator[tuple[int, int]]:
+    """Yields the middles of ``count`` micro-batches to try: how many to repeat, and from which one on."""
+    for width in dict.fromkeys((1, 2, 3, 4, count // 4, count // 3)):
+        for begin in range((count - width) // 2 - 2, (count - width) // 2 + 3):
+            if width and 0 <= begin < count - width:
+                yield width, begin
+
 
 _PERIODS, _STEP = 64, 50
 """The most periods to try; each is longer than the one before by the part 1 / _STEP of it."""
@@ -273,3 +342,74 @@ def _early(jobs: Jobs, order: Sequence[int]) -> Placed | None:
                 return None
             room[store] -= at_start + at_end
     return Placed(sorted(order, key=starts.__getitem__), max(free), ())
+
+
+# Makes several list schedules, forwards and backwards in time, and keeps the shortest.
+#
+# They prefer jobs by their ranks, by the longest way to the end, and by a timetable. Then time is reversed: what
+# started last comes first in a list schedule from the end, and so on as long as the makespan falls (Li and Willis
+# 1992).
+
+_FEW, _MANY = 5_000, 50_000
+"""The most jobs for which everything is tried; the most for which the better of two orders is still improved.
+
+More jobs than `_MANY` get the better of the list schedule by ranks and the timetable.
+"""
+
+_ROUNDS = 2
+"""The most times that an order of few jobs (`_FEW` or less) is run backwards and then forwards."""
+
+
+def shortest(jobs: Jobs, first: Placed) -> Placed:
+    """Returns the shortest of several list schedules of the jobs.
+
+    ``first`` is the one by ranks. It is returned if some of its jobs never start, or if no other one is shorter.
+    """
+    count = len(jobs.machines)
+    if len(first.started) < count:
+        return first
+    results = [first]
+    regular = timetable(jobs)
+    if regular is not None:
+        results.append(regular)
+    if count <= _FEW:
+        results.append(list_schedule(_preferring(jobs, _most_urgent_first(jobs))))
+        return _first_to_end(chain(results, *(_back_and_forth(jobs, result, _ROUNDS) for result in results)))
+    best = _first_to_end(results)
+    return _first_to_end([best, *_back_and_forth(jobs, best, 1)]) if count <= _MANY else best
+
+
+def _first_to_end(results: Iterable[Placed]) -> Placed:
+    """The order that ends first, of those in which no job waits for ever; of equal ones the first."""
+    return min((result for result in results if not result.waiting), key=lambda result: result.end)
+
+
+def _back_and_forth(jobs: Jobs, result: Placed, rounds: int) -> Iterator[Placed]:
+    """Yields list schedules by turns backwards and forwards in time, as long as they get shorter than ``result``.
+
+    Each prefers the jobs that came last in the one before. There are at most ``rounds`` times two schedules.
+    """
+    for _ in range(rounds):
+        end = result.end
+        backwards = list_schedule(_preferring(jobs.backwards, result.started[::-1]))
+        if backwards.waiting:
+            return
+        yield Placed(backwards.started[::-1], backwards.end, ())
+        result = list_schedule(_preferring(jobs, backwards.started[::-1]))
+        yield result
+        if result.waiting or min(result.end, backwards.end) >= end:
+            return
+
+
+def _preferring(jobs: Jobs, order: Iterable[int]) -> Jobs:
+    """A copy of the jobs, which prefers them in this order: the rank of each is its place there."""
+    ranks = [0] * len(jobs.machines)
+    for rank, job in enumerate(order):
+        ranks[job] = rank
+    return replace(jobs, ranks=ranks)
+
+
+def _most_urgent_first(jobs: Jobs) -> Sequence[int]:
+    """The jobs, the one with the longest way from its end to the end of all first; equal ones by rank."""
+    tails, ranks = jobs.tails, jobs.ranks
+    return sorted(range(len(tails)), key=lambda job: (-tails[job], ranks[job]))

@@ -1,28 +1,45 @@
 """The contents of a page, from the levels of a compilation."""
 
+import gzip
+import json
+import re
+import sys
+from array import array
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import PurePath
-from typing import Protocol
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, cached_property
+from operator import sub
+from pathlib import Path, PurePath
+from typing import Any, Protocol
 
+from chimera_ir.console import visible_lines
 from chimera_ir.cost.durations import Durations
-from chimera_ir.cost.report import Figures, Report
-from chimera_ir.cost.table import heading
+from chimera_ir.cost.report import Figures, Report, heading
 from chimera_ir.ir.kinds import RECOMPUTATION
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.page import event_tables, memory_tables, operation_tables, text_lines
-from chimera_ir.page.lengths import Lengths
-from chimera_ir.page.memory_tables import MemoryInBytes
-from chimera_ir.page.tables import Facts, PageDocument, ScheduleTables
+from chimera_ir.page import event_tables
+from chimera_ir.page import tables as operation_tables
+from chimera_ir.page.event_tables import Lengths
+from chimera_ir.page.tables import (
+    Facts,
+    MemoryInBytes,
+    PageDocument,
+    ScheduleTables,
+    program_text,
+    script_texts,
+    source_text,
+    tables_of_memory,
+)
+from chimera_ir.picture.chart import filled
+from chimera_ir.picture.svg import Inlined, policy_source
 from chimera_ir.predict import screen
-from chimera_ir.predict.charges import Charges, operations_alone
 from chimera_ir.predict.events import Events, events_of
-from chimera_ir.predict.prediction import Forecast, Prediction
+from chimera_ir.predict.prediction import Forecast, Prediction, Summary
 from chimera_ir.predict.replay import Replay
-from chimera_ir.predict.setting import Setting
-from chimera_ir.predict.summary import Summary
+from chimera_ir.predict.setting import Charges, Setting, operations_alone
 from chimera_ir.request import Request
+from chimera_ir.source import templates
 from chimera_ir.verify.verify import ProvenScripts, Verified
 
 _UNBROKEN = 1 << 16
@@ -87,9 +104,9 @@ def document(levels: Levels) -> PageDocument:
         schedules=tables,
         matches=operation_tables.matches(*(schedule.rows for schedule in schedules)) if compared else None,
         texts=[
-            text_lines.source_text(levels.request.source, shown.rows),
-            text_lines.program_text(levels.program_text, levels.verified, shown.rows),
-            *text_lines.script_texts(levels.scripts, shown.program, shown.rows),
+            source_text(levels.request.source, shown.rows),
+            program_text(levels.program_text, levels.verified, shown.rows),
+            *script_texts(levels.scripts, shown.program, shown.rows),
         ],
     )
 
@@ -177,7 +194,7 @@ class ShownSchedule:
             sums=happening.sums,
             moves=happening.moves,
             turn=happening.turn,
-            memory=memory_tables.tables_of_memory(self.program, rows, figures, self.memory),
+            memory=tables_of_memory(self.program, rows, figures, self.memory),
             facts=Facts(
                 float(figures.makespan),
                 float(figures.bubble_ratio),
@@ -217,3 +234,182 @@ def _notes(levels: Levels) -> Iterator[str]:
     yield from sizes.split("\n")
     shown = screen.show(report, summary, levels.prediction, _UNBROKEN, summary.speed.baseline)
     yield from (" ".join(answer.plain.split()) for answer in shown)
+
+
+# Packs the document of a page into compressed bytes: texts as JSON, columns as binary, which a page reads whole.
+#
+# Uncompressed, these are the length of the JSON in bytes, the JSON, then the columns. The JSON begins at byte 4, the
+# columns at the first multiple of 8 after the JSON; each column begins at a multiple of 8. Numbers are little-endian.
+#
+# In the JSON an object stands for a column: ``at`` is the offset of its first byte among the columns, ``length`` how
+# many numbers it has, ``type`` one of ``i1``, ``i2``, ``i4`` (integers of 1, 2 or 4 bytes) and ``f8``. With ``sums``
+# the stored numbers are differences, which take fewer bytes: a number of the column is the sum of all stored ones up to
+# its place.
+
+_INTEGERS = {"i1": "b", "i2": "h", "i4": "i"}
+"""The type code that Python's ``array`` has for each integer type of a column, the narrowest first."""
+
+_FLOATS = "f8", "d"
+
+_ALIGNMENT = 8
+
+
+def packed(document: object) -> bytes:
+    """Compresses a document of dataclasses; each field that is a sequence of numbers becomes a column."""
+    columns = _PackedColumns()
+    text = json.dumps(document, default=columns.encoded, ensure_ascii=False, separators=(",", ":"))
+    data = text.encode()
+    head = len(data).to_bytes(4, "little") + data
+    return gzipped(b"".join((head, _padding(len(head)), *columns.parts)), level=6)
+
+
+def gzipped(data: bytes, level: int = 9) -> bytes:
+    """Compresses bytes; the header names no time, and no operating system, which each Python names differently."""
+    compressed = gzip.compress(data, level, mtime=0)
+    return b"%b\xff%b" % (compressed[:9], compressed[10:])
+
+
+@dataclass(slots=True)
+class _PackedColumns:
+    """Collects the bytes of all columns: ``parts`` has them piece by piece, ``size`` is how many there are so far."""
+
+    parts: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+    def encoded(self, table: Any) -> dict[str, object]:
+        """The fields of a dataclass by name; a column is replaced by an object that says where its numbers are."""
+        values = {entry.name: getattr(table, entry.name) for entry in fields(table)}
+        return {name: self._placed(value) if _is_column(value) else _shown(value) for name, value in values.items()}
+
+    def _placed(self, numbers: Sequence[float]) -> dict[str, object]:
+        kind, stored, sums = _narrowest(numbers)
+        place = {"at": self.size, "length": len(stored), "type": kind, "sums": sums}
+        if sys.byteorder == "big":
+            stored.byteswap()
+        data = stored.tobytes()
+        self.parts += data, _padding(len(data))
+        self.size += len(data) + len(_padding(len(data)))
+        return place
+
+
+def _shown(value: Any) -> Any:
+    """The value with escapes in its texts for characters that are obeyed instead of shown, in as many lines."""
+    match value:
+        case str():
+            return visible_lines(value)
+        case list() | tuple():
+            return [*map(_shown, value)]
+        case dict():
+            return {_shown(key): _shown(entry) for key, entry in value.items()}
+        case _:
+            return value
+
+
+def _is_column(value: object) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], int | float)
+
+
+def _narrowest(numbers: Sequence[float]) -> "tuple[str, array[Any], bool]":
+    """Returns the narrowest type for a column, the numbers to store, and whether these are differences.
+
+    Differences are stored if they take fewer bytes than the numbers.
+    """
+    try:
+        integers: array[int] = array("i", numbers)  # type: ignore[arg-type]
+    except (TypeError, OverflowError):  # not all are integers of four bytes
+        kind, code = _FLOATS
+        return kind, array(code, numbers), False
+    kind, stored = _narrowed(integers)
+    if stored.itemsize > 1 and max(stored) - min(stored) <= _largest("i4"):
+        other, steps = _narrowed([*map(sub, integers, [0, *integers[:-1]])])
+        if steps.itemsize < stored.itemsize:
+            return other, steps, True
+    return kind, stored, False
+
+
+def _narrowed(integers: Sequence[int]) -> "tuple[str, array[int]]":
+    """The name of the narrowest type that holds all integers, and the integers as an array of it."""
+    least, most = min(integers), max(integers)
+    kind = next(kind for kind in _INTEGERS if -least <= _largest(kind) + 1 and most <= _largest(kind))
+    return kind, array(_INTEGERS[kind], integers)
+
+
+def _largest(kind: str) -> int:
+    return int(2 ** (8 * int(kind[1:]) - 1) - 1)
+
+
+def _padding(length: int) -> bytes:
+    """The zero bytes from ``length`` up to the next multiple of the alignment."""
+    return bytes(-length % _ALIGNMENT)
+
+
+# Writes one HTML file from a document, the style sheet and the scripts of ``templates/page``.
+#
+# The document is compressed data, which is never run as code. The scripts are compressed as well, comments included; a
+# short first script, which is not, unpacks them. The content security policy of the page has the hashes of its scripts
+# and its style sheet, so the browser accepts no others. The page loads nothing from elsewhere.
+
+_FIRST, _MAIN = "start.js", "main.js"
+"""The module that a page begins with, and the one that it starts when all are unpacked."""
+
+_IMPORT = re.compile(r'^import \{[^}]*\} from "\./([a-z_]+\.js)";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async )?function|class|const|let)", re.MULTILINE)
+
+
+def page(document: PageDocument) -> str:
+    """The page of a document as HTML; every text of the document is in its compressed data, or escaped."""
+    style, first, scripts = _style(_folder()), _script(_folder(), _FIRST), _script(_folder(), _MAIN)
+    policy = {
+        "default-src": "'none'",
+        "script-src": f"{policy_source(first)} {policy_source(scripts)}",
+        "style-src": policy_source(style),
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    return filled(
+        "page/page.html.j2",
+        title=document.title,
+        policy="; ".join(f"{directive} {source}" for directive, source in policy.items()),
+        style=Inlined(style),
+        first=Inlined(first),
+        scripts=_compressed(scripts),
+        data=_in_base64(packed(document)),
+    )
+
+
+@cache
+def _compressed(text: str) -> Inlined:
+    """Compresses a text that all pages share, only once, and writes it in base64."""
+    return _in_base64(gzipped(text.encode()))
+
+
+def _in_base64(data: bytes) -> Inlined:
+    return Inlined(b64encode(data).decode())
+
+
+def _folder() -> Path:
+    return templates() / "page"
+
+
+@cache
+def _style(folder: Path) -> str:
+    return (folder / "page.css").read_text(encoding="utf-8")
+
+
+@cache
+def _script(folder: Path, main: str) -> str:
+    """Joins ``main`` and all modules that it imports into one text, which is one scope.
+
+    Each module stands after those that it imports.
+    """
+    texts: dict[str, str] = {}
+
+    def add(name: str) -> None:
+        text = (folder / name).read_text(encoding="utf-8")
+        for imported in _IMPORT.findall(text):
+            if imported not in texts:
+                add(imported)
+        texts[name] = _EXPORT.sub("", _IMPORT.sub("", text))
+
+    add(main)
+    return "".join(texts.values())

@@ -1,9 +1,29 @@
 """The tables of a page, column by column: the Python side of ``templates/page/document.d.ts``, field by field."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
 from itertools import accumulate, chain
+from pathlib import PurePath
 from typing import NamedTuple
+
+from chimera_ir.cost.report import Figures
+from chimera_ir.flow import live
+from chimera_ir.ir.kinds import KEPT, ON_HOST_UNITS, ON_WORKER, Counted, Kind
+from chimera_ir.ir.levels import Header, Program, Quantity
+from chimera_ir.ir.ops import NOWHERE, Compute, Operation, WaitMove, Worker
+from chimera_ir.ir.streams import ProgramStream
+from chimera_ir.ir.text.printer import line
+from chimera_ir.ir.turns import in_turn
+from chimera_ir.picture.chart import kinds_of
+from chimera_ir.picture.looks import BLACK, ColourGroup, Looks, Row, Shade, ink, mixed, rows_of, strands
+from chimera_ir.predict.memory_need import MemoryNeed, worker_bytes
+from chimera_ir.predict.setting import Setting
+from chimera_ir.source import Source
+from chimera_ir.verify.holdings import KEPT_UNITS
+from chimera_ir.verify.scripts import call_lines
+from chimera_ir.verify.verify import ProvenScripts, Verified
 
 Column = Sequence[int] | Sequence[float]
 """Numbers, one for each row of a table."""
@@ -297,3 +317,312 @@ class PageDocument:
     matches: Column | None = None
     trace: object = None
     format: int = 1
+
+
+# The rows of a page's compute operations, and the looks of their boxes.
+
+DIMMED = Fraction(1, 5)
+"""The share of black that is mixed into middle colours on a dark page: it tells weight gradients from forwards."""
+
+
+def name_of(header: Header) -> str:
+    """The scheme and its parameters, as in ``mine D=4 N=8``."""
+    return " ".join([header.scheme, *(f"{name}={value}" for name, value in header.parameters)])
+
+
+class OperationRow(NamedTuple):
+    """A compute operation as a row of a table; the two parts of a pair have a row each.
+
+    ``height`` is the part of the lane's height that its box takes. ``place`` is how many operations stand before it in
+    its lane, where a pair counts once and moves of memory do not count.
+    """
+
+    worker: Worker
+    operation: Compute
+    height: Row
+    place: int
+
+
+def rows(lanes: Iterable[Iterable[Operation]]) -> list[OperationRow]:
+    """The rows of all operations that occupy the lanes, lane by lane."""
+    return [
+        OperationRow(Worker(worker), part, height, place)
+        for worker, lane in enumerate(lanes)
+        for place, operation in enumerate(operation for operation in lane if not operation.kind.moves)
+        for height, part in rows_of(operation)
+    ]
+
+
+def matches(rows: Iterable[OperationRow], others: Iterable[OperationRow]) -> list[int]:
+    """The index in ``others`` of the row with the same kind, micro-batches and stage, for each of ``rows``; else -1."""
+    numbers = {_work_key(row.operation): number for number, row in enumerate(others)}
+    return [numbers.get(_work_key(row.operation), -1) for row in rows]
+
+
+def _work_key(operation: Compute) -> tuple[object, ...]:
+    return operation.kind.letter, operation.micros, operation.stage
+
+
+class OperationTables(NamedTuple):
+    """Tables from which the page draws operations: one with a row for each, and two that these rows refer to by number.
+
+    ``kinds`` has the kinds of operations, ``looks`` the styles in which boxes are drawn.
+    """
+
+    kinds: list[OperationKind]
+    looks: list[Look]
+    operations: OperationTable
+
+
+def tables_of_operations(header: Header, rows: Sequence[OperationRow], events: Column) -> OperationTables:
+    """Returns the table of operations with its kinds and looks; ``events`` has the row of each operation's event."""
+    operations = [row.operation for row in rows]
+    kinds = kinds_of(operations)
+    kind_numbers = {kind.letter: number for number, kind in enumerate(kinds)}
+    painted = Looks(header)
+    slices = [operation.micros[0] % header.slices for operation in operations]
+    groups = [*zip(map(painted.group, operations), slices, strict=True)]
+    look_numbers = {group: number for number, group in enumerate(sorted({*groups}))}
+    examples = dict(zip(groups, operations, strict=True))
+    return OperationTables(
+        [OperationKind(kind.letter, kind.noun, _preference(kind)) for kind in kinds],
+        [_look(painted, *group, examples[group]) for group in look_numbers],
+        OperationTable(
+            worker=[row.worker for row in rows],
+            kind=[kind_numbers[operation.kind.letter] for operation in operations],
+            size=[share(header.weight(operation), header.parts) for operation in operations],
+            stage=[operation.stage for operation in operations],
+            look=[look_numbers[group] for group in groups],
+            row=[int(row.height) for row in rows],
+            event=events,
+            label=[painted.label(operation) for operation in operations],
+            words=[line(operation, header) for operation in operations],
+        ),
+    )
+
+
+def share(micros: int | Fraction, parts: int) -> float:
+    """Returns as how many micro-batches ``micros`` parts count, where a micro-batch has ``parts`` parts.
+
+    The result is an ``int`` if no part is left over.
+    """
+    return int(micros // parts) if micros % parts == 0 else float(micros / parts)
+
+
+def _preference(kind: Kind) -> int:
+    """Returns a weight of a kind, by which the page chooses between critical paths of equal length.
+
+    The path with the most whole backwards is taken; of equal ones that with the most pairs, then with the most input
+    gradients.
+    """
+    return (3 if kind.sums else 1) * (KEPT in kind.reads)
+
+
+def _look(painted: Looks, group: ColourGroup, number: int, example: Compute) -> Look:
+    """Returns the style of the boxes of a colour group's slice ``number``; ``example`` is an operation of the group."""
+    fill, text, slices = painted.fill(group), ink(example.kind), painted.header.slices
+    stage = f", {painted.letter(group.chunk)}" if painted.chunks > 1 else ""
+    part = f", slice {number}" if slices > 1 else ""
+    return Look(
+        name=f"{strands(painted.header)[group.strand].name}{stage}: {example.kind.noun}{part}",
+        light=BoxColours(fill, text),
+        dark=BoxColours(mixed(fill, BLACK, DIMMED) if group.shade is Shade.MIDDLE else fill, text),
+        pattern=group.chunk * slices + number,
+    )
+
+
+# Tables of the memory that each worker of a program keeps, operation by operation.
+
+
+class _ChangeOfRow(NamedTuple):
+    """A change of what a worker keeps, shown on the page at the start or, with ``at_end``, at the end of an operation.
+
+    ``number`` is the row of that operation; ``row`` is the operation or move that causes the change, which may be
+    another. ``micros`` is how much more is kept, negative if less, in the units of which a micro-batch has
+    `Header.units`; ``unit`` says what is kept.
+    """
+
+    row: OperationRow
+    number: int
+    at_end: bool
+    unit: Counted
+    micros: int
+
+
+_Size = Callable[[_ChangeOfRow], float]
+
+
+class MemoryInBytes(NamedTuple):
+    """The bytes that each worker needs (``needs``), with the ``setting`` from which they follow.
+
+    ``available`` is how many bytes there are on every worker.
+    """
+
+    setting: Setting
+    needs: Sequence[MemoryNeed]
+    available: int
+
+
+def tables_of_memory(
+    program: Program, rows: Sequence[OperationRow], figures: Figures, memory_in_bytes: MemoryInBytes | None
+) -> list[MemoryTable]:
+    """Returns the tables of memory, one for each unit that it is counted in.
+
+    They are activations in M_a; stashed inputs, if a stage recomputes; activations on hosts, if memory moves; and
+    bytes, if ``memory_in_bytes`` is given.
+    """
+    header = program.header
+    changes = list(_changes_with_moves(program, rows) if header.moves else _changes(header, rows))
+    declared = next((bound.limits for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS), None)
+    nothing = [0] * header.workers
+
+    def micro_batches(*units: Counted) -> ChangeTable:
+        chosen = [change for change in changes if change.unit in units]
+        return _table(chosen, lambda change: change.micros / header.units)
+
+    activations = micro_batches(*ON_WORKER)
+    limits = None if declared is None else [limit if isinstance(limit, int) else float(limit) for limit in declared]
+    memory = [MemoryTable("M_a", "activations", nothing, limits, _floats(figures.activations), activations)]
+    if header.recomputing:
+        inputs = micro_batches(Counted.INPUT)
+        memory.append(MemoryTable("inputs", "stashed inputs", nothing, None, _floats(figures.stashed_inputs), inputs))
+    if header.moves:
+        on_host, peaks = micro_batches(*ON_HOST_UNITS), live.whole(header, live.on_host(program))
+        memory.append(MemoryTable("host", "activations on the host", nothing, None, _floats(peaks), on_host))
+    if memory_in_bytes is not None:
+        memory.append(_bytes(header, changes, *memory_in_bytes))
+    return memory
+
+
+def _bytes(
+    header: Header, changes: Sequence[_ChangeOfRow], setting: Setting, needs: Sequence[MemoryNeed], available: int
+) -> MemoryTable:
+    """The table of memory in bytes: weights, optimizer and buffers from the start, and what operations keep and free.
+
+    ``needs`` has the bytes that each worker needs, ``available`` those that it has. What the first half of a split
+    backward needs only while it runs is left out.
+    """
+    workers = [worker_bytes(header, setting, worker, need) for worker, need in enumerate(needs)]
+
+    def size(change: _ChangeOfRow) -> float:
+        return change.micros * workers[change.row.worker].sizes(change.row.operation.stage)[change.unit] / header.units
+
+    return MemoryTable(
+        "bytes",
+        "memory",
+        [worker.at_first for worker in workers],
+        [available] * header.workers,
+        [need.total for need in needs],
+        _table(changes, size),
+    )
+
+
+def _changes(header: Header, rows: Sequence[OperationRow]) -> Iterator[_ChangeOfRow]:
+    """Yields the changes where no memory moves: each at the start or the end of its own operation.
+
+    What an operation makes is kept from its start on, what it frees until its end. Between the halves of a split
+    backward, operands take the place of the activations that the first half frees.
+    """
+    for number, row in enumerate(rows):
+        for step, unit, amount in live.changes(header, (row.operation,), KEPT_UNITS):
+            yield _ChangeOfRow(row, number, live.is_at_end(step, unit, amount), unit, amount)
+
+
+def _changes_with_moves(program: Program, rows: Sequence[OperationRow]) -> Iterator[_ChangeOfRow]:
+    """Yields the changes where memory moves, each at the start or the end of an operation that occupies the lane.
+
+    The lane launches moves and waits for them between two operations. A change by a wait, or by a move that is launched
+    after a wait, is shown at the start of the next operation, any other change at the end of the operation before.
+    """
+    numbers = {row.operation: number for number, row in enumerate(rows)}
+    for worker, parts in enumerate(program.parts):
+        steps = list(parts.steps)
+        operations = [numbers[step] for step in steps if isinstance(step, Compute) and not step.kind.moves]
+        place, waited = 0, False
+        for step in steps:
+            moves = isinstance(step, WaitMove) or step.kind.moves
+            waited = isinstance(step, WaitMove) or (waited and moves)
+            for _, unit, amount in live.changes(program.header, (step,), KEPT_UNITS):
+                if not moves:
+                    number = operations[place]
+                    yield _ChangeOfRow(rows[number], number, live.is_at_end(step, unit, amount), unit, amount)
+                    continue
+                row = OperationRow(Worker(worker), Compute(step.kind, step.micros, step.stage), Row.WHOLE, place)
+                follows = place < len(operations) and (waited or place == 0)
+                yield _ChangeOfRow(row, operations[place if follows else place - 1], not follows, unit, amount)
+            place += not moves
+
+
+def _table(changes: Sequence[_ChangeOfRow], size: _Size) -> ChangeTable:
+    return ChangeTable(
+        worker=[change.row.worker for change in changes],
+        operation=[change.number for change in changes],
+        at_end=[int(change.at_end) for change in changes],
+        amount=[size(change) for change in changes],
+    )
+
+
+def _floats(amounts: Sequence[Fraction]) -> list[float]:
+    return [float(amount) for amount in amounts]
+
+
+# The texts beside the lanes, and the line of each operation in them: of the scheme, the program and the scripts.
+
+
+def source_text(source: Source, rows: Iterable[OperationRow]) -> SourceText:
+    """The text that was compiled, named without its folder, with the line that each operation comes from."""
+
+    @cache
+    def line_at(offset: int) -> int:
+        return source.position(offset).line
+
+    language = "csv" if source.is_csv else "sir" if source.is_ir else "chim"
+    origins = [row.operation.origin for row in rows]
+    lines = [0 if origin == NOWHERE else line_at(origin.start) for origin in origins]
+    return SourceText(PurePath(source.name).name, language, source.text.replace("\r\n", "\n"), lines)
+
+
+def program_text(text: str, verified: Verified, rows: Sequence[OperationRow]) -> SourceText:
+    """The ``text`` of a program with the line of each operation; without a flush, its line in the turn."""
+    headings = _headings(text, len(verified.program.lanes))
+    place = _places(verified)
+    return SourceText("schedule.sir", "sir", text, [headings[row.worker] + 1 + place(row) for row in rows])
+
+
+def script_texts(scripts: ProvenScripts, program: Program, rows: Sequence[OperationRow]) -> Iterator[SourceText]:
+    """The script of each rank, with the lines of the rank's own operations."""
+    for worker, numbers in enumerate(call_lines(program, scripts.by_worker)):
+        computes = program.parts[worker].computes.places
+        lines = [numbers[computes[row.place]] if row.worker == worker else 0 for row in rows]
+        yield SourceText(scripts.by_worker[worker].name, "python", scripts.by_worker[worker].text, lines, worker)
+
+
+def _headings(text: str, workers: int) -> list[int]:
+    """The line of the heading of each worker's lane in the text of a program."""
+    lines = text.split("\n")
+    headings, line = list[int](), 0
+    for worker in range(workers):
+        line = lines.index(f"worker {worker}:", line)
+        headings.append(line + 1)
+    return headings
+
+
+def _places(verified: Verified) -> Callable[[OperationRow], int]:
+    """Returns a function from the row of an operation to the operation's line in its worker's lane, counted from 0.
+
+    For a stream it is the line in the worker's turn, which stands for all repetitions.
+    """
+    level, parts = verified.level, verified.program.parts
+    if isinstance(level, Program):
+        return lambda row: parts[row.worker].computes.places[row.place]
+    turns = [_turn_places(level, worker) for worker in range(len(level.turns))]
+    return lambda row: turns[row.worker][in_turn(level.header, row.operation)[0]]
+
+
+def _turn_places(stream: ProgramStream, worker: int) -> dict[object, int]:
+    """Maps each operation of a worker's turn to its line in the turn, counted from 0.
+
+    The keys are operations as in turn 0 (`in_turn`): their micro-batches are numbered from the beginning of the turn.
+    """
+    lines = enumerate(stream.turns[worker].instructions)
+    return {in_turn(stream.header, line)[0]: place for place, line in lines if isinstance(line, Compute)}

@@ -6,9 +6,8 @@ from functools import cached_property
 from itertools import pairwise, product
 from pathlib import PurePath
 
-from chimera_ir.diagnostics.catalogue.lanes import MissingLine, MissingSend, MissingWaitRecv
 from chimera_ir.diagnostics.catalogue.program import Deadlock, Launches, LaunchOrder
-from chimera_ir.diagnostics.catalogue.schedule import Cycle
+from chimera_ir.diagnostics.catalogue.schedule import Cycle, MissingLine, MissingSend, MissingWaitRecv
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.errors import TextError
 from chimera_ir.flow.flow import ABSENT, Flow
@@ -16,14 +15,14 @@ from chimera_ir.ir.levels import Header, Plan
 from chimera_ir.ir.ops import Compute, Instruction, Pair
 from chimera_ir.ir.streams import Level, PlanStream, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.printer import line
-from chimera_ir.lower.order import order
-from chimera_ir.page import operation_tables, text_lines
-from chimera_ir.page.operation_tables import OperationRow
+from chimera_ir.lower.lower import order
+from chimera_ir.page import tables
 from chimera_ir.page.tables import (
     EventTable,
     Facts,
     MessageTable,
     MoveTable,
+    OperationRow,
     PageDocument,
     ScheduleTables,
     ShownMistake,
@@ -44,10 +43,10 @@ def document(error: TextError, source: Source, level: Level | PlanStream | None)
     """
     sketch = _Sketch(*_lanes(level))
     return PageDocument(
-        title=PurePath(source.name).name if sketch.header is None else operation_tables.name_of(sketch.header),
+        title=PurePath(source.name).name if sketch.header is None else tables.name_of(sketch.header),
         notes=[],
         schedules=[] if sketch.header is None else [sketch.tables(sketch.header)],
-        texts=[text_lines.source_text(source, sketch.rows)],
+        texts=[tables.source_text(source, sketch.rows)],
         mistake=sketch.mistake(error, source),
     )
 
@@ -79,7 +78,7 @@ class _Sketch:
     @cached_property
     def rows(self) -> list[OperationRow]:
         """The rows of the operations of the lanes, without those of a micro-batch or a stage that the header lacks."""
-        rows = operation_tables.rows(
+        rows = tables.rows(
             [instruction for instruction in lane if isinstance(instruction, Compute | Pair)] for lane in self.lanes
         )
         return [row for row in rows if self.header is not None and _is_placed(self.header, row.operation)]
@@ -107,9 +106,9 @@ class _Sketch:
 
     def tables(self, header: Header) -> ScheduleTables:
         """The tables of a schedule without times."""
-        shown = operation_tables.tables_of_operations(header, self.rows, [-1] * len(self.rows))
+        shown = tables.tables_of_operations(header, self.rows, [-1] * len(self.rows))
         return ScheduleTables(
-            name=operation_tables.name_of(header),
+            name=tables.name_of(header),
             workers=header.workers,
             unit="",
             updates=header.updates,

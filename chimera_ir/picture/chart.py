@@ -8,19 +8,263 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from chimera_ir.escapes import visible_lines
-from chimera_ir.ir.ops import Compute, Operation, Pair
-from chimera_ir.picture.legend import kinds_of, least, legend
-from chimera_ir.picture.looks import ColourGroup, Looks, Row
-from chimera_ir.picture.patterns import LIGHT_GROUND, Pattern
-from chimera_ir.picture.shapes import Box, Chart, Family, Label, LaneRow, Tick
-from chimera_ir.picture.words import INK, PAPER, STEP, ink, step
-from chimera_ir.resources import templates
+from chimera_ir.console import visible_lines
+from chimera_ir.ir.kinds import KINDS, Kind
+from chimera_ir.ir.ops import Compute, Operation, Pair, singles
+from chimera_ir.picture.looks import INK, PAPER, STEP, ColourGroup, Looks, Row, Shade, ink, plain, step, strands
+from chimera_ir.source import templates
+
+# Patterns that fill the time in which a worker waits, the same in every picture: lines on the picture's background.
+#
+# The colour of the lines differs from the colours of forwards, of the background and of the other patterns by at least
+# 20 in Lab, also as seen with the three kinds of colour blindness (``tests/unit/test_patterns.py``).
+
+
+class Pattern(NamedTuple):
+    """A square tile of ``size`` pixels, repeated: a path in SVG's syntax, drawn with a line of ``width`` pixels.
+
+    ``mark`` is the colour of the line, and of a whole area that is too narrow for lines; ``dark`` is that in a dark
+    picture.
+    """
+
+    size: int
+    path: str
+    width: float
+    mark: str
+    dark: str
+
+
+LIGHT_GROUND, DARK_GROUND = "#f6f6f6", "#181a1f"
+"""The colours between the lines, in light and in dark pictures."""
+
+BUBBLE = Pattern(7, "M-1 1L1 -1M0 7L7 0M6 8L8 6", 0.7, "#555555", "#464646")
+MESSAGE = Pattern(5, "M1.5 0V5", 2, "#4400bb", "#5555ff")
+SUM = Pattern(5, "M0 1.5H5", 2, "#994400", "#783000")
+SEND = Pattern(6, "M2 3H4M5 0H6M0 0H1M5 6H6M0 6H1", 2, "#883399", "#781888")
+POST = Pattern(4, "M0 0L4 4M4 0L0 4", 1, "#442200", "#2000c8")
+"""The pattern of time in which messages or sums are posted, or data loaded: no wait, and nothing is computed."""
+
+WAITS = {"bubble": BUBBLE, "message": MESSAGE, "sum": SUM, "send": SEND, "post": POST}
+"""All patterns, keyed by a short name of what they stand for."""
+
+
+# The shapes of a drawing, in pixels: the values that the templates of pictures write.
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The rectangle of an operation, and the text that is shown when one points at it."""
+
+    x: str
+    y: int
+    width: str
+    height: int
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """The micro-batches of an operation, written in the middle of its box."""
+
+    x: str
+    y: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Operations of one colour (a `looks.ColourGroup`), pairs apart from others, as boxes or as one outline."""
+
+    fill: str
+    ink: str
+    font: int
+    boxes: tuple[Box, ...]
+    outline: str
+    labels: tuple[Label, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRow:
+    """The row of a lane: its name, written on ``baseline``, and the stripe of idle time behind its boxes."""
+
+    name: str
+    baseline: str
+    x: str
+    y: int
+    width: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A mark on the time axis."""
+
+    x: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Swatch:
+    """A sample of the colour that a kind has in a strand and a chunk, with the letters of the kind and the chunk."""
+
+    x: int
+    fill: str
+    ink: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry of the legend: swatches or another sign, and the name, which begins at ``text``."""
+
+    x: int
+    y: int
+    swatches: tuple[Swatch, ...]
+    text: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventMark:
+    """A triangle on the upper edge of a lane: an event between two operations."""
+
+    path: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bracket:
+    """A stretch of time below the time axis, with lines through the lanes; its name starts or ends at ``x``."""
+
+    path: str
+    lines: str
+    x: str
+    y: int
+    anchor: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """The values for ``templates/chart.svg.j2``, in pixels, which all pictures of lanes have in common.
+
+    ``row`` is the height of a lane. ``patterns`` are the picture's patterns by name; ``hatch`` is the name of the
+    pattern for bubbles. ``legend`` has the entries with swatches or with words alone. ``signs`` has all other entries,
+    by the name of the sign, which the template of the picture draws.
+    """
+
+    width: int
+    height: int
+    left: int
+    right: str
+    bottom: int
+    row: int
+    stroke: str
+    hatch: str
+    patterns: Mapping[str, Pattern]
+    heading: str
+    summary: str
+    rows: tuple[LaneRow, ...]
+    ticks: tuple[Tick, ...]
+    families: tuple[Family, ...]
+    legend: tuple[Entry, ...]
+    signs: Mapping[str, Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The values for ``templates/timeline.svg.j2``, in pixels.
+
+    ``marks`` are events such as launches of sums; ``steady`` has the bracket of the steady state, if there is one.
+    """
+
+    chart: Chart
+    marks: tuple[EventMark, ...]
+    steady: tuple[Bracket, ...]
+
+
+# The legend of a picture: the meaning of its colours, letters and signs.
+#
+# Micro-batches of one hue are a strand: those of a pipe or, without a flush, of its even or odd updates.
+
+SWATCHES = 4
+"""The most chunks (stages of a pipe on one worker) that a legend shows: the first ones and the last one."""
+
+_SWATCH, _SIGN, _GAP = 22, 48, 20
+"""Pixels from a swatch to the next one, from a sign to its name, and from a name to the next entry."""
+
+
+class _EntryText(NamedTuple):
+    """The words of a legend entry, behind a space of ``indent`` pixels for a sign or for swatches (samples of colours).
+
+    An entry with ``chunks`` has swatches: the colours that these chunks have in the strand with the number ``strand``.
+    """
+
+    words: str
+    indent: int
+    strand: int = 0
+    chunks: tuple[int, ...] = ()
+
+    @property
+    def length(self) -> int:
+        return self.indent + 8 * len(self.words) + _GAP
+
+
+def legend(looks: Looks, kinds: Sequence[Kind], names: Iterable[str], left: int, width: int, y: int) -> Iterator[Entry]:
+    """Yields the entries of a legend: strands with a swatch for each kind, the meaning of letters, and ``names``.
+
+    The first row begins at ``left`` and ``y``, in pixels; an entry that would pass ``width`` begins the next row.
+    Before each of ``names`` is space for a sign, which the template draws.
+    """
+    x = left
+    for line in [*_lines(looks, kinds), *(_EntryText(plain(name), _SIGN) for name in names)]:
+        if x > left and x + line.length > width:
+            x, y = left, y + 24
+        yield Entry(x, y, tuple(_swatches(looks, kinds, line, x)), x + line.indent, line.words)
+        x += line.length
+
+
+def kinds_of(operations: Iterable[Operation]) -> list[Kind]:
+    """The kinds of operations that a legend has swatches for, in the order of the table."""
+    present = {operation.kind.letter for operation in singles(operations)}
+    return [kind for letter, kind in KINDS.items() if letter in present]
+
+
+def signs(looks: Looks, kinds: Sequence[Kind]) -> list[str]:
+    """Explains the letters of chunks, if there are any, and those of kinds, if there are more than two kinds."""
+    names = ", ".join(f"{kind.letter[0]} {kind.noun}" for kind in kinds) if len(kinds) > 2 else ""
+    return [sign for sign in (looks.sign, names) if sign]
+
+
+def least(looks: Looks, kinds: Sequence[Kind]) -> int:
+    """The least width of a legend in pixels: that of its widest entry; 0 if no worker has several stages of a pipe."""
+    return max((line.length for line in _lines(looks, kinds)), default=0) if looks.chunks > 1 else 0
+
+
+def chunks_shown(looks: Looks) -> tuple[int, ...]:
+    """The chunks of a strand that a legend shows."""
+    return tuple(range(looks.chunks)) if looks.chunks <= SWATCHES else (*range(SWATCHES - 1), looks.chunks - 1)
+
+
+def _lines(looks: Looks, kinds: Sequence[Kind]) -> Iterator[_EntryText]:
+    chunks = chunks_shown(looks)
+    indent = _SWATCH * len(kinds) * len(chunks) + 4
+    for number, strand in enumerate(strands(looks.header)):
+        if strand.micros:
+            yield _EntryText(plain(strand.name), indent, number, chunks)
+    yield from (_EntryText(sign, 0) for sign in signs(looks, kinds))
+
+
+def _swatches(looks: Looks, kinds: Sequence[Kind], line: _EntryText, x: int) -> Iterator[Swatch]:
+    for place, (chunk, kind) in enumerate(product(line.chunks, kinds)):
+        fill = looks.fill(ColourGroup(line.strand, chunk, Shade.of(kind)))
+        yield Swatch(x + _SWATCH * place, fill, ink(kind), kind.letter[0] + looks.letter(chunk))
+
 
 LEGIBLE = 8
 """The smallest font size of a label."""

@@ -7,21 +7,28 @@ from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import chain
 
-from chimera_ir.cost.number_text import percent
-from chimera_ir.ir.ids import Worker
-from chimera_ir.ir.ops import AllReduce, Compute, Operation, Pair, Step
+from chimera_ir.cost.durations import percent
+from chimera_ir.ir.ops import AllReduce, Compute, Operation, Pair, Step, Worker
 from chimera_ir.ir.text.printer import group_name, line
 from chimera_ir.picture import chart
-from chimera_ir.picture.chart import PlacedOperation, Scale, families, pixels, room
-from chimera_ir.picture.looks import Looks, rows_of
-from chimera_ir.picture.patterns import BUBBLE, MESSAGE, SEND, SUM
-from chimera_ir.picture.shapes import Box, Family
+from chimera_ir.picture.chart import (
+    BUBBLE,
+    MESSAGE,
+    SEND,
+    SUM,
+    Box,
+    Family,
+    PlacedOperation,
+    Scale,
+    families,
+    pixels,
+    room,
+)
+from chimera_ir.picture.looks import PAPER, STEP, Looks, label, plain, rows_of
 from chimera_ir.picture.svg import FAIR, FONT, MOST_BOXES, WIDEST, WIDTH
-from chimera_ir.picture.words import PAPER, STEP, label, plain
 from chimera_ir.plural import counted
 from chimera_ir.predict.events import Role
-from chimera_ir.predict.idle import Cause, idle, shares
-from chimera_ir.predict.replay import Event, Replay
+from chimera_ir.predict.replay import Cause, Event, Replay, idle, shares
 
 _MOST = 90
 """The largest width in pixels of the shortest operation's box; half of it if messages and sums take no time."""

@@ -7,9 +7,8 @@ from itertools import accumulate, chain, count
 
 from chimera_ir.cost.simulate import Timeline
 from chimera_ir.picture import svg
-from chimera_ir.picture.chart import LEFT, filled
-from chimera_ir.picture.inlined import Inlined
-from chimera_ir.picture.shapes import Picture
+from chimera_ir.picture.chart import LEFT, Picture, filled
+from chimera_ir.picture.svg import Inlined
 
 WIDTH = 1240
 """The width in pixels of the charts of a row, side by side."""

@@ -3,23 +3,66 @@
 All places are computed here; ``templates/timeline.svg.j2`` only writes them down. Equal timelines give equal bytes.
 """
 
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from hashlib import sha256
 from itertools import chain, count
 from math import ceil
 from typing import assert_never
 
-from chimera_ir.cost.number_text import Unit
-from chimera_ir.cost.simulate import Event, Launched, Stepped, Timed, Timeline
-from chimera_ir.cost.window import Window, beginning, steady_window
+from chimera_ir.cost.durations import Unit
+from chimera_ir.cost.simulate import Event, Launched, Stepped, Timed, Timeline, Window, beginning, steady_window
 from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.text.printer import group_name
 from chimera_ir.picture import chart
-from chimera_ir.picture.chart import LEFT, TOP, PlacedOperation, Scale, families, pixels, room
-from chimera_ir.picture.looks import Looks, rows_of
-from chimera_ir.picture.patterns import BUBBLE
-from chimera_ir.picture.shapes import Bracket, Chart, EventMark, Family, Picture, Tick
-from chimera_ir.picture.words import bracket, distance, event_name, label, mark, plain, summary, track_name
+from chimera_ir.picture.chart import (
+    BUBBLE,
+    LEFT,
+    TOP,
+    Bracket,
+    Chart,
+    EventMark,
+    Family,
+    Picture,
+    PlacedOperation,
+    Scale,
+    Tick,
+    families,
+    pixels,
+    room,
+)
+from chimera_ir.picture.looks import (
+    Looks,
+    bracket,
+    distance,
+    event_name,
+    label,
+    mark,
+    plain,
+    rows_of,
+    summary,
+    track_name,
+)
+
+# Texts inside a document: written without escapes, and named in its content security policy.
+
+
+@dataclass(frozen=True, slots=True)
+class Inlined:
+    """A text that a template writes without escapes: a file of this project, a picture, or base64."""
+
+    text: str
+
+    def __html__(self) -> str:
+        return self.text
+
+
+def policy_source(text: str) -> str:
+    """The hash of an inline script or style sheet, as a content security policy names it."""
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
 
 WIDTH, WIDEST = 2000, 6000
 """The width in pixels of a chart, unless its boxes would be too narrow or too wide, and the largest width."""

@@ -16,15 +16,25 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from chimera_ir.cost.simulate import Timed, Timeline
-from chimera_ir.cost.window import Window, beginning, steady_window
-from chimera_ir.ir.ids import Micro
+from chimera_ir.cost.simulate import Timed, Timeline, Window, beginning, steady_window
 from chimera_ir.ir.kinds import Kind
-from chimera_ir.ir.ops import Pair
+from chimera_ir.ir.ops import Micro, Pair
 from chimera_ir.ir.text.printer import runs
-from chimera_ir.picture.legend import chunks_shown, kinds_of, signs
-from chimera_ir.picture.looks import ColourGroup, Looks, Shade
-from chimera_ir.picture.words import Strand, bracket, distance, event_name, ink, mark, strands, summary, track_name
+from chimera_ir.picture.chart import chunks_shown, kinds_of, signs
+from chimera_ir.picture.looks import (
+    ColourGroup,
+    Looks,
+    Shade,
+    Strand,
+    bracket,
+    distance,
+    event_name,
+    ink,
+    mark,
+    strands,
+    summary,
+    track_name,
+)
 from chimera_ir.plural import counted
 
 LINES, RUNS = 60, 4

@@ -7,35 +7,128 @@ it is shown.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from operator import gt, le, sub
 from sys import maxsize
+from typing import NamedTuple
 
+from chimera_ir.cost.durations import rounded
 from chimera_ir.cost.simulate import earliest
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.errors import NoSuchTie
-from chimera_ir.ir.levels import Header
-from chimera_ir.ir.memory_bounds import Quantity
-from chimera_ir.orders.improve import Improvement
-from chimera_ir.planner.bounds import least, most, standing
-from chimera_ir.planner.compiled import UNIT_COSTS, CompiledScheme, Variant
-from chimera_ir.planner.found_order import FoundOrder
+from chimera_ir.ir.kinds import RECOMPUTATION
+from chimera_ir.ir.levels import Header, Quantity, Schedule
+from chimera_ir.ir.text.printer import show
+from chimera_ir.orders.search import Improvement
+from chimera_ir.planner.compiled import UNIT_COSTS, CompiledScheme, Variant, least, most, standing
 from chimera_ir.planner.space import Configuration, LeftOut, Reason, Recomputation, refusal
-from chimera_ir.planner.time_parts import TimeParts, time_parts
 from chimera_ir.plural import counted
 from chimera_ir.predict.equation import seconds_of
-from chimera_ir.predict.measured import Measured
+from chimera_ir.predict.events import LayerSplits
 from chimera_ir.predict.memory_need import MemoryNeed, memory_of
-from chimera_ir.predict.prediction_table import size
 from chimera_ir.predict.replay import replay
-from chimera_ir.predict.setting import Setting
-from chimera_ir.predict.splits import LayerSplits
-from chimera_ir.profile.cluster import Cluster
-from chimera_ir.profile.costs import ModelProfile
-from chimera_ir.profile.layers import stages_of
+from chimera_ir.predict.screen import size
+from chimera_ir.predict.setting import Measured, Setting
+from chimera_ir.profile.cluster import FREE, Cluster
+from chimera_ir.profile.costs import ModelProfile, stages_of
 from chimera_ir.request import EqualTimes, Tie
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme, is_clocked
-from chimera_ir.syntax.change import Change
+from chimera_ir.syntax.formatter import Change
+
+# An order that a search found for a configuration.
+
+
+@dataclass(frozen=True, slots=True)
+class FoundOrder:
+    """A verified order that a search found, of the operations of a configuration.
+
+    ``before`` are the seconds of an update by a replay of the scheme's own order.
+    """
+
+    improvement: Improvement
+    before: float
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule in this order."""
+        return self.improvement.schedule
+
+    @property
+    def text(self) -> str:
+        """The text of the schedule, which compiles to it again, below comments that say how it was found."""
+        return f"{self.improvement.comments}{show(self.schedule)}"
+
+    def as_json(self) -> dict[str, object]:
+        """The result of the search, and ``before``, as plain data for JSON."""
+        return {**self.improvement.as_json(), "T_replay_before": rounded(self.before)}
+
+
+# Divides the time of an update into parts.
+#
+# The same program is predicted as it is, then without the time of sums, then of messages, and then of steps: the
+# differences are their parts.
+
+
+class TimeParts(NamedTuple):
+    """The parts of an update's time, in seconds; their sum is the whole time.
+
+    ``work`` and ``recomputation`` are the times that a worker computes and recomputes, ``bubbles`` is the time that it
+    idles where links, sums and steps are free: means over all workers. ``steps``, ``messages`` and ``sums`` are how
+    much longer the update takes as each of these, in this order, begins to take time.
+    """
+
+    work: float
+    recomputation: float
+    bubbles: float
+    steps: float
+    messages: float
+    sums: float
+
+
+def time_parts(variant: Variant, setting: Setting, replays: bool) -> TimeParts:
+    """Divides the predicted time of an update into its parts.
+
+    Predictions are replays of the program if ``replays``, else those of equation 1, which counts no steps.
+    """
+    cluster, stages = setting.cluster, setting.stages
+    no_sums = replace(setting, cluster=replace(cluster, sums=FREE))
+    no_messages = replace(no_sums, cluster=replace(no_sums.cluster, within=FREE, between=FREE))
+    no_steps = replace(no_messages, stages=tuple(replace(stage, step=0.0) for stage in stages))
+
+    def seconds(of: Setting) -> float:
+        if replays:
+            return replay(variant.lowered(of), of).seconds
+        return seconds_of(variant.schedule, variant.compiled.structure, variant.launched(of), of)
+
+    work, recomputation = _computing(variant, setting)
+    bare, stepping, talking, whole = map(seconds, (no_steps, no_messages, no_sums, setting))
+    return TimeParts(
+        work,
+        recomputation,
+        bubbles=bare - work - recomputation,
+        steps=stepping - bare,
+        messages=talking - stepping,
+        sums=whole - talking,
+    )
+
+
+def _computing(variant: Variant, setting: Setting) -> tuple[float, float]:
+    """Returns the seconds of an update in which a worker computes, without recomputation, and in which it recomputes.
+
+    Both are means over all workers.
+    """
+    header, measured = variant.header, Measured.of(setting)
+    computing, repeating = Fraction(), Fraction()
+    for operation in (operation for lane in variant.compiled.lanes for operation in lane):
+        seconds = measured.duration(operation, header)
+        if operation.kind is RECOMPUTATION:
+            repeating += seconds
+        else:
+            computing += seconds
+    shares = header.workers * header.updates
+    return float(computing) / shares, float(repeating) / shares
+
 
 MODES = {Recomputation.WHERE_NEEDED: (False, True), Recomputation.ALWAYS: (True,), Recomputation.NEVER: (False,)}
 """Whether every stage recomputes, in the order in which this is tried until the configuration fits."""

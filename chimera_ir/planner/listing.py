@@ -1,25 +1,326 @@
 """A ranking as a terminal table and as JSON."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chimera_ir.cost.number_text import rounded
-from chimera_ir.planner.command_lines import Files, compile_line, order_file, scheme_argument
-from chimera_ir.planner.judge import Judged
-from chimera_ir.planner.rank import Ranking, grouped
-from chimera_ir.planner.recommendation import Recommendation, percent
-from chimera_ir.planner.roles import Roles
-from chimera_ir.planner.space import LeftOut
-from chimera_ir.plural import counted
-from chimera_ir.predict.prediction_table import size
+from chimera_ir import library
+from chimera_ir.console import as_argument, command_line
+from chimera_ir.cost.durations import rounded, seconds
+from chimera_ir.planner.judge import ALONE, Judged
+from chimera_ir.planner.rank import CONTENDING_OPERATIONS, Ranking, contenders, grouped
+from chimera_ir.planner.space import MAX_OPERATIONS, Configuration, LeftOut, Reason, Recomputation, Roles
+from chimera_ir.planner.unfit_needs import nearest, plain_need
+from chimera_ir.plural import counted, listed
+from chimera_ir.predict.screen import size
 from chimera_ir.profile.cluster import torchrun
-from chimera_ir.request import EqualTimes
+from chimera_ir.profile.document import WARNING, shown
+from chimera_ir.request import EqualTimes, Tie
+from chimera_ir.source import Source
+
+# Command lines that compile and start a configuration.
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files and options of a call of the planner, as the user named them."""
+
+    profile: str
+    cluster: str
+    replica_layout: bool
+    max_operations: int
+    ties: tuple[Tie, ...] = ()
+    sharded_optimizer: bool = False
+
+
+def scheme_argument(source: Source) -> str:
+    """The argument that names a scheme: its name in the library, or its file, written so that it is no option."""
+    stem = PurePath(source.name).stem
+    if stem in library.names() and library.source(stem) == source:
+        return stem
+    return f"./{source.name}" if source.name.startswith("-") else source.name
+
+
+def compile_line(choice: Configuration, files: Files, order: str = "") -> str:
+    """The ``chimera compile`` line that compiles this configuration and predicts its time.
+
+    If a search found the configuration's order, ``order`` is the file of that schedule. It stands in the line in place
+    of the scheme, its parameters and its clauses. The report compares the schedule with the baseline, which may have
+    more operations; so the line may raise the limit on operations.
+    """
+    words = [as_argument(order)] if order else _scheme_words(choice, files.ties)
+    words += ["--profile", as_argument(files.profile), "--cluster", as_argument(files.cluster)]
+    words += ["--offload", "auto"] if choice.offload else []
+    words += ["--copies", str(choice.copies), "--micro-batch-size", str(choice.micro_batch_size)]
+    words += [] if choice.split is None else ["--split", ",".join(map(str, choice.split))]
+    words += ["--layout", "replica"] if files.replica_layout else []
+    words += ["--shard-optimizer"] if files.sharded_optimizer else []
+    limit = max(files.max_operations, 2 * choice.workers * choice.micro_batches)
+    words += ["--max-operations", str(limit)] if limit > MAX_OPERATIONS else []
+    return f"chimera compile {command_line(words)}"
+
+
+def _scheme_words(choice: Configuration, ties: Iterable[Tie]) -> list[str]:
+    """The words that name a scheme with its parameters, and the clauses that are added to it."""
+    words = [as_argument(scheme_argument(choice.source))]
+    words += [f"{name}={value}" for name, value in choice.settings]
+    words += ["--slice-lengths", ",".join(map(str, choice.known_lengths))] if choice.known_lengths else []
+    words += ["--recompute"] if choice.change.recompute else []
+    words += ["--sync", choice.change.sync.value] if choice.change.sync else []
+    return [*words, *(word for tie in ties for word in ("--tied", ",".join(map(str, tie))))]
+
+
+def order_file(choice: Configuration, scheme: str) -> str:
+    """The name of the file for the order that a search found: that of the scheme and its parameters."""
+    return "-".join((scheme, *(f"{name}{value}" for name, value in choice.settings))) + ".sir"
+
+
+# The answer of a plan in words: which configuration to run, and why it and no other.
+
+_WORDS = ("computing", "recomputation", "bubbles", "optimizer steps", "messages", "gradient sums")
+"""Names of the parts of an update, in the order of `TimeParts`."""
+
+_WORTH_SAYING = 0.005
+"""The least difference, as a share of the fastest time, that is named as a reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """The advice to run the first choice, in one sentence, and the reasons, in one sentence each."""
+
+    answer: str
+    reasons: tuple[str, ...] = ()
+
+
+def recommendation(ranking: Ranking) -> Recommendation:
+    """The answer of a ranking: the first choice in words, with reasons.
+
+    The reasons say whether the model fits one worker, and for the fastest configuration of another name what makes it
+    slower; both are computed from the predictions.
+    """
+    if not ranking.choices:
+        return _nothing(ranking)
+    return Recommendation(_answer(ranking.choices[0]), tuple(_reasons(ranking)))
+
+
+def _nothing(ranking: Ranking) -> Recommendation:
+    """The answer where no configuration is left.
+
+    It names the cause if that is known: workers lack memory, or no B of the profile divides the mini-batch.
+    """
+    nothing, need = "no configuration is left", nearest(ranking)
+    items, profile = ranking.question.mini_batch, ranking.judge.profile
+    sizes = sorted(
+        {number for parts in (profile.layers, *profile.depths.values()) for part in parts for number in part.at}
+    )
+    if need:
+        lacks = f"the nearest to fitting needs {size(need.size)} on its fullest worker ({_written(need.choice)})"
+        remedy = "more workers, smaller micro-batches or --shard-optimizer may help"
+        return Recommendation(f"{nothing}: {lacks}, and there are {size(ranking.judge.available)}", (remedy,))
+    if sizes and all(items % number for number in sizes):
+        multiples = listed(sizes, "or")
+        return Recommendation(f"{nothing}: the mini-batch of {items} is no multiple of {multiples} (B in the profile)")
+    return Recommendation(nothing)
+
+
+def _written(choice: Configuration) -> str:
+    """A configuration as text: the scheme with its parameters, B, and recomputation."""
+    words = [scheme_argument(choice.source), *(f"{name}={value}" for name, value in choice.settings)]
+    again = ", recompute" if choice.change.recompute else ""
+    return f"{' '.join(words)}, B={choice.micro_batch_size}{again}"
+
+
+def _answer(first: Judged) -> str:
+    choice = first.choice
+    where = f" on {counted(choice.workers, 'worker')}" if choice.stages != choice.workers else ""
+    pieces = "" if choice.stages == 1 else f" in {counted(choice.stages, 'stage')} (D)"
+    model = f"the whole model{pieces}" if first.is_alone else f"{counted(choice.stages, 'stage')} (D){where}"
+    name = f"{first.name} (as {first.scheme})" if first.is_alone else first.name
+    batches = f"{counted(choice.micro_batches, 'micro-batch')} (N) of {counted(choice.micro_batch_size, 'item')} (B)"
+    return f"run {name}: {counted(choice.copies, 'copy')} (W) of {model}, {batches} in each"
+
+
+def _reasons(ranking: Ranking) -> Iterator[str]:
+    first, *others = ranking.rows()
+    memory = f"{size(max(first.memory))} of" if first.memory else "at most"
+    speed = f"{first.throughput:.4g} items/s, {seconds(first.seconds)} for an update"
+    yield f"predicted: {speed}; the fullest worker needs {memory} {size(ranking.judge.available)}"
+    if idle := first.choice.idle(ranking.question.workers):
+        stay = f"{idle} of {counted(ranking.question.workers, 'worker')} {'stays' if idle == 1 else 'stay'} idle"
+        yield f"{stay}: a copy takes {first.choice.workers}, and none that uses all is predicted to be faster"
+    alone = next((judged for judged in others if judged.is_alone), None)
+    runner_up = next((judged for judged in others if judged is not alone), None)
+    if first.is_alone:
+        yield f"your model fits one worker, which needs no pipeline: {_parallelism(first)} is fastest"
+    elif alone:
+        yield f"your model fits one worker, but {_parallelism(alone)} {_longer(ranking, first, alone)}"
+    if not any(judged.is_plain for judged in ranking.choices):
+        yield from _without_plain(ranking)
+    if first.choice.change.recompute and ranking.judge.recomputation is Recomputation.WHERE_NEEDED:
+        yield "it recomputes activations, because it does not fit without"
+    if first.choice.offload:
+        yield "it moves activations to the host, because it does not fit without"
+    if runner_up:
+        called = f"the best pipeline, {runner_up.name}," if first.is_alone else f"the next best, {runner_up.name},"
+        yield f"{called} {_longer(ranking, first, runner_up)}"
+
+
+def _parallelism(alone: Judged) -> str:
+    """The name of a configuration of data parallelism, such as "data parallelism that recomputes its activations".
+
+    Plain data parallelism runs the model as one stage and recomputes nothing; the words after the name say what
+    differs.
+    """
+    stages = alone.choice.stages
+    if alone.is_plain:
+        return f"plain {alone.name}"
+    pieces = "" if stages == 1 else f" in {counted(stages, 'piece')}"
+    return f"{alone.name} that {'recomputes its activations' if alone.recomputes else 'runs the model'}{pieces}"
+
+
+def _without_plain(ranking: Ranking) -> Iterator[str]:
+    """Yields a reason why plain data parallelism is not among the choices, if one is known."""
+    depths, available, need = ranking.judge.profile.depths, size(ranking.judge.available), plain_need(ranking)
+    is_missing = depths and 1 not in depths
+    if need:
+        stages = f"the profile's {counted(min(depths), 'stage')} as one" if is_missing else "D=1"
+        least = f"at least {size(need.size)} ({stages}, B={need.choice.micro_batch_size})"
+        if need.size > ranking.judge.available:
+            yield f"plain {ALONE} does not fit a worker: it needs {least}, and there are {available}"
+            return
+        if not is_missing:
+            yield f"plain {ALONE} was not considered; it needs {least} and would fit"
+    if is_missing:
+        yield f"the profile has no depth of 1, so that {ALONE} was not considered"
+
+
+def _longer(ranking: Ranking, first: Judged, other: Judged) -> str:
+    """Words for how much longer an update of ``other`` takes than one of ``first``, such as "takes 3 % longer".
+
+    Behind them stand the parts of an update, such as bubbles, on which it spends more or less.
+    """
+    behind = first.over(other) - 1
+    if behind <= 0:
+        return "is as fast"
+    replays = first.replayed is not None and other.replayed is not None
+    spent, by_first = (ranking.judge.time_parts(judged, replays) for judged in (other, first))
+    unit = sum(by_first) / first.choice.mini_batch
+    shares = {
+        name: (seconds / other.choice.mini_batch - before / first.choice.mini_batch) / unit
+        for name, seconds, before in zip(_WORDS, spent, by_first, strict=True)
+    }
+    ordered = sorted(shares.items(), key=lambda item: -abs(item[1]))
+    longer = [f"{percent(share)} on {name}" for name, share in ordered if share >= _WORTH_SAYING]
+    shorter = [f"{percent(-share)} on {name}" for name, share in ordered if -share >= _WORTH_SAYING]
+    spends = [f"{kind} {listed(parts)}" for kind, parts in (("more:", longer), ("less:", shorter)) if parts]
+    return f"takes {percent(behind)} longer" + (f" ({'; '.join(spends)})" if spends else "")
+
+
+def percent(share: float) -> str:
+    """A share in percent with three digits."""
+    return f"{round(100 * share, 2):.3g} %"
+
+
+# Notes below a ranking, on how far it can be trusted.
+
+
+def notes(ranking: Ranking, error: float, warnings: Sequence[str]) -> tuple[str, ...]:
+    """The notes below a ranking, a sentence each: warnings, how close the choices are, and what differs in training.
+
+    They also compare the first choice with plain 1F1B. ``error`` is how far predictions may be off, as a share;
+    ``warnings`` are those of the profile and the cluster file.
+    """
+    return (
+        *(f"{WARNING}{warning}" for warning in shown(warnings)),
+        *_close(ranking, error),
+        *_baseline(ranking),
+        *(f"for {scheme_argument(out.source)} {out.detail}" for out in ranking.left_out if out.reason is Reason.SPACE),
+        *_stale(ranking),
+        *_uneven(ranking),
+        *_smaller(ranking),
+        *_replays(ranking),
+        *ranking.searched,
+    )
+
+
+def _close(ranking: Ranking, error: float) -> Iterator[str]:
+    choices = ranking.rows()
+    if not choices:
+        return
+    behind = [choices[0].over(judged) - 1 for judged in choices]
+    close = [share for share in behind if share <= error]
+    if len(ranking.choices) == 1:
+        yield "it is the only one that fits"
+    elif len(choices) == 1:
+        return
+    elif len(close) == 1:
+        yield f"the first is {percent(behind[1])} faster than the second; the model's error is {percent(error)}"
+    else:
+        apart = f"within {percent(max(close))}, less than the model's error of {percent(error)}"
+        yield f"the first {len(close)} rows are {apart if max(close) else 'equally fast'}: measure them"
+
+
+def _baseline(ranking: Ranking) -> Iterator[str]:
+    """Yields how the baseline compares with the first choice, unless the table has a row of the baseline's name."""
+    reference, first = ranking.reference, next(iter(ranking.choices), None)
+    if reference is None or first is None or reference.name in {judged.name for judged in ranking.rows()}:
+        return
+    ratio, plain = reference.over(first) - 1, f"plain 1F1B with a flush ({reference.scheme})"
+    if ratio > 0:
+        yield f"{plain} is {percent(ratio)} faster than {first.name} here"
+    elif ratio < 0:
+        yield f"{plain} is beaten by {first.name} by {percent(first.over(reference) - 1)}"
+
+
+def _stale(ranking: Ranking) -> Iterator[str]:
+    """Yields a warning if the first choice has no flush: it may need more updates to learn as much."""
+    first = next(iter(ranking.choices), None)
+    if first is None or not first.asynchronous:
+        return
+    remark = f"{first.scheme} has no flush: its gradients are of older weights, so that it may need more updates"
+    flushed = [(place, judged) for place, judged in enumerate(ranking.choices, 1) if not judged.asynchronous]
+    if flushed:
+        place, other = flushed[0]
+        remark += f"; the first with a flush is number {place}, {other.scheme}"
+    yield remark
+
+
+def _uneven(ranking: Ranking) -> Iterator[str]:
+    """Yields what slices of unequal lengths ask of the model, if the first choice has such slices."""
+    first = next(iter(ranking.choices), None)
+    if first and first.choice.lengths:
+        yield f"the slices of {first.scheme} have unequal lengths: `loss` must return a sum and a count, not a mean"
+
+
+def _smaller(ranking: Ranking) -> Iterator[str]:
+    """Yields a remark if updates have fewer items than asked for, because schemes fix their number of micro-batches."""
+    asked = ranking.question.mini_batch
+    best = (same[0] for same in grouped(ranking.choices, lambda judged: judged.scheme))
+    items = {judged.scheme: judged.choice.mini_batch for judged in best}
+    smaller = [f"{name} ({count:,})" for name, count in items.items() if count < asked]
+    if smaller:
+        whose = "that scheme" if len(smaller) == 1 else "these schemes"
+        updates = f"updates have fewer than {counted(asked, 'item')} with {listed(smaller)}"
+        yield f"{updates}: no parameter of {whose} is the number of micro-batches"
+
+
+def _replays(ranking: Ranking) -> Iterator[str]:
+    replayed = sum(judged.replayed is not None for judged in ranking.choices)
+    if replayed == len(ranking.choices):
+        return
+    done, others = f"{replayed} of {len(ranking.choices)} were replayed event by event", contenders(ranking.choices)
+    if others:
+        which = f"{len(others)} of them may be faster, beyond {counted(CONTENDING_OPERATIONS, 'operation')} to replay"
+        yield f"{done}; the others (*) go by equation 1, and {which}"
+    else:
+        yield f"{done}; none of the others (*) can be faster than the first"
+
 
 _COLUMNS = ("", "scheme", "W", "D", "B", "N", "more", "items/s", "time", "memory")
 _LEFT = ("scheme", "more")

@@ -17,8 +17,7 @@ from typing import TypeVar
 from chimera_ir import library
 from chimera_ir.garbage import uncollected
 from chimera_ir.planner.judge import Judge, Judged, Verdict
-from chimera_ir.planner.roles import Roles, roles
-from chimera_ir.planner.space import Configuration, LeftOut, Question, configurations
+from chimera_ir.planner.space import Configuration, LeftOut, Question, Roles, configurations, roles
 from chimera_ir.plural import counted
 from chimera_ir.source import Source
 

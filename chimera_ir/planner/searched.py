@@ -9,15 +9,12 @@ from dataclasses import dataclass, replace
 from operator import sub
 
 from chimera_ir import library
-from chimera_ir.orders.budget import SearchBudget
-from chimera_ir.orders.improve import improvement
-from chimera_ir.orders.search import Ended
-from chimera_ir.planner.command_lines import scheme_argument
+from chimera_ir.orders.search import Ended, SearchBudget, improvement
 from chimera_ir.planner.judge import Judge, Judged
+from chimera_ir.planner.listing import percent, scheme_argument
 from chimera_ir.planner.rank import Progress, Ranking, by_throughput
-from chimera_ir.planner.recommendation import percent
-from chimera_ir.predict.free_memory import bounded
-from chimera_ir.predict.measured import Measured
+from chimera_ir.predict.memory_need import bounded
+from chimera_ir.predict.setting import Measured
 
 SEARCHED = 3
 """The most configurations whose orders are searched: the first of each name."""

@@ -8,8 +8,7 @@ from chimera_ir import library
 from chimera_ir.planner.judge import MODES, Judge
 from chimera_ir.planner.rank import WEIGHED_OPERATIONS, Ranking, affordable
 from chimera_ir.planner.space import Configuration, configurations
-from chimera_ir.profile.costs import ModelProfile
-from chimera_ir.profile.layers import merged
+from chimera_ir.profile.costs import ModelProfile, merged
 
 _WEIGHED = 20
 """The most configurations whose exact bytes are computed to find the one that is nearest to fitting."""

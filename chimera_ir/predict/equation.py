@@ -16,14 +16,12 @@ from itertools import accumulate
 from math import lcm
 from operator import itemgetter
 
-from chimera_ir.cost.critical import Structure, structure_of
 from chimera_ir.cost.durations import Costs
-from chimera_ir.cost.launches import LaunchPlaces, launch_places
-from chimera_ir.cost.simulate import TimedRun, earliest
-from chimera_ir.ir.ids import WeightGroup
+from chimera_ir.cost.host_plan import LaunchPlaces, launch_places
+from chimera_ir.cost.simulate import Structure, TimedRun, earliest, structure_of
 from chimera_ir.ir.kinds import COSTED, KINDS, PAIR, RECOMPUTATION, Kind
 from chimera_ir.ir.levels import Header, Program, Schedule
-from chimera_ir.ir.ops import singles
+from chimera_ir.ir.ops import WeightGroup, singles
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.costs import Timing
 

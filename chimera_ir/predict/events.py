@@ -21,16 +21,148 @@ never makes another event earlier, except where wires share a port (`shares`): a
 the port to the others.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cache
+from heapq import heappop, heappush
+from itertools import accumulate, chain
+from math import inf
+from operator import sub
 from typing import NamedTuple, assert_never
 
 from chimera_ir.ir import ops
-from chimera_ir.ir.ids import Micro, Stage, WeightGroup, Worker
 from chimera_ir.ir.kinds import Kind
-from chimera_ir.ir.levels import Program
-from chimera_ir.predict.charges import Charges
+from chimera_ir.ir.levels import Header, Program, recomputes_all
+from chimera_ir.ir.ops import Micro, Stage, WeightGroup, Worker
+from chimera_ir.predict.setting import Charges
+from chimera_ir.profile.balance import balanced
 from chimera_ir.profile.cluster import Link
+from chimera_ir.profile.costs import StageCosts, durations
+from chimera_ir.verify.holdings import Holdings
+
+# The fastest split of a profile's layers into stages that fit the memory of the workers.
+
+_TRIES = 5
+"""The most splits that are tried; of each the exact bytes are computed."""
+
+Split = tuple[int, ...]
+"""The first layer of each stage."""
+
+
+class StageLoad(NamedTuple):
+    """The most that a worker keeps of a stage: copies of its weights, and what waits for a backward.
+
+    In ``waiting`` a whole micro-batch counts as `Header.units`.
+    """
+
+    copies: int
+    waiting: int
+
+
+@dataclass(frozen=True)
+class LayerSplits:
+    """Searches for a fast split of ``layers`` into the stages of a header, for micro-batches of ``size`` items.
+
+    ``replicas`` is W, the number of copies of the pipelines. With a ``sharded_optimizer`` and a flush, the ranks that
+    hold a stage share the optimizer's state.
+    """
+
+    layers: Sequence[StageCosts]
+    header: Header
+    size: int
+    replicas: int
+    sharded_optimizer: bool
+
+    def candidates(
+        self,
+        room: Sequence[int],
+        loads: Callable[[], Sequence[StageLoad]],
+        needed: Callable[[Split], Sequence[int]],
+    ) -> Iterator[Split]:
+        """Yields a few splits to try, the fastest first; the caller takes the first that fits.
+
+        The first split is the fastest without a limit on memory, the second the fastest within ``room``, the bytes of
+        each worker. Bytes are counted as in `_within`, with the ``loads`` of the stages, and so not exactly. Before
+        each further split the limits are lowered by as much as the last split exceeds ``room``; ``needed`` gives the
+        exact bytes of each worker with a split.
+        """
+        limits: tuple[int, ...] | None = None
+        for _ in range(_TRIES):
+            split = (
+                _fastest(tuple(self._seconds), self.header.stages) if limits is None else self._within(limits, loads())
+            )
+            if split is None:
+                return
+            yield split
+            if limits is None:
+                limits = tuple(room)
+            else:
+                excess = max(1, max(map(sub, needed(split), room)))
+                limits = tuple(limit - excess for limit in limits)
+
+    @property
+    def _seconds(self) -> list[float]:
+        stages = range(self.header.stages)
+        everywhere = all(recomputes_all(pipe, stage) for pipe in self.header.pipes for stage in stages)
+        return durations(self.layers, self.size, recomputing=everywhere)
+
+    def _within(self, limits: Sequence[int], loads: Sequence[StageLoad]) -> Split | None:
+        """The split whose slowest stage takes the least time within ``limits``, bytes by worker; None if there is none.
+
+        The bytes of a stage are its weights in all their copies, gradients, optimizer state, and the activations of the
+        largest number of micro-batches that wait for a backward at once. Messages do not count. The gradients that a
+        first backward makes count for the largest stage of a worker.
+        """
+        header, layers, size = self.header, self.layers, self.size
+        shards = self.sharded_optimizer and not header.steps_inside
+        weights = _until([layer.weights for layer in layers])
+        standing = _until([layer.weights + layer.gradients for layer in layers])
+        optimizer = _until([layer.optimizer for layer in layers])
+        first_gradients = _until([layer.first_gradients for layer in layers])
+        shares = [self.replicas * len(workers) if shards else 1 for workers in header.holders]
+        activations = _until([layer.at[size].activations for layer in layers])
+        again = [all(recomputes_all(pipe, stage) for pipe in header.pipes) for stage in range(header.stages)]
+
+        def needed(stage: int, first: int, end: int) -> int:
+            whole = activations[end] - activations[first]
+            waiting = layers[first].at[size].input if again[stage] else whole
+            return (
+                standing[end]
+                - standing[first]
+                + -(-(optimizer[end] - optimizer[first]) // shares[stage])
+                + (loads[stage].copies - 1) * (weights[end] - weights[first])
+                + -(-loads[stage].waiting * waiting // header.units)
+                + whole * again[stage]
+            )
+
+        def once(_stage: int, first: int, end: int) -> int:
+            return first_gradients[end] - first_gradients[first]
+
+        return balanced(self._seconds, header.holders, needed, limits, once)
+
+
+def loads_of(header: Header, held: Iterable[Holdings]) -> list[StageLoad]:
+    """The most that each stage keeps on any worker, from the holdings of each worker: what it holds at its fullest."""
+    loads = [StageLoad(1, 0)] * header.stages
+    for holdings in held:
+        for stage, copies in holdings.copies:
+            loads[stage] = loads[stage]._replace(copies=max(loads[stage].copies, copies))
+        for stage, activations, inputs, begun, *_ in chain.from_iterable(holdings.fullest):
+            waiting = begun + (inputs or activations)
+            loads[stage] = loads[stage]._replace(waiting=max(loads[stage].waiting, waiting))
+    return loads
+
+
+@cache
+def _fastest(seconds: tuple[float, ...], stages: int) -> Split | None:
+    return balanced(seconds, [()] * stages)
+
+
+def _until(sizes: Sequence[int]) -> list[int]:
+    """Running totals: for each layer the bytes of all layers before it, and at the end the bytes of all layers."""
+    return [0, *accumulate(sizes)]
 
 
 class Role(Enum):
@@ -229,3 +361,108 @@ class _Gathered:
             self._sums[key] = self._add(Role.SUM, launch, members, self._charges.all_reduce(launch.group), [])
             self.posted[self._sums[key]] = []
         return self._sums[key]
+
+
+# Times of messages that share a worker's port.
+#
+# A port is one direction of a worker's link to the network. Messages in a port at the same time share its bandwidth, as
+# TCP connections do: all get equal shares, except for a message to which the port at its other end allows less (max-min
+# fairness, Bertsekas and Gallager, Data Networks, section 6.5.2). The event in which a message takes up bandwidth is
+# called its wire.
+
+
+def with_shared_ports(events: Events) -> Events:
+    """Returns the events, in which wires take longer where several share a port.
+
+    Wires are simulated as fluids: between any two moments at which an event begins or ends, every message under way has
+    a constant share of its ports.
+    """
+    if not events.ports:
+        return events
+    seconds_of = _wire_seconds(events)
+    nodes = [node._replace(seconds=seconds_of.get(number, node.seconds)) for number, node in enumerate(events.nodes)]
+    return events._replace(nodes=nodes)
+
+
+def _wire_seconds(events: Events) -> dict[int, float]:
+    """Simulates the events; returns the seconds from the start to the end of each wire that has ports."""
+    # A discrete simulation: the next end is that of an event of fixed length or of a wire, and lets others begin.
+    flows = _Flows(events.ports)
+    after, missing = events.after(), [len(before) for before in events.before]
+    agenda: list[tuple[float, int]] = []
+
+    def begin(number: int, now: float) -> None:
+        seconds = events.nodes[number].seconds
+        if seconds and number in events.ports:
+            flows.begin(number, now, seconds)
+        else:
+            heappush(agenda, (now + seconds, number))
+
+    for number in [number for number, count in enumerate(missing) if not count]:
+        begin(number, 0.0)
+    while agenda or flows.under_way:
+        if agenda and agenda[0][0] <= flows.next[0]:
+            now, ended = heappop(agenda)
+        else:
+            now, ended = flows.end()
+        for other in after[ended]:
+            missing[other] -= 1
+            if not missing[other]:
+                begin(other, now)
+    return flows.seconds_of
+
+
+class _Flows:
+    """The wires under way, in a simulation of time.
+
+    ``under_way`` maps a wire to the seconds that its rest would take alone on its ports. ``seconds_of`` maps each
+    finished wire to the seconds that it took. ``next`` is the time at which the next wire ends if no other begins
+    before, and the number of that wire.
+    """
+
+    def __init__(self, ports: Mapping[int, tuple[Port, Port]]) -> None:
+        self.seconds_of: dict[int, float] = {}
+        self.under_way: dict[int, float] = {}
+        self._ports = ports
+        self._shares: dict[int, float] = {}
+        self._began: dict[int, float] = {}
+        self._now = 0.0
+        self.next: tuple[float, int] = (inf, -1)
+
+    def begin(self, number: int, now: float, seconds: float) -> None:
+        """Begins wire ``number`` at time ``now``; alone it would take ``seconds``."""
+        self._flow_until(now)
+        self.under_way[number], self._began[number] = seconds, now
+        self._share()
+
+    def end(self) -> tuple[float, int]:
+        """Moves on to the next time at which a wire ends; returns that time and the wire's number."""
+        now, number = self.next
+        self._flow_until(now)
+        del self.under_way[number]
+        self.seconds_of[number] = now - self._began[number]
+        self._share()
+        return now, number
+
+    def _flow_until(self, now: float) -> None:
+        for number, left in self.under_way.items():
+            self.under_way[number] = max(0.0, left - (now - self._now) * self._shares[number])
+        self._now = now
+
+    def _share(self) -> None:
+        self._shares = dict(_fair({number: self._ports[number] for number in self.under_way}))
+        ends = ((self._now + left / self._shares[number], number) for number, left in self.under_way.items())
+        self.next = min(ends, default=(inf, -1))
+
+
+def _fair(wires: dict[int, tuple[Port, Port]]) -> Iterator[tuple[int, float]]:
+    """Yields the number of each wire, and its max-min fair share of its ports; wires of the fullest port come first."""
+    left = {port: 1.0 for ports in wires.values() for port in ports}
+    while wires:
+        users = Counter(port for ports in wires.values() for port in ports)
+        fullest = min(users, key=lambda port: left[port] / users[port])
+        share = left[fullest] / users[fullest]
+        for number in [number for number, ports in wires.items() if fullest in ports]:
+            for port in wires.pop(number):
+                left[port] -= share
+            yield number, share

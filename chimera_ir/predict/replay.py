@@ -4,26 +4,21 @@ The module `events` has the events and their waits. All copies run in the same w
 make its sums take longer.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple
 
-from chimera_ir.cost.durations import Durations, weighing
-from chimera_ir.cost.number_text import Unit
+from chimera_ir.cost.durations import Durations, Unit, weighing
 from chimera_ir.flow.engine import ends, ordered
 from chimera_ir.garbage import uncollected
-from chimera_ir.ir.ids import Worker
-from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.one_line import OneLine
-from chimera_ir.ir.ops import Instruction
+from chimera_ir.ir.levels import Header, OneLine, Program
+from chimera_ir.ir.ops import Instruction, WaitAllReduce, WaitMove, WaitRecv, WaitSend, Worker
 from chimera_ir.plural import counted
-from chimera_ir.predict.charges import Charges, operations_alone
-from chimera_ir.predict.events import Events, Role, events_of
-from chimera_ir.predict.setting import Setting
-from chimera_ir.predict.shares import with_shared_ports
-from chimera_ir.predict.spread import longer_by
-from chimera_ir.predict.steady import period, turn_of
+from chimera_ir.predict.events import Events, Role, events_of, with_shared_ports
+from chimera_ir.predict.setting import Charges, Setting, operations_alone
+from chimera_ir.predict.steady import longer_by, period, turn_of
 
 
 class Event(NamedTuple):
@@ -208,3 +203,65 @@ def _critical(events: Sequence[Event], times: _EventTimes) -> list[Event]:
         if event.end > event.start:
             critical.append(event)
     return critical
+
+
+# Idle time of workers in a replay, by cause.
+
+
+class Cause(Enum):
+    """Cause of a worker's idle time.
+
+    ``BUBBLE``: another worker has not yet posted its end of a message, launched a sum, or finished. ``MESSAGE``: both
+    ends have posted the message, and it is on its way. ``SUM``: all members have launched the sum, and it is running.
+    ``MOVE``: the link to the host is busy with the move that the worker waits for, or with an earlier move of the
+    worker.
+    """
+
+    BUBBLE = "bubble"
+    MESSAGE = "waiting for a message"
+    SUM = "waiting for a sum"
+    MOVE = "waiting for the host"
+
+
+_CAUSES: dict[type[Instruction], Cause] = {
+    WaitSend: Cause.MESSAGE,
+    WaitRecv: Cause.MESSAGE,
+    WaitAllReduce: Cause.SUM,
+    WaitMove: Cause.MOVE,
+}
+"""The cause of idle time by the instruction that waits, from when all participants have posted what it waits for."""
+
+
+class Stretch(NamedTuple):
+    """A stretch of idle time of a worker, in seconds from the start."""
+
+    cause: Cause
+    start: float
+    end: float
+
+
+def idle(replay: Replay) -> tuple[tuple[Stretch, ...], ...]:
+    """Idle times of each worker in order, between its operations and after the last of them."""
+    return tuple(tuple(_idle(lane, replay.span)) for lane in replay.lanes)
+
+
+def shares(replay: Replay) -> dict[Cause, float]:
+    """Idle time of each cause, as a share of the time of all workers."""
+    total = replay.span * len(replay.lanes)
+    share_of = dict.fromkeys(Cause, 0.0)
+    for lane in idle(replay):
+        for cause, start, end in lane:
+            share_of[cause] += (end - start) / total
+    return share_of
+
+
+def _idle(lane: tuple[Event, ...], span: float) -> Iterator[Stretch]:
+    for event in lane:
+        if event.role is Role.WAIT:
+            cause = _CAUSES[type(event.instruction)]
+            yield from _stretches((Cause.BUBBLE, event.start, event.posted), (cause, event.posted, event.end))
+    yield from _stretches((Cause.BUBBLE, lane[-1].end if lane else 0.0, span))
+
+
+def _stretches(*parts: tuple[Cause, float, float]) -> Iterator[Stretch]:
+    yield from (Stretch(cause, start, end) for cause, start, end in parts if end > start)

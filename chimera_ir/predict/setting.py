@@ -1,16 +1,42 @@
 """Setting of a program: the costs of its stages, the cluster, the number of copies, the size of a micro-batch."""
 
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import lru_cache
+from itertools import chain
+from math import lcm
 
-from chimera_ir.ir.ids import Stage, WeightGroup, Worker
-from chimera_ir.ir.kinds import ACTIVATIONS, Kind
-from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Compute, Crossing, Pair
-from chimera_ir.ir.slice_lengths import extents, normalized, weighed
+from chimera_ir.cost.durations import Durations, StagePart, Unit, stage_shares
+from chimera_ir.ir.kinds import ACTIVATIONS, COSTED, KINDS, PAIR, Kind, Pairing
+from chimera_ir.ir.levels import Header, Schedule, extents, normalized, weighed
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Compute,
+    Crossing,
+    Instruction,
+    Message,
+    Operation,
+    Pair,
+    Recv,
+    Send,
+    Stage,
+    Step,
+    WeightGroup,
+    Worker,
+    singles,
+)
 from chimera_ir.profile.cluster import FREE, Cluster, HostLink, Link, ranks_on_node
-from chimera_ir.profile.costs import StageCosts, Timing, time_of
-from chimera_ir.profile.slice_costs import equal_times, slice_terms, sliced, slowest_stage
+from chimera_ir.profile.costs import (
+    NO_OVERHEAD,
+    StageCosts,
+    Timing,
+    equal_times,
+    slice_terms,
+    sliced,
+    slowest_stage,
+    time_of,
+)
 
 _WHOLE = Fraction(1)
 _DIGITS = 12
@@ -190,3 +216,236 @@ class Setting:
 
     def _rank(self, workers: int, copy: int, worker: int) -> int:
         return worker * self.copies + copy if self.replica_layout else copy * workers + worker
+
+
+# Costs of a program's instructions, in seconds on a cluster, or of its operations alone, in any unit.
+#
+# A profile has the parameters of each stage, but not which of them stages share. So the sum and the step of a stage are
+# charged for all its parameters. The sum of a tie is charged as if it were as large as possible, with all gradients of
+# the smallest of its stages: T may be too high, but is never too low. The step of a tie is part of its stages' steps.
+
+
+@dataclass(frozen=True, slots=True)
+class Charges:
+    """Costs of a program's instructions, in seconds, on the stages and links of a setting."""
+
+    header: Header
+    setting: Setting
+    _links: dict[tuple[Worker, Worker], Link] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _host_links: dict[Worker, tuple[Worker, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def compute(self, operation: Operation) -> float:
+        """Seconds of an operation for all its micro-batches, by F_t or B_t of its stage; of a pair, for both parts."""
+        if isinstance(operation, Pair):
+            joint = self.setting.joint(operation, self.header)
+            return sum(map(self.compute, operation.parts)) if joint is None else joint[0] * float(joint[1])
+        terms = self.setting.compute(operation.stage, operation, self.header)
+        return sum(seconds * times.numerator / times.denominator for seconds, times in terms)
+
+    def host_link(self, worker: Worker) -> tuple[Worker, float]:
+        """The first of the workers that share a worker's link to the host, and a factor on the seconds of transfers.
+
+        The factor says how much longer transfers take because ranks of other copies use the link as well.
+        """
+        if worker not in self._host_links:
+            self._host_links[worker] = self.setting.host_link(self.header.workers, worker)
+        return self._host_links[worker]
+
+    @property
+    def host_is_shared(self) -> bool:
+        """Whether several workers have one link to the host."""
+        return self.setting.host.workers > 1
+
+    def step(self, group: WeightGroup) -> float:
+        """Seconds of the optimizer step of a weight group; 0 for a tie, whose step is part of its stages' steps."""
+        return self.setting.step(self.header, group[0]) if len(group) == 1 else 0.0
+
+    def noise(self, instruction: Instruction) -> float:
+        """Spread of the times of an operation or a step, as a share of their median; 0 if the profile has none."""
+        match instruction:
+            case Compute(_, micros, stage):
+                return self.setting.over(stage, len(micros), self.header.parts)[0].noise or 0.0
+            case Pair(forward, backward):
+                return max(self.noise(forward), self.noise(backward))
+            case Step((stage,)):
+                return self.setting.stages[stage].step_noise or 0.0
+            case _:
+                pass
+        return 0.0
+
+    def size(self, message: Message) -> float:
+        """Bytes of a message."""
+        return self.setting.message(message.edge) * self.header.length(message.micros) / self.header.units
+
+    def link(self, source: Worker, target: Worker) -> Link:
+        """The link that a message from one worker to another takes."""
+        if (source, target) not in self._links:
+            self._links[source, target] = self.setting.link(self.header.workers, source, target)
+        return self._links[source, target]
+
+    def overhead(self, worker: Worker, instruction: Instruction) -> float:
+        """Seconds that posting a send, a receive or a sum occupies ``worker``; 0 for any other instruction."""
+        match instruction:
+            case Send(to=other) | Recv(source=other):
+                return self.link(worker, other).overhead
+            case AllReduce(group):
+                return self.setting.cluster.sums.overhead if self.ranks(group) > 1 else 0.0
+            case Compute(kind) if kind.moves:
+                return self.setting.host.link.overhead
+            case _:
+                pass
+        return 0.0
+
+    def ranks(self, group: WeightGroup) -> int:
+        """The number r of ranks, of all copies together, that sum the gradients of a group."""
+        return self.setting.ranks(self.header, group)
+
+    def all_reduce(self, group: WeightGroup) -> float:
+        """Comm_allreduce of a group's gradients over its r ranks."""
+        return self.setting.all_reduce(self.header, group)
+
+
+@dataclass(frozen=True, slots=True)
+class OperationCharges(Charges):
+    """Costs of a program whose operations take the times of ``durations``, in any unit."""
+
+    durations: Durations
+
+    def compute(self, operation: Operation) -> float:
+        """The time of an operation, in the unit of the durations."""
+        return float(self.durations.duration(operation, self.header))
+
+
+def operations_alone(header: Header, durations: Durations) -> OperationCharges:
+    """Costs of a program whose operations alone take time, as in a timeline: messages, sums and steps are free."""
+    free_stage = StageCosts(0, 0, 0, {1: Timing(NO_OVERHEAD, 0, 0, 0, 0)})
+    cluster = Cluster("free messages", header.workers, header.workers, 0, 0, FREE, FREE, FREE)
+    setting = Setting((free_stage,) * header.stages, cluster, copies=1, micro_batch_size=1)
+    return OperationCharges(header, setting, durations)
+
+
+# Durations of operations from a profile. Messages take no time in a timeline (section 2); a replay adds theirs.
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Durations of operations in a setting: on a cluster, with the costs that a profile has for its stages.
+
+    ``cut[s]`` lists the stages of the profile that make up stage s, each with the share of it that belongs to s.
+    """
+
+    setting: Setting
+    cut: tuple[tuple[StagePart, ...], ...]
+
+    @staticmethod
+    def of(setting: Setting) -> "Measured":
+        """Durations for a schedule that has the stages of the profile."""
+        return Measured(setting, stage_shares(len(setting.stages), len(setting.stages)))
+
+    def duration(self, operation: Operation, header: Header) -> Fraction:
+        """Seconds of an operation on its stage, for all its micro-batches; for a pair, the time of both together."""
+        if isinstance(operation, Pair):
+            joint = self.setting.joint(operation, header)
+            alone = (self.duration(part, header) for part in operation.parts)
+            return sum(alone, _ZERO) if joint is None else _exact(joint[0]) * joint[1]
+        parts = self.cut[operation.stage]
+        if len(parts) == 1 and parts[0][1] == 1:
+            return self._whole(parts[0][0], operation, header)
+        return sum((share * self._whole(stage, operation, header) for stage, share in parts), _ZERO)
+
+    def _whole(self, stage: Stage, operation: Compute, header: Header) -> Fraction:
+        terms = self.setting.compute(stage, operation, header)
+        return sum((_exact(seconds) if times == 1 else _exact(seconds) * times for seconds, times in terms), _ZERO)
+
+    def tick(self, header: Header) -> Fraction:
+        """Returns a unit of time such that the durations of all operations, of every size, are multiples of it."""
+        stages = self.setting.stages
+        whole = [timing for stage in stages for timing in stage.at.values()]
+        timings = [*whole, *(part for timing in whole for part in timing.slices)]
+        times = [timing.seconds(kind) for timing in timings for kind in KINDS]
+        times += [time_of(stage.overhead, kind) for stage in stages for kind in KINDS]
+        moves = [kind for kind in header.kinds if kind.moves]
+        transfers = (self.setting.transfer(stage, kind) for stage in range(len(stages)) for kind in moves)
+        times += chain.from_iterable(transfers)
+        times += [timing.times[PAIR.letter] for timing in timings if PAIR.letter in timing.times]
+        second = lcm(*(_exact(time).denominator for time in times))
+        stage_size = lcm(*(share.denominator for parts in self.cut for _, share in parts))
+        return Fraction(1, second * stage_size * header.parts * header.weight_unit)
+
+    def recut(self, stages: int, into: int) -> "Measured":
+        """Durations of the same model if the ``stages`` stages of the profile become ``into`` stages of equal size."""
+        return Measured(self.setting, stage_shares(stages, into))
+
+    def report_costs(self, header: Header, path: Sequence[Operation]) -> tuple[tuple[str, Fraction], ...]:
+        """The mean cost per micro-batch (of weight 1) for each kind of operation on ``path``, with the kind's letter.
+
+        The length of ``path`` is the sum of these means, each multiplied by the kind's number of micro-batches on the
+        path.
+        """
+        means = []
+        for letter in COSTED:
+            operations = [operation for operation in path if operation.kind.letter == letter]
+            if operations:
+                micro_batches = Fraction(sum(map(header.weight, operations)), header.parts)
+                total = sum((self.duration(operation, header) for operation in operations), _ZERO)
+                means.append((letter, total / micro_batches))
+        return tuple(means)
+
+    def for_baseline(self, splits: bool) -> "Measured":
+        """Returns the durations for a report's baseline: the same, whether or not the schedule ``splits`` backwards.
+
+        Where the profile lacks the halves of a backward, each takes half of it.
+        """
+        return self
+
+    def summary(self, header: Header, kinds: Collection[str]) -> str:
+        """Says how long each kind of operation takes on a micro-batch: the shortest and the longest time of all stages.
+
+        ``kinds`` are the letters of the kinds that the text names.
+        """
+        micros = next((pipe.micros[: header.parts] for pipe in header.pipes if pipe.micros), ())
+
+        def operation(kind: Kind | Pairing, stage: Stage) -> Operation:
+            if isinstance(kind, Pairing):
+                forward, backward = (Compute(part, micros, stage) for part in kind.kinds)
+                return Pair(forward, backward)
+            return Compute(kind, micros, stage)
+
+        def times(kind: Kind | Pairing) -> list[Fraction]:
+            return [self.duration(operation(kind, stage), header) for stage in map(Stage, range(header.stages))]
+
+        return ", ".join(
+            f"{letter} = {Unit.SECOND.show_range(times(kind))}" for letter, kind in COSTED.items() if letter in kinds
+        )
+
+    def remarks(self, schedule: Schedule) -> tuple[str, ...]:
+        """Remarks that the profile lacks costs of split backwards or slices, if the schedule has these."""
+        remarks = []
+        splits = any(operation.kind.splits for lane in schedule.lanes for operation in singles(lane))
+        if splits and not self.setting.halves_known:
+            entries = "input_gradient and weight_gradient"
+            remarks.append(
+                f"the profile has no times of split backwards ({entries}): each half counts as half a backward"
+            )
+        slices = schedule.header.slices
+        if slices > 1 and not self.setting.slices_known:
+            measure = f"chimera profile stages --slices {slices} measures them"
+            remarks.append(
+                f"the profile has no costs of slices: each takes 1/{slices} of a micro-batch's time, "
+                f"and carries are not counted in memory; {measure}"
+            )
+        return tuple(remarks)
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of a profile's times."""
+        return Unit.SECOND
+
+
+_ZERO = Fraction(0)
+
+
+@lru_cache(maxsize=2**14)
+def _exact(seconds: float) -> Fraction:
+    """The exact value of a time as it is written in the file: ``0.1`` is one tenth."""
+    return Fraction(repr(seconds))

@@ -8,13 +8,9 @@ from chimera_ir.diagnostics.catalogue import profiles as say
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.errors import TextError, WrongOption
 from chimera_ir.profile.cluster import Cluster
-from chimera_ir.profile.costs import ModelProfile, StageCosts
-from chimera_ir.profile.document import entries
-from chimera_ir.profile.layers import fastest, problem, stages_of
+from chimera_ir.profile.costs import ModelProfile, StageCosts, WorkProfile, fastest, problem, stages_of
+from chimera_ir.profile.document import TomlPlaces, entries, warnings
 from chimera_ir.profile.read import read_cluster, read_profile
-from chimera_ir.profile.toml_places import TomlPlaces
-from chimera_ir.profile.warnings import warnings
-from chimera_ir.profile.work import WorkProfile
 from chimera_ir.source import Source, Span
 
 T = TypeVar("T")

@@ -1,9 +1,16 @@
 """A model's profile: the costs of each of its stages at each micro-batch size."""
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import partial
+from itertools import accumulate, pairwise
+from math import ceil
 
 from chimera_ir.ir.kinds import COSTED, KINDS, RECOMPUTATION, Kind
+from chimera_ir.ir.levels import Extent, extents
+from chimera_ir.profile.balance import balanced
 from chimera_runtime.program.kept_bytes import MicroBatchBytes
 
 LEAST = 1e-9
@@ -189,3 +196,348 @@ class ModelProfile:
     def sizes(self) -> frozenset[int]:
         """The micro-batch sizes at which the layers were measured; none if the profile is not one of layers."""
         return frozenset(self.layers[0].at) if self.layers else frozenset()
+
+
+# Costs of stages that are made of layers, and the check of a split.
+
+
+def stages_of(layers: Sequence[StageCosts], split: Sequence[int]) -> tuple[StageCosts, ...]:
+    """The costs of the stages that a split, the first layer of each stage, makes of layers.
+
+    An operation takes `LEAST` at least, also on a stage of layers without work, such as a table of words.
+    """
+    return tuple(
+        _lasting(merged(layers[first:end], opens=first == 0)) for first, end in pairwise((*split, len(layers)))
+    )
+
+
+def _lasting(stage: StageCosts) -> StageCosts:
+    def lasting(timing: Timing) -> Timing:
+        longer = timing.with_times(lambda key, seconds: max(seconds, LEAST) if key in whole else seconds)
+        return replace(longer, slices=tuple(map(lasting, timing.slices)))
+
+    whole = ("F", "B", RECOMPUTING)
+    return replace(stage, at={size: lasting(timing) for size, timing in stage.at.items()})
+
+
+def durations(layers: Sequence[StageCosts], size: int, *, recomputing: bool) -> list[float]:
+    """The time of a forward and a backward of ``size`` items on each layer, without the overhead of operations.
+
+    With ``recomputing``, the backward runs the forward again.
+    """
+    kinds = ("F", "B", RECOMPUTATION.letter) if recomputing else ("F", "B")
+    times = ([layer.at[size].seconds(kind) - time_of(layer.overhead, kind) for kind in kinds] for layer in layers)
+    return [max(0.0, sum(of_kinds)) for of_kinds in times]
+
+
+def fastest(layers: Sequence[StageCosts], stages: int, size: int, *, recomputing: bool) -> tuple[int, ...]:
+    """The split of the layers into ``stages`` stages whose slowest stage takes the least time for ``size`` items.
+
+    There are at least as many layers as stages. With ``recomputing``, every backward runs its forward again.
+    """
+    split = balanced(durations(layers, size, recomputing=recomputing), [()] * stages)
+    assert split is not None, "without a limit on memory there is one"
+    return split
+
+
+def merged(layers: Sequence[StageCosts], *, opens: bool = False) -> StageCosts:
+    """The costs of one stage made of these layers: their sums, except for messages and the overhead of an operation.
+
+    A stage that ``opens`` the model has no input gradient: all of its backward is in the second half. An output that a
+    layer saves and that the next layer keeps as its input counts twice in ``activations``.
+    """
+    if len(layers) == 1:
+        return layers[0]
+    sizes = set.intersection(*(set(layer.at) for layer in layers))
+    step = sum(layer.step for layer in layers)
+    return StageCosts(
+        weights=sum(layer.weights for layer in layers),
+        gradients=sum(layer.gradients for layer in layers),
+        optimizer=sum(layer.optimizer for layer in layers),
+        at={size: _merged([layer.at[size] for layer in layers], layers[0].overhead, opens) for size in sorted(sizes)},
+        step=step,
+        step_noise=_mean([(layer.step_noise, layer.step) for layer in layers]),
+        overhead=layers[0].overhead,
+    )
+
+
+def _merged(timings: Sequence[Timing], overhead: Times, opens: bool) -> Timing:
+    first, last = timings[0], timings[-1]
+    operands = sum(timing.operands for timing in timings)
+    inner_inputs = sum(max(0, after.input - before.output) for before, after in pairwise(timings))
+    times = {
+        key: _as_one([timing.times[key] for timing in timings], time_of(overhead, key))
+        for key in ENTRIES
+        if all(key in timing.times for timing in timings)
+    }
+    if opens and "I" in times:
+        times |= _opening([timing.times for timing in timings], overhead, times["W"])
+    return Timing(
+        times,
+        activations=sum(timing.activations for timing in timings),
+        input=first.input + inner_inputs,
+        output=last.output,
+        gradient=last.gradient,
+        noise=_mean([(timing.noise, timing.times["F"] + timing.times["B"]) for timing in timings]),
+        released=0 if opens else _released(timings),
+        operands=min(operands, last.gradient) if opens else operands,
+        resident=_ends(first.input, first.resident, last.input, last.resident),
+        resident_operands=_ends(first.input, first.resident_operands, last.input, last.resident_operands),
+        carry=sum(timing.carry for timing in timings),
+        carry_gradient=sum(timing.carry_gradient for timing in timings),
+        slices=tuple(_merged(of_slice, overhead, opens) for of_slice in zip(*(t.slices for t in timings), strict=True)),
+    )
+
+
+def _opening(layers: Sequence[Times], overhead: Times, weights: float) -> dict[str, float]:
+    """Times of the two halves of a backward on the first stage, which needs no gradient of its input.
+
+    The first half is the one of the first layer alone. The first halves of all other layers count to the second half,
+    with ``weights``: the time that the second half would take on any other stage.
+    """
+    behind = sum(max(0.0, times["I"] - time_of(overhead, "I")) for times in layers[1:])
+    return {"I": layers[0]["I"], "W": behind + weights}
+
+
+def _ends(first_input: int, of_first: int, last_input: int, of_last: int) -> int:
+    """Bytes of a stage of layers that stay when the rest is off-loaded: the first layer's input, the last one's output.
+
+    ``of_first`` are such bytes of the first layer alone, its input and its output, and ``of_last`` those of the last
+    layer. Between the halves of a backward, the gradient of the output takes the output's place.
+    """
+    return min(of_first, first_input) + max(0, of_last - last_input)
+
+
+def _released(timings: Sequence[Timing]) -> int:
+    """Bytes that the first half of a backward frees on a stage of these layers.
+
+    Layers free activations from the last one back, up to and including the first that keeps some for its weights: these
+    hold the graph of all layers before it.
+    """
+    released = 0
+    for timing in reversed(timings):
+        released += timing.released
+        if timing.released < timing.activations:
+            break
+    return released
+
+
+def _as_one(times: Sequence[float], overhead: float) -> float:
+    """The time of several operations run as one: their sum with one overhead in all, at least the longest."""
+    return max(*times, sum(times) - (len(times) - 1) * overhead)
+
+
+def _mean(noise: Sequence[tuple[float | None, float]]) -> float | None:
+    """The noise of a sum of times that are slow at the same moments: the mean of their noises, weighted by seconds.
+
+    Each part of the sum is a pair: its noise and its seconds. The result is None if a noise is not known.
+    """
+    if any(share is None for share, _ in noise):
+        return None
+    total = sum(seconds for _, seconds in noise)
+    return sum((share or 0.0) * seconds for share, seconds in noise) / total if total else 0.0
+
+
+def problem(split: Sequence[int], stages: int, layers: int) -> str | None:
+    """The reason why a split does not cut ``layers`` layers into ``stages`` stages; None if it does."""
+    if not split or split[0] != 0:
+        return "it lists the first layer of each stage, so it begins with 0"
+    if any(second <= first for first, second in pairwise(split)):
+        return "every stage has one layer at least, so the numbers ascend"
+    if split[-1] >= layers:
+        return f"there is no layer {split[-1]}; there are the layers 0 to {layers - 1}"
+    if len(split) != stages:
+        return f"it begins the stages 0 to {len(split) - 1}, and the schedule has the stages 0 to {stages - 1}"
+    return None
+
+
+# Costs of slices of any length, computed from the equal slices that a profile has.
+#
+# The work along the sequence is a curve, which rises over each measured slice by the work of that slice. Any other
+# slice takes the time by which the curve rises from its start to its end, and the overhead of an operation once.
+
+
+def slice_terms(timing: Timing, overhead: Times, kind: str, extent: Extent) -> tuple[tuple[float, Fraction], ...]:
+    """Time of an operation on a slice, as terms to be added: each is the seconds of a measured slice and a factor.
+
+    ``extent`` is where the slice begins and ends, as shares of the sequence. A last term adds or removes overhead, so
+    that the slice has that of one operation.
+    """
+    terms = [(part.seconds(kind), share) for part, share in _overlaps(timing.slices, extent)]
+    operations = sum((share for _, share in terms), Fraction(0))
+    # Each part that was measured has the overhead once, also where a slice is longer or shorter.
+    seconds = min(time_of(overhead, kind), *(part.seconds(kind) for part in timing.slices))
+    return (*terms, (seconds, 1 - operations)) if seconds and operations != 1 else tuple(terms)
+
+
+def _overlaps(parts: Sequence[Timing], extent: Extent) -> Iterator[tuple[Timing, Fraction]]:
+    """Yields the measured slices that overlap with an extent, each with the share of that slice which lies in it."""
+    start, end = (place * len(parts) for place in extent)
+    for number, part in enumerate(parts):
+        share = min(end, Fraction(number + 1)) - max(start, Fraction(number))
+        if share > 0:
+            yield part, share
+
+
+def sliced(timing: Timing, overhead: Times, lengths: tuple[int, ...]) -> Timing:
+    """Costs of a micro-batch in slices of these relative lengths: times of all together, bytes as if it were whole.
+
+    The bytes of a slice are then its share of the length. If a worker keeps only some slices of a micro-batch, these
+    are always the first ones, which may be larger than the mean. So activations and carries count as if every slice
+    were as large as the largest mean of the first n slices, for any n.
+    """
+    parts, of_slices = timing.slices, extents(lengths)
+
+    def times_of(kind: str) -> float:
+        terms = (term for extent in of_slices for term in slice_terms(timing, overhead, kind, extent))
+        return sum(seconds * float(share) for seconds, share in terms)
+
+    # The gradient of a carry is as long as all slices before: it grows from the first boundary to the last.
+    boundaries = [start / Fraction(max(1, len(parts) - 1), len(parts)) for start, _ in of_slices[1:]] or [Fraction(0)]
+    gradient = max(part.carry_gradient for part in parts)
+    shares = [end - start for start, end in of_slices[1:]]
+    gradients = [ceil(ceil(gradient * b) / share) for b, share in zip(boundaries, shares, strict=False)]
+    return replace(
+        timing,
+        times={key: times_of(key) for key in timing.times if all(key in part.times for part in parts)},
+        activations=_largest_mean([part.activations for part in parts]),
+        released=len(parts) * min(part.released for part in parts),
+        operands=len(parts) * max(part.operands for part in parts),
+        resident=len(parts) * max(part.resident for part in parts),
+        resident_operands=len(parts) * max(part.resident_operands for part in parts),
+        carry=_largest_mean([*_carries(parts, of_slices), 0], lengths),
+        carry_gradient=max(gradients, default=0),
+        slices=(),
+    )
+
+
+def _largest_mean(sizes: Sequence[int], lengths: Sequence[int] = ()) -> int:
+    """The bytes of a whole micro-batch if every slice were as large as the largest mean of its first slices.
+
+    There is a mean for each n: the bytes of the first n slices, divided by their length. Without ``lengths`` all slices
+    are equally long.
+    """
+    counts = accumulate(lengths or (1,) * len(sizes))
+    whole = sum(lengths) or len(sizes)
+    return max(-(-total * whole // count) for count, total in zip(counts, accumulate(sizes), strict=True))
+
+
+def _carries(parts: Sequence[Timing], of_slices: Sequence[Extent]) -> Iterator[int]:
+    """Yields the bytes of the carry that each slice leaves, except the last, which leaves none.
+
+    The carry of the first measured slice is in proportion to its length, as the keys of its positions are. The carry of
+    a later slice may be larger, the later the slice starts: it may hold a copy of the keys of all positions before.
+    """
+    sizes = [part.carry for part in parts[:-1]] or [0]
+    for start_of_slice, end in of_slices[:-1]:
+        start = start_of_slice * len(parts)
+        below = min(int(start), max(0, len(sizes) - 2))
+        growth = sizes[below + 1] - sizes[below] if len(sizes) > 1 else 0
+        copied = sizes[below] - sizes[0] + (start - below) * growth
+        yield ceil(max(Fraction(0), sizes[0] * (end - start_of_slice) * len(parts) + copied))
+
+
+def equal_times(slices: int, length: int, time: Callable[[int, int], float]) -> tuple[int, ...]:
+    """Lengths of slices, ``length`` in all, with which the slowest slice is fastest: all take about equally long.
+
+    ``time`` gives the time of a slice from its start and end; a slice within another one is not slower. From the last
+    slice back, each is as long as the time of the slowest allows, and leaves at least 1 for each slice before it.
+    """
+    most, least = time(0, length), 0.0
+    best = _cut(slices, length, time, most)
+    # The interval of limits is halved until no number is between its ends.
+    while least < (limit := (least + most) / 2) < most:
+        if (starts := _cut(slices, length, time, limit)) is None:
+            least = limit
+        else:
+            best, most = starts, limit
+    assert best is not None, "the whole sequence takes longest"
+    return tuple(end - start for end, start in reversed([*pairwise([length, *best])]))
+
+
+def _cut(slices: int, length: int, time: Callable[[int, int], float], limit: float) -> list[int] | None:
+    """The starts of ``slices`` slices, the last one first, none of which takes longer than ``limit``.
+
+    The result is None if there are no such slices. The sequence has ``length`` positions.
+    """
+    starts = [length]
+    for others in range(slices - 1, -1, -1):
+        end = starts[-1]
+        first = bisect_left(range(end), True, lo=others, key=partial(_fits, time, limit, end))
+        if first == end or (first and not others):
+            return None
+        starts.append(first)
+    return starts[1:]
+
+
+def _fits(time: Callable[[int, int], float], limit: float, end: int, start: int) -> bool:
+    return time(start, end) <= limit
+
+
+_BOTH = ("F", "B")
+"""The keys of times that every profile has; together they are all work on a slice, if nothing is computed twice."""
+
+
+def slowest_stage(stages: Sequence[tuple[Timing, Times]], length: int) -> Callable[[int, int], float]:
+    """Returns a function from the start and the end of a slice to its time on the stage where it takes longest.
+
+    Starts and ends are positions in a sequence of this ``length``. ``stages`` have a timing and the overhead each; the
+    time is that of the forward and the backward.
+    """
+    curves = []
+    for timing, overhead in stages:
+        once = [min(time_of(overhead, kind), *(part.seconds(kind) for part in timing.slices)) for kind in _BOTH]
+        work = (sum(part.seconds(kind) for kind in _BOTH) - sum(once) for part in timing.slices)
+        curves.append(([*accumulate(work, initial=0.0)], sum(once)))
+
+    def work_until(place: int, curve: Sequence[float]) -> float:
+        whole, rest = divmod(place * (len(curve) - 1), length)
+        return curve[whole] + (rest / length * (curve[whole + 1] - curve[whole]) if rest else 0.0)
+
+    return lambda start, end: max(work_until(end, curve) - work_until(start, curve) + once for curve, once in curves)
+
+
+# A profile that counts work instead of time, and the device that turns work into time.
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The processor of a worker: ``peak`` in FLOP/s, of which large micro-batches reach the share ``efficiency``.
+
+    A micro-batch of ``half_at`` positions reaches half that rate (Hockney's half-performance length). The length in a
+    profile is the number of positions of an item, 1 by default. ``operation`` is the overhead in seconds of each
+    forward, each backward, and each half of a split backward; a backward that runs the forward again has it twice.
+    """
+
+    peak: float
+    efficiency: float
+    half_at: float
+    operation: float = 0.0
+
+    def rate(self, positions: float) -> float:
+        """FLOP/s for a micro-batch of n positions: peak * efficiency * n / (n + half_at)."""
+        return self.peak * self.efficiency * positions / (positions + self.half_at)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkProfile:
+    """A profile that counts work: the times in ``counts`` are in FLOP instead of seconds."""
+
+    counts: ModelProfile
+
+    def on(self, device: Device) -> ModelProfile:
+        """The profile in seconds, on a device."""
+        overhead = {**dict.fromkeys(KINDS, device.operation), RECOMPUTING: 2 * device.operation}
+
+        def timed(size: int, counted: Timing) -> Timing:
+            slices = tuple(at(size * self.counts.length / len(counted.slices), part) for part in counted.slices)
+            return replace(at(size * self.counts.length, counted), slices=slices)
+
+        def at(positions: float, counted: Timing) -> Timing:
+            rate = device.rate(positions)
+            return counted.with_times(lambda _, flop: flop / rate).plus(overhead, 1)
+
+        def on(stage: StageCosts) -> StageCosts:
+            return replace(stage, at={size: timed(size, at) for size, at in stage.at.items()}, overhead=overhead)
+
+        return self.counts.mapped(on)

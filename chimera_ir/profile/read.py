@@ -7,9 +7,18 @@ from fractions import Fraction
 from chimera_ir.diagnostics.catalogue import profiles as say
 from chimera_ir.profile import quantity as units
 from chimera_ir.profile.cluster import FREE, Cluster, HostLink, Link
-from chimera_ir.profile.costs import ENTRIES, NO_OVERHEAD, RECOMPUTING, ModelProfile, StageCosts, Times, Timing
+from chimera_ir.profile.costs import (
+    ENTRIES,
+    NO_OVERHEAD,
+    RECOMPUTING,
+    Device,
+    ModelProfile,
+    StageCosts,
+    Times,
+    Timing,
+    WorkProfile,
+)
 from chimera_ir.profile.document import Document, Table, load
-from chimera_ir.profile.work import Device, WorkProfile
 from chimera_ir.source import Source
 
 HALVES = (ENTRIES["I"], ENTRIES["W"])

@@ -4,9 +4,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 
 from chimera_ir.profile.cluster import Cluster, Link
-from chimera_ir.profile.costs import ENTRIES, NO_OVERHEAD, ModelProfile, StageCosts, Times, Timing
+from chimera_ir.profile.costs import ENTRIES, NO_OVERHEAD, ModelProfile, StageCosts, Times, Timing, WorkProfile
 from chimera_ir.profile.quantity import show_bandwidth, show_rate, show_share, show_size, show_time, show_work
-from chimera_ir.profile.work import WorkProfile
 
 
 def write_profile(profile: ModelProfile | WorkProfile) -> str:

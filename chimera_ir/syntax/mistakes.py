@@ -1,28 +1,201 @@
 """Finds the mistake in a text, given where the parser stopped and which tokens could stand there."""
 
 import re
+from dataclasses import dataclass
+from functools import cached_property
 
 from lark import Token
 
-from chimera_ir.diagnostics.catalogue import brackets, foreign, tokens
+from chimera_ir.diagnostics.catalogue import syntax, torchcells
 from chimera_ir.diagnostics.catalogue import syntax as say
-from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.diagnostics.suggest import closest
+from chimera_ir.diagnostics.model import Diagnostic, closest
 from chimera_ir.ir.kinds import KINDS
 from chimera_ir.plural import listed
 from chimera_ir.source import Span
-from chimera_ir.syntax.spelling import KEYWORDS, expected_words
-from chimera_ir.syntax.stop import (
-    CLOSERS,
-    LETTERS,
-    OPENERS,
-    PIPE_LINES,
-    SCHEME_LINES,
-    Stop,
-    first_on_line,
-    short,
-    span_of,
-)
+
+# Describes the place where the parser stopped, and the tokens around it.
+
+OPENERS = {"(": ")", "[": "]", "{": "}"}
+"""Maps each opening bracket to its closing bracket."""
+
+CLOSERS = {closer: opener for opener, closer in OPENERS.items()}
+"""Maps each closing bracket to its opening bracket."""
+
+SCHEME_LINES = frozenset({"workers", "let", "fn", "require", "update", "memory", "pipe"})
+"""The words that begin a line outside of a pipe."""
+
+PIPE_LINES = frozenset({"stages", "micros", "slices", "let", "reads", "recompute", "sync"})
+"""The words that begin a line in a pipe; the other lines are operations."""
+
+LETTERS = tuple(letter for letter in KINDS if letter not in PIPE_LINES)
+"""The letters that begin an operation."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The place where the parser stopped: at ``tokens[position]``, or at the end of ``text``.
+
+    ``accepted`` are the terminals of the grammar that could stand there.
+    """
+
+    text: str
+    tokens: list[Token]
+    position: int
+    accepted: frozenset[str]
+
+    @property
+    def token(self) -> Token | None:
+        """The token that the parser did not take; None at the end of the text."""
+        return self.tokens[self.position] if self.position < len(self.tokens) else None
+
+    @property
+    def before(self) -> Token:
+        """The last token that the parser took."""
+        return self.tokens[self.position - 1]
+
+    @property
+    def span(self) -> Span:
+        """The span of the token; at the end of the text, the place after the last token."""
+        return self.gap if self.token is None else span_of(self.token)
+
+    @property
+    def shown(self) -> str:
+        """The token that the parser did not take, in words."""
+        return "the end of the text" if self.token is None else f"`{short(self.token)}`"
+
+    @property
+    def on_next_line(self) -> bool:
+        """Whether the parser stopped at the start of a line, or at the end of the text."""
+        return self.token is None or first_on_line(self.tokens, self.position)
+
+    @property
+    def wants_value(self) -> bool:
+        """Whether an expression could start here."""
+        return "INTEGER" in self.accepted
+
+    @property
+    def after_value(self) -> bool:
+        """Whether a complete expression ends here."""
+        return "PLUS" in self.accepted
+
+    @property
+    def gap(self) -> Span:
+        """The place after the last token taken, where something is missing."""
+        end = span_of(self.before).end
+        return Span(end, end + 1)
+
+    @cached_property
+    def open_brackets(self) -> list[Token]:
+        """The open brackets, the outermost first."""
+        opened: list[Token] = []
+        for token in self.tokens[: self.position]:
+            if token in OPENERS:
+                opened.append(token)
+            elif token in CLOSERS and opened:
+                opened.pop()
+        return opened
+
+    def line_start(self) -> int:
+        """The position of the token that starts the line of the scheme in which the parser stopped."""
+        return statement_start(self.tokens, self.position - 1)
+
+    def text_between(self, start: int, end: int) -> str:
+        """The text from the token at position ``start`` to before the one at ``end``, as one line."""
+        if start >= end:
+            return ""
+        text = self.text[span_of(self.tokens[start]).start : span_of(self.tokens[end - 1]).end]
+        return " ".join(text.split())
+
+
+def span_of(token: Token) -> Span:
+    """The span of a token."""
+    return Span(token.start_pos or 0, token.end_pos or 0)
+
+
+def starts_statement(tokens: list[Token], position: int) -> bool:
+    """Whether a line of the scheme starts at a token, so that parsing can resume there."""
+    token = tokens[position]
+    if token in SCHEME_LINES or token in PIPE_LINES or token in ("scheme", "}"):
+        return True
+    return token.type == "NAME" and first_on_line(tokens, position)
+
+
+def statement_start(tokens: list[Token], position: int) -> int:
+    """Returns the position of the first token of the scheme's line to which the token at ``position`` belongs."""
+    while position > 0 and not starts_statement(tokens, position):
+        position -= 1
+    return position
+
+
+def first_on_line(tokens: list[Token], position: int) -> bool:
+    """Whether a token is the first on its line."""
+    return position == 0 or (tokens[position].line or 0) > (tokens[position - 1].end_line or 0)
+
+
+def short(token: Token) -> str:
+    """The text of a token, shortened if it is very long."""
+    text = str(token)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+# Words of the language, functions of other languages, and terminals of the grammar in words.
+
+_KEYWORDS = """
+scheme workers except let fn require update every memory pipe in stages micros slices on by as halves weigh reads
+version recompute sync of prefer when if then else and or not
+"""
+KEYWORDS = frozenset(_KEYWORDS.split())
+"""The words that cannot be names."""
+
+FOREIGN_NAMES = {
+    **dict.fromkeys(("mod", "modulo", "rem"), "a % b"),
+    **dict.fromkeys(("div", "idiv", "floor", "int", "trunc"), "a / b"),
+    "ceil": "(a + b - 1) / b",
+    "pow": "n*n",
+    "true": "0 == 0",
+    "false": "0 != 0",
+}
+"""Maps names that other languages define to the formula that a scheme has in their place."""
+
+_VALUE = frozenset({"INTEGER", "LPAR", "MINUS", "NAME", "NOT", "IF"})
+_COMPARISON = frozenset({"LESSTHAN", "MORETHAN", "EQUALS", "DIFFERS", "ATMOST", "ATLEAST"})
+_OPERATORS = _COMPARISON | {"PLUS", "MINUS", "STAR", "SLASH", "PERCENT", "AND", "OR"}
+_FIRST_WORDS = {"NAME", *(word.upper() for word in SCHEME_LINES | PIPE_LINES)}
+_SYMBOLS = {
+    "LPAR": "`(`",
+    "RPAR": "`)`",
+    "LSQB": "`[`",
+    "RSQB": "`]`",
+    "LBRACE": "`{`",
+    "RBRACE": "`}`",
+    "COMMA": "`,`",
+    "EQUAL": "`=`",
+    "AT": "`@`",
+    "DOTS": "`..`",
+    "JOIN": "`&`",
+    "ATMOST": "`<=`",
+    "NAME": "a name",
+    "STRING": 'a "message"',
+    "INTEGER": "a number",
+}
+
+
+def expected_words(accepted: frozenset[str]) -> str:
+    """The words for what could follow, from the names of the terminals that the parser accepts."""
+    words: list[str] = []
+    rest = accepted - {"$END", "SEMICOLON", "ENDLESS"}
+    if rest >= _VALUE - {"NOT", "IF"}:
+        words.append("a value")
+        rest -= _VALUE
+    if rest >= {"PLUS", "STAR"}:
+        words.append("an operator")
+        rest -= _OPERATORS
+    if rest >= {"LET", "PIPE"} or rest >= {"STAGES", "MICROS"}:
+        words.append("the next line of the scheme" if "PIPE" in rest else "the next line of the pipe")
+        rest -= _FIRST_WORDS
+    words += sorted(_SYMBOLS.get(name, f"`{name.lower()}`") for name in rest)
+    return listed(words, "or") if words else "nothing more"
+
 
 _INFIX = frozenset({"+", "-", "*", "/", "%", "==", "!=", "<=", "<", ">=", ">", "and", "or"})
 
@@ -33,10 +206,10 @@ _EXAMPLES = {"scheme": "scheme mine(D = 4, N = 8)", "pipe": "pipe down { .. }"}
 _UNNAMED = {"memory": say.UnnamedQuantity, "on": say.UnnamedWorker, "sync": say.UnnamedStrategy, "[": say.UnnamedIndex}
 
 _STRAY = {
-    **dict.fromkeys("'`", tokens.StrayQuote),
-    **dict.fromkeys("?!", tokens.StrayQuestion),
-    ":": tokens.StrayColon,
-    ".": tokens.StrayDot,
+    **dict.fromkeys("'`", syntax.StrayQuote),
+    **dict.fromkeys("?!", syntax.StrayQuestion),
+    ":": syntax.StrayColon,
+    ".": syntax.StrayDot,
 }
 
 
@@ -45,15 +218,15 @@ def lexical(token: Token) -> Diagnostic | None:
     span, text = span_of(token), str(token)
     match token.type:
         case "FRACTION":
-            return tokens.NotAnInteger(span, text)
+            return syntax.NotAnInteger(span, text)
         case "GLUED":
             number = text[: len(text) - len(text.lstrip("0123456789"))]
             known = re.fullmatch(r"0[xXoObB]\w+|[0-9][0-9_]*|[0-9]+[eE][0-9]*", text)
-            return (tokens.ForeignNumber if known else tokens.GluedNumber)(span, text, number, text[len(number) :])
+            return (syntax.ForeignNumber if known else syntax.GluedNumber)(span, text, number, text[len(number) :])
         case "FOREIGN":
-            return foreign.ForeignSpelling(span, text)
+            return torchcells.ForeignSpelling(span, text)
         case "OPEN_STRING":
-            return tokens.OpenString(span)
+            return syntax.OpenString(span)
         case "STRAY":
             return _stray(text)(span, f"`{short(token)}`")
         case _:
@@ -63,7 +236,7 @@ def lexical(token: Token) -> Diagnostic | None:
 def syntactic(stop: Stop) -> Diagnostic:
     """The mistake at which the parser stopped, by the first rule that applies, from the particular to the general."""
     if stop.position == 0:
-        return tokens.NothingHere(Span(0, 1)) if stop.token is None else tokens.NoHeader(stop.span, stop.shown)
+        return syntax.NothingHere(Span(0, 1)) if stop.token is None else syntax.NoHeader(stop.span, stop.shown)
     for rule in (
         _wrong_line,
         _unsayable,
@@ -119,14 +292,14 @@ def _unsayable(stop: Stop) -> Diagnostic | None:
     """Finds a word for something that the language cannot say, at the start of a line or after a value."""
     tokens, start = stop.tokens, stop.line_start()
     if stop.token in ("by", "when") and tokens[start] == "stages":
-        return foreign.CannotSay(stop.span, *foreign.UNSAYABLE["skip"])
+        return torchcells.CannotSay(stop.span, *torchcells.UNSAYABLE["skip"])
     glued = _glued(stop)
     for at in (start, stop.position if glued is None else glued):
         word = tokens[at] if at < len(tokens) else None
-        if word is None or word.type != "NAME" or word not in foreign.UNSAYABLE or word in tokens[:at]:
+        if word is None or word.type != "NAME" or word not in torchcells.UNSAYABLE or word in tokens[:at]:
             continue
         if first_on_line(tokens, at) or stop.after_value or at == glued:
-            return foreign.CannotSay(span_of(word), *foreign.UNSAYABLE[word])
+            return torchcells.CannotSay(span_of(word), *torchcells.UNSAYABLE[word])
     return None
 
 
@@ -134,7 +307,7 @@ def _brackets(stop: Stop) -> Diagnostic | None:
     token, opened = stop.token, stop.open_brackets
     if token is not None and token in CLOSERS:
         if not opened:
-            return brackets.StrayCloser(stop.span, str(token), CLOSERS[token])
+            return syntax.StrayCloser(stop.span, str(token), CLOSERS[token])
         wrong = token != OPENERS[opened[-1]] and not stop.wants_value
         return _mismatch(stop, token, opened) if wrong else None
     if not opened or {"(": "RPAR", "[": "RSQB", "{": "RBRACE"}[opened[-1]] not in stop.accepted:
@@ -147,8 +320,8 @@ def _mismatch(stop: Stop, token: Token, opened: list[Token]) -> Diagnostic:
     if CLOSERS[token] == "{" and len(opened) > 1:
         return _unclosed(stop, opened[-1])
     if CLOSERS[token] == "(" and opened[-1] == "{":
-        return brackets.StrayCloser(stop.span, str(token), "(")
-    return brackets.WrongCloser(stop.span, str(opened[-1]), str(token), OPENERS[opened[-1]], span_of(opened[-1]))
+        return syntax.StrayCloser(stop.span, str(token), "(")
+    return syntax.WrongCloser(stop.span, str(opened[-1]), str(token), OPENERS[opened[-1]], span_of(opened[-1]))
 
 
 def _cannot_continue(stop: Stop) -> bool:
@@ -165,8 +338,8 @@ def _cannot_continue(stop: Stop) -> bool:
 
 
 def _unclosed(stop: Stop, opener: Token) -> Diagnostic:
-    at_end = brackets.UnclosedLine if stop.token is None or stop.on_next_line else brackets.Unclosed
-    message = brackets.UnclosedPipe if opener == "{" else at_end
+    at_end = syntax.UnclosedLine if stop.token is None or stop.on_next_line else syntax.Unclosed
+    message = syntax.UnclosedPipe if opener == "{" else at_end
     return message(span_of(opener), str(opener), OPENERS[opener], stop.shown, stop.span)
 
 
@@ -289,10 +462,10 @@ def _header(stop: Stop) -> Diagnostic | None:
         return _UNNAMED.get(before, say.MissingName)(span, before, stop.shown)
     earlier = stop.tokens[stop.position - 2] if stop.position > 1 else stop.before
     if earlier == "fn" and stop.accepted == {"LPAR"}:
-        return brackets.MissingBrackets(span, before, stop.shown)
+        return syntax.MissingBrackets(span, before, stop.shown)
     named = stop.token is not None and stop.token.type == "NAME" and not stop.on_next_line
     if earlier == "scheme" and "LPAR" in stop.accepted and named:
-        return brackets.SchemeWithoutBrackets(span, before, stop.shown, str(stop.token))
+        return syntax.SchemeWithoutBrackets(span, before, stop.shown, str(stop.token))
     return None
 
 
@@ -306,12 +479,12 @@ def _arguments(stop: Stop) -> Diagnostic | None:
     if letter not in KINDS or inside:
         return None
     if stop.accepted == {"LPAR"}:
-        return brackets.WrongBrackets(stop.span, str(letter), stop.shown)
+        return syntax.WrongBrackets(stop.span, str(letter), stop.shown)
     if stop.token == ")" and "COMMA" in stop.accepted and "RPAR" not in stop.accepted:
-        message = brackets.WithoutWhen if letter == "recompute" else brackets.WrongArguments
+        message = syntax.WithoutWhen if letter == "recompute" else syntax.WrongArguments
         return message(stop.span, str(letter))
     if stop.token == "," and "RPAR" in stop.accepted:
-        return brackets.FourthArgument(stop.span, str(letter))
+        return syntax.FourthArgument(stop.span, str(letter))
     return None
 
 
@@ -327,9 +500,9 @@ def _foreign(stop: Stop) -> Diagnostic | None:
     for at in places if stop.after_value or glued is not None else ():
         word = str(stop.tokens[at]) if at < len(stop.tokens) and not first_on_line(stop.tokens, at) else ""
         if word != word.lower() and word.lower() in KEYWORDS:
-            return foreign.UpperCase(span_of(stop.tokens[at]), word)
-        if word.lower() in foreign.FOREIGN:
-            return foreign.ForeignSpelling(span_of(stop.tokens[at]), word)
+            return torchcells.UpperCase(span_of(stop.tokens[at]), word)
+        if word.lower() in torchcells.FOREIGN:
+            return torchcells.ForeignSpelling(span_of(stop.tokens[at]), word)
     return None
 
 
@@ -356,7 +529,7 @@ def _side_by_side(stop: Stop) -> Diagnostic | None:
     if token.type not in ("NAME", "INTEGER") and token != "(":
         return None
     if "COMMA" in stop.accepted and stop.open_brackets:
-        return brackets.MissingComma(stop.span, stop.shown, str(stop.before), str(token))
+        return syntax.MissingComma(stop.span, stop.shown, str(stop.before), str(token))
     return say.MissingOperator(stop.span, _operand(stop.before), _operand(token))
 
 
@@ -366,7 +539,7 @@ def _operand(token: Token) -> str:
 
 def _second_value(stop: Stop) -> Diagnostic | None:
     """Finds a comma after a formula, where only one formula may stand."""
-    return brackets.SeveralValues(stop.span) if stop.token == "," and stop.after_value else None
+    return syntax.SeveralValues(stop.span) if stop.token == "," and stop.after_value else None
 
 
 def _unknown_line(stop: Stop) -> Diagnostic | None:
@@ -392,7 +565,7 @@ def _end(stop: Stop) -> Diagnostic | None:
     return say.Unfinished(stop.gap, f"`{short(start)}`", expected_words(stop.accepted))
 
 
-def _stray(text: str) -> type[tokens.StrayCharacter]:
+def _stray(text: str) -> type[syntax.StrayCharacter]:
     if text.isspace():
-        return tokens.StrayBlank
-    return _STRAY.get(text[0] if text[0] in "'`" else text, tokens.StrayCharacter)
+        return syntax.StrayBlank
+    return _STRAY.get(text[0] if text[0] in "'`" else text, syntax.StrayCharacter)

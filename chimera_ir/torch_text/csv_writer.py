@@ -7,15 +7,27 @@ worker 0:        0F0,0F1,0B0,0B1                        compute order alone
   B m1 s0
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import assert_never
 
+from chimera_ir.errors import NotInTorch
 from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import Compute, Pair, Recv, Send, singles
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream
 from chimera_ir.plural import counted, listed
-from chimera_ir.torch_text.cells import REDUCE_GRAD, RESHARD, TRANSFERS, UNSHARD, Cell, MessageCell, WeightsCell
+from chimera_ir.torch_text.csv_reader import (
+    REDUCE_GRAD,
+    RESHARD,
+    TRANSFERS,
+    UNSHARD,
+    Cell,
+    MessageCell,
+    WeightsCell,
+    program_of,
+)
+from chimera_ir.torch_text.torch_lowering import lowered
+from chimera_ir.verify.verify import Checked, Verified, verify_lowered
 
 _LOOP = "PipelineScheduleMulti"
 _ONE_EACH = "1F1B"
@@ -157,3 +169,39 @@ def _torchtitan_name(header: Header) -> str:
     if placement == tuple(s % ranks for s in stages) and header.stages % ranks == 0:
         return _LOOP
     return _VEE if placement == (*range(ranks), *reversed(range(ranks))) else ""
+
+
+# Schedules for torch, proven as torch runs them.
+
+
+def compute_order(checked: Checked) -> str:
+    """The text of a schedule; the program that torch makes of it is proven.
+
+    Raises `NotInTorch` if torch cannot run the schedule.
+    """
+    schedule = _fitting(checked, "torch-csv")
+    _verify(checked, schedule, lowered(schedule))
+    return show(schedule.lanes)
+
+
+def with_messages(verified: Verified) -> str:
+    """The text of a program with its own order of messages, proven as torch runs it.
+
+    Raises `NotInTorch` if torch cannot run its schedule.
+    """
+    checked = verified.checked
+    schedule, rows = _fitting(checked, "torch-csv-comms"), rows_of_program(verified.program)
+    _verify(checked, schedule, rows)
+    return show(rows)
+
+
+def _fitting(checked: Checked, level: str) -> Schedule:
+    reason = unfit(checked.level)
+    if reason or not isinstance(checked.level, Schedule):
+        raise NotInTorch("emit", f" {level}: torch cannot run {checked.level.header.title}: {reason}")
+    return checked.level
+
+
+def _verify(checked: Checked, schedule: Schedule, rows: Sequence[Sequence[Cell]]) -> None:
+    """Applies all rules to the program that torch runs for rows with the messages of a schedule."""
+    verify_lowered(program_of(schedule, rows), checked)

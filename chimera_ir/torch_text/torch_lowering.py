@@ -11,11 +11,10 @@ compared with this model in the tests.
 
 from collections.abc import Iterable, Iterator
 
-from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import Value
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Compute, Operation, Pair, Recv, Send
-from chimera_ir.torch_text.cells import REDUCE_GRAD, RESHARD, TRANSFERS, UNSHARD, Cell, MessageCell, WeightsCell
+from chimera_ir.ir.ops import Compute, Micro, Operation, Pair, Recv, Send, Stage
+from chimera_ir.torch_text.csv_reader import REDUCE_GRAD, RESHARD, TRANSFERS, UNSHARD, Cell, MessageCell, WeightsCell
 
 _MOST_UNSHARDED = 3
 """The number of stages that torch unshards ahead; one more where the last two are in one pair."""

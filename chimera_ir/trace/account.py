@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from chimera_ir.ir.levels import Header
-from chimera_ir.trace.spans import Activity, Lane, LaneSpan, UpdateWindow, activity, cause, ends
+from chimera_ir.trace.trace_files import Activity, Lane, LaneSpan, UpdateWindow, activity, cause, ends
 
 Account = Counter[tuple[str, str]]
 """Nanoseconds, keyed by an activity and, of a wait, its cause; the cause of any other activity is empty."""

@@ -7,18 +7,22 @@ from fractions import Fraction
 from statistics import fmean, median
 from typing import NamedTuple
 
-from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.kinds import Kind, Pairing
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Compute, Drop, Instruction, Pair, Stash, Step
+from chimera_ir.ir.ops import Compute, Drop, Instruction, Pair, Stash, Step, WeightGroup
 from chimera_ir.plural import counted
 from chimera_ir.trace.account import Account, account, inside, length, windows
-from chimera_ir.trace.forecast import PredictedLanes, like_typical, play, played_updates
+from chimera_ir.trace.forecast import (
+    PredictedLanes,
+    ProfileSource,
+    like_typical,
+    play,
+    played_updates,
+    predict_from_profile,
+)
 from chimera_ir.trace.match import whole_updates
 from chimera_ir.trace.memory_rows import MemoryRow, memory_rows
-from chimera_ir.trace.profile_source import ProfileSource, predict_from_profile
-from chimera_ir.trace.spans import BUSY, Activity, Lane, LaneSpan, Load, UpdateWindow
-from chimera_ir.trace.trace_files import BadTrace, RunInfo, Trace
+from chimera_ir.trace.trace_files import BUSY, Activity, BadTrace, Lane, LaneSpan, Load, RunInfo, Trace, UpdateWindow
 
 
 @dataclass(frozen=True, slots=True)

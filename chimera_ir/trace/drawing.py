@@ -8,13 +8,24 @@ from typing import NamedTuple
 
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Pair
-from chimera_ir.picture.chart import PlacedOperation, Scale, chart, families, filled, room
-from chimera_ir.picture.looks import Looks, rows_of
-from chimera_ir.picture.patterns import BUBBLE, MESSAGE, POST, SEND, SUM
-from chimera_ir.picture.shapes import Box, Family
-from chimera_ir.picture.words import INK, STEP, plain
+from chimera_ir.picture.chart import (
+    BUBBLE,
+    MESSAGE,
+    POST,
+    SEND,
+    SUM,
+    Box,
+    Family,
+    PlacedOperation,
+    Scale,
+    chart,
+    families,
+    filled,
+    room,
+)
+from chimera_ir.picture.looks import INK, STEP, Looks, plain, rows_of
 from chimera_ir.trace.compare import TraceComparison
-from chimera_ir.trace.spans import Activity, Lane, LaneSpan, UpdateWindow, activity, cause, words
+from chimera_ir.trace.trace_files import Activity, Lane, LaneSpan, UpdateWindow, activity, cause, words
 
 WIDTH, THIN = 1500, 0.15
 """The width of the chart, and the least width of a rectangle that is drawn, in pixels."""

@@ -8,8 +8,7 @@ from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Instruction
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.turns import served_update, unroll
-from chimera_ir.trace.spans import Lane, LaneSpan, Load, recorded, words
-from chimera_ir.trace.trace_files import BadTrace, Rank, RecordedOperation, Trace
+from chimera_ir.trace.trace_files import BadTrace, Lane, LaneSpan, Load, Rank, RecordedOperation, Trace, recorded, words
 
 
 def lanes(trace: Trace) -> tuple[Lane, ...]:

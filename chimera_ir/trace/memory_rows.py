@@ -6,7 +6,7 @@ from typing import NamedTuple
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.streams import view_of
 from chimera_ir.predict.memory_need import carry_bytes, memory
-from chimera_ir.trace.profile_source import ProfileSource
+from chimera_ir.trace.forecast import ProfileSource
 from chimera_ir.trace.trace_files import Trace
 
 HOST = "host"

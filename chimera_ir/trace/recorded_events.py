@@ -7,14 +7,22 @@ shown at the time of the typical update, the one of median length. Times count f
 from collections.abc import Iterator
 from itertools import chain
 
-from chimera_ir.ir.ids import WeightGroup
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import AllReduce, Recv, Send, WaitAllReduce, WaitRecv
+from chimera_ir.ir.ops import AllReduce, Recv, Send, WaitAllReduce, WaitRecv, WeightGroup
 from chimera_ir.ir.text.printer import group_text
 from chimera_ir.trace.compare import TraceComparison
-from chimera_ir.trace.event_format import TraceEvent, arrow, end_of_stretch, file_text, metadata, slice_of
-from chimera_ir.trace.spans import LaneSpan, activity, words
-from chimera_ir.trace.trace_files import Trace
+from chimera_ir.trace.trace_files import (
+    LaneSpan,
+    Trace,
+    TraceEvent,
+    activity,
+    arrow,
+    end_of_stretch,
+    file_text,
+    metadata,
+    slice_of,
+    words,
+)
 
 MEASURED, PREDICTED = 0, 1
 """The numbers of a rank's two threads."""

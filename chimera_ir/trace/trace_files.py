@@ -2,24 +2,272 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import partial
 from hashlib import sha256
 from itertools import islice, pairwise
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, assert_never
 
 from chimera_ir.diagnostics.model import Rejected
+from chimera_ir.ir import ops
 from chimera_ir.ir.kinds import COSTED, RECOMPUTATION
 from chimera_ir.ir.levels import Header, Program
+from chimera_ir.ir.ops import Stage
 from chimera_ir.ir.streams import ProgramStream, view_of
+from chimera_ir.ir.text.printer import absolute, group_name, line, message_text, numbered_line
 from chimera_ir.ir.text.reader import parse
+from chimera_ir.picture.looks import shown_micro
 from chimera_ir.plural import counted
 from chimera_ir.source import Source, contents
-from chimera_ir.trace.fields import LONGEST, of_type, whole, word
 from chimera_ir.verify.verify import verify_program
+
+# The Trace Event Format, which chrome://tracing and Perfetto read: events as JSON objects.
+#
+# A thread is given as the numbers of its process and of itself. Times are given in nanoseconds, and written in
+# microseconds.
+
+TraceEvent = dict[str, Any]
+
+Thread = tuple[int, int]
+"""The number of a process, and the number of a thread in it."""
+
+
+def file_text(events: Iterable[TraceEvent], about: Mapping[str, object]) -> str:
+    """The text of a file with ``events``; ``about`` has further entries on the file as a whole."""
+    content = {"traceEvents": list(events), "displayTimeUnit": "ms", "otherData": about}
+    return json.dumps(content, separators=(",", ":")) + "\n"
+
+
+def metadata(what: str, process: int, thread: int, **arguments: object) -> TraceEvent:
+    """The event that gives a process or a thread its name or its place among others; ``what`` says which."""
+    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": arguments}
+
+
+def slice_of(name: str, category: str, thread: Thread, start: int, end: int, about: Mapping[str, object]) -> TraceEvent:
+    """The event of a box on a thread, from ``start`` to ``end``; a viewer shows ``about`` beside it."""
+    event = _event("X", name, thread, start)
+    return event | {"cat": category, "dur": (end - start) / 1000, "args": about}
+
+
+def arrow(phase: str, message: str, thread: Thread, time: int) -> TraceEvent:
+    """The event of an end of a message's arrow: its start (phase ``s``) or end (``f``), within a box of a thread."""
+    within = {"bp": "e"} if phase == "f" else {}
+    return _event(phase, "message", thread, time) | {"cat": "message", "id": message} | within
+
+
+def end_of_stretch(phase: str, name: str, category: str, thread: Thread, time: int, number: str) -> TraceEvent:
+    """The event of the beginning (phase ``b``) or end (``e``) of a stretch: a time beside boxes, as of a sum."""
+    return _event(phase, name, thread, time) | {"cat": category, "id": number}
+
+
+def stretch(name: str, category: str, process: int, start: int, end: int) -> Iterator[TraceEvent]:
+    """Yields the beginning and the end of a stretch: a time beside the boxes of a process, with a name of its own."""
+    for phase, time in (("b", start), ("e", end)):
+        yield end_of_stretch(phase, name, category, (process, 0), time, f"{process}/{name}")
+
+
+def counter(name: str, process: int, time: int, value: float) -> TraceEvent:
+    """The event that gives a counter of a process its value from a time on."""
+    return _event("C", name, (process, 0), time) | {"args": {name: value}}
+
+
+def _event(phase: str, name: str, thread: Thread, time: int) -> TraceEvent:
+    process, number = thread
+    return {"name": name, "ph": phase, "pid": process, "tid": number, "ts": time / 1000}
+
+
+# Fields of what a rank has recorded, which may be damaged: each check raises a ValueError that says what is wrong.
+
+_T = TypeVar("_T")
+
+LONGEST = 2**63 - 1
+"""The largest number in a file: nanoseconds of a clock, 292 years."""
+
+
+def of_type(kind: type[_T], noun: str, value: object) -> _T:
+    """The value, if it is of a type; ``noun`` names the type in the error."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{brief(value)} is not {noun}")
+    return value
+
+
+def whole(value: Any, least: int = 0) -> int:
+    """The value, if it is a whole number from ``least`` on."""
+    if type(value) is not int or not least <= value <= LONGEST:
+        raise ValueError(f"{brief(value)} is not a whole number from {least} to {LONGEST}")
+    return value
+
+
+def word(value: Any, allowed: Sequence[str] = ()) -> str:
+    """The value, if it is a text and, unless ``allowed`` is empty, one of these."""
+    if not isinstance(value, str) or (allowed and value not in allowed):
+        raise ValueError(f"{brief(value)} is not {' or '.join(allowed) or 'a text'}")
+    return value
+
+
+# Spans: what a rank did from one time to another, recorded or predicted.
+
+
+class Activity(StrEnum):
+    """Activity that takes a rank's time and computes nothing."""
+
+    RECV = "wait for a message"
+    SEND = "wait for a send"
+    SUM = "wait for a sum"
+    MOVE = "wait for the host"
+    STEP = "step"
+    POST = "posting"
+    LOAD = "loading data"
+    BETWEEN = "between operations"
+    FLUSH = "flush"
+
+
+BUSY = tuple(kind.noun for kind in COSTED.values())
+"""Activities that compute: the nouns of the kinds of operations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Loading of a micro-batch's inputs or targets. It takes time, although no line of the program stands for it."""
+
+    text: str
+
+
+class LaneSpan(NamedTuple):
+    """An operation of a rank, from ``start`` to ``end`` in nanoseconds; ``update`` is the update that it belongs to."""
+
+    operation: ops.Instruction | Load
+    update: int
+    start: int
+    end: int
+
+
+Lane = tuple[LaneSpan, ...]
+"""Spans of a rank in order; no two overlap."""
+
+
+class UpdateWindow(NamedTuple):
+    """The time that one update takes on one lane: from ``start`` to ``end``, in nanoseconds."""
+
+    start: int
+    end: int
+
+
+def activity(operation: ops.Instruction | Load) -> str:
+    """Returns what a rank does in an operation: the noun of its kind if it computes (`BUSY`), else an `Activity`."""
+    match operation:
+        case ops.Compute() | ops.Pair():
+            return operation.kind.noun
+        case ops.WaitRecv():
+            return Activity.RECV
+        case ops.WaitSend():
+            return Activity.SEND
+        case ops.WaitAllReduce():
+            return Activity.SUM
+        case ops.WaitMove():
+            return Activity.MOVE
+        case ops.Step() | ops.Stash() | ops.Drop():
+            return Activity.STEP
+        case ops.Send() | ops.Recv() | ops.AllReduce():
+            return Activity.POST
+        case Load():
+            return Activity.LOAD
+        case _:
+            assert_never(operation)
+
+
+def cause(header: Header, operation: ops.Instruction | Load) -> str:
+    """Cause of a wait: the message or sum that it waits for; empty for other operations."""
+    match operation:
+        case ops.WaitRecv(message=message):
+            return f"messages from worker {_worker(header, message.micros[0], message.source)}"
+        case ops.WaitSend(message=message):
+            return f"sends to worker {_worker(header, message.micros[0], message.target)}"
+        case ops.WaitAllReduce(group=group):
+            return f"the sum of {group_name(group)}"
+        case ops.WaitMove(kind, stage=stage):
+            return f"the {kind.noun} of stage {stage}"
+        case (
+            ops.Compute()
+            | ops.Pair()
+            | ops.Send()
+            | ops.Recv()
+            | ops.AllReduce()
+            | ops.Step()
+            | ops.Stash()
+            | ops.Drop()
+            | Load()
+        ):
+            return ""
+        case _:
+            assert_never(operation)
+
+
+def awaited_worker(header: Header, operation: ops.Instruction) -> int:
+    """Returns the worker at the other end of the message that an instruction waits for; -1 for any other one."""
+    if not isinstance(operation, ops.WaitRecv | ops.WaitSend):
+        return -1
+    message = operation.message
+    stage = message.source if isinstance(operation, ops.WaitRecv) else message.target
+    return _worker(header, message.micros[0], stage)
+
+
+def _worker(header: Header, micro: int, stage: Stage) -> int:
+    return int(header.worker(shown_micro(header, micro), stage))
+
+
+def words(operation: ops.Instruction | Load, header: Header) -> str:
+    """An operation in the words of schedule.sir, with the slices of its header."""
+    return operation.text if isinstance(operation, Load) else line(operation, header)
+
+
+def recorded(instruction: ops.Instruction) -> Iterator[str]:
+    """Yields the texts under which a rank records an instruction.
+
+    A forward or a backward over several micro-batches, and a wait for a move, have a text for each micro-batch; other
+    instructions have one text. Ranks number slices through, as if each were a micro-batch.
+    """
+    counted = absolute(1)
+    match instruction:
+        case ops.Compute(kind, micros, stage):
+            yield from (f"{kind.letter} m{micro} s{stage}" for micro in micros)
+        case ops.WaitMove(kind, micros, stage):
+            yield from (f"wait {kind.letter} m{micro} s{stage}" for micro in micros)
+        case ops.Pair(forward, backward):
+            yield " & ".join(next(recorded(single)) for single in (forward, backward))
+        case ops.Send(message) | ops.Recv(message):
+            verb = "send" if isinstance(instruction, ops.Send) else "recv"
+            yield f"{verb} {message_text(_first(message), counted)}"
+        case ops.WaitSend(message) | ops.WaitRecv(message):
+            yield numbered_line(replace(instruction, message=_first(message)), counted)
+        case ops.AllReduce() | ops.WaitAllReduce() | ops.Step():
+            yield numbered_line(replace(instruction, version=None), counted)
+        case ops.Stash() | ops.Drop():
+            yield numbered_line(instruction, counted)
+        case _:
+            assert_never(instruction)
+
+
+def _first(message: ops.Message) -> ops.Message:
+    """Returns a message with only the first of its micro-batches, which is how ranks record a message."""
+    return message._replace(micros=message.micros[:1])
+
+
+def ends(lane: Iterable[LaneSpan]) -> dict[int, int]:
+    """Maps each update to the time at which it ends on a lane: the end of its last optimizer step there.
+
+    Updates without a step on the lane are left out.
+    """
+    ends: dict[int, int] = {}
+    for span in lane:
+        if isinstance(span.operation, ops.Step):
+            ends[span.update] = max(span.end, ends.get(span.update, span.end))
+    return ends
+
 
 FORMAT = "chimera trace"
 VERSION = 1
@@ -269,13 +517,13 @@ def _rank(path: Path) -> tuple[RunInfo, Rank]:
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
     lines = _text(path).split("\n")
-    for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
+    for number, row in enumerate(lines if lines[-1] else lines[:-1], 1):
         try:
-            content = json.loads(line)
+            content = json.loads(row)
         except (ValueError, RecursionError) as error:
             raise BadTrace(f"{path}:{number}: is cut off or damaged; copy it again, or trace the run again") from error
         if not isinstance(content, dict):
-            raise BadTrace(f"{path}:{number}: is not a line of a trace")
+            raise BadTrace(f"{path}:{number}: is not a row of a trace")
         yield content
 
 

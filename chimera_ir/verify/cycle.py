@@ -1,18 +1,63 @@
 """Writes the diagnostic of a cycle of operations that wait for each other."""
 
+from collections.abc import Iterator
 from enum import Enum
 from itertools import chain, pairwise
 from typing import assert_never
 
 from chimera_ir.diagnostics.catalogue import schedule as say
+from chimera_ir.diagnostics.catalogue.schedule import ClockNotIncreasing
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.flow.graphs import shortest_cycle
+from chimera_ir.flow.engine import shortest_cycle
+from chimera_ir.flow.flow import ABSENT, Flow
 from chimera_ir.flow.net import Net, reads_of
-from chimera_ir.ir.ids import Clock, Worker
-from chimera_ir.ir.kinds import KEPT, Value
-from chimera_ir.ir.levels import Header, Plan
-from chimera_ir.ir.ops import Operation, Pair
+from chimera_ir.ir.kinds import KEPT, RECOMPUTATION, Value
+from chimera_ir.ir.levels import Header, Plan, forwards_of_clocked
+from chimera_ir.ir.ops import Clock, Operation, Pair, Planned, Worker
 from chimera_ir.ir.text.printer import line
+from chimera_ir.source import Span
+
+# Check "clocks": an operation has a higher clock than every operation whose data it reads.
+#
+# If that holds, no operations wait for each other's data in a cycle. If it does not hold, the rule "acyclic" decides
+# whether they do, so this check only warns. Waits for updates are left to the rule "acyclic".
+
+
+def clocks(plan: Plan) -> Iterator[Diagnostic]:
+    """Yields a warning for two lines of the source of which one reads data of the other, but not at a higher clock.
+
+    Several such operations of the same two lines give one warning, with the first of them and their number. A missing
+    operation gives no warning.
+    """
+    operations = plan.clocked
+    if plan.header.only or RECOMPUTATION in {planned.operation.kind for planned in operations}:
+        # An operation that the header does not allow is a mistake by the rule "placed".
+        allowed = (
+            planned
+            for planned in forwards_of_clocked(plan)
+            if all(part.kind in plan.header.kinds for part in planned.operation.parts)
+        )
+        operations = list(allowed)
+    data_flow = Flow(plan.header, enumerate(planned.operation for planned in operations))
+    falling: dict[tuple[Span, Span], list[tuple[Planned, Planned]]] = {}
+    for after in operations:
+        for number in data_flow.needs(after.operation):
+            before = operations[number]
+            if number != ABSENT and before.clock >= after.clock:
+                falling.setdefault((before.operation.origin, after.operation.origin), []).append((before, after))
+    for (origin, end), group in falling.items():
+        before, after = group[0]
+        yield ClockNotIncreasing(
+            span=end,
+            before=line(before.operation, plan.header),
+            before_clock=before.clock,
+            before_worker=before.worker,
+            before_span=origin,
+            after=line(after.operation, plan.header),
+            after_clock=after.clock,
+            after_worker=after.worker,
+            count=len(group),
+        )
 
 
 def cycle(net: Net, plan: Plan | None) -> Diagnostic:
@@ -179,3 +224,19 @@ class _Story:
 
     def _clock(self, operation: Operation) -> Clock | None:
         return self._clocks.get(line(operation, self._header))
+
+
+# Rule "acyclic": no operations wait for each other in a cycle.
+#
+# An operation waits for the data that it reads, for the operation before it in its lane, and for sums and steps. The
+# net is the graph of these waits. The proof is its order, in which each operation comes after all that it waits for.
+
+
+def acyclic(net: Net, plan: Plan | None) -> Iterator[Diagnostic]:
+    """Yields a diagnostic with a shortest known cycle, if operations that wait in a cycle are missing from the order.
+
+    The net's schedule has passed the rules "complete" and "placed". ``plan`` is the plan that it comes from; None if it
+    was written as a schedule, without clocks.
+    """
+    if len(net.order) < len(net.operations):
+        yield cycle(net, plan)

@@ -15,10 +15,10 @@ from math import inf
 from typing import Any, NamedTuple, Self
 
 from chimera_ir.ir import ops
-from chimera_ir.ir.ids import Micro, Slot, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD, KINDS, Kind, values
 from chimera_ir.ir.kinds import Value as HandedOn
 from chimera_ir.ir.levels import Header
+from chimera_ir.ir.ops import Micro, Slot, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.text.printer import absolute
 from chimera_ir.ir.text.printer import line as text_of
 

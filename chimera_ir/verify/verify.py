@@ -10,34 +10,28 @@ from chimera_ir.diagnostics.catalogue.program import BoundExceeded
 from chimera_ir.diagnostics.catalogue.schedule import LaneCount, NotLowered
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.flow import live
-from chimera_ir.flow.lookahead import runnable_stream
-from chimera_ir.flow.net import Net, net_of
-from chimera_ir.ir.ids import Worker
+from chimera_ir.flow.net import Net, net_of, runnable_stream
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule
-from chimera_ir.ir.ops import NOWHERE, Compute, singles
-from chimera_ir.ir.sharing import Communicators
+from chimera_ir.ir.ops import NOWHERE, Communicators, Compute, Worker, singles
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of
 from chimera_ir.plural import counted
-from chimera_ir.verify.acyclic import acyclic
-from chimera_ir.verify.awaited_moves import moves
-from chimera_ir.verify.channels import Certificate, channels
-from chimera_ir.verify.clocks import clocks
-from chimera_ir.verify.communicators import Communication, communications
-from chimera_ir.verify.complete import complete, paired
-from chimera_ir.verify.conflict_free import conflict_free
-from chimera_ir.verify.copies import copies, surplus
-from chimera_ir.verify.findings import Findings, Rule, apply, check
-from chimera_ir.verify.gradients import gradients
-from chimera_ir.verify.groups import groups
-from chimera_ir.verify.holdings import Holdings, holdings
-from chimera_ir.verify.index import cells
-from chimera_ir.verify.memory import Needs, memory, memory_of_program, memory_unknown
-from chimera_ir.verify.messages import messages, places
-from chimera_ir.verify.placed import placed
-from chimera_ir.verify.repeats import repeats, state_repeats
-from chimera_ir.verify.scripts import WorkerScript, scripts, worker_scripts
-from chimera_ir.verify.slots import slots
-from chimera_ir.verify.versions import differing, ties, versions
+from chimera_ir.verify.complete import complete, copies, paired, placed, surplus
+from chimera_ir.verify.cycle import acyclic, clocks
+from chimera_ir.verify.findings import Findings, Rule, apply, cells, check, groups
+from chimera_ir.verify.holdings import Holdings, Needs, holdings, memory, memory_of_program, memory_unknown
+from chimera_ir.verify.messages import (
+    Certificate,
+    Communication,
+    channels,
+    communications,
+    conflict_free,
+    messages,
+    moves,
+    places,
+    slots,
+)
+from chimera_ir.verify.scripts import WorkerScript, repeats, scripts, state_repeats, worker_scripts
+from chimera_ir.verify.versions import differing, gradients, ties, versions
 
 _SEAL = object()
 

@@ -1,24 +1,448 @@
 """`CompiledSchedule`: a compiled schedule with the interface of those of torch.distributed.pipelining."""
 
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
+from torch.distributed.pipelining.microbatch import TensorChunkSpec, merge_chunks, split_args_kwargs_into_chunks
+from torch.utils import _pytree as pytree
 
-from chimera_runtime.adapter.batch_pipeline import BatchPipeline
-from chimera_runtime.adapter.batches import Cutting, TorchBatch, require, require_rows
-from chimera_runtime.adapter.given_stages import CalledStage, GivenStages, make_replicas_equal
-from chimera_runtime.adapter.results import LossFactor, Results, losses_of
+from chimera_runtime.data.evaluation_batches import EvaluationBatch
+from chimera_runtime.data.micro_batch_source import CutBatch
 from chimera_runtime.errors import Misuse
-from chimera_runtime.errors import adapter as mistakes
-from chimera_runtime.errors.ranks import NO_PROCESS_GROUP
+from chimera_runtime.errors import start as mistakes
+from chimera_runtime.errors.start import NO_PROCESS_GROUP, argument_looks_like_borders
+from chimera_runtime.errors.tools import module_cannot_be_sent
+from chimera_runtime.model.model import Model
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program.compiled_program import load
+from chimera_runtime.program.job import Job
+from chimera_runtime.ranks.agreement import Enquiry, ObjectExchange, gathered
+from chimera_runtime.ranks.refusals import Refusals
 from chimera_runtime.ranks.world import refuse_to_join
-from chimera_runtime.values.last_stage import modules_in
+from chimera_runtime.values.boundary import Keywords, Whole, borders_in, cut_alone
+from chimera_runtime.values.last_stage import alone, modules_in
+from chimera_runtime.values.mesh_tensors import local, settled
+from chimera_runtime.values.nested import Tensors, is_mask, mapped, to_device
+
+# Batches of a schedule of torch: cuts them into micro-batches as torch does, and merges outputs.
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """Says how batches are cut into ``micro_batches`` micro-batches, and how outputs are merged.
+
+    ``args``, ``kwargs`` and ``outputs`` are the chunk specs of torch, or None. Where the compiled schedule cuts a
+    micro-batch into ``parts``, each part counts as one of the micro-batches here.
+    """
+
+    micro_batches: int
+    parts: int
+    args: Any
+    kwargs: Any
+    outputs: Any
+
+    def cut(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: Any,
+        arg_mbs: list[Any] | None,
+        kwarg_mbs: list[Any] | None,
+        target_mbs: list[Any] | None,
+    ) -> "TorchBatch":
+        """Returns a batch as micro-batches; inputs that are given as lists (``.._mbs``) are cut already.
+
+        In the triple of a micro-batch, the target is a pair of the micro-batch's number and the target, and the keyword
+        arguments have the number, too: `Results.judge` and `CalledStage` take them so.
+
+        Keyword arguments that are declared as whole go to every micro-batch. Raises `Misuse` if a batch is given both
+        whole and cut, does not have the right number of micro-batches, or has a tensor without dimensions to cut.
+        """
+        self._require_one_form("positional inputs", bool(args), "arg_mbs", arg_mbs)
+        self._require_one_form("keyword arguments", bool(kwargs), "kwarg_mbs", kwarg_mbs)
+        self._require_one_form("target", target is not None, "target_mbs", target_mbs)
+        wholes = {str(name): value for name, value in kwargs.items() if isinstance(name, Whole)}
+        kwargs = cut_alone(kwargs)
+        rows = [*self._rows("input ", args, self.args), *self._rows("", kwargs, self.kwargs)]
+        size = rows[0].size if args and rows else None  # keyword arguments alone do not say how many rows there are
+        for argument in rows:  # with fewer rows torch would make fewer micro-batches of all
+            is_short = argument.size is not None and argument.size < self.micro_batches and not argument.is_declared
+            if argument.size is None or (is_short and argument.size != size):
+                raise mistakes.argument_has_other_rows(argument.name, argument.shape, size)
+        inputs, keywords = self._chunks(args, kwargs, self.args, self.kwargs)
+        keywords = [{**of_micro, **wholes} for of_micro in keywords]
+        targets = [None if not part else part[0] for part in self._chunks(() if target is None else (target,), {})[0]]
+        triples = [
+            (args, (micro, target), {"micro_batch": micro, "keywords": kwargs})
+            for micro, (args, kwargs, target) in enumerate(
+                zip(arg_mbs or inputs, kwarg_mbs or keywords, target_mbs or targets, strict=True)
+            )
+        ]
+        return TorchBatch(triples, self.parts, tuple(rows), kwargs if self.kwargs is None else {})
+
+    def merged(self, outputs: list[Any]) -> Any:
+        """Returns the outputs of all micro-batches as one, as torch merges them."""
+        return merge_chunks(outputs, self.outputs)
+
+    def _chunks(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], args_spec: Any = None, kwargs_spec: Any = None
+    ) -> tuple[list[Any], list[Any]]:
+        if not args and not kwargs:
+            return [()] * self.micro_batches, [{}] * self.micro_batches
+        try:
+            inputs, keywords = split_args_kwargs_into_chunks(args, kwargs, self.micro_batches, args_spec, kwargs_spec)
+        except AssertionError as error:
+            raise mistakes.batch_cannot_be_cut(self.micro_batches, str(error)) from error
+        if len(inputs) != self.micro_batches:
+            raise mistakes.batch_cannot_be_cut(self.micro_batches, f"it gives {len(inputs)}")
+        return inputs, keywords
+
+    def _rows(self, name: str, arguments: Any, specs: Any) -> Iterator["CutArgument"]:
+        """Yields the tensors among positional or keyword arguments with the sizes along which they are cut."""
+        flat = pytree.tree_flatten_with_path(arguments, is_leaf=is_mask)[0]
+        chunked = [None] * len(flat) if specs is None else pytree.tree_leaves(specs)
+        for (path, leaf), spec in zip(flat, chunked, strict=False):  # a spec of another form is refused by torch
+            if isinstance(leaf, torch.Tensor) and (spec is None or isinstance(spec, TensorChunkSpec)):
+                dimension = 0 if spec is None else spec.split_dim
+                size = leaf.size(dimension) if leaf.dim() > dimension else None
+                first, *inside = path
+                place = f"{name}{getattr(first, 'key', getattr(first, 'idx', ''))}{pytree.keystr((*inside,))}"
+                yield CutArgument(place, tuple(leaf.shape), size, spec is not None)
+
+    def _require_one_form(self, name: str, is_given: bool, list_name: str, listed: list[Any] | None) -> None:
+        if listed is None:
+            return
+        if is_given:
+            raise mistakes.batch_is_given_twice(name, list_name)
+        if len(listed) != self.micro_batches:
+            raise mistakes.wrong_number_of_micro_batches(list_name, self.micro_batches, len(listed))
+
+
+class CutArgument(NamedTuple):
+    """A tensor that torch cuts along a dimension of this ``size``, because a chunk spec says so or by default."""
+
+    name: str
+    shape: tuple[int, ...]
+    size: int | None
+    is_declared: bool
+
+
+@dataclass(frozen=True)
+class TorchBatch(CutBatch):
+    """A batch of a schedule of torch.
+
+    ``cut`` are the tensors of this rank's inputs before they were cut, ``by_default`` the keyword arguments that no
+    chunk spec was given for.
+    """
+
+    cut: tuple[CutArgument, ...] = ()
+    by_default: Keywords = field(default_factory=dict)
+
+
+def rows_of(arguments: Sequence[Sequence[CutArgument]]) -> int | None:
+    """Returns the size along which the batch is cut, that of the first tensor on the first rank that has one."""
+    return next((argument.size for of_rank in arguments for argument in of_rank), None)
+
+
+def require_rows(arguments: Sequence[CutArgument], rows: int | None) -> None:
+    """Raises `Misuse` if a tensor that is cut by default has another number of rows than the batch."""
+    for argument in arguments:
+        if not argument.is_declared and argument.size != rows:
+            raise mistakes.argument_has_other_rows(argument.name, argument.shape, rows)
+
+
+def has_inputs(batch: CutBatch) -> bool:
+    """Whether a batch has positional inputs or keyword arguments."""
+    args, _, keywords = batch.triples[0]
+    return bool(args or keywords["keywords"])
+
+
+def has_targets(batch: CutBatch) -> bool:
+    """Whether a batch has targets."""
+    return batch.triples[0][1][1] is not None
+
+
+def require(batch: CutBatch, *, inputs: bool, targets: bool) -> None:
+    """Raises `Misuse` if a batch lacks inputs or targets that this rank needs."""
+    if inputs and not has_inputs(batch):
+        raise Misuse(mistakes.INPUTS_ARE_MISSING)
+    if targets and not has_targets(batch):
+        raise Misuse(mistakes.TARGETS_ARE_MISSING)
+
+
+# Stages that a user's script gives, as PipelineStage objects or as modules, and their wrappers for a `Pipeline`.
+
+
+@dataclass(frozen=True)
+class GivenStages:
+    """The stages of a rank that a script has given.
+
+    ``modules`` has, for each stage, a function that returns its module: the user may replace a module before the first
+    step. ``group`` and ``device`` are those of the PipelineStage objects; None if modules are given.
+    """
+
+    modules: Mapping[int, Callable[[], torch.nn.Module]]
+    group: dist.ProcessGroup | None = None
+    device: torch.device | None = None
+
+    @classmethod
+    def of(cls, stages: Any, job: Job) -> Self:
+        """Takes one or several PipelineStage objects, or modules by the numbers of their stages.
+
+        Raises `Misuse` if a PipelineStage is for another number of stages, or runs weight gradients by itself.
+        """
+        if isinstance(stages, Mapping):
+            return cls({number: partial(stages.__getitem__, number) for number in stages})
+        listed = [*stages] if isinstance(stages, Sequence) else [stages]
+        for stage in listed:
+            if stage.num_stages != job.stages:
+                raise mistakes.number_of_stages_differs(job.name, job.stages, stage.num_stages)
+            if stage.dw_builder is not None:
+                raise Misuse(mistakes.STAGE_HAS_ITS_OWN_BACKWARD)
+        modules = {stage.stage_index: partial(getattr, stage, "submod") for stage in listed}
+        first = next(iter(listed), None)
+        return cls(modules, getattr(first, "group", None), getattr(first, "device", None))
+
+
+class CalledStage(torch.nn.Module):
+    """A stage of torch as one of a `Pipeline`: its module is called with positional arguments, in the mode it has.
+
+    The number of the micro-batch is a keyword argument so that the runtime joins no micro-batches: tensors need not
+    have items in dimension 0. In one process, ``given`` has the stage's own keyword arguments of each micro-batch.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.given: Sequence[dict[str, Any]] | None = None
+
+    def forward(self, inputs: Any, *, micro_batch: int, keywords: dict[str, Any]) -> Any:
+        """Calls the module with a tuple or list of inputs, or with one."""
+        named = keywords if self.given is None else self.given[micro_batch]
+        return self.module(*(inputs if isinstance(inputs, tuple | list) else (inputs,)), **named)
+
+    def train(self, mode: bool = True) -> Self:
+        """Does nothing: the mode of the module is its owner's."""
+        return self
+
+
+@torch.no_grad()
+def make_replicas_equal(
+    job: Job, modules: Mapping[int, torch.nn.Module], worker: int, ranks: Sequence[int], group: dist.ProcessGroup | None
+) -> None:
+    """Copies parameters and buffers of each stage from the first worker that holds it to the others.
+
+    Every rank of the group calls it; ``ranks`` are those of the workers.
+    """
+    device = "cuda" if "nccl" in str(dist.get_backend(group)) else "cpu"
+    for stage, (first, *others) in enumerate(job.holders):
+        if not others or stage not in modules:
+            continue
+        module = modules[stage]
+        tensors = [local(t) for t in (*module.parameters(), *module.buffers()) if not t.is_meta and t.numel()]
+        if not tensors:
+            continue
+        values = torch.cat([t.contiguous().reshape(-1).view(torch.uint8).to(device) for t in tensors])
+        if worker == first:
+            for other in others:
+                dist.send(values, ranks[other], group)
+            continue
+        dist.recv(values, ranks[first], group)
+        sizes = [t.numel() * t.element_size() for t in tensors]
+        for tensor, value in zip(tensors, torch.split(values, sizes), strict=True):
+            tensor.copy_(value.clone().view(tensor.dtype).view(tensor.shape))
+
+
+# Results of a batch: losses and outputs of the last stage by micro-batch; and the scale of the losses.
+
+
+class Result(NamedTuple):
+    """Loss and output of a micro-batch, without graphs.
+
+    The loss is None if there is no target. The output is None if outputs are not kept, else a tuple with the output,
+    which may itself be None.
+    """
+
+    loss: torch.Tensor | None
+    output: tuple[Any] | None
+
+
+@dataclass
+class Results:
+    """Collects the results of micro-batches whose last stage runs on this rank.
+
+    ``loss_fn`` and ``loss_kwargs`` compute the loss. An object is also the `LastOutput` of forwards without backwards.
+    """
+
+    loss_fn: Callable[..., Any] | None
+    loss_kwargs: dict[str, Any] = field(default_factory=dict)
+    by_micro: dict[int, Result] = field(default_factory=dict)
+    _keeps_outputs: bool = False
+
+    def clear(self, *, keeps_outputs: bool = False) -> None:
+        """Forgets all results; later ones have outputs only if ``keeps_outputs``."""
+        self.by_micro.clear()
+        self._keeps_outputs = keeps_outputs
+
+    @property
+    def loss(self) -> Callable[[Any, Any], torch.Tensor]:
+        """`judge` as a function that shows the module of the loss, if that is one."""
+        return partial(_judged, self, self.loss_fn)
+
+    def judge(self, output: Any, numbered_target: tuple[int, Any]) -> torch.Tensor:
+        """Computes and notes the loss of a micro-batch; returns zero if there is no target, or no ``loss_fn``."""
+        micro, target = numbered_target
+        has_loss = self.loss_fn is not None and target is not None
+        loss = self.loss_fn(output, target, **self.loss_kwargs) if has_loss else None  # type: ignore[misc]
+        noted = (mapped(output, lambda tensor: settled(tensor).detach()),) if self._keeps_outputs else None
+        self.by_micro[micro] = Result(None if loss is None else loss.detach(), noted)
+        return torch.zeros(()) if loss is None else loss
+
+    def finish(self, _micro: int, _items: int, returned: Any, target: Any) -> Tensors:
+        """Notes the output of a forward without a backward, and its loss; returns no tensors to send."""
+        self.judge(returned, target)
+        return ()
+
+
+def _judged(results: Results, _loss: Any, output: Any, numbered_target: tuple[int, Any]) -> torch.Tensor:
+    return results.judge(output, numbered_target)
+
+
+def losses_of(results: Iterable[Result]) -> list[torch.Tensor]:
+    """The losses of micro-batches that have one."""
+    return [result.loss for result in results if result.loss is not None]
+
+
+@dataclass(frozen=True)
+class LossFactor:
+    """Factor by which the losses of an update are multiplied.
+
+    The runtime takes the mean of the N losses: ``factor`` 1 leaves the mean, N makes it the sum.
+    """
+
+    factor: int
+
+    def scale(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor multiplied by the factor."""
+        return outputs * self.factor
+
+
+# `BatchPipeline`: the `Pipeline` behind a `CompiledSchedule`.
+
+
+class BatchPipeline(Pipeline):
+    """A `Pipeline` of ``modules`` that exist already; the last stage puts losses and outputs into ``results``."""
+
+    def __init__(
+        self,
+        directory: str | Path,
+        modules: Mapping[int, CalledStage],
+        batch: TorchBatch,
+        results: Results,
+        **options: Any,
+    ) -> None:
+        def build_stage(stage: int, _stages: int) -> torch.nn.Module:
+            return modules[stage]
+
+        def name(stage: int, parameter: str) -> str:
+            return f"stages.{stage}.{parameter.removeprefix('module.')}"
+
+        self.rows: int | None = None
+        self._rising: list[str] = []
+        super().__init__(directory, build_stage, results.loss, batch, name=name, **options)
+        self._results = results
+        self._add_remarks(map(argument_looks_like_borders, self._rising))
+        self._sent: dict[int, Any] = {}
+        self._run_round = self._inference.runner(results)
+
+    @property
+    def refusals(self) -> Refusals:
+        """Refusals of all ranks."""
+        return self._world.control_group.refusals
+
+    def _compare_example(self, example: Any) -> None:
+        """Raises `Misuse` on all ranks if on any of them a tensor that is cut by default has not the batch's rows."""
+        control = self._world.control_group
+        exchange = ObjectExchange(control.group, "the inputs of a batch", control.timeout)
+        arguments, rising = zip(*exchange.all_gather((example.cut, borders_in(example.by_default))), strict=True)
+        self._rising = [*dict.fromkeys(name for name in rising if name is not None)]
+        first = self._world.job.holders[0][0]
+        self.rows = rows_of([arguments[first], *arguments])
+        for of_rank in arguments:
+            require_rows(of_rank, self.rows)
+
+    def add_gradients(self, batch: CutBatch, factor: LossFactor) -> None:
+        """Runs an update, and adds its gradients to those that parameters have already."""
+        earlier = {p: p.grad.clone() for p in self.parameters() if p.grad is not None}
+        for parameter in earlier:
+            parameter.grad = None
+        self.step(batch, scaler=factor)
+        for parameter, gradient in earlier.items():
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
+    def check_batch(self, batch: CutBatch) -> str:
+        """Checks the pipeline on a batch: see `Pipeline.check`. Rank 0 gets copies of the modules of all stages."""
+        self._sent = self._guard.on_all_ranks(lambda: self._packed(batch))
+        try:
+            return self.check(batch)
+        finally:
+            self._sent = {}
+            self._results.clear()
+
+    def _packed(self, batch: CutBatch) -> dict[int, Any]:
+        """What rank 0 needs of each stage of this rank: the module as bytes, and its keyword arguments."""
+        given = [keywords["keywords"] for _, _, keywords in batch.triples]
+        packed: dict[int, Any] = {}
+        for number, module in self._modules.items():
+            content = io.BytesIO()
+            try:
+                torch.save(alone(module), content)
+            except Exception as error:
+                raise module_cannot_be_sent(number, f"{type(error).__name__}: {error}") from error
+            packed[number] = torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8), given
+        return packed
+
+    def _check_answers(self) -> dict[str, Callable[..., Any]]:
+        return {"module": self._sent.__getitem__, "loss": lambda: self._results.loss_kwargs}
+
+    def _model_alone(self, enquiry: Enquiry) -> Model:
+        def holder(stage: int) -> int:
+            return self._world.place.ranks_of(self.job.holders[stage])[0]
+
+        def build_stage(stage: int, _stages: int) -> torch.nn.Module:
+            content, given = enquiry.ask(holder(stage), "module", stage)
+            module: CalledStage = torch.load(io.BytesIO(content.numpy().tobytes()), "cpu", weights_only=False)
+            module.given = to_device(given, self._world.device)
+            return module
+
+        self._results.loss_kwargs = enquiry.ask(holder(self.job.stages - 1), "loss")
+        return replace(self._context.model, build_stage=build_stage)
+
+    def run_forwards(self, batch: CutBatch) -> None:
+        """Runs the forwards of a batch."""
+        self._guard.require_sound()
+        self.refusals.note_sending()
+        self._run_round(EvaluationBatch([1] * len(batch.triples), batch.triples.__getitem__))
+
+    def take_results(self) -> list[Result]:
+        """Removes and returns the results of all micro-batches of the batch, in order.
+
+        Where several ranks hold the last stage, each gets the results of all of them. These ranks must all call it, and
+        no other rank may.
+        """
+        results, workers = dict(self._results.by_micro), self.job.holders[-1]
+        self._results.clear()
+        if len(workers) > 1:
+            with self._located:
+                others = gathered(self._world.control_group, workers, results, everywhere=False)
+            results = to_device(others, self._world.device) | results
+        return [results[micro] for micro in sorted(results)]
 
 
 def stages_of(directory: str | Path, rank: int) -> tuple[int, ...]:

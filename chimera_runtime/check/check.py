@@ -19,27 +19,25 @@ from chimera_runtime.check.reference import Reference, Training
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.data.micro_batch_source import MicroBatchSource
 from chimera_runtime.errors import FAILED, CheckFailed
-from chimera_runtime.errors import check as mistakes
+from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.model.arguments import label
 from chimera_runtime.model.model import Model, ModelFile
 from chimera_runtime.model.naming import parameters_by_name
 from chimera_runtime.model.ties import by_group, refuse_undeclared
-from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer
+from chimera_runtime.optimizer.sharding import ShardedOptimizer
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros
-from chimera_runtime.program.weight_groups import Group
-from chimera_runtime.ranks.gathering import Enquiry
-from chimera_runtime.stage.auxiliary_losses import collecting
+from chimera_runtime.program.rank_facts import Group
+from chimera_runtime.ranks.agreement import Enquiry
 from chimera_runtime.stage.module_state import equal, state_of
 from chimera_runtime.stage.stage import Stage
+from chimera_runtime.stage.stage_output import collecting
 from chimera_runtime.start import assemble as build
-from chimera_runtime.start.lane_components import components_of, lane_of, run_stream
-from chimera_runtime.start.rank_context import RankContext
+from chimera_runtime.start.assemble import RankContext, components_of, lane_of, run_stream
 from chimera_runtime.values.last_stage import alone, judge_in
 from chimera_runtime.values.losses import added
-from chimera_runtime.values.meta_weights import require_values
-from chimera_runtime.values.nested import leaves, mapped, taken_apart, to_device
-from chimera_runtime.values.tensors import Tensors, all_generators_kept, part
+from chimera_runtime.values.mesh_tensors import require_values
+from chimera_runtime.values.nested import Tensors, all_generators_kept, leaves, mapped, part, taken_apart, to_device
 
 MakeOptimizer = Callable[[Group, list[torch.nn.Parameter]], Any]
 """Function that makes the optimizer of a weight group."""

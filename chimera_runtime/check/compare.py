@@ -9,13 +9,12 @@ import torch
 from chimera_runtime.blame import UserCode
 from chimera_runtime.check.reference import Gradients, History, Training, differences, size
 from chimera_runtime.errors import FAILED
-from chimera_runtime.errors.check import steps_are_not_updates
+from chimera_runtime.errors.tools import steps_are_not_updates
 from chimera_runtime.program.job import Job, Place
-from chimera_runtime.program.weight_groups import Group, group_name, group_text
-from chimera_runtime.ranks.control_group import ControlGroup
-from chimera_runtime.ranks.gathering import Enquiry
+from chimera_runtime.program.rank_facts import Group, group_name, group_text
+from chimera_runtime.ranks.agreement import ControlGroup, Enquiry
 from chimera_runtime.values.losses import Tally
-from chimera_runtime.values.tensors import digest
+from chimera_runtime.values.nested import digest
 
 TOLERANCES = {
     torch.float64: 1e-12,

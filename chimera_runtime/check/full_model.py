@@ -16,7 +16,7 @@ from chimera_runtime.blame import UserCode
 from chimera_runtime.check.compare import TOLERANCES, share_of, tolerance
 from chimera_runtime.check.reference import Reference, differences, size
 from chimera_runtime.errors import FAILED, MISUSED
-from chimera_runtime.errors import check as mistakes
+from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.errors.model import result_is_wrong
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.model.naming import names_in_model

@@ -13,10 +13,9 @@ import torch
 
 from chimera_runtime.blame import UserCode
 from chimera_runtime.check.compare import TOLERANCES, share_of, tolerance
-from chimera_runtime.check.reference import Gradients, Reference, differences, size
-from chimera_runtime.check.reference_data import items_of_slices
+from chimera_runtime.check.reference import Gradients, Reference, differences, items_of_slices, size
 from chimera_runtime.errors import FAILED
-from chimera_runtime.errors import check as mistakes
+from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.values.nested import leaves
 
 

@@ -18,17 +18,26 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.distributed_c10d import PrefixStore
 
-from chimera_runtime.checkpoint.content import FORMATS, INFO, CheckpointContent, CheckpointInfo, Objects
-from chimera_runtime.checkpoint.entries import Stateful, names_in, paths_of, value_of
+from chimera_runtime.checkpoint.content import (
+    FORMATS,
+    INFO,
+    CheckpointContent,
+    CheckpointInfo,
+    Objects,
+    Stateful,
+    names_in,
+    paths_of,
+    value_of,
+)
 from chimera_runtime.checkpoint.storage import Lock, Writer, damage, is_whole, others, update_of, whole
 from chimera_runtime.errors import BadCheckpoint
-from chimera_runtime.errors import checkpoint as mistakes
+from chimera_runtime.errors import data as mistakes
 from chimera_runtime.pipeline import Pipeline
-from chimera_runtime.ranks.object_exchange import ObjectExchange
+from chimera_runtime.ranks.agreement import ObjectExchange
 from chimera_runtime.ranks.rendezvous import exchange
-from chimera_runtime.state.averages import Average
+from chimera_runtime.state.state import Average
 from chimera_runtime.values.mesh_tensors import is_spread, local
-from chimera_runtime.values.tensors import digest
+from chimera_runtime.values.nested import digest
 
 T = TypeVar("T")
 

@@ -16,24 +16,196 @@ they are written. In format 1 they were wrapped in a tuple; groups were by the n
 had the state of the first scheduler.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from chimera_runtime.checkpoint import entries
-from chimera_runtime.checkpoint.entries import Stateful, give, packed_states, require_equal, shown_states, states_of
-from chimera_runtime.errors import checkpoint as mistakes
+from chimera_runtime.blame import ModelError, UserCode
+from chimera_runtime.errors import FAILED, BadCheckpoint, Misuse
+from chimera_runtime.errors import data as mistakes
 from chimera_runtime.optimizer import optimizer_state
-from chimera_runtime.optimizer.optimizer_state import SavedGroup, parameters_of
-from chimera_runtime.optimizer.scheduler_state import for_groups_of, groups_of, restore_schedulers
-from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer
+from chimera_runtime.optimizer.optimizer_state import (
+    SavedGroup,
+    for_groups_of,
+    groups_of,
+    parameters_of,
+    restore_schedulers,
+)
+from chimera_runtime.optimizer.sharding import ShardedOptimizer
 from chimera_runtime.pipeline import Pipeline
-from chimera_runtime.state.averages import Average, AverageState
-from chimera_runtime.state.state import packed, unpacked
-from chimera_runtime.values.fingerprint import fingerprint
+from chimera_runtime.state.state import Average, AverageState, packed, unpacked
+from chimera_runtime.values.fingerprint import fingerprint, shown
+
+# Entries of a checkpoint: their paths in the nested state, and the conversion of values to entries and back.
+#
+# Also functions that get, compare, pickle and restore the states of objects of a training loop.
+
+
+class Stateful(Protocol):
+    """An object with a state that can be saved: a scheduler, a scaler, a data loader."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the object, which is saved with pickle."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Takes a state that `state_dict` returned, also in another process."""
+
+
+def states_of(what: str, values: Mapping[str, Stateful]) -> dict[str, Any]:
+    """Calls ``state_dict()`` of each object in ``values``, and returns the states by the names of the objects.
+
+    If the call raises an error, the error's message has the object as ``what['name']``, for example
+    ``of_rank['name']``.
+    """
+    states = {}
+    for name, value in values.items():
+        with UserCode(f"state_dict() of {what}[{name!r}]", FAILED):
+            states[name] = value.state_dict()
+    return states
+
+
+def packed_states(what: str, states: Mapping[str, Any]) -> dict[str, bytes]:
+    """Pickles states; errors as of `packed`."""
+    return {name: packed(state, f"{what}[{name!r}]") for name, state in states.items()}
+
+
+def give(value: Stateful, state: Any, what: str) -> None:
+    """Loads a saved state into an object, by its ``load_state_dict``; ``what`` names the object in errors."""
+    try:
+        with UserCode(f"load_state_dict() of {what}", FAILED):
+            value.load_state_dict(state)
+    except ModelError as error:
+        if isinstance(error.__cause__, BadCheckpoint | Misuse):  # a loader of ours says what is wrong
+            raise error.__cause__ from None
+        raise
+
+
+def shown_states(states: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Returns, for each state, its values as short texts by key; two texts are equal exactly if their values are.
+
+    A state that is no mapping has one text, under the key ``it``.
+    """
+    return {
+        name: {str(key): shown(value) for key, value in state.items()}
+        if isinstance(state, Mapping)
+        else {"it": shown(state)}
+        for name, state in states.items()
+    }
+
+
+def require_equal(what: str, of_ranks: Sequence[tuple[int, Mapping[str, Mapping[str, str]]]], instead: str) -> None:
+    """Raises `Misuse` unless ranks have the same states under the same names.
+
+    ``instead`` are the parameters of `Checkpoints` that take states which differ.
+    """
+    first, expected = of_ranks[0] if of_ranks else (0, {})
+    for rank, states in of_ranks[1:]:
+        for name in sorted({*expected, *states}):
+            state, different = expected.get(name), states.get(name)
+            if state == different:
+                continue
+            if state is None or different is None:
+                without = first if state is None else rank
+                raise mistakes.states_are_missing(what, name, rank if state is None else first, without)
+            key = next(key for key in sorted({*state, *different}) if state.get(key) != different.get(key))
+            values = state.get(key), different.get(key)
+            raise mistakes.states_differ(what, name, (first, rank), key, values, instead)
+
+
+Path = tuple[Any, ...]
+
+_WHOLE = "*"
+"""Key of the whole state of a parameter, if its own keys are not all texts."""
+
+
+def names_in(there: Metadata, kind: str) -> set[str]:
+    """Returns the names of all entries of a ``kind``, the first part of a path: ``model``, ``replicas`` or ``extra``.
+
+    The number of the replica before a name is left out.
+    """
+    return {
+        str(path[1]).partition("/")[2] if kind != "model" else str(path[1])
+        for path in paths_of(there)
+        if path[0] == kind
+    }
+
+
+def room_for(parameter: torch.Tensor, stored: Any) -> Any:
+    """Returns an empty tensor into which a saved state of a parameter can be read.
+
+    If the state has the parameter's shape, the tensor is sharded like the parameter. A state that was not saved as a
+    tensor gets ``()``.
+    """
+    if not isinstance(stored, TensorStorageMetadata):
+        return ()
+    dtype = stored.properties.dtype
+    if stored.size == parameter.shape:
+        return torch.empty_like(parameter, dtype=dtype)
+    return torch.empty(stored.size, dtype=dtype)
+
+
+def entries_of(there: Metadata) -> Iterator[tuple[Path, Any]]:
+    """Yields the entries of a checkpoint, each with its path in the nested state."""
+    paths = there.planner_data or {}
+    for key, stored in there.state_dict_metadata.items():
+        yield tuple(paths.get(key, (key,))), stored
+
+
+def paths_of(there: Metadata) -> Iterator[Path]:
+    """Yields the paths of the entries of a checkpoint."""
+    return (path for path, _ in entries_of(there))
+
+
+def flat(state: Mapping[str, Any], *before: Any) -> Iterator[tuple[Path, Any]]:
+    """Yields the values of a nested state with their paths."""
+    for key, value in state.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, *before, key)
+        else:
+            yield (*before, key), value
+
+
+def absent(path: Path, stored: Mapping[Path, Any]) -> str:
+    """Returns the complaint about an entry that a checkpoint does not have."""
+    kind, name = path[0], path[-1]
+    match kind:
+        case "model" | "replicas" | "extra":
+            names = [str(other[1]) for other in stored if other[0] == kind]
+            return mistakes.model_entry_is_missing(kind, str(name), names)
+        case "averages":
+            return mistakes.average_is_missing(path[1], str(name))
+        case "scheduler":
+            return mistakes.SCHEDULER_IS_MISSING
+        case "of_rank":
+            return mistakes.state_of_rank_is_missing(name)
+        case _:
+            return mistakes.state_is_missing(str(name))
+
+
+def packed_state(state: Mapping[Any, Any]) -> dict[str, Any]:
+    """Converts the state of a parameter to entries, each tensor to one of its own."""
+    if not all(isinstance(key, str) for key in state):
+        return {_WHOLE: packed(dict(state), "the state of a parameter")}
+    return {
+        key: value if isinstance(value, torch.Tensor) else packed(value, f"the optimizer's {key}")
+        for key, value in state.items()
+    }
+
+
+def unpacked_state(read: Mapping[str, Any]) -> dict[Any, Any]:
+    """Converts entries to the state of a parameter: the inverse of `packed_state`."""
+    values = {key: unpacked(value) if isinstance(value, bytes) else value for key, value in read.items()}
+    whole: dict[Any, Any] = values.get(_WHOLE, values)
+    return whole
+
+
+def value_of(stored: Any) -> Any:
+    """Returns the value of an entry, in either format."""
+    return unpacked(stored) if isinstance(stored, bytes) else stored[0]
+
 
 FORMAT = 2
 """Number of the format of a checkpoint; raised when an older version could not read it."""
@@ -167,7 +339,7 @@ class CheckpointContent:
         content = {
             **state,
             "averages": averages,
-            "state": {name: entries.packed_state(of_parameter) for name, of_parameter in named.state.items()},
+            "state": {name: packed_state(of_parameter) for name, of_parameter in named.state.items()},
             "groups": groups,
             "shared": saved["shared"],
             "of_copy": {str(pipe.copy): saved["of_copy"]},
@@ -216,7 +388,7 @@ class CheckpointContent:
 
     def wanted_groups(self, there: Metadata, info: CheckpointInfo) -> dict[str, Any]:
         """Returns a nested state with an empty place for the `SavedGroup` of each parameter of this rank."""
-        saved = {path[1] for path in entries.paths_of(there) if path[0] == "groups"}
+        saved = {path[1] for path in paths_of(there) if path[0] == "groups"}
         hashes = info.group_of(self._place)
         keys = (hashes.get(name) if info.format > 1 else name for name in self.stepped)
         return {"groups": {key: () for key in keys if key in saved}}
@@ -240,7 +412,7 @@ class CheckpointContent:
         loss, which earlier versions did not save, stay as they are if the checkpoint has none.
         """
         copy = str(self.pipe.copy)
-        paths = {*entries.paths_of(there)}
+        paths = {*paths_of(there)}
         if ("of_copy", copy) not in {path[:2] for path in paths}:
             copy = _ONE
         wanted: dict[str, Any] = {
@@ -256,12 +428,12 @@ class CheckpointContent:
         if info.format == 1:
             wanted |= {"extra": {}, "scheduler": {_ONE: ()} if self._schedulers else {}}
         parameters = dict(self.pipe.named_parameters()) | self._sharded()
-        if not any(name.startswith(_OF_LOSS) for name in entries.names_in(there, "replicas")):
+        if not any(name.startswith(_OF_LOSS) for name in names_in(there, "replicas")):
             buffers = state["replicas"].items()
             wanted["replicas"] = {key: buffer for key, buffer in buffers if f"/{_OF_LOSS}" not in key}
-        for path, stored in entries.entries_of(there):
+        for path, stored in entries_of(there):
             if path[0] == "state" and path[1] in wanted["state"]:
-                wanted["state"][path[1]][path[2]] = entries.room_for(parameters[path[1]], stored)
+                wanted["state"][path[1]][path[2]] = room_for(parameters[path[1]], stored)
         return wanted
 
     def replica(self, info: CheckpointInfo) -> int | None:
@@ -270,10 +442,10 @@ class CheckpointContent:
 
     def lacking(self, wanted: Mapping[str, Any], there: Metadata) -> str | None:
         """Returns a complaint if a checkpoint lacks something that this rank wants, or has it in another shape."""
-        stored = dict(entries.entries_of(there))
-        for path, value in entries.flat(wanted):
+        stored = dict(entries_of(there))
+        for path, value in flat(wanted):
             if path not in stored:
-                return entries.absent(path, stored)
+                return absent(path, stored)
             entry = stored[path]
             if isinstance(entry, TensorStorageMetadata) and tuple(entry.size) != tuple(value.shape):
                 return mistakes.shapes_differ(f"{path[-1]}", tuple(entry.size), tuple(value.shape))
@@ -286,11 +458,11 @@ class CheckpointContent:
         """
         for name, average in self._average_states().items():
             average.load(read["averages"][name], self.replica(info))
-        state = {name: entries.unpacked_state(saved) for name, saved in read["state"].items() if saved}
+        state = {name: unpacked_state(saved) for name, saved in read["state"].items() if saved}
         optimizer_state.restore(self._optimizers, self.pipe.names, optimizer_state.OptimizerState(state, dict(groups)))
         if info.format == 1:
             for scheduler in self._schedulers:
-                give(scheduler, for_groups_of(scheduler, entries.value_of(read["scheduler"][_ONE])), "the scheduler")
+                give(scheduler, for_groups_of(scheduler, value_of(read["scheduler"][_ONE])), "the scheduler")
         else:
             states = {name: group.schedulers or [] for name, group in groups.items()}
             restore_schedulers(self._schedulers, self.pipe.names, states)
@@ -300,13 +472,13 @@ class CheckpointContent:
             ("of_rank", self._objects.of_rank, *read["of_rank"].values()),
         ):
             for name, value in values.items():
-                give(value, entries.value_of(saved[name]), f"{what}[{name!r}]")
+                give(value, value_of(saved[name]), f"{what}[{name!r}]")
 
     def left_out(self, there: Metadata) -> list[str]:
         """Returns the objects in a checkpoint that `Checkpoints` was not given on this rank."""
         names = {
             (path[0], path[1 if path[0] in ("shared", "averages") else 2])
-            for path in entries.paths_of(there)
+            for path in paths_of(there)
             if path[0] in vars(self._objects)
         }
         return sorted(f"{kind}[{name!r}]" for kind, name in names if name not in vars(self._objects)[kind])

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from chimera_runtime.errors import checkpoint as mistakes
+from chimera_runtime.errors import data as mistakes
 from chimera_runtime.values.files import lock, require_regular
 
 _WRITING = ".writing"

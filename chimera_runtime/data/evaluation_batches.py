@@ -5,12 +5,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.data.cutting import CutSlice, MicroBatchParts, rows_of
-from chimera_runtime.data.mini_batch import MiniBatch, Triple, as_triple, by_item, length_of, require_cut
+from chimera_runtime.data.mini_batch import (
+    CutSlice,
+    MicroBatchParts,
+    MiniBatch,
+    Triple,
+    as_triple,
+    by_item,
+    length_of,
+    require_cut,
+    rows_of,
+)
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.program.job import Job
-from chimera_runtime.values.keywords import KeywordNames
+from chimera_runtime.values.boundary import KeywordNames
 from chimera_runtime.values.nested import lengths
 
 _BATCH = "a batch of an evaluation"

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.data.cutting import KEYWORDS, CutSlice, MicroBatchParts, rows_of
 from chimera_runtime.data.micro_batch_source import Batches, CutBatch, MicroBatchSource
 from chimera_runtime.data.mini_batch import (
+    KEYWORDS,
     POSITION_NAMES,
+    CutSlice,
+    MicroBatchParts,
     MiniBatch,
     Triple,
     as_triple,
@@ -20,16 +22,16 @@ from chimera_runtime.data.mini_batch import (
     require_cut,
     require_no_graph,
     require_rows,
+    rows_of,
 )
 from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.agreement import POSITION, Fact, Key, short
-from chimera_runtime.values.keywords import KeywordNames, Whole, borders_in
-from chimera_runtime.values.nested import taken_apart
-from chimera_runtime.values.sampled_digests import sampled
+from chimera_runtime.values.boundary import KeywordNames, Whole, borders_in
+from chimera_runtime.values.fingerprint import sampled
+from chimera_runtime.values.nested import Tensors, taken_apart
 from chimera_runtime.values.shared_memory import versions
-from chimera_runtime.values.tensors import Tensors
 
 
 def position(numbers: tuple[int, ...]) -> Fact:

@@ -9,7 +9,7 @@ import torch
 from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import MISUSED
 from chimera_runtime.errors import data as mistakes
-from chimera_runtime.values.tensors import all_generators_kept, draw_seed, seed_all
+from chimera_runtime.values.nested import all_generators_kept, draw_seed, seed_all
 
 _SAMPLING = UserCode("the sampler", MISUSED)
 _COUNTING = UserCode("the length of the dataset", MISUSED)

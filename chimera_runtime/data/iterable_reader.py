@@ -18,7 +18,7 @@ from chimera_runtime.data.item_order import Share, length_of_stream
 from chimera_runtime.data.mini_batch import Failure, ItemLoading, MiniBatch, Uses, failure, sendable
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.errors import data as mistakes
-from chimera_runtime.values.tensors import draw_seed, seed_all
+from chimera_runtime.values.nested import draw_seed, seed_all
 
 _BEGINNING = UserCode("the beginning of the dataset", MISUSED)
 _STATE = UserCode("the state of the dataset", MISUSED)

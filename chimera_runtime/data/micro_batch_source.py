@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chimera_runtime.data.cutting import CutSlice, MicroBatchParts
 from chimera_runtime.data.item_order import ItemOrder, Share, is_stream, length_of_stream, require_enough
 from chimera_runtime.data.iterable_reader import IterableReader, ReadBatch, ReadPosition
-from chimera_runtime.data.mini_batch import ALL, ItemLoading, MiniBatch, Triple
+from chimera_runtime.data.mini_batch import ALL, CutSlice, ItemLoading, MicroBatchParts, MiniBatch, Triple
 from chimera_runtime.errors.data import order_of_iterable
-from chimera_runtime.values.keywords import Keywords
-from chimera_runtime.values.tensors import all_generators_kept
+from chimera_runtime.values.boundary import Keywords
+from chimera_runtime.values.nested import all_generators_kept
 
 
 class MicroBatchSource(ABC):

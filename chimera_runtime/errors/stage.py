@@ -1,8 +1,443 @@
 """Messages about what a stage, a loss or a step does while a model trains."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from chimera_runtime.errors import BadModel, Misuse
+from chimera_runtime.errors import BadCheckpoint, BadModel, Misuse, RanksDiffer
+
+# Messages of evaluation and inference.
+
+NOTHING_TO_EVALUATE = "there is nothing to evaluate: no batch was given"
+PREDICTIONS_HAVE_NO_ITEMS = "the last stage returns something else than tensors with the items in dimension 0"
+PREDICTIONS_HAVE_NO_SEQUENCE = (
+    "micro-batches are cut into slices, and the last stage returns something else than tensors with the positions of "
+    "the slice in dimension 1: return such tensors, or predict with a scheme without slices"
+)
+
+
+def evaluation_output_differs(stage: int, micro: int, difference: str) -> BadModel:
+    return BadModel(
+        f"stage {stage} returned for micro-batch {micro} of an evaluation: {difference}; return the same in evaluation "
+        "mode"
+    )
+
+
+def rows_are_not_items(items: int, whole: int, stage: int) -> Misuse:
+    return Misuse(
+        f"the last micro-batch of an evaluation is smaller, {items} in place of {whole}, and what stage {stage} hands "
+        "on has no rows of single items in dimension 0: leave the last items out (drop_last=True)"
+    )
+
+
+def evaluation_lacks_keyword(name: str) -> Misuse:
+    return Misuse(f"a batch of an evaluation has no keyword argument {name}, and the example had")
+
+
+# Messages about optimizers and schedulers.
+
+PARAMETER_IS_NOT_OF_THE_PIPELINE = (
+    "an optimizer steps a parameter that the pipeline does not have: make it of pipe.named_parameters()"
+)
+SHARDED_TAKES_NO_FURTHER_PARAMETERS = (
+    "a sharded optimizer takes no further parameters: make one of all that are to be stepped"
+)
+
+
+def two_optimizers_step(parameter: str) -> Misuse:
+    return Misuse(f"two optimizers step {parameter}: a checkpoint keeps the state of one by its name")
+
+
+def state_dict_has_another_form(optimizer: str) -> Misuse:
+    return Misuse(
+        f"state_dict() of the optimizer {optimizer} has no state and param_groups of its parameters, as "
+        "those of torch.optim have: it cannot be saved by their names; of_rank= keeps any object with a state_dict"
+    )
+
+
+def sharded_is_no_optimizer(name: str) -> Misuse:
+    return Misuse(f"a {name} cannot be sharded: that takes a torch.optim.Optimizer")
+
+
+def sharded_may_not_be_elementwise(name: str, elementwise: Iterable[str]) -> Misuse:
+    return Misuse(
+        f"a {name} may look at a parameter as a whole, and a shard is a part of one: sharded can be, of torch's "
+        f"own, {', '.join(elementwise)}; others in a loop of your own, with elementwise=True if they treat every "
+        "number by itself"
+    )
+
+
+def parameters_overlap(first: str, second: str) -> str:
+    return (
+        f"{first} and {second} overlap in memory, so their optimizer cannot be sharded: shards on several ranks "
+        "would be the same numbers; give each memory of its own, as p.data = p.data.clone() does, or shard no optimizer"
+    )
+
+
+def parameters_are_spread_already(group: str) -> Misuse:
+    return Misuse(
+        f"{group} has DTensors: what spreads them over other ranks shards the state of the optimizer, "
+        "too; make the optimizer of pipe.named_parameters()"
+    )
+
+
+# Why optimizers cannot go on with the state in a checkpoint: the complaint in the message of a BadCheckpoint.
+
+
+def state_is_missing(parameter: str) -> str:
+    return f"it has no optimizer state of {parameter}, which an optimizer steps here"
+
+
+def optimizers_differ(parameter: str, saved: str, here: str) -> str:
+    return (
+        f"{parameter} was stepped by {saved} and is stepped by {here} here, which gives "
+        f"their state another meaning: resume with {saved}; or read the weights alone, "
+        "with torch.distributed.checkpoint.load into pipe.state_dict()"
+    )
+
+
+def schedulers_differ(parameter: str, saved: Sequence[str], here: Sequence[str]) -> str:
+    return (
+        f"the optimizer of {parameter} had {_schedulers(saved)}, and here it has {_schedulers(here)}: give schedulers= "
+        "of the same classes, in the same order"
+    )
+
+
+def _schedulers(names: Sequence[str]) -> str:
+    return f"the scheduler{'s' * (len(names) > 1)} {' and '.join(names)}" if names else "no scheduler"
+
+
+def settings_differ(first: str, other: str, setting: str, of_first: str, of_other: str) -> str:
+    return (
+        f"{first} and {other} are in one group of the optimizer, and were saved with different settings ({setting}: "
+        f"{of_first} and {of_other}): make the groups that there were"
+    )
+
+
+def optimizers_were_apart(first: str, other: str, entries: Sequence[str] = ()) -> str:
+    """The saved states of two parameters of one optimizer differ, so that it cannot step both.
+
+    They differ in ``entries`` of the optimizer's state, or in the states of their schedulers if there are none.
+    """
+    how = f"its {', '.join(entries)} differed" if entries else "their schedulers were at different points"
+    return (
+        f"one optimizer steps {first} and {other}, and when they were saved {how}: make the optimizers that there "
+        "were, under the schedule that there was"
+    )
+
+
+# Messages of the state of a pipeline: what cannot be saved or loaded, and files of weights.
+
+NOT_REGULAR = "it is no regular file"
+NOT_OF_SAFETENSORS = "and safetensors has tensors alone: choose another suffix"
+NOT_WEIGHTS_ONLY = (
+    "which torch.load does not read with weights_only=True: keep tensors, numbers, texts, lists or dicts of these there"
+)
+TORCH_CANNOT_READ = "it is no state dict that torch.load reads with weights_only=True"
+NOT_A_STATE_DICT = "it is no state dict: one has tensors by their names, and nothing else"
+SAFETENSORS_IS_NOT_INSTALLED = "files of safetensors need a package: pip install safetensors, or choose another suffix"
+
+# ---- parameters, buffers and further state of modules
+
+
+def state_lacks(name: str) -> BadCheckpoint:
+    return BadCheckpoint(f"the state has no {name}, which this rank holds")
+
+
+def parameter_is_unknown(name: str, stage: int) -> Misuse:
+    return Misuse(
+        f"{name} of stage {stage} is not a parameter that the pipeline was made with, so nothing would train it: add "
+        "adapters, replace modules and call load_state_dict(assign=True) in build_stage; afterwards load with "
+        "pipe.load_weights, or load_state_dict without assign, which copy"
+    )
+
+
+def file_lacks_parameter(name: str, nearest: list[str]) -> BadCheckpoint:
+    hint = f"; the nearest is {nearest[0]}" if nearest else ""
+    return BadCheckpoint(f"it has no parameter {name}{hint}")
+
+
+def stage_refuses_its_state(stage: int, words_of_torch: str) -> BadCheckpoint:
+    words = " ".join(line.strip() for line in words_of_torch.splitlines())
+    return BadCheckpoint(f"stage {stage} does not take what it has in its own state_dict: {words}")
+
+
+def cannot_be_saved(what: str, error: Exception) -> Misuse:
+    return Misuse(f"{what} cannot be saved: {type(error).__name__}: {error}")
+
+
+def entry_differs_in_file(name: str, in_file: object, here: object) -> BadCheckpoint:
+    """An entry differs from the model's: ``in_file`` and ``here`` are its shapes, or say what it is in each."""
+    return BadCheckpoint(f"{name} is {in_file} in it, and {here} in this model")
+
+
+# ---- averages of the weights
+
+
+def average_has_unknown_key(what: str, key: object) -> Misuse:
+    return Misuse(
+        f"{what} has {key!r}: give tensors by the names of pipe.named_parameters(), or modules by the numbers of "
+        "pipe.stages"
+    )
+
+
+def average_is_not_of_a_parameter(what: str, name: str) -> Misuse:
+    return Misuse(
+        f"{what} has {name}, which is not a tensor in the shape of a parameter of pipe.named_parameters(): shared= or "
+        "of_rank= keep anything else that has a state_dict"
+    )
+
+
+def average_has_unknown_parameter(what: str, name: str, stage: int) -> Misuse:
+    return Misuse(f"{what} has the parameter {name} of stage {stage}, which that stage has not")
+
+
+# ---- files of weights
+
+
+def weights_cannot_be_written(path: Path, reason: str) -> BadCheckpoint:
+    return BadCheckpoint(f"{path} cannot be written: {reason}")
+
+
+def export_has_failed(complaint: str) -> BadCheckpoint:
+    return BadCheckpoint(complaint)
+
+
+def directory_is_missing(path: Path) -> BadCheckpoint:
+    return weights_cannot_be_written(path, f"there is no directory {path.parent}")
+
+
+def entry_cannot_be_exported(name: str, kind: str, why: str) -> BadCheckpoint:
+    return BadCheckpoint(f"{name}, which the model has in its state_dict, is a {kind}, {why}")
+
+
+def weights_cannot_be_read(error: OSError) -> BadCheckpoint:
+    return BadCheckpoint(error.strerror or str(error))
+
+
+def not_safetensors(error: Exception) -> BadCheckpoint:
+    return BadCheckpoint(f"it is no file of safetensors: {error}")
+
+
+# Errors of an update: gradients that are left over, and optimizers that do not fit the schedule.
+
+SCALER_WITH_WIDER_SUMS = "a GradScaler unscales grad, not main_grad: scale for fp16, or sum in a wider dtype, not both"
+
+
+def training_of_parameter_changed(name: str) -> Misuse:
+    return Misuse(
+        f"requires_grad of {name} has changed since the pipeline was made; set it where the stage is made, or make a "
+        "new pipeline"
+    )
+
+
+def gradient_is_still_there(name: str) -> Misuse:
+    return Misuse(
+        f"{name} still has the gradient of the step before: call optimizer.zero_grad() after optimizer.step(), of an "
+        "optimizer that holds pipe.parameters(), or step(accumulate=True) to add to it"
+    )
+
+
+def gradient_is_of_no_step(name: str) -> Misuse:
+    return Misuse(
+        f"{name} has a gradient that is of no step of a pipeline, and step(accumulate=True) averages those of steps: "
+        "add gradients of your own after the last step that accumulates"
+    )
+
+
+def gradient_was_stepped(name: str) -> Misuse:
+    return Misuse(
+        f"{name} still has the gradient with which an optimizer has stepped it, and step(accumulate=True) would add to "
+        "it: call zero_grad() after the optimizer's step()"
+    )
+
+
+def scale_has_changed(name: str, before: float, now: float) -> Misuse:
+    return Misuse(
+        f"{name} has a gradient that is scaled by {before:g}, and the scale of the GradScaler is {now:g} now: call "
+        "scaler.update() after the last step that accumulates, and zero_grad() after that"
+    )
+
+
+def means_and_counts(name: str) -> Misuse:
+    return Misuse(
+        f"{name} has a gradient of a pipeline whose loss is of another kind: losses that return a mean and losses that "
+        "return (sum, count) do not accumulate; let both return the same"
+    )
+
+
+def cleared_in_part(where: str) -> RanksDiffer:
+    return RanksDiffer(
+        f"{where}: the loop had cleared the gradients of some parameters and kept those of others, and a parameter "
+        "without a gradient, on some rank, got its first one: whether the steps before count for it is unknown. Clear "
+        "all gradients together, or let optimizers of torch step the parameters; clear by setting to None, and scale "
+        "or clip gradients after the last step that accumulates"
+    )
+
+
+def optimizer_is_missing(scheme: str) -> Misuse:
+    return Misuse(
+        f"{scheme} has no flush, so each stage steps inside the schedule: give Pipeline optimizer=, a function that "
+        "makes an optimizer of a stage's [(name, parameter), ..]"
+    )
+
+
+def optimizer_would_not_be_called(scheme: str) -> Misuse:
+    return Misuse(
+        f"{scheme} has a flush, so nothing steps inside the schedule: leave out optimizer=, before_step= and "
+        "after_step=, and call the step() of an optimizer of your own after each step of the pipeline"
+    )
+
+
+def not_an_optimizer(kind: str) -> Misuse:
+    return Misuse(f"optimizer returned a {kind}, not a torch.optim.Optimizer")
+
+
+def accumulation_without_flush(scheme: str) -> Misuse:
+    return Misuse(
+        f"the stages of {scheme} step inside the schedule, so accumulate=True would come too late: compile the scheme "
+        "with more micro-batches to an update"
+    )
+
+
+def scaler_without_flush(scheme: str) -> Misuse:
+    return Misuse(
+        f"the stages of {scheme} step inside the schedule: when one finds infinite gradients, others have made the "
+        "step already; train in bfloat16, which needs no scaler"
+    )
+
+
+def gradient_was_taken_away(stage: int, name: str) -> Misuse:
+    return Misuse(
+        f"the gradient of stages.{stage}.{name} was taken away while its update is under way: leave out zero_grad(), "
+        "the stages of a stream clear their gradients themselves"
+    )
+
+
+# Messages about values that pass between stages, keyword arguments and stages on the meta device.
+
+MICRO_BATCHES_ARE_NOT_ALIKE = (
+    "micro-batches that run together differ in structure, or in something that is not a tensor; give all "
+    "micro-batches the form of the first"
+)
+
+# Memory that stages share.
+
+
+def memory_was_written(source: int, reader: str, micros: int | tuple[int, ...], verb: str = "handed on") -> BadModel:
+    micro = micros[0] if isinstance(micros, tuple) else micros
+    return BadModel(
+        f"stage {source} {verb} memory for micro-batch {micro} that was written again before {reader} had it; "
+        "return a copy, as .clone() makes it, of what a later call writes"
+    )
+
+
+def memory_was_returned_twice(stage: int, earlier: int, micro: int) -> BadModel:
+    return BadModel(
+        f"stage {stage} returned the same memory for micro-batches {earlier} and {micro}, which are both under "
+        "way; return a copy, as .clone() makes it, of what a later forward writes"
+    )
+
+
+# Keyword arguments.
+
+
+def keyword_is_not_in_the_example(what: str, name: str) -> Misuse:
+    return Misuse(
+        f"{what} has the keyword argument {name} and the example of the pipeline has none of that name, "
+        "so no stage would get it: make the pipeline with an example that has all keyword arguments"
+    )
+
+
+def keyword_is_missing(what: str, name: str) -> Misuse:
+    return Misuse(
+        f"{what} has no keyword argument {name}, and the example of the pipeline has one: give all "
+        "mini-batches the same names"
+    )
+
+
+def keyword_is_not_whole_in_the_example(what: str, name: str) -> Misuse:
+    return Misuse(
+        f'{what} declares whole("{name}"), and the example of the pipeline has {name} without it: declare it in the '
+        "example, which decides for all batches"
+    )
+
+
+def keyword_was_written(stage: int, name: str) -> BadModel:
+    return BadModel(
+        f"stage {stage} changes its keyword argument {name} in place, and other stages take it, too; "
+        "let it work on a copy, as .clone() makes it"
+    )
+
+
+def loss_takes_a_keyword(name: str) -> Misuse:
+    return Misuse(
+        f"loss has a parameter {name}, but keyword arguments are for stages and loss(output, target) gets none: "
+        "put what the loss needs into the target, or give Pipeline a loss with two parameters"
+    )
+
+
+def count_is_impossible(stage: int, count: float) -> BadModel:
+    return BadModel(
+        f"stage {stage}: the counts that loss returned for an update add up to {count:g}; return "
+        "(sum, count) with a count of 0 or more"
+    )
+
+
+# Stages on the meta device.
+
+
+def buffer_has_no_values(where: str, name: str) -> Misuse:
+    return Misuse(
+        f"{where} has the buffer {name} on the meta device, which no file of weights has (persistent=False): "
+        'compute it on a real device, as under torch.device("cpu")'
+    )
+
+
+def tensors_have_no_values(names: list[str], remedy: str) -> Misuse:
+    further = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return Misuse(f"{names[0]}{further} of this rank were built on the meta device and have no values: {remedy}")
+
+
+# Outputs of a stage that cannot be sent.
+
+
+def output_is_elsewhere(stage: int, place: str, device: str) -> Misuse:
+    return Misuse(
+        f"stage {stage} returned a tensor on {place}, and its rank computes on {device}: make what a "
+        "forward makes on the device of its input, as in torch.zeros(.., device=x.device)"
+    )
+
+
+def output_is_not_dense(stage: int, layout: str) -> Misuse:
+    return Misuse(
+        f"stage {stage} returned a tensor of layout {layout}, which is no message: return a dense one, "
+        "as to_dense() makes it"
+    )
+
+
+def output_is_quantised(stage: int, dtype: str) -> Misuse:
+    return Misuse(
+        f"stage {stage} returned a quantised tensor, of {dtype}, which is no message: return "
+        "dequantize(), or its int_repr() and its scale as tensors"
+    )
+
+
+def dtype_is_not_of_nccl(stage: int, dtype: str) -> Misuse:
+    return Misuse(
+        f"stage {stage} returned a tensor of {dtype}, which the backend nccl cannot send: return it "
+        "in another dtype, as torch.int32 or torch.uint8, or use the backend gloo"
+    )
+
+
+# Carries.
+
+
+def carry_is_not_returned(name: str, kind: str) -> BadModel:
+    return BadModel(
+        f"the forward of {name} has a parameter carry and returned a {kind}; return a pair: its output, and the "
+        "carry for the next slice"
+    )
+
 
 LOSS_COUNTS_AT_TIMES = "loss returns (sum, count) for one micro-batch and a mean for another"
 LOSS_HAS_NO_GRADIENT = (

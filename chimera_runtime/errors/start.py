@@ -1,8 +1,326 @@
 """Messages of the start: stages that the schedule cannot run, and updates of several shapes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from chimera_runtime.errors import BadModel, Misuse
+from chimera_runtime.errors import BadCheckpoint, BadModel, Misuse, PeerLost, RanksDiffer, Refused
+
+# Messages of `CompiledSchedule`: stages and calls that do not fit the compiled schedule.
+
+STEP_NEEDS_GRADIENTS = "step() computes gradients, and they are turned off here: call eval() under torch.no_grad()"
+NOTHING_HAS_RUN = "there is no pipeline before the first step() or eval(), which gives it the shapes of a micro-batch"
+STAGE_HAS_ITS_OWN_BACKWARD = "a PipelineStage with dw_builder runs weight gradients by itself: leave dw_builder out"
+CHECK_NEEDS_A_LOSS = "check() compares gradients, which need a loss: give the schedule its loss_fn"
+INPUTS_ARE_MISSING = "this rank holds stage 0: give step() and eval() the inputs, or arg_mbs"
+TARGETS_ARE_MISSING = "this rank holds the last stage: give step() target=, or target_mbs"
+
+
+def schedule_without_flush(scheme: str) -> Misuse:
+    return Misuse(
+        f"{scheme} has no flush, so its stages step inside the schedule, for which torch's interface has no place: "
+        "use Pipeline"
+    )
+
+
+def schedule_has_slices(scheme: str) -> Misuse:
+    return Misuse(
+        f"{scheme} has slices, whose stages return a carry next to their output, for which torch's interface has no "
+        "place: use Pipeline"
+    )
+
+
+def group_has_another_size(scheme: str, workers: int, ranks: int) -> Misuse:
+    return Misuse(
+        f"workers of {scheme}: {workers}; ranks of the process group: {ranks}. Give group= the pipeline's dimension of "
+        "a mesh, as in mesh['pp'].get_group()"
+    )
+
+
+def stages_are_others(rank: int, wanted: Sequence[int], stages: Sequence[int]) -> Misuse:
+    there = ", ".join(map(str, stages)) or "none"
+    return Misuse(
+        f"the stages that rank {rank} holds in this schedule are {', '.join(map(str, wanted))}, and those given to it: "
+        f"{there}. stages_of(directory, rank) says which a rank makes"
+    )
+
+
+def number_of_stages_differs(scheme: str, stages: int, num_stages: int) -> Misuse:
+    return Misuse(f"num_stages of a PipelineStage is {num_stages}, and of {scheme} it is {stages}")
+
+
+def batch_cannot_be_cut(micro_batches: int, reason: str) -> Misuse:
+    return Misuse(f"a batch cannot be cut into its micro-batches, of which there must be {micro_batches}: {reason}")
+
+
+def argument_has_other_rows(name: str, shape: tuple[int, ...], rows: int | None) -> Misuse:
+    wanted = "is to be cut into micro-batches" if rows is None else f"the batch is cut by its {rows} rows"
+    return Misuse(
+        f"{name} is a tensor of shape {shape}, and {wanted}: say how by kwargs_chunk_spec or args_chunk_spec; "
+        'or give a keyword argument that goes whole to every micro-batch, by **{whole("name"): ..} with '
+        "chimera_runtime.whole"
+    )
+
+
+def argument_looks_like_borders(name: str) -> str:
+    return (
+        f"{name} has whole numbers that rise from 0, as borders of documents would, and is cut into micro-batches. If "
+        'it is one list for the whole batch, give it by **{whole("name"): ..} with chimera_runtime.whole'
+    )
+
+
+def wrong_number_of_micro_batches(name: str, micro_batches: int, length: int) -> Misuse:
+    return Misuse(f"the length of {name} is {length}, and must be the number of micro-batches, {micro_batches}")
+
+
+def batch_is_given_twice(whole: str, listed: str) -> Misuse:
+    return Misuse(f"give either {whole}, which is cut into micro-batches, or {listed}")
+
+
+def outputs_are_missing(rank: int) -> Misuse:
+    return Misuse(
+        f"rank {rank} holds the last stage, too, and does not return outputs: give the same return_outputs there"
+    )
+
+
+# Messages of `Pipeline`: calls that come too late, or do not fit the schedule.
+
+STEP_TAKES_ONE_OF_TWO = "step takes either a batch or micro_batches"
+PIPELINE_IS_CLOSED = "the pipeline is closed: call its methods before close(), or inside the with block"
+UPDATE_HAS_FAILED = "an update has failed on this pipeline: make a new one, from the last checkpoint"
+
+
+def torch_is_too_old(version: str, oldest: str) -> Misuse:
+    return Misuse(f"torch {version} is too old: chimera_runtime needs torch {oldest} or newer")
+
+
+def example_cannot_be_cut(scheme: str, parts: int, items: int) -> Misuse:
+    return Misuse(f"{scheme} cuts every micro-batch into {parts}, and dimension 0 of the example is {items}")
+
+
+def schedule_has_no_flush(scheme: str, consequence: str) -> Misuse:
+    return Misuse(f"{scheme} has no flush: {consequence}")
+
+
+NO_NORM = (
+    "the stages make an update at different times, so there is no norm of all its gradients: clip those of a stage in "
+    "before_step, as in clip_grad_norm_([p for _, p in step.named_parameters], 1.0)"
+)
+NO_SCALER = "stages step without a scaler: train in bfloat16, which needs none"
+NO_SHARDS = (
+    "its stages step inside the schedule, which leaves no place to gather their weights; its optimizers keep the state "
+    "of whole stages"
+)
+"""Consequences that `schedule_has_no_flush` names: for clip_grad_norm_, unscale_ and sharded_optimizer."""
+
+
+# Messages about the directory that `chimera compile` writes.
+
+_AGAIN = "compile again, or copy the whole directory again"
+
+
+def script_is_missing(directory: Path, name: str) -> Misuse:
+    return Misuse(f"{directory} has no {name}: {_AGAIN}")
+
+
+def script_is_of_another_program(path: Path, facts: str) -> Misuse:
+    return Misuse(f"{path} is of another program than {facts}: {_AGAIN}")
+
+
+def interface_is_another(path: Path, number: int, interface: int) -> Misuse:
+    return Misuse(
+        f"{path} was written for interface {number} of chimera_runtime, and this is interface {interface}: compile "
+        "again with the chimera_ir that this chimera_runtime came with"
+    )
+
+
+def no_output_directory(directory: Path) -> Misuse:
+    return Misuse(f"{directory} is no output directory: `chimera compile SCHEME --out {directory}` writes one")
+
+
+def facts_cannot_be_read(path: Path, why: str | None) -> Misuse:
+    return Misuse(f"{path}: {why}: {_AGAIN}")
+
+
+def facts_are_damaged(path: Path) -> Misuse:
+    return Misuse(f"{path} is not as it was written: {_AGAIN}")
+
+
+# Messages about process groups, devices and waits for other ranks.
+
+NO_PROCESS_GROUP = "there is no process group: call torch.distributed.init_process_group() before"
+NOT_IN_THE_GROUP = "this rank is not in the group that it gave: every rank gives one that it is a part of"
+PROGRAMS_DIFFER = (
+    "the ranks run different programs: compile again before they start, or copy the whole directory to every "
+    "machine again"
+)
+NOT_STARTED_BY_TORCHRUN = (
+    "start the program with torchrun, as in: torchrun --nproc-per-node=WORKERS train.py --model MODEL.py"
+)
+STORE_OF_RANKS_BEFORE = (
+    "ranks that torchrun starts again (--max-restarts) would look for each other where the ranks before were, "
+    "and fail: make the process group by init_process_group(BACKEND, **chimera_runtime.fresh_store())"
+)
+
+
+def place_text(rank: int, worker: int) -> str:
+    """Names a rank at the beginning of a message."""
+    return f"rank {rank} (worker {worker})"
+
+
+# Process groups.
+
+
+def copies_are_not_whole(program: str, workers: int, ranks: int) -> Misuse:
+    lower, upper = ranks // workers * workers, (ranks // workers + 1) * workers
+    fitting = f"{lower} or {upper}" if lower else f"{upper}"
+    return Misuse(
+        f"{program} runs on {workers} workers and there {'is' if ranks == 1 else 'are'} {ranks} "
+        f"{'rank' if ranks == 1 else 'ranks'}; start a multiple of {workers}: --nproc-per-node={fitting}"
+    )
+
+
+def arguments_differ(name: str, first: str, other: str, rank: int) -> Misuse:
+    return Misuse(
+        f"{name} is {first} on rank 0 and {other} on rank {rank}: every rank makes the pipeline with the same arguments"
+    )
+
+
+def connecting_is_late(rank: int, worker: int, timeout: float) -> PeerLost:
+    return PeerLost(
+        f"{place_text(rank, worker)}: connecting with the other ranks: not done within {timeout:g} s "
+        "(timeout); one of them may be stuck, or ports or the address of a host cannot be reached"
+    )
+
+
+def communicators_are_unknown(communicators: str, choices: Iterable[str]) -> Misuse:
+    return Misuse(f"communicators {communicators}: it is one of {', '.join(choices)}")
+
+
+def gloo_has_no_choice(communicators: str) -> Misuse:
+    return Misuse(
+        f"communicators {communicators}: gloo finds messages by their tags, so there is nothing to choose: leave it out"
+    )
+
+
+def communicators_are_not_proven(communicators: str, program: str) -> Misuse:
+    return Misuse(
+        f"communicators {communicators}: {program} could wait for ever with one communicator for both directions "
+        "of a pair of workers; under communicators, report.json says where: compile it with "
+        "--communicators pair, or leave it at directed"
+    )
+
+
+# The store.
+
+
+def no_store(where: str, why: str) -> Misuse:
+    return Misuse(f"no store at MASTER_ADDR:MASTER_PORT ({where}): {why}; start with torchrun")
+
+
+def peer_has_failed(wait: str, rank: int, headline: str) -> PeerLost:
+    where = f"{wait}: " if wait else ""
+    return PeerLost(f"{where}rank {rank} has failed: {headline}", [rank])
+
+
+def peer_has_refused(rank: int, words: str) -> Refused:
+    return Refused(f"rank {rank}: {words}", [rank])
+
+
+def key_is_late(wait: str, rank: int, seconds: float) -> PeerLost:
+    return PeerLost(f"{wait}: no answer from rank {rank} within {seconds:g} s (timeout)", [rank])
+
+
+def objects_are_late(rank: int, what: str, why: str) -> PeerLost:
+    return PeerLost(f"rank {rank}: wait for what other ranks say of {what}: {why}")
+
+
+# Waits.
+
+NO_ANSWER = "no answer within"
+"""The beginning of the cause of a wait that took longer than the time-out."""
+
+
+def torchrun_has_died(rank: int, worker: int) -> PeerLost:
+    return PeerLost(f"{place_text(rank, worker)}: torchrun has died, and its ranks end")
+
+
+_WORDS_OF_AN_END = ("onnection", "reset", "roken pipe", "EOF", "remote process exited", "communicator was aborted")
+"""Words of gloo and NCCL for a rank that has ended; NCCL aborts its communicator then."""
+
+
+def wait_has_failed(
+    rank: int, worker: int, operation: str, peers: Sequence[int], *, why: str, timeout: float
+) -> PeerLost:
+    peer = f"rank{'s' if len(peers) > 1 else ''} {', '.join(map(str, peers))}" if peers else "the other ranks"
+    if "imed out" in why:
+        cause = f"{NO_ANSWER} {timeout:g} s (timeout); it may be stuck, or slower than that"
+    elif any(word in why for word in _WORDS_OF_AN_END):
+        cause = "the connection was closed; it has died or ended"
+    else:
+        cause = why.split("\n", 1)[0]
+    return PeerLost(f"{place_text(rank, worker)}: wait {operation}: {peer}: {cause}", peers)
+
+
+# Devices.
+
+
+def device_is_not_of_the_backend(device: str, backend: str, kinds: Iterable[str]) -> Misuse:
+    return Misuse(f"--device {device}: --backend {backend} is for {', '.join(kinds)}; leave --device out")
+
+
+def device_is_unknown(device: str) -> Misuse:
+    return Misuse(f"device={device!r}: torch knows no such device; it is cpu, cuda or as in cuda:1")
+
+
+def device_needs_a_gpu(device: str, why: str) -> Misuse:
+    return Misuse(f"device={device!r} needs a GPU, and {why}: use device='cpu' and a group of gloo")
+
+
+def device_number_is_too_high(device: str, count: int) -> Misuse:
+    return Misuse(f"device={device!r}: this machine has {count}, and they count from cuda:0")
+
+
+def gpu_is_shared(first: str, rank: int, device: str) -> Misuse:
+    return Misuse(
+        f"ranks {first} and {rank} are on one GPU, {device} of rank {rank}, which NCCL does not allow: before the "
+        'pipeline is made call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])), or use a group of gloo, with '
+        "which ranks share a GPU"
+    )
+
+
+def _option_for_a_gpu(backend: str) -> str:
+    return "--device cuda needs a GPU" if backend == "gloo" else f"--backend {backend} needs one GPU per rank"
+
+
+def no_gpu(backend: str, why: str) -> Misuse:
+    return Misuse(f"{_option_for_a_gpu(backend)}, and {why}: use --device cpu --backend gloo")
+
+
+def too_few_gpus(backend: str, count: int, ranks: int) -> Misuse:
+    return Misuse(
+        f"{_option_for_a_gpu(backend)}; this machine has {count}, and torchrun starts {ranks} here: choose "
+        f"--nproc-per-node={count}, or use --device cuda --backend gloo, with which ranks share a GPU"
+    )
+
+
+def store_has_failed(words: str) -> PeerLost:
+    return PeerLost(words)
+
+
+# Facts that must be equal, and calls that all ranks make.
+
+
+def error_of_a_rank(rank: int, error: Exception) -> str:
+    return f"rank {rank}: {type(error).__name__}: {error}"
+
+
+def call_is_refused(words: str) -> BadCheckpoint:
+    return BadCheckpoint(words)
+
+
+def facts_differ(where: str, complaints: Iterable[str], advice: Iterable[str]) -> RanksDiffer:
+    return RanksDiffer(f"{where}: {'; '.join(complaints)}: {'; '.join(advice)}")
+
 
 SAMPLER_AND_SHUFFLE = "a sampler decides the order: leave shuffle=True out"
 SAMPLER_OF_ONE_RANK = "the sampler gives every rank other items, and so does the loader: use shuffle=True instead"

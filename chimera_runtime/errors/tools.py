@@ -1,8 +1,259 @@
 """Messages of train.py about its files, its options and the model file."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from chimera_runtime.errors import Misuse, NotFinite, Unwritable
+from chimera_runtime.errors import CheckFailed, Misuse, NotFinite, Unwritable
+
+# Messages of `--check`: what the ranks, or the stages, compute otherwise than they should.
+
+_FAILED = "check: FAILED\n  "
+
+
+def ranks_differ_from_one_process(verdict: str) -> CheckFailed:
+    """``verdict`` has all figures, and begins with the word FAILED."""
+    return CheckFailed(verdict)
+
+
+def steps_are_not_updates(group: str, rank: int, steps: int, updates: int) -> CheckFailed:
+    noun = "step" if steps == 1 else "steps"
+    return CheckFailed(f"{_FAILED}{group} on rank {rank}: the optimizer has made {steps} {noun} in {updates} updates")
+
+
+def begins_otherwise(stage: int, names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (
+        f"stage {stage} begins with other values of {', '.join(names[:3])}{more} than modules that are made anew in "
+        "one process: they were loaded or changed since, or build_stage gives others each time"
+    )
+
+
+def check_has_ended(message: str) -> Misuse:
+    """Rank 0, where the one process runs, has raised an error with this message."""
+    return Misuse(f"the check has ended on rank 0: {message}")
+
+
+CHECK_TAKES_ONE_OF_TWO = "check takes either a batch or micro_batches, as step does"
+
+
+def parameter_is_spread(stage: int, name: str) -> Misuse:
+    return Misuse(
+        f"{name} of stage {stage} is spread over a mesh, and a check holds the whole model on one rank: check the "
+        "plain modules, in a pipeline of their own"
+    )
+
+
+def module_cannot_be_sent(stage: int, cause: str) -> Misuse:
+    return Misuse(
+        f"the module of stage {stage} cannot be copied to rank 0, which is to run all stages: {cause}; define its "
+        "classes and functions at the top of a file, so that they can be pickled"
+    )
+
+
+def part_is_missing(stage: int, place: str) -> CheckFailed:
+    return CheckFailed(
+        f"{_FAILED}stage {stage} has a module {place} that build_stage does not make in one process: make all modules "
+        "in build_stage"
+    )
+
+
+def parameter_is_another(stage: int, name: str) -> CheckFailed:
+    return CheckFailed(
+        f"{_FAILED}stage {stage}: {name} is on one side alone, or has another shape or dtype than build_stage gives it "
+        "in one process: make parameters in build_stage, the same each time"
+    )
+
+
+# The user's own model, as `reference()` of the model file returns it.
+
+
+def parameters_do_not_match(complaints: Iterable[str]) -> CheckFailed:
+    return CheckFailed("\n  ".join(["check: FAILED", *(f"reference(): {line}" for line in complaints)]))
+
+
+def losses_differ(reference: float, stages: float) -> CheckFailed:
+    return CheckFailed(
+        f"{_FAILED}reference(): the loss of an update is {reference:.9g} and that of the stages {stages:.9g}: a "
+        "stage lacks something that has no parameters, or does it in another order"
+    )
+
+
+def gradients_differ(error: float, parameter: str, bound: float) -> CheckFailed:
+    return CheckFailed(
+        f"{_FAILED}reference(): gradients differ by {error:.2e} of the largest of their stage, most "
+        f"those of {parameter}; {bound:.0e} is allowed"
+    )
+
+
+# Slices of sequences.
+
+
+def slice_differs(stage: int, place: int | None, error: float) -> CheckFailed:
+    """The outputs of a stage for slice ``place`` differ from those for the whole sequence; if it is None, the loss.
+
+    ``error`` is the relative difference.
+    """
+    what = "the loss differs" if place is None else f"slice {place} of the outputs of stage {stage} differs"
+    cause = (
+        f"stage {stage} is not causal: a position depends on later ones"
+        if place == 0
+        else f"the carry of stage {stage} lacks something, or it does not count positions from start, or is not causal"
+    )
+    return CheckFailed(
+        f"{_FAILED}slices: {what} by {error:.2e} from that of the whole sequence: {cause}; let "
+        "positions depend on earlier ones alone, through their slice and the carry of the slices before"
+    )
+
+
+def carry_loses_gradients(stage: int, error: float) -> CheckFailed:
+    return CheckFailed(
+        f"{_FAILED}slices: outputs are those of whole sequences, and the gradients of stage {stage} differ by "
+        f"{error:.2e} of the largest: return the carry with its graph, without detach() or no_grad()"
+    )
+
+
+# Complaints for `parameters_do_not_match`.
+
+
+def parameters_are_missing(names: Sequence[str], stage: int, nearest: str | None) -> str:
+    """The user's model lacks the parameters ``names`` of a stage; its name ``nearest`` is most like the first one."""
+    hint = "" if nearest is None else f"; the nearest to the first is {nearest}"
+    return f"it has no {', '.join(names)} of stage {stage}{hint}. name(stage, parameter) returns its names"
+
+
+def parameters_are_on_no_stage(module: str | None, names: Sequence[str]) -> str:
+    """No stage has the parameters ``names`` of the user's model.
+
+    ``module`` is the name of the module whose parameters all of them are, None if there is no such module.
+    """
+    what = f"its {module} ({', '.join(names)})" if module is not None else f"its {', '.join(names)}"
+    return f"no stage holds {what}: a layer that was left out, or another name in name(stage, parameter)"
+
+
+def tie_is_not_declared(ends: Sequence[tuple[int, str]], name: str) -> str:
+    return (
+        f"{_ends(ends)} are one parameter, {name}, and train as so many: declare "
+        f"tied(num_stages) -> [{[*ends]}], or give each a parameter of its own"
+    )
+
+
+def tie_is_not_in_the_model(ends: Sequence[tuple[int, str]], names: Iterable[str]) -> str:
+    return (
+        f"{_ends(ends)} are tied, and are different parameters in it, {' and '.join(names)}: let it share one, or take "
+        "them out of tied(num_stages) and compile without --tied for them"
+    )
+
+
+def _ends(ends: Sequence[tuple[int, str]]) -> str:
+    return " and ".join(f"{parameter} of stage {stage}" for stage, parameter in ends)
+
+
+def parameters_are_unlike(name: str, reference: str, stages: str, parameter: str, stage: int) -> str:
+    return f"its {name} is {reference}; {parameter} of stage {stage} is {stages}"
+
+
+# Messages about the command line of train.py, and about options that do not fit the program.
+
+
+def cannot_be_parsed(message: str) -> Misuse:
+    """The command line is wrong: ``message`` is argparse's, or one of this file about options that do not fit."""
+    return Misuse(f"{message} (see --help)")
+
+
+# Values that an option cannot have: argparse puts the option before them.
+
+NOT_POSITIVE = "is not a positive number"
+NOT_A_COUNT = "is not a positive whole number"
+NOT_A_WHOLE_NUMBER = "is not a whole number, 0 or more"
+NOT_A_SPLIT = "does not list the first layer of each stage, as in 0,9,17,25"
+NOT_BYTES = "is not a number of bytes, as in 16GiB, 1.5TiB or 4096"
+NOT_DURATIONS = "is not of the form F=SECONDS,B=SECONDS"
+DURATIONS_ARE_MISSING = "needs both F and B, as in F=0.005,B=0.010, or F, I and W where backwards are split"
+EMPTY_PATH = "an empty path"
+
+
+def not_seconds(most: int) -> str:
+    return f"is not a positive number of seconds, {most} at most"
+
+
+# Options that do not fit each other.
+
+MODEL_IS_MISSING = "the following arguments are required: --model, or --hf and --text"
+TEXT_IS_MISSING = "--hf needs --text FILE, to train on"
+
+BACKEND_HAS_NO_NAME = "--backend-module: --backend NAME says which backend the file registers"
+NCCL_IS_FOR_GPUS = "--device cpu --backend nccl: NCCL is for GPUs; leave --device out, or take --backend gloo"
+SAVE_HAS_NO_DIRECTORY = "--save-every says when: give --save DIR to say where"
+
+NO_GRADIENTS = "computes no gradients and no loss"
+WEIGHTS_STAY = "leaves the weights alone"
+NOTHING_COMPUTED = "computes nothing"
+
+
+def needs_transformers(option: str) -> str:
+    return f"{option} goes with --hf: with --model the model file decides"
+
+
+def excludes_a_model_file(option: str) -> str:
+    return f"--hf: a model of transformers needs no model file; leave {option} out"
+
+
+def backend_is_unknown(backend: str) -> Misuse:
+    return cannot_be_parsed(f"--backend {backend}: gloo, nccl, or a backend that --backend-module FILE registers")
+
+
+def rehearsal_excludes(why: str, options: str) -> Misuse:
+    return cannot_be_parsed(f"--rehearse {why}: leave {options} out")
+
+
+def check_only_records_nothing(option: str) -> Misuse:
+    return cannot_be_parsed(f"{option} records the training, of which --check-only does none: give --check instead")
+
+
+# Options that do not fit the program.
+
+
+def clipping_needs_a_flush(schedule: str) -> Misuse:
+    return Misuse(
+        f"--clip-norm: {schedule} has no flush, and its stages make an update at different times: there is no norm "
+        "of all its gradients; take a scheme with a flush, or clip in the step of the model file's optimizer, "
+        "which sees one stage"
+    )
+
+
+def sharding_needs_a_flush(schedule: str) -> Misuse:
+    return Misuse(
+        f"--shard-optimizer: {schedule} has no flush, and its stages step inside the schedule, which leaves no "
+        "place to gather their weights; take a scheme with a flush, or leave the option out"
+    )
+
+
+def micro_batch_is_not_divisible(size: int, schedule: str, parts: int) -> Misuse:
+    return Misuse(
+        f"--micro-batch-size {size}: {schedule} cuts every micro-batch into {parts} halves; choose an even "
+        "size, as in --micro-batch-size 2"
+    )
+
+
+def rehearsal_lacks_durations(kinds: Iterable[str], schedule: str, example: Mapping[str, float]) -> Misuse:
+    """The program has operations of ``kinds`` without a duration; ``example`` has one for each kind that it has."""
+    durations = ",".join(f"{kind}={seconds:g}" for kind, seconds in example.items())
+    return Misuse(f"--rehearse lacks {' and '.join(kinds)}: {schedule} has such operations; give {durations}")
+
+
+# A backend of the user's own.
+
+
+NO_SUCH_FILE = "there is no such file"
+NOT_PYTHON = "not a Python file (its name must end in .py)"
+
+
+def backend_is_not_registered(backend: str, module: Path) -> Misuse:
+    return Misuse(
+        f"--backend {backend}: {module} registers no backend of that name; it has to call "
+        f"torch.distributed.Backend.register_backend({backend!r}, ..)"
+    )
+
 
 LOG_IS_OF_ANOTHER_RUN = "another run appends to it; give each run a file of its own"
 FILE_IS_OF_ANOTHER_RUN = "another run will write it; give each run a file of its own, or end that run"

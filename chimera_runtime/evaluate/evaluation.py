@@ -9,44 +9,104 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 
 from chimera_runtime.blame import Located, UserCode
-from chimera_runtime.data.cutting import CutSlice
 from chimera_runtime.data.evaluation_batches import EvaluationBatch, evaluation_batches
+from chimera_runtime.data.mini_batch import CutSlice
 from chimera_runtime.errors import FAILED, Misuse
-from chimera_runtime.errors import evaluate as mistakes
-from chimera_runtime.errors.evaluate import NOTHING_TO_EVALUATE, PREDICTIONS_HAVE_NO_ITEMS, PREDICTIONS_HAVE_NO_SEQUENCE
-from chimera_runtime.errors.stage import forward_begins_to_write
-from chimera_runtime.evaluate.last_output import LastOutput, LossTotal, OutputStore
-from chimera_runtime.lane.lane import Lane, LaneComponents
-from chimera_runtime.lane.message_links import Incoming, Outgoing
+from chimera_runtime.errors import stage as mistakes
+from chimera_runtime.errors.stage import (
+    NOTHING_TO_EVALUATE,
+    PREDICTIONS_HAVE_NO_ITEMS,
+    PREDICTIONS_HAVE_NO_SEQUENCE,
+    forward_begins_to_write,
+)
+from chimera_runtime.lane.lane import Incoming, Lane, LaneComponents, Outgoing
 from chimera_runtime.lane.profiler_ranges import ranged, ranges_on
 from chimera_runtime.lane.stream_lane import StreamLink
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.rank_facts import Route
-from chimera_runtime.ranks.gathering import added_over_all, gathered
+from chimera_runtime.ranks.agreement import ObjectExchange, added_over_all, gathered
 from chimera_runtime.ranks.messages import Peer
-from chimera_runtime.ranks.object_exchange import ObjectExchange
-from chimera_runtime.stage.auxiliary_losses import Auxiliary, Reports, collecting
 from chimera_runtime.stage.carries import Carries
 from chimera_runtime.stage.module_state import state_of
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.start.rank_context import RankContext
-from chimera_runtime.start.varying_shapes import FirstInputs, VaryingShapes
-from chimera_runtime.values.boundary import Boundary, keyword_names
-from chimera_runtime.values.carries import slice_length
-from chimera_runtime.values.keywords import Keywords, cut
+from chimera_runtime.stage.stage_output import Auxiliary, Reports, collecting
+from chimera_runtime.start.assemble import RankContext
+from chimera_runtime.start.probe import FirstInputs, VaryingShapes
+from chimera_runtime.values.boundary import Boundary, Keywords, cut, keyword_names, slice_length
 from chimera_runtime.values.last_stage import alone
-from chimera_runtime.values.losses import Tally, added
-from chimera_runtime.values.mesh_tensors import rest
-from chimera_runtime.values.nested import is_rows, joined, leaves, mapped, taken_apart, to_device
+from chimera_runtime.values.losses import Loss, Tally, added, as_pair
+from chimera_runtime.values.mesh_tensors import rest, settled
+from chimera_runtime.values.nested import (
+    Tensors,
+    all_generators_kept,
+    is_rows,
+    join,
+    joined,
+    leaves,
+    mapped,
+    plain,
+    slice_bounds,
+    taken_apart,
+    to_device,
+)
 from chimera_runtime.values.shared_memory import Slots, unshared
-from chimera_runtime.values.slice_bounds import slice_bounds
-from chimera_runtime.values.tensors import Tensors, all_generators_kept, join, plain
+
+# Output of the last stage in an evaluation: losses are added up, or outputs are stored.
+
+
+class LastOutput(Protocol):
+    """The end of an evaluation's last stage: takes what the module returns for each micro-batch, and its target.
+
+    It adds up the loss, say, or collects outputs.
+    """
+
+    def finish(self, micro: int, items: int, returned: Any, target: Any) -> Tensors:
+        """Takes what the module ``returned`` for a micro-batch of ``items`` items; returns no tensors to send."""
+
+
+class LossTotal:
+    """Output of the last stage that adds up its losses; a mean is weighted by the items of its micro-batch.
+
+    ``total``, ``items`` and ``count`` are sums over the micro-batches whose last stage runs on this rank.
+    """
+
+    def __init__(self, judge: Callable[[Any, Any], Loss]) -> None:
+        self._judge = judge
+        self.total = torch.zeros((), dtype=torch.float64)
+        self.items = 0
+        self.count = 0.0
+
+    def finish(self, _micro: int, items: int, returned: Any, target: Any) -> Tensors:
+        """Adds the loss of a micro-batch; returns no tensors to send."""
+        loss, count = as_pair(self._judge(returned, target))
+        total = loss.reshape(()).double()
+        self.total = self.total.to(loss.device) + (total * items if count is None else total)
+        self.items += items
+        self.count += items if count is None else count.item()
+        return ()
+
+
+class OutputStore:
+    """Output of the last stage that stores a copy of what the module returns for each micro-batch."""
+
+    def __init__(self) -> None:
+        self._outputs: dict[int, Any] = {}
+
+    def finish(self, micro: int, _items: int, returned: Any, _target: Any) -> Tensors:
+        """Stores what the module ``returned`` for a micro-batch; returns no tensors to send."""
+        self._outputs[micro] = mapped(returned, lambda tensor: settled(tensor).clone())
+        return ()
+
+    def take(self) -> dict[int, Any]:
+        """Returns the stored values and forgets them."""
+        outputs, self._outputs = self._outputs, {}
+        return outputs
 
 
 @dataclass(frozen=True)

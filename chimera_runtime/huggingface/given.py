@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.errors import huggingface as mistakes
+from chimera_runtime.errors import model as mistakes
 from chimera_runtime.huggingface.skeleton import Skeleton
 
 _HOOKS = {

@@ -12,15 +12,21 @@ from typing import Any
 import torch
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.errors import huggingface as mistakes
-from chimera_runtime.errors.state import weights_cannot_be_written
+from chimera_runtime.errors import model as mistakes
+from chimera_runtime.errors.stage import weights_cannot_be_written
 from chimera_runtime.huggingface.exported import ADAPTER_FILE, GENERATION_FILE, WEIGHTS_FILE, write_companions
 from chimera_runtime.huggingface.given import adapters, given, names_of_adapter
-from chimera_runtime.huggingface.parts import Embedding, Head, Surroundings, TransformerLayer
-from chimera_runtime.huggingface.routing import Routing
 from chimera_runtime.huggingface.skeleton import Skeleton
-from chimera_runtime.huggingface.weights import SavedWeights, fill
-from chimera_runtime.model.layers import Layers
+from chimera_runtime.huggingface.weights import (
+    Embedding,
+    Head,
+    Routing,
+    SavedWeights,
+    Surroundings,
+    TransformerLayer,
+    fill,
+)
+from chimera_runtime.model.model import Layers
 from chimera_runtime.values.files import require_regular
 
 IGNORED = -100

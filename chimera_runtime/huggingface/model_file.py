@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.errors import huggingface as mistakes
+from chimera_runtime.errors import model as mistakes
 from chimera_runtime.huggingface.layers import TransformerLayers, layers
-from chimera_runtime.huggingface.text import TextItems, has_tokenizer, read_text
+from chimera_runtime.huggingface.skeleton import TextItems, has_tokenizer, read_text
 from chimera_runtime.model.model import ModelFile
 
 LENGTH = 512

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,10 +11,93 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
-from chimera_runtime.errors import huggingface as mistakes
+from chimera_runtime.errors import model as mistakes
 from chimera_runtime.huggingface.exported import INDEX_FILE, WEIGHTS_FILE
+from chimera_runtime.huggingface.skeleton import LayersReached, Skeleton, apart
 from chimera_runtime.values.files import require_regular
+
+# The auxiliary loss of a mixture of experts, whose routers are in many stages.
+#
+# The loss multiplies two means over the tokens of all layers, so it is not a sum of terms of layers. Each layer adds
+# what it contributes to these means, and the sums go on with the hidden states to the last stage.
+
+RoutingSums = tuple[torch.Tensor, ...]
+"""Choices (B, E) and probabilities (B, E) of the experts, and the number of routed tokens (B), of each sequence."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """The routers of a model with a mixture of experts, and the settings of their auxiliary loss.
+
+    Routers are the modules of the class ``router``. Their logits are the entry number ``place`` of their result, if
+    that is not a tensor. Each token chooses ``chosen`` of ``experts``. ``weight`` is the factor of the auxiliary loss.
+    """
+
+    router: type[torch.nn.Module]
+    place: int
+    experts: int
+    chosen: int
+    weight: float
+
+    @classmethod
+    def of(cls, model: Any, config: Any) -> "Routing | None":
+        """Returns the routing of a model if its configuration asks for the auxiliary loss, else None.
+
+        Raises `Misuse` if the auxiliary loss of the model is not that of the Switch Transformer.
+        """
+        if not getattr(config, "output_router_logits", False):
+            return None
+        recorder = getattr(model, "_can_record_outputs", {}).get("router_logits")
+        router = getattr(recorder, "target_class", recorder)
+        if not isinstance(router, type) or not hasattr(sys.modules[type(model).__module__], "load_balancing_loss_func"):
+            raise mistakes.does_not_fit(config.model_type, mistakes.ROUTERS_ARE_UNKNOWN)
+        chosen, weight = model.num_experts_per_tok, float(model.router_aux_loss_coef)
+        return cls(router, getattr(recorder, "index", 1), model.num_experts, chosen, weight)
+
+    def begin(self, hidden: torch.Tensor) -> RoutingSums:
+        """Returns the sums before the first layer."""
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        by_expert = hidden.new_zeros((len(hidden), self.experts), dtype=dtype)
+        return by_expert, by_expert.clone(), hidden.new_zeros(len(hidden), dtype=dtype)
+
+    @contextmanager
+    def listening(self, block: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+        """Yields a list that gets the logits (tokens, E) of each router of a layer when it runs."""
+        logits: list[torch.Tensor] = []
+
+        def listen(_router: torch.nn.Module, _inputs: Any, result: Any) -> None:
+            logits.append(result if isinstance(result, torch.Tensor) else result[self.place])
+
+        hooks = [m.register_forward_hook(listen) for m in block.modules() if isinstance(m, self.router)]
+        try:
+            yield logits
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def add(
+        self, sums: RoutingSums, logits: Sequence[torch.Tensor], attention_mask: torch.Tensor | None
+    ) -> RoutingSums:
+        """Returns ``sums`` with what the logits of further routers contribute; masked tokens contribute nothing."""
+        choices, probabilities, tokens = sums
+        for of_router in logits:
+            shares = torch.softmax(of_router, dim=-1).to(probabilities.dtype).reshape(len(tokens), -1, self.experts)
+            counted = shares.new_ones(shares.shape[:2]) if attention_mask is None else attention_mask.to(shares.dtype)
+            selected = shares.detach().topk(self.chosen, dim=-1).indices
+            by_choice = counted.unsqueeze(-1).expand_as(selected)
+            choices = choices.scatter_add(1, selected.flatten(1), by_choice.flatten(1))
+            probabilities = probabilities + (shares * counted.unsqueeze(-1)).sum(1)
+            tokens = tokens + counted.sum(1)
+        return choices, probabilities, tokens
+
+    def loss(self, sums: RoutingSums) -> torch.Tensor:
+        """Returns the weighted auxiliary loss: equations 4 to 6 of the Switch Transformer (arXiv:2101.03961)."""
+        choices, probabilities, tokens = sums
+        total = tokens.sum()
+        return self.weight * self.experts * (choices.sum(0) / total * (probabilities.sum(0) / total)).sum()
+
 
 _LARGEST_INDEX = 2**28
 
@@ -161,3 +245,156 @@ def _quiet() -> Iterator[None]:
     finally:
         if was_shown:
             logging.enable_progress_bar()
+
+
+# The modules of a model as layers: what runs before the transformer layers, each of those, and what runs after.
+
+Hidden = torch.Tensor | tuple[torch.Tensor, ...]
+"""Hidden states of shape (B, T, width); of a mixture of experts followed by the sums of `Routing`."""
+
+
+class Embedding(torch.nn.Module):
+    """Everything before the transformer layers: tokens of shape (B, T) become hidden states."""
+
+    def __init__(self, skeleton: Skeleton, routing: Routing | None) -> None:
+        super().__init__()
+        self.model = skeleton.surroundings(skeleton.before, _stop)
+        self.training = self.model.training
+        self._routing = routing
+
+    def forward(
+        self, tokens: torch.Tensor, attention_mask: torch.Tensor | None = None, position_ids: torch.Tensor | None = None
+    ) -> Hidden:
+        """Runs the model's own forward up to its first layer."""
+        keywords = _given(attention_mask=attention_mask, position_ids=position_ids)
+        try:
+            self.model(input_ids=tokens, use_cache=False, **keywords)
+        except LayersReached as reached:
+            hidden = reached.hidden
+        return hidden if self._routing is None else (hidden, *self._routing.begin(hidden))
+
+
+class TransformerLayer(torch.nn.Module):
+    """A transformer layer, with the masks and positions that the model gives it.
+
+    With ``checkpoints`` it keeps only its input, and runs again for the backward.
+    """
+
+    def __init__(
+        self,
+        block: torch.nn.Module,
+        index: int,
+        surroundings: "Surroundings",
+        routing: Routing | None,
+        checkpoints: bool,
+    ) -> None:
+        super().__init__()
+        self.block = block
+        self.training = block.training
+        self._index, self._surroundings, self._routing, self._checkpoints = index, surroundings, routing, checkpoints
+
+    def forward(
+        self, value: Hidden, attention_mask: torch.Tensor | None = None, position_ids: torch.Tensor | None = None
+    ) -> Hidden:
+        """Returns hidden states of the same shape; of a mixture of experts with its part of the sums added."""
+        hidden, sums = _taken_apart(value)
+        tensors = _given(attention_mask=attention_mask, position_ids=position_ids)
+        arguments, keywords = self._surroundings.arguments(self._index, hidden, tensors)
+
+        def run(hidden: torch.Tensor, *sums: torch.Tensor) -> Hidden:
+            if self._routing is None:
+                return _tensor(self.block(hidden, *arguments, **keywords))
+            with self._routing.listening(self.block) as logits:
+                result = _tensor(self.block(hidden, *arguments, **keywords))
+            return result, *self._routing.add(sums, logits, attention_mask)
+
+        if self._checkpoints and torch.is_grad_enabled():
+            result: Hidden = checkpoint(run, hidden, *sums, use_reentrant=False)
+            return result
+        return run(hidden, *sums)
+
+
+class Head(torch.nn.Module):
+    """Everything after the transformer layers: hidden states become logits of shape (B, T, vocabulary)."""
+
+    def __init__(self, skeleton: Skeleton) -> None:
+        super().__init__()
+        self._injection = _Injection(skeleton.as_result)
+        self.model = skeleton.surroundings(skeleton.after, self._injection)
+        self.training = self.model.training
+
+    def forward(self, value: Hidden) -> Hidden:
+        """Runs the model's own forward from the output of its last layer on; passes on what `Routing` has summed."""
+        hidden, sums = _taken_apart(value)
+        self._injection.hidden = hidden
+        logits: torch.Tensor = self.model(inputs_embeds=hidden, use_cache=False).logits
+        self._injection.hidden = None
+        return (logits, *sums) if sums else logits
+
+
+class _Injection:
+    """Stand-in for every layer: returns ``hidden`` as the output, in the form in which a layer returns it."""
+
+    def __init__(self, as_result: Callable[[torch.Tensor], Any]) -> None:
+        self._as_result = as_result
+        self.hidden: torch.Tensor | None = None
+
+    def __call__(self, _index: int, _arguments: tuple[Any, ...], _keywords: dict[str, Any]) -> Any:
+        assert self.hidden is not None
+        return self._as_result(self.hidden)
+
+
+class Surroundings:
+    """Computes what the model gives to its layers besides hidden states: masks, positions and rotary embeddings.
+
+    These arguments depend on the shape of the hidden states and on the keyword arguments of the micro-batch. So they
+    are computed once for all layers of a stage, and again only when shape or keyword arguments change. They have the
+    dtype that the hidden states have before the first layer. ``fill`` gives values to the buffers of a model, such as
+    the frequencies of rotary embeddings.
+    """
+
+    def __init__(self, skeleton: Skeleton, fill: Callable[[Any], None]) -> None:
+        self._skeleton = skeleton
+        self._model = skeleton.surroundings((), self._visit).eval()
+        fill(self._model)
+        self._of_layers: list[Any] = []
+        self._key: tuple[Any, ...] = ()
+        self._tensors: dict[str, torch.Tensor] = {}  # the key has their identities, which are valid while they live
+
+    def arguments(self, index: int, hidden: torch.Tensor, tensors: dict[str, torch.Tensor]) -> Any:
+        """Returns the positional and the keyword arguments of a layer, except for the hidden states."""
+        identities = ((name, id(tensor), tensor._version) for name, tensor in tensors.items())
+        key = (hidden.shape, hidden.dtype, hidden.device, *identities)
+        if key != self._key:
+            self._of_layers.clear()
+            with torch.no_grad():
+                try:
+                    embeddings = hidden.detach().to(self._skeleton.dtype)
+                    self._model.to(hidden.device)(inputs_embeds=embeddings, use_cache=False, **tensors)
+                except LayersReached:
+                    self._key, self._tensors = key, tensors
+        return self._of_layers[index]
+
+    def _visit(self, index: int, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        hidden, others = apart(arguments, keywords)
+        self._of_layers.append(others)
+        if index + 1 == self._skeleton.count:
+            raise LayersReached(hidden)
+        return self._skeleton.as_result(hidden)
+
+
+def _stop(_index: int, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    raise LayersReached(apart(arguments, keywords)[0])
+
+
+def _given(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def _taken_apart(value: Hidden) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    return (value, ()) if isinstance(value, torch.Tensor) else (value[0], tuple(value[1:]))
+
+
+def _tensor(result: Any) -> torch.Tensor:
+    hidden: torch.Tensor = result if isinstance(result, torch.Tensor) else result[0]
+    return hidden

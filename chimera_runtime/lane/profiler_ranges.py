@@ -15,8 +15,7 @@ from chimera_runtime.blame import micro_text
 from chimera_runtime.lane.lane import LaneComponents
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.operations import MOVES, OPERATIONS, PAIRED
-from chimera_runtime.program.rank_facts import Route
-from chimera_runtime.program.weight_groups import Group, group_text
+from chimera_runtime.program.rank_facts import Group, Route, group_text
 
 Within = Callable[[str], AbstractContextManager[Any]]
 """Function that returns a context: the range with the given name."""

@@ -13,9 +13,7 @@ from typing import Any, Self
 from chimera_runtime.lane.lane import Lane, LaneComponents, Load
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.operations import MOVES, OPERATIONS
-from chimera_runtime.program.rank_facts import Turns
-from chimera_runtime.program.stage_graph import VALUES
-from chimera_runtime.program.weight_groups import Group
+from chimera_runtime.program.rank_facts import VALUES, Group, Turns
 
 
 @dataclass

@@ -14,8 +14,8 @@ from chimera_runtime.errors import MISUSED
 from chimera_runtime.errors import model as mistakes
 from chimera_runtime.model.model import Model
 from chimera_runtime.program.job import Job
-from chimera_runtime.program.weight_groups import Group
-from chimera_runtime.ranks.control_group import ControlGroup
+from chimera_runtime.program.rank_facts import Group
+from chimera_runtime.ranks.agreement import ControlGroup
 from chimera_runtime.values.last_stage import LOSS
 from chimera_runtime.values.mesh_tensors import is_spread, local
 

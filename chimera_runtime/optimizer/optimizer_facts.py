@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from chimera_runtime.program.weight_groups import Group
+from chimera_runtime.program.rank_facts import Group
 from chimera_runtime.ranks.agreement import Fact, Key, Text, digest_of, settings_of, short
 
 _LEFT_OUT = frozenset({"params", "param_names"})

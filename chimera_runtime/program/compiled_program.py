@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from chimera_runtime.errors import program as mistakes
+from chimera_runtime.errors import start as mistakes
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.rank_facts import RankFacts, facts_of_rank
 from chimera_runtime.values.files import require_regular

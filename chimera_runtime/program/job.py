@@ -4,9 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from chimera_runtime.program import stage_graph
-from chimera_runtime.program.rank_facts import Route
-from chimera_runtime.program.weight_groups import Group
+from chimera_runtime.program import rank_facts
+from chimera_runtime.program.rank_facts import Group, Route
 
 
 @dataclass(frozen=True)
@@ -85,17 +84,17 @@ class Job:
 
     def value_of(self, route: Route) -> str:
         """The letter of the value that is sent along a route."""
-        return route.value or stage_graph.implied(route.source, route.target, self.stages)
+        return route.value or rank_facts.implied(route.source, route.target, self.stages)
 
     @cached_property
     def fed(self) -> tuple[tuple[int, ...], ...]:
         """The stages that stage s feeds, as ``fed[s]``; a stage that feeds no other computes the loss."""
-        return stage_graph.fed(self.stages)
+        return rank_facts.fed(self.stages)
 
     @cached_property
     def feeding(self) -> tuple[tuple[int, ...], ...]:
         """The stages that feed stage s, as ``feeding[s]``; a stage that no other feeds gets the dataset's input."""
-        return stage_graph.feeding(self.stages)
+        return rank_facts.feeding(self.stages)
 
     @cached_property
     def sinks(self) -> tuple[int, ...]:

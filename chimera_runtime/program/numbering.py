@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from chimera_runtime.blame import LaneOperation
-from chimera_runtime.values.tensors import draw_seed
+from chimera_runtime.values.nested import draw_seed
 
 Micros = int | tuple[int, ...]
 """The number of a micro-batch, or the numbers of several in one operation or message."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from chimera_runtime.errors import ranks as mistakes
+from chimera_runtime.errors import start as mistakes
 
 if TYPE_CHECKING:
     import torch.distributed as dist

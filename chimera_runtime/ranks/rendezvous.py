@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from chimera_runtime.errors import BadModel, Misuse, PeerLost
-from chimera_runtime.errors import ranks as mistakes
+from chimera_runtime.errors import start as mistakes
 
 FAILED = "failed"
 """Key under which a rank that has failed leaves its error, for ranks that wait for any key."""

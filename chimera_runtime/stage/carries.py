@@ -17,10 +17,9 @@ import torch
 
 from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.stage.stage_output import root_of
-from chimera_runtime.values.carries import NO_CARRY, Carry, SliceArguments, slice_length
-from chimera_runtime.values.nested import taken_apart
+from chimera_runtime.values.boundary import NO_CARRY, Carry, SliceArguments, slice_length
+from chimera_runtime.values.nested import Tensors, taken_apart
 from chimera_runtime.values.shared_memory import unshared
-from chimera_runtime.values.tensors import Tensors
 
 _NO_ROOTS: Mapping[int, torch.Tensor] = MappingProxyType({})
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from chimera_runtime.stage.replica_digests import bits
+from chimera_runtime.stage.gradient_sums import bits
 from chimera_runtime.values.mesh_tensors import is_spread, local
 
 _KINDS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)

@@ -9,36 +9,43 @@ import torch
 
 from chimera_runtime.blame import UserCode, during
 from chimera_runtime.errors import FAILED
-from chimera_runtime.errors.values import memory_was_written
+from chimera_runtime.errors.stage import memory_was_written
 from chimera_runtime.program.numbering import Micros, Numbering
-from chimera_runtime.program.stage_graph import VALUES
-from chimera_runtime.ranks.device_to_host import Reader, from_host
-from chimera_runtime.ranks.host_link import LinkToHost
-from chimera_runtime.stage.auxiliary_losses import Auxiliary, AuxiliaryLosses, Reports, collecting, roots_of
+from chimera_runtime.program.rank_facts import VALUES
+from chimera_runtime.ranks.messages import LinkToHost, Reader, from_host
 from chimera_runtime.stage.carries import Carries
 from chimera_runtime.stage.gradient_sums import GradientSum
-from chimera_runtime.stage.module_runs import LoadKeywords, ModuleRuns
-from chimera_runtime.stage.paired_operations import run_pair
+from chimera_runtime.stage.module_runs import LoadKeywords, ModuleRuns, run_pair
 from chimera_runtime.stage.recomputation import (
     ForwardArguments,
+    ForwardDigest,
     ForwardResult,
+    IsCompared,
     RecomputedForwards,
     SavedGraph,
     SavedInput,
+    in_some,
     versions_of_arguments,
 )
-from chimera_runtime.stage.rerun_comparison import ForwardDigest, IsCompared, in_some
+from chimera_runtime.stage.saved_tensors import TensorMoves
 from chimera_runtime.stage.splitting import HalfBackward, run_first_half
-from chimera_runtime.stage.stage_input import StageInput
-from chimera_runtime.stage.stage_output import Finished, SendOutput, StageOutput
-from chimera_runtime.stage.tensor_moves import TensorMoves
+from chimera_runtime.stage.stage_output import (
+    Auxiliary,
+    AuxiliaryLosses,
+    Finished,
+    Reports,
+    SendOutput,
+    StageInput,
+    StageOutput,
+    collecting,
+    roots_of,
+)
 from chimera_runtime.stage.weight_versions import WeightGroup, Weights
 from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.last_stage import alone
 from chimera_runtime.values.losses import Tally
-from chimera_runtime.values.nested import fresh, joined, leaves
+from chimera_runtime.values.nested import Tensors, fresh, join, joined, leaves, part, payload
 from chimera_runtime.values.shared_memory import Slots, lend, versions
-from chimera_runtime.values.tensors import Tensors, join, part, payload
 
 
 class Stage(WeightGroup):

@@ -11,9 +11,9 @@ import torch
 from chimera_runtime.blame import LaneOperation, UserCode, during
 from chimera_runtime.errors import FAILED
 from chimera_runtime.program.numbering import Numbering
-from chimera_runtime.program.weight_groups import Group, group_key
+from chimera_runtime.program.rank_facts import Group, group_key
 from chimera_runtime.stage.gradient_sums import GradientSum
-from chimera_runtime.values.tensors import seed_torch
+from chimera_runtime.values.nested import seed_torch
 
 _STEPPING = UserCode("the optimizer's step", FAILED)
 

@@ -1,39 +1,245 @@
 """Makes the stages of a rank: modules with initial weights, then optimizers, gradient sums and receive buffers."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
-from chimera_runtime.blame import Located
+from chimera_runtime.blame import LaneOperation, Located, during
 from chimera_runtime.data.feed import Feed
+from chimera_runtime.data.item_order import ItemOrder, Share, is_stream
+from chimera_runtime.data.loader import DataWorkers, Loader, Messages, ReaderMessages
+from chimera_runtime.data.micro_batch_source import MicroBatchSource
+from chimera_runtime.data.mini_batch import ItemLoading, Uses
+from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import start as mistakes
+from chimera_runtime.errors.data import order_of_iterable
 from chimera_runtime.errors.start import backward_is_bent, forward_writes_parameter, stages_are_in_evaluation_mode
+from chimera_runtime.lane.lane import Incoming, Lane, LaneComponents, Load, Outgoing
+from chimera_runtime.lane.profiler_ranges import ranged, ranges_on
+from chimera_runtime.lane.stream_lane import Driver, StreamLane, UpdateRange
 from chimera_runtime.model.arguments import label
 from chimera_runtime.model.model import Model
 from chimera_runtime.model.naming import parameters_by_name
-from chimera_runtime.model.ties import by_group, declared, unite
+from chimera_runtime.model.ties import Tie, by_group, declared, unite
+from chimera_runtime.program.compiled_program import RankScript
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Numbering
-from chimera_runtime.program.rank_facts import RankFacts, spread
-from chimera_runtime.program.weight_groups import Group, group_text
+from chimera_runtime.program.rank_facts import VALUES, Group, RankFacts, Route, group_text, spread
+from chimera_runtime.ranks.agreement import ControlGroup
 from chimera_runtime.ranks.devices import cuda_warnings
 from chimera_runtime.ranks.rendezvous import failures_shared
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.gradient_sums import GradientSum, WideGradientSum
+from chimera_runtime.stage.saved_tensors import SMALLEST
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
-from chimera_runtime.stage.tensor_moves import SMALLEST
 from chimera_runtime.stage.weight_versions import Unstepped, Versions, WeightGroup, Weights, masters
 from chimera_runtime.start.inventory import compare_stages
-from chimera_runtime.start.memory_report import memory_report
-from chimera_runtime.start.probe import ProbeResult, probe_stages
-from chimera_runtime.start.rank_context import RankContext
-from chimera_runtime.values.boundary import keyword_names
-from chimera_runtime.values.keywords import Keywords
+from chimera_runtime.start.probe import ProbeResult, memory_report, probe_stages
+from chimera_runtime.values.boundary import Keywords, Traits, keyword_names
 from chimera_runtime.values.losses import Count
-from chimera_runtime.values.nested import to_device
-from chimera_runtime.values.tensors import generators_kept
+from chimera_runtime.values.nested import generators_kept, to_device
+
+# Loaders of a pipeline, and which parts of a mini-batch each worker uses: a rank loads no other parts.
+
+_INPUT, _TARGET, _KEYWORDS = range(3)
+
+
+def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool, reads_shapes: bool) -> Uses:
+    """Returns, for each micro-batch that a worker uses, the parts that it uses: input, target, keyword arguments.
+
+    If a stage of the worker ``takes_keywords``, they are loaded for every micro-batch. If the worker ``reads_shapes``,
+    it looks at the input and the keyword arguments of the first micro-batch.
+    """
+    parts: defaultdict[int, set[int]] = defaultdict(set)
+    for part, runs in ((_INPUT, facts.inputs), (_TARGET, facts.targets)):
+        for micro in spread(runs):
+            parts[micro % job.micro_batches].add(part)
+    if takes_keywords:
+        for micro in range(job.micro_batches):
+            parts[micro].add(_KEYWORDS)
+    if reads_shapes:
+        parts[0] |= {_INPUT, _KEYWORDS}
+    return {micro: frozenset(parts[micro]) for micro in sorted(parts)}
+
+
+@dataclass
+class LoaderMaker:
+    """Makes the loaders of a pipeline; every rank makes the same ones, in the same order.
+
+    ``workers`` has the facts of each worker, ``traits`` the traits of each stage, with the names of the keyword
+    arguments that the stage takes. ``varying`` says that updates may differ in shapes: then every rank looks at the
+    shapes of each mini-batch. Loaders that are given no seed take ``seed``, that of the pipeline.
+    """
+
+    control_group: ControlGroup
+    job: Job
+    located: Located
+    feed: Feed
+    _: KW_ONLY
+    workers: Iterable[RankFacts]
+    traits: Sequence[Traits]
+    varying: bool
+    seed: int
+    _messages: Messages = field(default_factory=Messages, init=False)
+    _made: int = field(default=0, init=False)
+    _loaders: WeakSet[Loader] = field(default_factory=WeakSet, init=False)
+
+    @cached_property
+    def _needed(self) -> list[Uses]:
+        """The parts of a mini-batch that each worker uses: see `needed_inputs`."""
+        return [
+            needed_inputs(
+                self.job,
+                facts,
+                takes_keywords=any(self.traits[stage].keywords for stage in facts.stages),
+                reads_shapes=self.varying,
+            )
+            for facts in self.workers
+        ]
+
+    @property
+    def needed(self) -> Uses:
+        """The parts of a mini-batch that this rank uses, by micro-batch."""
+        return self._needed[self.control_group.place.worker]
+
+    def make(
+        self,
+        dataset: Any,
+        workers: DataWorkers,
+        *,
+        shuffle: bool,
+        sampler: Iterable[Any] | None,
+        seed: int | None,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        drop_last: bool,
+    ) -> Loader:
+        """Makes a loader; arguments and errors are those of `Pipeline.loader`."""
+        if workers.count < 0 or workers.ahead < 1:
+            raise mistakes.loader_numbers_are_too_small(workers.count, workers.ahead)
+        if is_stream(dataset) and (shuffle or sampler is not None):
+            raise order_of_iterable("shuffle=True" if sampler is None else "a sampler")
+        if shuffle and sampler is not None:
+            raise Misuse(mistakes.SAMPLER_AND_SHUFFLE)
+        if getattr(sampler, "num_replicas", 1) > 1:
+            raise Misuse(mistakes.SAMPLER_OF_ONE_RANK)
+        drawn_by, place = self.seed if seed is None else seed, self.control_group.place
+        self._made += 1
+        readers = frozenset(worker for worker, parts in enumerate(self._needed) if parts)
+        loader = Loader(
+            loading=ItemLoading(dataset, drawn_by, collate_fn, names=self.feed.names),
+            share=Share(self.feed.size, self.job.micro_batches, place.copies, place.copy),
+            uses=self.needed,
+            order=ItemOrder(dataset, drawn_by, shuffle, sampler),
+            reader_messages=ReaderMessages(self.control_group, readers, self._made, self._messages),
+            located=self.located.for_loader(self.control_group.refusals.note_loading),
+            workers=replace(workers, timeout=self.control_group.timeout),
+            drop_last=drop_last,
+        )
+        self._loaders.add(loader)
+        return loader
+
+    def close(self) -> None:
+        """Ends the data workers of all loaders."""
+        for loader in self._loaders:
+            loader.close()
+
+
+# `RankContext`: a rank's part of a program together with the model, as it is before the stages are made.
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """Everything that stages and a lane are made from, for ``--check`` and then again for the training itself.
+
+    ``script`` and ``facts`` are this rank's part of the program: its generated file, and its entry in program.json.
+    ``probed`` is what the probe has learned about each stage. ``source`` loads inputs, targets and keyword arguments of
+    a micro-batch; it is None in a rehearsal, which loads no data. ``ranges`` says that stages, ties and links are
+    wrapped for a profiler.
+    """
+
+    world: World
+    script: RankScript
+    facts: RankFacts
+    model: Model
+    probed: ProbeResult
+    seed: int
+    source: MicroBatchSource | None
+    ranges: bool = False
+
+    @cached_property
+    def ties(self) -> tuple[Tie, ...]:
+        """Parameters that stages share, as the model file declares them."""
+        return declared(self.model, self.world.job)
+
+
+# The lane of a rank: its stages, its links to other workers, and the loading of inputs and targets.
+
+
+def components_of(context: RankContext, stages: Mapping[int, Stage]) -> LaneComponents:
+    """Returns the components of this rank's lane; with ``context.ranges`` they are wrapped for a profiler."""
+    world, job, facts = context.world, context.world.job, context.facts
+
+    def incoming(route: Route) -> Incoming:
+        slots = getattr(stages[route.target], VALUES[job.value_of(route)].slots)
+        return Incoming(world.peer(route.worker), route, job, slots)
+
+    load_input, load_target = loads(context.source, job, world.device)
+    components = LaneComponents(
+        stages=stages,
+        incoming={route: incoming(route) for route in facts.incoming},
+        outgoing={route: Outgoing(world.peer(route.worker), route, job) for route in facts.outgoing},
+        load_input=load_input,
+        load_target=load_target,
+        ties={tie.group: tie for stage in stages.values() for tie in stage.ties},
+    )
+    return ranged(components, ranges_on(world.device), job.slices) if context.ranges else components
+
+
+def lane_of(context: RankContext, components: LaneComponents) -> Lane:
+    """Makes the lane, the argument with which the functions of a rank's script are called."""
+    job = context.world.job
+    return StreamLane(components, UpdateRange(job.passes), context.facts.initial) if job.period else Lane(components)
+
+
+def driver_of(context: RankContext, lane: Lane) -> Driver:
+    """Returns the driver, which runs the turns of a stream: the lane of this rank must be a `StreamLane`."""
+    assert isinstance(lane, StreamLane)
+    assert context.facts.turns is not None
+    return Driver(context.script.turn, lane, context.facts.turns)
+
+
+def run_stream(context: RankContext, lane: Lane, updates: int) -> None:
+    """Runs the first ``updates`` updates of a stream, to the end of the last one."""
+    driver = driver_of(context, lane)
+    for _ in range(updates):
+        driver.add_update()
+    driver.drain()
+
+
+def loads(source: MicroBatchSource | None, job: Job, device: torch.device) -> tuple[Load, Load]:
+    """Returns two functions, of an update and a micro-batch, that load its input and its target onto the device.
+
+    Without a source both return None. A `ModelError` in one of them names the stage and the micro-batch.
+    """
+    if source is None:
+        return (lambda _update, _micro: None), (lambda _update, _micro: None)
+
+    def located(kind: str, load: Load, stage: int) -> Load:
+        def loaded(update: int, micro: int) -> Any:
+            later, number = divmod(micro, job.passes)
+            with during(lambda: LaneOperation(kind, stage, (number,), update + later, job.slices)):
+                return to_device(load(update, micro), device)
+
+        return loaded
+
+    return located("load input", source.input, job.sources[0]), located("load target", source.target, job.sinks[-1])
+
 
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], Any]
 """A function from the parameters of a weight group to their optimizer."""

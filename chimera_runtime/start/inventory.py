@@ -20,9 +20,9 @@ from chimera_runtime.errors.start import (
 from chimera_runtime.model.model import Model
 from chimera_runtime.model.naming import buffers_of, further_entries, name_in_model
 from chimera_runtime.model.ties import End, Modules, Tie, declaration, named
-from chimera_runtime.ranks.control_group import ControlGroup
+from chimera_runtime.ranks.agreement import ControlGroup
 from chimera_runtime.values.mesh_tensors import local
-from chimera_runtime.values.tensors import digest, plain
+from chimera_runtime.values.nested import digest, plain
 
 _SAMPLE = 64
 """Numbers of a parameter that are read to see whether its values were drawn, or follow a simple rule."""

@@ -4,37 +4,129 @@ It runs in the first pipe, once, before the first update. Random generators, gra
 attributes of modules are restored afterwards.
 """
 
+import json
+import os
 import pickle
+import re
+import resource
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from operator import attrgetter
 from typing import Any
 
 import torch
 
+from chimera_runtime.blame import UserCode
+from chimera_runtime.data.feed import Feed
 from chimera_runtime.data.micro_batch_source import MicroBatchSource
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import start as mistakes
-from chimera_runtime.errors.stage import carry_is_empty
+from chimera_runtime.errors.stage import carry_is_empty, forward_begins_to_write
 from chimera_runtime.model.model import Model
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.kept_bytes import MovedBytes
-from chimera_runtime.ranks.gathering import largest_of_rows
+from chimera_runtime.program.rank_facts import KeptMicros, RankFacts
+from chimera_runtime.ranks.agreement import largest_of_rows
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.module_state import ModuleState, StateSnapshot, Writes, state_of
 from chimera_runtime.stage.saved_tensors import Footprint, footprint_of_slices, largest_mean
+from chimera_runtime.stage.stage import Stage
+from chimera_runtime.stage.stage_output import Auxiliary, collecting
 from chimera_runtime.start import stage_probe
 from chimera_runtime.start.stage_probe import ProbedForward, StageCall
-from chimera_runtime.values.boundary import Boundary, Traits, traits_of_slices, with_shared
-from chimera_runtime.values.carries import NO_CARRY, Carry
-from chimera_runtime.values.keywords import accepted, require_unused
+from chimera_runtime.values.boundary import (
+    NO_CARRY,
+    Boundary,
+    Carry,
+    Keywords,
+    Traits,
+    accepted,
+    cut_alone,
+    require_unused,
+    traits_of_slices,
+    with_shared,
+)
+from chimera_runtime.values.byte_text import byte_text
 from chimera_runtime.values.losses import expected_count
 from chimera_runtime.values.mesh_tensors import rest
-from chimera_runtime.values.nested import is_rows, mapped, to_device
-from chimera_runtime.values.sendable import require_here, require_sendable
+from chimera_runtime.values.nested import (
+    Tensors,
+    all_generators_kept,
+    draw_seed,
+    fresh,
+    generators_kept,
+    is_rows,
+    leaves,
+    mapped,
+    require_here,
+    require_sendable,
+    taken_apart,
+    to_device,
+)
 from chimera_runtime.values.shared_memory import ReleasedTensors
-from chimera_runtime.values.tensors import all_generators_kept, draw_seed, generators_kept
+
+# Note on an error for lack of memory: how much there is, how much was used, and how much the schedule keeps.
+
+
+def memory_report(device: torch.device, facts: RankFacts | None, slices: int = 1, units: int = 1) -> str:
+    """Describes in one line the memory that this process uses and, with ``facts``, how much the schedule keeps.
+
+    ``slices`` is the number of slices of a micro-batch. ``facts`` counts a whole micro-batch as ``units``: more than
+    one where micro-batches are cut into parts.
+    """
+    used = _on_gpu(device) if device.type == "cuda" else _on_host()
+    if facts is None:
+        return f"memory: {used}"
+    fullest = max(facts.kept, key=_activations, default=())
+    copies = ", ".join(f"stage {stage}: {of_stage.copies}" for stage, of_stage in sorted(facts.stages.items()))
+    words = [
+        f"stage {micros.stage}: {(micros.activations + micros.begun) / units:g}"
+        f"{f' and {micros.inputs / units:g} x inputs alone' if micros.inputs else ''}"
+        f"{f' and {micros.carries * slices / units:g} carries' if micros.carries else ''}"
+        for micros in fullest
+    ]
+    host = max((sum(of_stage.activations for of_stage in moment) for moment in facts.on_host), default=0)
+    host_part = f", of up to {host / units:g} more on the host" if host else ""
+    return (
+        f"memory: {used}; the schedule keeps {sum(f.copies for f in facts.stages.values())} x M_theta of weights here "
+        f"({copies}) and up to {_activations(fullest) / units:g} x M_a of activations ({', '.join(words) or 'none'})"
+        f"{host_part}; "
+        "--memory-limit of train.py says how many bytes that is"
+    )
+
+
+def wanted_bytes(error: BaseException | None) -> str:
+    """The bytes that an allocation of torch lacked, as text; empty if the error for lack of memory does not say."""
+    match = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|[KMGT]iB)", f"{error}")
+    if match is None:
+        return ""
+    return byte_text(int(match[1])) if match[2] == "bytes" else f"{match[1]} {match[2]}"
+
+
+def _activations(kept: tuple[KeptMicros, ...]) -> int:
+    return sum(of_stage.activations + of_stage.begun for of_stage in kept)
+
+
+def _on_gpu(device: torch.device) -> str:
+    free, total = torch.cuda.mem_get_info(device)
+    allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    return (
+        f"{byte_text(allocated)} of tensors in {byte_text(reserved)} that torch holds, {byte_text(free)} free "
+        f"of {byte_text(total)} on {device}; at most {byte_text(torch.cuda.max_memory_allocated(device))} of tensors "
+        "before"
+    )
+
+
+def _on_host() -> str:
+    """Describes the peak memory of this process (``ru_maxrss``, in bytes on macOS), and what there is for it."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    limited = "" if limit == resource.RLIM_INFINITY else f", limited to {byte_text(limit)} of addresses (ulimit -v)"
+    return f"this process has used at most {byte_text(peak)}, of {byte_text(total)} in the machine{limited}"
 
 
 @dataclass(frozen=True)
@@ -395,3 +487,171 @@ class _Probe:
 def _copied(value: Any, device: torch.device) -> Any:
     """Copies data to a device, because a stage may change its input in place."""
     return mapped(to_device(value, device), torch.clone)
+
+
+# Updates of several shapes: when new shapes come, each stage runs one forward, which shows the shapes of its outputs.
+#
+# The example has the largest shapes. Memory is reserved for these, and messages of a smaller update use its first part.
+
+Shapes = tuple[tuple[int, ...], ...]
+
+FirstInputs = tuple[Any, Keywords]
+"""Inputs and keyword arguments of a micro-batch that is as large as the example in dimension 0."""
+
+
+@dataclass(eq=False)
+class VaryingShapes:
+    """Fits the stages of this rank to the shapes of each update; other copies may have other shapes.
+
+    Make the object before training, while the feed still holds the example as update 0: the first shapes are those of
+    the example. All ranks of a copy look at the input of the first micro-batch of each update. So they know without a
+    message which shapes the update has, and whether these are new.
+    """
+
+    world: World
+    feed: Feed
+    modules: Mapping[int, torch.nn.Module]
+    stages: Mapping[int, Stage]
+    probed: ProbeResult
+
+    def __post_init__(self) -> None:
+        if self.world.job.period:
+            raise mistakes.shapes_vary_without_flush(self.world.job.name)
+        if self.world.job.lengths:
+            raise Misuse(mistakes.VARYING_IN_UNEQUAL_SLICES)
+        example = self._first_inputs(0)
+        self._largest, self._current = _shapes_by_item(example), _shapes(example)
+        self._boundaries = {self._current: list(self.probed.boundaries)}
+        self._first: Shapes = ()
+        self.feed.require_input = self._require_input
+
+    def begin(self, update: int) -> None:
+        """Resizes the stages for an update, after `check`; every rank calls it, before its script runs.
+
+        Raises `BadModel` if a stage returns more numbers than it did for the example, `ModelError` if the forward of a
+        stage raises an error, `PeerLost` if another rank does not answer in time or has ended.
+        """
+        inputs = self._first_inputs(update)
+        if _shapes(inputs) == self._current:
+            return
+        boundaries = self.boundaries(inputs)
+        for number, stage in self.stages.items():
+            before = next((boundaries[feeding] for feeding in self.world.job.feeding[number]), None)
+            stage.resize(before, boundaries[number] if self.world.job.fed[number] else None)
+        self._current = _shapes(inputs)
+
+    def boundaries(self, inputs: FirstInputs) -> list[Boundary]:
+        """Returns the boundaries between stages for inputs of these shapes; all ranks call it. Errors as in `begin`."""
+        shapes = _shapes(inputs)
+        if shapes not in self._boundaries:
+            with all_generators_kept():
+                self._boundaries[shapes] = self._probe(inputs, shapes)
+        return self._boundaries[shapes]
+
+    def check(self, update: int) -> None:
+        """Raises `Misuse`, as `require_fitting` does, if a tensor of the update does not fit.
+
+        Also raises it if micro-batches in a list, which every rank has, differ in the shapes of their inputs.
+        """
+        self._first = ()
+        inputs = self._first_inputs(update)
+        self.require_fitting(inputs)
+        if self.world.job.slices == 1:  # else these are of a slice
+            self._first = _shapes(inputs[0])
+        for micro, pair in enumerate(self.feed.listed(update)):
+            self._require_input(micro, pair[0])
+
+    def _require_input(self, micro: int, inputs: Any) -> None:
+        """Raises `Misuse` if the inputs of a micro-batch, where this rank has them, differ in shape from the first."""
+        shapes = _shapes(inputs)
+        is_given = any(shape[:1] != (0,) for shape in shapes)  # a rank may give empty tensors where it uses none
+        if is_given:
+            self._first = self._first or shapes
+            if shapes != self._first:
+                raise mistakes.micro_batches_differ_in_shape(micro, shapes, self._first)
+
+    def require_fitting(self, inputs: FirstInputs) -> None:
+        """Raises `Misuse` if a tensor is larger than in the example in any dimension, or their number differs.
+
+        Keyword arguments that are whole may have any shape. Call it before any rank has sent a message.
+        """
+        shapes = _shapes_by_item(inputs)
+        if len(shapes) != len(self._largest):
+            raise mistakes.number_of_tensors_differs(len(shapes), len(self._largest))
+        for shape, largest in zip(shapes, self._largest, strict=True):
+            if len(shape) != len(largest) or any(a > b for a, b in zip(shape, largest, strict=True)):
+                raise mistakes.tensor_is_larger_than_example(shape, largest)
+
+    def _first_inputs(self, update: int) -> FirstInputs:
+        return self.feed.input(update, 0), self.feed.keywords(update, 0)
+
+    def _rank_of(self, stage: int) -> int:
+        place = self.world.place
+        return place.rank_of(place.copy, self.world.job.placement[0][stage])
+
+    def _probe(self, inputs: FirstInputs, shapes: Shapes) -> list[Boundary]:
+        """Runs all forwards of one micro-batch in the first pipe of this copy, and returns the boundaries."""
+        world = self.world
+        name = f"shapes/{world.place.copy}/{blake2b(repr(shapes).encode(), digest_size=8).hexdigest()}"
+        boundaries: list[Boundary] = []
+        outputs: dict[int, Tensors] = {}
+        for number, largest in enumerate(self.probed.boundaries):
+            if self._rank_of(number) == world.place.rank:
+                argument = self._argument_of(number, boundaries, outputs, inputs)
+                outputs[number] = self._run(number, argument, inputs)
+                world.control_group.store.set(f"{name}/{number}", json.dumps([list(t.shape) for t in outputs[number]]))
+                for fed in (s for s in world.job.fed[number] if world.job.fed[s]):  # the last stage is not run
+                    for tensor in () if self._rank_of(fed) == world.place.rank else outputs[number]:
+                        world.control_group.send(tensor, self._rank_of(fed), f"for stage {fed} to see new shapes")
+            what = f"for the shapes of what stage {number} hands on"
+            answer = json.loads(world.control_group.wait_for_key(f"{name}/{number}", self._rank_of(number), what))
+            boundaries.append(replace(largest, shapes=tuple(map(tuple, answer))))
+        return boundaries
+
+    def _argument_of(
+        self, number: int, boundaries: list[Boundary], outputs: dict[int, Tensors], inputs: FirstInputs
+    ) -> Any:
+        """The argument that stage ``number`` is called with: the inputs, or the outputs of the stage before it.
+
+        If another rank has the stage before, its outputs are received; else they are in ``outputs``.
+        """
+        world = self.world
+        if not world.job.feeding[number]:
+            return mapped(to_device(inputs[0], world.device), torch.clone)  # the stage may change them in place
+        (feeding,) = world.job.feeding[number]
+        before = boundaries[feeding]
+        if feeding in outputs:
+            return before.form.filled(outputs[feeding])
+        buffers = before.buffers(torch.device("cpu"))
+        for tensor in buffers:
+            world.control_group.recv(tensor, self._rank_of(feeding), f"for new shapes of stage {feeding}")
+        return before.form.filled([t.to(world.device) for t in buffers])
+
+    @torch.no_grad()
+    def _run(self, number: int, argument: Any, inputs: FirstInputs) -> Tensors:
+        """Runs the forward of a stage and returns the outputs; the state of the module is restored afterwards."""
+        module, largest = self.modules[number], self.probed.boundaries[number]
+        traits = self.probed.traits[number]
+        loaded = to_device(inputs[1], self.world.device) if traits.keywords else {}
+        keywords = fresh({name: loaded[name] for name in traits.keywords})
+        state, contents = state_of(module, traits.touched)
+        torch.manual_seed(draw_seed("shapes", number))
+        with UserCode(f"the forward of stage {number}", FAILED), collecting(Auxiliary(takes=False)):
+            returned = module(argument, **keywords, **NO_CARRY.arguments(traits.takes, ()))
+        tensors, form = taken_apart(traits.takes.split_result(f"stage {number}", returned)[0])
+        lost = state.writes(contents).lost
+        state.restore(contents)
+        rest(module)
+        if lost:
+            raise forward_begins_to_write(number, lost[0])
+        if excess := largest.excess(tensors, form):
+            raise mistakes.output_is_larger_than_for_example(number, excess)
+        return tensors
+
+
+def _shapes_by_item(inputs: FirstInputs) -> Shapes:
+    return _shapes((inputs[0], cut_alone(inputs[1])))
+
+
+def _shapes(inputs: FirstInputs) -> Shapes:
+    return tuple(tuple(leaf.shape) for leaf in leaves(inputs) if isinstance(leaf, torch.Tensor))

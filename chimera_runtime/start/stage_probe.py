@@ -11,23 +11,38 @@ import torch
 from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED
 from chimera_runtime.model.model import Model
-from chimera_runtime.stage.auxiliary_losses import collecting, roots_of
 from chimera_runtime.stage.module_state import ModuleState
 from chimera_runtime.stage.recomputation import versions_of
-from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, memory_of
+from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, memory_of, operand_storages, saved_storages
 from chimera_runtime.stage.splitting import SecondHalf, obstacle, run_first_half
-from chimera_runtime.stage.stage_output import root_of
-from chimera_runtime.stage.tensor_moves import operand_storages, saved_storages
+from chimera_runtime.stage.stage_output import collecting, root_of, roots_of
 from chimera_runtime.start.strangers import Strangers
-from chimera_runtime.values.boundary import Boundary, Traits
-from chimera_runtime.values.carries import NO_CARRY, Carry, slice_arguments, slice_length
-from chimera_runtime.values.keywords import Keywords, Stack, Whole
+from chimera_runtime.values.boundary import (
+    NO_CARRY,
+    Boundary,
+    Carry,
+    Keywords,
+    Stack,
+    Traits,
+    Whole,
+    slice_arguments,
+    slice_length,
+)
 from chimera_runtime.values.last_stage import alone, judge_in
 from chimera_runtime.values.losses import as_pair
 from chimera_runtime.values.mesh_tensors import is_spread, local
-from chimera_runtime.values.nested import ONE_TENSOR, Form, fresh, is_rows, leaves, taken_apart
+from chimera_runtime.values.nested import (
+    ONE_TENSOR,
+    Form,
+    Tensors,
+    fresh,
+    has_drawn,
+    is_rows,
+    leaves,
+    states_beside_torch,
+    taken_apart,
+)
 from chimera_runtime.values.shared_memory import note_received
-from chimera_runtime.values.tensors import Tensors, has_drawn, states_beside_torch
 
 _FAR = 2.0**9
 """Factor by which gradients are made larger and smaller: clipping shows in one of the two."""

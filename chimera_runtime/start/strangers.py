@@ -12,7 +12,7 @@ from torch.utils.weak import TensorWeakRef
 
 from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import start as mistakes
-from chimera_runtime.stage.graph_nodes import reachable
+from chimera_runtime.stage.splitting import reachable
 from chimera_runtime.values.mesh_tensors import is_spread
 from chimera_runtime.values.nested import leaves
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from chimera_runtime.errors import BadCheckpoint, Misuse
-from chimera_runtime.errors import state as mistakes
-from chimera_runtime.ranks.object_exchange import ObjectExchange
+from chimera_runtime.errors import stage as mistakes
+from chimera_runtime.ranks.agreement import ObjectExchange
 from chimera_runtime.state.state import State
 from chimera_runtime.values.files import require_regular
 

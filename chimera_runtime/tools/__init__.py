@@ -9,7 +9,6 @@ import os
 import signal
 import threading
 
-from chimera_runtime.tools.open import parent as parent
 from chimera_runtime.tools.open.stdio import open_closed
 
 open_closed()

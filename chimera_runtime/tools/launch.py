@@ -16,21 +16,18 @@ from chimera_runtime import errors
 from chimera_runtime.blame import Located, ModelError, UserCode, describe
 from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT, Misuse, Unwritable
 from chimera_runtime.errors import tools as mistakes
-from chimera_runtime.errors import tools_command as of_command
+from chimera_runtime.errors import tools as of_command
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.model.model import load as load_model
 from chimera_runtime.program.compiled_program import CompiledProgram
 from chimera_runtime.program.compiled_program import load as load_program
 from chimera_runtime.ranks.rendezvous import find_store
 from chimera_runtime.ranks.world import begin
-from chimera_runtime.start.memory_report import memory_report
+from chimera_runtime.start.probe import memory_report
 from chimera_runtime.tools.command.options import parse, require_fitting
-from chimera_runtime.tools.fail.bug_report import BugReport
-from chimera_runtime.tools.fail.faults import Faults, leave
+from chimera_runtime.tools.fail.faults import BugReport, Faults, leave
 from chimera_runtime.tools.loop.saving import Terminated
-from chimera_runtime.tools.open.files import release, reserve
-from chimera_runtime.tools.open.parent import end_with_parent
-from chimera_runtime.tools.open.stdio import drop_unwritable, write_error
+from chimera_runtime.tools.open.stdio import drop_unwritable, end_with_parent, release, reserve, write_error
 from chimera_runtime.tools.run import Run
 
 _EXPECTED = "CHIMERA_PROGRAM"

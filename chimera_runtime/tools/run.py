@@ -24,31 +24,36 @@ from chimera_runtime.optimizer.sharding import require_memory_apart
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program.compiled_program import CompiledProgram
 from chimera_runtime.program.job import Job, Place
-from chimera_runtime.ranks.cpu_allocator import keep_memory
+from chimera_runtime.ranks.devices import keep_memory
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.start.rank_context import RankContext
+from chimera_runtime.start.assemble import RankContext
 from chimera_runtime.tools.fail.faults import Faults
-from chimera_runtime.tools.loop.autocast import under_autocast
-from chimera_runtime.tools.loop.optimizers import Optimizers, optimizer_of
-from chimera_runtime.tools.loop.rehearsal import rehearsed
-from chimera_runtime.tools.loop.saving import Saving
-from chimera_runtime.tools.open.files import release, reserve
-from chimera_runtime.tools.open.stdio import write_error, write_line
-from chimera_runtime.tools.record.recorded_lane import traced
-from chimera_runtime.tools.record.recorder import Recorder, prepare
-from chimera_runtime.tools.watch.flops import computing_dtype, peak_seconds
-from chimera_runtime.tools.watch.log import Log
-from chimera_runtime.tools.watch.memory import RankNeed, refuse_beyond, smallest_share
-from chimera_runtime.tools.watch.metrics import Metrics
-from chimera_runtime.tools.watch.peak_memory import PeakMemory, resident
-from chimera_runtime.tools.watch.progress import PartialOutcomes, Progress, Sinks, UpdateEnds
-from chimera_runtime.tools.watch.tensorboard import TensorBoard
-from chimera_runtime.tools.watch.torch_profile import prepare as prepare_profile
-from chimera_runtime.tools.watch.torch_profile import torch_profile
-from chimera_runtime.tools.watch.validation import Validation
-from chimera_runtime.update.hooks import Hooks
-from chimera_runtime.update.outcome import Outcome, Outcomes
+from chimera_runtime.tools.loop.saving import Optimizers, Saving, optimizer_of, rehearsed, under_autocast
+from chimera_runtime.tools.open.stdio import release, reserve, write_error, write_line
+from chimera_runtime.tools.record.recorder import Recorder, prepare, traced
+from chimera_runtime.tools.watch.memory import (
+    PeakMemory,
+    RankNeed,
+    computing_dtype,
+    peak_seconds,
+    refuse_beyond,
+    resident,
+    smallest_share,
+)
+from chimera_runtime.tools.watch.progress import (
+    Log,
+    Metrics,
+    PartialOutcomes,
+    Progress,
+    Sinks,
+    TensorBoard,
+    UpdateEnds,
+    Validation,
+    torch_profile,
+)
+from chimera_runtime.tools.watch.progress import prepare as prepare_profile
 from chimera_runtime.update.stage_optimizer import Named, StageStep
+from chimera_runtime.update.updates import Hooks, Outcome, Outcomes
 
 _DTYPES = {"bf16": torch.bfloat16}
 

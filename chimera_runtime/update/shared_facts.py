@@ -8,12 +8,11 @@ import torch
 
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.optimizer.optimizer_facts import OptimizerFacts
-from chimera_runtime.program.weight_groups import Group
+from chimera_runtime.program.rank_facts import Group
 from chimera_runtime.ranks.agreement import STEPS, TERMS, Fact, Key, short, weights_of
-from chimera_runtime.stage.replica_digests import Replicas, is_due
-from chimera_runtime.update.outcome import Outcomes
+from chimera_runtime.stage.gradient_sums import Replicas, is_due
 from chimera_runtime.update.stage_optimizer import StageOptimizers
-from chimera_runtime.update.updates import FlushedUpdates, Updates
+from chimera_runtime.update.updates import FlushedUpdates, Outcomes, Updates
 
 
 class SharedFacts:

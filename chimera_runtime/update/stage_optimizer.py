@@ -8,9 +8,9 @@ import torch
 
 from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED, MISUSED
-from chimera_runtime.errors.update import not_an_optimizer
+from chimera_runtime.errors.stage import not_an_optimizer
 from chimera_runtime.model.ties import Modules, Tie, by_group
-from chimera_runtime.program.weight_groups import Group, group_key, group_name
+from chimera_runtime.program.rank_facts import Group, group_key, group_name
 from chimera_runtime.values.last_stage import alone
 
 Named = list[tuple[str, torch.nn.Parameter]]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.errors import values as mistakes
+from chimera_runtime.errors import stage as mistakes
 
 Loss = Any
 """Result of ``loss``: a tensor of one number, the mean over a micro-batch, or a pair of a sum and a count."""

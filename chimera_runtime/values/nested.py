@@ -4,9 +4,17 @@ torch decides which classes are pytrees. Its module for them has no public name,
 for arguments, and libraries register their classes there. Only this module and the check's reference import it.
 """
 
-from collections.abc import Callable, Sequence
+import ctypes
+import math
+import pickle
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from hashlib import blake2b, sha256
+from itertools import accumulate, pairwise
 from types import EllipsisType
 from typing import Any
 
@@ -14,8 +22,167 @@ import torch
 from torch.utils import _pytree as pytree
 
 from chimera_runtime.errors import BadModel
-from chimera_runtime.errors import values as mistakes
+from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.values.mesh_tensors import settled
+
+# Checks that outputs of stages can be sent: dense tensors on the rank's device, of a dtype of the backend.
+
+_OF_NCCL = {
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
+    *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz),
+}
+"""dtypes that NCCL sends, from torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp; complex numbers go as pairs."""
+
+
+def is_on(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Whether a tensor is on a device; the number of a CPU does not matter."""
+    if tensor.device.type != device.type:
+        return False
+    return device.type != "cuda" or device.index in (None, tensor.device.index)
+
+
+def require_here(stage: int, outputs: Iterable[torch.Tensor], device: torch.device) -> None:
+    """Raises `Misuse` unless the outputs of a stage are on the rank's device."""
+    for output in outputs:
+        if not is_on(output, device):
+            raise mistakes.output_is_elsewhere(stage, str(output.device), str(device))
+
+
+def require_sendable(stage: int, outputs: Iterable[torch.Tensor], backend: str) -> None:
+    """Raises `Misuse` if an output of a stage is sparse, nested or quantised, or NCCL has no such dtype."""
+    for output in outputs:
+        if output.layout != torch.strided:
+            raise mistakes.output_is_not_dense(stage, str(output.layout))
+        if output.is_quantized:
+            raise mistakes.output_is_quantised(stage, str(output.dtype))
+        if backend == "nccl" and output.dtype.to_real() not in _OF_NCCL:
+            raise mistakes.dtype_is_not_of_nccl(stage, str(output.dtype))
+
+
+# Bounds of the slices of a sequence, from their relative lengths.
+
+
+def slice_bounds(length: int, lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns start and end of each slice of a sequence, which has at least as many items as slices.
+
+    Each boundary is at the item nearest to its share of the sequence, or at the later of two that are equally near;
+    then it moves as far as is needed for every slice to have an item.
+
+    Examples
+    --------
+    >>> slice_bounds(8, (3, 2, 2, 1)), slice_bounds(11, (3, 2, 2, 1))
+    ([(0, 3), (3, 5), (5, 7), (7, 8)], [(0, 4), (4, 7), (7, 10), (10, 11)])
+    >>> slice_bounds(4, (97, 1, 1, 1))
+    [(0, 1), (1, 2), (2, 3), (3, 4)]
+    """
+    whole, slices = sum(lengths), len(lengths)
+    bounds = [0]
+    for place, until in enumerate(accumulate(lengths), start=1):
+        nearest = (2 * length * until + whole) // (2 * whole)
+        bounds.append(min(max(nearest, bounds[-1] + 1), length - (slices - place)))
+    return [*pairwise(bounds)]
+
+
+# Tensors of micro-batches, their digests, and the seeds of random numbers.
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def part(tensors: Tensors, start: int, stop: int, of: int) -> Tensors:
+    """Returns the rows of micro-batches ``start .. stop-1`` from tensors that hold ``of`` micro-batches."""
+    return tuple(t.narrow(0, start * (t.shape[0] // of), (stop - start) * (t.shape[0] // of)) for t in tensors)
+
+
+def join(messages: Sequence[Tensors]) -> Tensors:
+    """Joins the tensors of several micro-batches to one message, along dimension 0."""
+    return tuple(torch.cat(tensors) for tensors in zip(*messages, strict=True))
+
+
+def first_part(memory: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Returns a view of the first elements of ``memory`` in another shape."""
+    return memory.view(-1)[: math.prod(shape)].view(shape)
+
+
+def draw_seed(use: str, *parts: object) -> int:
+    """Returns a seed, the same on every machine: 63 bits of the BLAKE2b hash of "use/part/part/..."."""
+    text = "/".join([use, *map(str, parts)]).encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def seed_torch(seed: int) -> None:
+    """Seeds torch's generators of the devices in use, far faster than torch.manual_seed, which seeds all devices."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed(seed)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Context that restores the generators of torch at its end."""
+    in_use = [torch.default_generator]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        in_use.append(torch.cuda.default_generators[torch.cuda.current_device()])
+    states = [generator.get_state() for generator in in_use]
+    try:
+        yield
+    finally:
+        for generator, state in zip(in_use, states, strict=True):
+            generator.set_state(state)
+
+
+def seed_all(seed: int) -> None:
+    """Seeds the generators of torch, Python, and NumPy if it is imported, from which a dataset may draw."""
+    seed_torch(seed)
+    random.seed(seed)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+def has_drawn(states: tuple[Any, Any]) -> bool:
+    """Whether the generators of Python or NumPy have drawn since `states_beside_torch` returned ``states``."""
+    before, now = states, states_beside_torch()
+    return before[0] != now[0] or pickle.dumps(before[1]) != pickle.dumps(now[1])
+
+
+def states_beside_torch() -> tuple[Any, Any]:
+    """States of the generators of Python, and of NumPy if it is imported."""
+    numpy: Any = sys.modules.get("numpy")
+    return random.getstate(), numpy and numpy.random.get_state(legacy=False)
+
+
+@contextmanager
+def all_generators_kept() -> Iterator[None]:
+    """Context that restores all generators that `seed_all` seeds. Call `seed_all` inside, before the draws."""
+    python, numpy_state = states_beside_torch()
+    try:
+        with generators_kept():
+            yield
+    finally:
+        random.setstate(python)
+        if numpy_state is not None:
+            sys.modules["numpy"].random.set_state(numpy_state)
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor in contiguous memory, to be sent: without a mark that it is conjugate or negative."""
+    return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def payload(results: Iterable[torch.Tensor]) -> Tensors:
+    """Returns results in the form of a message: without a graph, contiguous."""
+    return tuple([plain(t.detach()) for t in results])
+
+
+def digest(tensors: Iterable[torch.Tensor | None]) -> str:
+    """Returns a hash of the bits of tensors."""
+    bits = sha256()
+    for tensor in tensors:
+        data = None if tensor is None else plain(tensor.detach().cpu())
+        bits.update(b"none" if data is None else ctypes.string_at(data.data_ptr(), data.nbytes))
+    return bits.hexdigest()
+
 
 Constant = bool | int | float | str | None
 """Type of a part, other than a tensor, of a value that stages hand on; it must be equal for all micro-batches."""

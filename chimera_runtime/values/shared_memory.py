@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from chimera_runtime.errors import values as mistakes
-from chimera_runtime.values.nested import taken_apart
-from chimera_runtime.values.tensors import Tensors
+from chimera_runtime.errors import stage as mistakes
+from chimera_runtime.values.nested import Tensors, taken_apart
 
 Views = Callable[[Tensors, int, int], Tensors]
 """Function (buffers of a slot, micro-batches of a message, the first of these) that returns the message's part of them.

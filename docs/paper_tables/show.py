@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chimera_ir.cost.number_text import decimal
+from chimera_ir.cost.durations import decimal
 from paper_tables.formula import Size
 from paper_tables.paper import Amount, Claim, CountClaim, FactClaim, Interval, IntervalClaim, RatioClaim
 from paper_tables.survey import (

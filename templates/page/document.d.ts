@@ -108,7 +108,7 @@ interface Events {
   ports: Ports | null; // null where no link is shared
 }
 
-/** Wires on a shared link (`chimera_ir/predict/shares.py`): each has a port where it leaves and one where it arrives,
+/** Wires on a shared link (`chimera_ir/predict/events.py`): each has a port where it leaves and one where it arrives,
  *  and messages in a port at the same time share its bandwidth. The form of such a wire is its length alone. */
 interface Ports {
   wire: Column; // an event

@@ -1,4 +1,4 @@
-// Time of an update in the steady state of a stream: the critical cycle of its turn, as in chimera_ir/flow/cycles.py.
+// Time of an update in the steady state of a stream: the critical cycle of its turn, as in chimera_ir/flow/engine.py.
 // Each cycle of waits has a ratio: the lengths of its events, divided by the turns that it goes back.
 
 /**

@@ -1,4 +1,4 @@
-// Messages that share a worker's port, as in chimera_ir/predict/shares.py: a port is one direction of a worker's link to
+// Messages that share a worker's port, as in chimera_ir/predict/events.py: a port is one direction of a worker's link to
 // the network. Messages in a port at the same time get equal shares of its bandwidth, except for a message to which the
 // port at its other end allows less.
 

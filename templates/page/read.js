@@ -1,4 +1,4 @@
-// Reads the document of the page. `chimera_ir/page/packing.py` says how its columns of numbers are laid out.
+// Reads the document of the page. `chimera_ir/page/contents.py` says how its columns of numbers are laid out.
 
 import { unpacked } from "./load.js";
 

@@ -52,7 +52,7 @@ export function themeOf(dark) {
 }
 
 /**
- * A tile that is repeated: lines of a colour along a path in SVG's syntax. As chimera_ir/picture/patterns.py has them,
+ * A tile that is repeated: lines of a colour along a path in SVG's syntax. As chimera_ir/picture/chart.py has them,
  * for all pictures.
  * @typedef {{ size: number, path: string, width: number, mark: string }} Pattern
  * @type {Record<string, Pattern & { dark: string }>}

@@ -17,18 +17,15 @@ from torch import nn
 
 from chimera_runtime import Pipeline
 from chimera_runtime.data.feed import Feed
-from chimera_runtime.evaluate.evaluation import Evaluation
-from chimera_runtime.evaluate.last_output import LossTotal, OutputStore
+from chimera_runtime.evaluate.evaluation import Evaluation, LossTotal, OutputStore
 from chimera_runtime.model.model import Model
 from chimera_runtime.program.compiled_program import load
-from chimera_runtime.ranks.gathering import added_over_all, gathered
+from chimera_runtime.ranks.agreement import added_over_all, gathered
 from chimera_runtime.ranks.world import join_group
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble, probe
-from chimera_runtime.start.lane_components import components_of, lane_of, run_stream
-from chimera_runtime.start.rank_context import RankContext
-from chimera_runtime.values.nested import joined
-from chimera_runtime.values.tensors import digest
+from chimera_runtime.start.assemble import RankContext, components_of, lane_of, run_stream
+from chimera_runtime.values.nested import digest, joined
 
 B, WIDTH, WORDS = 4, 3, 7
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from chimera_ir import library
 from chimera_ir.errors import TextError
 from chimera_ir.ir.text.printer import show
-from chimera_ir.lower.order import order
+from chimera_ir.lower.lower import order
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
 from tests.e2e.test_strict import STRICT
 from tests.property.programs import random_plan

@@ -9,8 +9,7 @@ import pytest
 
 import chimera_ir
 from chimera_ir import Options
-from chimera_ir.page.assembly import page
-from chimera_ir.page.contents import document
+from chimera_ir.page.contents import document, page
 from chimera_ir.page.tables import (
     EventTable,
     MessageTable,

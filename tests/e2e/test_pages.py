@@ -13,8 +13,7 @@ import chimera_ir
 from chimera_ir import Options
 from chimera_ir.compilation import Compilation
 from chimera_ir.errors import TextError
-from chimera_ir.page.assembly import page
-from chimera_ir.page.contents import document
+from chimera_ir.page.contents import document, page
 from tests.e2e.browser import WIDTHS, Tab, needs_browser, tab
 from tests.e2e.pictures import GOLDENS, changed, coarse
 from tests.pages import DOCS

@@ -21,7 +21,7 @@ SIZE = r"# +(\d+ [KM]?i?B)  "
 MAIN = "from chimera_ir.start import profile; profile()"
 DYING = f"""
 import os, sys
-from chimera_ir.resources import templates
+from chimera_ir.source import templates
 sys.path.insert(0, str(templates()))
 from chimera_ir.measure import links
 if os.environ["RANK"] == "1":
@@ -32,7 +32,7 @@ if os.environ["RANK"] == "1":
 STAGED = f"""
 import atexit, sys
 from chimera_runtime.ranks import world
-from chimera_runtime.ranks.staging import Staging
+from chimera_runtime.ranks.messages import Staging
 from tests.unit.runtime.gpu_model import ModelGpu
 gpu = ModelGpu(("outgoing", "incoming"))
 world.staging_of = lambda _device, _backend: Staging(gpu)

@@ -10,7 +10,7 @@ from pkgutil import iter_modules
 import pytest
 
 from chimera_ir.diagnostics import catalogue
-from chimera_ir.diagnostics.codes import messages
+from chimera_ir.diagnostics.model import messages
 from tests.errors import test_front, test_middle, test_profiles, test_torch
 from tests.errors.goldens import classes, inputs
 from tests.syntax_trees import python, tree

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir.diagnostics.catalogue import brackets, endless, foreign, groups, names, slices, syntax, tokens, values
+from chimera_ir.diagnostics.catalogue import irtext, names, syntax, torchcells, values
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.render import render_all
 from chimera_ir.elaborate.elaborate import elaborate
@@ -16,7 +16,7 @@ from chimera_ir.source import Source
 from chimera_ir.syntax.parser import MAX_TEXT, MAX_TOKENS, parse
 from tests.errors.goldens import classes, compare, inputs
 
-CATALOGUES = (tokens, foreign, syntax, brackets, names, values, groups, slices, endless)
+CATALOGUES = (syntax, torchcells, syntax, syntax, names, values, names, names, irtext)
 FRONT = Path(__file__).parent / "front"
 MISTAKES = inputs(FRONT, "*.chim")
 NOT_IN_A_FILE = {"TextTooLong", "TooManyTokens"}

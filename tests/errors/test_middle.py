@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from chimera_ir.cost.durations import Costs
-from chimera_ir.diagnostics.catalogue import irheader, irtext, lanes, program, schedule
+from chimera_ir.diagnostics.catalogue import irtext, program, schedule
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.elaborate.elaborate import elaborate
-from chimera_ir.ir.levels import Plan, Program
-from chimera_ir.ir.memory_bounds import Quantity
+from chimera_ir.ir.levels import Plan, Program, Quantity
 from chimera_ir.ir.streams import Level, ProgramStream
 from chimera_ir.ir.text.reader import parse as parse_ir
 from chimera_ir.lower.lower import lower
@@ -25,7 +24,7 @@ from chimera_ir.syntax.parser import parse
 from chimera_ir.verify.verify import verify_lowered, verify_program, verify_schedule
 from tests.errors.goldens import classes, compare, inputs, read
 
-CATALOGUES = (irheader, irtext, lanes, program, schedule)
+CATALOGUES = (irtext, irtext, schedule, program, schedule)
 MIDDLE = Path(__file__).parent / "middle"
 MISTAKES = inputs(MIDDLE, "*.sir", "*.chim")
 NOT_IN_A_FILE = {

@@ -12,12 +12,11 @@ import pytest
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.durations import Costs
-from chimera_ir.cost.launches import launches, with_events
+from chimera_ir.cost.host_plan import launches, with_events
 from chimera_ir.cost.report import Report, activations, report
-from chimera_ir.cost.simulate import simulate
-from chimera_ir.cost.window import Window, steady_window
+from chimera_ir.cost.simulate import Window, simulate, steady_window
 from chimera_ir.request import Request
-from chimera_ir.verify.copies import copies
+from chimera_ir.verify.complete import copies
 from tests.literature.test_facts import BASELINE, EQUAL, PAPER, schedule
 from tests.lowered import lowered
 from tests.repeatable import part

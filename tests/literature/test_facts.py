@@ -13,10 +13,9 @@ from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.report import Report, report, stages_held
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.ir.levels import Schedule
-from chimera_ir.lower.order import order
-from chimera_ir.predict.summary import summary
-from chimera_ir.resources import schemes
-from chimera_ir.source import Source
+from chimera_ir.lower.lower import order
+from chimera_ir.predict.prediction import summary
+from chimera_ir.source import Source, schemes
 from chimera_ir.syntax.parser import parse
 from tests.repeatable import part
 

@@ -13,9 +13,8 @@ from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.report import report, stages_held
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.ir.levels import Schedule
-from chimera_ir.lower.lower import lower
-from chimera_ir.lower.order import order
-from chimera_ir.predict.summary import summary
+from chimera_ir.lower.lower import lower, order
+from chimera_ir.predict.prediction import summary
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
 from chimera_ir.verify.verify import verify_program, verify_schedule

@@ -13,8 +13,7 @@ from chimera_ir import library
 from chimera_ir.compilation import Compilation
 from chimera_ir.ir.text.printer import show
 from chimera_ir.request import Request
-from chimera_ir.resources import schemes
-from chimera_ir.source import ENDINGS
+from chimera_ir.source import ENDINGS, schemes
 from chimera_ir.torch_text.csv_writer import unfit
 from tests.sizes import on_workers
 

@@ -6,10 +6,25 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.ir.ids import Micro, Slot, Stage, WeightGroup, Worker
 from chimera_ir.ir.kinds import NOTHING
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import AllReduce, Drop, Instruction, Message, Pair, Recv, Send, Stash, Step, WaitAllReduce
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Drop,
+    Instruction,
+    Message,
+    Micro,
+    Pair,
+    Recv,
+    Send,
+    Slot,
+    Stage,
+    Stash,
+    Step,
+    WaitAllReduce,
+    WeightGroup,
+    Worker,
+)
 from chimera_ir.ir.streams import ProgramStream, view_of
 from chimera_ir.verify.verify import proven, verify_program
 from tests.executor import verdicts

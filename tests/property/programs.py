@@ -6,11 +6,9 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from chimera_ir.ir.ids import Clock, Micro, Stage, WeightGroup, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Plan
-from chimera_ir.ir.ops import Compute
-from chimera_ir.ir.planned import Planned
+from chimera_ir.ir.ops import Clock, Compute, Micro, Planned, Stage, WeightGroup, Worker
 from chimera_ir.source import Span
 
 

@@ -7,12 +7,9 @@ from itertools import product
 
 from hypothesis import strategies as st
 
-from chimera_ir.ir.ids import Clock, Micro, Stage, Worker
 from chimera_ir.ir.kinds import KINDS
-from chimera_ir.ir.levels import Header, Pipe, Plan
-from chimera_ir.ir.ops import Compute
-from chimera_ir.ir.planned import Planned
-from chimera_ir.ir.slice_lengths import normalized
+from chimera_ir.ir.levels import Header, Pipe, Plan, normalized
+from chimera_ir.ir.ops import Clock, Compute, Micro, Planned, Stage, Worker
 from chimera_ir.source import Span
 from tests.property.programs import random_ties
 

@@ -6,10 +6,9 @@ Written from the definitions, without the language: an oracle for what the compi
 from dataclasses import dataclass, replace
 from random import Random
 
-from chimera_ir.ir.ids import Micro, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Schedule
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, Micro, Stage, Version, WeightGroup, Worker
 from tests.property.programs import random_ties
 
 

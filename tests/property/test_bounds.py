@@ -7,7 +7,7 @@ from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.planner.compiled import CompiledScheme, Variant
 from chimera_ir.profile.costs import StageCosts
 from chimera_ir.source import Source
-from chimera_ir.syntax.change import Change
+from chimera_ir.syntax.formatter import Change
 from chimera_ir.syntax.parser import parse
 from tests.repeatable import either, examples
 from tests.timings import stage_timing

@@ -13,8 +13,7 @@ from chimera_runtime.stage.gradient_sums import GradientSum
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import SendOutput
 from chimera_runtime.stage.weight_versions import Unstepped
-from chimera_runtime.values.boundary import Boundary, Traits
-from chimera_runtime.values.carries import slice_arguments
+from chimera_runtime.values.boundary import Boundary, Traits, slice_arguments
 from chimera_runtime.values.nested import ONE_TENSOR
 
 SLICES, SHAPE = 3, (2, 2, 3)

@@ -8,12 +8,10 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera_ir.flow.lookahead import runnable_turns
-from chimera_ir.ir.sharing import Communicators
+from chimera_ir.flow.net import runnable_turns
+from chimera_ir.ir.ops import Communicators
 from chimera_ir.ir.streams import ProgramStream
-from chimera_ir.lower.forwards import forwards
-from chimera_ir.lower.lower import lower
-from chimera_ir.lower.order import order
+from chimera_ir.lower.lower import forwards, lower, order
 from chimera_ir.verify.verify import verify_lowered, verify_program, verify_schedule
 from tests.executor import verdict
 from tests.lowered import level

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import Outline, outline
 from chimera_ir.elaborate.operations import operations
-from chimera_ir.ir.ids import Stage, Version
 from chimera_ir.ir.levels import Plan
-from chimera_ir.lower.order import order
+from chimera_ir.ir.ops import Stage, Version
+from chimera_ir.lower.lower import order
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
-from chimera_ir.verify.repeats import repeats
+from chimera_ir.verify.scripts import repeats
 from tests.repeatable import either, examples
 
 LIMIT = 20_000

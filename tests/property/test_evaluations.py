@@ -10,9 +10,7 @@ from chimera_ir.ir.kinds import FORWARD
 from chimera_ir.ir.levels import Program, Schedule
 from chimera_ir.ir.text.printer import show
 from chimera_ir.ir.text.reader import parse
-from chimera_ir.lower.forwards import forwards
-from chimera_ir.lower.lower import lower
-from chimera_ir.lower.order import order
+from chimera_ir.lower.lower import forwards, lower, order
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import verify_lowered, verify_schedule
 from tests.executor import verdicts

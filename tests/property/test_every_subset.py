@@ -14,8 +14,7 @@ from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.ir.levels import Plan, Program
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.reader import parse as parse_ir
-from chimera_ir.lower.lower import lower
-from chimera_ir.lower.order import order
+from chimera_ir.lower.lower import lower, order
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
 from chimera_ir.verify.verify import verify_lowered, verify_program, verify_schedule

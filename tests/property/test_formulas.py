@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.diagnostics.render import render_all
 from chimera_ir.elaborate.elaborate import elaborate
-from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.levels import Plan
+from chimera_ir.ir.ops import Micro, Stage
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
 from tests.property.formulas import Formula, Undefined, Value, conditions, numbers

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.ir.levels import Plan, Program, Schedule
-from chimera_ir.ir.planned import Planned
+from chimera_ir.ir.ops import Planned
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.printer import line, numbered_line, numbers_of, show
 from chimera_ir.ir.text.reader import parse
 from chimera_ir.ir.turns import shifted
-from chimera_ir.lower.lower import lower
-from chimera_ir.lower.order import order
+from chimera_ir.lower.lower import lower, order
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import verify_program, verify_schedule
 from tests.property.programs import one_direction, plans, two_directions

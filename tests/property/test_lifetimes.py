@@ -13,13 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chimera_ir.flow import live
-from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.kinds import FORWARD, RECOMPUTATION, Counted
-from chimera_ir.ir.levels import Header, Program, Schedule
-from chimera_ir.ir.ops import Compute, Drop, Operation, Pair, Send, Stash, WaitMove, WaitSend, singles
-from chimera_ir.ir.recomputation import in_full
-from chimera_ir.lower.lower import lower
-from chimera_ir.lower.order import order
+from chimera_ir.ir.levels import Header, Program, Schedule, in_full
+from chimera_ir.ir.ops import Compute, Drop, Operation, Pair, Send, Stage, Stash, WaitMove, WaitSend, singles
+from chimera_ir.lower.lower import lower, order
 from chimera_ir.verify.holdings import fullest, holdings
 from chimera_ir.verify.verify import schedule_of, verify_schedule
 from tests.property.programs import plans

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from chimera_ir.cost.simulate import Timeline, simulate, ticks
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.replay import replay
-from chimera_ir.predict.setting import Setting
+from chimera_ir.predict.setting import Measured, Setting
 from chimera_ir.profile.cluster import FREE
 from chimera_ir.verify.verify import schedule_of, verify_program
 from tests.lowered import level, lowered

@@ -12,16 +12,13 @@ from chimera_ir.cost.simulate import simulate
 from chimera_ir.diagnostics.catalogue.program import NoOrderFits, NoOrderFitsHost
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.ir.kinds import KINDS
-from chimera_ir.ir.levels import Plan
-from chimera_ir.ir.memory_bounds import Bound, Quantity
-from chimera_ir.ir.planned import Unclocked
+from chimera_ir.ir.levels import Bound, Plan, Quantity
+from chimera_ir.ir.ops import Unclocked
 from chimera_ir.ir.text.printer import show
 from chimera_ir.ir.text.reader import parse
-from chimera_ir.lower.lower import lower
-from chimera_ir.lower.order import order
-from chimera_ir.orders.graph import graph_of
+from chimera_ir.lower.lower import lower, order
 from chimera_ir.orders.instance import Costing
-from chimera_ir.orders.ordering import scheduled
+from chimera_ir.orders.ordering import graph_of, scheduled
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import verify_program, verify_schedule
 from tests.executor import verdicts

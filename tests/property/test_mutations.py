@@ -6,8 +6,7 @@ from itertools import chain
 import pytest
 
 from chimera_ir.ir.levels import Program
-from chimera_ir.lower.lower import lower
-from chimera_ir.lower.order import order
+from chimera_ir.lower.lower import lower, order
 from tests.executor import verdicts
 from tests.property.mutations import RIGHT, judged, mutants, rules, table
 from tests.property.programs import doubled, one_direction, random_plan, two_directions, with_ties

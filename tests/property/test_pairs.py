@@ -12,12 +12,10 @@ from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.report import activations
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.ir.levels import Plan, Program, Schedule
-from chimera_ir.ir.ops import Compute, Operation, Pair, Send, WaitRecv
-from chimera_ir.ir.planned import Planned
+from chimera_ir.ir.ops import Compute, Operation, Pair, Planned, Send, WaitRecv
 from chimera_ir.ir.text.printer import show
 from chimera_ir.ir.text.reader import parse
-from chimera_ir.lower.lower import lower
-from chimera_ir.lower.order import order
+from chimera_ir.lower.lower import lower, order
 from chimera_ir.source import Source, Span
 from chimera_ir.verify.verify import schedule_of, verify_program, verify_schedule
 from tests.executor import verdicts

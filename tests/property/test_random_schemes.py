@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from chimera_ir.diagnostics.model import Rejected, raise_errors
 from chimera_ir.ir.levels import Plan, Program
 from chimera_ir.ir.ops import Recv
-from chimera_ir.lower.lower import lower
-from chimera_ir.lower.order import order
+from chimera_ir.lower.lower import lower, order
 from chimera_ir.verify.verify import schedule_of, verify_program, verify_schedule
 from tests.executor import verdicts
 from tests.property.programs import plans

@@ -14,8 +14,7 @@ from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.streams import longer, stream_of
 from chimera_ir.lower.lower import lower
 from chimera_ir.predict.events import Role
-from chimera_ir.predict.idle import Cause, idle
-from chimera_ir.predict.replay import Event, Replay, free_replay, pace, replay
+from chimera_ir.predict.replay import Cause, Event, Replay, free_replay, idle, pace, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, HostLink, Link
 from chimera_ir.profile.costs import StageCosts

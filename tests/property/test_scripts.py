@@ -6,10 +6,9 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.ir.ids import Micro, Stage, Version, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Kind
 from chimera_ir.ir.levels import Header, Pipe, Schedule
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, Micro, Stage, Version, Worker
 from chimera_ir.ir.text.printer import show
 from chimera_ir.lower.lower import lower
 from chimera_ir.verify.scripts import scripts, worker_scripts

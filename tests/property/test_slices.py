@@ -4,8 +4,7 @@ from hypothesis import given
 
 from chimera_ir.ir.text.printer import show
 from chimera_ir.ir.text.reader import parse
-from chimera_ir.lower.lower import lower
-from chimera_ir.lower.order import order
+from chimera_ir.lower.lower import lower, order
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import verify_program, verify_schedule
 from tests.executor import verdicts

@@ -15,14 +15,12 @@ import pytest
 from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.report import activations
 from chimera_ir.cost.simulate import Timeline, simulate
-from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
 from chimera_ir.ir.levels import Plan, Program, Schedule
-from chimera_ir.ir.ops import AllReduce, Compute, Recv
+from chimera_ir.ir.ops import AllReduce, Compute, Micro, Recv, Stage
 from chimera_ir.ir.text.printer import show
 from chimera_ir.ir.text.reader import parse
-from chimera_ir.lower.lower import lower
-from chimera_ir.lower.order import order
+from chimera_ir.lower.lower import lower, order
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import verify_program, verify_schedule
 from tests.executor import verdicts

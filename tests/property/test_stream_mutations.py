@@ -11,7 +11,6 @@ from itertools import chain, islice, pairwise, product
 
 import pytest
 
-from chimera_ir.ir.ids import Stage, Version
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import (
     AllReduce,
@@ -20,8 +19,10 @@ from chimera_ir.ir.ops import (
     Instruction,
     Recv,
     Send,
+    Stage,
     Stash,
     Step,
+    Version,
     WaitAllReduce,
     WaitRecv,
     WaitSend,

@@ -8,24 +8,20 @@ import pytest
 
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.net import net_of
-from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.levels import Program
-from chimera_ir.ir.ops import Compute, Instruction
+from chimera_ir.ir.ops import Compute, Instruction, Worker
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of
 from chimera_ir.ir.text.printer import line, show
 from chimera_ir.ir.text.reader import parse
 from chimera_ir.ir.turns import Turn
 from chimera_ir.lower.lower import lower
 from chimera_ir.source import Source
-from chimera_ir.verify.acyclic import acyclic
-from chimera_ir.verify.channels import channels
 from chimera_ir.verify.complete import complete
-from chimera_ir.verify.gradients import gradients
-from chimera_ir.verify.index import cells
-from chimera_ir.verify.messages import messages, places
-from chimera_ir.verify.slots import slots
+from chimera_ir.verify.cycle import acyclic
+from chimera_ir.verify.findings import cells
+from chimera_ir.verify.messages import channels, messages, places, slots
 from chimera_ir.verify.verify import Verified, proven, schedule_of, verify_program, verify_schedule
-from chimera_ir.verify.versions import versions
+from chimera_ir.verify.versions import gradients, versions
 from tests.lowered import scripts_of
 from tests.property.streams import Stream, one_forward_one_backward, random_stream
 from tests.repeatable import also, tries

@@ -10,12 +10,11 @@ from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.diagnostics.render import render_all
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.ir.kinds import KINDS
-from chimera_ir.resources import schemes
-from chimera_ir.source import Source, Span
+from chimera_ir.source import Source, Span, schemes
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.formatter import show
+from chimera_ir.syntax.mistakes import KEYWORDS
 from chimera_ir.syntax.parser import parse
-from chimera_ir.syntax.spelling import KEYWORDS
 from tests.repeatable import examples
 
 here = st.just(Span(0, 0))

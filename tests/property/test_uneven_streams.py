@@ -5,10 +5,9 @@ from random import Random
 
 import pytest
 
-from chimera_ir.ir.ids import Micro, Stage, Version, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Schedule
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, Micro, Stage, Version, Worker
 from chimera_ir.ir.streams import stream_of
 from chimera_ir.ir.text.printer import line, show
 from chimera_ir.ir.text.reader import parse

@@ -10,10 +10,22 @@ from itertools import pairwise
 from math import lcm
 from typing import NamedTuple
 
-from chimera_ir.ir.ids import Micro, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Program, Schedule
-from chimera_ir.ir.ops import AllReduce, Compute, Drop, Instruction, Stash, Step, WaitAllReduce
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Compute,
+    Drop,
+    Instruction,
+    Micro,
+    Stage,
+    Stash,
+    Step,
+    Version,
+    WaitAllReduce,
+    WeightGroup,
+    Worker,
+)
 from chimera_ir.ir.streams import ProgramStream, stream_of
 from chimera_ir.lower.lower import lower
 

@@ -1,7 +1,6 @@
 """What the planner knows of a configuration's memory, against the program that is compiled in the end."""
 
-from chimera_ir.planner.bounds import least, most, standing
-from chimera_ir.planner.compiled import Variant
+from chimera_ir.planner.compiled import Variant, least, most, standing
 from chimera_ir.predict.memory_need import memory_of
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster

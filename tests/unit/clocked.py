@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from chimera_ir.ir.ids import Micro, Stage, Version, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Schedule
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, Micro, Stage, Version, Worker
 
 Direction = tuple[str, Callable[[int], int], Iterable[int]]
 

@@ -11,8 +11,7 @@ from chimera_runtime.lane.stream_lane import StreamLane, UpdateRange
 from chimera_runtime.program.compiled_program import parsed
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros
-from chimera_runtime.program.rank_facts import RankFacts
-from chimera_runtime.program.weight_groups import Group, group_text
+from chimera_runtime.program.rank_facts import Group, RankFacts, group_text
 
 
 @dataclass

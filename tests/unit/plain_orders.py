@@ -9,12 +9,11 @@ from random import Random
 import chimera_ir
 from chimera_ir.cost.durations import Costs
 from chimera_ir.flow.engine import ordered
-from chimera_ir.ir.levels import Schedule
-from chimera_ir.ir.memory_bounds import Quantity
-from chimera_ir.orders.improve import with_limits
+from chimera_ir.ir.levels import Quantity, Schedule
 from chimera_ir.orders.instance import Costing, OrderInstance, instance_of
+from chimera_ir.orders.search import with_limits
 from chimera_ir.source import Source
-from chimera_ir.verify.memory import memory
+from chimera_ir.verify.holdings import memory
 
 
 def costs(**by_kind: int) -> Costs:

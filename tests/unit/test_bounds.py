@@ -13,7 +13,7 @@ from chimera_ir.planner.compiled import CompiledScheme, Variant
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.costs import StageCosts
 from chimera_ir.source import Source
-from chimera_ir.syntax.change import Change
+from chimera_ir.syntax.formatter import Change
 from chimera_ir.syntax.parser import parse
 from chimera_ir.verify.holdings import holdings
 from tests.repeatable import either

@@ -23,14 +23,14 @@ from chimera_ir.ir.text.reader import parse
 from chimera_ir.source import Source
 from chimera_ir.trace.bundles import MOST_FILES
 from chimera_ir.trace.match import instructions
-from chimera_ir.trace.spans import words
+from chimera_ir.trace.trace_files import words
 from chimera_runtime.blame import Located
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.lane.lane import Lane, LaneComponents
 from chimera_runtime.lane.stream_lane import Driver, StreamLane, UpdateRange
 from chimera_runtime.program.compiled_program import CompiledProgram, load
 from chimera_runtime.program.job import Place
-from chimera_runtime.tools.fail.bug_report import BugReport
+from chimera_runtime.tools.fail.faults import BugReport
 from tests.repeatable import also
 from tests.unit.command import Run
 from tests.unit.test_page_tables import document_in

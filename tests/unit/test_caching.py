@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir import cache, console, library, resources
+from chimera_ir import cache, console, library, source
 from chimera_ir.answer import Answer, Output, read
 from chimera_ir.commands import common, compile_command
 from tests.repeatable import part
@@ -36,7 +36,7 @@ def kept(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFacto
     monkeypatch.setenv(cache.VARIABLE, str(folder))
     monkeypatch.setattr(cache, "WORTHWHILE", 0.0)
     monkeypatch.setattr(cache, "SETTLED", 0.0)
-    monkeypatch.setattr(resources, "everything", lambda: iter([Path(cache.__file__)]))
+    monkeypatch.setattr(source, "everything", lambda: iter([Path(cache.__file__)]))
     return folder
 
 
@@ -203,7 +203,7 @@ def test_another_compiler_is_asked_again(
     files = [folder / name for name in ("a.py", "b.py")]
     for file in files:
         file.write_text("the same in both")
-    monkeypatch.setattr(resources, "everything", lambda: iter(sorted(folder.iterdir())))
+    monkeypatch.setattr(source, "everything", lambda: iter(sorted(folder.iterdir())))
     for _ in range(2):
         run("chimera", "--emit", "report")
     assert len(passes) == 1
@@ -213,7 +213,7 @@ def test_another_compiler_is_asked_again(
 
 
 def test_the_compiler_is_every_file_of_the_package_the_grammars_and_the_templates() -> None:
-    names = {path.name for path in resources.everything()}
+    names = {path.name for path in source.everything()}
     assert {"answer.py", "cache.py", "library.toml", "chimera.chim", "scheme.lark", "rank.py.j2", "lane.py"} < names
     assert not any(name.endswith(".pyc") for name in names)
 
@@ -236,7 +236,7 @@ def test_what_was_compiled_while_the_compiler_changed_is_not_kept(
 ) -> None:
     file, produce = tmp_path / "a.py", compile_command.produce
     file.write_text("before")
-    monkeypatch.setattr(resources, "everything", lambda: iter([file]))
+    monkeypatch.setattr(source, "everything", lambda: iter([file]))
 
     def edited(*arguments: object, **more: object) -> object:
         file.write_text("after")

@@ -8,6 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from chimera_ir.commands.common import GENERAL, SectionedCommand
 from chimera_ir.commands.compare_command import compare_command
 from chimera_ir.commands.compile_command import compile_command
 from chimera_ir.commands.explain_command import explain_command
@@ -15,7 +16,6 @@ from chimera_ir.commands.group import group
 from chimera_ir.commands.plan_command import plan_command
 from chimera_ir.commands.profile_command import profile_command
 from chimera_ir.commands.run_command import run_command
-from chimera_ir.commands.sections import GENERAL, SectionedCommand
 from chimera_ir.commands.trace_command import trace_command
 from tests.unit.command import Run, contents
 

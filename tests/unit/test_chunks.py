@@ -13,10 +13,9 @@ from chimera_ir.ir.kinds import BACKWARD
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.lower.lower import lower
 from chimera_ir.picture import svg, terminal
-from chimera_ir.picture.legend import SWATCHES
-from chimera_ir.picture.looks import Looks
+from chimera_ir.picture.chart import SWATCHES
+from chimera_ir.picture.looks import HUES, INK, PAPER, Hue, Looks
 from chimera_ir.picture.replayed import draw_replay, drawing
-from chimera_ir.picture.words import HUES, INK, PAPER, Hue
 from chimera_ir.predict.replay import Replay, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster

@@ -17,12 +17,10 @@ from chimera_ir.errors import TextError
 from chimera_ir.ir.ops import Send
 from chimera_ir.ir.text.printer import show
 from chimera_ir.request import Request, Tie
-from chimera_ir.resources import runtime, templates
-from chimera_ir.source import Source
+from chimera_ir.source import Source, runtime, templates
 from chimera_ir.verify.verify import Verified
 from chimera_runtime.program.compiled_program import parsed
-from chimera_runtime.program.rank_facts import Route, spread
-from chimera_runtime.program.weight_groups import group_text
+from chimera_runtime.program.rank_facts import Route, group_text, spread
 from chimera_runtime.ranks.messages import tag_of
 from tests.lowered import evaluated, scripts_of
 from tests.patience import PATIENCE
@@ -121,8 +119,8 @@ def test_programs_have_the_same_digest_only_if_all_of_their_files_are_the_same(
     found = {named(case): written(case) for case in cases}
     shutil.copytree(templates(), tmp_path / "templates")
     shutil.copytree(runtime(), tmp_path / "chimera_runtime")
-    monkeypatch.setattr("chimera_ir.codegen.output_files.templates", lambda: tmp_path / "templates")
-    monkeypatch.setattr("chimera_ir.codegen.output_files.runtime", lambda: tmp_path / "chimera_runtime")
+    monkeypatch.setattr("chimera_ir.codegen.facts.templates", lambda: tmp_path / "templates")
+    monkeypatch.setattr("chimera_ir.codegen.facts.runtime", lambda: tmp_path / "chimera_runtime")
     for changed in ("chimera_runtime/lane/lane.py", "templates/rank.py.j2", "templates/train.py.j2"):
         with (tmp_path / changed).open("a") as file:
             file.write("# another version of the compiler\n")

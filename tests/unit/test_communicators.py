@@ -17,18 +17,17 @@ import chimera_ir
 from chimera_ir import library
 from chimera_ir.commands.common import WRONG_COMMAND
 from chimera_ir.console import printed
-from chimera_ir.cost import table
+from chimera_ir.cost import report
 from chimera_ir.errors import NotProven
 from chimera_ir.ir.levels import Program
-from chimera_ir.ir.ops import AllReduce, Recv, Send, WaitAllReduce, WaitRecv, WaitSend
-from chimera_ir.ir.sharing import Communicators
+from chimera_ir.ir.ops import AllReduce, Communicators, Recv, Send, WaitAllReduce, WaitRecv, WaitSend
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import show
 from chimera_ir.ir.turns import shelf
 from chimera_ir.lower.lower import lower
 from chimera_ir.predict.replay import pace
 from chimera_ir.profile.cluster import Link
-from chimera_ir.verify.communicators import Communication
+from chimera_ir.verify.messages import Communication
 from chimera_ir.verify.verify import Checked, Verified, verify_program
 from tests.executor import verdict
 from tests.lowered import evaluated
@@ -155,7 +154,7 @@ def test_the_report_says_what_is_proven_and_where_it_blocks() -> None:
     ("scheme", "lines"), [("gpipe", ["pair (3)"]), ("breadth_first", ["pair (4)"]), ("dapple", [])]
 )
 def test_the_table_of_the_report_has_a_line_for_what_is_proven(scheme: str, lines: list[str]) -> None:
-    said = printed(lambda console: console.print(table.show(late(scheme).report))).splitlines()
+    said = printed(lambda console: console.print(report.show(late(scheme).report))).splitlines()
     fewer = "finishes with fewer communicators, too: "
     assert [line.removeprefix(fewer) for line in said if line.startswith(fewer)] == lines
 

@@ -15,9 +15,9 @@ from chimera_ir import library
 from chimera_ir.commands import common
 from chimera_ir.commands.compare_command import compare_command
 from chimera_ir.commands.compile_command import compile_command
+from chimera_ir.compare.gallery import messages
 from chimera_ir.ir.ops import Send
 from chimera_ir.ir.text.printer import show
-from chimera_ir.sweeps.gallery import messages
 from tests.pages import page_text
 from tests.unit.command import TINY
 from tests.unit.conftest import calling

@@ -10,10 +10,9 @@ from chimera_ir import library
 from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.report import activations, stages_held
 from chimera_ir.cost.simulate import Timeline, simulate
-from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD, RECOMPUTATION
 from chimera_ir.ir.levels import Header, Pipe, Schedule
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, Micro, Stage, Worker
 from chimera_ir.options import Options
 from chimera_ir.source import Source
 from tests.repeatable import examples

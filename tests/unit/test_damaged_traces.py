@@ -24,7 +24,7 @@ from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.reader import parse
 from chimera_ir.source import Source
 from chimera_ir.trace.forecast import play
-from chimera_ir.trace.spans import recorded
+from chimera_ir.trace.trace_files import recorded
 from tests.repeatable import tries
 from tests.unit import traced
 from tests.unit.command import Run, contents

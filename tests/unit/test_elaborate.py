@@ -10,11 +10,9 @@ from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import elaborate, parameter_names
 from chimera_ir.errors import ParameterError
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
-from chimera_ir.ir.levels import Pipe, Plan
-from chimera_ir.ir.memory_bounds import Bound, Quantity
+from chimera_ir.ir.levels import Bound, Pipe, Plan, Quantity
 from chimera_ir.ir.ops import Compute
-from chimera_ir.resources import schemes
-from chimera_ir.source import Source
+from chimera_ir.source import Source, schemes
 from chimera_ir.syntax.parser import parse
 
 LIMIT = 1_000_000

@@ -8,7 +8,7 @@ from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Plan, Strategy
 from chimera_ir.ir.ops import Compute
-from chimera_ir.lower.order import order
+from chimera_ir.lower.lower import order
 from tests.unit.test_elaborate import codes, library_plan, plan_of
 
 SIZES = range(1, 9)

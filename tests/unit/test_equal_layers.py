@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from chimera_ir import progress
+from chimera_ir import console
 from chimera_ir.commands.profile_command import profile_command
-from chimera_ir.measure import equal, samples, stages
-from chimera_ir.measure.samples import noise
-from chimera_ir.measure.stages import StageRequest
+from chimera_ir.measure import stages, stations
+from chimera_ir.measure.stages import StageRequest, noise
 from chimera_ir.profile.costs import ModelProfile
 from chimera_runtime.model.model import load
 from tests.unit.test_measure import spread_samples
@@ -36,7 +35,7 @@ def optimizer(parameters):
 
 
 def signature(value: object) -> object:
-    return equal._Signature().of(value)
+    return stations._Signature().of(value)
 
 
 class Scaled(nn.Module):
@@ -196,18 +195,18 @@ def test_noise_is_one_warning_and_a_line_for_each_figure_the_worst_first() -> No
     assert warning.startswith(
         "too noisy to use: 2 of 3 figures, whose medians may be off by more than 5 % after 16 rounds"
     )
-    step, backward = (samples.percent(quantity.uncertainty) for _, quantity in (figures[2], figures[1]))
+    step, backward = (stages.percent(quantity.uncertainty) for _, quantity in (figures[2], figures[1]))
     assert f"the step of layer 2 by {step}" in warning
     assert lines == [f"step of layer 2: {step}", f"backward of layer 2: {backward}"]
     assert noise(figures[:1]) == ()
 
 
 def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.logged() as log:
+    with console.logged() as log:
         log("nothing yet")
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(progress, "EVERY", 0.02)
-    with progress.logged() as log:
+    monkeypatch.setattr(console, "EVERY", 0.02)
+    with console.logged() as log:
         log("measured 1 of 9: layer 3 of 4")
         time.sleep(0.3)
     lines = capsys.readouterr().err.splitlines()

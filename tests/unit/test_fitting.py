@@ -11,7 +11,7 @@ import chimera_ir
 from chimera_ir import Schedule, Source, fit_scheme
 from chimera_ir.commands import group
 from chimera_ir.errors import NotFitted, OptionError
-from chimera_ir.fitting.whole_numbers import Inequality, least_solution
+from chimera_ir.fitting.scheme_fit import Inequality, least_solution
 from chimera_ir.ir.text.printer import show
 from chimera_ir.orders import cp_sat
 from tests.unit.command import Run

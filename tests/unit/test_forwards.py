@@ -17,7 +17,7 @@ from chimera_ir.ir.ops import AllReduce, Compute, Recv, Send, Step, WaitAllReduc
 from chimera_ir.ir.streams import ScheduleStream
 from chimera_ir.ir.text.printer import line, show
 from chimera_ir.ir.text.reader import parse
-from chimera_ir.lower.forwards import forwards
+from chimera_ir.lower.lower import forwards
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_runtime.program.rank_facts import Route

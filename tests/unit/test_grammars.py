@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from lark import Lark
 
-from chimera_ir import grammars
+from chimera_ir import source as grammars
 from chimera_ir.library import source
 from chimera_ir.syntax import parser
 

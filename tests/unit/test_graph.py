@@ -7,7 +7,7 @@ from hypothesis import given
 from chimera_ir.flow.net import Net, net_of
 from chimera_ir.ir.levels import Plan, Schedule
 from chimera_ir.ir.text.reader import parse
-from chimera_ir.lower.order import order
+from chimera_ir.lower.lower import order
 from chimera_ir.source import Source
 from chimera_ir.verify.cycle import cycle_in
 from tests.property.programs import one_direction, plans

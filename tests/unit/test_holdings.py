@@ -4,9 +4,8 @@ from collections import Counter
 
 import pytest
 
-from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.kinds import ACTIVATIONS, GRADIENTS
-from chimera_ir.ir.ops import Compute, Instruction, Recv
+from chimera_ir.ir.ops import Compute, Instruction, Recv, Stage
 from chimera_ir.verify.holdings import Holdings, Kept, Moment
 from tests.instructions import singly
 from tests.unit.test_codegen import CASES, compiled, named

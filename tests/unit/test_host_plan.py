@@ -6,11 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 import chimera_ir
-from chimera_ir.cost.host_plan import TimedLane, TimedStep
-from chimera_ir.cost.offload import moving_lane
-from chimera_ir.ir.ids import Micro, Stage
+from chimera_ir.cost.host_plan import TimedLane, TimedStep, moving_lane
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, Micro, Stage
 
 HEADER = chimera_ir.compile("dapple", D=2, N=4).schedule.header
 LENGTHS = {"F": 2, "B": 4}

@@ -4,10 +4,8 @@ import pytest
 
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.ir.kinds import ACTIVATIONS, BACKWARD, FORWARD, GRADIENTS
-from chimera_ir.ir.levels import Header, Pipe, Plan, Schedule
-from chimera_ir.ir.memory_bounds import Bound, Quantity
-from chimera_ir.ir.ops import AllReduce, Compute, Drop, Message, Recv, Stash, Step, WaitAllReduce, WaitSend
-from chimera_ir.ir.planned import Planned
+from chimera_ir.ir.levels import Bound, Header, Pipe, Plan, Quantity, Schedule
+from chimera_ir.ir.ops import AllReduce, Compute, Drop, Message, Planned, Recv, Stash, Step, WaitAllReduce, WaitSend
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import show
 from chimera_ir.ir.text.reader import parse

@@ -6,9 +6,7 @@ from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.flow import live
 from chimera_ir.flow.flow import Flow, preceding
-from chimera_ir.flow.host_moves import with_waits
-from chimera_ir.ir.alternatives import alternatives
-from chimera_ir.ir.ids import Clock, Micro, Stage, Worker
+from chimera_ir.flow.live import with_waits
 from chimera_ir.ir.kinds import (
     BACKWARD,
     FORWARD,
@@ -27,16 +25,15 @@ from chimera_ir.ir.kinds import (
     all_kinds,
 )
 from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule
-from chimera_ir.ir.ops import Compute
-from chimera_ir.ir.planned import Planned
+from chimera_ir.ir.ops import Clock, Compute, Micro, Planned, Stage, Worker, alternatives
 from chimera_ir.lower.lower import lower
 from chimera_ir.picture import svg, terminal
 from chimera_ir.predict.memory_need import memory
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster
 from chimera_ir.profile.costs import StageCosts, Timing
-from chimera_ir.verify.conflict_free import conflict_free
 from chimera_ir.verify.holdings import KEPT_UNITS, Kept, fullest, holdings
+from chimera_ir.verify.messages import conflict_free
 from chimera_ir.verify.verify import verify_schedule
 
 PREFETCH = Kind("P", "prefetch", reads=(KEPT,), makes=())

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from chimera_ir.errors import OptionError
 from chimera_ir.profile.choose import Wanted, read_both
-from chimera_ir.profile.costs import StageCosts, Timing
-from chimera_ir.profile.layers import fastest, merged, problem, stages_of
+from chimera_ir.profile.costs import StageCosts, Timing, fastest, merged, problem, stages_of
 from chimera_ir.source import Source
 from tests.timings import stage_times, stage_timing
 

@@ -13,7 +13,7 @@ from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
 from chimera_ir.compilation import Compilation
 from chimera_ir.errors import OptionError, UnreadableText
 from chimera_ir.options import Options
-from chimera_ir.planner.roles import Roles, roles
+from chimera_ir.planner.space import Roles, roles
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse

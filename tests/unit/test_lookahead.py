@@ -12,7 +12,7 @@ import pytest
 
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
-from chimera_ir.flow.lookahead import RunnableTurn, lag, runnable_stream, runnable_turns
+from chimera_ir.flow.net import RunnableTurn, lag, runnable_stream, runnable_turns
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Instruction, Step
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, header_of

@@ -7,13 +7,21 @@ import pytest
 
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule
-from chimera_ir.ir.ops import AllReduce, Compute, Recv, Send, Step, WaitAllReduce, WaitRecv, WaitSend
-from chimera_ir.ir.planned import Planned
-from chimera_ir.ir.sharing import Communicators
+from chimera_ir.ir.ops import (
+    AllReduce,
+    Communicators,
+    Compute,
+    Planned,
+    Recv,
+    Send,
+    Step,
+    WaitAllReduce,
+    WaitRecv,
+    WaitSend,
+)
 from chimera_ir.ir.text.printer import line, show
 from chimera_ir.ir.text.reader import parse
-from chimera_ir.lower.lower import lower
-from chimera_ir.lower.order import order
+from chimera_ir.lower.lower import lower, order
 from chimera_ir.source import Source, Span
 from chimera_ir.verify.verify import schedule_of, verify_program
 from tests.instructions import what

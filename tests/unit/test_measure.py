@@ -10,11 +10,10 @@ from statistics import NormalDist
 import pytest
 import torch
 
-from chimera_ir.measure import fit, machine, stages
-from chimera_ir.measure.fit import Point
+from chimera_ir.measure import links, stages, stations
+from chimera_ir.measure.links import Point
 from chimera_ir.measure.model import BadFile, counted, of_file, timed
-from chimera_ir.measure.samples import Samples, in_rounds, too_noisy
-from chimera_ir.measure.stages import StageRequest
+from chimera_ir.measure.stages import Samples, StageRequest, in_rounds, too_noisy
 from chimera_ir.profile.cluster import Link
 from chimera_ir.profile.costs import StageCosts
 from chimera_runtime.errors import Misuse
@@ -225,10 +224,10 @@ def test_a_micro_batch_larger_than_the_dataset_is_refused(model: Path) -> None:
 
 @pytest.mark.parametrize(("alpha", "bandwidth"), [(2e-6, 9.7e9), (5e-5, 1e9), (1e-3, 1e7)])
 def test_a_line_without_noise_is_found(alpha: float, bandwidth: float) -> None:
-    messages = fit.messages([Point(size, 2, alpha + size / bandwidth) for size in SIZES])
+    messages = links.messages([Point(size, 2, alpha + size / bandwidth) for size in SIZES])
     assert (messages.alpha, 1 / messages.beta) == pytest.approx((alpha, bandwidth), rel=1e-6)
     link = Link(alpha, 1 / bandwidth)
-    sums = fit.sums([Point(size, ranks, link.all_reduce(size, ranks)) for size in SIZES for ranks in (2, 4, 7)])
+    sums = links.sums([Point(size, ranks, link.all_reduce(size, ranks)) for size in SIZES for ranks in (2, 4, 7)])
     assert (sums.alpha, 1 / sums.beta) == pytest.approx((alpha, bandwidth), rel=1e-6)
 
 
@@ -240,7 +239,7 @@ def noisy_points(seed: int) -> list[Point]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_line_with_noise_is_found_about_as_well_as_the_noise_allows(seed: int) -> None:
-    link = fit.messages(noisy_points(seed))
+    link = links.messages(noisy_points(seed))
     assert link.alpha == pytest.approx(2e-5, rel=0.15)
     assert 1 / link.beta == pytest.approx(1e9, rel=0.25)
 
@@ -255,7 +254,7 @@ def test_no_other_line_has_a_smaller_sum_of_huber_s_function(seed: int) -> None:
     def loss(alpha: float, beta: float) -> float:
         return sum(huber(log((alpha + beta * p.size) / p.seconds)) for p in points)
 
-    link = fit.messages(points)
+    link = links.messages(points)
     factors = [1 + step / 50 for step in range(-25, 51) if step]
     best = loss(link.alpha, link.beta)
     assert all(loss(link.alpha * a, link.beta * b) > best for a in factors for b in factors)
@@ -265,7 +264,7 @@ def test_no_other_line_has_a_smaller_sum_of_huber_s_function(seed: int) -> None:
 @pytest.mark.parametrize("wrong", SIZES[:-2])
 def test_one_size_that_behaves_otherwise_hardly_bends_the_line(wrong: int, factor: float) -> None:
     points = [Point(size, 2, (2e-5 + size / 1e9) * (factor if size == wrong else 1)) for size in SIZES]
-    link = fit.messages(points)
+    link = links.messages(points)
     assert (link.alpha, 1 / link.beta) == pytest.approx((2e-5, 1e9), rel=0.1)
 
 
@@ -275,7 +274,7 @@ def test_what_is_uncertain_counts_for_less() -> None:
 
     def fitted(even: float, odd: float) -> Link:
         points = [Point(size, 2, line[size] * (1 + i % 2), odd if i % 2 else even) for i, size in enumerate(SIZES)]
-        return fit.messages(points)
+        return links.messages(points)
 
     assert fitted(even=0.0, odd=1.0).message(2**24) == pytest.approx(line[2**24], rel=0.1)
     assert fitted(even=1.0, odd=0.0).message(2**24) == pytest.approx(2 * line[2**24], rel=0.1)
@@ -336,18 +335,18 @@ def test_rounds_end_when_the_median_is_known_or_the_limit_is_reached_and_the_fir
 def test_the_memory_is_the_machine_s_or_what_a_control_group_above_allows(tmp_path: Path) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text("MemFree:  1 kB\nMemTotal:       8000 kB\n")
-    assert machine.memory(tmp_path) == 8000 * 1024
+    assert stations.memory(tmp_path) == 8000 * 1024
     (tmp_path / "proc/self/cgroup").write_text("0::/jobs/mine\n")
     folder = tmp_path / "sys/fs/cgroup/jobs/mine"
     folder.mkdir(parents=True)
     (folder / "memory.max").write_text("max\n")
     (folder.parent / "memory.max").write_text("4096000\n")
-    assert machine.memory(tmp_path) == 4096000
+    assert stations.memory(tmp_path) == 4096000
     (tmp_path / "proc/self/cgroup").write_text("7:cpu:/other\n4:cpuset,memory:/old\n")
     old = tmp_path / "sys/fs/cgroup/memory/old"
     old.mkdir(parents=True)
     (old / "memory.limit_in_bytes").write_text("2048000\n")
-    assert machine.memory(tmp_path) == 2048000
+    assert stations.memory(tmp_path) == 2048000
 
 
 MASKED = f"""

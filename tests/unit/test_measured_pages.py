@@ -12,10 +12,8 @@ import pytest
 import chimera_ir
 from chimera_ir.compilation import Compilation
 from chimera_ir.ir.kinds import KINDS, PAIR
-from chimera_ir.page.contents import ShownSchedule
-from chimera_ir.page.packing import packed
-from chimera_ir.predict.idle import Cause, idle
-from chimera_ir.predict.replay import replay
+from chimera_ir.page.contents import ShownSchedule, packed
+from chimera_ir.predict.replay import Cause, idle, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import RECOMPUTING, StageCosts, Timing

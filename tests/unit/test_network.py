@@ -2,9 +2,8 @@
 
 import pytest
 
-from chimera_ir.measure.links import chosen_fan_outs, chosen_pairs
-from chimera_ir.measure.network import Described, Host, LinkTimes, described
-from chimera_ir.measure.samples import Samples
+from chimera_ir.measure.links import Described, Host, LinkTimes, chosen_fan_outs, chosen_pairs, described
+from chimera_ir.measure.stages import Samples
 from chimera_ir.profile.cluster import Link
 
 SIZES = [4**power for power in range(3, 13)]

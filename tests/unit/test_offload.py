@@ -10,22 +10,19 @@ import pytest
 import chimera_ir
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.durations import Costs
-from chimera_ir.cost.offload import offload
-from chimera_ir.cost.simulate import simulate
-from chimera_ir.cost.transfers import Transfers
+from chimera_ir.cost.host_plan import offload
+from chimera_ir.cost.simulate import Transfers, simulate
 from chimera_ir.errors import OptionError, TextError
 from chimera_ir.flow import live
-from chimera_ir.ir.ids import Worker
 from chimera_ir.ir.kinds import KEPT, Counted
 from chimera_ir.ir.levels import Schedule
-from chimera_ir.ir.ops import singles
+from chimera_ir.ir.ops import Worker, singles
 from chimera_ir.ir.text.printer import show as text_of
 from chimera_ir.options import Options
-from chimera_ir.predict.events import Role
+from chimera_ir.predict.events import Role, with_shared_ports
 from chimera_ir.predict.replay import replay
 from chimera_ir.predict.screen import show
 from chimera_ir.predict.setting import Setting
-from chimera_ir.predict.shares import with_shared_ports
 from chimera_ir.profile.cluster import FREE, Cluster, HostLink, Link
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.source import Source

@@ -7,12 +7,9 @@ from random import Random
 
 import pytest
 
-from chimera_ir.orders import sequence_bound as sequences
-from chimera_ir.orders.constraints import Constraints, constraints_of
-from chimera_ir.orders.flow_bound import FlowBound
-from chimera_ir.orders.instance import OrderInstance
-from chimera_ir.orders.lower_bound import lower_bound
-from chimera_ir.orders.sequence_bound import sequence_bound
+from chimera_ir.orders import lower_bound as sequences
+from chimera_ir.orders.instance import Constraints, OrderInstance, constraints_of
+from chimera_ir.orders.lower_bound import FlowBound, lower_bound, sequence_bound
 from tests.repeatable import tries
 from tests.unit.plain_orders import costs, instance, plain_optimum, with_random_durations
 

@@ -10,12 +10,10 @@ import chimera_ir
 from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.flow import live
-from chimera_ir.ir.levels import Schedule
-from chimera_ir.ir.memory_bounds import Bound, Quantity
+from chimera_ir.ir.levels import Bound, Quantity, Schedule
 from chimera_ir.orders.instance import Costing, OrderInstance, instance_of
-from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.replay import replay
-from chimera_ir.predict.setting import Setting
+from chimera_ir.predict.setting import Measured, Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.verify.verify import verify_schedule

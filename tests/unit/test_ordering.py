@@ -14,8 +14,7 @@ from chimera_ir.diagnostics.catalogue.program import NoOrderFits, NoTurnFound
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.flow import live
-from chimera_ir.ir.levels import Plan, Schedule
-from chimera_ir.ir.memory_bounds import Bound, Quantity
+from chimera_ir.ir.levels import Bound, Plan, Quantity, Schedule
 from chimera_ir.ir.streams import ScheduleStream
 from chimera_ir.ir.text.printer import line, show
 from chimera_ir.ir.text.reader import parse as parse_ir

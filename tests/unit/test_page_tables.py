@@ -12,13 +12,11 @@ import pytest
 
 import chimera_ir
 from chimera_ir import Compilation, Options
-from chimera_ir.flow.cycles import critical
-from chimera_ir.flow.engine import ordered
+from chimera_ir.flow.engine import critical, ordered
 from chimera_ir.ir.ops import Compute, Pair
 from chimera_ir.ir.text.printer import line
 from chimera_ir.page import tables
-from chimera_ir.page.contents import document
-from chimera_ir.page.packing import gzipped, packed
+from chimera_ir.page.contents import document, gzipped, packed
 from tests.documents import document_in, unpacked
 from tests.test_architecture import ROOT
 

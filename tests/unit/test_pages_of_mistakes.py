@@ -11,8 +11,7 @@ import chimera_ir
 from chimera_ir.commands.compare_command import compare_command
 from chimera_ir.commands.compile_command import compile_command
 from chimera_ir.errors import TextError
-from chimera_ir.page.assembly import page
-from chimera_ir.page.contents import document
+from chimera_ir.page.contents import document, page
 from chimera_ir.source import Source
 from tests.documents import document_in
 from tests.test_architecture import ROOT

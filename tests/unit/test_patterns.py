@@ -9,11 +9,10 @@ import pytest
 import chimera_ir
 from chimera_ir.page.contents import document
 from chimera_ir.picture import svg
-from chimera_ir.picture.looks import FARTHEST
-from chimera_ir.picture.patterns import BUBBLE, DARK_GROUND, LIGHT_GROUND, MESSAGE, SUM, WAITS
+from chimera_ir.picture.chart import BUBBLE, DARK_GROUND, LIGHT_GROUND, MESSAGE, SUM, WAITS
+from chimera_ir.picture.looks import FARTHEST, HUES, PAPER, mixed
 from chimera_ir.picture.replayed import draw_replay
-from chimera_ir.picture.words import HUES, PAPER, mixed
-from chimera_ir.resources import templates
+from chimera_ir.source import templates
 from tests.unit.clocked import two_directions
 from tests.unit.test_chunks import SVG, difference, replayed
 from tests.unit.test_picture import SIGHT, timeline

@@ -9,15 +9,13 @@ import pytest
 from rich.text import Text
 
 from chimera_ir.cost.durations import Costs
-from chimera_ir.cost.launches import with_events
-from chimera_ir.cost.simulate import Timeline, simulate
-from chimera_ir.cost.window import steady_window
-from chimera_ir.ir.ids import Micro, Stage, Worker
+from chimera_ir.cost.host_plan import with_events
+from chimera_ir.cost.simulate import Timeline, simulate, steady_window
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Schedule
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, Micro, Stage, Worker
 from chimera_ir.picture import sheet, svg, terminal
-from chimera_ir.picture.words import HUES, INK, PAPER, hue, label, step
+from chimera_ir.picture.looks import HUES, INK, PAPER, hue, label, step
 from tests.lowered import lowered
 from tests.unit.clocked import all_then_all, one_direction, one_version_each, two_directions, two_versions
 

@@ -10,12 +10,12 @@ import pytest
 
 from chimera_ir import library
 from chimera_ir.commands import compile_command
-from chimera_ir.planner.command_lines import Files, compile_line, scheme_argument
+from chimera_ir.planner.listing import Files, compile_line, scheme_argument
 from chimera_ir.planner.space import MAX_OPERATIONS, Configuration
 from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.profile.write import write_profile
 from chimera_ir.source import Source
-from chimera_ir.syntax.change import Change
+from chimera_ir.syntax.formatter import Change
 from tests.unit.command import TINY
 from tests.unit.test_measured import FAST_MIDDLE
 from tests.unit.test_measured import profile as staged

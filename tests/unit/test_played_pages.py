@@ -16,18 +16,15 @@ import pytest
 import chimera_ir
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
-from chimera_ir.cost.critical import structure_of
 from chimera_ir.cost.durations import Costs
-from chimera_ir.cost.simulate import earliest
+from chimera_ir.cost.simulate import earliest, structure_of
 from chimera_ir.flow.net import reads_of
 from chimera_ir.ir.kinds import COSTED, KINDS, PAIR, RECOMPUTATION
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute
-from chimera_ir.page.contents import Levels, ShownSchedule
-from chimera_ir.page.packing import packed
+from chimera_ir.page.contents import Levels, ShownSchedule, packed
 from chimera_ir.predict.events import Role
-from chimera_ir.predict.idle import Cause, idle
-from chimera_ir.predict.replay import Replay, replay
+from chimera_ir.predict.replay import Cause, Replay, idle, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import RECOMPUTING, StageCosts, Timing

@@ -16,12 +16,10 @@ from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.diagnostics.render import render_all
 from chimera_ir.profile import document
 from chimera_ir.profile.cluster import Cluster, HostLink, Link
-from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing
-from chimera_ir.profile.layers import stages_of
+from chimera_ir.profile.costs import Device, ModelProfile, StageCosts, Timing, WorkProfile, stages_of
+from chimera_ir.profile.document import TomlPlaces
 from chimera_ir.profile.quantity import BANDWIDTH, RATE, SIZE, TIME, WORK, Dimension, split
 from chimera_ir.profile.read import read_cluster, read_profile
-from chimera_ir.profile.toml_places import TomlPlaces
-from chimera_ir.profile.work import Device, WorkProfile
 from chimera_ir.profile.write import write_cluster, write_profile
 from chimera_ir.source import Source
 from tests.repeatable import either, examples

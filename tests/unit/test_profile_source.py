@@ -25,10 +25,8 @@ from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.costs import StageCosts
 from chimera_ir.source import Source
 from chimera_ir.trace.compare import TraceComparison
-from chimera_ir.trace.forecast import play
-from chimera_ir.trace.profile_source import predict_from_profile, profile_source
-from chimera_ir.trace.spans import Activity, recorded
-from chimera_ir.trace.trace_files import RunInfo, Trace, read
+from chimera_ir.trace.forecast import play, predict_from_profile, profile_source
+from chimera_ir.trace.trace_files import Activity, RunInfo, Trace, read, recorded
 from tests.instructions import what
 from tests.property.test_replay import random_setting
 from tests.repeatable import also

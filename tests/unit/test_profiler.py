@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir import progress
+from chimera_ir import console
 from chimera_ir.commands import common, profile_command
 from chimera_ir.commands.common import INTERRUPTED, WRONG_COMMAND
-from chimera_ir.measure import samples
-from chimera_ir.profile.costs import ModelProfile
-from chimera_ir.profile.layers import stages_of
+from chimera_ir.measure import stages as samples
+from chimera_ir.profile.costs import ModelProfile, WorkProfile, stages_of
+from chimera_ir.profile.document import warnings
 from chimera_ir.profile.read import read_profile
-from chimera_ir.profile.warnings import warnings
-from chimera_ir.profile.work import WorkProfile
 from chimera_ir.source import Source
 from tests.unit.command import Ended, on_a_terminal
 from tests.unit.test_measure import LAYERS as MODEL_LAYERS
@@ -43,7 +41,7 @@ def profile(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(progress, "EVERY", 3600.0)
+    monkeypatch.setattr(console, "EVERY", 3600.0)
 
     def call(*arguments: str) -> Ended:
         monkeypatch.setattr(sys, "argv", ["chimera-profile", *arguments])

@@ -12,7 +12,7 @@ from chimera_ir import library
 from chimera_ir.planner import space
 from chimera_ir.planner.planning import rank_schemes
 from chimera_ir.planner.rank import by_throughput
-from chimera_ir.planner.sample import sample
+from chimera_ir.planner.space import sample
 from tests.unit.test_plan import EXAMPLES, Plan, cluster, found, plan, profile
 from tests.unit.test_planned_splits import EVEN, of_layers
 

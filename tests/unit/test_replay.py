@@ -10,10 +10,9 @@ import pytest
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.simulate import simulate, ticks
-from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Program, Schedule
-from chimera_ir.ir.ops import AllReduce, Recv, Send, Step, WaitRecv
+from chimera_ir.ir.ops import AllReduce, Recv, Send, Stage, Step, WaitRecv
 from chimera_ir.predict.equation import equation
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.replay import Replay, pace, replay

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from chimera_ir.ir.levels import Schedule
+from chimera_ir.picture.looks import STEP
 from chimera_ir.picture.replayed import draw_replay
-from chimera_ir.picture.words import STEP
 from chimera_ir.predict.events import Role
-from chimera_ir.predict.idle import Cause, idle
-from chimera_ir.predict.replay import Replay, replay
+from chimera_ir.predict.replay import Cause, Replay, idle, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts

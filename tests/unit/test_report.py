@@ -8,15 +8,14 @@ from types import ModuleType
 import pytest
 from rich.console import Console, Group
 
-from chimera_ir.cost import durations, number_text, table
+from chimera_ir.cost import durations
+from chimera_ir.cost import report as table
 from chimera_ir.cost.durations import Costs
-from chimera_ir.cost.launches import launches
-from chimera_ir.cost.report import Report, report, stages_held
+from chimera_ir.cost.host_plan import launches
+from chimera_ir.cost.report import Report, heading, per_worker, proof, report, show, stages_held
 from chimera_ir.cost.simulate import simulate
-from chimera_ir.cost.table import heading, per_worker, proof, show
-from chimera_ir.ir.ids import Stage
-from chimera_ir.ir.levels import Header, Pipe, Schedule
-from chimera_ir.ir.recomputation import in_full
+from chimera_ir.ir.levels import Header, Pipe, Schedule, in_full
+from chimera_ir.ir.ops import Stage
 from tests.lowered import lowered
 from tests.unit.clocked import (
     in_turns,
@@ -229,7 +228,7 @@ def test_the_table_says_what_the_json_says() -> None:
         assert words in text
 
 
-@pytest.mark.parametrize("module", [durations, number_text, table])
+@pytest.mark.parametrize("module", [durations, table])
 def test_the_examples_in_the_documentation_run(module: ModuleType) -> None:
     done = doctest.testmod(module)
     assert done.attempted > 0

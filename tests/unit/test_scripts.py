@@ -270,7 +270,7 @@ def test_scripts_are_written_only_where_they_are_proven_by_a_rule_that_shares_no
         for path in python(PACKAGE)
         if "output_files" in path.read_text(encoding="utf-8") and part_of(path) != "codegen"
         for name, _ in imported(path)
-        if name.startswith("chimera_ir.codegen.output_files")
+        if name.startswith("chimera_ir.codegen.facts")
     }
     assert users == {"compilation.py"}
     rule = [PACKAGE / "verify" / f"{name}.py" for name in ("recording", "scripts")]

@@ -19,19 +19,15 @@ from chimera_ir.answer import Level, produce
 from chimera_ir.commands import group
 from chimera_ir.compilation import Compilation
 from chimera_ir.errors import CompileError, OptionError
-from chimera_ir.ir.levels import Schedule
-from chimera_ir.ir.memory_bounds import Quantity
+from chimera_ir.ir.levels import Quantity, Schedule
 from chimera_ir.orders import cp_sat
-from chimera_ir.orders.budget import SearchBudget
-from chimera_ir.orders.constraints import constraints_of
-from chimera_ir.orders.improve import with_limits
-from chimera_ir.orders.instance import Costing, OrderInstance, instance_of
+from chimera_ir.orders.instance import Costing, OrderInstance, constraints_of, instance_of
 from chimera_ir.orders.lower_bound import lower_bound
-from chimera_ir.orders.periodic import first_micro_batches, repeated
-from chimera_ir.orders.search import Ended, Found, NoOrder, fits_stores, search
+from chimera_ir.orders.search import Ended, Found, NoOrder, SearchBudget, fits_stores, search, with_limits
+from chimera_ir.orders.timetable import first_micro_batches, repeated
 from chimera_ir.page.contents import document
 from chimera_ir.source import Source
-from chimera_ir.verify.memory import memory
+from chimera_ir.verify.holdings import memory
 from tests.unit.command import Run
 from tests.unit.conftest import calling
 from tests.unit.plain_orders import costs, instance, plain_optimum, shortest_of_all, with_random_durations

@@ -12,11 +12,9 @@ import chimera_ir
 from chimera_ir.commands import compile_command
 from chimera_ir.commands.common import WRONG_COMMAND
 from chimera_ir.errors import OptionError
-from chimera_ir.predict.charges import Charges
 from chimera_ir.predict.events import Role
-from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.memory_need import memory
-from chimera_ir.predict.setting import Setting
+from chimera_ir.predict.setting import Charges, Measured, Setting
 from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.costs import StageCosts
 from tests.instructions import singly

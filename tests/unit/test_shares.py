@@ -2,11 +2,9 @@
 
 import pytest
 
-from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.kinds import ACTIVATIONS
-from chimera_ir.ir.ops import Message, Send
-from chimera_ir.predict.events import Events, Node, Port, Role
-from chimera_ir.predict.shares import with_shared_ports
+from chimera_ir.ir.ops import Message, Micro, Send, Stage, Worker
+from chimera_ir.predict.events import Events, Node, Port, Role, with_shared_ports
 from chimera_ir.profile.cluster import Link
 
 LINK = Link(0.0, 1.0, shared=True)

@@ -7,17 +7,13 @@ import pytest
 
 import chimera_ir
 from chimera_ir.cost.simulate import simulate
-from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import KINDS
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, Micro, Stage
 from chimera_ir.predict.equation import equation
-from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.memory_need import memory
-from chimera_ir.predict.setting import Setting
-from chimera_ir.profile.costs import NO_OVERHEAD, ModelProfile, StageCosts, Times, Timing
+from chimera_ir.predict.setting import Measured, Setting
+from chimera_ir.profile.costs import NO_OVERHEAD, Device, ModelProfile, StageCosts, Times, Timing, WorkProfile, sliced
 from chimera_ir.profile.read import read_profile
-from chimera_ir.profile.slice_costs import sliced
-from chimera_ir.profile.work import Device, WorkProfile
 from chimera_ir.profile.write import write_profile
 from chimera_ir.source import Source
 from tests.timings import stage_times

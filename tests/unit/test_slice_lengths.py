@@ -13,14 +13,12 @@ from chimera_ir import Options
 from chimera_ir.commands.run_command import run_command
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.errors import OptionError
-from chimera_ir.ir.ids import Micro, Stage
 from chimera_ir.ir.kinds import KINDS
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, Micro, Stage
 from chimera_ir.ir.text.printer import show
-from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.memory_need import memory
-from chimera_ir.profile.costs import NO_OVERHEAD, ModelProfile, Times
-from chimera_ir.profile.slice_costs import equal_times, slice_terms, slowest_stage
+from chimera_ir.predict.setting import Measured
+from chimera_ir.profile.costs import NO_OVERHEAD, ModelProfile, Times, equal_times, slice_terms, slowest_stage
 from chimera_ir.profile.write import write_profile
 from chimera_ir.source import Source
 from tests.unit.test_layers_of_a_profile import CLUSTER

@@ -18,7 +18,7 @@ from chimera_ir.planner.compiled import CompiledScheme, Variant
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.syntax import parser
-from chimera_ir.syntax.change import Change
+from chimera_ir.syntax.formatter import Change
 from tests.executor import verdicts
 
 PIPE = """pipe down {{

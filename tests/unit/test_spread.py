@@ -7,11 +7,10 @@ from statistics import NormalDist
 
 import pytest
 
-from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Program, Schedule
-from chimera_ir.ir.ops import Compute
-from chimera_ir.predict import spread
+from chimera_ir.ir.ops import Compute, Micro, Stage, Worker
+from chimera_ir.predict import steady
 from chimera_ir.predict.replay import expected, pace
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Link
@@ -57,7 +56,7 @@ def in_step(workers: int) -> Program:
 
 
 def test_the_examples_run() -> None:
-    assert doctest.testmod(spread).failed == 0
+    assert doctest.testmod(steady).failed == 0
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.3])

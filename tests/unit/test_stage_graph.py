@@ -7,17 +7,14 @@ from functools import cached_property
 
 import pytest
 
-from chimera_ir.codegen.notation import Notation
-from chimera_ir.codegen.statements import Scribe, links
+from chimera_ir.codegen.statements import Notation, Scribe, links
 from chimera_ir.flow.flow import Flow, crossing
 from chimera_ir.flow.net import net_of
-from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.kinds import ACTIVATIONS, BACKWARD, FORWARD, GRADIENTS, KEPT, Kind, Value
 from chimera_ir.ir.levels import Header, Pipe, Schedule
-from chimera_ir.ir.ops import Compute, Message
+from chimera_ir.ir.ops import Compute, Message, Micro, Stage, Worker
 from chimera_ir.ir.text.printer import line
-from chimera_ir.lower.forwards import forwards
-from chimera_ir.lower.lower import lower
+from chimera_ir.lower.lower import forwards, lower
 from chimera_ir.verify.cycle import cycle_in, first_value
 
 MICRO = Micro(0)

@@ -9,16 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera_ir.cost.critical import structure_of, update_length
 from chimera_ir.cost.durations import Costs
-from chimera_ir.cost.simulate import Timeline, simulate
-from chimera_ir.flow import cycles
-from chimera_ir.flow.cycles import Waits, critical
+from chimera_ir.cost.simulate import Timeline, simulate, structure_of, update_length
+from chimera_ir.flow import engine
+from chimera_ir.flow.engine import Waits, critical
 from chimera_ir.flow.net import net_of
-from chimera_ir.ir.ids import Micro, Stage, Version, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Schedule
-from chimera_ir.ir.ops import Compute
+from chimera_ir.ir.ops import Compute, Micro, Stage, Version, Worker
 from chimera_ir.verify.verify import verify_schedule
 from tests.property.streams import random_stream
 from tests.repeatable import examples
@@ -152,7 +150,7 @@ def test_workers_that_hold_a_stage_wait_for_the_one_with_more_to_do() -> None:
     assert [(start, end) for _, start, end in second] == [(3, 4), (6, 8)]
 
 
-@pytest.mark.parametrize("docs", [cycles])
+@pytest.mark.parametrize("docs", [engine])
 def test_the_examples_run(docs: object) -> None:
     assert doctest.testmod(docs).failed == 0  # type: ignore[arg-type]
 

@@ -7,18 +7,16 @@ import pytest
 
 import chimera_ir
 from chimera_ir.cost.durations import Costs
-from chimera_ir.cost.launches import launches
+from chimera_ir.cost.host_plan import launches
 from chimera_ir.cost.report import Report, report, stages_held
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.predict.equation import equation
-from chimera_ir.predict.measured import Measured
 from chimera_ir.predict.memory_need import memory
-from chimera_ir.predict.prediction import Prediction
+from chimera_ir.predict.prediction import Prediction, TimePart, exposed, hiding_time, summary
 from chimera_ir.predict.replay import Replay, replay
 from chimera_ir.predict.screen import _compared, show
-from chimera_ir.predict.setting import Setting
-from chimera_ir.predict.summary import TimePart, exposed, hiding_time, summary
+from chimera_ir.predict.setting import Measured, Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts
 from chimera_ir.source import Source

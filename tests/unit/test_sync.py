@@ -7,18 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chimera_ir.cost.durations import Costs
-from chimera_ir.cost.launches import launches
+from chimera_ir.cost.host_plan import launches
 from chimera_ir.cost.simulate import simulate, ticks
 from chimera_ir.diagnostics.model import Rejected, raise_errors
 from chimera_ir.elaborate.elaborate import elaborate
-from chimera_ir.ir.ids import Stage
 from chimera_ir.ir.kinds import BACKWARD
 from chimera_ir.ir.levels import Plan, Program, Strategy
-from chimera_ir.ir.ops import AllReduce, Compute
+from chimera_ir.ir.ops import AllReduce, Compute, Stage
 from chimera_ir.ir.text.printer import show
 from chimera_ir.ir.text.reader import parse as parse_ir
-from chimera_ir.lower.lower import lower
-from chimera_ir.lower.order import order
+from chimera_ir.lower.lower import lower, order
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
 from chimera_ir.verify.verify import verify_program, verify_schedule

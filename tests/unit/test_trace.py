@@ -21,8 +21,7 @@ from chimera_ir.trace import presentation
 from chimera_ir.trace.account import windows
 from chimera_ir.trace.compare import choose
 from chimera_ir.trace.forecast import play
-from chimera_ir.trace.spans import Activity
-from chimera_ir.trace.trace_files import ClockOffset, aligned, read
+from chimera_ir.trace.trace_files import Activity, ClockOffset, aligned, read
 from tests.instructions import what
 from tests.repeatable import also
 from tests.sizes import on_workers

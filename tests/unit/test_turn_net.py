@@ -3,8 +3,7 @@
 import pytest
 
 from chimera_ir import compile
-from chimera_ir.flow.net import net_of
-from chimera_ir.flow.turn_net import turn_net
+from chimera_ir.flow.net import net_of, turn_net
 from chimera_ir.ir.streams import ScheduleStream
 from chimera_ir.ir.text.reader import parse
 from chimera_ir.ir.turns import in_turn

@@ -2,10 +2,9 @@
 
 import pytest
 
-from chimera_ir.ir.ids import Micro, Stage, Worker
 from chimera_ir.ir.kinds import BACKWARD, FORWARD, KINDS, Counted, Kind, Readers, Value
 from chimera_ir.ir.levels import Header, Pipe, Program, Schedule
-from chimera_ir.ir.ops import Compute, Send
+from chimera_ir.ir.ops import Compute, Micro, Send, Stage, Worker
 from chimera_ir.ir.text.printer import line, show
 from chimera_ir.ir.text.reader import parse
 from chimera_ir.lower.lower import lower

@@ -8,14 +8,14 @@ import pytest
 
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, Severity
 from chimera_ir.ir.kinds import ACTIVATIONS, BACKWARD, FORWARD, GRADIENTS, KEPT, Counted
-from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule
-from chimera_ir.ir.memory_bounds import Bound, Quantity
+from chimera_ir.ir.levels import Bound, Header, Pipe, Plan, Program, Quantity, Schedule
 from chimera_ir.ir.ops import (
     AllReduce,
     Compute,
     Drop,
     Instruction,
     Message,
+    Planned,
     Recv,
     Send,
     Stash,
@@ -24,15 +24,12 @@ from chimera_ir.ir.ops import (
     WaitRecv,
     WaitSend,
 )
-from chimera_ir.ir.planned import Planned
-from chimera_ir.lower.lower import lower
-from chimera_ir.lower.order import order
+from chimera_ir.lower.lower import lower, order
 from chimera_ir.source import Span
 from chimera_ir.verify import verify
-from chimera_ir.verify.channels import Certificate
 from chimera_ir.verify.findings import Findings, Rule, apply
-from chimera_ir.verify.memory import memory
-from chimera_ir.verify.transport import Transport
+from chimera_ir.verify.holdings import memory
+from chimera_ir.verify.messages import Certificate, Transport
 from chimera_ir.verify.verify import Verified, proven, schedule_of, verify_program, verify_schedule
 from tests.property.programs import one_direction, two_directions
 from tests.property.updates import both_ways, level

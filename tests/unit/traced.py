@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from chimera_ir.commands.compile_command import compile_command
 from chimera_ir.trace.compare import TraceComparison, compare
+from chimera_ir.trace.forecast import ProfileSource
 from chimera_ir.trace.match import lanes
-from chimera_ir.trace.profile_source import ProfileSource
 from chimera_ir.trace.trace_files import Trace
 
 LANES = (

@@ -1,7 +1,211 @@
 """CH201 and on: mistakes in names, types and clauses, which a scheme has whatever its numbers are."""
 
+from chimera_ir.diagnostics.catalogue.values import InInstance
 from chimera_ir.diagnostics.model import Diagnostic, Severity
 from chimera_ir.source import Span
+
+# CH249 and CH280 and on: operations over several micro-batches, halves of them, pairs, pipes that do not agree.
+
+
+class BadStep(InInstance, code="CH249"):
+    """A number after ``by`` that is below 1."""
+
+    title = "a step is 1 or more, and this one is {step}"
+    label = "a step of {step}"
+    help = "write how many micro-batches one value of the variable stands for, as in `by 2`"
+    step: int
+
+
+class EmptyGroup(InInstance, code="CH250"):
+    """An operation over an empty range of micro-batches."""
+
+    title = "the range {start}..{stop} holds no micro-batch"
+    label = "{start}..{stop}"
+    help = "a range a..b counts from a to b - 1: make it longer, or guard the line with `when`"
+    start: int
+    stop: int
+
+
+class RangesOverlap(InInstance, code="CH296"):
+    """Ranges of a line that together name more micro-batches than there are."""
+
+    title = "the ranges of this line name more than all of {micros:micro-batch} on {stages:stage}"
+    label = "some are named twice"
+    help = "a micro-batch is named once: let the variable count `by` the length of the range, or guard the line"
+    micros: int
+    stages: int
+
+
+class HalvesDiffer(InInstance, code="CH251"):
+    """A pipe that counts whole micro-batches, and another one that counts halves."""
+
+    title = "the pipe `{pipe}` counts whole micro-batches, and the pipe `{other}` counts halves"
+    label = "whole ones"
+    help = "write `halves` in every pipe or in none: all count the same micro-batches"
+    related = ("other_span", "halves are counted here")
+    pipe: str
+    other: str
+    other_span: Span
+
+
+class OddHalves(InInstance, code="CH252"):
+    """An odd number of half micro-batches, which do not make whole ones."""
+
+    title = "{count:half micro-batch} cannot be whole ones"
+    label = "the first of the pipes"
+    help = "with `halves` a range counts two for each micro-batch, as in `0..2*N`"
+    count: int
+
+
+class SyncDiffers(InInstance, code="CH253"):
+    """Two pipes ask for different strategies, such as lazy and eager, for the gradients of one stage."""
+
+    title = "stage {stage} is synchronised `{mode}` here and `{other_mode}` in the pipe `{other}`"
+    label = "`{mode}` here"
+    help = "the replicas of a stage are summed together: ask for one strategy, or leave one of the lines out"
+    related = ("other_span", "`{other_mode}` there")
+    stage: int
+    mode: str
+    other_mode: str
+    other: str
+    other_span: Span
+
+
+class OtherKinds(Diagnostic, code="CH280"):
+    """A pair of other kinds than a forward and a backward."""
+
+    title = "a pair joins an `F` and a `B`, and this line joins `{first}` and `{second}`"
+    label = "not a pair"
+    help = "give each of the two a line and a clock of its own"
+    first: str
+    second: str
+
+
+class NoSuchPipe(InInstance, code="CH281"):
+    """A pair with an operation of a pipe that the scheme does not have."""
+
+    title = "the scheme has no pipe `{name}`"
+    label = "there is none"
+    help = "name one of its pipes: {known}"
+    name: str
+    known: str
+
+
+class PairApart(InInstance, code="CH282"):
+    """A pair of operations that are on two different workers."""
+
+    title = "a pair runs on one worker: `{first}` is on worker {worker}, `{second}` on worker {other}"
+    label = "on workers {worker} and {other}"
+    help = "join two operations of one worker, or give each of the two a line and a clock of its own"
+    first: str
+    second: str
+    worker: int
+    other: int
+
+
+class PairOfOne(InInstance, code="CH283"):
+    """A pair of a forward and a backward of the same micro-batch."""
+
+    title = "`{first}` and `{second}` cannot run together: both are about {micro_batch}"
+    label = "the same micro-batch"
+    help = "join the forward with the backward of an earlier micro-batch, which needs nothing of it"
+    first: str
+    second: str
+    micro_batch: str
+
+
+class PairUneven(InInstance, code="CH284"):
+    """A pair whose forward and backward are over different numbers of micro-batches."""
+
+    title = "a pair joins as many micro-batches on both sides: `{first}` has {size}, `{second}` has {other}"
+    label = "{size} and {other}"
+    help = "give both ranges the same length"
+    first: str
+    second: str
+    size: int
+    other: int
+
+
+# CH285 and on: slices of micro-batches.
+
+
+class SlicesDiffer(InInstance, code="CH285"):
+    """Pipes that cut their micro-batches into different numbers of slices."""
+
+    title = "the pipe `{pipe}` has {count:slice} of a micro-batch, and the pipe `{other}` has {other_count}"
+    label = "{count:slice}"
+    help = "give every pipe the same number of slices: all train the same model"
+    related = ("other_span", "{other_count} here")
+    pipe: str
+    count: int
+    other: str
+    other_count: int
+    other_span: Span
+
+
+class SlicesNotFromZero(InInstance, code="CH286"):
+    """Slices that are not numbered from 0."""
+
+    title = "slices are numbered from 0, and these begin with {start}"
+    label = "from {start}"
+    help = "write `slices q in 0..k`, and the offset in the formulas that use q"
+    start: int
+
+
+NoSlices = SlicesNotFromZero.worded(
+    "NoSlices",
+    title="a micro-batch has at least one slice",
+    label="an empty range",
+    help="make the range longer, or leave the line out",
+)
+"""An empty range of slices."""
+
+
+class SliceNotNamed(Diagnostic, code="CH287"):
+    """An operation that names no slice in a pipe with slices."""
+
+    title = "this operation does not say which slice it is about"
+    label = "of which slice?"
+    help = "name the slice as the third argument, as in `{letter}(m, s, {variable})`"
+    letter: str
+    variable: str
+
+
+class SliceNamed(Diagnostic, code="CH288"):
+    """An operation that names a slice in a pipe whose micro-batches are not cut into slices."""
+
+    title = "this operation names a slice, and the pipe `{pipe}` has none"
+    label = "a third argument"
+    help = "add the line `slices q in 0..k` to the pipe, or remove the third argument"
+    pipe: str
+
+
+class SlicesAlone(Diagnostic, code="CH289"):
+    """Slices together with halves, or with operations over several micro-batches."""
+
+    title = "micro-batches that are cut into slices cannot be counted in halves"
+    label = "halves"
+    help = "remove `halves`, or the line `slices`"
+    related = ("slices_span", "the pipe has slices")
+    slices_span: Span
+
+
+SlicesUngrouped = SlicesAlone.worded(
+    "SlicesUngrouped",
+    title="an operation on a slice is about one micro-batch, and this one takes a range",
+    label="several micro-batches",
+    help="write one micro-batch, as in `F(m, s, q)`, or remove the line `slices`",
+)
+
+
+class NoSuchSlice(InInstance, code="CH290"):
+    """An operation on a slice that micro-batches do not have."""
+
+    title = "there is no slice {slice}"
+    label = "slice {slice}"
+    help = "the slices are 0 to {last}: guard the line with `when`, or mend the formula"
+    slice: int
+    last: int
 
 
 class UnknownName(Diagnostic, code="CH201"):

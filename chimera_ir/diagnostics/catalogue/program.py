@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from chimera_ir.diagnostics.catalogue.lanes import InLane
+from chimera_ir.diagnostics.catalogue.schedule import InLane
 from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
 from chimera_ir.source import Span
 

@@ -4,23 +4,113 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from difflib import get_close_matches
 from fractions import Fraction
 
 from lark import Token
 
-from chimera_ir.diagnostics.catalogue import irheader as say
-from chimera_ir.diagnostics.catalogue.irtext import NumberOutOfRange
-from chimera_ir.diagnostics.model import Attempts, Rejected
-from chimera_ir.ir.alternatives import alternatives, unmade
-from chimera_ir.ir.ids import Micro, Stage, WeightGroup, Worker
-from chimera_ir.ir.kinds import Kind, all_kinds
-from chimera_ir.ir.levels import MAX_MICRO_BATCHES, MAX_STAGES, MAX_WORKERS, Header, Pipe, Strategy
-from chimera_ir.ir.memory_bounds import Bound, Quantity
-from chimera_ir.ir.slice_lengths import MAX_LENGTH, normalized
-from chimera_ir.ir.text.malformed import FORMS
+from chimera_ir.diagnostics.catalogue import irtext as say
+from chimera_ir.diagnostics.catalogue.irtext import MalformedLine, MisspeltKind, NumberOutOfRange, UnknownKind
+from chimera_ir.diagnostics.model import Attempts, Diagnostic, Rejected
+from chimera_ir.ir.kinds import KINDS, Kind, all_kinds
+from chimera_ir.ir.levels import (
+    MAX_LENGTH,
+    MAX_MICRO_BATCHES,
+    MAX_STAGES,
+    MAX_WORKERS,
+    Bound,
+    Header,
+    Pipe,
+    Quantity,
+    Strategy,
+    normalized,
+)
+from chimera_ir.ir.ops import Micro, Stage, WeightGroup, Worker, alternatives, unmade
 from chimera_ir.ir.text.printer import group_name
-from chimera_ir.plural import plural
+from chimera_ir.plural import listed, plural
 from chimera_ir.source import Span
+
+# Explains lines that the grammar does not know, by their first word.
+
+_HEADER = {
+    "plan": "plan NAME",
+    "schedule": "schedule NAME",
+    "program": "program NAME",
+    "parameters": "parameters D=4 N=4",
+    "workers": "workers 4",
+    "stages": "stages 4",
+    "micro_batches": "micro_batches 4",
+    "kinds": "kinds F",
+    "updates": "updates 1 per turn",
+    "memory": "memory activations <= 4",
+    "sync": "sync lazy 0..2",
+    "tied": "tied s0 s3",
+    "weigh": "weigh 2 0..4",
+    "pipe": "pipe down on 0 1 2 3 micros 0..4",
+    "worker": "worker 0:",
+}
+
+_LINES = {
+    **{letter: f"{letter} m0 s1" for letter in KINDS},
+    "F &": "F m2 s1 & B m0 s1",
+    "send": "send m0 s1->s2 to w2",
+    "recv": "recv m0 s1->s2 from w1 into 0",
+    "wait": "wait recv m0 s1->s2",
+    "all_reduce": "all_reduce s1",
+    "step": "step s1",
+    "wait send": "wait send m0 s1->s2",
+    "wait recv": "wait recv m0 s1->s2",
+    "wait all_reduce": "wait all_reduce s1",
+    **{f"wait {letter}": f"wait {letter} m0 s1" for letter, kind in KINDS.items() if kind.moves},
+    "stash": "stash s1 v",
+    "drop": "drop s1 v",
+}
+
+FORMS = _HEADER | _LINES
+"""The first word or words of every kind of line, with an example of a correct line."""
+
+FORMS_OF_TURN = FORMS | {
+    **{letter: f"{letter} m s1" if kind.moves else f"{letter} m s1 v" for letter, kind in KINDS.items()},
+    "send": "send m s1->s2 to w2",
+    "recv": "recv m+1 s1->s2 from w1 into 0 of 2",
+    "wait": "wait recv m s1->s2",
+    "all_reduce": "all_reduce s1 v+1",
+    "step": "step s1 v+1",
+    "wait send": "wait send m-1 s1->s2",
+    "wait recv": "wait recv m s1->s2",
+    "wait all_reduce": "wait all_reduce s1 v+1",
+    **{f"wait {letter}": f"wait {letter} m s1" for letter, kind in KINDS.items() if kind.moves},
+}
+"""The examples of `FORMS` as lines of a turn, which count micro-batches and versions from the turn."""
+
+_EXCERPT = 40
+
+
+def explain(text: str, start: int, *, plan: bool, turn: bool) -> Diagnostic:
+    """The diagnostic of a line that the grammar does not know.
+
+    ``text`` is the line without its indentation, which begins at ``start``; ``plan`` says whether it is in a plan,
+    where operations have clocks, ``turn`` whether it is in a turn.
+    """
+    forms, clock = FORMS_OF_TURN if turn else FORMS, " @ 3 on w1" if plan else ""
+    pair, words = FORMS["F &"], text[:_EXCERPT].split()
+    word = words[0] if words else text[:_EXCERPT]
+    span = Span(start, start + len(text.rstrip()))
+    if word == "wait" and " ".join(words[:2]) in forms:
+        word = " ".join(words[:2])
+    if word in KINDS and "&" in text:
+        return MalformedLine(span, "pair", pair + clock)
+    if word in forms:
+        return MalformedLine(span, word, forms[word] + (clock if word in KINDS else ""))
+    choices = listed(line for line in _LINES if " " not in line)
+    at, shown = Span(start, start + len(word)), _printable(word)
+    close = get_close_matches(word, forms, n=1)
+    return MisspeltKind(at, shown, choices, close[0], forms[close[0]]) if close else UnknownKind(at, shown, choices)
+
+
+def _printable(word: str) -> str:
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in word)
+
 
 _LIMITS = {"WORKERS": MAX_WORKERS, "STAGES": MAX_STAGES, "MICRO_BATCHES": MAX_MICRO_BATCHES}
 _REQUIRED = (*_LIMITS, "PIPE")

@@ -21,11 +21,9 @@ from functools import cache
 from typing import NamedTuple, assert_never
 
 from chimera_ir.ir import ops
-from chimera_ir.ir.ids import Micro, Version, WeightGroup
 from chimera_ir.ir.kinds import implied
-from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule, Strategy
-from chimera_ir.ir.planned import Planned, Unclocked
-from chimera_ir.ir.recomputation import recomputes_all
+from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule, Strategy, recomputes_all
+from chimera_ir.ir.ops import Micro, Planned, Unclocked, Version, WeightGroup
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.ir.turns import Turn, shelf
 from chimera_ir.plural import listed

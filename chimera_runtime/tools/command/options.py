@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from chimera_runtime.errors import tools_command as mistakes
+from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.operations import OPERATIONS, PAIRED
 from chimera_runtime.ranks.communicators import CHOICES, chosen

@@ -7,13 +7,126 @@ that `show_line` has put there, on whatever rank.
 import errno
 import os
 import shutil
+import signal
 import sys
+import time
+import uuid
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import TextIO
+from pathlib import Path
+from typing import Any, TextIO
 
-from chimera_runtime.errors import visible
+from chimera_runtime.errors import TERMINATED, visible
+from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.errors.tools import stdout_cannot_be_written
+from chimera_runtime.ranks.parent_death import signal_when_parent_ends
+from chimera_runtime.values import files
+
+# Files that are complete at every moment, and files that one job at a time writes.
+
+_JOB = "chimera/job"
+"""Key in the store: a number of the job that no other has."""
+
+_PATIENCE = 1.0
+"""Seconds to wait for the number of a job that has just locked a file."""
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replaces a file by a complete new one, or leaves it as it is; also if several machines share the directory."""
+    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        fresh.write_bytes(content)
+        fresh.replace(path)
+    except OSError:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise
+
+
+def reserve(option: str, path: Path, store: Any) -> Path | None:
+    """Reserves a file for this job, by a lock on ``.NAME.lock`` beside it, which is returned.
+
+    Returns None, and reserves nothing, if the path is not that of a regular file in a directory that can be written:
+    whoever writes there says so. Raises `Misuse` if another job has reserved the file.
+    """
+    target = Path(os.path.realpath(path))
+    lock = target.with_name(f".{target.name}.lock")
+    with suppress(OSError):
+        if not target.exists() or target.is_file():
+            if not locked(lock, store):
+                raise mistakes.directory_cannot_be_written(option, path, mistakes.FILE_IS_OF_ANOTHER_RUN)
+            return lock
+    return None
+
+
+def release(locks: Iterable[Path | None]) -> None:
+    """Removes the files by which this job has reserved others; those of a job that is killed stay, without a lock."""
+    for lock in locks:
+        if lock is not None:
+            with suppress(OSError):
+                lock.unlink(missing_ok=True)
+
+
+def locked(path: Path, store: Any) -> bool:
+    """Locks a file for this job until the process ends, even if it is killed; False if another job has locked it.
+
+    The file is made if there is none. Several ranks of a job may lock one file: it has the number of the job, which its
+    ``store`` keeps.
+    """
+    job: bytes = store.compare_set(_JOB, "", uuid.uuid4().hex)
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            if not files.lock(handle):
+                holder = _content(handle)
+                os.close(handle)
+                return holder == job
+        except OSError:
+            return True  # a file system without locks refuses nobody
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.stat()):
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, job, 0)
+                return True
+        os.close(handle)  # its former holder has just removed it
+
+
+def _content(handle: int) -> bytes:
+    deadline = time.monotonic() + _PATIENCE
+    while not (content := os.pread(handle, 64, 0)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return content
+
+
+# torchrun as the parent of this process: if it is killed, its ranks end as well.
+
+_PARENT = os.getppid()
+"""Number of the parent when the package was imported, before torch."""
+_IS_TORCHRUN = "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def end_with_parent() -> None:
+    """Asks the kernel to send this process a SIGTERM when torchrun ends, however that happens.
+
+    Does nothing on other systems than Linux, or if torchrun has not started this process.
+    """
+    if _IS_TORCHRUN and signal_when_parent_ends(signal.SIGTERM) and has_ended():
+        os._exit(TERMINATED)
+
+
+def has_ended() -> bool:
+    """Whether the torchrun that started this process is gone, or is ending; False if it was started otherwise."""
+    return _IS_TORCHRUN and (os.getppid() != _PARENT or _is_zombie(_PARENT))
+
+
+def _is_zombie(process: int) -> bool:
+    """Whether the main thread of a process has ended, by /proc; its other threads may run on for a moment."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False
+
 
 _CLEARED = "\r\x1b[K"
 """Moves to the beginning of the line and clears it, in codes of ECMA-48, which terminals of today understand."""

@@ -4,30 +4,159 @@ The schedule gives the number of micro-batches of each stage that a rank keeps a
 is measured on the first micro-batch. Memory that operators allocate while they run is not counted.
 """
 
+import gc
 import math
 import os
+import re
+import resource
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import tools as mistakes
+from chimera_runtime.errors.tools import peak_is_unknown
 from chimera_runtime.model.ties import by_group
 from chimera_runtime.optimizer.sharding import Sharding
 from chimera_runtime.program.kept_bytes import MicroBatchBytes, MovedBytes, hosted_bytes, kept_bytes, on_other_workers
-from chimera_runtime.program.rank_facts import KeptMicros
-from chimera_runtime.program.stage_graph import VALUES
-from chimera_runtime.program.weight_groups import Group
-from chimera_runtime.ranks.control_group import ControlGroup
+from chimera_runtime.program.rank_facts import VALUES, Group, KeptMicros
+from chimera_runtime.ranks.agreement import ControlGroup
+from chimera_runtime.ranks.devices import give_back
+from chimera_runtime.stage.module_state import state_of
 from chimera_runtime.stage.saved_tensors import Footprint
-from chimera_runtime.start.rank_context import RankContext
-from chimera_runtime.values.boundary import Traits
+from chimera_runtime.start.assemble import RankContext
+from chimera_runtime.start.stage_probe import StageCall, probe_backward, probe_forward
+from chimera_runtime.values.boundary import NO_CARRY, Traits
 from chimera_runtime.values.byte_text import byte_text
-from chimera_runtime.values.tensors import generators_kept
+from chimera_runtime.values.nested import all_generators_kept, generators_kept, to_device
+
+# ``--device-peak``: share of the peak speed of the devices that an update uses.
+#
+# The "model FLOPs utilization" of Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022, appendix B:
+# it counts the floating-point operations of the model, and not those of a forward that recomputation repeats.
+
+_TERA = 1e12
+
+_HALF = {torch.bfloat16, torch.float16}
+
+_PEAKS = {
+    "GB200": (2500.0, 1250.0, 80.0, 40.0),
+    "B200": (2250.0, 1100.0, 75.0, 37.0),
+    "H200 NVL": (835.5, 417.5, 60.0, 60.0),
+    "GH200": (989.5, 494.5, 67.0, 67.0),
+    "H200": (989.5, 494.5, 67.0, 67.0),
+    "H100 NVL": (835.5, 417.5, 60.0, 60.0),
+    "H100 PCIe": (756.5, 378.0, 51.0, 51.0),
+    "H100": (989.5, 494.5, 67.0, 67.0),
+    "A100": (312.0, 156.0, 19.5, 19.5),
+    "A30": (165.0, 82.0, 10.3, 10.3),
+    "A40": (149.7, 74.8, 37.4, None),
+    "A10": (125.0, 62.5, 31.2, None),
+    "L40S": (362.0, 183.0, 91.6, None),
+    "L4": (121.0, 60.0, 30.3, None),
+}
+"""Peak speeds of devices: dense TFLOPS in bfloat16 or float16, TF32, float32 and float64, with tensor cores; None if
+the data sheet does not say. Of several keys that are words of CUDA's name of a device, the first counts.
+
+From NVIDIA's data sheets of these devices, and for B200 and GB200 from that of the Blackwell architecture; half of the
+number if the sheet gives only that with sparsity.
+"""
+
+
+def peak_of(device: str, dtype: torch.dtype, tensor_float: bool) -> float | None:
+    """Floating-point operations per second of a device by its name; None if not known, as for a part of a device (MIG).
+
+    ``tensor_float`` says that products of float32 are computed in TF32.
+    """
+    peaks = next((peaks for name, peaks in _PEAKS.items() if re.search(rf"\b{name}\b", device)), None)
+    if peaks is None or "MIG" in device:
+        return None
+    half, tf32, single, double = peaks
+    by_dtype = {torch.float32: tf32 if tensor_float else single, torch.float64: double}
+    peak = half if dtype in _HALF else by_dtype.get(dtype)
+    return None if peak is None else peak * _TERA
+
+
+def peak_seconds(
+    context: RankContext, modules: dict[int, torch.nn.Module], peak: float | None, dtype: torch.dtype
+) -> float:
+    """Seconds that an update would take if all ranks computed at their peak all the time; every rank calls it.
+
+    ``peak`` is the peak of each device in TFLOPS; for None it is looked up in the table of devices. ``dtype`` is the
+    type in which products of matrices are computed.
+
+    Raises `Misuse` if the device of this rank is not in the table.
+    """
+    world = context.world
+    if peak is None:
+        device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
+        per_second = peak_of(device, dtype, _in_tf32())
+        if per_second is None:
+            raise peak_is_unknown(device, str(dtype).removeprefix("torch."))
+    else:
+        per_second = peak * _TERA
+    mine = [s for s in modules if world.place.rank == world.place.rank_of(0, world.job.placement[0][s])]
+    figures = sum(of_stage(context, modules[s], s) for s in mine), per_second
+    of_ranks = world.control_group.collect("flops", figures, "for the floating-point operations of its stages")
+    operations, peaks = map(sum, zip(*of_ranks, strict=True))
+    return float(operations * world.job.passes // world.job.slices * world.place.copies / peaks)
+
+
+def of_stage(context: RankContext, module: torch.nn.Module, stage: int) -> int:
+    """Floating-point operations of a forward and a backward of one micro-batch; a sum and a product are two.
+
+    They are counted while both run, on the first items of the dataset or, after the first stage, on zeros of the right
+    shapes. `torch.utils.flop_counter` counts products of matrices, convolutions and attention. Afterwards the state of
+    the stage is restored.
+    """
+    boundaries, source, world = context.probed.boundaries, context.source, context.world
+    assert source is not None, "options.parse refuses that in a rehearsal"
+    last, before = not world.job.fed[stage], context.probed.before(stage, world.job)
+    state, contents = state_of(module, context.probed.traits[stage].touched)
+    operations, carry = 0, NO_CARRY
+    with all_generators_kept():
+        for micro in range(world.job.slices):
+            handed = (
+                to_device(source.input(0, micro), world.device)
+                if before is None
+                else before.at(micro).buffers(world.device)
+            )
+            target = to_device(source.target(0, micro), world.device) if last else None
+            names = context.probed.traits[stage].keywords
+            loaded = to_device(source.keywords(0, micro), world.device) if names else {}
+            keywords = {name: value for name, value in loaded.items() if name in names}
+            with FlopCounterMode(display=False) as counter:
+                call = StageCall(before, handed, target, last, keywords, carry, micro + 1 < world.job.slices)
+                trace = probe_forward(context.model, stage, module, call, measures=False)
+                probe_backward(stage, module, trace, None if last else boundaries[stage].differentiable)
+            operations += counter.get_total_flops()
+            carry = trace.next_carry(call)
+    state.restore(contents)
+    return operations
+
+
+def computing_dtype(modules: dict[int, torch.nn.Module], autocast: torch.dtype | None) -> torch.dtype:
+    """Type in which products of matrices are computed: that of autocast or, without autocast, that of most weights."""
+    if autocast is not None:
+        return autocast
+    sizes: dict[torch.dtype, int] = {}
+    for module in modules.values():
+        for parameter in module.parameters():
+            sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
+    return max(sizes, key=sizes.__getitem__, default=torch.float32)
+
+
+def _in_tf32() -> bool:
+    """Whether a GPU computes products of float32 in TF32."""
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 @dataclass(frozen=True)
@@ -268,3 +397,77 @@ def _stand_in(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
     made.__dict__.update(parameter.__dict__)
     made.grad = torch.empty_like(made)
     return made
+
+
+# ``--peak-memory``: peak memory of every rank, next to the need that the report predicts.
+
+_STATUS = Path("/proc/self/status")
+_PEAK, _NOW = "VmHWM", "VmRSS"
+
+_CLEAR = Path("/proc/self/clear_refs")
+"""File of Linux to which a 5 is written to begin a new peak: proc(5)."""
+
+ON_HOST = "resident memory of the process, above what it had before its stages were built"
+ON_GPU = "of tensors on the GPU, by torch's allocator"
+
+
+class PeakMemory:
+    """Compares the memory that this rank needs, computed before training, with its peak from then on.
+
+    ``before`` are the bytes that the process used before its stages were built, see `resident`.
+    """
+
+    def __init__(self, need: RankNeed, before: int) -> None:
+        self._world = need.context.world
+        self._before = before
+        facts = need.context.facts
+        self._copies = sum(of_stage.copies for of_stage in facts.stages.values())
+        self._activations = max((sum(k.activations + k.begun for k in moment) for moment in facts.kept), default=0)
+        self._need = need.need().total
+        self._on_host = need.on_host()
+        if self._world.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._world.device)
+        else:
+            gc.collect()
+            give_back()
+            with suppress(OSError):
+                _CLEAR.write_text("5", encoding="ascii")
+
+    def lines(self) -> list[str]:
+        """Returns the lines of a table on rank 0, and none elsewhere: M_theta, M_a, bytes needed and used by each rank.
+
+        Where saved tensors move to the host, it also has the bytes needed and used there. Every rank calls it, before
+        any of them ends.
+        """
+        host = (self._on_host, self._world.host_link.peak) if self._world.job.moves else ()
+        mine = self._copies, self._activations, (self._need, self._used(), *host)
+        of_ranks = self._world.control_group.collect("peak", mine, "for the memory that it has used")
+        if self._world.place.rank:
+            return []
+        units = self._world.job.units
+        rows = [("rank", "M_theta", "M_a", "needs", "used", *(("needs on host", "used on host") if host else ()))]
+        for rank, (copies, activations, sizes) in enumerate(of_ranks):
+            rows.append((str(rank), str(copies), f"{activations / units:g}", *map(byte_text, sizes)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        measured = ON_GPU if self._world.device.type == "cuda" else ON_HOST
+        measured += "; what is on the host apart" if host else ""
+        return [f"peak memory ({measured})", *(f"  {line}" for line in table)]
+
+    def _used(self) -> int:
+        if self._world.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._world.device)
+        return max(0, _read(_PEAK) - self._before - self._world.host_link.pinned)
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    return _read(_NOW)
+
+
+def _read(name: str) -> int:
+    """Bytes in the line ``name`` of this process's status on Linux; on other systems always the peak."""
+    with suppress(OSError, StopIteration):
+        lines = _STATUS.read_text(encoding="ascii").splitlines()
+        return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,31 +1,312 @@
 """Progress of a run: losses and times of each update, gathered on rank 0 while the next updates run."""
 
+import argparse
+import json
 import math
+import os
+import stat
 import sys
 import threading
 import time
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from chimera_runtime.errors import Misuse, NotFinite, PeerLost, Unwritable
+from chimera_runtime.blame import UserCode
+from chimera_runtime.data.mini_batch import ItemLoading, Triple
+from chimera_runtime.errors import MISUSED, Misuse, NotFinite, PeerLost, Unwritable
 from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.evaluate.evaluation import EvaluationLoss
-from chimera_runtime.program.job import Job
+from chimera_runtime.model.model import ModelFile
+from chimera_runtime.pipeline import Pipeline
+from chimera_runtime.program.job import Job, Place
 from chimera_runtime.ranks.messages import unrecorded
 from chimera_runtime.ranks.world import World
-from chimera_runtime.tools.open.stdio import is_terminal, show_line, write_line
-from chimera_runtime.tools.watch.log import Log
-from chimera_runtime.tools.watch.metrics import Metrics
-from chimera_runtime.tools.watch.tensorboard import TensorBoard
-from chimera_runtime.update.outcome import NOTHING_CLEARED, Clearings, Outcome, Outcomes
+from chimera_runtime.tools.open.stdio import is_terminal, locked, show_line, write_atomically, write_line
+from chimera_runtime.update.updates import NOTHING_CLEARED, Clearings, Outcome, Outcomes
+from chimera_runtime.values import files
 from chimera_runtime.values.losses import Tally
+from chimera_runtime.values.nested import generators_kept
+
+# ``--metrics``: file of losses and times, which rank 0 writes while updates end.
+
+_NAMES = (b"loss", b"step_seconds", b"cpu_seconds")
+_PAUSE = 1.0
+_SHARE = 100
+"""The file is written again after ``_PAUSE`` seconds at the earliest, and ``_SHARE`` times the time of the last write.
+"""
+
+
+class Metrics:
+    """Writes the file of ``--metrics``: a JSON object with three lists, each with a number for every update.
+
+    They are those of `add`. A number that is not finite is null. The file is complete at every moment: it is written
+    under another name and renamed. Nothing is formatted twice, and writing takes at most a hundredth of the time,
+    however long the run. A file that is not a regular one, such as a pipe, is written once, by `close`.
+
+    Raises `Unwritable` if the file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._given = path
+        self._lock = threading.Lock()
+        self._columns = [bytearray() for _ in _NAMES]
+        self._count = self._saved = 0
+        self._due = 0.0
+        try:
+            self._once = path.exists() and not path.is_file()
+            self._path = path if self._once else Path(os.path.realpath(path))
+            if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
+                path.open("ab").close()
+            if not self._once:
+                self._save()
+        except OSError as error:
+            raise mistakes.file_cannot_be_written("--metrics", path, error.strerror) from error
+
+    def add(self, loss: float | None, step_seconds: float, cpu_seconds: float) -> None:
+        """Adds the numbers of an update, and writes the file now and then; if that fails, it is tried again later."""
+        numbers = (loss, step_seconds, cpu_seconds)
+        with self._lock:
+            for column, number in zip(self._columns, numbers, strict=True):
+                shown = json.dumps(number if number is not None and math.isfinite(number) else None)
+                column += f"{', ' if self._count else ''}{shown}".encode()
+            self._count += 1
+        if time.monotonic() >= self._due and not self._once:
+            with suppress(OSError):
+                self._save()
+
+    def close(self) -> None:
+        """Writes the numbers that are not yet in the file. Raises `Unwritable` if the file cannot be written."""
+        try:
+            self._save()
+        except OSError as error:
+            raise mistakes.metrics_are_incomplete(self._given, error.strerror, self._saved, self._count) from error
+
+    def keep(self) -> None:
+        """Writes as `close` does, without its errors; called when the run ends early.
+
+        It does nothing for a pipe, which may have no reader and block.
+        """
+        if not self._once:
+            with suppress(Unwritable):
+                self.close()
+
+    def _save(self) -> None:
+        with self._lock:
+            start = time.monotonic()
+            lists = [b"".join((b'"', name, b'": [', c, b"]")) for name, c in zip(_NAMES, self._columns, strict=True)]
+            write = self._path.write_bytes if self._once else partial(write_atomically, self._path)
+            write(b"{" + b", ".join(lists) + b"}\n")
+            self._saved = self._count
+            end = time.monotonic()
+            self._due = end + max(_PAUSE, _SHARE * (end - start))
+
+
+# ``--tensorboard DIR``: the numbers of the log as curves of TensorBoard.
+
+_FLUSHED_EVERY = 10
+"""Seconds between writes to the disk."""
+
+
+class TensorBoard:
+    """Adds scalars to a directory by ``torch.utils.tensorboard``, in the background.
+
+    Raises `Misuse` if the package tensorboard, which torch uses, is not installed. Raises `Unwritable` if the directory
+    cannot be written.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise mistakes.package_is_missing(f"{error}") from error
+        self._directory = directory
+        with self._refusing():
+            self._writer: Any = SummaryWriter(str(directory), flush_secs=_FLUSHED_EVERY)
+
+    def add(self, facts: Mapping[str, Any]) -> None:
+        """Adds each number in a line of the log as a scalar. Raises `Unwritable` if a number cannot be written."""
+        with self._refusing():
+            for tag, number in scalars(facts):
+                self._writer.add_scalar(tag, number, facts["update"])
+
+    def keep(self) -> None:
+        """Writes and ends as `close` does, without its errors; called when the run ends early."""
+        with suppress(Unwritable):
+            self.close()
+
+    def close(self) -> None:
+        """Writes the numbers that are still in memory, and ends; errors as in `add`."""
+        with self._refusing():
+            self._writer.close()
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise mistakes.file_cannot_be_written("--tensorboard", self._directory, error.strerror) from error
+
+
+def scalars(facts: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yields the numbers in a line of the log, each with its tag.
+
+    The tag of a report is ``reports/accuracy``. The tag of a learning rate is ``learning_rates/0`` for stage 0, and
+    ``learning_rates/0/1`` if its optimizer has several groups of parameters. A loss that is not a finite number is a
+    point as well, which TensorBoard marks.
+    """
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            for stages, rates in value.items():
+                if not isinstance(rates, list):
+                    yield f"{name}/{stages}", math.nan if rates is None else rates
+                    continue
+                for group, rate in enumerate(rates):
+                    yield f"{name}/{stages}{f'/{group}' if len(rates) > 1 else ''}", rate
+        elif name != "update" and value is not None:
+            yield name, value
+
+
+# ``--torch-profile DIR``: records a few updates by torch.profiler, with a range for each line of the program.
+
+BEFORE = 1
+"""Updates of a run that are left out: in the first one torch makes its caches."""
+
+RECORDED = 3
+
+
+MARKER = ".chimera-profile"
+
+
+def prepare(store: Any, directory: Path) -> None:
+    """Makes the directory. Raises `Misuse` if that fails, or another run records there."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if os.environ.get("LOCAL_RANK", "0") == "0" and not locked(directory / MARKER, store):
+            raise mistakes.directory_cannot_be_written(
+                "--torch-profile", directory, mistakes.DIRECTORY_IS_OF_ANOTHER_RUN
+            )
+    except OSError as error:
+        raise mistakes.directory_cannot_be_written("--torch-profile", directory, error.strerror) from None
+
+
+def torch_profile(directory: Path, rank: int, updates: int) -> torch.profiler.profile:
+    """Makes a profiler that records the updates of a run from the second to the fourth; call ``step`` after each.
+
+    Run the updates within the profiler as a context, which writes ``rank_<r>.json``, a Chrome trace for Perfetto or
+    chrome://tracing.
+
+    Raises `Misuse` if the run has fewer than two updates.
+    """
+    if updates <= BEFORE:
+        raise mistakes.updates_are_too_few_to_profile(updates)
+    file = directory / f"rank_{rank}.json"
+    return torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=0, warmup=BEFORE, active=RECORDED, repeat=1),
+        on_trace_ready=lambda profile: profile.export_chrome_trace(str(file)),
+    )
+
+
+# ``--eval-every K``: mean loss over the held-out items of ``validation``, every K updates and at the end.
+
+_COUNTING = UserCode("the length of validation()", MISUSED)
+_EPOCH = -1
+"""Epoch of the random numbers for held-out items; the training has none of this number."""
+
+
+class Validation:
+    """Evaluates the held-out items, each once; copy c of W has items c, c + W, ..
+
+    Without ``--eval-every`` it is never due.
+
+    Raises `Misuse` if the model file has no ``validation``, or ``validation`` does not return a map-style dataset with
+    an item.
+    """
+
+    def __init__(self, model: ModelFile, options: argparse.Namespace, job: Job, place: Place) -> None:
+        self._every: int | None = options.eval_every
+        self._updates: int = options.steps
+        self._size: int = options.micro_batch_size
+        self._round = self._size * job.evaluated
+        self._items: Sequence[int] = ()
+        if self._every is None:
+            return
+        if model.validation is None:
+            raise mistakes.validation_is_missing(f"{model.file}")
+        dataset = model.held_out()
+        with _COUNTING:
+            is_map = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+            length = len(dataset) if is_map else 0
+        if not length:
+            raise Misuse(mistakes.VALIDATION_IS_NOT_MAP_STYLE)
+        self._items = range(place.copy, length, place.copies)
+        self._loading = ItemLoading(dataset, options.seed, model.collate, "validation()")
+
+    def is_due(self, updates: int) -> bool:
+        """Whether to evaluate after ``updates`` updates; the same on every rank."""
+        return self._every is not None and (updates % self._every == 0 or updates == self._updates)
+
+    def loss(self, pipe: Pipeline) -> EvaluationLoss:
+        """Mean loss with the current weights; every rank calls it. Errors as of `Pipeline.evaluate`."""
+        return pipe.evaluate(self._batches())
+
+    def _batches(self) -> Iterator[Any]:
+        """Yields the held-out items in rounds of an evaluation; items that fill no whole round come last, as one batch.
+
+        Of a round a rank loads only the micro-batches that it needs; the last batch is loaded by all ranks.
+        """
+        whole = len(self._items) // self._round * self._round
+        for start in range(0, whole, self._round):
+            yield lambda micro, start=start: self._load(start + micro * self._size, self._size)
+        if rest := len(self._items) - whole:
+            with generators_kept():
+                last = self._load(whole, rest)
+            yield last
+
+    def _load(self, start: int, count: int) -> Triple:
+        items = self._items[start : start + count]
+        return self._loading.collated(self._loading.items(_EPOCH, items), _EPOCH, start, items)
+
+
+# ``--log-file``: a line of JSON for each update, written as soon as the update is over on all ranks.
+
+
+class Log:
+    """Appends lines to a file, each with one write: the file has whole lines, however the run ends.
+
+    Raises `Unwritable` if the file cannot be opened, or another run appends to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError as error:
+            raise mistakes.file_cannot_be_written("--log-file", path, error.strerror) from error
+        with suppress(OSError):  # a file system without locks refuses nobody
+            if stat.S_ISREG(os.fstat(self._file).st_mode) and not files.lock(self._file):
+                os.close(self._file)
+                raise mistakes.file_cannot_be_written("--log-file", path, mistakes.LOG_IS_OF_ANOTHER_RUN)
+
+    def add(self, content: dict[str, Any]) -> None:
+        """Writes a line, with null for a number that is not finite. Raises `Unwritable` if it cannot be written."""
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in content.items()}
+        try:
+            os.write(self._file, json.dumps(finite).encode() + b"\n")
+        except OSError as error:
+            raise mistakes.file_cannot_be_written("--log-file", self._path, error.strerror) from error
+
+    def close(self) -> None:
+        """Closes the file; each line was written when it was added."""
+        os.close(self._file)
 
 
 @dataclass(frozen=True)

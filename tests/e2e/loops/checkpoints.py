@@ -17,7 +17,7 @@ from torch import nn
 
 from chimera_runtime import BadCheckpoint, Checkpoints, Layers, Misuse, Pipeline
 from chimera_runtime.blame import ModelError
-from chimera_runtime.optimizer.sharded_optimizer import ShardedOptimizer
+from chimera_runtime.optimizer.sharding import ShardedOptimizer
 
 SIZE, WIDTH, UPDATES, AT, LAYERS = 2, 4, 5, 3, 5
 

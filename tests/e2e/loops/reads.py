@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 from chimera_runtime import Pipeline, auxiliary_loss
 from chimera_runtime.ranks import world
-from chimera_runtime.ranks.device_to_host import Readout
-from chimera_runtime.ranks.staging import Staging
+from chimera_runtime.ranks.messages import Readout, Staging
 from tests.e2e.board import BOARD, DEVICE, BoardGpu
 from tests.unit.runtime.gpu_model import STREAMS
 

@@ -19,12 +19,12 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from chimera_runtime.stage import tensor_moves
+from chimera_runtime.stage import saved_tensors
 
 WIDTH, LENGTH = 4, 4
 SLICED = "SLICED" in os.environ
 if SLICED:
-    tensor_moves.SMALLEST = 1
+    saved_tensors.SMALLEST = 1
 
 
 def layers() -> list[Callable[[], nn.Module]]:

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from chimera_runtime.ranks import world
-from chimera_runtime.ranks.staging import Staging
+from chimera_runtime.ranks.messages import Staging
 
 sys.path.append(str(Path(__file__).resolve().parents[3]))
 

@@ -10,9 +10,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from chimera_runtime.blame import Located
-from chimera_runtime.data.data_workers import DataWorkers
 from chimera_runtime.data.item_order import ItemOrder, Share
-from chimera_runtime.data.loader import Loader, ReaderMessages
+from chimera_runtime.data.loader import DataWorkers, Loader, ReaderMessages
 from chimera_runtime.data.mini_batch import ALL, ItemLoading, MiniBatch
 
 ITEMS = 26

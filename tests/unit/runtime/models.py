@@ -16,7 +16,7 @@ from chimera_runtime.model.model import ModelFile
 from chimera_runtime.program.rank_facts import EvaluationFacts, KeptMicros, RankFacts, Route, StageFacts
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble, probe
-from chimera_runtime.start.rank_context import RankContext
+from chimera_runtime.start.assemble import RankContext
 from chimera_runtime.tools.command.options import parse
 
 RATE, ITEMS = 0.2, 24

@@ -11,7 +11,7 @@ import torch
 
 from chimera_runtime.blame import LaneOperation, Located, ModelError, UserCode, describe, during, ran_out
 from chimera_runtime.errors import BadCheckpoint, BadModel, Misuse, PeerLost, PlacedError, ScriptPlace
-from chimera_runtime.values.keywords import Stack
+from chimera_runtime.values.boundary import Stack
 
 
 class Alone(torch.nn.Module):

@@ -12,7 +12,7 @@ from torch import nn
 import chimera_ir
 from chimera_runtime import BadCheckpoint, Checkpoints, Misuse, Pipeline, auxiliary_loss
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage.auxiliary_losses import collecting
+from chimera_runtime.stage.stage_output import collecting
 
 B, N, WIDTH, STAGES = 2, 4, 3, 2
 OF_LOSS = ["loss.scale", "loss.projection.weight"]

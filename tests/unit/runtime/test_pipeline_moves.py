@@ -11,7 +11,7 @@ from torch import nn
 import chimera_ir
 from chimera_runtime import Pipeline
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage import tensor_moves
+from chimera_runtime.stage import saved_tensors
 from tests.unit.runtime.carrying import WIDTH, Dropping
 
 B, N, LENGTH, UPDATES = 2, 4, 4, 3
@@ -148,7 +148,7 @@ def test_whatever_moves_gradients_are_bitwise_the_same(
     alone: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """With ties, dropout and accumulation."""
-    monkeypatch.setattr(tensor_moves, "SMALLEST", 1)
+    monkeypatch.setattr(saved_tensors, "SMALLEST", 1)
     tied, is_stream = name in ("whole", "two pipes"), name == "stream"
     options: dict[str, Any] = {"tied": [[(0, "0.weight"), (1, "0.weight")]]} if tied else {}
     if is_stream:

@@ -15,9 +15,9 @@ from torch.utils.data import default_collate
 import chimera_ir
 from chimera_runtime import Misuse, ModelError, Pipeline, report
 from chimera_runtime.model.model import load
-from chimera_runtime.ranks.device_to_host import from_host
+from chimera_runtime.ranks.messages import from_host
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage.auxiliary_losses import Auxiliary, Reports, collecting
+from chimera_runtime.stage.stage_output import Auxiliary, Reports, collecting
 from chimera_runtime.values.losses import Tally
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"

@@ -12,7 +12,7 @@ from torch.distributed import HashStore, PrefixStore
 from torch.distributed import distributed_c10d as registry
 
 from chimera_runtime.program.job import Job, Place
-from chimera_runtime.ranks.control_group import ControlGroup
+from chimera_runtime.ranks.agreement import ControlGroup
 from chimera_runtime.ranks.messages import Names
 from chimera_runtime.ranks.world import World
 from tests.patience import FACTOR, PATIENCE

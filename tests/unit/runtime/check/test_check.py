@@ -15,7 +15,7 @@ from chimera_runtime.lane import Lane
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.weight_versions import Versions, masters
-from chimera_runtime.start.rank_context import RankContext
+from chimera_runtime.start.assemble import RankContext
 from tests.unit.runtime.models import Layer, facts, model, sequential, setting
 from tests.unit.runtime.thread_ranks import alone_job, worlds
 

@@ -19,8 +19,8 @@ from chimera_runtime.check.compare import (
 )
 from chimera_runtime.check.reference import Training, distance
 from chimera_runtime.errors import CheckFailed
-from chimera_runtime.program.weight_groups import Group
-from chimera_runtime.ranks.gathering import Enquiry
+from chimera_runtime.program.rank_facts import Group
+from chimera_runtime.ranks.agreement import Enquiry
 from chimera_runtime.ranks.world import World
 from chimera_runtime.values.losses import Tally
 from tests.unit.runtime.models import reference

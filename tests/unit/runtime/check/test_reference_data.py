@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from chimera_runtime.check.reference_data import mini_batches, seed_of
+from chimera_runtime.check.reference import mini_batches, seed_of
 from chimera_runtime.data.micro_batch_source import Batches
 from tests.unit.runtime.datasets import Drawing, Flowing
 from tests.unit.runtime.models import CPU, model

@@ -16,8 +16,16 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 
-from chimera_runtime.checkpoint.content import FORMAT, INFO, CheckpointContent, CheckpointInfo, Objects
-from chimera_runtime.checkpoint.entries import names_in, paths_of, value_of
+from chimera_runtime.checkpoint.content import (
+    FORMAT,
+    INFO,
+    CheckpointContent,
+    CheckpointInfo,
+    Objects,
+    names_in,
+    paths_of,
+    value_of,
+)
 from chimera_runtime.errors import Misuse
 from chimera_runtime.optimizer.optimizer_state import SavedGroup
 from chimera_runtime.ranks.world import World

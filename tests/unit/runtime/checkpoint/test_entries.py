@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
-from chimera_runtime.checkpoint.entries import (
+from chimera_runtime.checkpoint.content import (
     absent,
     entries_of,
     flat,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from chimera_runtime.blame import ModelError
-from chimera_runtime.checkpoint.entries import give, packed_states, require_equal, shown_states, states_of
+from chimera_runtime.checkpoint.content import give, packed_states, require_equal, shown_states, states_of
 from chimera_runtime.errors import BadCheckpoint, Misuse
 
 

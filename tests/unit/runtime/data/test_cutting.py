@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from chimera_runtime.data.cutting import MicroBatchParts
 from chimera_runtime.data.evaluation_batches import evaluation_batches
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.data.micro_batch_source import Batches
+from chimera_runtime.data.mini_batch import MicroBatchParts
 from chimera_runtime.errors import Misuse
 from tests.unit.runtime.thread_ranks import job
 

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from chimera_runtime.blame import ModelError, describe
-from chimera_runtime.data.data_workers import DataWorkers, _next
+from chimera_runtime.data.loader import DataWorkers, _next
 from chimera_runtime.errors import Misuse
 from chimera_runtime.ranks.world import World
 from tests import forking
@@ -170,7 +170,7 @@ def _fail(_number: int) -> None:
 
 RANK = """
 import multiprocessing, os, signal, sys, threading, time
-from chimera_runtime.data.data_workers import MapReader, LoadingTask, DataWorkers, elements
+from chimera_runtime.data.loader import MapReader, LoadingTask, DataWorkers, elements
 from chimera_runtime.data.mini_batch import ALL, ItemLoading
 from chimera_runtime.data.item_order import Share
 class Items(list):

@@ -10,7 +10,7 @@ from chimera_runtime.data.evaluation_batches import evaluation_batches
 from chimera_runtime.data.item_order import Share
 from chimera_runtime.data.mini_batch import MiniBatch
 from chimera_runtime.errors import Misuse
-from chimera_runtime.values.keywords import KeywordNames
+from chimera_runtime.values.boundary import KeywordNames
 from tests.unit.runtime.thread_ranks import job
 
 

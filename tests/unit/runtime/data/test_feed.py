@@ -9,7 +9,7 @@ from chimera_runtime.blame import ModelError
 from chimera_runtime.data.feed import Feed, items_of
 from chimera_runtime.data.micro_batch_source import Batches, CutBatch
 from chimera_runtime.errors import Misuse
-from chimera_runtime.values.keywords import KeywordNames, whole
+from chimera_runtime.values.boundary import KeywordNames, whole
 from tests.unit.runtime.thread_ranks import job
 
 B, N = 2, 3

@@ -11,7 +11,7 @@ from chimera_runtime.blame import ModelError, UserCode
 from chimera_runtime.data.item_order import Share
 from chimera_runtime.data.mini_batch import Failure, ItemLoading, MiniBatch, as_triple, failure, sendable
 from chimera_runtime.errors import FAILED, Misuse
-from chimera_runtime.values.keywords import KeywordNames, whole
+from chimera_runtime.values.boundary import KeywordNames, whole
 from tests.unit.runtime.datasets import Drawing
 
 SHARE = Share(2, 3, 1, 0)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir.escapes import visible_lines
+from chimera_ir.console import visible_lines
 from chimera_runtime import blame, errors
 from chimera_runtime.errors import visible
 from chimera_runtime.errors.tools import file_cannot_be_written, program_was_replaced
 from chimera_runtime.tools.open.stdio import last_lines, write_error, write_line
-from chimera_runtime.update.hooks import Hooks
+from chimera_runtime.update.updates import Hooks
 
 EVIL = "\x1b[2J\x9b31m\x07\r\u202e\u2066\u200e\u2028\ufeff\udcff"
 

@@ -13,11 +13,12 @@ from chimera_runtime.errors import BadModel, Misuse
 from chimera_runtime.evaluate import evaluation
 from chimera_runtime.evaluate.evaluation import (
     Evaluation,
+    LossTotal,
+    OutputStore,
     SentOutput,
     _CurrentRound,
     evaluating,
 )
-from chimera_runtime.evaluate.last_output import LossTotal, OutputStore
 from chimera_runtime.lane import Lane
 from chimera_runtime.program.rank_facts import EvaluationFacts, Route
 from chimera_runtime.ranks.world import World

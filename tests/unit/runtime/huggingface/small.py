@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy, one_hot
 
 from chimera_runtime.huggingface import TransformerLayers
-from chimera_runtime.values.keywords import Stack
+from chimera_runtime.values.boundary import Stack
 
 WORDS = 40
 _SIZES = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}

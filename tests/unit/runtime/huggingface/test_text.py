@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from chimera_runtime import Misuse
-from chimera_runtime.huggingface.text import read_text
+from chimera_runtime.huggingface.skeleton import read_text
 
 
 def test_bytes_are_cut_into_items_and_the_last_are_held_out(tmp_path: Path) -> None:

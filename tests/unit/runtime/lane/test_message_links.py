@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from chimera_runtime.errors import BadModel
-from chimera_runtime.lane.message_links import Incoming, Outgoing
+from chimera_runtime.lane.lane import Incoming, Outgoing
 from chimera_runtime.program.rank_facts import Route
 from chimera_runtime.ranks.messages import tag_of
+from chimera_runtime.values.nested import Tensors
 from chimera_runtime.values.shared_memory import Slots
-from chimera_runtime.values.tensors import Tensors
 from tests.unit.runtime.thread_ranks import job
 
 STAGES = 4

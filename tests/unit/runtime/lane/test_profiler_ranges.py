@@ -15,8 +15,7 @@ from chimera_runtime.lane.profiler_ranges import ranged, ranges_on
 from chimera_runtime.program.rank_facts import Route, Turns
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble
-from chimera_runtime.start.lane_components import components_of, lane_of, run_stream
-from chimera_runtime.start.rank_context import RankContext
+from chimera_runtime.start.assemble import RankContext, components_of, lane_of, run_stream
 from tests.unit.runtime.models import facts, setting
 from tests.unit.runtime.thread_ranks import alone_job, worlds
 

@@ -15,12 +15,11 @@ from chimera_ir import Options
 from chimera_runtime import Pipeline
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import Misuse
-from chimera_runtime.model.layers import Layers
-from chimera_runtime.model.model import ModelFile, load
+from chimera_runtime.model.model import Layers, ModelFile, load
 from chimera_runtime.model.ties import Tie, declared, refuse_undeclared
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start.assemble import modules
-from chimera_runtime.values.tensors import draw_seed
+from chimera_runtime.values.nested import draw_seed
 from tests.unit.runtime.models import CPU, model
 from tests.unit.runtime.thread_ranks import alone_job, worlds
 

@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.model.layers import Layers
+from chimera_runtime.model.model import Layers
 from chimera_runtime.model.naming import name_in_model, names_in_model, parameters_by_name
 from chimera_runtime.model.ties import Tie
 from tests.unit.runtime.models import CPU, model

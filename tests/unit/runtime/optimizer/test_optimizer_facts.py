@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from chimera_runtime.optimizer.optimizer_facts import OptimizerFacts
-from chimera_runtime.program.weight_groups import Group
+from chimera_runtime.program.rank_facts import Group
 from chimera_runtime.ranks.agreement import Fact, settings_of
 
 STAGE: Group = (0,)

@@ -8,8 +8,14 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from chimera_runtime.optimizer.optimizer_state import by_name, refusal, restore
-from chimera_runtime.optimizer.scheduler_state import for_groups_of, groups_of, restore_schedulers
+from chimera_runtime.optimizer.optimizer_state import (
+    by_name,
+    for_groups_of,
+    groups_of,
+    refusal,
+    restore,
+    restore_schedulers,
+)
 
 NAMES = ("first", "second", "third")
 

@@ -11,7 +11,7 @@ from torch import nn, optim
 
 from chimera_runtime.errors import Misuse
 from chimera_runtime.optimizer.optimizer_state import by_name, restore
-from chimera_runtime.optimizer.sharded_optimizer import ELEMENTWISE, ShardedOptimizer
+from chimera_runtime.optimizer.sharding import ELEMENTWISE, ShardedOptimizer
 from chimera_runtime.ranks.world import World
 from tests.unit.runtime.optimizer.test_sharding import replicas
 from tests.unit.runtime.thread_ranks import together

@@ -11,7 +11,7 @@ from torch import nn
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.optimizer import sharding
 from chimera_runtime.optimizer.sharding import Sharding, buckets, cut, overlap_in_part
-from chimera_runtime.ranks.staging import Staging
+from chimera_runtime.ranks.messages import Staging
 from chimera_runtime.ranks.world import World
 from tests.unit.runtime.gpu_model import ModelGpu
 from tests.unit.runtime.thread_ranks import alone_job, groups, together, worlds

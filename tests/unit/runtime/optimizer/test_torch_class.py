@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler
 
-from chimera_runtime.optimizer.scheduler_state import TorchClass, class_of
+from chimera_runtime.optimizer.optimizer_state import TorchClass, class_of
 
 
 class Mine(torch.optim.AdamW):

@@ -12,6 +12,7 @@ from chimera_ir.codegen import facts
 from chimera_runtime.errors import Misuse
 from chimera_runtime.program.compiled_program import INTERFACE, CompiledProgram, load
 from chimera_runtime.program.rank_facts import (
+    VALUES,
     EvaluationFacts,
     HostedMicros,
     KeptMicros,
@@ -21,7 +22,6 @@ from chimera_runtime.program.rank_facts import (
     Turns,
     spread,
 )
-from chimera_runtime.program.stage_graph import VALUES
 from tests.unit.runtime.thread_ranks import job
 
 

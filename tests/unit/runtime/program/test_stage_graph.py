@@ -2,7 +2,7 @@
 
 import pytest
 
-from chimera_runtime.program.stage_graph import fed, feeding
+from chimera_runtime.program.rank_facts import fed, feeding
 from tests.unit.runtime.thread_ranks import job
 
 

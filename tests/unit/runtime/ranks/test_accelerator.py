@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from chimera_runtime.ranks.accelerator import Accelerator
+from chimera_runtime.ranks.devices import Accelerator
 
 DEVICE = torch.device("cuda", 1)
 

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from chimera_runtime.ranks.cpu_allocator import give_back, keep_memory
-from chimera_runtime.tools.watch.peak_memory import resident
+from chimera_runtime.ranks.devices import give_back, keep_memory
+from chimera_runtime.tools.watch.memory import resident
 from tests.patience import PATIENCE
 
 ROUNDS = """
 import ctypes, resource, sys
-from chimera_runtime.ranks.cpu_allocator import keep_memory
+from chimera_runtime.ranks.devices import keep_memory
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

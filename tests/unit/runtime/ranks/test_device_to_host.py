@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from chimera_runtime.ranks.device_to_host import Readout, from_host
+from chimera_runtime.ranks.messages import Readout, from_host
 from tests.unit.runtime.gpu_model import STREAMS, ModelGpu
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from chimera_runtime.errors import PeerLost
-from chimera_runtime.ranks.gathering import Enquiry, added_over_all, gathered, receive_value, send_value
+from chimera_runtime.ranks.agreement import Enquiry, added_over_all, gathered, receive_value, send_value
 from chimera_runtime.ranks.world import World
 from chimera_runtime.values.nested import leaves
 from tests.unit.runtime.thread_ranks import job, together, worlds

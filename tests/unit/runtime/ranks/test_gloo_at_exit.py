@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from chimera_runtime.ranks import process_groups
+from chimera_runtime.ranks import world
 
 ROOT = Path(__file__).resolve().parents[4]
 
 PROCESS = """
 import sys, torch, torch.distributed as dist
-from chimera_runtime.ranks.process_groups import wait_for_gloo_at_exit
+from chimera_runtime.ranks.world import wait_for_gloo_at_exit
 sys.setswitchinterval(1000)  # no thread gets the interpreter before this one sleeps
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 if sys.argv[1] == "waits":
@@ -33,14 +33,14 @@ def test_a_sum_that_is_over_when_the_process_ends_does_not_end_it_with_an_abort(
 def test_a_thread_that_goes_on_waiting_or_works_holds_the_end_up_for_a_limited_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process_groups, "_EXIT_LIMIT", 0.3)
+    monkeypatch.setattr(world, "_EXIT_LIMIT", 0.3)
     states = iter([{}, {"7": (True, "1")}, {"7": (True, "2")}, {"7": (False, "2")}, {"7": (False, "2")}])
-    monkeypatch.setattr(process_groups, "_switches", lambda: next(states, {"7": (True, "3")}))
-    process_groups.wait_for_gloo()
+    monkeypatch.setattr(world, "_switches", lambda: next(states, {"7": (True, "3")}))
+    world.wait_for_gloo()
     assert next(states, None) is None, "it has looked until the thread slept twice in a row"
-    monkeypatch.setattr(process_groups, "_switches", lambda: {"7": (True, str(time.monotonic()))})
+    monkeypatch.setattr(world, "_switches", lambda: {"7": (True, str(time.monotonic()))})
     start = time.monotonic()
-    process_groups.wait_for_gloo()
+    world.wait_for_gloo()
     assert 0.3 <= time.monotonic() - start < 5
 
 
@@ -48,5 +48,5 @@ def test_threads_of_others_are_not_waited_for() -> None:
     is_over = threading.Event()
     thread = threading.Thread(target=is_over.wait)
     thread.start()
-    assert str(thread.native_id) not in process_groups._switches()
+    assert str(thread.native_id) not in world._switches()
     is_over.set()

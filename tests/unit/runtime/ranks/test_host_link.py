@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from chimera_runtime.ranks.accelerator import CpuAccelerator
-from chimera_runtime.ranks.host_link import LinkToHost
+from chimera_runtime.ranks.devices import CpuAccelerator
+from chimera_runtime.ranks.messages import LinkToHost
 from tests.unit.runtime.gpu_model import ModelGpu
 
 MICROS, WIDTH = 6, 700

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.ranks.messages import Names, Peer, tag_of, unrecorded, waiter
 from chimera_runtime.ranks.world import World
-from chimera_runtime.values.tensors import Tensors
+from chimera_runtime.values.nested import Tensors
 from tests.unit.runtime.thread_ranks import groups
 
 MICROS = st.integers(0, 2**40)

@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d as registry
 
 from chimera_runtime.blame import ModelError, UserCode
 from chimera_runtime.errors import FAILED, BadCheckpoint, Misuse, PeerLost
-from chimera_runtime.ranks.object_exchange import ObjectExchange
+from chimera_runtime.ranks.agreement import ObjectExchange
 from chimera_runtime.ranks.world import World
 from tests.unit.runtime.thread_ranks import groups, together
 

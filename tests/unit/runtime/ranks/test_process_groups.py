@@ -7,8 +7,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 
 from chimera_runtime.errors import PeerLost
-from chimera_runtime.ranks.process_groups import A_DAY, ProcessGroups
-from chimera_runtime.ranks.world import World
+from chimera_runtime.ranks.world import A_DAY, ProcessGroups, World
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from chimera_runtime.errors import PeerLost
-from chimera_runtime.ranks.messages import Names, Peer, waiter
-from chimera_runtime.ranks.staging import StagedGroup, Staging
+from chimera_runtime.ranks.messages import Names, Peer, StagedGroup, Staging, waiter
 from chimera_runtime.ranks.world import World
 from tests.unit.runtime.gpu_model import STREAMS, ModelEvent, ModelGpu
 from tests.unit.runtime.thread_ranks import groups

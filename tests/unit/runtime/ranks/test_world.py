@@ -15,8 +15,7 @@ from torch.distributed import HashStore
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.program.job import Job, Place
 from chimera_runtime.ranks import world as world_module
-from chimera_runtime.ranks.messages import Peer
-from chimera_runtime.ranks.staging import StagedGroup
+from chimera_runtime.ranks.messages import Peer, StagedGroup
 from chimera_runtime.ranks.world import World, _agree_on_program, _backend, begin, join_group, staging_of
 from tests.unit.runtime.gpu_model import ModelGpu
 from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds

@@ -8,8 +8,8 @@ from torch.utils.checkpoint import checkpoint
 
 from chimera_runtime import auxiliary_loss
 from chimera_runtime.errors import BadModel
-from chimera_runtime.ranks.device_to_host import from_host
-from chimera_runtime.stage.auxiliary_losses import AuxiliaryLosses, collecting, roots_of
+from chimera_runtime.ranks.messages import from_host
+from chimera_runtime.stage.stage_output import AuxiliaryLosses, collecting, roots_of
 from chimera_runtime.values.losses import Tally
 
 

@@ -10,13 +10,12 @@ from torch import nn
 from chimera_runtime.errors import BadModel
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.messages import Names
-from chimera_runtime.stage import tensor_moves
+from chimera_runtime.stage import saved_tensors
 from chimera_runtime.stage.gradient_sums import GradientSum
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
 from chimera_runtime.stage.weight_versions import Unstepped
-from chimera_runtime.values.boundary import Boundary, Traits
-from chimera_runtime.values.carries import SliceArguments, slice_arguments
+from chimera_runtime.values.boundary import Boundary, SliceArguments, Traits, slice_arguments
 from chimera_runtime.values.nested import ONE_TENSOR
 from tests.unit.runtime.carrying import CARRYING, WIDTH, Dropping, Listing
 from tests.unit.runtime.staged import assert_close
@@ -107,7 +106,7 @@ def run(of: Stage, kind: str) -> tuple[torch.Tensor, torch.Tensor, list[torch.Te
 def test_slices_give_the_outputs_and_gradients_of_whole_sequences(
     monkeypatch: pytest.MonkeyPatch, kind: Callable[[], nn.Module], how: str
 ) -> None:
-    monkeypatch.setattr(tensor_moves, "SMALLEST", 1)
+    monkeypatch.setattr(saved_tensors, "SMALLEST", 1)
     whole = "a reason" if how == "halves of a whole backward" else ""
     of = stage(made(kind), recomputed=how.startswith("recompute"), whole=whole)
     mine, theirs = run(of, how.split()[0]), by_hand(made(kind))

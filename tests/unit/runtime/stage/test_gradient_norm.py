@@ -5,10 +5,10 @@ from functools import partial
 import pytest
 import torch
 
-from chimera_runtime.program.weight_groups import Group
+from chimera_runtime.program.rank_facts import Group
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.gradient_sums import agree_on_infinite, total_norm
-from chimera_runtime.values.tensors import Tensors
+from chimera_runtime.values.nested import Tensors
 from tests.unit.runtime.thread_ranks import job, together, worlds
 
 BOTH_WAYS = ((0, 1), (1, 0))

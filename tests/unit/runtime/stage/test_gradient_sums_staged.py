@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from chimera_runtime.ranks.messages import Names, waiter
-from chimera_runtime.ranks.staging import Staging
+from chimera_runtime.ranks.messages import Names, Staging, waiter
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.gradient_sums import GradientSum, WideGradientSum
 from chimera_runtime.values.losses import Count

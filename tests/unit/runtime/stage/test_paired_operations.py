@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from chimera_runtime import auxiliary_loss
 from chimera_runtime.blame import ModelError
 from chimera_runtime.program.numbering import Micros
-from chimera_runtime.stage.paired_operations import Backward
+from chimera_runtime.stage.module_runs import Backward
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.values.boundary import Traits
 from tests.unit.runtime.staged import WIDTH, assert_close, by_hand, data, linear, loss_output, rows, stage

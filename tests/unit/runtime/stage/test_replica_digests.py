@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from chimera_runtime.ranks.device_to_host import from_host
-from chimera_runtime.stage.replica_digests import Replicas, bits, is_due
+from chimera_runtime.ranks.messages import from_host
+from chimera_runtime.stage.gradient_sums import Replicas, bits, is_due
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from chimera_runtime.errors import BadModel
-from chimera_runtime.ranks.device_to_host import Numbers
-from chimera_runtime.stage import rerun_comparison
-from chimera_runtime.stage.rerun_comparison import RerunComparison, digest, in_some, parts, sampled, whole
+from chimera_runtime.ranks.messages import Numbers
+from chimera_runtime.stage import recomputation
+from chimera_runtime.stage.recomputation import RerunComparison, digest, in_some, parts, sampled, whole
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn),
@@ -38,7 +38,7 @@ def test_a_digest_sees_one_bit_and_the_order(dtype: torch.dtype) -> None:
 
 
 def test_a_digest_of_many_numbers_is_taken_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rerun_comparison, "_BLOCK", 7)
+    monkeypatch.setattr(recomputation, "_BLOCK", 7)
     one = torch.rand(50)
     swapped = torch.cat([one[7:14], one[:7], one[14:]])
     assert digest(one) == digest(one.clone())

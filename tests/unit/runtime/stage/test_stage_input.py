@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from chimera_runtime.errors import BadModel
-from chimera_runtime.stage.stage_input import StageInput
+from chimera_runtime.stage.stage_output import StageInput
 from chimera_runtime.values.boundary import Boundary
 from tests.unit.runtime.staged import tuple_of
 

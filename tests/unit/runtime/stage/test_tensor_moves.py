@@ -9,13 +9,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from chimera_runtime.blame import ModelError
-from chimera_runtime.ranks.accelerator import CpuAccelerator
-from chimera_runtime.ranks.host_link import LinkToHost
-from chimera_runtime.stage import tensor_moves
-from chimera_runtime.stage.graph_nodes import reachable, saved_tensors_of
+from chimera_runtime.ranks.devices import CpuAccelerator
+from chimera_runtime.ranks.messages import LinkToHost
+from chimera_runtime.stage import saved_tensors
+from chimera_runtime.stage.saved_tensors import TensorMoves
+from chimera_runtime.stage.splitting import reachable, saved_tensors_of
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import SendOutput
-from chimera_runtime.stage.tensor_moves import TensorMoves
 from chimera_runtime.values.shared_memory import ReleasedTensors
 from tests.unit.runtime.staged import MICROS, ONE, ROWS, WIDTH, data, loss_output, rows, stage
 
@@ -24,7 +24,7 @@ BYTES = ROWS * WIDTH * 4
 
 @pytest.fixture(autouse=True)
 def _small_storages_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_moves, "SMALLEST", 1)
+    monkeypatch.setattr(saved_tensors, "SMALLEST", 1)
 
 
 class Doubling(torch.autograd.Function):
@@ -210,7 +210,7 @@ def test_a_storage_that_only_the_graph_holds_moves_once(kind: Callable[..., nn.M
 
 
 def test_a_small_storage_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_moves, "SMALLEST", BYTES + 1)
+    monkeypatch.setattr(saved_tensors, "SMALLEST", BYTES + 1)
     of, link = linked(made(Attending))
     of.forward(0, rows(data(1), 0))
     of.offload(0)

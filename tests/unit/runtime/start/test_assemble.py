@@ -8,7 +8,7 @@ from torch import nn
 
 from chimera_runtime.errors import Misuse
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage import tensor_moves
+from chimera_runtime.stage import saved_tensors
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import LossOutput, SendOutput
 from chimera_runtime.stage.weight_versions import Versions, Weights
@@ -161,7 +161,7 @@ def test_a_stage_that_runs_groups_one_by_one_is_remarked_upon(alone: World) -> N
 
 def test_a_stage_of_which_nothing_can_move_is_remarked_upon(alone: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stage 0 saves its input and its output; so does stage 1, whose loss saves a further tensor."""
-    monkeypatch.setattr(tensor_moves, "SMALLEST", 1)
+    monkeypatch.setattr(saved_tensors, "SMALLEST", 1)
     with worlds(alone, alone_job(moving=(0, 1))) as (world,):
         (said,) = assemble.remarks(world.job, world.backend, world.device, setting(world)[0].probed)
     assert said.startswith("stage 0 saves no tensor of 1024 bytes or more that can move to the host, as weights")

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.model.layers import Layers
-from chimera_runtime.model.model import Model
+from chimera_runtime.model.model import Layers, Model
 from chimera_runtime.model.ties import Tie
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start.inventory import compare_stages

@@ -12,7 +12,7 @@ from chimera_runtime.program.rank_facts import Turns
 from chimera_runtime.ranks.messages import tag_of
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble
-from chimera_runtime.start.lane_components import components_of, lane_of, run_stream
+from chimera_runtime.start.assemble import components_of, lane_of, run_stream
 from tests.unit.runtime.models import facts, item, setting
 from tests.unit.runtime.thread_ranks import alone_job, worlds
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from chimera_runtime.start.loader_maker import needed_inputs
+from chimera_runtime.start.assemble import needed_inputs
 from tests.unit.runtime.models import facts
 from tests.unit.runtime.thread_ranks import job
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from chimera_runtime.program.rank_facts import HostedMicros
-from chimera_runtime.start.memory_report import memory_report
+from chimera_runtime.start.probe import memory_report
 from tests.unit.runtime.models import facts
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ from torch import nn
 
 from chimera_runtime.program.kept_bytes import MovedBytes
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage import tensor_moves
+from chimera_runtime.stage import saved_tensors
 from tests.unit.runtime.start.test_probe import WIDTH, found, linear, then
 
 
@@ -15,7 +15,7 @@ def test_the_bytes_that_go_to_the_host_are_measured_of_the_stages_that_have_move
     alone: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Profiles tell the same from sizes alone: what is saved, without inputs and outputs."""
-    monkeypatch.setattr(tensor_moves, "SMALLEST", 1)
+    monkeypatch.setattr(saved_tensors, "SMALLEST", 1)
     turning, tensor = then(lambda y: y.sin().cos().tanh()), 3 * WIDTH * 8
     result = found(alone, turning, turning, linear, moving=(0, 1), measures=True)
     assert result.moved_bytes == {0: MovedBytes(2 * tensor), 1: MovedBytes(2 * tensor)}
@@ -35,7 +35,7 @@ def test_of_what_is_kept_between_halves_gradients_and_the_graph_below_them_move(
 
     Profiles tell the same from sizes alone.
     """
-    monkeypatch.setattr(tensor_moves, "SMALLEST", 1)
+    monkeypatch.setattr(saved_tensors, "SMALLEST", 1)
     tensor = 3 * WIDTH * 8
 
     class Deep(nn.Sequential):

@@ -14,8 +14,7 @@ from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import SendOutput
 from chimera_runtime.stage.weight_versions import Unstepped
 from chimera_runtime.start.stage_probe import StageCall, probe_forward
-from chimera_runtime.values.boundary import Boundary, Traits
-from chimera_runtime.values.carries import NO_CARRY, slice_arguments
+from chimera_runtime.values.boundary import NO_CARRY, Boundary, Traits, slice_arguments
 from chimera_runtime.values.nested import ONE_TENSOR
 from tests.unit.runtime.carrying import CARRYING, WIDTH
 from tests.unit.runtime.models import model

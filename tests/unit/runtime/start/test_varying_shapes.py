@@ -11,8 +11,8 @@ from chimera_runtime.errors import BadModel, Misuse
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble, probe
-from chimera_runtime.start.rank_context import RankContext
-from chimera_runtime.start.varying_shapes import VaryingShapes
+from chimera_runtime.start.assemble import RankContext
+from chimera_runtime.start.probe import VaryingShapes
 from tests.unit.runtime.models import facts, model
 from tests.unit.runtime.thread_ranks import alone_job, worlds
 

@@ -10,7 +10,7 @@ import pytest
 
 _PROGRAM = """
 import os, pathlib, sys
-from chimera_runtime.tools.open.files import locked
+from chimera_runtime.tools.open.stdio import locked
 class Store:
     def compare_set(self, key, expected, number):
         return (sys.argv[2] or number).encode()

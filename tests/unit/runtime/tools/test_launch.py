@@ -14,7 +14,7 @@ from jinja2 import Environment
 from chimera_ir.ir.levels import Header
 from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT
 from chimera_runtime.program.compiled_program import INTERFACE
-from chimera_runtime.program.stage_graph import VALUES
+from chimera_runtime.program.rank_facts import VALUES
 from tests import forking
 from tests.patience import PATIENCE
 from tests.programs import free_port

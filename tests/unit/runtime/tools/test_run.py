@@ -23,7 +23,7 @@ from chimera_runtime.ranks.world import World
 from chimera_runtime.tools.command.options import parse
 from chimera_runtime.tools.fail.faults import Faults
 from chimera_runtime.tools.run import Run
-from chimera_runtime.update.outcome import Outcome
+from chimera_runtime.update.updates import Outcome
 from tests.unit.runtime.models import Layer, item, model
 
 N, B, STEPS = 4, 2, 5

@@ -12,8 +12,7 @@ from torch import nn
 
 from chimera_runtime.errors import Misuse
 from chimera_runtime.optimizer.optimizer_facts import next_moment
-from chimera_runtime.update.accumulation import Accumulation
-from chimera_runtime.update.outcome import NOTHING_CLEARED, Clearings
+from chimera_runtime.update.updates import NOTHING_CLEARED, Accumulation, Clearings
 
 
 def parameter(*values: float) -> nn.Parameter:

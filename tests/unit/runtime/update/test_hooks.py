@@ -7,9 +7,9 @@ import pytest
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.start.lane_components import components_of
-from chimera_runtime.update import hooks
-from chimera_runtime.update.hooks import Hooks
+from chimera_runtime.start.assemble import components_of
+from chimera_runtime.update import updates
+from chimera_runtime.update.updates import Hooks
 from chimera_runtime.values.losses import Tally
 from tests.unit.runtime.models import setting
 from tests.unit.runtime.thread_ranks import alone_job, worlds
@@ -43,7 +43,7 @@ def test_without_tools_remarks_go_to_a_logger_which_writes_to_stderr(capsys: pyt
 
 def test_without_tools_a_rank_that_is_not_answered_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[PeerLost] = []
-    monkeypatch.setattr(hooks, "end_process", ended.append)
+    monkeypatch.setattr(updates, "end_process", ended.append)
     error = PeerLost("nobody answers", [1])
     Hooks().lost(error)
     assert ended == [error]

@@ -8,7 +8,7 @@ import pytest
 from chimera_runtime.errors import PeerLost, RanksDiffer
 from chimera_runtime.ranks.agreement import TERMS
 from chimera_runtime.ranks.world import World
-from chimera_runtime.update.outcome import Clearings, Outcomes
+from chimera_runtime.update.updates import Clearings, Outcomes
 from chimera_runtime.values.losses import Tally
 from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
 

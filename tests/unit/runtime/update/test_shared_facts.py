@@ -8,10 +8,10 @@ from torch import nn
 
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.optimizer.optimizer_facts import OptimizerFacts
-from chimera_runtime.program.weight_groups import Group
+from chimera_runtime.program.rank_facts import Group
 from chimera_runtime.ranks.agreement import STEPS, TERMS, settings_of, weights_of
-from chimera_runtime.ranks.device_to_host import from_host
-from chimera_runtime.stage.replica_digests import Replicas
+from chimera_runtime.ranks.messages import from_host
+from chimera_runtime.stage.gradient_sums import Replicas
 from chimera_runtime.update.shared_facts import FlushFacts, StreamFacts
 from tests.unit.runtime.thread_ranks import job
 

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from chimera_runtime.errors import BadModel
-from chimera_runtime.values.carries import NO_CARRY, Carry, SliceArguments, slice_arguments, slice_length
-from chimera_runtime.values.keywords import Stack
+from chimera_runtime.values.boundary import NO_CARRY, Carry, SliceArguments, Stack, slice_arguments, slice_length
 from tests.unit.runtime.carrying import WIDTH, Joining, Listing
 
 

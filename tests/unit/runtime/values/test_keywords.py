@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.values.keywords import KeywordNames, Stack, accepted, require_unused
+from chimera_runtime.values.boundary import KeywordNames, Stack, accepted, require_unused
 
 NAMES = ("x", "mask", "index")
 

@@ -12,7 +12,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.gradient_sums import scale_down, total_norm
-from chimera_runtime.update.accumulation import Accumulation
+from chimera_runtime.update.updates import Accumulation
 from chimera_runtime.values.mesh_tensors import (
     is_spread,
     laid_out_like,

@@ -9,7 +9,7 @@ from torch import nn
 from chimera_runtime.errors import BadCheckpoint, Misuse
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.ranks.world import World
-from chimera_runtime.values.meta_weights import give_memory, is_unfilled
+from chimera_runtime.values.mesh_tensors import give_memory, is_unfilled
 from tests.unit.runtime.kept import Loop, compiled, mini_batch, pipeline, stage
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from chimera_runtime.values.sampled_digests import sampled
+from chimera_runtime.values.fingerprint import sampled
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

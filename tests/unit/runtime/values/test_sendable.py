@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.values.sendable import is_on, require_here, require_sendable
+from chimera_runtime.values.nested import is_on, require_here, require_sendable
 
 CPU = torch.device("cpu")
 

@@ -12,9 +12,8 @@ from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import SendOutput
 from chimera_runtime.values import shared_memory
 from chimera_runtime.values.boundary import Boundary
-from chimera_runtime.values.nested import ONE_TENSOR
+from chimera_runtime.values.nested import ONE_TENSOR, Tensors
 from chimera_runtime.values.shared_memory import ReleasedTensors, Slots, is_shared, lend, unshared, versions
-from chimera_runtime.values.tensors import Tensors
 from tests.unit.runtime.models import model, setting
 from tests.unit.runtime.staged import MICROS, ONE, ROWS, WIDTH, data, groups, rows, stage
 from tests.unit.runtime.thread_ranks import alone_job, worlds

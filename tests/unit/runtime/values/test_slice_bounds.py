@@ -6,8 +6,8 @@ from itertools import accumulate
 
 import pytest
 
-from chimera_runtime.check.reference_data import items_of_slices
-from chimera_runtime.values.slice_bounds import slice_bounds
+from chimera_runtime.check.reference import items_of_slices
+from chimera_runtime.values.nested import slice_bounds
 
 
 @pytest.mark.parametrize(

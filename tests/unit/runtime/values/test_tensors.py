@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera_runtime.values.tensors import (
+from chimera_runtime.values.nested import (
     all_generators_kept,
     digest,
     draw_seed,

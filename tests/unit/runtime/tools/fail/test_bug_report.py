@@ -14,7 +14,7 @@ import pytest
 
 from chimera_runtime.errors import Misuse, PeerLost, Unwritable
 from chimera_runtime.program.job import Place
-from chimera_runtime.tools.fail.bug_report import BugReport
+from chimera_runtime.tools.fail.faults import BugReport
 from chimera_runtime.tools.open.stdio import write_line
 from tests.unit.runtime.thread_ranks import together
 

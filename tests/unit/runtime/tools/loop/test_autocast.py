@@ -13,12 +13,11 @@ import torch
 from torch import nn
 
 import chimera_ir
-from chimera_runtime.model.layers import Layers
-from chimera_runtime.model.model import ModelFile
+from chimera_runtime.model.model import Layers, ModelFile
 from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.ranks.world import World
-from chimera_runtime.tools.loop.autocast import under_autocast
-from chimera_runtime.values.keywords import accepted
+from chimera_runtime.tools.loop.saving import under_autocast
+from chimera_runtime.values.boundary import accepted
 from tests.unit.runtime.kept import WIDTH, B, N, mini_batch
 from tests.unit.runtime.models import model
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from chimera_runtime.blame import LaneOperation, ModelError
 from chimera_runtime.ranks.world import World
-from chimera_runtime.tools.loop.optimizers import Optimizers
-from chimera_runtime.values.tensors import draw_seed
+from chimera_runtime.tools.loop.saving import Optimizers
+from chimera_runtime.values.nested import draw_seed
 from tests.unit.runtime.models import model
 from tests.unit.runtime.thread_ranks import alone_job, groups, together, worlds
 

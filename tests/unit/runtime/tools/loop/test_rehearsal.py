@@ -10,9 +10,9 @@ from chimera_runtime.program.numbering import Micros
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start import assemble
-from chimera_runtime.start.lane_components import components_of, lane_of
-from chimera_runtime.tools.loop import rehearsal
-from chimera_runtime.tools.loop.rehearsal import RehearsedStage, cost_weights, overshoot, rehearsed
+from chimera_runtime.start.assemble import components_of, lane_of
+from chimera_runtime.tools.loop import saving
+from chimera_runtime.tools.loop.saving import RehearsedStage, cost_weights, overshoot, rehearsed
 from tests.unit.runtime.models import facts, sequential, setting
 from tests.unit.runtime.thread_ranks import alone_job, groups, job, worlds
 
@@ -37,7 +37,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(rehearsal, "time", made)
+    monkeypatch.setattr(saving, "time", made)
     return made
 
 

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import HashStore
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.tools.open.files import locked, release, reserve, write_atomically
+from chimera_runtime.tools.open.stdio import locked, release, reserve, write_atomically
 
 
 def test_a_file_has_the_content_that_was_put_last_and_nothing_is_left_beside_it(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from chimera_runtime.tools.open import parent
+from chimera_runtime.tools.open import stdio
 
 ROOT = Path(__file__).resolve().parents[5]
 
 CHILD = """
 import os, sys, time
-from chimera_runtime.tools.open.parent import end_with_parent
+from chimera_runtime.tools.open.stdio import end_with_parent
 end_with_parent()
 print(os.getpid(), flush=True)
 time.sleep(60)
@@ -68,20 +68,20 @@ def test_the_parent_is_noted_before_torch_is_imported() -> None:
 @pytest.mark.parametrize("is_torchrun", [True, False])
 def test_a_torchrun_that_is_gone_is_another_parent(monkeypatch: pytest.MonkeyPatch, is_torchrun: bool) -> None:
     """A shell that has started a rank by hand may go."""
-    monkeypatch.setattr(parent, "_IS_TORCHRUN", is_torchrun)
-    assert not parent.has_ended()
-    monkeypatch.setattr(os, "getppid", lambda: 1 + parent._PARENT)
-    assert parent.has_ended() == is_torchrun
+    monkeypatch.setattr(stdio, "_IS_TORCHRUN", is_torchrun)
+    assert not stdio.has_ended()
+    monkeypatch.setattr(os, "getppid", lambda: 1 + stdio._PARENT)
+    assert stdio.has_ended() == is_torchrun
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone has /proc/PID/stat")
 def test_a_torchrun_that_nobody_has_waited_for_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands for a parent whose other threads have not ended yet."""
-    monkeypatch.setattr(parent, "_IS_TORCHRUN", True)
+    monkeypatch.setattr(stdio, "_IS_TORCHRUN", True)
     dead = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
-    monkeypatch.setattr(parent, "_PARENT", dead.pid)
+    monkeypatch.setattr(stdio, "_PARENT", dead.pid)
     monkeypatch.setattr(os, "getppid", lambda: dead.pid)
-    assert parent.has_ended()
+    assert stdio.has_ended()
     dead.wait()
-    assert not parent.has_ended(), "there is no such process, and a fresh one may have its number"
+    assert not stdio.has_ended(), "there is no such process, and a fresh one may have its number"

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chimera_runtime.ranks.world import World
-from chimera_runtime.tools.record import event_clock as clocks
+from chimera_runtime.tools.record import recorder as clocks
 from tests.unit.runtime.thread_ranks import job, together, worlds
 
 

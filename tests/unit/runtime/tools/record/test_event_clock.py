@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from chimera_runtime.tools.record.event_clock import EventClock, HostClock, clock_of
+from chimera_runtime.tools.record.recorder import EventClock, HostClock, clock_of
 
 START = 10**12
 """Time of the host's clock when the GPU comes to its first event, in nanoseconds."""

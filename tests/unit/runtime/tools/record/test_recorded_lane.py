@@ -14,9 +14,8 @@ from chimera_runtime.lane.lane import LaneComponents
 from chimera_runtime.program.rank_facts import Turns
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble
-from chimera_runtime.start.lane_components import components_of, lane_of, run_stream
-from chimera_runtime.tools.record.recorded_lane import traced
-from chimera_runtime.tools.record.recorder import Recorder, prepare
+from chimera_runtime.start.assemble import components_of, lane_of, run_stream
+from chimera_runtime.tools.record.recorder import Recorder, prepare, traced
 from tests.unit.runtime.models import facts, given, setting
 from tests.unit.runtime.thread_ranks import alone_job, worlds
 

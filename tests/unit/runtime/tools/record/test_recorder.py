@@ -14,10 +14,9 @@ import pytest
 from chimera_runtime.errors import Misuse
 from chimera_runtime.lane.profiler_ranges import ProgramLine
 from chimera_runtime.ranks.world import World
-from chimera_runtime.start.rank_context import RankContext
+from chimera_runtime.start.assemble import RankContext
 from chimera_runtime.tools.record import recorder as to
-from chimera_runtime.tools.record.event_clock import EventClock, HostClock
-from chimera_runtime.tools.record.recorder import Recorder, prepare
+from chimera_runtime.tools.record.recorder import EventClock, HostClock, Recorder, prepare
 from tests.unit.runtime.models import given, setting
 from tests.unit.runtime.thread_ranks import alone_job, worlds
 

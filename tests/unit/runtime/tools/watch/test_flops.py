@@ -6,7 +6,7 @@ from torch import nn
 
 from chimera_runtime.errors import Misuse
 from chimera_runtime.ranks.world import World
-from chimera_runtime.tools.watch.flops import computing_dtype, of_stage, peak_of, peak_seconds
+from chimera_runtime.tools.watch.memory import computing_dtype, of_stage, peak_of, peak_seconds
 from tests.unit.runtime.models import facts, model, setting
 from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
 

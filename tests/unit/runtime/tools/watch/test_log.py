@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from chimera_runtime.errors import Unwritable
-from chimera_runtime.tools.watch.log import Log
+from chimera_runtime.tools.watch.progress import Log
 
 
 def test_a_line_is_there_as_soon_as_it_is_added_behind_those_of_an_earlier_run(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_a_log_of_another_run_that_goes_on_is_refused_also_beside_its_children(t
     path = tmp_path / "log.jsonl"
     program = f"""
 import os, pathlib, sys
-from chimera_runtime.tools.watch.log import Log
+from chimera_runtime.tools.watch.progress import Log
 log = Log(pathlib.Path({str(path)!r}))
 if os.fork():
     print("opened", flush=True)
@@ -47,7 +47,7 @@ sys.stdin.read()
 
 
 def test_what_is_no_file_may_be_the_log_of_several_runs() -> None:
-    program = "import pathlib; from chimera_runtime.tools.watch.log import Log; Log(pathlib.Path('/dev/null'))"
+    program = "import pathlib; from chimera_runtime.tools.watch.progress import Log; Log(pathlib.Path('/dev/null'))"
     log = Log(Path("/dev/null"))
     subprocess.run([sys.executable, "-c", program], check=True)
     log.close()

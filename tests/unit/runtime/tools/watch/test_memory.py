@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.program.rank_facts import HostedMicros
-from chimera_runtime.program.stage_graph import VALUES, EdgeValue
+from chimera_runtime.program.rank_facts import VALUES, EdgeValue, HostedMicros
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage import tensor_moves
+from chimera_runtime.stage import saved_tensors
 from chimera_runtime.tools.watch.memory import RankBytes, RankNeed, bytes_of, refuse_beyond, state_bytes
 from chimera_runtime.values.boundary import Boundary
 from chimera_runtime.values.byte_text import byte_text
@@ -112,7 +111,7 @@ def test_activations_are_those_of_the_fullest_moment(alone: World) -> None:
 
 def test_memory_on_the_host_is_told_apart(alone: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fullest moment has three micro-batches there; of each, stage 0 moves a tensor that is not handed on."""
-    monkeypatch.setattr(tensor_moves, "SMALLEST", 1)
+    monkeypatch.setattr(saved_tensors, "SMALLEST", 1)
 
     class Turning(Layer):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from chimera_runtime.errors import Unwritable
-from chimera_runtime.tools.open.files import write_atomically
-from chimera_runtime.tools.watch import metrics as writing
-from chimera_runtime.tools.watch.metrics import Metrics
+from chimera_runtime.tools.open.stdio import write_atomically
+from chimera_runtime.tools.watch import progress as writing
+from chimera_runtime.tools.watch.progress import Metrics
 
 NAMES = ["loss", "step_seconds", "cpu_seconds"]
 

@@ -9,9 +9,8 @@ import torch
 from chimera_runtime.program.kept_bytes import MovedBytes
 from chimera_runtime.program.rank_facts import HostedMicros
 from chimera_runtime.ranks.world import World
-from chimera_runtime.tools.watch import peak_memory
-from chimera_runtime.tools.watch.memory import RankNeed
-from chimera_runtime.tools.watch.peak_memory import ON_GPU, ON_HOST, PeakMemory, resident
+from chimera_runtime.tools.watch import memory
+from chimera_runtime.tools.watch.memory import ON_GPU, ON_HOST, PeakMemory, RankNeed, resident
 from chimera_runtime.values.byte_text import byte_text
 from tests.unit.runtime.models import facts, setting
 from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
@@ -35,7 +34,7 @@ def test_memory_that_was_taken_and_given_back_is_in_the_peak(alone: World) -> No
         assert 0.9 * 192 * MIB <= peak._used() <= 1.5 * 192 * MIB
 
 
-@pytest.mark.skipif(not peak_memory._STATUS.exists(), reason="a peak is counted anew on Linux alone")
+@pytest.mark.skipif(not memory._STATUS.exists(), reason="a peak is counted anew on Linux alone")
 def test_what_was_used_before_training_is_not_in_the_peak(alone: World) -> None:
     """Model like those of --check."""
     _ = torch.ones(48 * MIB)
@@ -70,7 +69,7 @@ def test_rank_0_has_a_line_for_every_rank(alone: World, monkeypatch: pytest.Monk
 def test_where_tensors_move_the_host_has_columns_and_is_not_in_what_is_used(
     alone: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peak_memory, "_read", lambda _name: 5 * MIB)
+    monkeypatch.setattr(memory, "_read", lambda _name: 5 * MIB)
     with worlds(alone, alone_job(moving=(0, 1))) as (world,):
         made, built = setting(world, replace(facts(0, 1), on_host=((HostedMicros(1, 2),),)), measures=True)
         made = replace(made, probed=replace(made.probed, moved_bytes={0: MovedBytes(0), 1: MovedBytes(MIB)}))
@@ -85,7 +84,7 @@ def test_where_tensors_move_the_host_has_columns_and_is_not_in_what_is_used(
 def test_where_there_is_no_proc_the_peak_of_the_process_is_all_there_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    monkeypatch.setattr(peak_memory, "_STATUS", tmp_path_factory.mktemp("none") / "status")
+    monkeypatch.setattr(memory, "_STATUS", tmp_path_factory.mktemp("none") / "status")
     assert resident() > 10 * MIB
 
 

@@ -14,9 +14,7 @@ import pytest
 from chimera_runtime.errors import Misuse, NotFinite, Unwritable
 from chimera_runtime.ranks.world import World
 from chimera_runtime.tools.watch import progress as telling
-from chimera_runtime.tools.watch.log import Log
-from chimera_runtime.tools.watch.metrics import Metrics
-from chimera_runtime.tools.watch.progress import PartialOutcomes, Progress, Sinks, UpdateEnds, in_hours
+from chimera_runtime.tools.watch.progress import Log, Metrics, PartialOutcomes, Progress, Sinks, UpdateEnds, in_hours
 from chimera_runtime.values.losses import Tally
 from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
 

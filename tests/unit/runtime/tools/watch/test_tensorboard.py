@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chimera_runtime.errors import Misuse, Unwritable
-from chimera_runtime.tools.watch.tensorboard import TensorBoard, scalars
+from chimera_runtime.tools.watch.progress import TensorBoard, scalars
 
 UPDATE = {
     "update": 3,

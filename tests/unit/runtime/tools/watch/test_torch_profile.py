@@ -10,7 +10,7 @@ from torch.distributed import HashStore
 from torch.profiler import record_function
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.tools.watch.torch_profile import MARKER, prepare, torch_profile
+from chimera_runtime.tools.watch.progress import MARKER, prepare, torch_profile
 
 
 def names(file: Path) -> list[str]:

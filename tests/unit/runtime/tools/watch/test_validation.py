@@ -14,7 +14,7 @@ from chimera_runtime.errors import Misuse
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.program.job import Place
 from chimera_runtime.ranks.world import World
-from chimera_runtime.tools.watch.validation import Validation
+from chimera_runtime.tools.watch.progress import Validation
 from tests.unit.runtime.kept import WIDTH, B, N, loss, mini_batch, pipeline
 from tests.unit.runtime.models import model
 from tests.unit.runtime.thread_ranks import alone_job

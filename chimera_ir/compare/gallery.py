@@ -3,28 +3,38 @@
 a(D, N), b(P, N)  D=8 N=32  ->  a D=8 N=32: report    b P=8 N=32: report
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
 from chimera_ir import library
+from chimera_ir.compare.sweep import Refused, Settings, grid, in_short, reasons, times_as_fast
 from chimera_ir.comparison import fitting, require_same_size, workers_with_stages
 from chimera_ir.compilation import Compilation
+from chimera_ir.console import printed
+from chimera_ir.cost.durations import decimal, number, percent, seconds
 from chimera_ir.cost.report import Report
-from chimera_ir.cost.simulate import Timeline
-from chimera_ir.cost.window import beginning, steady_window
+from chimera_ir.cost.simulate import Timeline, beginning, steady_window
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.settings import parameter_names
 from chimera_ir.errors import CompileError, Incomparable, ParameterError
-from chimera_ir.ir.lane_parts import parts_of
 from chimera_ir.ir.levels import Header, Program
+from chimera_ir.ir.ops import parts_of
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.library import Further
+from chimera_ir.picture import svg
+from chimera_ir.picture.chart import filled
+from chimera_ir.picture.svg import Inlined, policy_source
 from chimera_ir.plural import counted, listed
+from chimera_ir.predict.screen import size as in_bytes
 from chimera_ir.request import Request
-from chimera_ir.source import Source
-from chimera_ir.sweeps.sweep import Refused, Settings
+from chimera_ir.source import Source, templates
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +127,8 @@ def gallery(
         raise ParameterError(f"{names}: no scheme has {'all these parameters' if len(settings) > 1 else 'it'}")
     header = _first_header([ask(scheme.source, settings) for scheme in fitted])
     exhibits = []
-    for number, scheme in enumerate(schemes, 1):
-        tell(f"compiling {number} of {len(schemes)}: {scheme.name}")
+    for position, scheme in enumerate(schemes, 1):
+        tell(f"compiling {position} of {len(schemes)}: {scheme.name}")
         exhibits.append(_exhibit(scheme, settings, header, ask, further))
     return Gallery(header, tuple(exhibits))
 
@@ -211,3 +221,160 @@ def messages(program: Program | ProgramStream) -> Fraction:
         return Fraction(sum(len(parts.sends.lines) for parts in program.parts), program.header.updates)
     sends = sum(len(parts_of(turn.instructions).sends.lines) for turn in program.turns)
     return Fraction(sends, program.header.per_turn)
+
+
+# A gallery as a table for a terminal, and as JSON.
+
+
+def text(gallery: Gallery) -> str:
+    """The gallery as a table; below it the reasons of refusals, and when to use which scheme."""
+    rows = [words(exhibit) for exhibit in gallery.exhibits]
+    heads = list(dict.fromkeys(head for row in rows for head in row))
+    uses = Table.grid(padding=(0, 2))
+    for exhibit in gallery.exhibits:
+        if exhibit.use:
+            uses.add_row(exhibit.name, exhibit.use)
+    refusals = reasons(exhibit.outcome for exhibit in gallery.exhibits)
+    table = grid(heads, ([row.get(head, "") for head in heads] for row in rows))
+    table.columns[0].justify = table.columns[1].justify = "left"
+    parts: list[RenderableType] = [Text(heading(gallery)), table, *map(Text, refusals)]
+    parts += [Text("When to use which"), uses] if uses.row_count else []
+    return printed(lambda console: console.print(Group(*parts)))
+
+
+def heading(gallery: Gallery) -> str:
+    """The size of a gallery, the costs of operations, and the unit of memory."""
+    header = gallery.header
+    sizes = (header.workers, "worker"), (header.stages, "stage"), (header.whole_micro_batches, "micro-batch")
+    kinds = dict.fromkeys(kind for shown in gallery.shown for kind in shown.report.counts)
+    reports = [shown.report for shown in gallery.shown if shown.report.stages == header.stages]
+    costs = "".join(f"; {report.durations.summary(report.header, kinds)}" for report in reports[:1])
+    return f"{', '.join(counted(*size) for size in sizes)}{costs}; M_theta and M_a are those of one of these stages"
+
+
+def words(exhibit: Exhibit) -> Mapping[str, str]:
+    """The figures of an exhibit as words, by the heads of their columns."""
+    match exhibit.outcome:
+        case Refused() as refused:
+            return {"scheme": exhibit.name, "size": _size(exhibit.settings), "makespan": in_short(refused)}
+        case Shown() as shown:
+            size = _size(shown.report.parameters)
+            return {"scheme": exhibit.name, "size": size, **dict(_figures(shown, shown.report))}
+
+
+def _size(settings: Mapping[str, int]) -> str:
+    return " ".join(f"{name}={value}" for name, value in settings.items())
+
+
+def _figures(shown: Shown, report: Report) -> Iterator[tuple[str, str]]:
+    yield "makespan", report.durations.unit.show(report.makespan)
+    yield "times as fast", decimal(times_as_fast(report))
+    yield "bubble ratio", percent(report.bubble_ratio)
+    yield "of own spans", percent(report.span_bubble_ratio) if report.spans else ""
+    yield "M_theta", decimal(shown.weights)
+    yield "M_a", decimal(shown.activations)
+    if any(report.stashed_inputs):
+        yield "stashed", decimal(shown.stashed_inputs)
+    yield "messages", decimal(shown.messages)
+    if shown.seconds is not None:
+        yield "T by replay", seconds(shown.seconds)
+    if shown.needed is not None:
+        yield "memory", in_bytes(shown.needed)
+
+
+def as_json(gallery: Gallery) -> list[dict[str, object]]:
+    """The gallery as a JSON list: for each exhibit its name, settings, words and report, or why it is refused."""
+    return [_entry(exhibit) for exhibit in gallery.exhibits]
+
+
+def _entry(exhibit: Exhibit) -> dict[str, object]:
+    about = {"name": exhibit.name, "summary": exhibit.summary, "use": exhibit.use, "set": dict(exhibit.settings)}
+    match exhibit.outcome:
+        case Refused(code, reason):
+            return {**about, "code": code, "refused": reason}
+        case Shown(report=report, messages=messages, seconds=replayed):
+            predicted = {} if replayed is None else {"T_replay": replayed}
+            return {**about, "messages": number(messages), **predicted, "report": report.as_json()}
+
+
+# A gallery as a page that needs no other file: a table, and for each exhibit its picture, all on one scale.
+
+WIDTH = 2400
+"""The largest width in pixels of half of the pictures; what is longer, such as a scheme that mostly idles, is wider."""
+
+_STYLES = re.compile(r"<style>.*?</style>\n", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class GallerySection:
+    """An exhibit on a page; ``drawings`` has its picture, or nothing if it is refused for the ``reason``."""
+
+    anchor: str
+    name: str
+    size: str
+    summary: str
+    use: str
+    reason: str
+    drawings: tuple[Inlined, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PageRow:
+    """A row of the table: the name of an exhibit, the anchor of its section further down, and the other cells."""
+
+    anchor: str
+    name: str
+    cells: tuple[str, ...]
+
+
+def page(gallery: Gallery) -> str:
+    """The gallery as a page, of which the content security policy admits the style sheet alone."""
+    rows = [words(exhibit) for exhibit in gallery.exhibits]
+    heads = list(dict.fromkeys(head for row in rows for head in row))
+    unit = _unit(gallery.shown)
+    panels = []
+    for position, (exhibit, row) in enumerate(zip(gallery.exhibits, rows, strict=True)):
+        drawings: tuple[Inlined, ...] = ()
+        reason = ""
+        match exhibit.outcome:
+            case Refused(code, why):
+                reason = f"{code}: {why}"
+            case Shown(timeline=timeline):
+                drawings = (_drawing(timeline, unit, position),)
+        panels.append(
+            GallerySection(
+                f"scheme-{position}", exhibit.name, row["size"], exhibit.summary, exhibit.use, reason, drawings
+            )
+        )
+    table = [
+        PageRow(panel.anchor, panel.name, tuple(row.get(head, "") for head in heads[1:]))
+        for panel, row in zip(panels, rows, strict=True)
+    ]
+    style = (templates() / "gallery.css").read_text(encoding="utf-8")
+    return filled(
+        "gallery.html.j2",
+        style=Inlined(style),
+        source=policy_source(style),
+        heading=heading(gallery),
+        heads=heads,
+        rows=table,
+        panels=panels,
+    )
+
+
+def _drawing(timeline: Timeline, unit: Fraction, number: int) -> Inlined:
+    """The picture of an exhibit, without the style sheet of a document of its own."""
+    return Inlined(_STYLES.sub("", svg.filled(svg.picture(timeline, unit, f"bubble-{number}"))))
+
+
+def _unit(shown: Sequence[Shown]) -> Fraction:
+    """Pixels for a unit of time: enough for the labels of most pictures, unless most are then too wide."""
+    fair = _middle(svg.fair_unit(schedule.timeline) for schedule in shown)
+    time = _middle(schedule.timeline.shown for schedule in shown)
+    return min(fair, WIDTH / time) if time else Fraction(1)
+
+
+def _middle(values: Iterable[Fraction]) -> Fraction:
+    """The median, of an even number of values the upper one of the two in the middle; 0 if there are none."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2] if ordered else Fraction(0)

@@ -21,11 +21,9 @@ from itertools import chain
 
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.errors import OptionError, TextError
-from chimera_ir.ir.ids import Micro, Worker
 from chimera_ir.ir.kinds import KINDS
-from chimera_ir.ir.levels import MAX_MICRO_BATCHES, MAX_STAGES, Header, Pipe, Schedule
-from chimera_ir.ir.ops import Compute, Operation, Pair
-from chimera_ir.ir.recomputation import in_full
+from chimera_ir.ir.levels import MAX_MICRO_BATCHES, MAX_STAGES, Header, Pipe, Schedule, in_full
+from chimera_ir.ir.ops import Compute, Micro, Operation, Pair, Worker
 from chimera_ir.ir.text.printer import line, show
 from chimera_ir.ir.text.reader import parse
 from chimera_ir.plural import counted
