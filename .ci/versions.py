@@ -34,6 +34,8 @@ RUNTIME = (
     *(f"tests/unit/runtime/{room}" for room in ("checkpoint", "lane", "stage", "update", "values")),
     *(f"tests/e2e/test_{name}.py" for name in ("check", "failures", "transformers")),
 )
+ANY_PORT = {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "localhost:0"}
+"""What torchrun does by itself since torch 2.11: before, two jobs at a time both took port 29500."""
 SHOWN = (
     "click",
     "jinja2",
@@ -118,9 +120,8 @@ def tried(name: str, trial: Trial) -> str:
     )
     log = place / "tests.log"
     with log.open("w") as file:
-        subprocess.run(
-            tests, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=os.environ | {"PATH": path_of(place)}
-        )
+        variables = os.environ | ANY_PORT | {"PATH": path_of(place)}
+        subprocess.run(tests, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=variables)
     lines = log.read_text().splitlines()
     print(*(line for line in lines if line.startswith(("FAILED", "ERROR"))), sep="\n")
     last = [line for line in lines if re.search(r"\d+ (passed|failed|error)", line)]
