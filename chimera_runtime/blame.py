@@ -36,9 +36,8 @@ _TRAINING = ("update", "turn")
 class LaneOperation:
     """An operation of a lane, for error messages; its text is as in schedule.sir, such as ``F m2 s1``.
 
-    ``kind`` is the first word of that text. ``stage`` is a tuple of stages for the step of parameters that they share.
-    A step of the optimizer has no ``micro_batches``. ``update`` counts from 0, but `words` counts it from 1. With
-    ``slices`` > 1 the numbers in ``micro_batches`` count slices.
+    ``stage`` is a tuple of stages for the step of parameters that they share. A step has no ``micro_batches``.
+    ``update`` counts from 0, but `words` counts it from 1. With ``slices`` > 1 ``micro_batches`` count slices.
     """
 
     kind: str
@@ -73,10 +72,8 @@ def micro_text(micro: int, slices: int) -> str:
 class ModelError(PlacedError):
     """Error of the user's code; its cause is the original error, with a traceback that begins in the user's code.
 
-    ``doing`` says in words what the user's code was called for, such as ``the loss``. ``status`` is the exit status
-    with which this rank of train.py ends. ``operation`` is the operation of the schedule that called the user's code,
-    which `during` sets; None outside of the schedule. ``rank`` and ``worker`` are those that called the code; `Located`
-    sets them.
+    ``doing`` says in words what the user's code was called for, such as ``the loss``. ``status`` is the exit status of
+    this rank of train.py. `during` sets the ``operation`` of the schedule, `Located` the ``rank`` and the ``worker``.
     """
 
     def __init__(self, doing: str, status: int) -> None:
@@ -143,10 +140,9 @@ class UserCode:
 class Located:
     """Context for calls of this package by the user: adds facts to the errors inside, and shortens their tracebacks.
 
-    A `ModelError` gets the rank and the worker. A `ModelError` or an error of this package loses the frames inside the
-    call, so that the traceback ends with the user's line that called this package. An error for lack of memory gets a
-    note with the text of ``memory_report``. ``leak_groups`` is called with the error when another rank is lost, and
-    ``tell`` with any other error of this package.
+    A `ModelError` gets the rank and the worker. It, or an error of this package, loses the frames inside the call. An
+    error for lack of memory gets a note with ``memory_report``. ``leak_groups`` is called with the error when another
+    rank is lost, and ``tell`` with any other error of this package.
 
     ``failed`` is true after an error: messages may still be under way, and the rank must run nothing more. ``closed``
     is true once the pipeline was closed.
@@ -195,10 +191,7 @@ def place_of_thread(frame: FrameType | None) -> ScriptPlace | None:
 
 
 def _first_place(frames: Iterable[tuple[FrameType, int]]) -> ScriptPlace | None:
-    """Returns line and counters of the first frame in the script's training function; None if there is none.
-
-    So a rank need not record, while it runs, how far it has come.
-    """
+    """The first frame in the script's training function: a rank need not record, while it runs, how far it has come."""
     for frame, line in frames:
         if frame.f_code.co_name in _TRAINING and {"INTERFACE", "PROGRAM"} <= frame.f_globals.keys():
             variables = {**frame.f_locals}
@@ -217,10 +210,7 @@ def ran_out(error: BaseException | None) -> bool:
 
 @dataclass(eq=False)
 class RemoteTraceback(Exception):
-    """The cause of a `ModelError` of another process, as text.
-
-    ``line`` is the line with the type and the message of the error, ``trace`` its traceback.
-    """
+    """The cause of a `ModelError` of another process, as text: type and message, and the traceback."""
 
     line: str
     trace: str
@@ -244,7 +234,6 @@ def describe(error: ModelError) -> str:
 
 
 def _trace(cause: BaseException) -> str:
-    """The traceback of an error as text; the error alone if it has no traceback."""
     if isinstance(cause, RemoteTraceback):
         return cause.trace
     shown = traceback.TracebackException.from_exception(cause)
@@ -267,14 +256,14 @@ def _words(error: BaseException) -> str:
 
 
 def _behind(trace: TracebackType | None, *prefixes: str) -> TracebackType | None:
-    """Returns the rest of a traceback, from the first frame whose file does not begin with one of ``prefixes``."""
+    """The rest of a traceback, from the first frame whose file does not begin with one of ``prefixes``."""
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(prefixes):
         trace = trace.tb_next
     return trace
 
 
 def _place(error: BaseException) -> str:
-    """Returns text with file and line at which an error was raised in the user's files; empty if no line of a file ran.
+    """File and line at which an error was raised in the user's files; empty if no line of a file ran.
 
     If this line is not in the file that this package called, the last line that ran in that file is added. If no line
     of the user's files ran, the text names the last line outside of this package and torch.

@@ -60,9 +60,6 @@ class Cutting:
 
         In the triple of a micro-batch, the target is a pair of the micro-batch's number and the target, and the keyword
         arguments have the number, too: `Results.judge` and `CalledStage` take them so.
-
-        Keyword arguments that are declared as whole go to every micro-batch. Raises `Misuse` if a batch is given both
-        whole and cut, does not have the right number of micro-batches, or has a tensor without dimensions to cut.
         """
         self._require_one_form("positional inputs", bool(args), "arg_mbs", arg_mbs)
         self._require_one_form("keyword arguments", bool(kwargs), "kwarg_mbs", kwarg_mbs)
@@ -104,7 +101,6 @@ class Cutting:
         return inputs, keywords
 
     def _rows(self, name: str, arguments: Any, specs: Any) -> Iterator["CutArgument"]:
-        """Yields the tensors among positional or keyword arguments with the sizes along which they are cut."""
         flat = pytree.tree_flatten_with_path(arguments, is_leaf=is_mask)[0]
         chunked = [None] * len(flat) if specs is None else pytree.tree_leaves(specs)
         for (path, leaf), spec in zip(flat, chunked, strict=False):  # a spec of another form is refused by torch
@@ -181,10 +177,9 @@ def require(batch: CutBatch, *, inputs: bool, targets: bool) -> None:
 
 @dataclass(frozen=True)
 class GivenStages:
-    """The stages of a rank that a script has given.
+    """The stages of a rank that a script has given, by functions: a module may be replaced before the first step.
 
-    ``modules`` has, for each stage, a function that returns its module: the user may replace a module before the first
-    step. ``group`` and ``device`` are those of the PipelineStage objects; None if modules are given.
+    ``group`` and ``device`` are those of the PipelineStage objects; None if modules are given.
     """
 
     modules: Mapping[int, Callable[[], torch.nn.Module]]
@@ -193,10 +188,7 @@ class GivenStages:
 
     @classmethod
     def of(cls, stages: Any, job: Job) -> Self:
-        """Takes one or several PipelineStage objects, or modules by the numbers of their stages.
-
-        Raises `Misuse` if a PipelineStage is for another number of stages, or runs weight gradients by itself.
-        """
+        """Takes one or several PipelineStage objects, or modules by the numbers of their stages."""
         if isinstance(stages, Mapping):
             return cls({number: partial(stages.__getitem__, number) for number in stages})
         listed = [*stages] if isinstance(stages, Sequence) else [stages]
@@ -236,10 +228,7 @@ class CalledStage(torch.nn.Module):
 def make_replicas_equal(
     job: Job, modules: Mapping[int, torch.nn.Module], worker: int, ranks: Sequence[int], group: dist.ProcessGroup | None
 ) -> None:
-    """Copies parameters and buffers of each stage from the first worker that holds it to the others.
-
-    Every rank of the group calls it; ``ranks`` are those of the workers.
-    """
+    """Copies parameters and buffers of each stage from the first of the ``ranks`` that holds it to the others."""
     device = "cuda" if "nccl" in str(dist.get_backend(group)) else "cpu"
     for stage, (first, *others) in enumerate(job.holders):
         if not others or stage not in modules:
@@ -263,11 +252,7 @@ def make_replicas_equal(
 
 
 class Result(NamedTuple):
-    """Loss and output of a micro-batch, without graphs.
-
-    The loss is None if there is no target. The output is None if outputs are not kept, else a tuple with the output,
-    which may itself be None.
-    """
+    """Loss and output of a micro-batch, without graphs, as far as there are any; the output is in a tuple."""
 
     loss: torch.Tensor | None
     output: tuple[Any] | None
@@ -275,10 +260,7 @@ class Result(NamedTuple):
 
 @dataclass
 class Results:
-    """Collects the results of micro-batches whose last stage runs on this rank.
-
-    ``loss_fn`` and ``loss_kwargs`` compute the loss. An object is also the `LastOutput` of forwards without backwards.
-    """
+    """Collects the results of micro-batches whose last stage runs on this rank; also a `LastOutput`."""
 
     loss_fn: Callable[..., Any] | None
     loss_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -321,10 +303,7 @@ def losses_of(results: Iterable[Result]) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class LossFactor:
-    """Factor by which the losses of an update are multiplied.
-
-    The runtime takes the mean of the N losses: ``factor`` 1 leaves the mean, N makes it the sum.
-    """
+    """Factor of the losses of an update, of which the runtime takes the mean: N makes that the sum."""
 
     factor: int
 
@@ -396,7 +375,6 @@ class BatchPipeline(Pipeline):
             self._results.clear()
 
     def _packed(self, batch: CutBatch) -> dict[int, Any]:
-        """What rank 0 needs of each stage of this rank: the module as bytes, and its keyword arguments."""
         given = [keywords["keywords"] for _, _, keywords in batch.triples]
         packed: dict[int, Any] = {}
         for number, module in self._modules.items():
@@ -684,10 +662,9 @@ class CompiledSchedule:
         return batch
 
     def _joins(self, trains: bool) -> bool:
-        """Whether the next batch makes the pipeline.
+        """Whether the next batch makes the pipeline; anew if it is the first to train on.
 
-        If the first batch runs forwards alone, the first batch to train on makes the pipeline anew: only then is it
-        known which outputs of a stage have gradients.
+        Only then is it known which outputs of a stage have gradients.
         """
         return self._pipeline is None or (trains and not self._has_trained)
 
@@ -699,7 +676,6 @@ class CompiledSchedule:
         return_outputs: bool,
         loss_kwargs: dict[str, Any] | None,
     ) -> Any:
-        """Runs a batch; returns its outputs on ranks with the last stage."""
         self._results.loss_kwargs = loss_kwargs or {}
         pipeline = self._ready(batch, trains)
         self._results.clear(keeps_outputs=return_outputs)
@@ -720,7 +696,6 @@ class CompiledSchedule:
         return self._cutting.merged([output for (output,) in filter(None, outputs)])
 
     def _ready(self, batch: TorchBatch, trains: bool) -> BatchPipeline:
-        """Returns the pipeline, and makes it when the first batch comes."""
         if self._pipeline is None or self._joins(trains):
             self.close()
             modules = {number: module() for number, module in self._modules.items()}

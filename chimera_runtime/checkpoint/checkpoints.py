@@ -49,10 +49,7 @@ _number = count()
 
 @dataclass(frozen=True)
 class Resumed:
-    """A checkpoint that was loaded, and remarks for the user; it was saved after ``update`` updates.
-
-    ``items`` is the number of items of all copies that training had used by then.
-    """
+    """A checkpoint that was loaded, saved after ``update`` updates and ``items`` items of all copies, and remarks."""
 
     path: Path
     update: int
@@ -238,10 +235,7 @@ class Checkpoints:
         self._exchange.close()
 
     def claim(self) -> None:
-        """Locks the directory for this job before training, as an error in the first `save` would lose work.
-
-        Errors as in `save`.
-        """
+        """Locks the directory for this job before training, as an error in the first `save` would lose work."""
         if self._is_locked:
             return
         complaint = None
@@ -305,7 +299,6 @@ class Checkpoints:
         return Resumed(path, info.update, info.items, self._remarks(there, info))
 
     def _info(self, path: Path, reader: FileSystemReader, there: Metadata) -> CheckpointInfo:
-        """Reads the facts of a checkpoint, if this version can read it."""
         self._require_none(None if INFO in paths_of(there) else mistakes.IS_NOT_OURS, path)
         first, last = INFO
         read: dict[str, Any] = {first: {last: ()}}
@@ -323,10 +316,7 @@ class Checkpoints:
             raise mistakes.cannot_be_resumed(path, _cause(error), others(path)) from error
 
     def _unknown(self, there: Metadata, info: CheckpointInfo) -> str | None:
-        """Returns a complaint if a checkpoint has a parameter, a buffer or another entry of the model that no rank has.
-
-        The result is None if there is none. Every rank calls it.
-        """
+        """A complaint if a checkpoint has an entry of the model that no rank has; every rank calls it."""
         state = self._pipe.state_dict(0)
         names = {kind: {name[2:] for name in state[kind]} for kind in ("replicas", "extra")}
         names |= {"model": {*state["model"]}, "optimizer": {*self._content.stepped}}
@@ -354,11 +344,9 @@ class Checkpoints:
         return tuple(remarks)
 
     def _agreed(self, path: Path, call: Callable[[], T]) -> T:
-        """Returns the result of a call on this rank; if it fails on any rank, all raise the same `BadCheckpoint`."""
         return self._exchange.on_all_ranks(call, lambda words: self._refused(path, words))
 
     def _require_none(self, complaint: str | None, path: Path) -> None:
-        """Raises BadCheckpoint on all ranks if any rank has a complaint about the checkpoint."""
         self._exchange.require_none(None if complaint is None else self._refused(path, complaint), BadCheckpoint)
 
     def _refused(self, path: Path, complaint: str) -> str:
@@ -370,7 +358,6 @@ def _newest(source: Path) -> Path | None:
 
 
 def _cause(error: Any) -> str:
-    """Returns the reason of the first rank that failed."""
     rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
     reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause) or type(cause).__name__
     return f"rank {rank}: {reason}"

@@ -55,11 +55,7 @@ class Stateful(Protocol):
 
 
 def states_of(what: str, values: Mapping[str, Stateful]) -> dict[str, Any]:
-    """Calls ``state_dict()`` of each object in ``values``, and returns the states by the names of the objects.
-
-    If the call raises an error, the error's message has the object as ``what['name']``, for example
-    ``of_rank['name']``.
-    """
+    """Returns the states of objects by their names; in errors an object is ``what['name']``."""
     states = {}
     for name, value in values.items():
         with UserCode(f"state_dict() of {what}[{name!r}]", FAILED):
@@ -84,10 +80,7 @@ def give(value: Stateful, state: Any, what: str) -> None:
 
 
 def shown_states(states: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Returns, for each state, its values as short texts by key; two texts are equal exactly if their values are.
-
-    A state that is no mapping has one text, under the key ``it``.
-    """
+    """Returns, for each state, its values as short texts by key; two texts are equal exactly if their values are."""
     return {
         name: {str(key): shown(value) for key, value in state.items()}
         if isinstance(state, Mapping)
@@ -122,10 +115,7 @@ _WHOLE = "*"
 
 
 def names_in(there: Metadata, kind: str) -> set[str]:
-    """Returns the names of all entries of a ``kind``, the first part of a path: ``model``, ``replicas`` or ``extra``.
-
-    The number of the replica before a name is left out.
-    """
+    """Returns the names of all entries of a ``kind``, the first part of a path, without the number of the replica."""
     return {
         str(path[1]).partition("/")[2] if kind != "model" else str(path[1])
         for path in paths_of(there)
@@ -134,10 +124,9 @@ def names_in(there: Metadata, kind: str) -> set[str]:
 
 
 def room_for(parameter: torch.Tensor, stored: Any) -> Any:
-    """Returns an empty tensor into which a saved state of a parameter can be read.
+    """Returns an empty tensor into which a saved state of a parameter can be read, or ``()`` if it is no tensor.
 
-    If the state has the parameter's shape, the tensor is sharded like the parameter. A state that was not saved as a
-    tensor gets ``()``.
+    If the state has the parameter's shape, the tensor is sharded like the parameter.
     """
     if not isinstance(stored, TensorStorageMetadata):
         return ()
@@ -251,10 +240,9 @@ class CheckpointInfo:
 class SavedFacts:
     """Facts about a rank's part of a checkpoint, which the ranks compare before they save.
 
-    ``place`` is the number ``copy * workers + worker``. ``groups`` has, for each parameter, the hash of its
-    `SavedGroup`. ``shared`` and ``of_copy`` have, by name, the states of objects that must be equal on several ranks,
-    as texts for messages. ``counts`` has the number of weights in each average, if it is known on this rank.
-    ``unsaved`` names the buffers that have changed and are in no state dict.
+    ``place`` is the number ``copy * workers + worker``; ``groups`` and ``unsaved`` are as in `CheckpointInfo`.
+    ``shared`` and ``of_copy`` have states of objects as texts for messages, ``counts`` the number of weights in each
+    average.
     """
 
     place: int
@@ -305,8 +293,6 @@ class CheckpointContent:
         """Returns what this rank saves, without the `CheckpointInfo`, and the facts that ranks compare before.
 
         ``state`` is the pipeline's ``state_dict()``. Tensors are not copied.
-
-        Raises `Misuse` or `ModelError` if an object cannot return its state, or the state cannot be saved.
         """
         # Optimizers: the state of each parameter, and each group once, under its hash.
         pipe = self.pipe
@@ -348,9 +334,7 @@ class CheckpointContent:
         return content, facts
 
     def complete(self, content: Mapping[str, Any], facts: Sequence[SavedFacts], items: int) -> dict[str, Any]:
-        """Returns this rank's ``content`` with the `CheckpointInfo` added.
-
-        ``facts`` are those of all ranks; ``items`` is the number of items that training has used so far.
+        """Returns this rank's ``content`` with the `CheckpointInfo`, from the ``facts`` of all ranks.
 
         Raises `Misuse` if a state that must be the same on several ranks differs.
         """
@@ -452,10 +436,7 @@ class CheckpointContent:
         return None
 
     def take(self, read: Mapping[str, Any], info: CheckpointInfo, groups: Mapping[str, SavedGroup]) -> None:
-        """Restores everything that was read into the places of `wanted`, except for the pipeline's own state.
-
-        Raises `BadCheckpoint` or `ModelError` if an object does not take its state.
-        """
+        """Restores everything that was read into the places of `wanted`, except for the pipeline's own state."""
         for name, average in self._average_states().items():
             average.load(read["averages"][name], self.replica(info))
         state = {name: unpacked_state(saved) for name, saved in read["state"].items() if saved}
@@ -496,10 +477,7 @@ class CheckpointContent:
 
     @property
     def _rank(self) -> str:
-        """Returns the key of this rank in a checkpoint: first rank of its pipelines, copy and worker.
-
-        The key does not depend on the layout of ranks.
-        """
+        """The key of this rank in a checkpoint, first rank of its pipelines, copy and worker, in any layout."""
         return f"{self.pipe.first_rank}/{self.pipe.copy}/{self.pipe.worker}"
 
     def _average_states(self) -> dict[str, AverageState]:
@@ -509,7 +487,7 @@ class CheckpointContent:
         }
 
     def _sharded(self) -> dict[str, torch.Tensor]:
-        """Returns the parameters of sharded optimizers by name, as DTensors that are cut like the optimizer's state."""
+        """The parameters of sharded optimizers by name, as DTensors that are cut like the optimizer's state."""
         names = self.pipe.names
         return {
             names[parameter]: optimizer.spread(parameter)

@@ -66,8 +66,6 @@ class Lock:
     """Locks a directory, so that one job at a time saves there; the lock ends with the process, even if it is killed.
 
     Removes what a job that was killed has left.
-
-    Raises `BadCheckpoint` if another job has locked it, or it cannot be made or written.
     """
 
     _held: ClassVar[set[Path]] = set()
@@ -150,7 +148,6 @@ class Writer(FileSystemWriter):
 
 
 def _gathered(written: Path) -> dict[str, str]:
-    """Collects the hashes that all ranks have written, and that of the metadata."""
     hashes = {_METADATA: _hash(written / _METADATA)}
     for part in written.glob(f".*{_HASHES}"):
         hashes |= json.loads(part.read_text())
@@ -159,11 +156,7 @@ def _gathered(written: Path) -> dict[str, str]:
 
 
 def damage(checkpoint: Path, which: int, of: int) -> str | None:
-    """Returns a complaint if a file of a checkpoint is damaged, else None.
-
-    Of the files in the order of their names, only every ``of``-th one is checked, from index ``which`` on: so ranks can
-    divide the work.
-    """
+    """Returns a complaint if a file is damaged: of the files every ``of``-th one is checked, from ``which`` on."""
     try:
         hashes: dict[str, str] = json.loads(require_regular(checkpoint / _HASHES, _LARGEST_HASHES).read_text())
         names: Sequence[str] = sorted(hashes.keys())

@@ -28,11 +28,7 @@ _LOADING = UserCode("the function that gives the micro-batches of an evaluation"
 
 @dataclass(frozen=True)
 class EvaluationBatch:
-    """The micro-batches of one round of an evaluation.
-
-    ``sizes`` has the number of items of each micro-batch, 0 if a micro-batch is absent. ``load(m)`` returns the inputs,
-    the targets and the keyword arguments of micro-batch m.
-    """
+    """The micro-batches of one round: ``sizes`` in items, 0 if absent; ``load(m)`` returns the triple of m."""
 
     sizes: Sequence[int]
     load: Callable[[int], Triple]
@@ -43,12 +39,10 @@ def evaluation_batches(
 ) -> Iterator[EvaluationBatch]:
     """Yields the rounds of an evaluation, into which a batch of any size is cut; a micro-batch has ``size`` items.
 
-    The batch is a pair of inputs and targets with any number of items in dimension 0, so that the last micro-batches of
-    the last round may have fewer; or a function from the number of a micro-batch to a pair with ``size`` items, for one
-    round; or a mini-batch of a `Loader`. ``names`` are those of keyword arguments, if they are known; ``cut_slice`` is
-    as in `MicroBatchParts`.
+    The batch is a pair of inputs and targets with any number of items in dimension 0; or a function from the number of
+    a micro-batch to a pair with ``size`` items, for one round; or a mini-batch of a `Loader`.
 
-    Raises `Misuse` if the batch is none of these, has other keyword arguments, or cannot be cut into micro-batches.
+    Raises `Misuse` if the batch is none of these, has keyword arguments without ``names``, or cannot be cut.
     """
     parts, count = MicroBatchParts(size, job.parts, job.slices, cut_slice, job.lengths), job.evaluated * job.row_parts
     part_size = parts.items_of_part
@@ -58,10 +52,7 @@ def evaluation_batches(
         return tuple([rows_of_part for rows_of_part in rows_of_parts for _ in range(job.slices)])
 
     def cut(triple: Triple, start: int, micro: int, size: int) -> Triple:
-        """Returns ``size`` rows of a batch from ``start`` on or, if sequences are cut, one slice of these rows.
-
-        ``micro`` is the number of a slice, counted over all micro-batches; without slices it does not matter.
-        """
+        """Returns ``size`` rows from ``start`` on or, if sequences are cut, slice number ``micro`` of them."""
         items = [rows_of(value, i, start, size) for i, value in enumerate(triple)]
         if job.slices > 1 and size:
             items = [parts.part(value, i, micro % job.slices) for i, value in enumerate(items)]
@@ -95,10 +86,6 @@ def evaluation_batches(
 
 
 def _require(batch: Triple, cut: int | None, parts: MicroBatchParts) -> None:
-    """Raises `Misuse` if a batch cannot be cut.
-
-    ``cut`` is the number of its items if the batch must be cut between items, else None.
-    """
     if cut is not None:
         require_cut(batch, cut, _BATCH)
     if parts.slices > 1:
@@ -106,7 +93,6 @@ def _require(batch: Triple, cut: int | None, parts: MicroBatchParts) -> None:
 
 
 def _loaded(load: Callable[[int], Any], size: int, number: int, names: KeywordNames | None) -> Triple:
-    """The micro-batch that a function of the user returns, which must have ``size`` items."""
     with _LOADING:
         loaded = load(number)
     batch = as_triple(loaded, _BATCH, names)
@@ -116,10 +102,6 @@ def _loaded(load: Callable[[int], Any], size: int, number: int, names: KeywordNa
 
 
 def _items(batch: Triple) -> int:
-    """Returns the number of items of a batch.
-
-    Raises `Misuse` if it is 0, or if tensors of inputs, targets and keyword arguments differ in it.
-    """
     items = length_of(batch, _BATCH)
     if not items:
         raise Misuse(mistakes.EVALUATION_BATCH_IS_EMPTY)

@@ -47,9 +47,9 @@ def sample(digest: int) -> Fact:
 
 
 def digests(triple: Triple, start: int = 0, count: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yields a digest of some values of the inputs (0), the targets (1) and the keyword arguments (2), with its number.
+    """Yields (number, digest of some values) for inputs (0), targets (1) and keyword arguments (2) that have values.
 
-    ``start`` and ``count`` choose rows, as in `sampled`, of all that is not whole. Parts without values are left out.
+    ``start`` and ``count`` choose rows, as in `sampled`, of all that is not whole.
     """
     for component, part in enumerate(by_item(triple)):
         wholes = (
@@ -82,11 +82,7 @@ class EvaluationDataFacts:
         return batch
 
     def facts(self) -> dict[Key, Fact]:
-        """Returns the facts of all batches together.
-
-        There is a digest of the inputs, the targets or the keyword arguments if every batch had one, and a position if
-        every batch had a position.
-        """
+        """Returns a digest of each part of which every batch had one, and a position if every batch had a position."""
         facts: dict[Key, Fact] = {
             ("data", self._copy, component): sample(self._digests[component])
             for component, count in enumerate(self._counts)
@@ -107,9 +103,7 @@ _LOADING = UserCode("the function that was given to step", FAILED)
 class Feed(MicroBatchSource):
     """Keeps the mini-batches of this copy that are in use, by their update, and cuts micro-batches from them.
 
-    ``size`` is B, the number of items of a micro-batch along dimension 0 of every tensor. ``copy`` is the number of the
-    copy. ``names`` are the names of keyword arguments; None until the start has found which names the stages take.
-    ``cut_slice`` cuts slices, if the example has that function: only `Batches`, a whole dataset, may have it.
+    ``size`` is B. ``names`` are those of keyword arguments, None until the start has found which names the stages take.
     ``require_input`` is called with the number and the inputs of each micro-batch that a function makes.
     """
 
@@ -129,8 +123,8 @@ class Feed(MicroBatchSource):
     def put(self, update: int, batch: Any) -> None:
         """Takes the mini-batch of an update in one of the forms of `Pipeline.step`.
 
-        Raises `Misuse` if it has none of these forms, has not B*N items or other keyword arguments than the example, or
-        holds something that cannot be cut into micro-batches.
+        Raises `Misuse` if it has none of these forms, not B*N items, other keyword arguments, or parts that cannot be
+        cut.
         """
         self._facts.pop(update, None)
         self._tensors.pop(update, None)
@@ -174,10 +168,7 @@ class Feed(MicroBatchSource):
         return [] if name is None else [mistakes.looks_like_borders(name)]
 
     def put_micro_batches(self, update: int, pairs: Sequence[Pair]) -> None:
-        """Takes the micro-batches of an update.
-
-        Raises `Misuse` if there are not N of them, or one has other keyword arguments than the example.
-        """
+        """Takes the micro-batches of an update. Raises `Misuse` if there are not N, or a keyword argument is new."""
         if len(pairs) != self.job.micro_batches:
             raise mistakes.wrong_number_of_pairs(self.job.name, self.job.micro_batches, len(pairs))
         listed = pairs if isinstance(pairs, (list, tuple)) else ()
@@ -203,10 +194,7 @@ class Feed(MicroBatchSource):
         self._checked = None
 
     def note_versions(self) -> None:
-        """Notes the version counters of the tensors in use at the end of a step: torch counts writes to a tensor.
-
-        `require_unwritten_batches` compares them.
-        """
+        """Notes the version counters of the tensors in use at the end of a step, for `require_unwritten_batches`."""
         self._versions = {update: versions(tensors) for update, tensors in self._tensors.items()}
 
     def require_unwritten_batches(self) -> None:
@@ -218,8 +206,8 @@ class Feed(MicroBatchSource):
     def facts(self, update: int) -> dict[Key, Fact]:
         """Removes and returns the facts about the mini-batch of an update, which ranks of a copy compare.
 
-        They are digests of one micro-batch, number ``update % N``, and the position of the mini-batch. A rank that has
-        not loaded this micro-batch has no digests.
+        They are digests of micro-batch number ``update % N``, if this rank has loaded it, and the position of the
+        mini-batch.
         """
         facts = self._facts.pop(update, {})
         for earlier in [number for number in self._facts if number < update]:
@@ -227,7 +215,6 @@ class Feed(MicroBatchSource):
         return facts
 
     def _note_facts(self, update: int, triple: Triple, start: int = 0) -> None:
-        """Notes digests of the micro-batch that begins with row ``start``, before anything can change it."""
         self._facts[update] = {
             ("data", self.copy, component): sample(digest) for component, digest in digests(triple, start, self.size)
         }
@@ -251,10 +238,7 @@ class Feed(MicroBatchSource):
         return self._parts.part(value, number, part)
 
     def _loaded(self, update: int, load: Callable[[int], Pair], micro: int) -> Triple:
-        """Returns the micro-batch that the user's function ``load`` makes, after checking it and noting its facts.
-
-        The last micro-batch is kept, so that ``load`` is not called again for each part, nor for inputs and targets.
-        """
+        """The micro-batch that the user's function makes; the last one is kept, so it is made once for its parts."""
         key = update, load, micro
         if self._checked is not None and self._checked[0] == key:
             return self._checked[1]
@@ -278,19 +262,13 @@ class Feed(MicroBatchSource):
 
 
 def _unless_empty(part: Any) -> Any:
-    """Returns inputs or targets; None if all tensors have no item, as where a rank gives nothing that it does not use.
-
-    A rank that uses them refuses them when it loads them.
-    """
+    """None if all tensors have no item, as where a rank gives nothing that it does not use."""
     tensors = taken_apart(part)[0]
     return None if tensors and all(t.dim() and not t.size(0) for t in tensors) else part
 
 
 def items_of(example: Any) -> int:
-    """Micro-batch size B: the items along dimension 0 of the tensors of an example.
-
-    Raises `Misuse` if it has no tensor with a dimension 0, or tensors that differ in it.
-    """
+    """Micro-batch size B: the items along dimension 0 of an example. Raises `Misuse` if tensors differ in it."""
     if isinstance(example, Batches | CutBatch):
         return example.micro_batch_size
     return length_of(as_triple(example, "the example"), "the example")

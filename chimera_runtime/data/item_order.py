@@ -17,10 +17,9 @@ _COUNTING = UserCode("the length of the dataset", MISUSED)
 
 @dataclass(frozen=True)
 class Share:
-    """The part of each mini-batch that goes to one copy of the pipelines.
+    """The part of each mini-batch, the next B*N*W items, that goes to one ``copy`` of the W pipelines.
 
-    A mini-batch is the next B*N*W items: ``micro_batch_size`` is B, ``micro_batches`` N and ``copies`` W. Item j of it
-    goes to copy j // (B*N), and there to micro-batch (j // B) % N. ``copy`` is the number of the copy.
+    Item j of a mini-batch goes to copy j // (B*N), and there to micro-batch (j // B) % N.
     """
 
     micro_batch_size: int
@@ -52,8 +51,7 @@ class Share:
 class ItemOrder:
     """The order of the items of a map-style dataset, epoch by epoch; it depends on ``seed`` and epoch alone.
 
-    A ``sampler`` gives the order; it is read to its end when an epoch begins. Without a sampler, the order is drawn
-    anew for each epoch, or with ``shuffle=False`` it is the order of the dataset.
+    A ``sampler`` gives the order; it is read to its end when an epoch begins.
     """
 
     dataset: Any

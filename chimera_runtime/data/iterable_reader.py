@@ -27,10 +27,9 @@ _NO_ITEM = object()
 
 @dataclass(frozen=True)
 class ReadPosition:
-    """A position in an iterable dataset.
+    """A position in an iterable dataset: behind ``items`` items of the ``epoch``, where the dataset has the ``state``.
 
-    ``items`` is the number of items before it in the ``epoch``. ``state`` is the state that the dataset has there;
-    without it, reading begins at the start of the epoch and skips these items.
+    Without a state, reading begins at the start of the epoch and skips these items.
     """
 
     epoch: int = 0
@@ -58,11 +57,7 @@ class EpochEnd:
 
 @dataclass
 class _CollectedItems:
-    """The items of a mini-batch while they are read.
-
-    ``start`` is the number of the first item in the epoch, and ``count`` the number of items. ``micro_batches`` has the
-    items of the micro-batches that this rank uses, and ``state`` is the dataset's state after the items.
-    """
+    """The items of a mini-batch while they are read: of all copies ``count``, kept are those of this rank."""
 
     epoch: int
     start: int
@@ -96,7 +91,6 @@ class IterableReader(IterableDataset[Any]):
             yield failure(error)
 
     def _read(self, collected: _CollectedItems | EpochEnd) -> ReadBatch | EpochEnd:
-        """Collates the items of each micro-batch; the end of an epoch passes unchanged."""
         if isinstance(collected, EpochEnd):
             return collected
         triples = {}
@@ -138,8 +132,6 @@ class IterableReader(IterableDataset[Any]):
 
 
 class _Items:
-    """The items of an epoch, one after the other, from a position on."""
-
     def __init__(self, loading: ItemLoading, position: ReadPosition) -> None:
         self._loading = loading
         self._epoch = position.epoch
@@ -161,7 +153,6 @@ class _Items:
                 raise mistakes.dataset_ended_before_checkpoint(self.place, position.items)
 
     def advance(self) -> bool:
-        """Reads the next item; returns False at the end of the epoch."""
         if self.place == self._length:
             return False
         seed_all(draw_seed("item", self._loading.seed, self._epoch, self.place))
@@ -174,7 +165,6 @@ class _Items:
         return self.newest is not _NO_ITEM
 
     def state(self) -> Any:
-        """Returns the state of the iterator or else of the dataset; None if neither has a state."""
         with _STATE:
             for of_iterator, owner in ((True, self._iterator), (False, self._dataset)):
                 if hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict"):

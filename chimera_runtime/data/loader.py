@@ -58,10 +58,9 @@ _TO_ALL = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 @dataclass(frozen=True)
 class DataWorkers:
-    """Settings of the data workers of a rank.
+    """Settings of the data workers of a rank: ``count`` processes, each ``ahead`` mini-batches ahead, or none.
 
-    ``count`` processes load, each ``ahead`` mini-batches ahead; with 0 the rank itself loads. ``start`` is the way in
-    which multiprocessing starts them. ``timeout`` is the number of seconds that other ranks wait for this one.
+    ``start`` is the way in which multiprocessing starts them. Other ranks wait ``timeout`` seconds for this one.
     """
 
     count: int = 0
@@ -78,10 +77,9 @@ class DataWorkers:
 
 @dataclass(frozen=True)
 class LoadingTask:
-    """A mini-batch to load from a map-style dataset.
+    """A mini-batch to load from a map-style dataset, with ``items`` items of the copy.
 
-    ``items`` is the number of items of the copy. For each micro-batch by its number, ``micro_batches`` has the number
-    of its first item in the epoch, and the keys of its items in the dataset.
+    ``micro_batches`` has, by number, the number of the first item in the epoch, and the keys of the items.
     """
 
     epoch: int
@@ -118,9 +116,8 @@ def elements(
 ) -> Iterator[Any]:
     """Loads mini-batches in the order of the tasks, or of an iterable dataset. Closing the iterator ends the workers.
 
-    The random generators of this process do not change.
-
-    Raises `Misuse` or `ModelError`: the error that the dataset raises; ModelError also if a worker ends.
+    The random generators of this process do not change. Raises the `Misuse` or `ModelError` of the dataset; ModelError
+    also if a worker ends.
     """
     if workers.count:
         return _by_workers(source, tasks, workers)
@@ -195,7 +192,6 @@ def _unchanged(element: Any) -> Any:
 
 
 def _signals() -> Set[signal.Signals]:
-    """The signals that workers leave to the rank: those of `_TO_ALL`, and those for which the user has a handler."""
     handled = {number for number in signal.valid_signals() if callable(signal.getsignal(number))}
     return {signal.Signals(number) for number in _TO_ALL | handled - {signal.SIGCHLD}}
 
@@ -204,8 +200,8 @@ def _signals() -> Set[signal.Signals]:
 def _prepared_to_fork(signals: Set[signal.Signals]) -> Iterator[None]:
     """Blocks signals and stops garbage collection while data workers are forked; `_begin_worker` undoes it in each.
 
-    Also removes the signal handler by which a DataLoader would raise the end of a worker anywhere, such as in a step.
-    The DataLoader notices the end as well when the next mini-batch is asked for.
+    Also removes the signal handler by which a DataLoader would raise the end of a worker anywhere, such as in a step:
+    it notices the end as well when the next mini-batch is asked for.
     """
     is_main = threading.current_thread() is threading.main_thread()
     child_handler = signal.getsignal(signal.SIGCHLD) if is_main else None
@@ -255,10 +251,9 @@ Messages = deque[tuple[dist.Work | None, torch.Tensor, int]]
 class ReaderMessages:
     """Sends lengths and states of an iterable dataset from the ranks that read it to those that do not.
 
-    In each copy of the pipelines, the first of the workers ``readers``, which read the dataset, sends the length of
-    each mini-batch to the workers that do not read. For each mini-batch, ranks that read call `send_items` and the
-    others `receive_items`. Every rank makes an object of this class for the loader of the same ``number``. ``messages``
-    are the sends of this rank that have not been waited for; they outlive the loader.
+    In each copy the first of the workers ``readers`` sends the length of each mini-batch: ranks that read call
+    `send_items`, the others `receive_items`. Every rank makes an object for the loader of the same ``number``.
+    ``messages`` are the sends of this rank that have not been waited for; they outlive the loader.
     """
 
     def __init__(self, control_group: ControlGroup, readers: frozenset[int], number: int, messages: Messages) -> None:
@@ -274,7 +269,7 @@ class ReaderMessages:
     def send_items(self, items: int) -> None:
         """Sends the number of items of the next mini-batch over all copies; 0 at the end of an epoch.
 
-        Raises `PeerLost` if a receiver is far behind and does not catch up in time, or has ended.
+        Raises `PeerLost` if a receiver is far behind and does not catch up in time.
         """
         control = self._control_group
         if control.place.worker != self._sender:
@@ -289,20 +284,14 @@ class ReaderMessages:
                 control.settle(work, purpose, [rank])
 
     def receive_items(self) -> int:
-        """Returns the number of items that the reader of this copy has sent with `send_items`.
-
-        Raises `PeerLost` if the message does not come in time.
-        """
+        """Returns the number of items that the reader of this copy has sent with `send_items`."""
         message, place = torch.zeros(1, dtype=torch.int64), self._control_group.place
         sender = place.rank_of(place.copy, self._sender)
         self._control_group.recv(message, sender, "for the length of a mini-batch", tag=self._tag)
         return int(message)
 
     def share_state(self, state: Any) -> Any:
-        """Returns the state that the dataset has on the reader of the first copy. All ranks must call it.
-
-        Raises `PeerLost` if the state does not come in time.
-        """
+        """Returns the state that the dataset has on the reader of the first copy. All ranks must call it."""
         control, place = self._control_group, self._control_group.place
         key, sender = f"data/{self._number}/{self._shared}", place.rank_of(0, self._sender)
         self._shared += 1
@@ -418,14 +407,13 @@ class Loader:
 
     @property
     def _count(self) -> int | None:
-        """The number of items in the epoch, or None if an iterable dataset has no length."""
         return self._count_in(self.epoch)
 
     def _count_in(self, epoch: int) -> int | None:
         return length_of_stream(self._loading.dataset) if self._is_stream else self._order.count(epoch)
 
     def _require_enough(self) -> None:
-        """Raises `Misuse` if the epoch has no mini-batch. Called for each, as a sampler may give fewer items later."""
+        """Called for each epoch, as a sampler may give fewer items later."""
         count = self._count
         if count is not None and self._drop_last:
             require_enough(count, self._share)
@@ -433,7 +421,6 @@ class Loader:
             raise Misuse(mistakes.DATASET_IS_EMPTY)
 
     def _next(self) -> MiniBatch | None:
-        """The next mini-batch of the epoch, None at its end."""
         # The items over all copies, 0 at the end of the epoch, and this rank's part of them.
         if self._is_stream:
             items, batch = self._next_of_stream()
@@ -451,7 +438,6 @@ class Loader:
 
     @property
     def _position(self) -> tuple[int, ...]:
-        """Returns the position at which the next mini-batch begins, as numbers with the names `POSITION_NAMES`."""
         position = (*self._origin, self.epoch, self._items)
         if self._is_stream or self._order.sampler is None:
             return position
@@ -459,11 +445,7 @@ class Loader:
         return (*position, key if isinstance(key, int) else digest_of(repr(key)))
 
     def _next_of_stream(self) -> tuple[int, MiniBatch | None]:
-        """Returns the number of items of the next mini-batch, and this rank's part of it, for an iterable dataset.
-
-        The part is None at the end of an epoch and on ranks that use no item. If the dataset has no length, the ranks
-        that read send the number to the others.
-        """
+        """Without a length of the dataset, the ranks that read send the number of items to the others."""
         has_no_length = self._count is None
         if not self._uses:
             return self._reader_messages.receive_items() if has_no_length else self._items_of_next(), None
@@ -476,14 +458,13 @@ class Loader:
         return items, batch
 
     def _items_of_next(self) -> int:
-        """Number of items of the next mini-batch over all copies; 0 at the end of an epoch of known length."""
         count = self._count
         assert count is not None
         items = min(count - self._items, self._share.items)
         return 0 if self._drop_last and items < self._share.items else items
 
     def _receive(self) -> Any:
-        """Next loaded element. Starts the data workers first, or again if they would continue at another position."""
+        """Starts the data workers first, or again if they would continue at another position."""
         if self._elements is None or self._next_loaded != (self.epoch, self._items):
             self._elements = None  # ends its workers before others begin
             self._elements = self._start_loading()

@@ -18,10 +18,7 @@ from chimera_runtime.values.nested import all_generators_kept
 
 
 class MicroBatchSource(ABC):
-    """Source of micro-batches.
-
-    ``micro`` counts micro-batches from the first one of ``update``; a number of N or more is of a later update.
-    """
+    """Source of micro-batches, counted from the first one of ``update``: a number of N or more is of a later update."""
 
     def input(self, update: int, micro: int) -> Any:
         """The inputs of a micro-batch, for stage 0."""
@@ -46,8 +43,7 @@ class CutBatch(MicroBatchSource):
     """A mini-batch that the user has cut: ``triples`` has inputs, targets and keyword arguments of each micro-batch.
 
     Where the schedule cuts micro-batches into parts, there is a triple for each part, and ``micro_batch_size`` is the
-    number of parts of a micro-batch. Tensors may have any shape, not only one with the items along dimension 0. Triples
-    may hold anything that stages and loss take.
+    number of parts of a micro-batch. Triples may hold anything that stages and loss take.
     """
 
     triples: Sequence[Triple]
@@ -62,10 +58,8 @@ class CutBatch(MicroBatchSource):
 class Batches(MicroBatchSource):
     """The micro-batches of one copy of the pipelines, from the beginning of a dataset.
 
-    ``micro_batch_size``, ``micro_batches``, ``copies`` and ``copy`` are as in `Share`. The order of a map-style dataset
-    is as in `ItemOrder`; an iterable dataset has its own. If micro-batches are cut into ``parts``, numbers of
-    micro-batches count parts, and each part has consecutive items, or is one of the ``slices`` of a sequence.
-    ``cut_slice`` and ``lengths`` are as in `MicroBatchParts`.
+    Sizes are as in `Share`, ``cut_slice`` and ``lengths`` as in `MicroBatchParts`. If micro-batches are cut into
+    ``parts``, numbers of micro-batches count parts.
     """
 
     dataset: Any
@@ -129,7 +123,6 @@ class Batches(MicroBatchSource):
         return loading.collated(loading.items(epoch, keys), epoch, start, keys)
 
     def _mini_batch(self, loading: ItemLoading, update: int) -> MiniBatch:
-        """The mini-batch of an update of an iterable dataset; earlier ones are kept, as only a few are ever read."""
         if not self._stream:
             uses = dict.fromkeys(range(self.micro_batches), ALL)
             self._stream.append(iter(IterableReader(loading, self._share, uses, True, ReadPosition())))

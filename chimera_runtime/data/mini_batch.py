@@ -53,9 +53,8 @@ _COLLATING_OWN = UserCode("collate of a micro-batch", MISUSED)
 class ItemLoading:
     """Loads items, and collates them to micro-batches.
 
-    ``collate`` gets a list of the items of a micro-batch, and returns a pair or a triple; None is torch's
-    default_collate. ``name`` is what messages call the dataset. Keyword arguments must have the ``names``, if these are
-    given.
+    ``collate`` makes a pair or a triple from the items of a micro-batch; None is torch's default_collate. ``name`` is
+    what messages call the dataset. Keyword arguments must have the ``names``, if these are given.
     """
 
     dataset: Any
@@ -76,14 +75,12 @@ class ItemLoading:
     def collated(
         self, items: list[Any], epoch: int, place: int, names: Sequence[Any], uses: frozenset[int] = ALL
     ) -> Triple:
-        """Collates items to a micro-batch; the first item has number ``place`` in the epoch.
+        """Collates items, ``names`` in messages, to a micro-batch that begins at ``place`` in the epoch.
 
-        ``names`` are what messages call the items. ``uses`` has the parts that this rank uses: inputs (0), targets (1),
-        keyword arguments (2). The others are None, and keyword arguments are an empty dict.
+        Parts outside of ``uses`` are None, and keyword arguments are an empty dict.
 
-        Raises `Misuse` if an item, or the result of ``collate``, is neither a pair nor a triple, if names of keyword
-        arguments are others or differ between items, if items differ in what is whole, or if ``collate`` changes the
-        number of items. Raises `ModelError` if collating fails.
+        Raises `Misuse` if items or the result of ``collate`` do not have the right form, `ModelError` if collating
+        fails.
         """
         if self.collate is None:
             named = zip(items, names, strict=True)
@@ -115,7 +112,7 @@ class MiniBatch:
     """The part of a mini-batch that a rank uses: an argument for `Pipeline.step`, ``evaluate`` and ``predict``.
 
     ``items`` is the number of items of the copy: B*N, or fewer in the last mini-batch of an epoch. ``position`` is the
-    position in the data at which the mini-batch begins, the same on all ranks: see `POSITION_NAMES`.
+    same on all ranks: see `POSITION_NAMES`.
     """
 
     items: int
@@ -163,10 +160,7 @@ def failure(error: ModelError | Misuse) -> Failure:
 
 
 def sendable(batch: MiniBatch) -> MiniBatch:
-    """Returns a mini-batch in the form in which a data worker sends it: in few storages, without graphs.
-
-    Raises `ModelError` if something in it cannot be pickled.
-    """
+    """Returns a mini-batch as a data worker sends it, in few storages, without graphs; `ModelError` if it cannot."""
     for triple in batch.micro_batches.values():
         with UserCode("sending a micro-batch from a data worker", MISUSED):
             pickle.dumps(taken_apart(triple)[1])
@@ -181,10 +175,7 @@ def sendable(batch: MiniBatch) -> MiniBatch:
 
 
 def _in_one_piece(values: dict[int, Any]) -> dict[int, Any]:
-    """Replaces the tensors of micro-batches by views of joined ones, as each tensor that is sent costs an open file.
-
-    The values stay as they are if they differ in structure, or in more than their number of items.
-    """
+    """Replaces the tensors of micro-batches by views of joined ones, as each tensor that is sent costs an open file."""
     present = {micro: value for micro, value in values.items() if is_rows(value) and lengths(value)}
     kinds = set()
     for value in present.values():
@@ -203,8 +194,7 @@ def _in_one_piece(values: dict[int, Any]) -> dict[int, Any]:
 def as_triple(value: Any, name: str, names: KeywordNames | None = None) -> Triple:
     """Returns input, target and keyword arguments of a triple; a pair has no keyword arguments.
 
-    Raises `Misuse` if the value is neither a pair nor a triple with a dict of names, or if ``names`` are given and the
-    keyword arguments have others.
+    Raises `Misuse` if the value is neither, or has other keyword arguments than ``names``.
     """
     match value:
         case (inputs, target):
@@ -222,10 +212,7 @@ def by_item(triple: Triple) -> Triple:
 
 
 def length_of(triple: Triple, name: str) -> int:
-    """Returns the number of items along dimension 0 of the tensors of a triple that ``name`` stands for.
-
-    Raises `Misuse` if it has no such tensor, or tensors that differ in it.
-    """
+    """Returns the items along dimension 0 of a triple, ``name`` in messages; `Misuse` if tensors differ in it."""
     for path, leaf in leaves_with_paths(by_item(triple)):
         if (items := _length(leaf)) is not None:
             require_rows(triple, items, name, mistakes.as_in_first(items, place_of(path)))
@@ -234,10 +221,7 @@ def length_of(triple: Triple, name: str) -> int:
 
 
 def require_rows(triple: Triple, items: int, name: str, wanted: str) -> None:
-    """Raises `Misuse` if a tensor of a triple that is not whole has a number of rows other than ``items``.
-
-    ``name`` is what the message calls the triple; ``wanted`` says how many rows there are to be.
-    """
+    """Raises `Misuse` if a tensor that is not whole has other rows than ``items``; ``wanted`` says how many."""
     if lengths(by_item(triple)) <= {items}:
         return
     for path, leaf in leaves_with_paths(by_item(triple)):
@@ -247,11 +231,7 @@ def require_rows(triple: Triple, items: int, name: str, wanted: str) -> None:
 
 
 def require_no_graph(value: Any, name: str) -> None:
-    """Raises `Misuse` if a tensor of a triple requires a gradient, which no rank would have as a whole.
-
-    Several ranks may use a tensor, each for some micro-batches, and gradients are means over counts and accumulated
-    steps. ``name`` is what the message calls the triple.
-    """
+    """Raises `Misuse` if a tensor of a triple requires a gradient, which no rank would have as a whole."""
     if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves(value)):
         tensors = ((path, leaf) for path, leaf in leaves_with_paths(value) if isinstance(leaf, torch.Tensor))
         raise mistakes.requires_a_gradient(name, place_of(next(path for path, leaf in tensors if leaf.requires_grad)))
@@ -265,10 +245,10 @@ _PLACES = {"[0]": "the input", "[1]": "the target"}
 
 
 def require_cut(triple: Triple, items: int, name: str) -> None:
-    """Raises `Misuse` if inputs, target or keyword arguments of ``items`` items cannot be cut into smaller parts.
+    """Raises `Misuse` if parts of a triple of ``items`` items cannot be cut into smaller parts.
 
     Tensors are cut, and plain values such as numbers go whole to every part. Any other value may hold something for
-    each item, such as a list with a string for each, and cannot be cut. ``name`` is what the message calls the whole.
+    each item, such as a list with a string for each, and cannot be cut.
     """
     uncut = obstacle(by_item(triple), items)
     if uncut is not None:
@@ -311,10 +291,8 @@ class MicroBatchParts:
     """Cuts a micro-batch of ``items`` items into ``count`` parts: along dimension 0 or, if ``slices`` > 1, into slices.
 
     By default slices are cut along dimension 1, which must be the sequence in every tensor of inputs and targets, and
-    in every keyword argument with two dimensions or more. Each slice gets all other keyword arguments whole, and each
-    part those that are declared so. A function
-    ``cut_slice`` replaces this way of cutting slices. ``lengths`` are the relative lengths of slices, empty if they are
-    equal.
+    in every keyword argument with two dimensions or more; ``cut_slice`` replaces this way. ``lengths`` are the relative
+    lengths of slices, empty if they are equal.
     """
 
     items: int
@@ -340,7 +318,6 @@ class MicroBatchParts:
         return value if self.count == 1 else rows_of(value, component, number * self.items_of_part, self.items_of_part)
 
     def _bounds(self, number: int, length: int) -> tuple[int, int]:
-        """Returns the start and the end of slice ``number`` in a sequence of this length."""
         return slice_bounds(length, self.lengths or (1,) * self.slices)[number]
 
     def require(self, triple: Triple, name: str) -> None:
@@ -377,7 +354,6 @@ def rows_of(value: Any, component: int, start: int, count: int) -> Any:
 
 
 def _takes(function: Callable[..., Any], arguments: int) -> bool:
-    """Whether a function can be called with this number of positional arguments."""
     try:
         signature(function).bind(*range(arguments))
     except (TypeError, ValueError):
@@ -386,10 +362,7 @@ def _takes(function: Callable[..., Any], arguments: int) -> bool:
 
 
 def slice_of(value: Any, bounds: Callable[[int], tuple[int, int]]) -> Any:
-    """Cuts a slice from every tensor of a value that has two dimensions or more; other tensors stay whole.
-
-    ``bounds`` returns start and end of the slice for the size of dimension 1.
-    """
+    """Cuts a slice with ``bounds(size of dimension 1)`` from every tensor of a value with two dimensions or more."""
 
     def of_tensor(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dim() < 2:

@@ -61,20 +61,14 @@ from chimera_runtime.values.shared_memory import Slots, unshared
 
 
 class LastOutput(Protocol):
-    """The end of an evaluation's last stage: takes what the module returns for each micro-batch, and its target.
-
-    It adds up the loss, say, or collects outputs.
-    """
+    """The end of an evaluation's last stage: takes what the module returns for each micro-batch, and its target."""
 
     def finish(self, micro: int, items: int, returned: Any, target: Any) -> Tensors:
         """Takes what the module ``returned`` for a micro-batch of ``items`` items; returns no tensors to send."""
 
 
 class LossTotal:
-    """Output of the last stage that adds up its losses; a mean is weighted by the items of its micro-batch.
-
-    ``total``, ``items`` and ``count`` are sums over the micro-batches whose last stage runs on this rank.
-    """
+    """Output of the last stage that adds up its losses; a mean is weighted by the items of its micro-batch."""
 
     def __init__(self, judge: Callable[[Any, Any], Loss]) -> None:
         self._judge = judge
@@ -113,7 +107,7 @@ class OutputStore:
 class SentOutput:
     """Takes the outputs of a stage that feeds another one: checks them, and returns the tensors to send.
 
-    ``number`` is the stage, ``current`` the running round, and ``whole`` the number of items of a whole micro-batch.
+    ``current`` is the running round, and ``whole`` the number of items of a whole micro-batch.
     """
 
     number: int
@@ -121,10 +115,7 @@ class SentOutput:
     whole: int
 
     def finish(self, micro: int, items: int, returned: Any, _target: Any) -> Tensors:
-        """Returns the tensors to send, from what the module ``returned`` for a micro-batch of ``items`` items.
-
-        Raises `BadModel` if the tensors differ from those in training in more than their number of items.
-        """
+        """Returns the tensors to send. Raises `BadModel` if they are not as in training, but for their rows."""
         boundary = self.current.boundaries[self.number].at(micro)
         expected = boundary if items == self.whole else boundary.of_items(items, self.whole)
         assert expected is not None, "Evaluation.evaluation_batches has refused that"
@@ -135,10 +126,7 @@ class SentOutput:
 
 
 class _CurrentRound:
-    """The round that is running, with its micro-batches.
-
-    ``boundaries`` describe, for each stage, the tensors that the stage sends for a whole micro-batch.
-    """
+    """The round that is running, and what each stage sends for a whole micro-batch of it."""
 
     def __init__(self, boundaries: Sequence[Boundary]) -> None:
         self.boundaries = boundaries
@@ -185,10 +173,7 @@ class EvaluationStage:
         return self._outputs.pop(micros) if self.current.has(micros) else ()
 
     def _split(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Iterator[tuple[int, Any, Any]]:
-        """Yields the number of each micro-batch with its inputs and its target, from those of several micro-batches.
-
-        Inputs that came in a message are joined along dimension 0, and are cut here.
-        """
+        """Yields number, inputs and target of each micro-batch; inputs from a message are cut along dimension 0."""
         total, end = self.current.size(micros), 0
         for number, micro in enumerate(micros):
             start, end = end, end + self.current.size(micro)
@@ -239,10 +224,8 @@ class Evaluation:
     """Runs rounds of micro-batches through the pipelines of a copy; every rank of the copy runs the same rounds.
 
     Rounds follow each other without a barrier, so the pipelines stay full from the first round to the last. ``stages``
-    are the stages with which the rank trains; no update of them may be under way. ``size`` is the number of items of a
-    micro-batch in training. ``output`` receives what the module of the last stage returns. ``varying``, if the pipeline
-    has it, fits the stages to batches with smaller shapes than the example. ``cut_slice`` is as in `MicroBatchParts`.
-    ``reports`` collects what stages and loss report, if anybody asks for that.
+    are those with which the rank trains, ``size`` the items of a micro-batch in training. ``output`` receives what the
+    last stage returns, ``reports`` what stages and loss report. ``varying`` fits the stages to smaller shapes.
     """
 
     context: RankContext
@@ -297,7 +280,7 @@ class Evaluation:
             yield micro_batches
 
     def run(self, micro_batches: EvaluationBatch) -> None:
-        """Runs the forwards of a round. Raises `BadModel`, `ModelError` or `PeerLost` if one or a message fails."""
+        """Runs the forwards of a round."""
         self._current.round = micro_batches
         if self.varying is not None:
             self._current.boundaries = self.varying.boundaries(self._first_inputs(micro_batches))
@@ -305,10 +288,7 @@ class Evaluation:
             self.context.script.evaluate(self._lane)
 
     def _first_inputs(self, micro_batches: EvaluationBatch) -> FirstInputs:
-        """Returns the inputs and the keyword arguments of the first micro-batch of a round.
-
-        If the micro-batch has too few items, they are repeated up to the size of a whole micro-batch.
-        """
+        """Inputs and keyword arguments of the first micro-batch, with items repeated up to the size of a whole one."""
         inputs, _, keywords = micro_batches.load(0)
         items = micro_batches.sizes[0]
 
@@ -325,7 +305,6 @@ class Evaluation:
                 raise mistakes.rows_are_not_items(items, self._whole, stage)
 
     def _stage(self, number: int, stage: Stage) -> EvaluationStage:
-        """Makes a stage for forwards alone, with the module of a stage that trains."""
         world, probed = self.context.world, self.context.probed
         names, current = probed.traits[number].keywords, self._current
 
@@ -349,10 +328,9 @@ class Evaluation:
 
 
 def _are_slices(outputs: Sequence[Any], length: int | None, lengths: Sequence[int]) -> bool:
-    """Whether all tensors in the outputs have a dimension 1, so that the outputs of slices can be joined along it.
+    """Whether the outputs of slices, micro-batch after micro-batch, can be joined along dimension 1.
 
-    ``outputs`` has those of all slices, micro-batch after micro-batch. If the ``length`` of the whole sequence is
-    known, dimension 1 must also have the size of the slice; ``lengths`` are the relative lengths of slices.
+    If the ``length`` of the whole sequence is known, dimension 1 must also have the size of the slice.
     """
     bounds = slice_bounds(length, lengths) if length else []
 
@@ -402,9 +380,8 @@ class EvaluationLoss(float):
 class Inference:
     """Computes losses and outputs of the stages. Call it only while no update is under way.
 
-    Random generators, and the parameters, buffers and attributes of modules, are restored afterwards. ``size`` is the
-    number of items of a micro-batch. After an error inside ``located`` the pipeline refuses further calls. ``varying``
-    and ``cut_slice`` are as in `Evaluation`.
+    Random generators, and the parameters, buffers and attributes of modules, are restored afterwards. ``size``,
+    ``varying`` and ``cut_slice`` are as in `Evaluation`.
     """
 
     context: RankContext
@@ -417,8 +394,7 @@ class Inference:
     def mean_loss(self, batches: Iterable[Any]) -> "EvaluationLoss":
         """Returns the mean loss over all items in the batches of all copies, with reports, the same on every rank.
 
-        Raises `Misuse` if a batch has none of the forms of `evaluation_batches`, or there is no item at all. Raises
-        `BadModel`, `ModelError` or `PeerLost` if a forward or a message fails.
+        Raises `Misuse` if a batch has none of the forms of `evaluation_batches`, or there is no item at all.
         """
         losses = LossTotal(self.context.model.judge)
         reports = Reports(self.context.world.read)
@@ -441,10 +417,9 @@ class Inference:
         return EvaluationLoss(Tally(total, count).mean, reported.report_means)
 
     def predictor(self) -> Callable[[Any], Any]:
-        """Returns a function from a batch to the outputs of the last stage, on the CPU.
+        """Returns a function from a batch to the outputs of the last stage, on the CPU, on every rank of the copy.
 
-        Every rank of the copy calls the function and gets the outputs. It raises the errors of `mean_loss`, and
-        `Misuse` if outputs cannot be joined along dimension 0, or those of slices along dimension 1.
+        It raises `Misuse` if outputs cannot be joined along dimension 0, or those of slices along dimension 1.
         """
         world, store = self.context.world, OutputStore()
         evaluation = self._evaluation(store)
@@ -467,11 +442,7 @@ class Inference:
         return outputs_of
 
     def runner(self, output: LastOutput) -> Callable[[EvaluationBatch], None]:
-        """Returns a function that runs a round and gives what the last stage returns to ``output``.
-
-        Buffers that the forwards change stay changed. The function raises `BadModel`, `ModelError` or `PeerLost` if a
-        forward or a message fails.
-        """
+        """Returns a function that runs a round and gives outputs to ``output``; buffers stay changed."""
         evaluation = self._evaluation(output)
 
         def run(micro_batches: EvaluationBatch) -> None:
@@ -482,7 +453,7 @@ class Inference:
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
-        """Context at whose end the parameters, buffers and attributes of the stages are restored.
+        """Restores the parameters, buffers and attributes of the stages at its end.
 
         Raises `BadModel` if a forward has written a parameter that no forward wrote at start: its values are lost.
         """

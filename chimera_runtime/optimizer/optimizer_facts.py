@@ -28,10 +28,7 @@ def next_moment() -> int:
 
 
 class _TrackedOptimizer:
-    """An optimizer that has made a step: the number of its parameter groups, and of its steps since the last `take`.
-
-    ``last`` is the moment of the last step.
-    """
+    """An optimizer that has stepped: its parameter groups, its steps since the last `take`, the moment of the last."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = weakref.ref(optimizer)
@@ -42,20 +39,15 @@ class _TrackedOptimizer:
 
     @property
     def has_changed(self) -> bool:
-        """Whether the number of groups has changed since `refresh`, or the optimizer is gone."""
         return len(_groups(self.optimizer())) != self.groups
 
     def refresh(self) -> list[dict[str, Any]]:
-        """Returns the parameter groups; notes their number, and forgets the digests of their settings."""
         groups = _groups(self.optimizer())
         self.groups, self._digests = len(groups), {}
         return groups
 
     def settings(self, number: int, optimizer: torch.optim.Optimizer) -> tuple[list[Any], int]:
-        """Returns the values of parameter group ``number``, and a digest of its settings.
-
-        The digest is computed anew only after a change.
-        """
+        """The values of a parameter group, and a digest of its settings, which is computed anew only after a change."""
         group = optimizer.param_groups[number]
         before, values = self._digests.get(number), [*group.values()]
         if before is not None and _are_same(before[0], values):
@@ -72,7 +64,6 @@ class OptimizerFacts:
 
     ``parameters`` has the trained parameters of each weight group, in the same order on all ranks that hold the group.
     ``compared`` are the weight groups whose settings are compared, because other ranks hold them as well.
-    ``has_parameters`` says whether there is a parameter to step.
     """
 
     def __init__(
@@ -112,7 +103,7 @@ class OptimizerFacts:
         return moments
 
     def take(self, groups: Iterable[Group] | None = None) -> dict[Key, Fact]:
-        """Returns the settings of some weight groups, by default of all compared ones, and sets all step counts to 0.
+        """Returns the settings of the compared weight groups, or of some, and sets all step counts to 0.
 
         Groups whose optimizer has not stepped yet are left out.
         """
@@ -136,7 +127,6 @@ class OptimizerFacts:
             tracked.last = next_moment()
 
     def _plan(self) -> None:
-        """Finds for each weight group the optimizers and parameter groups that its parameters are in."""
         self._tracked = [tracked for tracked in self._tracked if tracked.optimizer() is not None]
         places: dict[torch.Tensor, tuple[_TrackedOptimizer, int]] = {}
         for tracked in self._tracked:
@@ -170,10 +160,9 @@ def _groups(optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]]:
 
 
 def _value(value: Any) -> Any:
-    """Returns a setting in the form in which ranks compare it.
+    """Returns a setting as ranks compare it: a CPU tensor of one number becomes the number.
 
-    A CPU tensor of one number becomes the number. Other tensors become None: to read one on a GPU would take a wait. An
-    object of another class becomes the name of its class.
+    Other tensors become None: to read one on a GPU would take a wait. An object of another class becomes its name.
     """
     if isinstance(value, torch.Tensor):
         return value.item() if value.numel() == 1 and value.device.type == "cpu" else None

@@ -70,10 +70,7 @@ _PARTS = "_schedulers"
 
 @dataclass(frozen=True)
 class GroupStates:
-    """State of a scheduler for one parameter group.
-
-    ``common`` has the entries that all groups share, ``of_group`` those of this group.
-    """
+    """State of a scheduler for one parameter group: entries that all groups share, and those of this group."""
 
     common: dict[str, Any]
     of_group: dict[str, Any]
@@ -130,7 +127,6 @@ def restore_schedulers(schedulers: Sequence[Any], names: NameOf, saved: Mapping[
 
 
 def _cut(state: Mapping[str, Any], number: int, count: int) -> GroupStates:
-    """Returns the part of a scheduler's state that is about parameter group ``number`` of ``count``."""
     common: dict[str, Any] = {}
     of_group: dict[str, Any] = {}
     for key, value in state.items():
@@ -157,10 +153,7 @@ def _joined(common: Mapping[str, Any], of_groups: Sequence[Mapping[str, Any]]) -
 
 
 def for_groups_of(scheduler: Any, scheduled: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a scheduler's state of format 1, saved by another rank, with the rates of this rank's groups in it.
-
-    The states of the schedulers inside it are changed in the same way.
-    """
+    """Returns a scheduler's state of format 1, saved by another rank, with the rates of this rank's groups in it."""
     groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
     rates = {"_last_lr": [group["lr"] for group in groups]}
     if all("initial_lr" in group for group in groups):
@@ -179,9 +172,9 @@ _OF_THE_GROUP = ("params", "param_names")
 class SavedGroup:
     """A parameter group of an optimizer, as a checkpoint saves it for each parameter in it.
 
-    ``settings`` are the learning rate and the like; ``entries`` are entries of the optimizer's ``state_dict`` other
-    than settings and the state of parameters. ``optimizer`` is the optimizer's class; ``schedulers`` are its schedulers
-    in order, each with its state for this group alone. Both are None if they come from a checkpoint of format 1.
+    ``settings`` are the learning rate and the like; ``entries`` are other entries of the optimizer's ``state_dict``
+    than settings and the state of parameters. ``schedulers`` are in order, each with its state for this group alone.
+    Format 1 has no ``optimizer`` and no ``schedulers``.
     """
 
     settings: dict[str, Any]
@@ -208,8 +201,8 @@ def by_name(
 ) -> OptimizerState:
     """Returns the state of optimizers and schedulers by the names of parameters; the tensors in it are not copied.
 
-    Raises `Misuse` if an optimizer steps a parameter that has no name, if two step the same one, or if a
-    ``state_dict`` does not have the form of torch's.
+    Raises `Misuse` if a parameter has no name or is stepped twice, or a ``state_dict`` does not have the form of
+    torch's.
     """
     named, of_parameter = OptimizerState(), schedulers_of(schedulers, names)
     for optimizer in optimizers:
@@ -268,10 +261,7 @@ def _against_schedulers(name: str, saved: SavedGroup, here: Sequence[TorchClass]
 
 
 def _against_one_group(saved: Mapping[str, SavedGroup], first: str, other: str) -> str | None:
-    """Returns why parameters ``first`` and ``other`` cannot be in one parameter group: a saved setting differs.
-
-    The result is None if all settings are equal.
-    """
+    """Why two parameters cannot be in one parameter group: a saved setting differs."""
     if saved[first] is saved[other]:
         return None
     settings, others = saved[first].settings, saved[other].settings
@@ -283,10 +273,7 @@ def _against_one_group(saved: Mapping[str, SavedGroup], first: str, other: str) 
 
 
 def _against_one_optimizer(saved: Mapping[str, SavedGroup], first: str, other: str) -> str | None:
-    """Returns why one optimizer cannot step both parameters: other saved entries, or those of schedulers, differ.
-
-    The result is None if they are equal.
-    """
+    """Why one optimizer cannot step both parameters: other saved entries, or those of schedulers, differ."""
     first_group, other_group = saved[first], saved[other]
     if first_group is other_group:
         return None
@@ -341,7 +328,7 @@ def _undo_conversions(optimizer: torch.optim.Optimizer, state: Mapping[Any, Mapp
 
 
 def _indexed(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Returns the ``state_dict`` of an optimizer, in which parameters are numbers, if it has the form of torch's."""
+    """The ``state_dict`` of an optimizer, in which parameters are numbers, if it has the form of torch's."""
     with UserCode(f"state_dict() of the optimizer {class_of(optimizer)}", FAILED):
         indexed = optimizer.state_dict()
     groups = indexed.get("param_groups")
@@ -352,10 +339,7 @@ def _indexed(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _entries(indexed: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the entries of a ``state_dict`` that belong to no parameter and no group.
-
-    Entries of this kind inside ``state`` come under the key ``state``.
-    """
+    """The entries of a ``state_dict`` of no parameter and no group; those inside ``state`` under the key ``state``."""
     indices = {index for group in indexed["param_groups"] for index in group["params"]}
     entries = {key: value for key, value in indexed.items() if key not in ("state", "param_groups")}
     of_all = {key: value for key, value in indexed["state"].items() if key not in indices}

@@ -42,10 +42,7 @@ class Cut:
     rows: int
 
     def part(self, tensor: torch.Tensor, rank: int, first: int = 0, count: int | None = None) -> torch.Tensor:
-        """Rows of a rank's shard of ``tensor`` (shaped like the parameter), as a view.
-
-        ``first`` and ``count`` choose rows of the shard; by default all.
-        """
+        """A view of a rank's shard of ``tensor`` (shaped like the parameter), or of ``count`` rows from ``first``."""
         length = tensor.shape[self.dimension]
         start = min(rank * self.rows + first, length)
         end = min((rank + 1) * self.rows, length, length if count is None else start + count)
@@ -118,10 +115,8 @@ def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
 class Sharding:
     """The parameters of a weight group, cut over the ranks that hold it.
 
-    A parameter without a dimension that has a row for each rank stays whole, and every rank steps it. ``parameters``
-    are whole; ``shards`` are the parts that this rank steps, as views with the attributes of the parameters.
-
-    Raises `Misuse` if a parameter is spread over other ranks already.
+    A parameter without a dimension that has a row for each rank stays whole, and every rank steps it. ``shards`` are
+    the parts that this rank steps, as views with the attributes of the whole ``parameters``.
     """
 
     def __init__(self, world: World, group: Group, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -169,19 +164,13 @@ class Sharding:
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Copies the stepped shards of the other ranks into the parameters; all ranks that hold the group call it.
-
-        Raises `PeerLost` if that takes longer than the time-out, or a rank has ended.
-        """
+        """Copies the stepped shards of the other ranks into the parameters; all ranks that hold the group call it."""
         for bucket in self._buckets:
             self._gather(bucket)
 
     @cached_property
     def _buckets(self) -> list[list[list[torch.Tensor]]]:
-        """Returns the shards divided into buckets; the rows of a bucket are gathered at once.
-
-        Each bucket has, for each rank, a list of views of rows in the rank's shards. All of a bucket have one dtype.
-        """
+        """The shards divided into buckets of one dtype: for each rank, views of rows that are gathered at once."""
         kinds: dict[Any, list[Cut]] = defaultdict(list)
         for parameter, made in self._cuts.items():
             if parameter.numel():
@@ -282,13 +271,10 @@ class ShardedOptimizer(optim.Optimizer):
 
     All ranks that hold a parameter must step together, and make the steps of several sharded optimizers in one order.
 
-    ``groups`` has the parameters of this rank by weight group, in the order of `by_group`. ``make`` gets the shards of
-    these parameters, in the same order, and makes their optimizer: ``of_shards``, with all the state that this rank
-    keeps. If all are frozen, it gets one empty parameter instead, and the optimizer steps nothing. ``elementwise`` says
-    that this optimizer computes each number of a parameter by itself; that is known of those in `ELEMENTWISE`. If
-    ``gathers`` is false, the caller calls `gather` after all steps of the rank.
-
-    Raises `Misuse` if ``make`` returns something else than an optimizer, or an optimizer that may not be elementwise.
+    ``make`` gets the shards of all parameters, in the order of ``groups``, and makes their optimizer, ``of_shards``. If
+    all are frozen, it gets one empty parameter instead, and the optimizer steps nothing. ``elementwise`` says that it
+    computes each number by itself; that is known of those in `ELEMENTWISE`, and required. If ``gathers`` is false, the
+    caller calls `gather` after all steps of the rank.
     """
 
     def __init__(
@@ -318,10 +304,7 @@ class ShardedOptimizer(optim.Optimizer):
         self._is_made = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Steps the shards of this rank, with the gradients of the parameters, and gathers the other shards.
-
-        Raises `PeerLost` if another rank does not step in time, or has ended.
-        """
+        """Steps the shards of this rank, with the gradients of the parameters, and gathers the other shards."""
         value = None
         if closure is not None:
             with torch.enable_grad():
@@ -364,7 +347,6 @@ class ShardedOptimizer(optim.Optimizer):
         self.of_shards.load_state_dict({**state_dict, "state": self._converted(state_dict["state"], self._part)})
 
     def _converted(self, state: Mapping[Any, Any], convert: Callable[[torch.nn.Parameter, Any], Any]) -> dict[Any, Any]:
-        """Returns an optimizer's state with ``convert`` applied to each value that belongs to a parameter."""
         parameters = parameters_of(self)
         converted = dict(state)
         for index, entries in state.items():
@@ -415,7 +397,6 @@ def _require_elementwise(optimizer: Any, elementwise: bool) -> None:
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the learning rate and the like of a group, without its parameters."""
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 

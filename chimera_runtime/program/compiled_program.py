@@ -46,11 +46,9 @@ class CompiledProgram:
     ranks: tuple[RankFacts, ...]
 
     def script(self, worker: int) -> RankScript:
-        """Loads the script of a worker.
+        """Loads the script of a worker. Raises `Misuse` if it is missing, or of another program.
 
         Scripts are written last: a script with the digest of program.json proves that program.json is complete.
-
-        Raises `Misuse` if the script is missing, or of another program.
         """
         path = self.directory / f"rank_{worker}.py"
         spec = importlib.util.spec_from_file_location(f"chimera_{path.stem}", path)

@@ -23,8 +23,8 @@ class MicroBatchBytes(NamedTuple):
 
     ``activations`` are kept until the backward, ``input`` alone if the stage recomputes. The first half of a split
     backward frees ``released`` bytes of the activations, and leaves ``operands`` for the second half. A slice leaves
-    ``carry`` for the next one, and ``carry_gradients`` for the one before. ``resident`` bytes of the activations stay
-    on the worker when the rest is off-loaded, and ``resident_operands`` bytes of what is kept between the halves.
+    ``carry`` for the next one, and ``carry_gradients`` for the one before. Of the activations, and of what is kept
+    between the halves, ``resident`` and ``resident_operands`` bytes stay on the worker when the rest is off-loaded.
     """
 
     activations: int
@@ -68,10 +68,9 @@ class MicroBatchBytes(NamedTuple):
 def kept_bytes(moment: Iterable[Sequence[int]], sizes: Callable[[int], MicroBatchBytes], parts: int = 1) -> int:
     """Returns the bytes of activations that a worker keeps at a moment of the schedule.
 
-    ``moment`` has for each stage the numbers of `KeptMicros`; ``sizes`` returns the bytes of a micro-batch on a stage.
-    If a stage has micro-batches between the halves of their backward, the moment may be within a first half: then both
-    what this half has made and what it is about to free are in memory. Where micro-batches are cut into ``parts``,
-    `KeptMicros` counts parts, and ``sizes`` are still those of a whole micro-batch.
+    ``moment`` has for each stage the numbers of `KeptMicros`, in ``parts`` of micro-batches; ``sizes`` returns the
+    bytes of a whole micro-batch on a stage. If a stage has micro-batches between the halves of their backward, the
+    moment may be within a first half: then both what this half has made and what it is about to free are in memory.
     """
     total = halving = 0
     for stage, activations, inputs, begun, carries, carry_gradients, *on_host in starmap(KeptMicros, moment):
@@ -87,11 +86,7 @@ def kept_bytes(moment: Iterable[Sequence[int]], sizes: Callable[[int], MicroBatc
 
 
 def hosted_bytes(moment: Iterable[Sequence[int]], sizes: Callable[[int], MovedBytes], parts: int = 1) -> int:
-    """Returns the bytes on the host at a moment of the schedule.
-
-    ``moment`` has for each stage the numbers of `HostedMicros`; ``sizes`` returns the bytes of a micro-batch on a
-    stage, and ``parts`` is as in `kept_bytes`.
-    """
+    """Returns the bytes on the host at a moment of the schedule, as `kept_bytes` from the numbers of `HostedMicros`."""
     return sum(
         share(count, size, parts)
         for stage, *counts in starmap(HostedMicros, moment)
@@ -109,8 +104,7 @@ def on_other_workers(
 ) -> list[int]:
     """Returns the ``neighbours`` of a stage whose values ``worker`` must receive from other workers.
 
-    They are on another worker in each pipe in which ``worker`` holds the stage. ``placement`` has the worker of each
-    stage, pipe by pipe.
+    They are on another worker in each pipe of ``placement`` in which ``worker`` holds the stage.
     """
     here = [pipe for pipe in placement if pipe[stage] == worker]
     return [neighbour for neighbour in neighbours if not any(pipe[neighbour] == worker for pipe in here)]

@@ -13,10 +13,8 @@ Micros = int | tuple[int, ...]
 class Numbering:
     """Numbers the micro-batches of a lane within their updates, and draws the seeds of operations from these numbers.
 
-    ``passes`` is the number of micro-batches of a copy in an update; with halves, each half counts, and with
-    ``slices``, each slice. The schedule repeats after ``cycle`` micro-batches: an update, or the period where updates
-    overlap. ``first`` is the update whose first micro-batch has number 0 in the lane. ``seed`` is ``--seed``, and
-    ``copy`` the number of the copy of the pipelines.
+    ``passes`` is the number of micro-batches, or parts of them, of a copy in an update. The schedule repeats after
+    ``cycle`` of them. ``first`` is the update whose first micro-batch has number 0 in the lane.
     """
 
     seed: int

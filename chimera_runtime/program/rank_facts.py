@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 class EdgeValue(NamedTuple):
     """A value that a stage makes for other stages: those that it feeds if it is ``onward``, else those that feed it.
 
-    The other fields are names of methods and attributes. `Stage.<made>` returns the value. `Stage.<slots>` has the
-    receive buffers for it, which `Boundary.<buffers>` allocates. `Boundary.<views>` returns the part of a buffer that a
-    message uses.
+    `Stage.<made>` returns the value. `Stage.<slots>` has the receive buffers for it, which `Boundary.<buffers>`
+    allocates and of which `Boundary.<views>` returns the part that a message uses.
     """
 
     onward: bool
@@ -52,10 +51,7 @@ def readers(value: str, stage: int, stages: int) -> tuple[int, ...]:
 
 
 def implied(source: int, target: int, stages: int) -> str:
-    """Returns the letter of the value in a message that names only its stages.
-
-    It is the first one in `VALUES` that goes from ``source`` to ``target``.
-    """
+    """Returns the letter of the value in a message that names only its stages: the first that goes this way."""
     return next(value for value in VALUES if target in readers(value, source, stages))
 
 
@@ -82,10 +78,7 @@ def group_name(group: Group) -> str:
 
 
 class Route(NamedTuple):
-    """Route of messages: the stage that sends, the stage that receives, and the other worker.
-
-    ``value`` is the letter of the value, empty if the two stages imply it (`stage_graph.implied`).
-    """
+    """Route of messages: the stages that send and receive, the other worker, the value if it is not implied."""
 
     source: int
     target: int
@@ -121,10 +114,7 @@ class StageFacts:
 
 @dataclass(frozen=True)
 class TieFacts:
-    """Facts for a worker about the parameters that ``stages`` share; the worker holds at least one of these stages.
-
-    The other facts are as in `StageFacts`.
-    """
+    """Facts as in `StageFacts` about the parameters that ``stages`` share, of which the worker holds at least one."""
 
     stages: Group
     copies: int
@@ -162,13 +152,12 @@ class EvaluationFacts:
 
 
 class KeptMicros(NamedTuple):
-    """Numbers of micro-batches of which a stage keeps something at one moment.
+    """Numbers of micro-batches, or slices, of which a stage keeps something at one moment.
 
-    ``activations`` counts the micro-batches of which all activations are kept, ``inputs`` the micro-batches of which
-    only the input is kept, to recompute the rest, and ``begun`` the micro-batches between the two halves of their
-    backward. A slice counts as a micro-batch: ``carries`` counts slices whose carry is kept, ``carry_gradients`` slices
-    whose carry has a gradient that waits for their backward. ``on_host`` counts the micro-batches whose activations are
-    in the memory of the host, ``operands_on_host`` the micro-batches between the halves whose operands are there.
+    ``activations`` counts those of which all activations are kept, ``inputs`` those of which only the input is kept, to
+    recompute the rest, ``begun`` those between the two halves of their backward. ``carries`` counts slices whose carry
+    is kept, ``carry_gradients`` slices whose carry has a gradient that waits for their backward. The last two count
+    those whose activations, or whose operands between the halves, are in the memory of the host.
     """
 
     stage: int
@@ -182,11 +171,7 @@ class KeptMicros(NamedTuple):
 
 
 class HostedMicros(NamedTuple):
-    """Numbers of micro-batches of which a stage has something on the host at one moment.
-
-    ``activations`` counts micro-batches whose activations are there. ``operands`` counts micro-batches between the
-    halves of their backward whose operands are there.
-    """
+    """Numbers of micro-batches whose activations, or operands between the halves, a stage has on the host."""
 
     stage: int
     activations: int
@@ -199,8 +184,7 @@ class RankFacts:
 
     ``kept`` are the moments at which the worker keeps most, each with an entry for every stage, ``on_host`` those at
     which it has most on the host. ``turns`` is None if every update ends before the next begins. ``inputs`` and
-    ``targets`` are the micro-batches of a cycle of the schedule whose inputs and targets the worker loads, as half-open
-    runs (start, stop).
+    ``targets`` are the micro-batches of a cycle that the worker loads them of, as half-open runs (start, stop).
     """
 
     stages: dict[int, StageFacts]

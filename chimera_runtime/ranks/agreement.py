@@ -47,11 +47,9 @@ T = TypeVar("T")
 class ControlGroup:
     """All ranks of the pipelines: they send each other tensors by gloo, and leave texts for each other in a store.
 
-    ``group`` is the communicator of gloo, and ``store`` has keys and values for these ranks alone. ``place`` is this
-    rank's place, with ranks counted within the pipelines; ``members`` are the numbers of the ranks in the default
-    process group. ``names`` writes the messages about waits that have failed. A wait may take ``timeout`` seconds.
-    Where messages do not go by gloo, ``monitor`` keeps the time of waits, as these do not block the host; with gloo it
-    is None. ``refusals`` are those of all ranks.
+    ``place`` is this rank's place, with ranks counted within the pipelines; ``members`` are the numbers of the ranks in
+    the default process group. ``names`` writes the messages about waits that have failed. A wait may take ``timeout``
+    seconds. Where messages do not go by gloo, ``monitor`` keeps the time of waits, as these do not block the host.
     """
 
     group: dist.ProcessGroup  # until `release`
@@ -64,27 +62,17 @@ class ControlGroup:
     refusals: Refusals = field(default_factory=Refusals)
 
     def wait_for_key(self, key: str, source: int, what: str, seconds: float | None = None) -> bytes:
-        """Returns what rank ``source`` leaves in the store under ``key``; ``what`` names the wait in the error.
-
-        Raises `PeerLost` after ``seconds``, by default the time-out.
-        """
+        """Returns what rank ``source`` leaves in the store under ``key``; ``what`` names the wait in the error."""
         doing = f"rank {self.place.rank} (worker {self.place.worker}): wait {what}"
         return wait_for_key(self.store, key, source, doing, self.timeout if seconds is None else seconds)
 
     def collect(self, key: str, value: Any, what: str) -> list[Any]:
-        """Returns the ``value`` of every rank, in the order of ranks; all ranks call it with the same ``key``.
-
-        Values go through the store as JSON. ``what`` and errors are as in `wait_for_key`.
-        """
+        """Returns the ``value`` of every rank, in the order of ranks, through the store as JSON; all ranks call it."""
         self.store.set(f"{key}/{self.place.rank}", json.dumps(value))
         return [json.loads(self.wait_for_key(f"{key}/{rank}", rank, what)) for rank in self.place.ranks]
 
     def decide(self, key: str, value: Any, verdict: Callable[[list[Any]], T], what: str) -> T:
-        """Returns on all ranks the ``verdict`` of rank 0 on the ``value`` of every rank; all ranks call it.
-
-        Values and verdict go through the store as JSON; no other rank reads the values. ``what`` and errors are as in
-        `wait_for_key`.
-        """
+        """Returns on all ranks the ``verdict`` of rank 0 on the ``value`` of every rank, which no other rank reads."""
         self.store.set(f"{key}/{self.place.rank}", json.dumps(value))
         if self.place.rank == 0:
             values = [json.loads(self.wait_for_key(f"{key}/{rank}", rank, what)) for rank in self.place.ranks]
@@ -96,8 +84,7 @@ class ControlGroup:
     def waiting(self, operation: str, peers: Sequence[int] = ()) -> Iterator[None]:
         """Turns failures of the communication inside into an error that names the operation and the peers.
 
-        Raises `PeerLost` if the communication fails or takes longer than the time-out, or an earlier wait has; `Misuse`
-        after `release`.
+        Raises `PeerLost` if it fails or is late, or an earlier wait was; `Misuse` after `release`.
         """
         if not hasattr(self, "group"):
             raise Misuse(PIPELINE_IS_CLOSED)
@@ -126,10 +113,7 @@ class ControlGroup:
 
     @cached_property
     def wait(self) -> Settle:
-        """Function that waits for a posted message or sum; a wait that takes longer than the time-out is an error.
-
-        With gloo the function raises the error; with other backends the monitor does.
-        """
+        """Function that waits for a posted message or sum; the error of a late one is its own or the monitor's."""
         return waiter(self.timeout) if self.monitor is None else self.monitor.settle
 
     def settle(self, work: Pending | None, operation: str, peers: Sequence[int] = ()) -> None:
@@ -196,10 +180,7 @@ def averaged_in_mesh(
 def largest_of_rows(
     control_group: ControlGroup, modules: Iterable[torch.nn.Module], number: float, device: torch.device
 ) -> float:
-    """Returns the largest ``number`` over the ranks of all pipelines that hold parts of the same parameters.
-
-    Every rank of these pipelines calls it, with its modules. Errors as in `added_over_all`.
-    """
+    """Returns the largest ``number`` over all ranks whose pipelines hold parts of the same parameters."""
     if len(control_group.members) == dist.get_world_size():
         return number
     largest = torch.tensor([number], dtype=torch.float64, device=device)
@@ -218,8 +199,6 @@ def gathered(
 
     ``workers`` are the workers of this copy that have computed outputs; ``outputs`` has those of this rank. All ranks
     of the copy call it and get the result; if not ``everywhere``, the ``workers`` alone do.
-
-    Raises `PeerLost` if a rank does not answer in time, or has ended.
     """
     place = control_group.place
     by_micro: dict[int, Any] = {}
@@ -243,7 +222,7 @@ def gathered(
 
 
 def _packed(content: Any) -> torch.Tensor:
-    """Returns a value with tensors as a tensor of bytes, to be sent; of a view only the visible elements are stored."""
+    """Returns a value as bytes to be sent; of a view only the visible elements are stored."""
     buffer = io.BytesIO()
     torch.save(mapped(content, torch.Tensor.clone), buffer)
     return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
@@ -326,10 +305,8 @@ class Enquiry:
 class ObjectExchange:
     """Exchange of Python objects among the ranks of a group of gloo; all ranks call each method.
 
-    ``what`` says in messages what is exchanged. ``timeout`` is the number of seconds that a rank waits for another one,
-    which may have files to read or write first.
-
-    Every method raises `PeerLost` if a rank has ended or does not answer in time.
+    ``what`` says in messages what is exchanged. A rank waits ``timeout`` seconds for another one, which may have files
+    to read or write first; then every method raises `PeerLost`.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, what: str, timeout: float) -> None:
@@ -355,9 +332,9 @@ class ObjectExchange:
     def gather_results(self, call: Callable[[], T], refused: Callable[[str], str] = str) -> list[T]:
         """Returns the results of a call on all ranks; if it raises an error on any rank, all ranks raise an error.
 
-        A rank whose own call failed raises the error of that call; the other ranks raise the error of the first rank,
-        in order of ranks, whose call failed. `Misuse` and errors of the user's code are raised as they are. Any other
-        error becomes a `BadCheckpoint`, whose message is ``refused(cause)``, with the cause in words.
+        A rank whose own call failed raises that error; the others raise the error of the first rank whose call failed.
+        `Misuse` and errors of the user's code stay as they are. Any other becomes a `BadCheckpoint`:
+        ``refused(cause)``.
         """
         value: T | None = None
         error: Exception | None = None
@@ -407,7 +384,6 @@ class ObjectExchange:
 
 
 def _error_text(error: Exception | None) -> tuple[type[Exception], str] | None:
-    """Class and message of ``error``, with which other ranks can raise the same error; None if there is no error."""
     if error is None:
         return None
     if isinstance(error, ModelError):
@@ -520,10 +496,7 @@ class FactComparison:
         return self._comparisons
 
     def differing(self, sums: Sequence[float]) -> list[Key]:
-        """Returns the keys of the facts that differ between the ranks that know them.
-
-        ``sums`` are the `numbers` of all ranks, added up. A difference in the data counts only if `_is_harmful`.
-        """
+        """Returns the keys of the facts in which ranks differ that know them, from the sum of all `numbers`."""
         remaining = iter(sums)
         if all(n * squares == total * total for n, total, squares in zip(remaining, remaining, remaining, strict=True)):
             return []
@@ -534,17 +507,13 @@ class FactComparison:
     def _is_harmful(self, parts: Set[int]) -> bool:
         """Whether ranks of a copy must not differ in ``parts``: inputs (0), targets (1), keyword arguments (2).
 
-        They must not differ in a part that several ranks use. A part that only one rank uses may differ, as the others
-        may draw another random variant of it. If two parts differ, the ranks have probably loaded different
-        mini-batches, and inputs of one would meet targets of another.
+        A part that only one rank uses may differ, as the others may draw another random variant of it. If two parts
+        differ, the ranks have probably loaded different mini-batches, and inputs of one would meet targets of another.
         """
         return len(parts) > 1 or any(self._users[part] > 1 for part in parts)
 
     def error(self, number: int, where: str, keys: Sequence[Key], facts: Facts) -> RanksDiffer:
-        """Exchanges values with the other ranks for a few seconds, and returns an error that describes them.
-
-        ``number`` is the number of the comparison; the message begins with ``where``.
-        """
+        """Exchanges values with the other ranks for a few seconds, and returns an error that describes them."""
         place = {str(self._places[key]): text() for key, (_, text) in facts.items() if key in keys}
         values = self._exchanged(number, place, {rank for key in keys for rank in self._ranks(key)})
         complaints = [self._complaint(key, values) for key in keys]
@@ -552,7 +521,6 @@ class FactComparison:
         return mistakes.facts_differ(where, [difference for difference, _ in complaints], advice)
 
     def _exchanged(self, number: int, mine: Mapping[str, Text], ranks: Iterable[int]) -> dict[int, dict[str, Text]]:
-        """Returns the values of the ranks that answer, by rank."""
         control, me = self._control_group, self._place.rank
         deadline = time.monotonic() + min(_PATIENCE, control.timeout)
         values: dict[int, dict[str, Text]] = {me: dict(mine)}
@@ -573,7 +541,6 @@ class FactComparison:
         return [place.rank_of(of, worker) for worker in range(place.workers)] if kind == "data" else place.ranks
 
     def _complaint(self, key: Key, values: Mapping[int, Mapping[str, Text]]) -> tuple[str, str]:
-        """The text about a difference, with the value on each rank, and the advice."""
         kind, of, part = key
         index = str(self._places[key])
         texts = {rank: of_rank[index] for rank, of_rank in values.items() if index in of_rank}
@@ -594,7 +561,6 @@ class FactComparison:
 
 
 def _compared(name: str, texts: Mapping[int, Text]) -> str | None:
-    """Returns text that says on which ranks the part ``name`` has which value; None if it is equal on all ranks."""
     holders: dict[str, list[int]] = defaultdict(list)
     for rank, text in texts.items():
         holders[text.get(name, "not there")].append(rank)

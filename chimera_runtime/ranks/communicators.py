@@ -20,10 +20,9 @@ CHOICES = (DIRECTED, PAIR)
 
 
 def chosen(job: Job, backend: str, communicators: str | None) -> str:
-    """Returns which communicators to make, one of `CHOICES`.
+    """Returns which of `CHOICES` to make; for None, the fewest with which the program is proven to finish.
 
-    For None, they are the fewest with which the program is proven to finish. Raises `Misuse` if ``communicators`` is no
-    such choice or is not proven for the program, or if the backend leaves no choice.
+    Raises `Misuse` if ``communicators`` is unknown or not proven for the program, or the backend leaves no choice.
     """
     if communicators is None:
         return PAIR if PAIR in job.communicators else DIRECTED
@@ -45,8 +44,8 @@ def channels(
 ) -> dict[tuple[int, int], dist.ProcessGroup]:
     """Makes the communicators of messages; returns those of this rank, each under the pair (sender, receiver).
 
-    The result is empty for gloo, which matches messages by their tags. ``make`` makes a communicator of a backend over
-    some ranks, and returns None on all other ranks: every rank calls it for all communicators, in the same order.
+    None for gloo, which matches messages by their tags. ``make`` makes a communicator over some ranks, and returns None
+    elsewhere: every rank calls it for all communicators, in the same order.
     """
     if backend == "gloo":
         return {}

@@ -17,10 +17,7 @@ from chimera_runtime.errors import start as mistakes
 
 
 class Accelerator:
-    """A GPU and its streams. Only `synchronise` and `pinned` block the host.
-
-    In tests a model of an accelerator takes its place, and runs streams as early or as late as their events allow.
-    """
+    """A GPU and its streams. Only `synchronise` and `pinned` block the host. Tests put a model of one in its place."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -141,8 +138,7 @@ def give_back() -> None:
 def keep_memory(environ: Mapping[str, str] = os.environ) -> bool:
     """Makes the C library keep the memory that the main thread frees; returns True if the library now does so.
 
-    Nothing is done if the library is not GNU's, or if the environment has such settings already. Memory that other
-    threads free still goes back to the kernel. If another malloc has been preloaded, nothing changes.
+    Nothing is done if the library is not GNU's, or if the environment has such settings already.
     """
     tunables = environ.get("GLIBC_TUNABLES", "")
     if any(f"MALLOC_{name.upper()}_" in environ or f"glibc.malloc.{name}=" in tunables for name in _SETTINGS):
@@ -171,8 +167,6 @@ def device_of(backend: str, on: str | None = None) -> torch.device:
 
     ``on`` is ``cpu`` or ``cuda``, by default the first of these that the backend is for. With gloo, whose messages are
     staged through the host, ranks of a machine that has fewer GPUs share them.
-
-    Raises `Misuse` if the backend is for another kind of device, or a GPU is missing.
     """
     kinds = dist.Backend.backend_capability.get(backend, ["cpu"])
     is_cuda = on == "cuda" if on is not None else "cpu" not in kinds
@@ -188,10 +182,7 @@ def device_of(backend: str, on: str | None = None) -> torch.device:
 
 
 def known_device(asked: torch.device | str) -> torch.device:
-    """Returns the device that ``asked`` names; for a GPU without a number, torch's current one.
-
-    Raises `Misuse` if torch knows no such device, or the machine has none.
-    """
+    """Returns the device that ``asked`` names, or raises `Misuse`; for a GPU without a number, torch's current one."""
     try:
         device = torch.device(asked)
     except RuntimeError as error:
@@ -209,10 +200,9 @@ def known_device(asked: torch.device | str) -> torch.device:
 
 
 def require_own_gpu(store: Store, rank: int, device: torch.device) -> None:
-    """Raises `Misuse` if another rank uses the same GPU; all ranks that share ``store`` call it.
+    """Raises `Misuse` if another rank uses the same GPU, which NCCL refuses; all ranks that share ``store`` call it.
 
-    NCCL refuses two ranks of one host on one GPU, or hangs. Ranks with different values of NCCL_HOSTID count as ranks
-    of different hosts, as they do for NCCL.
+    Ranks with different values of NCCL_HOSTID count as ranks of different hosts, as they do for NCCL.
     """
     key = f"gpu/{os.environ.get('NCCL_HOSTID', '')}/{torch.cuda.get_device_properties(device).uuid}"
     if store.add(f"{key}/ranks", 1) == 1:

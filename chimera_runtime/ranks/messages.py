@@ -35,10 +35,7 @@ _TAGS = 2**30
 
 
 def tag_of(micros: Micros, source: int, value: str, stages: int) -> int:
-    """Returns the tag of a message: by its value, the stage that makes it, and the first micro-batch.
-
-    No two messages between the same workers have all three in common.
-    """
+    """Returns the tag of a message, unique between two workers, from value, source and first micro-batch."""
     first = micros[0] if isinstance(micros, tuple) else micros
     return (first * stages + source) * len(VALUES) + _NUMBERS[value]
 
@@ -62,8 +59,8 @@ class Names:
     """Writes the errors about waits that have failed, with this rank and the message that it waited for.
 
     ``slices`` is the number of slices of a micro-batch: tags of messages count slices. ``check`` raises the error of an
-    earlier time-out: after one, communicators are aborted, so that other waits fail as well, and only the first error
-    says why. ``cause`` returns the error of another rank that may have ended for it, as `Refusals.cause` does.
+    earlier time-out: communicators are aborted after one, and only the first error says why. ``cause`` returns the
+    error of another rank that may have ended for it, as `Refusals.cause` does.
     """
 
     rank: int
@@ -90,10 +87,7 @@ class Names:
         return f"{verb} {named}{micro_text(micro, self.slices)} s{source}->s{target}"
 
     def lost(self, operation: str, peers: Sequence[int], error: Exception) -> PeerLost:
-        """Returns the error for a failed post or wait for ``peers``; empty ``peers`` stand for all other ranks.
-
-        If there was a time-out before, its error is raised instead.
-        """
+        """Returns the error for a failed post or wait for ``peers``, by default all; raises an earlier time-out."""
         self.check()
         if self.launcher.is_gone():
             return mistakes.torchrun_has_died(self.rank, self.worker)
@@ -148,9 +142,8 @@ class Peer:
     """Another worker of the same copy, to which messages go and from which they come.
 
     Messages are posted to the process group itself: ``dist.isend`` would repeat look-ups and checks for each of them.
-    ``rank`` is the peer's number within the pipelines, ``member`` its number in the default process group. If
-    ``staged`` is given, messages are tensors of a GPU that go by gloo: the object that ``staged(communicator)`` returns
-    is used in place of the communicator.
+    ``rank`` is the peer's number within the pipelines, ``member`` its number in the default process group. For tensors
+    of a GPU that go by gloo, ``staged(communicator)`` is used in place of the communicator.
     """
 
     def __init__(
@@ -197,7 +190,6 @@ class Peer:
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a complex tensor as a view of real numbers, as NCCL has no complex ones; any other tensor as it is."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
@@ -306,8 +298,8 @@ class DeferredPost:
 class StagedTensor:
     """A tensor of a GPU under way through gloo.
 
-    ``content`` is the tensor on the host: for a sum it is the result, valid after `wait` and until the next tensor is
-    staged. ``finish`` is called when gloo is done; after it, later operations of the GPU see what was received.
+    ``content`` is the tensor on the host: of a sum the result, valid after `wait` and until the next tensor is staged.
+    ``finish`` is called when gloo is done; after it, later operations of the GPU see what was received.
     """
 
     content: torch.Tensor
@@ -321,10 +313,7 @@ class StagedTensor:
 
 
 class Staging:
-    """Two CUDA streams of a rank for copies, its pinned memory, and the thread that posts to gloo.
-
-    The thread posts in the order in which messages are staged, so that messages to a rank keep their order.
-    """
+    """Two CUDA streams for copies, their pinned memory, and the thread that posts to gloo in the order of calls."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
@@ -353,10 +342,9 @@ class Staging:
         return StagedTensor(room.tensor, post(room.tensor), finish)
 
     def collect(self, tensor: torch.Tensor, part: slice, post: Post) -> StagedTensor:
-        """Replaces a tensor by the result of a collective operation, to which this rank gives a ``part`` of the tensor.
+        """Replaces a tensor by the result of a collective of gloo, to which this rank gives a ``part`` of it.
 
-        ``post`` posts the operation to gloo. The tensor is written without waiting for an event: gloo works on a copy,
-        and nothing else reads the tensor.
+        It is written without waiting for an event: gloo works on a copy, and nothing else reads the tensor.
         """
         room = self.rooms.take(tensor)
         work = self.hand_over(room.tensor[part], tensor[part], lambda: post(room.tensor))
@@ -382,8 +370,7 @@ class Staging:
     def hand_over(self, room: torch.Tensor, tensor: torch.Tensor, post: Callable[[], Pending]) -> DeferredPost:
         """Launches the copy of a tensor into ``room``, on the host, after all earlier operations of the GPU.
 
-        When the copy is over, the staging thread calls ``post``, which posts the message to gloo. The method ``wait``
-        of the result returns when gloo is done.
+        When the copy is over, the staging thread calls ``post``, which posts the message to gloo.
         """
         accelerator = self.accelerator
         accelerator.wait(self.outgoing, accelerator.record(accelerator.computing))
@@ -493,10 +480,7 @@ class Readout:
 
 
 class LinkToHost:
-    """The link of a rank, and the host memory that its copies are in.
-
-    ``held`` are the bytes that are on the host now, copies under way included, ``peak`` is the most that there were.
-    """
+    """The link of a rank, and the host memory that its copies are in: ``held`` bytes now, ``peak`` at most."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.held = self.peak = 0
@@ -510,10 +494,7 @@ class LinkToHost:
         return self._rooms.size
 
     def to_host(self, memories: Sequence[torch.Tensor]) -> tuple[list[Room], Any]:
-        """Launches copies of pieces of memory to the host; returns where they go, and the event of their end.
-
-        The memory must neither be written nor be freed before `wait`.
-        """
+        """Launches copies to the host of memory that must not change until `wait`; returns places and event."""
         rooms = [self._rooms.take(memory) for memory in memories]
         self.held += _bytes(rooms)
         self.peak = max(self.peak, self.held)

@@ -53,10 +53,7 @@ def limited(timeout: float, late: PeerLost, end: Callable[[PeerLost], None]) -> 
 
 
 def abort(groups: Iterable[dist.ProcessGroup]) -> None:
-    """Aborts communicators, each in a thread: an abort may wait for kernels that end when another one is aborted.
-
-    A communicator that cannot be aborted stays as it is.
-    """
+    """Aborts communicators, each in a thread: an abort may wait for kernels that end when another one is aborted."""
 
     def abort_one(group: dist.ProcessGroup) -> None:
         with suppress(AttributeError, RuntimeError):
@@ -89,10 +86,7 @@ class Monitor:
         self._thread.start()
 
     def settle(self, work: Any, lost: Lost) -> None:
-        """Waits for the posted operation ``work`` as its backend does, and watches that it ends within the time-out.
-
-        ``lost`` makes the error for an operation that takes longer; `check` raises the error.
-        """
+        """Waits for a posted operation as its backend does; `check` raises ``lost(..)`` if it takes longer."""
         self.check()
         self._watch(work.is_completed, lost)
         try:
@@ -112,10 +106,7 @@ class Monitor:
             self.check()
 
     def check(self) -> None:
-        """Raises `PeerLost` if an operation has taken longer than the time-out; the computing thread calls it.
-
-        After the error no result of the device is valid any more.
-        """
+        """Raises `PeerLost` if an operation was late; then no result of the device is valid any more."""
         if self._error is not None:
             self._is_raised.set()
             raise self._error
@@ -137,7 +128,7 @@ class Monitor:
         self._has_more.set()
 
     def _watch_loop(self) -> None:
-        """Loop of the thread. Deadlines are in the order of the waits, so it looks at the first operation alone."""
+        """Deadlines are in the order of the waits, so the loop looks at the first operation alone."""
         while not self._is_closed:
             self._has_more.wait()
             self._has_more.clear()

@@ -17,10 +17,7 @@ def signal_when_parent_ends(number: int) -> bool:
 
 
 class Launcher:
-    """Finds out whether torchrun has died, if it has started this process: the process then has another parent.
-
-    Ranks that something else has started may outlive their parent.
-    """
+    """Finds out whether torchrun has died, if it has started this process: the process then has another parent."""
 
     def __init__(self) -> None:
         self._process = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None

@@ -91,9 +91,8 @@ def require_own_store() -> None:
 def waits_of(store: Store, rank: int, message: str, others: Sequence[int], *, is_late: bool) -> list[str]:
     """Publishes the error message of this rank, and returns a sentence for each of the ``others`` about its wait.
 
-    The other ranks have a moment to give up as well and to publish their messages. ``is_late`` says that the wait of
-    this rank timed out, and no connection was closed: then a rank without a message is in no call of the pipeline, and
-    gets a sentence that says so.
+    The others have a moment to give up and publish theirs. If ``is_late``, the wait of this rank timed out and no
+    connection was closed: then a rank without a message is in no call of the pipeline, as its sentence says.
     """
     notes, deadline = [], time.monotonic() + (_LATE_MOMENT if is_late else _LOST_MOMENT)
     with suppress(RuntimeError):
@@ -131,10 +130,7 @@ def leave_failure(store: Store, rank: int, error: Exception, key: str = FAILED) 
 
 
 def failure_in(text: str, what: str = "") -> PeerLost:
-    """Returns the error that another rank has left, as `PeerLost`; it is `Misuse` as well if the rank has refused.
-
-    ``what`` names the wait of this rank.
-    """
+    """Returns the error that another rank has left, as `PeerLost`; it is `Misuse` as well if the rank has refused."""
     rank, words, is_refusal = json.loads(text)
     return mistakes.peer_has_refused(rank, words) if is_refusal else mistakes.peer_has_failed(what, rank, words)
 
@@ -159,9 +155,6 @@ def wait_for_key(store: Store, key: str, source: int, what: str, seconds: float)
 
 
 def exchange(store: Store, key: str, rank: int, size: int, *, value: str, what: str, seconds: float) -> list[str]:
-    """Returns the ``value`` that each of ``size`` ranks has given, in the order of ranks; all ranks call it.
-
-    The values lie in the store under ``key``. ``what``, ``seconds`` and errors are as in `wait_for_key`.
-    """
+    """Returns the ``value`` of each of ``size`` ranks, which all call it; arguments as in `wait_for_key`."""
     store.set(f"{key}/{rank}", value)
     return [wait_for_key(store, f"{key}/{other}", other, what, seconds).decode() for other in range(size)]

@@ -57,12 +57,8 @@ A_DAY = timedelta(days=1)
 class ProcessGroups:
     """Maker of communicators: all ranks of the default process group make all communicators, in the same order.
 
-    If the pipelines are over a part of the ranks, the other ranks make pipelines of their own at the same time.
-
     ``members`` are the ranks of the pipelines, as the default process group counts; ``rank`` is this rank's number
-    among them. ``store`` is shared by all ranks of the default process group: in it they tell each other their members.
-
-    Raises `PeerLost` if a rank makes no pipelines within ``timeout`` seconds.
+    among them. The other ranks make pipelines of their own at the same time, and tell their members in ``store``.
     """
 
     def __init__(self, rank: int, members: tuple[int, ...], store: Store, timeout: float) -> None:
@@ -108,10 +104,10 @@ def sums_of(job: Job, place: Place, backend: str, groups: ProcessGroups) -> Sums
 def wait_for_gloo_at_exit() -> None:
     """Makes the end of this process wait until the threads of gloo sleep.
 
-    A thread of gloo releases the tensors of a sum after it has woken those that wait for the sum. For that it needs
-    the interpreter. If the interpreter begins to end at that moment, CPython before 3.14 ends the thread, and C++
-    answers with SIGABRT: a job that is over ends as one that has failed. This happens on a machine that is busy
-    enough to keep the thread from running, or to a sum that nobody has waited for.
+    A thread of gloo releases the tensors of a sum after it has woken those that wait for the sum. For that it needs the
+    interpreter. If that begins to end at that moment, CPython before 3.14 ends the thread, and C++ answers with
+    SIGABRT: a job that is over ends as one that has failed, on a busy machine or after a sum that nobody has waited
+    for.
     """
     atexit.register(wait_for_gloo)
 
@@ -152,16 +148,12 @@ class CommunicatorHolder(Protocol):
 class World:
     """A rank of a program, with its device and its communicators.
 
-    ``control_group`` is for communication outside of the schedule. ``store_of_all`` is a store for the ranks of all
-    pipelines: if a mesh has several rows with a pipeline each, these share it.
+    ``control_group`` is for communication outside of the schedule. ``store_of_all`` is shared by the pipelines of all
+    rows of a mesh. ``sums`` has for each weight group the communicator of its gradient sum, ``channels`` for each pair
+    (sender, receiver) that of their messages; it is empty for gloo, whose messages use that of ``control_group``.
 
-    ``backend`` is the backend of messages and sums. ``sums`` has for each weight group the communicator of its gradient
-    sum. ``channels`` has for each pair (sender, receiver) the communicator of their messages; it is empty for gloo,
-    whose messages use the communicator of ``control_group``.
-
-    ``staging`` carries messages and sums of a GPU by gloo, and is None elsewhere. ``read`` reads losses from the
-    device. ``host_link`` moves memory between the device and its host. ``holders`` are the objects outside of the world
-    that hold communicators.
+    ``staging`` carries messages and sums of a GPU by gloo. ``read`` reads losses from the device. ``host_link`` moves
+    memory between the device and its host. ``holders`` are objects outside of the world that hold communicators.
     """
 
     job: Job
@@ -210,8 +202,8 @@ class World:
         """Keeps gloo's communicators for ever: a process cannot end while it destroys one that still waits for a rank.
 
         Gloo has no other way to give up an operation before its own time-out, which is a day. If ``explains``, the
-        error gets notes about what the other ranks were waiting for: a rank that gives up closes its connections, so
-        the first cause may be elsewhere.
+        error gets notes about the waits of the other ranks: one that gives up closes its connections, so the cause may
+        be elsewhere.
         """
         control = self.control_group
         for group in {control.group, *(_groups_of(self.sums, self.channels) if self.backend == "gloo" else ())}:
@@ -252,14 +244,12 @@ def begin(
     on: str | None = None,
     end: Callable[[PeerLost], None] = end_process,
 ) -> tuple[Place, torch.device]:
-    """Sets up the default process group, and returns this rank's place and device.
+    """Sets up the default process group, and returns this rank's place and device; every rank calls it alike.
 
-    Every rank calls it, with the same options. ``layout`` says which ranks form a copy, see `Place`. ``on`` is the kind
-    of device, ``cpu`` or ``cuda``: by default the one that the backend is for. If all ranks have found the store and
-    cannot connect in time, ``end`` is called in another thread.
+    ``layout`` says which ranks form a copy, see `Place`. ``on`` is the kind of device, by default that of the backend.
+    If all ranks have found the store and cannot connect in time, ``end`` is called in another thread.
 
-    Raises `Misuse` if the ranks do not make whole copies of the group of workers or run different programs, a GPU is
-    missing, or the backend is for another kind of device.
+    Raises `Misuse` if ranks and program do not fit together, a GPU is missing, or the backend is for another device.
     """
     place = _place(job, rank, size, layout)
     device = device_of(backend, on)
@@ -282,15 +272,13 @@ def join_group(
 ) -> World:
     """Sets up communicators over the ranks of an existing process group, by default over all; returns the `World`.
 
-    Every rank of the default process group calls it, with a group that it is a part of. ``layout`` says which ranks
-    form a copy, see `Place`. ``communicators`` is one of `communicators.CHOICES`, by default the fewest for which the
-    program is proven. ``end`` is called by the `Monitor` when this process has to end. ``arguments`` are further
-    choices that must be equal on all ranks, by their names. ``shares_refusals`` says that what one rank refuses ends
-    the calls of all: see `Refusals`.
+    Every rank of the default process group calls it, with a group that it is a part of. ``layout`` is as in `Place`.
+    ``communicators`` is one of `communicators.CHOICES`, by default the fewest for which the program is proven. ``end``
+    is called by the `Monitor` when this process has to end. ``arguments`` are further choices that must be equal on all
+    ranks. ``shares_refusals`` says that what one rank refuses ends the calls of all: see `Refusals`.
 
-    Raises `Misuse` if there is no process group, the ranks do not make whole copies of the group of workers, or they
-    run different programs or give different arguments; if the program is not proven to finish with these communicators;
-    if the device does not exist, or with NCCL another rank has it.
+    Raises `Misuse` if there is no process group, ranks, program, communicators or arguments do not fit together, or the
+    device does not exist or is another rank's.
     """
     if not dist.is_initialized():
         raise Misuse(mistakes.NO_PROCESS_GROUP)
@@ -414,8 +402,8 @@ def _backend(group: dist.ProcessGroup | None, device: torch.device) -> str:
 def _warm_up(world: World) -> None:
     """Uses every communicator once, in one order on all ranks.
 
-    With NCCL the first operation of a communicator sets it up and blocks the host until its peers do the same. In the
-    training loop, where posting must not block, ranks could wait for each other in a cycle.
+    With NCCL the first operation of a communicator blocks the host until its peers set it up, too. In the training
+    loop, where posting must not block, ranks could wait for each other in a cycle.
     """
     control, me, token = world.control_group, world.place, torch.zeros(1, device=world.device)
     assert control.monitor is not None

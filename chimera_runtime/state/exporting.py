@@ -45,8 +45,8 @@ def require_writable(path: Path) -> None:
 def export_weights(state: State, path: Path, names: Mapping[str, str] | None = None) -> None:
     """Gathers the model on rank 0, which writes the file; an error of any rank is raised on all ranks.
 
-    ``names`` has for each name in the file that of an entry of the model, if not all entries are to be written.
-    Where pipelines in several rows of a mesh hold parts of one model, the first row writes it.
+    ``names`` has for each name in the file that of an entry of the model, if not all entries are to be written. Where
+    pipelines in several rows of a mesh hold parts of one model, the first row writes it.
     """
     exchange = ObjectExchange(state.control_group.group, f"{path}", _PATIENCE)
 
@@ -73,10 +73,7 @@ def export_weights(state: State, path: Path, names: Mapping[str, str] | None = N
 
 
 def load_weights(state: State, path: Path) -> list[str]:
-    """Loads on each rank the weights that it holds; returns the names in the file that no rank has.
-
-    An error of any rank is raised on all ranks.
-    """
+    """Loads on each rank the weights that it holds; returns the names in the file that no rank has."""
     exchange = ObjectExchange(state.control_group.group, f"{path}", _PATIENCE)
     extra = set[str]().union(*exchange.gather_results(lambda: state.extra))
 
@@ -130,10 +127,7 @@ def _write(path: Path, tensors: dict[str, Any], state: State) -> None:
 
 @contextmanager
 def _opened(path: Path, extra: Container[str]) -> Iterator[Mapping[str, Any]]:
-    """Opens a file of weights: values by name, each read from the file when it is looked up.
-
-    All values are tensors, except for entries named in ``extra``.
-    """
+    """Opens a file of weights: values by name, each read when it is looked up; tensors, but for those in ``extra``."""
     try:
         require_regular(path)
     except OSError as error:

@@ -60,8 +60,6 @@ class State:
         """Returns the state of the rank's modules, with no copies of tensors: a checkpoint may be read into them.
 
         The names of buffers and further entries begin with ``replica`` or, by default, with this rank's replica.
-
-        Raises `Misuse` if a module has something in its ``state_dict`` that cannot be pickled.
         """
 
         def numbered(entries: Iterable[tuple[int, str, Any]]) -> dict[str, Any]:
@@ -73,7 +71,7 @@ class State:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any], replica: int | None = None) -> None:
-        """Loads the modules' state: copies its tensors, unless they were read in place. ``replica`` is as in `saved`.
+        """Copies in the tensors of a state, unless they were read in place. ``replica`` is as in `saved`.
 
         Raises `BadCheckpoint` if an entry is missing, or a module refuses its own state.
         """
@@ -93,11 +91,7 @@ class State:
         self._take_extra(extra)
 
     def require_trainable(self, updates: int) -> None:
-        """Raises `Misuse` as `require_values`, and from time to time as `require_known`, which is slower.
-
-        `require_known` runs the first time, again after weights were loaded, and whenever `is_due` says so for
-        ``updates``.
-        """
+        """Raises `Misuse` as `require_values`, and as `require_known`, which is slower, first and when `is_due`."""
         self.require_values()
         if not self._is_known or is_due(updates):
             self.require_known()
@@ -152,17 +146,11 @@ class State:
 
     @property
     def _leader(self) -> int:
-        """The rank that exports weights for this one: the lowest rank in the meshes of this rank's parameters.
-
-        Ranks are those of the default process group. If no parameter is spread over a mesh, it is this rank itself.
-        """
+        """The rank that exports weights for this one: the lowest in the meshes of its parameters, or itself."""
         return min([int(mesh.mesh.min()) for mesh in meshes_of(self.parameters.values())], default=self.rank)
 
     def wait_for_verdict(self, patience: float) -> str | None:
-        """Waits for the row of the mesh that writes the file; returns that row's error message, None if it has none.
-
-        ``patience`` is the longest wait in seconds. Returns None at once on the ranks of that row.
-        """
+        """Waits for the row of the mesh that writes the file; returns its complaint. On that row None."""
         if self._leader == self.rank:
             return None
         what = f"rank {self.rank}: wait for the ranks of another row of the mesh to export the weights"
@@ -266,20 +254,13 @@ class State:
                 yield self._replica(stage), name_in_model(self.model, stage, name), buffer, is_saved
 
     def _extra(self) -> Iterator[tuple[int, int, str, str, Any]]:
-        """Yields the entries of the modules' ``state_dict`` that are no parameters or buffers.
-
-        For each: replica, stage, name in the stage, name in the model, and value.
-        """
+        """Yields replica, stage, name in the stage and in the model, and value of other entries of a ``state_dict``."""
         for stage, module in self.modules.items():
             for name, value in further_entries(stage, module):
                 yield self._replica(stage), stage, name, name_in_model(self.model, stage, name), value
 
     def _take_extra(self, values: Mapping[str, Any]) -> None:
-        """Loads further entries by the modules' ``load_state_dict``; parameters and buffers stay as they are.
-
-        A hook or an override of ``load_state_dict`` may need parameters and buffers, and change them: these changes are
-        undone.
-        """
+        """Loads further entries by the modules' ``load_state_dict``, and undoes what its hooks do to tensors."""
         by_stage: dict[int, dict[str, Any]] = defaultdict(dict)
         for _, stage, inside, name, _ in self._extra():
             if name in values:
@@ -300,7 +281,6 @@ class State:
                 local(tensor).copy_(before)
 
     def _replica(self, stage: int) -> int:
-        """Number of this rank's replica of a stage, counted by copy and then by worker."""
         place, workers = self.control_group.place, self.job.members((stage,))
         return place.copy * len(workers) + workers.index(place.worker)
 
@@ -321,7 +301,6 @@ def unpacked(saved: bytes) -> Any:
 
 
 def _tensors_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and buffers, each under all of its names."""
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)
 
@@ -345,10 +324,8 @@ Average = Mapping[str, torch.Tensor] | Mapping[int, torch.nn.Module]
 class AverageState:
     """The state of an average on this rank, by the names of the parameters that are averaged.
 
-    ``average`` has copies of stages by number, or tensors by the name of their parameter. ``what`` is the name of the
-    average in messages, ``state`` the state of the pipeline's own weights.
-
-    Raises `Misuse` if the average has a parameter that the pipeline does not have on this rank.
+    ``average`` has copies of stages by number, or tensors by the name of their parameter. ``what`` is its name in
+    messages, ``state`` that of the pipeline's own weights. Raises `Misuse` if it has a parameter that this rank lacks.
     """
 
     def __init__(self, what: str, average: Average, state: State) -> None:
@@ -375,10 +352,7 @@ class AverageState:
         self._state = replace(state, modules=modules, parameters=first)
 
     def saved(self, replica: int | None = None) -> StateDict:
-        """Returns the average in the form of `State.saved`, with one entry more, ``count``.
-
-        It has the number of updates that an AveragedModel has averaged, and is empty without one.
-        """
+        """Returns the average as `State.saved`, and ``count``: the updates that an AveragedModel has averaged."""
         count = {"0": self._wrappers[0].n_averaged} if self._wrappers else {}
         return {**self._state.saved(replica), "count": count}
 

@@ -18,8 +18,8 @@ from chimera_runtime.update.updates import FlushedUpdates, Outcomes, Updates
 class SharedFacts:
     """Gathers the facts of this rank for each update. They are sent together with the losses, and then compared.
 
-    ``groups`` has the parameters of this rank by weight group, ``names`` their names; forwards write ``written``.
-    ``steps`` has the optimizers that step inside a schedule without a flush; it is None if the caller steps.
+    ``groups`` has the parameters of this rank by weight group; forwards write ``written``. ``steps`` has the optimizers
+    that step inside a schedule without a flush; it is None if the caller steps.
     """
 
     def __init__(
@@ -68,9 +68,7 @@ class SharedFacts:
 class FlushFacts:
     """Gathers the facts of an update with a flush, at the moment when the sum of its losses is launched.
 
-    Settings of optimizers and digests of weights are from that moment. The digests are read without waiting for the
-    device, so they are sent with the facts of the next update. ``terms`` returns the arguments of the newest step, see
-    `Updates.terms`.
+    Digests of weights are read without waiting for the device, so they are sent with the facts of the next update.
     """
 
     feed: Feed
@@ -94,10 +92,7 @@ class FlushFacts:
 
 @dataclass
 class StreamFacts:
-    """Gathers what ranks must agree on in an update of a stream: data, settings of optimizers, digests of weights.
-
-    Stages step at different times, so `note_step` notes settings and weights of a weight group after each of its steps.
-    """
+    """Gathers what ranks must agree on in an update of a stream, in which stages step at different times."""
 
     feed: Feed
     optimizers: OptimizerFacts

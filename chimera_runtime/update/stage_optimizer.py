@@ -61,10 +61,8 @@ class StepHooks:
 class StageOptimizer:
     """The optimizer of a weight group with its hooks; a step does nothing if all parameters are frozen.
 
-    ``stage`` is the number of the stage or, for shared parameters, the numbers of the stages that share them.
-    ``optimizer`` is the one that the user's function made, None if all parameters are frozen. ``next_step`` is what the
-    hooks get at the next step. ``on_step`` is called after each step with the weight group and the number of the
-    update.
+    ``next_step`` is what the hooks get at the next step. ``on_step`` is called after each step with the weight group
+    and the number of the update.
     """
 
     def __init__(self, group: Group, module: torch.nn.Module, named: Named, hooks: StepHooks) -> None:
@@ -106,10 +104,7 @@ def _made(hooks: StepHooks, named: Named) -> Any:
 
 
 class StageOptimizers:
-    """Makes and holds the optimizers of a rank's weight groups.
-
-    Call the object once for each group, in the order in which `by_group` lists them.
-    """
+    """Makes and holds the optimizers of a rank's weight groups: call it for each group, in the order of `by_group`."""
 
     def __init__(
         self, built: Modules, parameters: Mapping[str, torch.nn.Parameter], hooks: StepHooks, ties: Sequence[Tie] = ()

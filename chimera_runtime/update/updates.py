@@ -170,10 +170,8 @@ class Outcomes:
     Facts and the request to stop are added up together with the losses. All ranks wait for a sum at the same point of
     the program: so all learn of a request to stop after the same update, and raise an error together.
 
-    ``read`` reads numbers from the device of this rank. ``counted`` says that ``loss`` returns sums and counts;
-    ``names`` are the auxiliary losses of all stages, ``reported`` the reports that all ranks know of. If
-    ``asked_to_stop`` is set, the next sum asks all ranks to stop. ``facts_of`` returns the facts of an update that must
-    be equal on all ranks.
+    ``names`` are the auxiliary losses of all stages, ``reported`` the reports that all ranks know of. ``facts_of``
+    returns the facts of an update that must be equal on all ranks.
     """
 
     control_group: ControlGroup
@@ -216,10 +214,7 @@ class Outcomes:
             self._compare(self.agreement.number(), where, facts, numbers)
 
     def launch(self, update: int, tally: Tally, clearings: Clearings = NOTHING_CLEARED) -> Outcome:
-        """Launches the sum of the losses of an update and returns the outcome.
-
-        ``tally`` has this rank's losses; ``clearings`` says what its loop did to gradients before the update.
-        """
+        """Launches the sum of an update's losses; ``clearings`` says what the loop did to gradients before it."""
         facts = self.facts_of(update)
         number = self.agreement.number()
         key, store = f"reports/{number}", self.control_group.store
@@ -302,7 +297,7 @@ class Step:
 
 @dataclass(eq=False)
 class Window:
-    """The steps whose mean the gradient of a parameter is. All pipelines that train the parameter have the same window.
+    """The steps whose mean the gradient of a parameter is; all pipelines that train it have the same window.
 
     Before the steps at the places ``unclear`` the parameter had no gradient. ``left`` has address and version counter
     of the gradient after the last step, or is None if there was none.
@@ -327,12 +322,9 @@ class Accumulation:
     """Averages the gradients of a new step with those of earlier steps, or refuses a step while there are gradients.
 
     The average of a parameter is over all steps of its window, also over steps that gave it no gradient. A step weighs
-    as much as its mini-batch has ``items``, or by the count of the mini-batch if ``loss`` returns counts.
-
-    Parameters in ``named`` that require no gradient when this is made are frozen. If ``loss`` returns counts,
-    ``mean_in_mesh`` returns the means of numbers over the ranks of a mesh: for a parameter that is spread over a mesh,
-    the weight of a step is the mean of the counts there. ``last_steps`` returns the parameters that optimizers have
-    stepped, each with the moment of the last step.
+    as much as its mini-batch has ``items``, or by the count of the mini-batch if ``loss`` returns counts: then
+    ``mean_in_mesh`` is needed, as for a parameter that is spread over a mesh the weight is the mean of the counts
+    there. ``last_steps`` returns the parameters that optimizers have stepped, each with the moment of the last step.
     """
 
     _living: ClassVar[WeakSet["Accumulation"]] = WeakSet()
@@ -362,10 +354,10 @@ class Accumulation:
         self._living.add(self)
 
     def begin(self, accumulate: bool, scale: float = 1.0) -> None:
-        """Copies the gradients that a step is to be averaged with; call it before the step.
+        """Copies the gradients that a step is to be averaged with; ``scale`` is the factor of its loss.
 
-        ``scale`` is the factor of the loss. Raises `Misuse` if there are gradients and ``accumulate`` is false, if a
-        gradient cannot be averaged with that of the step, or if ``requires_grad`` of a parameter has changed.
+        Raises `Misuse` if there are gradients and ``accumulate`` is false, if one cannot be averaged with that of the
+        step, or if ``requires_grad`` of a parameter has changed.
         """
         changed = next((name for name, (p, trained) in self._named.items() if p.requires_grad != trained), None)
         if changed is not None:
@@ -395,7 +387,6 @@ class Accumulation:
         self._clearings, self._scale = Clearings(cleared, bool(self._earlier_gradients), False), scale
 
     def _require_mean(self, name: str, parameter: torch.nn.Parameter, scale: float, is_stepped: bool) -> None:
-        """Raises `Misuse` unless a gradient is the mean of earlier steps, of the same kind as the one that begins."""
         window = self._windows[parameter]
         if window.left is None:
             raise mistakes.gradient_is_of_no_step(name)
@@ -415,7 +406,7 @@ class Accumulation:
 
     @torch.no_grad()
     def end(self, outcome: Outcome) -> None:
-        """Replaces each gradient by its mean with the earlier gradients, weighted by step; call it after the step.
+        """Replaces each gradient by its mean with the earlier gradients, weighted by step.
 
         Raises `RanksDiffer` if it cannot be known whether earlier steps count for a parameter.
         """
@@ -447,7 +438,6 @@ class Accumulation:
                 window.left = self._mark(parameter)
 
     def _average(self, averaged: Sequence[torch.nn.Parameter]) -> None:
-        """Averages the gradients of parameters over their windows, of which one step has just ended."""
         keys = {p: (mesh_of(p), *[step.key for step in self._windows[p].steps]) for p in averaged}
         windows = {key: self._windows[p].steps for p, key in keys.items()}
         weights = {key: [sum(s.weight for s in before), last.weight] for key, (*before, last) in windows.items()}
@@ -482,7 +472,7 @@ class Accumulation:
         return (window is not None and window.left == self._mark(parameter)) or bool(local(parameter.grad).any())
 
     def _mark(self, parameter: torch.nn.Parameter) -> tuple[int, int] | None:
-        """Address and version counter of a gradient, which show whether it was replaced or written; None without."""
+        """Address and version counter of a gradient, which show whether it was replaced or written."""
         gradient = parameter.grad
         if gradient is None:
             return None
@@ -498,9 +488,8 @@ _LOG = logging.getLogger("chimera_runtime")
 class Hooks:
     """Functions that `Pipeline` calls while it is made. A tool overrides some of them; the rest keep the defaults here.
 
-    ``measures`` says whether the memory that a forward of each stage keeps is measured at start. ``loads`` says whether
-    data are loaded: a rehearsal needs none. ``explains`` says whether the error of a lost rank gets notes about the
-    waits of other ranks. The notes take seconds to collect; a tool that follows all waits itself does without them.
+    ``measures`` says whether the memory that a forward of each stage keeps is measured at start, ``loads`` whether data
+    are loaded, ``explains`` whether the error of a lost rank gets notes about the waits of others, which take seconds.
     """
 
     measures = False
@@ -540,11 +529,10 @@ class LossScale(Protocol):
 
 @dataclass(kw_only=True)
 class Updates(ABC):
-    """The updates of a schedule on this rank: `FlushedUpdates` or `StreamedUpdates`.
+    """The updates of a schedule on this rank: a call of `Pipeline.step` calls `prepare` and `run_update` once each.
 
-    A call of `Pipeline.step` calls `prepare` and `run_update` once each. All ranks make the same calls in the same
-    order. ``started`` is the number of updates that have been started, and so the number of the next one. ``terms``
-    has, as numbers by name, the arguments of the newest `prepare` that must be equal on all ranks.
+    ``started`` is the number of updates that have been started. ``terms`` has, as numbers by name, the arguments of the
+    newest `prepare` that must be equal on all ranks.
     """
 
     stages: Mapping[int, Stage]
@@ -575,10 +563,7 @@ class Updates(ABC):
         return []
 
     def count_from(self, updates: int) -> None:
-        """Sets the number of updates before the next one, as a checkpoint has it; random numbers follow from it.
-
-        Call it only while no update is under way.
-        """
+        """Sets the number of updates before the next one, from which seeds follow; none may be under way."""
         self.started = updates
         for stage in self.stages.values():
             stage.count_from(updates)
@@ -588,9 +573,8 @@ class Updates(ABC):
 class FlushedUpdates(Updates):
     """The `Updates` of a schedule with a flush: a call of `run_update` runs a whole update.
 
-    ``script`` is the function ``update`` of this rank's script, ``lane`` its argument. A GradScaler has its scale on
-    ``device``. ``sums_wider`` says that gradients are summed in another dtype than that of the weights, into
-    ``main_grad``.
+    ``script`` is the function ``update`` of this rank's script. A GradScaler has its scale on ``device``.
+    ``sums_wider`` says that gradients are summed in another dtype than that of the weights, into ``main_grad``.
     """
 
     script: Callable[[Lane], None]
@@ -600,10 +584,7 @@ class FlushedUpdates(Updates):
     sums_wider: bool
 
     def prepare(self, accumulate: bool, scaler: LossScale | None) -> None:
-        """Clears all gradients, after copying them if the update is to ``accumulate``, and sets the scale of the loss.
-
-        Raises `Misuse` if gradients are there without ``accumulate``, or if there are a scaler and wider sums.
-        """
+        """Clears all gradients, after copying them if the update is to ``accumulate``, and scales the loss."""
         if scaler is not None and self.sums_wider:
             raise Misuse(SCALER_WITH_WIDER_SUMS)
         # The scale that a scaler has is the factor by which it multiplies; a new one is initialized by the call.
@@ -636,7 +617,7 @@ class FlushedUpdates(Updates):
 def step_hooks_of(
     job: Job, optimizer: Callable[[Named], Any] | None, before: Hook | None, after: Hook | None
 ) -> StepHooks | None:
-    """Returns the user's functions for steps inside the schedule; None if the schedule has a flush and no such steps.
+    """Returns the user's functions for steps inside the schedule; None if the schedule has a flush.
 
     Raises `Misuse` if the optimizer is missing, or a function is given that would never be called.
     """
@@ -710,7 +691,6 @@ class StreamedUpdates(Updates):
         self.driver.begin(updates)
 
     def _complete(self) -> Outcome:
-        """Launches the sum of the losses of the oldest update under way, and returns its outcome."""
         update = self._completed
         self._completed += 1
         return self.outcomes.launch(update, added(stage.take_loss(update) for stage in self.stages.values()))
@@ -769,11 +749,7 @@ _PATIENCE = 600.0
 
 @dataclass(frozen=True)
 class CallGuard:
-    """Checks made before the calls of a pipeline: refuses them once it is closed or has failed.
-
-    Before calls that need complete updates, it completes those under way. ``located`` is the context in which the
-    pipeline makes its calls: it notes whether a call has failed.
-    """
+    """Checks made before the calls of a pipeline: refuses them once it is closed or has failed (see ``located``)."""
 
     world: World
     probed: ProbeResult
@@ -807,10 +783,7 @@ class CallGuard:
             self.world.synchronize()
 
     def on_all_ranks(self, call: Callable[[], T]) -> T:
-        """Makes a call on all ranks; returns this rank's result, or raises an error on all ranks if any call fails.
-
-        After the error the pipeline can still be used.
-        """
+        """Returns the result of a call on this rank, or raises an error on all ranks if it fails on any; not fatal."""
 
         def call_here() -> T:
             with self.located.for_loader():

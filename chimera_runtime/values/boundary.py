@@ -35,8 +35,7 @@ _BY_NAME = {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
 class SliceArguments:
     """Arguments of slices that the forward of a stage takes: ``carry``, ``start``, both or neither.
 
-    A forward that takes a carry also returns one. If ``by_layer``, the stage is a stack of layers, which passes the
-    arguments on to them.
+    A forward that takes a carry also returns one. A stack of layers, ``by_layer``, passes the arguments on to them.
     """
 
     carry: bool = False
@@ -54,8 +53,6 @@ class SliceArguments:
 
     def split_result(self, name: str, returned: Any) -> tuple[Any, Any]:
         """Returns the output and the carry in what a forward has returned; the carry is None if there is none.
-
-        ``name`` is the stage or the layer in messages.
 
         Raises `BadModel` if a forward that takes a carry returns anything but a pair.
         """
@@ -85,9 +82,9 @@ def slice_arguments(module: torch.nn.Module) -> SliceArguments:
 
 @dataclass(frozen=True)
 class Carry:
-    """Carry from a slice to the next: tensors without a graph, and the position where the next slice starts.
+    """Carry from a slice to the next: tensors without a graph, ``recorded`` if they require a gradient.
 
-    A tensor is ``recorded`` if it requires a gradient.
+    ``position`` is where the next slice starts.
     """
 
     tensors: Tensors
@@ -106,10 +103,7 @@ class Carry:
         return tuple([t.detach().requires_grad_(r) for t, r in zip(self.tensors, self.recorded, strict=True)])
 
     def arguments(self, takes: SliceArguments, tensors: Tensors) -> Mapping[str, Any]:
-        """Returns the keyword arguments with which a forward reads this carry: those that it ``takes``.
-
-        ``tensors`` replace the tensors of the carry.
-        """
+        """Returns the keyword arguments with which a forward reads this carry, with other ``tensors`` in it."""
         arguments: dict[str, Any] = {CARRY: self.form.filled(tensors)} if takes.carry else {}
         if takes.start:
             arguments[START] = self.position
@@ -183,10 +177,7 @@ _WHOLE_NUMBERS = {torch.int16, torch.int32, torch.int64}
 
 @dataclass(frozen=True)
 class KeywordNames:
-    """Names of keyword arguments: all that the ``example`` has, and the ones ``needed`` by stages of this rank.
-
-    ``whole`` are the ones that the example declares as whole.
-    """
+    """Names of keyword arguments: of the ``example``, ``needed`` by stages of this rank, declared as ``whole``."""
 
     example: frozenset[str]
     needed: frozenset[str]
@@ -292,8 +283,8 @@ class Stack(torch.nn.ModuleDict):
 class Boundary:
     """Structure, shapes and dtypes of the value that a stage hands to the next one for every micro-batch.
 
-    ``form`` is the structure of the value. ``shapes``, ``dtypes``, ``recorded``, ``differentiable`` and
-    ``owned_by_stage`` have an entry for each tensor in it; ``shapes`` are those for one micro-batch.
+    ``shapes``, ``dtypes``, ``recorded``, ``differentiable`` and ``owned_by_stage`` have an entry for each tensor in
+    ``form``; ``shapes`` are those for one micro-batch.
 
     A tensor is ``recorded`` if it requires a gradient. It is ``differentiable`` if its gradient comes back: it requires
     one, and a later stage uses the tensor. It is ``owned_by_stage`` if the stage keeps its memory, such as that of a
@@ -353,10 +344,7 @@ class Boundary:
         return (*gradients, *counts)
 
     def views(self, memory: Tensors, micros: int, first: int = 0) -> Tensors:
-        """Returns views of buffers in the shapes of a message of activations; the buffers may be larger.
-
-        The message has ``micros`` micro-batches, of which ``first`` is the first.
-        """
+        """Returns views of larger buffers in the shapes of a message of activations, from micro-batch ``first`` on."""
         boundary = self.at(first)
         return tuple(first_part(tensor, boundary.shape(i, micros)) for i, tensor in enumerate(memory))
 
@@ -379,17 +367,14 @@ class Boundary:
     def of_items(self, items: int, whole: int) -> "Boundary | None":
         """Returns the boundary of a micro-batch of ``items`` items, computed from this one, for ``whole`` items.
 
-        Returns None if the rows of some tensor cannot be divided equally among the items.
+        None if the rows of some tensor cannot be divided equally among the items.
         """
         if not all(shape and shape[0] % whole == 0 for shape in self.shapes):
             return None
         return replace(self, shapes=tuple((shape[0] // whole * items, *shape[1:]) for shape in self.shapes))
 
     def mismatch(self, outputs: Tensors, form: Form, micros: int) -> str | None:
-        """Returns in words how outputs of ``micros`` micro-batches differ from this boundary; None if they do not.
-
-        In grad mode ``requires_grad`` is compared as well.
-        """
+        """Returns how outputs of ``micros`` micro-batches, in grad mode also their gradients, differ from this."""
         if len(outputs) != len(self.shapes):
             return f"{len(outputs)} tensor{'' if len(outputs) == 1 else 's'} instead of {len(self.shapes)}"
         for i, output in enumerate(outputs):
@@ -406,15 +391,14 @@ class Boundary:
 class Traits:
     """Behaviour that a stage showed with the first micro-batch, at start. A text is empty if there was nothing to note.
 
-    ``buffers`` are the names of the buffers that the stage updates in its forward. ``alone`` is the reason why the
-    stage cannot run several micro-batches in one call, ``whole`` the reason why the backward cannot be split into two
-    halves. ``keywords`` are the names of the keyword arguments that the stage takes; ``shared`` are the ones among them
-    that other stages take as well, and ``uncut`` the ones that are whole. ``auxiliary`` are the names of the auxiliary
-    losses that the stage adds, ``reports`` those of its reports. ``seeds_all`` says that the stage draws from the
-    generators of Python or NumPy: then each forward seeds these as well. ``in_place`` names arguments that the stage
-    writes: then it gets copies of the user's inputs and keyword arguments. ``takes`` says which arguments of slices the
-    stage takes. ``changed`` are the parameters whose values the forward changes; ``touched`` are those that it writes,
-    be it with the values that they have. ``evaluates`` says that all of the stage is in evaluation mode.
+    ``buffers`` are the buffers that the stage updates in its forward. ``alone`` is the reason why the stage cannot run
+    several micro-batches in one call, ``whole`` the reason why the backward cannot be split into two halves.
+    ``keywords`` are the keyword arguments that the stage takes; ``shared`` the ones that other stages take as well,
+    ``uncut`` the ones that are whole. ``auxiliary`` are its auxiliary losses, ``reports`` its reports. ``seeds_all``
+    says that it draws from the generators of Python or NumPy. ``in_place`` names arguments that the stage writes: then
+    it gets copies of the user's inputs and keyword arguments. ``changed`` are the parameters whose values the forward
+    changes; ``touched`` are those that it writes, be it with the values that they have. ``evaluates`` says that all of
+    it is in evaluation mode.
     """
 
     buffers: tuple[str, ...]

@@ -12,8 +12,7 @@ NOT_REGULAR = "it is no regular file"
 def require_regular(path: Path, most: float = float("inf")) -> Path:
     """Returns the path of a file; reading it ends, and gives at most ``most`` bytes.
 
-    Raises `OSError` if the file is not there, is larger, or is not a regular file: a pipe may have nobody who writes,
-    and a device may have no end.
+    Raises `OSError` if it is missing, larger, or not regular: a pipe may have no writer, and a device no end.
     """
     state = path.stat()
     if stat.S_ISDIR(state.st_mode):

@@ -31,8 +31,7 @@ def sampled(value: Any, start: int = 0, count: int | None = None) -> int | None:
     """Returns a digest of the leaves of a value; None if all leaves are None.
 
     For a tensor of the CPU the digest covers shape, dtype and a few hundred bytes of ``count`` rows from ``start`` on,
-    by default of all rows. For a tensor of another device it covers shape and dtype alone: reading bytes would wait for
-    the device.
+    by default of all rows; elsewhere shape and dtype alone, as reading bytes would wait for the device.
     """
     digest, is_empty = 0, True
     for leaf in leaves(value):
@@ -63,10 +62,7 @@ def _of(leaf: Any, digest: int) -> int:
 def _layout(
     shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, count: int | None
 ) -> tuple[bytes, int, tuple[tuple[int, int], ...]]:
-    """Returns, for a tensor's layout, a triple: shape and dtype as bytes, bytes from row to row, and pieces to read.
-
-    A piece is a pair (offset, size) in the tensor's memory, in bytes. All its bytes belong to the tensor.
-    """
+    """Returns shape and dtype as bytes, bytes from row to row, and the pieces to read: (offset, size) in bytes."""
     rows = tuple(shape) if count is None or not shape else (count, *shape[1:])
     head, size = f"{rows} {dtype}".encode(), dtype.itemsize
     row = strides[0] * size if shape else 0
@@ -100,9 +96,7 @@ _LONGEST = 40
 def fingerprint(value: Any) -> str:
     """Returns a hash of the content of a value: containers, tensors, arrays, and other objects as pickle stores them.
 
-    It does not depend on the order of a dict or a set, nor on whether two parts of the value are one object.
-
-    Raises `TypeError` if the value has a part that cannot be pickled.
+    It depends neither on the order of a dict or a set, nor on whether two parts of the value are one object.
     """
     return _hash(value, ())
 
@@ -134,7 +128,6 @@ def _hash(value: Any, outer: tuple[int, ...]) -> str:
 
 
 def _parts(value: Any, within: tuple[int, ...]) -> Iterator[str]:
-    """Yields texts to be hashed: the full name of a function or class, or hashes of the parts of a pickled object."""
     if isinstance(value, type | Callable) and hasattr(value, "__qualname__"):
         yield f"{value.__module__}.{value.__qualname__}"
         return

@@ -15,10 +15,9 @@ Loss = Any
 
 @dataclass(frozen=True)
 class Tally:
-    """Total of some losses of an update, and the count by which the total is divided.
+    """Total of some losses of an update, and the count by which it is divided: 1 a micro-batch if they are means.
 
-    If ``loss`` returns means, each micro-batch counts 1. ``auxiliary`` has the sums of auxiliary losses. ``reports``
-    has the weighted sum and the sum of the weights of what was reported.
+    ``auxiliary`` has sums. ``reports`` has the weighted sum and the sum of the weights of what was reported.
     """
 
     total: float = 0.0
@@ -51,10 +50,7 @@ class Tally:
         return {name: total / count for name, (total, count) in self.reports.items() if count}
 
     def numbers(self, names: Sequence[str] = (), reports: Sequence[str] = ()) -> list[float]:
-        """Returns numbers to be added up over ranks: the total, the count, and the auxiliary loss of each name.
-
-        Then come two numbers of each name in ``reports``.
-        """
+        """Returns total, count, the auxiliary losses ``names`` and two numbers of each of ``reports``, to be summed."""
         reported = [number for name in reports for number in self.reports.get(name, (0.0, 0.0))]
         return [self.total, self.count, *(self.auxiliary.get(name, 0.0) for name in names), *reported]
 
@@ -116,10 +112,8 @@ class Count:
     def correction(self, count: float) -> float:
         """Returns the factor that corrects gradients, which were divided by the expected count and not by ``count``.
 
-        ``count`` is the sum of ``tensor`` over all ranks. If it is 0, no item of the mini-batch counts; then the factor
-        is 0.
-
-        Raises `BadModel` if the count is not finite, or negative.
+        ``count`` is the sum over all ranks; if it is 0, the factor is 0. Raises `BadModel` if it is infinite or
+        negative.
         """
         if not 0 <= count < math.inf:
             raise mistakes.count_is_impossible(self._stage, count)

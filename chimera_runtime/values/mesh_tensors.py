@@ -20,10 +20,8 @@ _MARK = "_has_no_value_yet"
 def give_memory(module: torch.nn.Module, device: torch.device, where: str) -> None:
     """Gives memory, filled with zeros, to the parameters and buffers of a module that are on the meta device.
 
-    A parameter remains the same object, so if it has two names, both still mean one parameter.
-
-    Raises `Misuse` if a buffer on the meta device is not in the state dict, so that nothing could fill it; ``where``
-    names the stage.
+    A parameter remains the same object, so if it has two names, both still mean one parameter. Raises `Misuse` if a
+    buffer on the meta device is not in the state dict, so that nothing could fill it; ``where`` names the stage.
     """
     saved = module.state_dict(keep_vars=True)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -133,10 +131,7 @@ def reduce_over(mesh: Any, numbers: torch.Tensor, wait: Callable[[Any], object],
 
 
 def norms(tensors: Iterable[torch.Tensor], norm_type: float) -> list[float]:
-    """Returns norms of tensors, one for each layout over a mesh: torch takes only tensors of one layout in a call.
-
-    All ranks over which a tensor is spread call it.
-    """
+    """Returns norms of tensors, one for each layout over a mesh, as torch takes only tensors of one layout."""
     by_layout: dict[Any, list[torch.Tensor]] = {}
     for tensor in tensors:
         layout = (tensor.device_mesh, tensor.placements) if is_spread(tensor) else None  # type: ignore[attr-defined]
@@ -152,10 +147,10 @@ def rest(module: torch.nn.Module) -> None:
 
 
 def misplaced(module: torch.nn.Module, members: Sequence[int] | None) -> str | None:
-    """Returns a text if a pipeline cannot train a module, because of how it is wrapped or spread; None if it can.
+    """Returns why a pipeline cannot train a module that is wrapped or spread so, with advice; None if it can.
 
-    The text names the cause and gives advice. ``members`` are the ranks of the pipelines, no two of which may hold
-    parts of one tensor. Without a flush ``members`` is None, and nothing may be spread.
+    ``members`` are the ranks of the pipelines, no two of which may hold parts of one tensor. Without a flush it is
+    None, and nothing may be spread.
     """
     tensors = [*module.parameters(), *module.buffers()]
     wrapper = next((name for part in module.modules() if (name := _made_by(part, _WRAPPERS))), None)
@@ -183,5 +178,4 @@ def misplaced(module: torch.nn.Module, members: Sequence[int] | None) -> str | N
 
 
 def _made_by(value: object, modules: tuple[str, ...]) -> str | None:
-    """Name of the first base class of a value's class that one of the ``modules`` defines, or None."""
     return next((kind.__name__ for kind in type(value).__mro__ if kind.__module__.startswith(modules)), None)

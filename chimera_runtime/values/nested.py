@@ -190,10 +190,7 @@ Constant = bool | int | float | str | None
 
 @dataclass(frozen=True)
 class Form:
-    """Structure of a nested value: ``tree`` is its tuples, lists and dicts as torch's pytree describes them.
-
-    ``entries`` are the leaves, with ``...`` in place of each tensor.
-    """
+    """Structure of a nested value: its ``tree`` as torch's pytree has it, and leaves with ``...`` for each tensor."""
 
     tree: Any
     entries: tuple[Constant | EllipsisType, ...]

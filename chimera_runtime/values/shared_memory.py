@@ -29,10 +29,7 @@ _ALONE = 0 if _COUNT is None else _holders(torch.empty(1))
 
 
 def is_shared(tensor: torch.Tensor, tensors: int = 1) -> bool:
-    """Whether more than ``tensors`` tensors, or an autograd graph, hold the tensor's memory; True if unknown.
-
-    The tensor itself counts as one of the tensors.
-    """
+    """Whether more than ``tensors`` tensors, itself included, or a graph hold a tensor's memory, as far as known."""
     return _COUNT is None or _holders(tensor) >= _ALONE + tensors
 
 
@@ -53,14 +50,10 @@ def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], inpu
     """Notes which memory a stage hands on for a micro-batch, and refuses memory that an earlier one still needs.
 
     A module may write all of its outputs into one buffer. The version of a tensor does not always show it, as writes of
-    a CUDA graph are not counted. The address does: the allocator gives out no memory that anything still holds. So a
-    forward that hands on the memory of an earlier one may have overwritten what another stage still reads.
+    a CUDA graph are not counted. The address does: the allocator gives out no memory that anything still holds.
 
     ``waiting`` has the micro-batches of the stage whose backward has not run. ``inputs_of`` returns the inputs of the
-    stage, which may be the same memory for several micro-batches.
-
-    Raises `BadModel` if the stage has handed on the same memory for another micro-batch that waits, and did not get the
-    memory as input.
+    stage, which may be the same memory for several micro-batches; the memory of others raises `BadModel`.
     """
     for output in outputs:
         storage: Any = output.untyped_storage()
@@ -105,10 +98,9 @@ class ReleasedTensors:
 class Slots:
     """Slots, the receive buffers of a stage for one direction: slot k has room for ``rooms[k]`` micro-batches.
 
-    ``make(room)`` allocates the buffers of a slot for ``room`` micro-batches. A message uses the part of the buffers
-    that ``views`` returns, or all of them if ``views`` is None. The content of a slot may be needed for longer than the
-    program says: by the graph of the next stage, if a stage hands its input on, or by a stage that keeps its input.
-    Such a slot moves to new memory before its next message; the old memory stays with its holder.
+    ``make(room)`` allocates the buffers of a slot; a message uses the part of them that ``views`` returns. The content
+    of a slot may be needed for longer than the program says: by the graph of the next stage, if a stage hands its input
+    on, or by a stage that keeps its input. Such a slot moves to new memory before its next message.
     """
 
     def __init__(
@@ -126,10 +118,7 @@ class Slots:
         self._views = views
 
     def vacant(self, number: int, first: int = 0) -> Tensors:
-        """Returns the buffers of a slot for its next message, whose first micro-batch is ``first``.
-
-        They are in memory that nothing else holds.
-        """
+        """Returns the buffers of a slot for its next message, from micro-batch ``first`` on, in memory that is free."""
         memory = self._memory[number]
         if any(map(is_shared, memory)):
             self._memory[number] = tuple([torch.empty_like(tensor) for tensor in memory])
