@@ -370,14 +370,14 @@ class Compilation:
 
     def _repr_html_(self) -> str:
         """HTML for a notebook: the page in a frame, also for a mistake in the text; for any other error its message."""
-        from chimera_ir import console
+        from chimera_ir import notebook
 
         try:
-            return console.frame(self.page, repr(self))
+            return notebook.frame(self.page, repr(self))
         except TextError as error:
-            return console.frame(self.page_of_mistake(error), repr(self))
+            return notebook.frame(self.page_of_mistake(error), repr(self))
         except CompileError as error:
-            return console.message(str(error))
+            return notebook.message(str(error))
 
     @_level
     def _entry(self) -> Scheme | Text:

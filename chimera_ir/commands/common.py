@@ -17,9 +17,9 @@ from typing import Any, NoReturn, TextIO, TypeVar, cast
 import click
 
 from chimera_ir import __version__
-from chimera_ir.console import visible, visible_lines
 from chimera_ir.diagnostics.model import closest
 from chimera_ir.errors import CompileError, DoesNotFit, NotFitted, TextError
+from chimera_ir.escapes import visible, visible_lines
 
 # Commands whose help has its options in sections, and the options that every command has.
 

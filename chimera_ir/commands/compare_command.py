@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from chimera_ir import console, library
+from chimera_ir import library, progress
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import single_values
 from chimera_ir.commands.common import (
@@ -74,7 +74,7 @@ def compare_command(
     def ask(source: Source, values: Mapping[str, int]) -> Request:
         return Options(**options).request(source, values, as_written)
 
-    with option_errors(sources[0]), console.shown(is_quiet()) as tell:
+    with option_errors(sources[0]), progress.shown(is_quiet()) as tell:
         further = library.further(options["library"], as_written("library"))
         exhibition = gallery(sources, chosen, ask, further, tell)
     exhibition = exhibition if schemes else exhibition.by_time()

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from chimera_ir import cache, console, errors, library, output
+from chimera_ir import cache, errors, library, output, progress
 from chimera_ir.answer import ENDINGS, Answer, Level, Output, produce, starting_in_torch
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import listed_values, setting
@@ -46,9 +46,9 @@ from chimera_ir.commands.cost_options import (
 )
 from chimera_ir.compare import TableForm
 from chimera_ir.compilation import Compilation
-from chimera_ir.console import as_argument, command_line, visible
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.render import blocks
+from chimera_ir.escapes import as_argument, command_line, visible
 from chimera_ir.options import MOST, Options
 from chimera_ir.plural import listed
 from chimera_ir.request import MAX_OPERATIONS, Request
@@ -287,7 +287,7 @@ def _fitted(texts: Sequence[str], values: Mapping[str, tuple[int, ...]], options
     if len(texts) > 1 and values:
         raise WrongCommand(f"{next(iter(values))}: each of several texts has a size; leave the parameter out")
     compilations = []
-    with console.shown(is_quiet()) as tell:
+    with progress.shown(is_quiet()) as tell:
         for source in sources:
             with option_errors(source):
                 compilations.append(Compilation(Options(**options).request(source, {}, as_written), tell=tell))
@@ -322,9 +322,9 @@ def _in_colours(text: str, level: Level | None) -> str:
     """The text of a scheme or of IR in colours, if standard output takes them; only colours import the lexers."""
     if not colored(sys.stdout):
         return text
-    from chimera_ir import console
+    from chimera_ir import highlight
 
-    return console.colored(text, ENDINGS.get(level, ""))
+    return highlight.colored(text, ENDINGS.get(level, ""))
 
 
 def answered(
@@ -381,7 +381,7 @@ def _sweep(scheme: str, values: Mapping[str, tuple[int, ...]], options: Mapping[
 
     source = _text(scheme, options)
     warnings: list[Diagnostic] = []
-    with option_errors(source), console.shown(is_quiet()) as tell:
+    with option_errors(source), progress.shown(is_quiet()) as tell:
         first = {name: numbers[0] for name, numbers in values.items()}
         sweep = swept(Options(**options).request(source, first, as_written), values, warnings.append, tell)
     _say(dict.fromkeys(blocks(warnings, source, colored(sys.stderr))))
@@ -438,7 +438,7 @@ def _compiled(request: Request, wanted: Level | None, color: bool, details: bool
     """Compiles the request, whose answer the cache lacks; after an error, the warnings found before are still shown."""
     warnings: list[Diagnostic] = []
     try:
-        with console.shown(is_quiet()) as tell:
+        with progress.shown(is_quiet()) as tell:
             compilation = Compilation(request, warn=warnings.append, tell=tell)
             shown, written = produce(compilation, wanted, details)
     except BaseException:

@@ -8,8 +8,8 @@ import click
 
 from chimera_ir import output
 from chimera_ir.commands.common import FiniteRange, GivenPath, WrongCommand, all_of, as_misuse, report
-from chimera_ir.console import visible
 from chimera_ir.cost.durations import COST_LETTERS, SINGLE_LETTERS, Costs
+from chimera_ir.escapes import visible
 from chimera_ir.options import MOST, SEARCHED
 from chimera_ir.plural import listed
 from chimera_ir.request import EqualTimes

@@ -8,8 +8,8 @@ import click
 from chimera_ir import errors
 from chimera_ir.commands import completion
 from chimera_ir.commands.common import SectionedCommand, WrongCommand, as_json, general, write, write_json
-from chimera_ir.console import visible_lines
 from chimera_ir.diagnostics.model import Diagnostic, Example, closest, example, meaning, messages, pattern
+from chimera_ir.escapes import visible_lines
 from chimera_runtime import errors as of_ranks
 
 LINES = 24

@@ -7,7 +7,7 @@ import click
 
 from chimera_ir import source
 from chimera_ir.commands.common import FILE, SectionedCommand, WrongCommand, general, report
-from chimera_ir.console import as_argument, command_line, visible
+from chimera_ir.escapes import as_argument, command_line, visible
 from chimera_ir.syntax.mistakes import KEYWORDS
 
 _LOOP, _MODEL, _SCHEME = "loop.py", "model.py", "mine.chim"

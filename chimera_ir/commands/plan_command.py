@@ -26,7 +26,7 @@ from chimera_ir.commands.common import (
     write_json,
 )
 from chimera_ir.commands.cost_options import SECONDS, SEED, TIED, tied_by_transformer
-from chimera_ir.console import printed, shown
+from chimera_ir.console import printed
 from chimera_ir.orders.search import ORDER_MARK
 from chimera_ir.planner import listing
 from chimera_ir.planner.listing import Files, View, notes, order_file, recommendation
@@ -35,6 +35,7 @@ from chimera_ir.planner.rank import ERROR
 from chimera_ir.planner.searched import SEARCHED
 from chimera_ir.planner.space import MAX_OPERATIONS
 from chimera_ir.plural import counted
+from chimera_ir.progress import shown
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import SyncMode
 

@@ -31,11 +31,12 @@ from chimera_ir.commands.common import (
     write_json,
 )
 from chimera_ir.commands.cost_options import parse_split
-from chimera_ir.console import logged, visible
+from chimera_ir.escapes import visible
 from chimera_ir.output import OutputRefused, refuse_file, write_file
 from chimera_ir.plural import counted
 from chimera_ir.profile.document import WARNING
 from chimera_ir.profile.write import write_cluster, write_profile
+from chimera_ir.progress import logged
 
 MARK = "# Written by `chimera profile`, which overwrites this file; delete this line to keep it.\n"
 

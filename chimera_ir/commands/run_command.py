@@ -25,7 +25,7 @@ from chimera_ir.commands.common import (
 )
 from chimera_ir.commands.compile_command import answered, compiling, delivered
 from chimera_ir.commands.cost_options import tied_by_transformer
-from chimera_ir.console import as_argument, command_line, visible
+from chimera_ir.escapes import as_argument, command_line, visible
 from chimera_ir.options import MOST
 from chimera_ir.request import EqualTimes
 from chimera_runtime.errors import Misuse as Refused

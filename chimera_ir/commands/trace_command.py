@@ -19,8 +19,9 @@ from chimera_ir.commands.common import (
     run,
     write_json,
 )
-from chimera_ir.console import printed, visible
+from chimera_ir.console import printed
 from chimera_ir.cost.durations import rounded
+from chimera_ir.escapes import visible
 from chimera_ir.options import read_inputs
 from chimera_ir.profile.choose import Inputs
 from chimera_ir.profile.document import WARNING, shown

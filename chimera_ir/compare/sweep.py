@@ -20,8 +20,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from chimera_ir import console as notebook
-from chimera_ir import library
+from chimera_ir import library, notebook
 from chimera_ir.compare import TableForm
 from chimera_ir.compilation import Compilation
 from chimera_ir.console import printed

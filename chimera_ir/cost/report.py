@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chimera_ir import console
+from chimera_ir import notebook
 from chimera_ir.cost.durations import Durations, Unit, decimal, exact, number, percent, weighing
 from chimera_ir.cost.simulate import (
     Launched,
@@ -471,7 +471,7 @@ def html(report: Report) -> str:
         parent = parent if name.startswith(" ") else name
         rows.append((name if name == parent else f"{parent}: {name.strip()}", value, base))
     heads = ("figure", report.scheme, f"baseline: {report.baseline.scheme}")
-    return console.table(str(heading(report)), heads, rows)
+    return notebook.table(str(heading(report)), heads, rows)
 
 
 def _table(report: Report) -> Table:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import PurePath
 
-from chimera_ir.console import visible
 from chimera_ir.diagnostics.model import Diagnostic, Note, Severity, as_cells
+from chimera_ir.escapes import visible
 from chimera_ir.source import Source, Span
 
 MAX_WIDTH = 100
@@ -131,7 +131,7 @@ def _code(text: str, source: Source, style: _Style) -> str:
     """A line of the source, in colours if the rest of the output is coloured."""
     if style is _PLAIN:
         return text
-    from chimera_ir.console import colored
+    from chimera_ir.highlight import colored
 
     return colored(text, ".sir" if source.is_ir else PurePath(source.name).suffix)
 

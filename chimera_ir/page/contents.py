@@ -13,9 +13,9 @@ from operator import sub
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
-from chimera_ir.console import visible_lines
 from chimera_ir.cost.durations import Durations
 from chimera_ir.cost.report import Figures, Report, heading
+from chimera_ir.escapes import visible_lines
 from chimera_ir.ir.kinds import RECOMPUTATION
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.page import event_tables

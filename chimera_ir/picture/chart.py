@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from chimera_ir.console import visible_lines
+from chimera_ir.escapes import visible_lines
 from chimera_ir.ir.kinds import KINDS, Kind
 from chimera_ir.ir.ops import Compute, Operation, Pair, singles
 from chimera_ir.picture.looks import INK, PAPER, STEP, ColourGroup, Looks, Row, Shade, ink, plain, step, strands

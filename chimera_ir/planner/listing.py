@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from chimera_ir import library
-from chimera_ir.console import as_argument, command_line
 from chimera_ir.cost.durations import rounded, seconds
+from chimera_ir.escapes import as_argument, command_line
 from chimera_ir.planner.judge import ALONE, Judged
 from chimera_ir.planner.rank import CONTENDING_OPERATIONS, Ranking, contenders, grouped
 from chimera_ir.planner.space import MAX_OPERATIONS, Configuration, LeftOut, Reason, Recomputation, Roles

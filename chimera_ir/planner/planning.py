@@ -8,10 +8,10 @@ from typing import Literal
 from chimera_ir import library as schemes_of_library
 from chimera_ir import library as texts
 from chimera_ir.compilation import Compilation
-from chimera_ir.console import visible
 from chimera_ir.diagnostics.model import closest
 from chimera_ir.elaborate.elaborate import parameter_names
 from chimera_ir.errors import CompileError, OptionError
+from chimera_ir.escapes import visible
 from chimera_ir.options import Options, Spell, integer, read_inputs
 from chimera_ir.orders.cp_sat import require_solver
 from chimera_ir.planner.judge import Judge, Judged

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import log2
 
-from chimera_ir.console import as_argument, command_line
+from chimera_ir.escapes import as_argument, command_line
 from chimera_ir.profile.costs import Device
 
 

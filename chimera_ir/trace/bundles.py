@@ -18,7 +18,7 @@ from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chimera_ir.console import visible_lines
+from chimera_ir.escapes import visible_lines
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Instruction
 from chimera_ir.ir.turns import served_update, shifted

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chimera_ir.console import visible_lines
+from chimera_ir.escapes import visible_lines
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Instruction, Pair, Step
 from chimera_ir.ir.streams import view_of

@@ -107,16 +107,6 @@ class Layers:
         return bisect_right(self.first(stages), layer) - 1
 
 
-
-
-
-
-
-
-
-
-
-
 _STAGES = {"build_stage": 2, "layers": 0}
 _OTHERS = {
     "loss": 2,

@@ -27,7 +27,7 @@ _OF_TORCH = (
     "torch.profiler._cupti_monitor",  # as the first step of an optimizer does
     "torch.utils.data",
 )
-_AT_IMPORT = (f"{_PACKAGE}.tools", f"{_PACKAGE}.tools.open.parent")
+_AT_IMPORT = (f"{_PACKAGE}.tools", f"{_PACKAGE}.tools.open.stdio")
 """What looks at its process, or changes it, when it is imported."""
 
 

@@ -5,14 +5,12 @@ from pathlib import Path
 import pytest
 
 from chimera_ir.compilation import Compilation
-from chimera_ir.diagnostics.catalogue import torchcells
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.errors import TextError
 from chimera_ir.request import Request
 from chimera_ir.source import Source
-from tests.errors.goldens import classes, compare, inputs, read
+from tests.errors.goldens import compare, inputs, read
 
-CATALOGUES = (torchcells,)
 MISTAKES = inputs(Path(__file__).parent / "torch", "*.csv")
 
 
@@ -26,8 +24,3 @@ def diagnostics(source: Source) -> tuple[Diagnostic, ...]:
 def test_a_mistake_gets_its_message(path: Path, update_goldens: bool) -> None:
     source = read(path)
     compare(path, diagnostics(source), source, update_goldens)
-
-
-def test_every_message_has_a_mistake_that_shows_it() -> None:
-    shown = {type(diagnostic).__name__ for path in MISTAKES for diagnostic in diagnostics(read(path))}
-    assert set(classes(CATALOGUES)) - shown == {"NumberOutOfRange"}  # of an IR text: imported there

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from chimera_ir import console
+from chimera_ir import progress
 from chimera_ir.commands.profile_command import profile_command
 from chimera_ir.measure import stages, stations
 from chimera_ir.measure.stages import StageRequest, noise
@@ -202,11 +202,11 @@ def test_noise_is_one_warning_and_a_line_for_each_figure_the_worst_first() -> No
 
 
 def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with console.logged() as log:
+    with progress.logged() as log:
         log("nothing yet")
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(console, "EVERY", 0.02)
-    with console.logged() as log:
+    monkeypatch.setattr(progress, "EVERY", 0.02)
+    with progress.logged() as log:
         log("measured 1 of 9: layer 3 of 4")
         time.sleep(0.3)
     lines = capsys.readouterr().err.splitlines()

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from chimera_ir.console import as_argument, command_line, visible, visible_lines
+from chimera_ir.escapes import as_argument, command_line, visible, visible_lines
 from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.read import read_cluster
 from chimera_ir.profile.write import write_cluster

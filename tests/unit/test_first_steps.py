@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from chimera_ir import options
-from chimera_ir.commands import trace_command as viewing
+from chimera_ir.commands import view_command as viewing
 from chimera_ir.commands.common import WRONG_COMMAND
 from chimera_ir.commands.explain_command import exceptions, explain_command
 from chimera_ir.commands.new_command import new_command

@@ -8,7 +8,7 @@ import pytest
 from pygments import token
 from pygments.lexer import RegexLexer
 
-from chimera_ir.console import MAX_COLORED, IrLexer, SchemeLexer, colored, keywords
+from chimera_ir.highlight import MAX_COLORED, IrLexer, SchemeLexer, colored, keywords
 from chimera_ir.ir.kinds import KINDS
 from chimera_ir.source import Source
 from tests.unit.command import on_a_terminal

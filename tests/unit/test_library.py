@@ -15,7 +15,7 @@ from chimera_ir.errors import OptionError, UnreadableText
 from chimera_ir.options import Options
 from chimera_ir.planner.space import Roles, roles
 from chimera_ir.request import Request
-from chimera_ir.source import Source
+from chimera_ir.source import Source, schemes
 from chimera_ir.syntax.parser import parse
 from tests.unit.command import TINY, Run
 from tests.unit.test_plan import Plan, cluster, found, plan, profile
@@ -77,7 +77,7 @@ def test_the_interface_in_python_takes_the_same_directories(mine: Path, monkeypa
 
 
 def test_a_directory_that_is_named_twice_counts_once(run: Run, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(library.VARIABLE, f"{mine}/.{os.pathsep}{library.resources.schemes()}")
+    monkeypatch.setenv(library.VARIABLE, f"{mine}/.{os.pathsep}{schemes()}")
     assert run("looped", "--library", mine, "--emit", "plan").status == 0
     assert run("dapple", "--library", mine, "--emit", "plan").status == 0
 

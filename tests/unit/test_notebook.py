@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 import chimera_ir
-from chimera_ir import console
+from chimera_ir import notebook
 from chimera_ir.errors import TextError
 from chimera_ir.ir.text.printer import show
 from chimera_ir.options import Options
@@ -30,7 +30,7 @@ def test_a_notebook_shows_the_page_of_a_text_with_a_mistake(text: str) -> None:
     compilation = chimera_ir.compile(Source("<b>.chim", text))
     with pytest.raises(TextError) as error:
         assert compilation.report
-    assert compilation._repr_html_() == console.frame(compilation.page_of_mistake(error.value), repr(compilation))
+    assert compilation._repr_html_() == notebook.frame(compilation.page_of_mistake(error.value), repr(compilation))
 
 
 def test_a_notebook_shows_the_message_of_any_other_error() -> None:

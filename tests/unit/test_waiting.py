@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir import console, library
+from chimera_ir import library, progress
 from chimera_ir.commands.common import INTERRUPTED
 from chimera_ir.compilation import Compilation
 from chimera_ir.request import Request
@@ -36,7 +36,7 @@ def slow(
     folder: Path,
     seconds: float,
     *arguments: str,
-    after: float = console.AFTER,
+    after: float = progress.AFTER,
     interrupt: str | None = None,
     **variables: str,
 ) -> Ended:
@@ -79,7 +79,7 @@ def test_ctrl_c_leaves_a_clean_terminal(tmp_path: Path) -> None:
 
 
 def test_standard_error_that_is_no_terminal_gets_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "AFTER", 0.0)
+    monkeypatch.setattr(progress, "AFTER", 0.0)
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert run("chimera", "--emit", "report").err == ""
 
@@ -87,11 +87,11 @@ def test_standard_error_that_is_no_terminal_gets_nothing(run: Run, monkeypatch: 
 @pytest.mark.parametrize("after", [0.0, 100.0])
 def test_no_thread_is_left_running(monkeypatch: pytest.MonkeyPatch, after: float) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(console, "AFTER", after)
+    monkeypatch.setattr(progress, "AFTER", after)
     for name, value in (("FORCE_COLOR", "1"), *TERMINAL.items()):
         monkeypatch.setenv(name, value)
     before = {*threading.enumerate()}
-    with suppress(KeyboardInterrupt), console.shown() as tell:
+    with suppress(KeyboardInterrupt), progress.shown() as tell:
         tell("waiting")
         raise KeyboardInterrupt
     for thread in {*threading.enumerate()} - before:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir.console import visible_lines
+from chimera_ir.escapes import visible_lines
 from chimera_runtime import blame, errors
 from chimera_runtime.errors import visible
 from chimera_runtime.errors.tools import file_cannot_be_written, program_was_replaced

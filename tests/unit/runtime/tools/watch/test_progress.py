@@ -117,6 +117,10 @@ class Clock:
         self.now += 1
         return self.now
 
+    @staticmethod
+    def monotonic() -> float:
+        return 0.0
+
     def process_time(self) -> float:
         self.cpu += 2
         return self.cpu
