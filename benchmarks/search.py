@@ -24,7 +24,7 @@ from chimera_ir.ir.levels import Quantity, Schedule
 from chimera_ir.orders.dispatch import TimedOrder, improving
 from chimera_ir.orders.instance import Costing, OrderInstance, constraints_of, instance_of
 from chimera_ir.orders.ordering import list_starts
-from chimera_ir.orders.search import WORK_OF_OPERATION, Found, SearchBudget, fits_stores, lanes_of, search, with_limits
+from chimera_ir.orders.search import WORK_OF_OPERATION, Found, SearchBudget, lanes_of, search, with_limits
 
 HOUR = 3600.0
 
@@ -157,7 +157,7 @@ def row(case: Case, work: float) -> list[str]:
     own = problem.starts(problem.lanes)
     assert own is not None
     makespan = problem.makespan(own)
-    fits = "" if fits_stores(problem, problem.lanes) else " (over M)"
+    fits = "" if problem.fits_stores(problem.lanes) else " (over M)"
     return [case.name, f"{makespan}{fits}", _heuristic(problem, found, work), *_result(problem, found), f"{spent:.1f}"]
 
 
@@ -165,12 +165,12 @@ def _heuristic(problem: OrderInstance, found: Found, work: float) -> str:
     constraints = constraints_of(problem)
     starts = list_starts(problem)
     orders = chain(
-        [] if starts is None else [TimedOrder(problem.makespan(starts), starts)],
+        [] if starts is None else [TimedOrder.by_starts(constraints, starts)],
         improving(constraints, 0, [] if starts is None else [starts]),
     )
     best = None
     for order in islice(orders, max(4, int(work / WORK_OF_OPERATION / len(problem.operations)))):
-        if order is not None and (best is None or order.makespan < best):
+        if not order.waiting and (best is None or order.makespan < best):
             best = order.makespan
         if best is not None and best * problem.tick <= found.bound:
             break

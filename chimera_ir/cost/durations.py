@@ -82,10 +82,7 @@ def number(value: Fraction) -> int | float:
 
 
 def time_unit(value: float) -> tuple[int, str]:
-    """Chooses seconds, milliseconds or microseconds: the largest unit that is not longer than ``value`` seconds.
-
-    Returns how many of the unit make a second, and its name. A shorter time gets microseconds.
-    """
+    """The largest unit not longer than ``value`` seconds, else microseconds: how many make a second, and its name."""
     return next((unit for unit in _TIMES if value * unit[0] >= 1), _TIMES[-1])
 
 
@@ -111,10 +108,7 @@ class Unit(Enum):
         return least if least == most else f"{least} to {most}"
 
     def axis(self, span: Fraction) -> tuple[int, str]:
-        """Chooses the unit of a picture's time axis for times up to ``span``.
-
-        Returns how many of the chosen unit make one of this unit, and its name.
-        """
+        """The unit of a picture's time axis for times up to ``span``: how many make one of this unit, and its name."""
         match self:
             case Unit.COST:
                 return 1, ""
@@ -137,10 +131,7 @@ StagePart = tuple[Stage, Fraction]
 
 @lru_cache(maxsize=2**8)
 def stage_shares(stages: int, into: int) -> tuple[tuple[StagePart, ...], ...]:
-    """Cuts a model of ``stages`` stages into ``into`` new stages of equal size.
-
-    Returns the parts of each new stage as pairs: an old stage, and the share of this old stage that goes into the new
-    one.
+    """Cuts a model of ``stages`` stages into ``into`` new stages of equal size; returns the parts of each new stage.
 
     Examples
     --------
@@ -187,10 +178,7 @@ class Durations(Protocol):
         """Returns the durations for the baseline of a schedule that has split backwards (``splits``) or whole ones."""
 
     def report_costs(self, header: Header, path: Sequence[Operation]) -> tuple[tuple[str, Fraction], ...]:
-        """Pairs of a kind's letter and its cost per micro-batch, as a report shows them.
-
-        Where operations of a kind cost unequally, the cost is their mean on the critical path ``path``.
-        """
+        """Kinds with their costs per micro-batch; where operations cost unequally, their mean on ``path``."""
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:
         """One line of text with the cost of each of ``kinds``, which are letters."""
@@ -227,13 +215,13 @@ class Costs(Mapping[str, Fraction]):
     """The duration of an operation over one micro-batch, by the letter of its kind, in a unit of the user's choice.
 
     ``Costs(B=Fraction(5, 2))`` gives the cost of a B; other kinds have the cost of their row (`Kind.cost`), and a pair
-    takes as long as its two operations one after the other. If the user has set the cost of B, I or pair (``user_set``
-    has the kinds that are set), it includes recomputation, which then takes no time unless it is set as well.
+    takes as long as its two operations one after the other. If the user has set the cost of B, I or pair
+    (``user_set``), it includes recomputation, which then takes no time unless it is set as well.
 
-    ``shares`` has, for kinds whose slices cost unequally, the share of each slice of a micro-batch in the cost; slices
-    of other kinds cost the same. ``factors`` has, for kinds whose stages cost unequally, the cost of each stage as a
-    multiple of the mean, which is then the cost of the kind. If ``stages`` is given, the costs are those of the model
-    cut into that many stages, and `durations` converts them to the stages of a schedule.
+    ``shares`` has, for kinds whose slices cost unequally, the share of each slice of a micro-batch in the cost.
+    ``factors`` has, for kinds whose stages cost unequally, the cost of each stage as a multiple of the mean, which is
+    then the cost of the kind. If ``stages`` is given, the costs are those of the model cut into that many stages, and
+    `durations` converts them to the stages of a schedule.
 
     Raises `TypeError` if there is no such kind.
     """
@@ -286,8 +274,7 @@ class Costs(Mapping[str, Fraction]):
     def parse(kind: str, text: str) -> Fraction:
         """The exact duration that a user wrote for a kind: ``"0.1"`` is one tenth and ``"1/3"`` one third.
 
-        Raises `ValueError` if there is no such kind, or the text is not a positive integer, decimal or fraction; the
-        message is for the user.
+        Raises `ValueError`, in words for the user, if there is no such kind or the text is no positive number.
 
         Examples
         --------
@@ -306,9 +293,7 @@ class Costs(Mapping[str, Fraction]):
         return value
 
     def using(self, kind: str, text: str) -> "Costs":
-        """The costs with the cost of one kind replaced by the text that a user wrote; raises errors like `parse`.
-
-        A list such as ``2,3,4,5`` has the cost of each slice of a micro-batch.
+        """The costs with that of one kind as a user wrote it, or a list of those of its slices; errors as `parse`.
 
         Examples
         --------
@@ -323,7 +308,7 @@ class Costs(Mapping[str, Fraction]):
         return self._using(kind, whole)
 
     def using_stages(self, kind: str, text: str) -> "Costs":
-        """The costs with that of one kind replaced by a list that a user wrote, of its cost on each stage.
+        """The costs with that of one kind replaced by a user's list of its cost on each stage.
 
         Raises errors like `parse`, and `ValueError` for a pair, whose operations may be on two stages.
 
@@ -348,10 +333,7 @@ class Costs(Mapping[str, Fraction]):
         factors: Mapping[str, tuple[Fraction, ...]] | None = None,
         stages: int | None = None,
     ) -> "Costs":
-        """A copy in which each argument replaces the field of its name.
-
-        A field without an argument stays, but ``stages`` becomes None.
-        """
+        """A copy in which each argument replaces its field; ``stages`` becomes None without one."""
         return Costs(
             user_set=self.user_set if user_set is None else user_set,
             shares=self.shares if shares is None else shares,
@@ -413,14 +395,14 @@ class Costs(Mapping[str, Fraction]):
         return self._of_stages(kind) if kind in self.factors else f"{exact(cost)}{self._by_slice(header, kind)}"
 
     def _of_stages(self, kind: str) -> str:
-        """Text with the cost of a kind on each stage, such as ``[4, 4, 5]``; of many stages the least and the most."""
+        """The cost of a kind on each stage, such as ``[4, 4, 5]``; of many stages the least and the most."""
         costs = [self[kind] * factor for factor in self.factors[kind]]
         if len(costs) > IN_FULL:
             return f"{exact(min(costs))} to {exact(max(costs))}"
         return f"[{', '.join(map(exact, costs))}]"
 
     def _by_slice(self, header: Header, kind: str) -> str:
-        """Text with the cost of a kind on each slice, such as ``" (1, 3)"``; empty if all slices cost the same."""
+        """The cost of a kind on each slice, such as ``" (1, 3)"``; empty if all slices cost the same."""
         shares = self.shares.get(kind, ()) if header.slices > 1 else ()
         return f" ({', '.join(exact(self[kind] * share) for share in shares)})" if shares else ""
 
@@ -444,8 +426,8 @@ class Costs(Mapping[str, Fraction]):
     def for_baseline(self, splits: bool) -> "Costs":
         """The costs for a baseline whose backwards may be whole where the schedule's are split, or the other way round.
 
-        If the schedule has split backwards (``splits``) and the user has set I or W but not B, B becomes I + W. If the
-        schedule has whole backwards and the user has set B alone, each of I and W becomes half of B.
+        If the schedule's are split (``splits``) and the user has set I or W but not B, B becomes I + W. If they are
+        whole and the user has set B alone, each of I and W becomes half of B.
         """
         halves_set = not {"I", "W"}.isdisjoint(self.user_set)
         if splits and halves_set and "B" not in self.user_set:
@@ -457,10 +439,7 @@ class Costs(Mapping[str, Fraction]):
         return self
 
     def _factors_and(self, joint: str, kinds: str) -> Mapping[str, tuple[Fraction, ...]]:
-        """The ``factors`` with new ones for the kind ``joint``: on each stage it costs as much as ``kinds`` together.
-
-        A kind without factors costs the same on every stage. If none of ``kinds`` has any, nothing changes.
-        """
+        """The ``factors`` with those of the kind ``joint``, which costs as much as ``kinds`` together on each stage."""
         stages = max(len(self.factors.get(kind, ())) for kind in kinds)
         whole = sum((self[kind] for kind in kinds), Fraction(0))
         equal = (Fraction(1),) * stages
@@ -469,10 +448,7 @@ class Costs(Mapping[str, Fraction]):
         return {**self.factors, **({joint: factors} if factors else {})}
 
     def tick(self, header: Header) -> Fraction:
-        """A length of time of which every operation's duration is a multiple, on every stage.
-
-        It is 1 divided by a common denominator of the costs of micro-batches and of their parts.
-        """
+        """A length of time of which every operation's duration is a multiple, on every stage."""
         derived = {PAIR.letter} - {*self._given}
         costs = [cost for kind, cost in self.items() if kind not in self.factors and kind not in derived]
         costs += [self[kind] * factor for kind, factors in self.factors.items() for factor in factors]
@@ -481,10 +457,7 @@ class Costs(Mapping[str, Fraction]):
         return Fraction(1, lcm(whole, *shared) * header.weight_unit)
 
     def remarks(self, schedule: Schedule) -> tuple[str, ...]:
-        """Remarks for the user on costs that were set for kinds that the schedule lacks.
-
-        Another remark says where kinds keep a default cost although others have a cost for each slice.
-        """
+        """Remarks for the user on costs of kinds that a schedule lacks, and on default costs beside those of slices."""
         letters = {operation.kind.letter for lane in schedule.lanes for operation in lane}
         needless = (
             f"{words} changes nothing: no operation of this schedule is of kind {letter}"
@@ -497,7 +470,7 @@ class Costs(Mapping[str, Fraction]):
     def _default_slices(self, header: Header, letters: Collection[str]) -> Iterator[str]:
         """Yields a remark if the user has set costs of slices for some kinds, while others keep a default cost.
 
-        A listed cost is that of a slice, a default cost that of the whole micro-batch: so the two are easily mixed up.
+        A listed cost is that of a slice, a default cost that of the whole micro-batch: the two are easily mixed up.
         """
         unset = [letter for letter in SINGLE_LETTERS if letter in letters and letter not in self._given]
         if header.slices > 1 and unset and not self.shares.keys().isdisjoint(letters):
@@ -518,7 +491,7 @@ class Costs(Mapping[str, Fraction]):
     def duration(self, operation: Operation, header: Header) -> Fraction:
         """The duration of an operation, in proportion to its number of micro-batches; half a micro-batch counts as 1/2.
 
-        Where slices, stages or micro-batches cost unequally, a pair without a cost of its own takes as long as its two
+        Where slices, stages or micro-batches cost unequally, a pair without a cost of its own takes as long as its
         parts.
         """
         letter = operation.kind.letter

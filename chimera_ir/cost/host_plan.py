@@ -50,8 +50,7 @@ LaunchPlaces = Sequence[Sequence[tuple[int, WeightGroup]]]
 def launches(program: Program, timeline: Timeline) -> tuple[Launched, ...]:
     """The launches of gradient sums, worker by worker in the order of the lanes, with their times in the timeline.
 
-    For a stream these are only the launches in a stretch of the steady state (`steady_window`); there are none if the
-    timeline shows no such stretch.
+    For a stream these are only those in a stretch of the steady state (`steady_window`), none without such a stretch.
     """
     all_launches = tuple(_launches(program, timeline))
     if not program.header.asynchronous:
@@ -64,10 +63,7 @@ def launches(program: Program, timeline: Timeline) -> tuple[Launched, ...]:
 
 
 def launch_places(program: Program) -> LaunchPlaces:
-    """The launches of each worker in the order of its lane.
-
-    A launch is a pair: the number of compute operations before it in the lane, and its weight group.
-    """
+    """The launches of each worker: the number of compute operations before it in the lane, and its weight group."""
     return [
         [(done, instruction.group) for done, instruction in _after(parts) if isinstance(instruction, AllReduce)]
         for parts in program.parts
@@ -105,7 +101,6 @@ def _launches(program: Program, timeline: Timeline) -> Iterator[Launched]:
 
 
 def _after(parts: LaneParts) -> Iterator[tuple[int, AllReduce | WaitAllReduce | Step]]:
-    """Yields the launches, waits for sums and steps of a lane, each with the number of compute operations before it."""
     for place, instruction in parts.updates:
         if isinstance(instruction, AllReduce | WaitAllReduce | Step):
             yield bisect_left(parts.computes.places, place), instruction
@@ -114,10 +109,7 @@ def _after(parts: LaneParts) -> Iterator[tuple[int, AllReduce | WaitAllReduce | 
 def _launched(
     worker: Worker, group: WeightGroup, timed: tuple[Timed, ...], done: int, waited: int, timeline: Timeline
 ) -> Launched:
-    """Makes the `Launched` of a sum that comes after the first ``done`` operations of the lane ``timed``.
-
-    The worker waits for the sum after the first ``waited`` operations of the lane.
-    """
+    """The sum comes after the first ``done`` operations of the lane ``timed``, the wait for it after ``waited``."""
     header, at, last = timeline.header, _end(timed, done), _end(timed, len(timed))
     until = timed[waited].start if waited < len(timed) else last
     busy = sum(interval.end - interval.start for interval in occupying(header, timed[done:waited]))
@@ -133,7 +125,6 @@ def _launched(
 
 
 def _end(timed: tuple[Timed, ...], done: int) -> int:
-    """The tick at which the first ``done`` operations of lane ``timed`` are over; 0 if ``done`` is 0."""
     return timed[done - 1].end if done else 0
 
 
@@ -152,9 +143,9 @@ class TimedStep(NamedTuple):
 class TimedLane:
     """The operations of a lane in order, with their times.
 
-    For a stream, ``steps`` has several ``turns``, one after another: each has `length` operations, which run a
-    ``period`` later than those of the turn before. Moves are planned for the turn number ``planned``, counted from 0,
-    and repeat in all turns. With a flush there is one turn.
+    For a stream, ``steps`` has several ``turns``, one after another, each a ``period`` later than the one before. Moves
+    are planned for the turn number ``planned``, counted from 0, and repeat in all turns. With a flush there is one
+    turn.
     """
 
     steps: Sequence[TimedStep]
@@ -179,11 +170,10 @@ class TimedLane:
 
 
 class MoveLaunch(NamedTuple):
-    """The launch of a move in the planned turn, before the operation that has the number ``place`` in that turn.
+    """The launch of a move at time ``start``, before the operation number ``place`` of the planned turn.
 
-    The transfer begins at the time ``start``. ``operation`` is the move with the micro-batches of the planned turn that
-    it was found for. Launched at ``place`` of that turn, it moves the micro-batches ``turns`` turns later than these,
-    or earlier if ``turns`` is negative.
+    ``operation`` is the move with the micro-batches of the planned turn that it was found for; launched at ``place``,
+    it moves those ``turns`` turns later.
     """
 
     place: int
@@ -193,11 +183,7 @@ class MoveLaunch(NamedTuple):
 
 
 class _Interval(NamedTuple):
-    """Activations that could move, from the operation of the lane that makes them to the first that reads them.
-
-    ``made`` and ``read`` are the places of these two operations in the lane. ``part`` is the forward that makes the
-    activations, ``micros`` are the micro-batches that it runs.
-    """
+    """Activations that could move: ``made`` by the forward ``part``, first ``read``, at these places in the lane."""
 
     made: int
     read: int
@@ -255,8 +241,8 @@ class _TakenTimes:
 class HostPlan:
     """Plans the moves of a lane to the host and back, for any limit on what the lane keeps (`launches`).
 
-    ``ticks`` gives the time that a move takes on the link. ``peak`` is the most that the lane keeps if nothing moves.
-    Amounts are in units: a micro-batch has `Header.units` of them.
+    ``ticks`` gives the time of a move on the link. ``peak`` is the most that the lane keeps if nothing moves. Amounts
+    are in units: a micro-batch has `Header.units` of them.
     """
 
     def __init__(self, header: Header, lane: TimedLane, ticks: Callable[[Compute], Time]) -> None:
@@ -307,7 +293,7 @@ class HostPlan:
     def _transfers(self, link: _TakenTimes, interval: _Interval, place: int) -> list[tuple[_TimeOnLink, Compute]]:
         """Takes times on the link for the offload and the reload of activations, so that they are away at ``place``.
 
-        Returns both times, each with its move. Returns nothing, and takes no time, if the link is not free for both.
+        Returns both times, each with its move; nothing, and takes no time, if the link is not free for both.
         """
         out, back = (
             Compute(kind, interval.micros, interval.part.stage, interval.part.origin) for kind in (OFFLOAD, RELOAD)
@@ -335,17 +321,11 @@ class HostPlan:
                 away[place] += self._header.length(interval.micros)
 
     def _place(self, transfer: _TimeOnLink) -> int:
-        """The place in the lane of the operation before which a transfer is launched.
-
-        All operations before this place are over when the transfer begins.
-        """
+        """The place in the lane of the operation before which a transfer is launched: all before it are over."""
         return bisect_right(self._ends, transfer.start)
 
     def _launched(self, moves: Iterable[tuple[_TimeOnLink, Compute]]) -> Iterator[MoveLaunch]:
-        """Yields a launch for each move and its time on the link, as it comes in the planned turn.
-
-        A move that was found for another turn than the planned one is shifted by whole turns.
-        """
+        """Yields a launch for each move, shifted by whole turns into the planned one."""
         places = self._lane.places
         for transfer, operation in moves:
             turn, place = divmod(self._place(transfer) - places.start, self._lane.length)
@@ -371,7 +351,7 @@ class HostPlan:
                     yield _Interval(place, first, part.micros, part)
 
     def _kept_unmoved(self) -> Iterator[int]:
-        """Yields for each operation of the lane the units that it keeps while the operation runs, if nothing moves."""
+        """Yields the units that each operation of the lane keeps while it runs, if nothing moves."""
         amount, begun = 0, set[tuple[Micro, Stage]]()
         for step in self._lane.steps:
             cells = {(micro, part.stage) for part in step.operation.parts for micro in part.micros}
@@ -423,8 +403,8 @@ def offload(
 ) -> Schedule | ScheduleStream:
     """Adds offloads and reloads to a schedule, by the rule of this module; returns it as it is if nothing can move.
 
-    ``level`` must have no moves yet, and no errors, except that it may exceed its declared bounds. ``net`` is the graph
-    of waits of a schedule with a flush, if the caller has it.
+    ``level`` has no moves yet, and no errors, except that it may exceed its declared bounds. ``net`` is the net of a
+    schedule with a flush, if known already.
     """
     header = replace(level.header, moves=True)
     tick, duration = ticks(header, durations)
@@ -459,10 +439,7 @@ def offload(
 
 
 def require_movable(schedule: Schedule | ScheduleStream, *, is_program: bool) -> None:
-    """Raises `WrongOption` for a schedule to which no moves can be added.
-
-    Such a schedule has moves of its own, or is that of a program, whose text says everything that each worker does.
-    """
+    """Raises `WrongOption` for a schedule to which no moves can be added: one that has some, or that of a program."""
     name = schedule.header.scheme
     if is_program:
         raise WrongOption("offload", f": the text of the program of {name} says itself what moves; give its schedule")
@@ -478,10 +455,7 @@ class LaneWithMoves(NamedTuple):
 
 
 def _steady_lanes(stream: ScheduleStream, duration: Callable[[Operation], int]) -> Iterator[TimedLane]:
-    """Yields for each lane of a stream its operations in several turns, at the times of the earliest run that repeats.
-
-    ``duration`` gives the time of an operation. The turn in the middle is the one to plan.
-    """
+    """Yields each lane of a stream in several turns of the earliest run that repeats; the middle one is planned."""
     header, net = stream.header, turn_net(stream)
     lengths = list(map(duration, net.operations))
     run = steady_run(net.waits, lengths, [turn_number(header, operation) for operation in net.operations])
@@ -501,10 +475,8 @@ def _steady_lanes(stream: ScheduleStream, duration: Callable[[Operation], int]) 
 def moving_lane(header: Header, lane: TimedLane, of_move: Callable[[Compute], Time], declared: int) -> LaneWithMoves:
     """Adds moves to a lane, so that it keeps no more than ``declared`` units or, if that is 0, as few as possible.
 
-    ``of_move`` gives the time that a move takes.
-
-    If the link is too slow for the declared bound, moves are planned as for a faster link, and the lane then waits for
-    them. If that does not help either, the lane is returned without moves.
+    ``of_move`` gives the time of a move. If the link is too slow for the declared bound, moves are planned as for a
+    faster link, and the lane then waits for them. If that does not help either, the lane is returned without moves.
     """
     operations = [lane.steps[place].operation for place in lane.places]
     for share in _SHARES if declared else _SHARES[:1]:
@@ -520,12 +492,10 @@ def moving_lane(header: Header, lane: TimedLane, of_move: Callable[[Compute], Ti
 
 
 def _faster(of_move: Callable[[Compute], Time], share: Fraction) -> Callable[[Compute], Time]:
-    """Returns ``of_move``, the time of a move, with each time multiplied by ``share``: as on a faster link."""
     return lambda move: of_move(move) * share
 
 
 def _offloaded(header: Header, lane: Sequence[Operation], launches: Sequence[MoveLaunch]) -> Iterator[Operation]:
-    """Yields the operations of a lane with its moves, each before the operation whose number is the launch's place."""
     before = {place: list(several) for place, several in groupby(launches, attrgetter("place"))}
     for place in range(len(lane) + 1):
         for launch in before.get(place, ()):

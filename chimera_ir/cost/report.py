@@ -41,13 +41,13 @@ class Figures:
 
     ``path`` is the critical path, and ``counts`` has C_f and C_b by the letters of the kinds. ``clock_span`` is the
     makespan if every operation takes 1. ``work`` is how long each worker computes. ``spans`` are the workers' own
-    spans, from the start of a worker's first operation to the end of its last; none for a stream.
-    ``steady_period`` is the time of an iteration where many follow one another without a barrier.
+    spans, from the start of the first operation to the end of the last; none for a stream. ``steady_period`` is the
+    time of an iteration where many follow one another without a barrier.
 
     The other figures have a number for each worker, the most that it keeps at a time: ``weights`` in M_theta;
     ``activations`` in M_a; ``between_halves``, the part of these that waits for the second half of a backward;
-    ``stashed_inputs``, the micro-batches whose input is kept for recomputation; ``carries``, the slices whose carry is
-    kept; ``host``, the activations in host memory, in M_a. ``host_links`` has the times of moves.
+    ``stashed_inputs``, the micro-batches whose input is kept for recomputation; ``carries`` in slices; ``host``, the
+    activations in host memory, in M_a. ``host_links`` has the times of moves.
     """
 
     header: Header
@@ -147,10 +147,9 @@ class Figures:
 
 
 class CommunicatorChoice(NamedTuple):
-    """A way to divide the messages among communicators: its name, and the ``number`` of communicators that it takes.
+    """A way to divide the messages among communicators, and the ``number`` of them that it takes.
 
-    ``blocked`` names the operations at which the program would hang with it; it is empty if the program is proven to
-    finish.
+    ``blocked`` names the operations at which the program would hang with it; empty if it is proven to finish.
     """
 
     name: str
@@ -163,13 +162,11 @@ class Report(Figures):
     """The figures of a schedule, and those of its baseline in the same units, with launches, proven rules and remarks.
 
     Every name in report.json is an attribute, except those of `Compilation`, and numbers are exact. ``staleness`` and
-    ``stale_micro_batches`` are those of `Staleness`, ``synchronisation`` the launches of gradient sums. ``verified``
-    are the names of the proven rules, ``is_baseline`` is whether the schedule is the baseline itself, ``communicators``
-    are the choices of communicators, from the most to the fewest; none in a report on a schedule. A notebook shows a
-    report as its table.
+    ``stale_micro_batches`` are those of `Staleness`, ``synchronisation`` the launches of gradient sums, ``verified``
+    the proven rules. ``is_baseline`` is whether the schedule is the baseline itself. ``communicators`` are the choices,
+    from the most to the fewest; none in a report on a schedule. A notebook shows a report as its table.
 
-    Examples
-    --------
+    Examples --------
     >>> import chimera_ir
     >>> report = chimera_ir.compile("chimera", D=4, N=4).report
     >>> report
@@ -261,10 +258,9 @@ def report(
 
     If the schedule has x times as many stages as the baseline, each stage of the baseline counts x times: its
     durations, weights and activations. ``weights`` are the copies of weights that each worker keeps,
-    ``baseline_weights`` those of the baseline, by default one of each stage. ``verified`` are the names of the proven
-    rules, in the order of the report. ``timeline`` is that of the schedule with these costs, if the caller has it;
-    ``before`` is the timeline before moves were added. If memory moves and ``program`` is given, its lines say what
-    workers keep and when they wait.
+    ``baseline_weights`` those of the baseline, by default one of each stage. ``timeline`` is that of the schedule, if
+    known already; ``before`` is the timeline before moves were added. If memory moves, the lines of ``program`` say
+    what workers keep and when they wait.
     """
     # The baseline's costs: for as many stages as it has, and for backwards that are split or whole as its are.
     timeline = timeline or simulate(schedule, costs)
@@ -315,12 +311,7 @@ def _splits(schedule: Schedule) -> bool:
 def _figures(
     level: Schedule | Program, timeline: Timeline, weights: Sequence[int], size: Fraction, splits: bool
 ) -> Figures:
-    """Makes the figures of the schedule with this ``timeline``.
-
-    ``level``, the schedule or its program, says what workers keep. ``weights`` are the copies of weights that each
-    worker keeps. One of its stages counts ``size`` M_theta and M_a: 2 for a baseline with half as many stages as the
-    schedule that it is compared with. ``splits`` says whether its backwards are split.
-    """
+    """``level``, the schedule or its program, says what workers keep. One stage counts ``size`` M_theta and M_a."""
     header = level.header
     halves = live.whole(header, live.between_halves(level)) if splits else (Fraction(0),) * len(level.lanes)
     return Figures(
@@ -371,7 +362,7 @@ def _memory(figures: Figures) -> _Json:
 
 
 def _further(figures: Figures) -> _Json:
-    """Entries of report.json with a figure for each worker that are left out where all are 0, such as ``carries``."""
+    """Entries of report.json with a figure for each worker that are left out where all are 0."""
     by_name = {
         "between_halves": figures.between_halves,
         "carries": figures.carries,
@@ -383,7 +374,6 @@ def _further(figures: Figures) -> _Json:
 
 
 def _repeated(figures: Figures) -> _Json:
-    """Entries of report.json for the workers' own spans (not of a stream) and the steady period, with bubble ratios."""
     spans = {"spans": list(map(number, figures.spans)), "span_bubble_ratio": number(figures.span_bubble_ratio)}
     return {
         **(spans if figures.spans else {}),
@@ -448,7 +438,6 @@ def heading(report: Report) -> Text:
 
 
 def _differences(report: Report) -> Iterator[str]:
-    """The differences of the baseline from the schedule: its flush, its stages, its costs."""
     header, base = report.header, report.baseline.header
     if header.asynchronous != base.asynchronous:
         yield "with its flush" if header.asynchronous else "one update in the steady state, without a flush"
@@ -526,7 +515,7 @@ def _rows(figures: Figures, splits: bool, recomputing: bool, slicing: bool, movi
 
 
 def _launches(report: Report) -> list[Text]:
-    """Lines of text on the launches of gradient sums after which their worker still idles: a line for each launch.
+    """Lines on the launches of gradient sums after which their worker still idles.
 
     After `IN_FULL` of them a line says how many more there are, and another how many launches no bubble follows.
     """
@@ -560,15 +549,12 @@ def proof(report: Report) -> Text:
 
 
 def _communicator_lines(report: Report) -> list[Text]:
-    """A line that names the ways to use fewer communicators with which the program is proven to finish; or no line."""
     fewer = [f"{choice.name} ({choice.number})" for choice in report.communicators[1:] if not choice.blocked]
     return [Text(f"finishes with fewer communicators, too: {', '.join(fewer)}")] if fewer else []
 
 
 def per_worker(values: Sequence[Fraction], show: Show = decimal) -> str:
-    """Text with the values of all workers, from P0 on; many workers are joined to runs with a constant step.
-
-    ``show`` writes a value.
+    """The values of all workers, from P0 on, as ``show`` writes them; many are joined to runs with a constant step.
 
     Examples
     --------
@@ -585,7 +571,7 @@ def per_worker(values: Sequence[Fraction], show: Show = decimal) -> str:
 
 
 def _runs(values: Sequence[Fraction]) -> list[tuple[int, int]]:
-    """Divides values into runs with a constant step, from left to right; returns each one's first and last index."""
+    """The first and last index of each run with a constant step, from left to right."""
     runs = []
     first = 0
     while first < len(values):

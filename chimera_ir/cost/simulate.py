@@ -33,8 +33,8 @@ from chimera_ir.plural import counted
 class Staleness(NamedTuple):
     """The age of the weights with which an update's gradients are computed.
 
-    ``updates`` has the largest staleness of each stage: how many updates older the weights that a micro-batch reads are
-    than those that it changes. ``micro_batches`` is how many of an update read old weights on any stage.
+    ``updates`` has for each stage the most updates by which the weights that a micro-batch reads are older than those
+    that it changes, ``micro_batches`` how many of an update read old weights on any stage.
     """
 
     updates: tuple[int, ...]
@@ -82,9 +82,8 @@ class CriticalPath:
 
     With a flush they go from time 0 to the end. In a stream they are a cycle: from a turn of the steady state to the
     same place in a later turn. ``length`` is the time of one update, in ticks. ``counts`` has C_f and C_b of section
-    3.4: by the letter of each kind in the schedule, the number of micro-batches, per update, on which operations of
-    this kind on the path work. A slice or a half counts as its part of a micro-batch, and a micro-batch of weight 2
-    counts twice.
+    3.4: by kind, the micro-batches, per update, on which operations of this kind on the path work. A slice or a half
+    counts as its part of a micro-batch, and a micro-batch of weight 2 counts twice.
     """
 
     operations: tuple[Operation, ...]
@@ -96,10 +95,10 @@ class CriticalPath:
 class Structure:
     """The part of a timeline that costs and recomputation do not change.
 
-    ``net`` has the schedule's operations, numbered, and what each waits for. ``numbers`` are the numbers of those that
-    can be on a critical path: all or, without a flush, those of one turn. Without a flush, ``waits[i]`` lists what the
-    operation ``numbers[i]`` waits for, as pairs: the place of another operation in ``numbers``, and how many turns
-    earlier that one runs. With a flush, ``waits`` is empty.
+    ``net`` has the schedule's operations, numbered, and what each waits for. ``numbers`` are those that can be on a
+    critical path: all or, without a flush, those of one turn. Without a flush, ``waits[i]`` lists what the operation
+    ``numbers[i]`` waits for, as pairs: the place of another operation in ``numbers``, and how many turns earlier that
+    one runs. With a flush, ``waits`` is empty.
     """
 
     net: Net
@@ -110,8 +109,8 @@ class Structure:
     def preferred(self) -> Sequence[int]:
         """A number for each operation in ``numbers``, which decides between critical paths of equal length.
 
-        The path with the largest sum of these numbers has the most backwards; of those with as many, the most pairs; of
-        these, the most input gradients; and of these, if memory moves, the most operations other than moves.
+        The path with the largest sum has the most backwards; of those with as many, the most pairs; of these, the most
+        input gradients; and of these, if memory moves, the most operations other than moves.
         """
         operations = [self.net.operations[number] for number in self.numbers]
         # Each preference counts more than all operations together can sum up of the next one.
@@ -131,7 +130,7 @@ class Structure:
 
 
 def structure_of(schedule: Schedule, net: Net | None = None) -> Structure:
-    """Builds the structure of a verified schedule; ``net`` is its graph of operations and waits, if the caller has it.
+    """Builds the structure of a verified schedule; ``net`` is its net, if known already.
 
     Raises `ValueError` for a cycle, and for a stream that shows no turn of its steady state.
     """
@@ -142,10 +141,7 @@ def structure_of(schedule: Schedule, net: Net | None = None) -> Structure:
 
 
 def _turn_in(net: Net) -> tuple[Sequence[int], Waits]:
-    """Returns ``numbers`` and ``waits`` for the `Structure` of a stream.
-
-    The operations are those on the micro-batches of turn 0, in an order in which the stream can run them.
-    """
+    """``numbers``, in an order in which the stream can run them, and ``waits`` for the `Structure` of a stream."""
     turn, header = turn_net(stream_of(net.schedule)), net.schedule.header
     nodes = {in_turn(header, operation)[0]: node for node, operation in enumerate(turn.operations)}
     in_turns = ((number, *in_turn(header, net.operations[number])) for number in net.order)
@@ -157,13 +153,10 @@ def _turn_in(net: Net) -> tuple[Sequence[int], Waits]:
 
 
 def critical_path(header: Header, structure: Structure, durations: Sequence[int]) -> tuple[CriticalPath, list[int]]:
-    """Returns a critical path with the most backwards (`Structure.preferred`), and the end of each operation, in ticks.
+    """A critical path with the most backwards (`Structure.preferred`), and the end of each operation, in ticks.
 
-    Operation n of the net takes ``durations[n]`` ticks, and starts as soon as all operations that it waits for are
-    over.
-
-    Without split backwards and pairs the number of backwards on a critical path fixes that of forwards, because
-    durations are positive. So C_f and C_b are well defined.
+    Operation n of the net takes ``durations[n]`` ticks. Without split backwards and pairs the number of backwards on a
+    critical path fixes that of forwards, because durations are positive. So C_f and C_b are well defined.
     """
     net = structure.net
     if not net.operations:
@@ -183,11 +176,10 @@ def update_length(header: Header, structure: Structure, durations: Sequence[int]
 def _path(
     header: Header, net: Net, durations: Sequence[int], preferred: Sequence[int]
 ) -> tuple[CriticalPath, list[int]]:
-    """Returns the critical path with the largest sum of ``preferred`` numbers, and the ends of all operations in ticks.
+    """The critical path with the largest sum of ``preferred`` numbers, and the ends of all operations in ticks.
 
-    Both ``durations`` and ``preferred`` have a number for each operation of the net. One number joins the two: the
-    duration in the high digits, the preferred number in the low ones. So the longest path in joined numbers is, of all
-    paths that take longest, the one with the largest sum of ``preferred``.
+    One number joins the two: the duration in the high digits, the preferred number in the low ones. So the longest path
+    in joined numbers is, of all paths that take longest, the one with the largest sum of ``preferred``.
     """
     unit = 1 + sum(preferred)
     lengths = [duration * unit + more for duration, more in zip(durations, preferred, strict=True)]
@@ -213,10 +205,7 @@ def _cycle(header: Header, structure: Structure, durations: Sequence[int]) -> Cr
 
 
 def _counted(header: Header, net: Net, path: Iterable[int], length: Fraction, updates: int) -> CriticalPath:
-    """Makes a `CriticalPath` of the operations that have the numbers ``path`` in ``net``, and counts micro-batches.
-
-    ``length`` is the time of one update; the path spans ``updates`` updates, by which the counts are divided.
-    """
+    """Makes a `CriticalPath` of the operations ``path``, which spans ``updates`` updates, and counts micro-batches."""
     operations = tuple(net.operations[number] for number in path)
     micros: dict[str, int | Fraction] = defaultdict(int)
     for operation in operations:
@@ -237,14 +226,12 @@ def _counted(header: Header, net: Net, path: Iterable[int], length: Fraction, up
 
 
 def steady_period(header: Header, net: Net, durations: Sequence[int], path: CriticalPath) -> Fraction:
-    """Returns the steady period of a synchronous schedule in ticks: the makespan of many iterations by their number.
+    """The steady period of a synchronous schedule in ticks: the makespan of many iterations by their number.
 
     It is never longer than the makespan, and equal to it if the first operation of the critical ``path`` waits for the
-    last operation of the path in the iteration before.
-
-    Otherwise it is the largest ratio of a cycle of waits, as in `flow.cycles`: time by iterations. Only the first
-    operation of a lane waits for the iteration before. So lanes are the nodes of the cycles, and playing one iteration
-    gives the longest paths from lane to lane.
+    last operation of the path in the iteration before. Otherwise it is the largest ratio of a cycle of waits, as in
+    `flow.engine`: time by iterations. Only the first operation of a lane waits for the iteration before. So lanes are
+    the nodes of the cycles, and playing one iteration gives the longest paths from lane to lane.
     """
     awaited, operations = _awaited(header, net), net.operations
     for first, numbers in awaited.items():
@@ -257,10 +244,7 @@ def steady_period(header: Header, net: Net, durations: Sequence[int], path: Crit
 
 
 def _awaited(header: Header, net: Net) -> Mapping[int, Iterable[int]]:
-    """Maps the first operation of each lane to the operations of the iteration before for which it waits.
-
-    Operations are named by their numbers in the net.
-    """
+    """Maps the first operation of each lane to those of the iteration before for which it waits, by number."""
     last = _last_additions(header, net)
     return {
         lane.start: {lane[-1], *(number for group in header.groups_of[worker] for number in last.get(group, ()))}
@@ -272,10 +256,7 @@ def _awaited(header: Header, net: Net) -> Mapping[int, Iterable[int]]:
 def _larger_ratio(
     net: Net, durations: Sequence[int], awaited: Mapping[int, Iterable[int]], ratio: Fraction
 ) -> Fraction | None:
-    """Finds a cycle of waits that takes more than ``ratio`` ticks per iteration.
-
-    Returns how many ticks per iteration it takes; None if there is no such cycle. ``awaited`` is the result of
-    `_awaited`.
+    """The ticks per iteration of a cycle of waits that takes more than ``ratio``; None if there is no such cycle.
 
     Longest paths are found as by Bellman and Ford; a step of a path is an iteration, from whose time ``ratio`` is
     subtracted. If paths grow for ever, their steps close a cycle. While an iteration is played, one number holds a time
@@ -343,8 +324,8 @@ class Track(NamedTuple):
 class Launched:
     """The launch of the sum of a group's gradients on one worker; times are in the unit of the costs.
 
-    ``free`` is how long the worker idles from the launch to the wait for the sum, or to the worker's last operation if
-    that comes first: regions (a) and (b) of Figure 6. ``flush`` is the time from the last operation to the end of the
+    ``free`` is how long the worker idles from the launch to the wait for the sum, or to its last operation if that
+    comes first: regions (a) and (b) of Figure 6. ``flush`` is the time from the last operation to the end of the
     makespan if the wait comes after all operations, region (c); without a flush it is 0.
     """
 
@@ -374,9 +355,9 @@ class Timeline(OneLine):
     """The start and end of every operation, ``lanes[w]`` in the order of worker w, and events that `launches` adds.
 
     ``tick`` is the length of a tick in the unit of the costs. ``span`` is the time shown, in ticks: an iteration, or
-    the updates that a stream shows (`window.beginning` cuts this short). ``clock_span`` is the length of an update if
-    every operation but a recomputation takes 1. ``work`` has for each worker the time per update in which it computes,
-    in ticks. ``steady_period`` is the time in ticks of each of many updates that follow one another without a barrier.
+    the updates that a stream shows. ``clock_span`` is the length of an update if every operation but a recomputation
+    takes 1. ``work`` has for each worker the time per update in which it computes, in ticks. ``steady_period`` is the
+    time in ticks of each of many updates that follow one another without a barrier.
     """
 
     header: Header
@@ -437,10 +418,9 @@ class Timeline(OneLine):
 
 @dataclass(frozen=True)
 class TimedRun:
-    """The run in which each operation starts as early as it can; all times are in ticks.
+    """The run in which each operation starts as early as it can; times are in ticks of length ``tick``.
 
-    ``tick`` is the length of a tick in the unit of the costs. ``durations`` has the ticks of each operation, in the
-    order of ``structure.net``; `ends` has the same order.
+    ``durations`` and `ends` are in the order of ``structure.net``.
     """
 
     header: Header
@@ -472,19 +452,13 @@ class TimedRun:
 
 
 def earliest(header: Header, structure: Structure, costs: Durations) -> TimedRun:
-    """The run of a schedule with these costs in which each operation starts as early as it can.
-
-    ``structure`` is the schedule's structure. Nothing is computed before a property of the run is read.
-    """
+    """The run of a schedule in which each operation starts as early as it can; computed as its properties are read."""
     tick, duration = ticks(header, costs)
     return TimedRun(header, structure, tick, [duration(operation) for operation in structure.net.operations])
 
 
 def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Timeline:
-    """The timeline of a verified schedule in which each operation starts as early as it can.
-
-    ``net`` is the schedule's graph of operations and waits, if the caller has it.
-    """
+    """The timeline of a verified schedule (``net`` is its net) in which each operation starts as early as it can."""
     header, structure = schedule.header, structure_of(schedule, net)
     operations = structure.net.operations
     run = earliest(header, structure, costs)
@@ -525,7 +499,6 @@ def occupying(header: Header, lane: Sequence[Timed]) -> Sequence[Timed]:
 
 
 def _work(header: Header, lane: Sequence[Timed]) -> Fraction:
-    """The time per update in which a worker computes, in ticks; of a stream only whole turns count."""
     counted = header.micro_batches - header.micro_batches % (header.period or 1)
     timeds = occupying(header, lane)
     work = sum(timed.end - timed.start for timed in timeds if timed.operation.parts[0].micros[0] < counted)
@@ -587,10 +560,7 @@ def operations(timeline: Timeline) -> list[Row]:
 
 
 class WorkerBytes(NamedTuple):
-    """Bytes of a worker: ``at_first`` is what it needs before its first operation.
-
-    ``sizes`` gives for a stage the bytes of each thing that operations keep of a micro-batch, such as its activations.
-    """
+    """Bytes that a worker needs before its first operation, and that its stages keep of a micro-batch, by unit."""
 
     at_first: int
     sizes: SizesByUnit
@@ -600,10 +570,8 @@ def kept(timeline: Timeline, worker: int, bytes_of: Callable[[int], WorkerBytes]
     """Lists the changes of what a worker keeps, a row for each: the time, the operation, what is kept from then on.
 
     Amounts are in micro-batches on a stage, so activations are in M_a; other values have columns of their own, if there
-    are any. What an operation makes counts from its start, what it frees until its end. ``bytes_of`` gives the bytes of
-    a worker; with it, each row has a number of bytes as well.
-
-    Raises `IndexError` if there is no such worker.
+    are any. What an operation makes counts from its start, what it frees until its end. With ``bytes_of``, the bytes of
+    a worker, each row has a number of bytes as well. Raises `IndexError` if there is no such worker.
     """
     if worker not in range(workers := len(timeline.lanes)):
         raise IndexError(f"worker {worker!r:.60}: there are the workers 0 to {workers - 1}")
@@ -622,20 +590,15 @@ def kept(timeline: Timeline, worker: int, bytes_of: Callable[[int], WorkerBytes]
 
 
 def _row(time: float, words: str, amounts: Mapping[str, int], parts: int, size: int | None) -> Row:
-    """Makes a row of ``time``, of the operation that changes the amounts (``words``), of amounts and of bytes.
-
-    Amounts in micro-batches and the ``size`` in bytes come as multiples of 1 / ``parts``, by which they are divided. If
-    ``size`` is None, the row has no bytes.
-    """
+    """Amounts and the ``size`` in bytes, if any, are multiples of 1 / ``parts``; ``words`` name the operation."""
     whole = {column: amount / parts for column, amount in amounts.items()}
     return {"time": time, "operation": words, **whole, **({} if size is None else {"bytes": size / parts})}
 
 
 class _KeptChange(NamedTuple):
-    """A change of what a worker keeps of ``stage``: from ``tick`` on, ``amount`` more of ``unit``, such as activations.
+    """From ``tick`` on, ``amount`` more of ``unit`` is kept of ``stage``; negative where something is freed.
 
-    The amount is negative where something is freed; a whole micro-batch is the amount `Header.units`. ``words`` name
-    the operation that makes the change, as a line of IR.
+    A whole micro-batch is the amount `Header.units`. ``words`` are the line of IR of the operation.
     """
 
     tick: int
@@ -649,11 +612,9 @@ _TIME = itemgetter(0)
 
 
 def _changes(timeline: Timeline, lane: Sequence[Timed]) -> Iterator[_KeptChange]:
-    """Yields the changes of what a worker keeps, operation by operation: what each one adds, and what it frees.
+    """Yields the changes of what a worker keeps, operation by operation.
 
-    The first half of a split backward frees activations; in their place operands, which the second half needs, are
-    kept. What a move to the host or back makes is kept from its launch; what it frees is kept until the lane has waited
-    for it.
+    What a move makes is kept from its launch; what it frees is kept until the lane has waited for it.
     """
     header, now = timeline.header, 0
     operations = [timed.operation for timed in lane]
@@ -693,8 +654,7 @@ class Transfers(NamedTuple):
 class Unmoved(NamedTuple):
     """The figures that a schedule had before ``--offload auto`` added moves to it, and how many moves there are.
 
-    ``makespan`` and ``activations`` are as in a report. The schedule (of a stream, a turn of it) has ``forwards``
-    forwards; the activations that ``offloads`` of these make move to the host.
+    The activations that ``offloads`` of the ``forwards`` (of a stream, those of a turn) make move to the host.
     """
 
     makespan: Fraction
@@ -758,12 +718,11 @@ class Window(NamedTuple):
 
 
 def steady_window(timeline: Timeline) -> Window | None:
-    """Finds the first of the shortest stretches of a stream's timeline that repeat right after themselves.
+    """The first of the shortest stretches of a stream's timeline that repeat right after themselves.
 
-    A stretch starts with the first forward of a turn, and has the operations of one turn or several. Each of them
-    starts again for the micro-batches of later turns, exactly the length of the stretch later.
-
-    Returns None if no stretch repeats, and for a schedule with a flush.
+    A stretch starts with the first forward of a turn, and has the operations of one turn or several, each of which
+    starts again for later micro-batches exactly the length of the stretch later. None if no stretch repeats, or with a
+    flush.
     """
     header = timeline.header
     if not header.period:
@@ -801,7 +760,7 @@ def beginning(timeline: Timeline, window: Window) -> Timeline:
 
 
 def _openings(timed: Sequence[Timed], header: Header) -> list[int]:
-    """The times, in ticks, at which the first micro-batch of each turn enters a stage that no other stage feeds."""
+    """The ticks at which the first micro-batch of each turn enters a stage that no other stage feeds."""
     return [
         start
         for operation, start, _ in timed

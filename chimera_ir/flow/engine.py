@@ -57,7 +57,7 @@ def _knots(graph: "nx.DiGraph[int]") -> list[set[int]]:
 
 
 def _shortest(successors: Mapping[int, Iterable[int]], knot: Collection[int]) -> tuple[int, ...]:
-    """Returns a shortest cycle among the nodes of ``knot`` or, after `_SEARCH` edges, the shortest found so far."""
+    """A shortest cycle among the nodes of ``knot`` or, after `_SEARCH` edges, the shortest found so far."""
     best: tuple[int, ...] = ()
     budget = _SEARCH
     for start in sorted(knot):
@@ -72,9 +72,9 @@ def _shortest(successors: Mapping[int, Iterable[int]], knot: Collection[int]) ->
 def _around(
     start: int, successors: Mapping[int, Iterable[int]], knot: Collection[int], shorter_than: int
 ) -> tuple[tuple[int, ...], int]:
-    """Returns a shortest cycle through ``start`` within ``knot``, and the number of edges that were searched.
+    """A shortest cycle through ``start`` within ``knot``, and the number of edges that were searched, breadth-first.
 
-    The search is breadth-first. The cycle is empty if every cycle through ``start`` has ``shorter_than`` nodes or more.
+    The cycle is empty if every cycle through ``start`` has ``shorter_than`` nodes or more.
     """
     came_from: dict[int, int] = {}
     depth = {start: 0}
@@ -109,8 +109,8 @@ Time = TypeVar("Time", int, float)
 class Played:
     """The result of playing lanes.
 
-    ``order`` has every event that happens, each after all events that it waits for. ``places[l]`` is the place at which
-    lane l stops: its length or, where the lane waits for ever, the place of the event that waits.
+    ``order`` has every event that happens, each after all events that it waits for. Lane l stops at ``places[l]``: its
+    length or, where the lane waits for ever, the place of the event that waits.
     """
 
     order: Sequence[int]
@@ -353,10 +353,7 @@ def _cycle(end: int, steps: Steps, weights: Weights) -> WaitCycle:
 
 
 def _tight(waits: Waits, weights: Sequence[int], ratio: Fraction, ends: Sequence[int]) -> Waits:
-    """Returns for each node its tight waits: those on a longest path to the node.
-
-    ``ends`` has the length of the longest path to each node, as `longest_paths` gives it for this ``ratio``.
-    """
+    """The waits on a longest path to each node; ``ends`` is from `longest_paths` for this ``ratio``."""
     turn, unit = ratio.numerator, ratio.denominator
     return [
         [(before, ago) for before, ago in waits[node] if ends[node] == ends[before] - ago * turn + weight * unit]

@@ -25,9 +25,9 @@ class Flow:
     """The operations that make and take each value; an operation is given by its number.
 
     A micro-batch, or a slice of one, on a stage is a cell, with the number ``micro * stages + stage``.
-    ``makers[value][cell]`` is the operation in the cell that makes the value. ``takers[value][cell]`` is the operation
-    in the cell that takes the value, so that the value no longer exists after it. Where a cell has no such operation,
-    the entry is `ABSENT`. If two operations of a cell make or take the same value, the later one counts.
+    ``makers[value][cell]`` is the operation in the cell that makes the value, ``takers[value][cell]`` the one after
+    which the value no longer exists, or `ABSENT`. If two operations of a cell make or take the same value, the later
+    one counts.
     """
 
     def __init__(self, header: Header, numbered: Numbered) -> None:
@@ -47,11 +47,7 @@ class Flow:
         self._fill(numbers, numbered)
 
     def _fill(self, numbers: Mapping[frozenset[Kind], list[int]], numbered: Numbered) -> None:
-        """Writes the number of each operation into lists of ``numbers``, at the cells of its micro-batches and stage.
-
-        ``numbers`` maps a set of kinds to a list with an entry for each cell. An operation is written into the lists of
-        all sets that have its kind.
-        """
+        """Writes each operation's number into the lists of all sets of kinds that have its kind, at its cells."""
         stages = self.stages
         entered = {kind: [column for kinds, column in numbers.items() if kind in kinds] for kind in self._reads}
         for number, operation in numbered:
@@ -63,10 +59,7 @@ class Flow:
                         column[cell] = number
 
     def needs(self, operation: Operation) -> tuple[int, ...]:
-        """Returns the numbers of the operations that make what an operation reads, each once.
-
-        `ABSENT` stands for an operation that is missing.
-        """
+        """The operations that make what an operation reads, each once; `ABSENT` for one that is missing."""
         if isinstance(operation, Pair):
             return tuple(dict.fromkeys(chain.from_iterable(map(self.needs, operation.parts))))
         cell = operation.micros[0] * self.stages + operation.stage
@@ -99,10 +92,9 @@ class Flow:
 
     @cached_property
     def _last(self) -> dict[Value, list[int]]:
-        """Maps a value to a list: for each cell of a receiver, the last operation that needs the memory of the message.
+        """Maps a value to the last operation in each cell of a receiver that needs the memory of the message.
 
-        It is the operation that takes the value itself, or a later one that takes what the stage has made from the
-        value.
+        It takes the value itself, or what the stage has made from the value.
         """
         columns = {
             value: [self.takers[kept] for kept in (value, *follows(value)) if kept in self._taken]
@@ -116,10 +108,7 @@ class Flow:
 def _kinds_by_value(
     kinds: tuple[Kind, ...], table: tuple[Value, ...]
 ) -> tuple[dict[Value, frozenset[Kind]], dict[Value, frozenset[Kind]], dict[tuple[Kind, Value], frozenset[Kind]]]:
-    """Returns three mappings: a value to the kinds that make it, a value to the kinds that take it, and `sources`.
-
-    The first two have an entry for each value of ``table``.
-    """
+    """The kinds that make each value of ``table``, the kinds that take it, and `sources`."""
     makes = {value: frozenset(kind for kind in kinds if value in kind.makes) for value in table}
     takes = {value: frozenset(kind for kind in kinds if value in kind.takes) for value in table}
     return makes, takes, sources(kinds)
@@ -128,9 +117,8 @@ def _kinds_by_value(
 def preceding(kinds: Iterable[Kind]) -> dict[Kind, frozenset[Kind]]:
     """Maps each kind to the kinds that are sure to run before it on the same micro-batch and stage.
 
-    If a kind reads a value of its own stage and slice, a kind that makes the value has run before. If only one kind
-    makes the value, this kind and all that precede it are sure to have run. If several do, only those kinds are sure
-    that are, or precede, every one of them.
+    If a kind reads a value of its own stage and slice, a kind that makes the value has run before. If several kinds
+    make it, only those are sure to have run that are, or precede, every one of them.
     """
     rows = tuple(kinds)
     made = {value for row in rows for value in row.keeps_in_slice}
@@ -150,7 +138,7 @@ def sources(kinds: Iterable[Kind]) -> dict[tuple[Kind, Value], frozenset[Kind]]:
     """Maps (kind, value that the kind reads) to the kinds that can have made this value before it is read.
 
     All kinds that make the value can, except those that run only after the reader. The value of another slice can also
-    come from the reader's own kind, as a carry comes from the forward of the slice before.
+    come from the reader's own kind, as a carry does.
     """
     rows = tuple(kinds)
     before = preceding(rows)
@@ -166,11 +154,10 @@ def sources(kinds: Iterable[Kind]) -> dict[tuple[Kind, Value], frozenset[Kind]]:
 def _readable(
     columns: Mapping[tuple[Kind, Value], Sequence[int]], header: Header, kind: Kind, place: int, stage: Stage
 ) -> list[tuple[Sequence[int], int]]:
-    """Returns a pair for each value that an operation of ``kind`` on ``stage`` reads, and for each stage that makes it.
+    """A pair for each value that an operation of ``kind`` on ``stage`` reads, and for each stage that makes it.
 
     The pair is a list with the number of the maker in each cell, and what to add to the reader's cell to get the
-    maker's cell. ``place`` is the number of the reader's slice within its micro-batch. ``columns`` has the lists, by
-    reading kind and value.
+    maker's. ``place`` is the reader's slice within its micro-batch.
     """
     return [
         (columns[kind, value], maker - stage - value.slices_on * header.stages)
@@ -181,7 +168,7 @@ def _readable(
 
 
 def follows(value: Value) -> tuple[Value, ...]:
-    """Returns the values that a stage makes from ``value`` and keeps, directly or through other values.
+    """The values that a stage makes from ``value`` and keeps, directly or through other values.
 
     They may lie in the memory of ``value``. Values for another slice never do, and are left out.
     """
@@ -217,9 +204,6 @@ def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tup
 
 
 def passed_on(header: Header, message: Message) -> list[Message]:
-    """Returns the messages that the receiver of ``message`` sends on: its own value of the same name, to each reader.
-
-    If stage 1 has received the output of stage 0, the message has the output of stage 1 for stage 2.
-    """
+    """The messages that the receiver of ``message`` sends on: its own value of the same name, to each reader."""
     micros, _, stage, value = message
     return [Message(micros, stage, target, value) for target in header.readers(value, stage)]

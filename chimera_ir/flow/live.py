@@ -71,7 +71,6 @@ def waits_of(header: Header, lane: Sequence[Operation]) -> MoveWaits:
 
 
 def _waits(header: Header, lane: Sequence[Operation]) -> MoveWaits:
-    """Returns where a lane that has moves, and is not part of a stream, waits for them."""
     moving = next(operation.parts[0] for operation in lane if operation.kind.moves)
     worker = header.worker(moving.micros[0], moving.stage)
     declared = [bound.limits[worker] for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS]
@@ -80,9 +79,9 @@ def _waits(header: Header, lane: Sequence[Operation]) -> MoveWaits:
 
 
 def _shown(header: Header, lane: Sequence[Compute], turn: Turn) -> MoveWaits | None:
-    """Returns where a lane waits for its moves, if the lane shows the first updates of the stream with this ``turn``.
+    """The waits of a lane that shows the first updates of the stream with this ``turn``.
 
-    Returns None if it does not: if the first updates of that stream are other operations than those of ``lane``.
+    None if the first updates of that stream are other operations than those of ``lane``.
     """
     lines = [*computes(turn.instructions)]
     waits = waits_in_turn(header, lines)
@@ -106,10 +105,10 @@ def _shown(header: Header, lane: Sequence[Compute], turn: Turn) -> MoveWaits | N
 
 
 class _MovingLane:
-    """A walk along a lane that finds where the lane waits for its moves (``waits``), and the most that it keeps.
+    """A walk along a lane: where it waits for its moves (``waits``), and the most activations that it keeps (``peak``).
 
-    ``peak`` counts activations, in `Header.units`. With a ``limit`` the lane waits for an offload only where it would
-    otherwise keep more than ``limit``; without a limit, after the next operation that occupies the lane.
+    With a ``limit``, in `Header.units`, the lane waits for an offload only where it would otherwise keep more; without
+    one, after the next operation that occupies the lane.
     """
 
     def __init__(self, header: Header, lane: Sequence[Operation], limit: int | None) -> None:
@@ -145,7 +144,7 @@ class _MovingLane:
 
 
 def made_and_freed(header: Header, operation: Operation) -> tuple[int, int]:
-    """Returns how much memory an operation adds to the worker when it starts, and how much it frees when it ends.
+    """How much memory an operation adds to the worker when it starts, and how much it frees when it ends.
 
     Both are in units of which M_a has `Header.units`. An operation that makes one value and frees another, as `I` makes
     operands and frees activations, only swaps them: it adds nothing and frees nothing.
@@ -161,7 +160,7 @@ def made_and_freed(header: Header, operation: Operation) -> tuple[int, int]:
 
 
 def waits_in_turn(header: Header, operations: Sequence[Operation]) -> MoveWaits:
-    """Returns where a turn of a stream waits for moves in the steady state; ``operations`` are those of the turn.
+    """Where a turn of a stream waits for moves in the steady state; ``operations`` are those of the turn.
 
     Places are counted from the first operation of the turn, so the moves of earlier turns have negative places.
     """
@@ -174,9 +173,9 @@ def waits_in_turn(header: Header, operations: Sequence[Operation]) -> MoveWaits:
 
 
 def _until_settled(header: Header, turn: Sequence[Compute]) -> list[Compute]:
-    """Returns the operations of the first turns of a stream, until a turn waits for moves as all later turns do.
+    """The operations of the first turns of a stream, until a turn waits for moves as all later turns do.
 
-    That is so soon after the warm-up: then the oldest offload that may still be under way depends only on the turn
+    That is so soon after the warm-up: the oldest offload that may still be under way then depends only on the turn
     before.
     """
     turns = [micro // header.period for operation in turn for micro in operation.micros]
@@ -187,7 +186,7 @@ def _until_settled(header: Header, turn: Sequence[Compute]) -> list[Compute]:
 
 
 def most_kept(header: Header, lane: Sequence[Operation], limit: int) -> int:
-    """Returns the most activations that a lane keeps, in `Header.units`.
+    """The most activations that a lane keeps, in `Header.units`.
 
     The lane waits for an offload only where it would otherwise keep more than ``limit``. Of a stream, ``lane`` is the
     turn.
@@ -202,14 +201,13 @@ def leaves(move: Operation) -> bool:
 
 
 def _cells(operation: Operation) -> Iterator[tuple[Micro, Stage]]:
-    """The micro-batches of an operation, each with its stage."""
     return ((micro, part.stage) for part in operation.parts for micro in part.micros)
 
 
 def waited(lane: Sequence[Operation], moves: Iterable[int], period: int = 0) -> Iterator[WaitMove]:
     """Yields the lines that wait for some moves of a lane; ``moves`` are their places in it.
 
-    If the lane is a turn of a stream, ``period`` is the period of the stream, and places of earlier turns are negative.
+    If the lane is a turn of a stream with this ``period``, places of earlier turns are negative.
     """
     for turn, place in (divmod(move, len(lane)) for move in moves):
         for part in lane[place].parts:
@@ -217,10 +215,7 @@ def waited(lane: Sequence[Operation], moves: Iterable[int], period: int = 0) -> 
 
 
 def to_its_end(operation: Operation) -> tuple[MoveStep, ...]:
-    """Returns the steps that run an operation until it is over.
-
-    They are the operation, or the two sides of a pair; after a move of memory follows the wait for it.
-    """
+    """The steps that run an operation until it is over: itself or its two sides, after a move the wait for it."""
     return (*operation.parts, *waited([operation], [0] if operation.kind.moves else []))
 
 
@@ -237,10 +232,7 @@ K = TypeVar("K")
 
 
 class Highest(NamedTuple):
-    """The highest total that is reached when changes are added up in order (``amount``).
-
-    ``change`` is the index of the change that first reaches this total.
-    """
+    """The highest total when changes are added up in order, and the index of the ``change`` that first reaches it."""
 
     amount: int
     change: int
@@ -263,12 +255,11 @@ def highest_by_key(changes: Iterable[tuple[K, int]]) -> dict[K, Highest]:
 def repeated(changes: Iterable[tuple[K, int, int | Fraction]]) -> Iterator[tuple[K, int]]:
     """Yields changes as (key, amount): first those that make what exists when a turn begins, then those of the turn.
 
-    ``changes`` are those of one turn of a stream, each (key, amount added, turn of the thing): the last is the number
-    of the turn to which the added or freed thing belongs, counted from this turn. Each thing is added once and freed
-    once. If a turn adds a thing of turn i and frees one of turn j, i - j things exist when a turn begins.
+    ``changes`` are those of one turn of a stream, each (key, amount added, turn of the thing, counted from this one).
+    Each thing is added once and freed once. If a turn adds a thing of turn i and frees one of turn j, i - j things
+    exist when a turn begins.
 
-    Examples
-    --------
+    Examples --------
     >>> list(repeated([("a", 1, 0), ("a", -1, -3)]))
     [('a', 3), ('a', 1), ('a', -1)]
     """
@@ -281,10 +272,9 @@ def repeated(changes: Iterable[tuple[K, int, int | Fraction]]) -> Iterator[tuple
 
 
 def most_at_once(lifetimes: Iterable[tuple[K, int, int]]) -> dict[K, int]:
-    """The most things of each key that exist at once.
+    """The most things of each key that exist at once; a lifetime is a key, a start and an end.
 
-    A lifetime is a key, a start and an end. Lifetimes that do not end after their start are left out, and so are keys
-    without any others.
+    Lifetimes that do not end after their start do not count.
 
     Examples
     --------
@@ -309,9 +299,9 @@ def changes(
 ) -> Iterator[KeptChange]:
     """Yields the changes of the amounts that a lane keeps, in order, each (operation or wait, unit, amount added).
 
-    ``units`` says which values are counted. What an operation makes is added before what it frees is subtracted, since
-    both exist while it runs. Operands are added last: they take the place of the activations that are freed. A value
-    that no operation frees does not count. What a move frees is subtracted where the lane has waited for the move.
+    Only values in ``units`` count, and that some operation frees. What an operation makes is added before what it frees
+    is subtracted, since both exist while it runs. Operands are added last: they take the place of the activations that
+    are freed. What a move frees is subtracted where the lane has waited for the move.
     """
     effects = _effects(header, tuple(units))
     if not any(map(any, effects.values())):
@@ -338,17 +328,15 @@ def _changes_with_moves(
 def is_at_end(step: MoveStep, unit: Counted, amount: int) -> bool:
     """Whether a change of what is kept belongs to the end of its operation (``step``), not to the start.
 
-    That holds for all that is freed, and for operands that a backward leaves, which take the place of freed
-    activations.
+    That holds for all that is freed, and for operands, which take the place of freed activations.
     """
     return amount < 0 or (unit is Counted.OPERANDS and not step.kind.moves)
 
 
 def waiting(header: Header) -> dict[Kind, int]:
-    """Returns by how many values each kind of operation changes what its stage keeps of a micro-batch.
+    """By how many values each kind of operation changes what its stage keeps of a micro-batch: made less freed.
 
-    It is the number of values made less the number freed, so it may be negative. Carries, and values in host memory, do
-    not count.
+    Carries, and values in host memory, do not count.
     """
     values = (value for kind in header.kinds for value in kind.keeps_in_slice)
     units = dict.fromkeys(value.counted for value in values if value.counted not in ON_HOST_UNITS)
@@ -364,7 +352,6 @@ The amount is that of one micro-batch or, with slices, the length of a slice.
 
 
 def _effects(header: Header, units: tuple[Counted, ...]) -> Mapping[Kind, Sequence[_Effects]]:
-    """Returns for each kind the changes in ``units`` that one operation makes: a list by slice of a micro-batch."""
     return _effects_of(header.kinds, units, header.slice_lengths)
 
 
@@ -395,29 +382,22 @@ def _effects_of(
 
 
 def _maker(kind: Kind, value: Value, place: int) -> int:
-    """Returns the slice that made ``value``, which an operation of this kind on slice ``place`` frees.
-
-    It is the slice from which the operation reads the value or, if it does not read it, its own.
-    """
+    """The slice that made ``value``, which an operation on slice ``place`` frees."""
     return place - value.slices_on if value in kind.reads else place
 
 
 class Peak(NamedTuple):
-    """The most that a lane keeps at any time (``amount``), and the first step with which it keeps so much.
-
-    ``at`` is None if nothing is ever kept.
-    """
+    """The most that a lane keeps at any time, and the first step with which it keeps so much, if any."""
 
     amount: int
     at: MoveStep | None
 
 
 def peaks(level: Schedule | Program, *units: Counted) -> tuple[Peak, ...]:
-    """Returns for each worker the most that it keeps at any time of all that is counted in any of ``units``.
+    """The most that each worker keeps at any time of all that is counted in any of ``units``.
 
     All stages of the worker are added up. A pair counts as its forward, then its backward, so what both need is there
-    at once. What a move takes away is kept until the lane has waited for the move; in a schedule, which has no lines
-    that wait, `flow.host_moves` says where that is.
+    at once. What a move takes away is kept until the lane has waited for the move (`waits_of`).
     """
     by_lane: list[Peak] = []
     for steps in _steps(level):
@@ -429,14 +409,13 @@ def peaks(level: Schedule | Program, *units: Counted) -> tuple[Peak, ...]:
 
 
 def _steps(level: Schedule | Program) -> Iterator[Iterable[MoveStep]]:
-    """Yields for each lane its operations and its waits for moves, in order."""
     if isinstance(level, Program):
         return (parts.steps for parts in level.parts)
     return map(singles if level.header.lanes_only else partial(with_waits, level.header), level.lanes)
 
 
 def activations(level: Schedule | Program) -> tuple[Peak, ...]:
-    """Returns for each worker the most live micro-batches, added up over stages (`peaks`).
+    """The most live micro-batches on each worker, added up over stages (`peaks`).
 
     A micro-batch is live on a stage from its forward, or from its recomputation if the stage recomputes, until no later
     operation there needs anything of it. What is on the host does not count.
@@ -445,20 +424,20 @@ def activations(level: Schedule | Program) -> tuple[Peak, ...]:
 
 
 def on_host(level: Schedule | Program) -> tuple[Peak, ...]:
-    """Returns for each worker the most micro-batches whose activations or operands are in host memory (`peaks`)."""
+    """The most micro-batches of each worker whose activations or operands are in host memory (`peaks`)."""
     return peaks(level, *ON_HOST_UNITS)
 
 
 def inputs(level: Schedule | Program) -> tuple[Peak, ...]:
-    """Returns for each worker the most inputs that its stages keep for recomputation (`peaks`)."""
+    """The most inputs that the stages of each worker keep for recomputation (`peaks`)."""
     return peaks(level, Counted.INPUT)
 
 
 def between_halves(level: Schedule | Program) -> tuple[Peak, ...]:
-    """Returns for each worker the most micro-batches between the two halves of a split backward (`peaks`)."""
+    """The most micro-batches of each worker between the two halves of a split backward (`peaks`)."""
     return peaks(level, Counted.OPERANDS)
 
 
 def whole(header: Header, peaks: Iterable[Peak]) -> tuple[Fraction, ...]:
-    """Returns the amounts of peaks in M_a (section 3.3), so that a whole micro-batch on a stage is 1."""
+    """The amounts of peaks in M_a (section 3.3), so that a whole micro-batch on a stage is 1."""
     return tuple(Fraction(peak.amount, header.units) for peak in peaks)

@@ -75,11 +75,7 @@ class RunnableTurn:
 
 
 class _Wait(NamedTuple):
-    """A wait of a worker's line number ``place`` in a turn for line number ``posted`` in a turn of worker ``other``.
-
-    If the first line is in turn k, the awaited line is in turn k + ``later`` of the other worker; ``later`` may be
-    negative.
-    """
+    """A wait of line ``place`` of a worker's turn k for line ``posted`` in turn k + ``later`` of worker ``other``."""
 
     place: int
     other: int
@@ -88,9 +84,9 @@ class _Wait(NamedTuple):
 
 
 def runnable_turns(stream: ProgramStream) -> list[RunnableTurn]:
-    """Returns the turn of each worker with the number of updates that it needs (``ahead``).
+    """The turn of each worker with the number of updates that it needs (``ahead``).
 
-    A turn may begin at another line than in the stream. The stream is a program without errors by any rule.
+    A turn may begin at another line than in the stream, which is a program without errors by any rule.
     """
     header = stream.header
     lengths = [max(1, len(turn.instructions)) for turn in stream.turns]
@@ -111,12 +107,12 @@ def runnable_turns(stream: ProgramStream) -> list[RunnableTurn]:
 
 
 def runnable_stream(stream: ProgramStream) -> ProgramStream:
-    """Returns the stream with its turns as `runnable_turns` cuts them: the same lines, but begun elsewhere."""
+    """The stream with its turns as `runnable_turns` cuts them: the same lines, but begun elsewhere."""
     return replace(stream, turns=tuple(runnable.turn for runnable in runnable_turns(stream)))
 
 
 def lag(turns: Sequence[RunnableTurn]) -> int:
-    """Returns how many more updates must be given before an update is complete: stepped on every worker."""
+    """How many more updates must be given before an update is complete: stepped on every worker."""
     return max(
         runnable.ahead - extent(line).first
         for runnable in turns
@@ -126,18 +122,12 @@ def lag(turns: Sequence[RunnableTurn]) -> int:
 
 
 def _ahead(header: Header, turns: int) -> int:
-    """Converts a number of turns into the ``ahead`` of a `RunnableTurn`.
-
-    ``turns`` is the number of the first turn that a worker cannot run when just the updates of turn 0 have been given.
-    """
+    """``ahead`` of a `RunnableTurn` whose first turn that cannot run with the updates of turn 0 is ``turns``."""
     return (2 - turns) * header.per_turn - 1
 
 
 def _own_end(header: Header, turn: Turn) -> int:
-    """Counts the lines that a worker can run, from turn 0 on, when the updates of turn 0 have been given.
-
-    The next line is about a later update. Waits for other workers are not regarded.
-    """
+    """The lines that a worker can run by itself, from turn 0 on, when the updates of turn 0 have been given."""
     length = len(turn.instructions)
     return min(
         ((1 - _turn_of(header, line)) * length + place for place, line in enumerate(turn.instructions)), default=1
@@ -145,13 +135,13 @@ def _own_end(header: Header, turn: Turn) -> int:
 
 
 def _turn_of(header: Header, line: Instruction) -> int:
-    """Returns the number of the turn to which the last micro-batch of a line, or the update of the line, belongs."""
+    """The number of the turn to which the last micro-batch of a line, or the update of the line, belongs."""
     _, last, of_updates = extent(line)
     return last // (header.per_turn if of_updates else header.period)
 
 
 def _program_waits(stream: ProgramStream) -> list[list[_Wait]]:
-    """Returns for each worker the waits in its turn for lines of other workers."""
+    """The waits in each worker's turn for lines of other workers."""
     header = stream.header
     posts: dict[_Key, list[tuple[int, int, int]]] = {}
     for worker, turn in enumerate(stream.turns):
@@ -176,10 +166,9 @@ _AWAITED: dict[type[Instruction], type[Instruction]] = {WaitRecv: Send, WaitSend
 
 
 def _key(header: Header, posted: type[Instruction], line: Instruction) -> tuple[_Key, int]:
-    """Returns a key of the message or the sum of a line, and the number of the turn to which that belongs.
+    """A key of the message or the sum of a line, the same in every turn, and the number of the turn of that.
 
-    The key is the same in every turn. ``posted`` is the type of the line that sends, receives or launches, and is a
-    part of the key.
+    ``posted`` is the type of the line that sends, receives or launches, and is a part of the key.
     """
     first, number = in_turn(header, line)
     if isinstance(first, AllReduce | WaitAllReduce):
@@ -189,7 +178,7 @@ def _key(header: Header, posted: type[Instruction], line: Instruction) -> tuple[
 
 
 def _whole_turns(waits: Sequence[Sequence[_Wait]], turns: Sequence[int]) -> list[int] | None:
-    """Returns for each worker the number of the first turn that it cannot end; None if workers wait in a cycle.
+    """The number of the first turn that each worker cannot end; None if workers wait in a cycle.
 
     ``turns`` has these numbers as far as each worker's own lines decide. Each pass lowers them to what the waits for
     other workers allow, until nothing changes. In a cycle they would fall without end.
@@ -205,10 +194,9 @@ def _whole_turns(waits: Sequence[Sequence[_Wait]], turns: Sequence[int]) -> list
 
 
 def _lines_run(waits: Sequence[Sequence[_Wait]], ends: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """Returns how many lines each worker can run before the first line that waits for ever, counted from turn 0 on.
+    """How many lines, from turn 0 on, each worker can run before the first that waits for ever.
 
-    ``ends`` has these numbers as far as each worker's own lines decide, ``waits`` the waits of each worker for others,
-    ``lengths`` the number of lines in a turn of each worker.
+    ``ends`` has these numbers as far as each worker's own lines decide, ``lengths`` the number of lines in a turn.
     """
     ends, changed = [*ends], True
     while changed:
@@ -222,17 +210,17 @@ def _lines_run(waits: Sequence[Sequence[_Wait]], ends: Sequence[int], lengths: S
 
 
 def _beginning_at(header: Header, turn: Turn, place: int) -> Turn:
-    """A turn that begins at ``place`` of another turn, and ends with the lines before that place, one turn later."""
+    """A turn that begins at ``place`` of another one, and ends with the lines before that place, a turn later."""
     again = [in_slot(turn.rings, later(header, line, 1), 1) for line in turn.instructions[:place]]
     return replace(turn, instructions=(*turn.instructions[place:], *again))
 
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """The operations of a schedule, numbered lane by lane, and the operations that each waits for (``predecessors``).
+    """The operations of a schedule, numbered lane by lane, and the operations that each waits for.
 
-    ``lanes[w]`` are the numbers of worker w's operations. ``order`` has each operation after all its predecessors. If a
-    schedule has a cycle, the operations that wait for ever are not in ``order``.
+    ``lanes[w]`` are the numbers of worker w's operations. ``order`` has each operation after all its predecessors;
+    those that wait for ever in a cycle are not in it.
     """
 
     schedule: Schedule
@@ -242,10 +230,9 @@ class Net:
     order: Sequence[int]
 
     def ends(self, durations: Sequence[Time], earliest: Mapping[int, Time] | None = None) -> list[Time]:
-        """Returns the time at which each operation ends, if it begins as soon as all its predecessors have ended.
+        """The time at which each operation ends, if it begins as soon as all its predecessors have ended.
 
-        ``durations`` has the time that each takes. ``earliest`` has for some operations a time before which they do not
-        begin.
+        ``earliest`` has for some operations a time before which they do not begin.
         """
         return ends(self.order, self.predecessors, durations, earliest)
 
@@ -255,7 +242,7 @@ Reads = Sequence[tuple[int, ...]]
 
 
 def reads_of(schedule: Schedule) -> Reads:
-    """Returns for each operation of a schedule the operations that make the values it reads.
+    """The operations that make the values each operation of a schedule reads.
 
     The schedule has no errors by the rules "complete" and "placed".
     """
@@ -280,10 +267,6 @@ def net_of(schedule: Schedule) -> Net:
 
 
 def _waits(schedule: Schedule, lanes: Sequence[range]) -> list[tuple[int, ...]]:
-    """Returns for each operation the numbers of all that it waits for: for values, for steps, and in its lane.
-
-    ``lanes`` has the numbers of the operations of each lane.
-    """
     reads = reads_of(schedule)
     lasts = chain.from_iterable(map(partial(queued, schedule.header), schedule.lanes, lanes))
     before = [read if read[-1:] == last else (*read, *last) for read, last in zip(reads, lasts, strict=True)]
@@ -295,11 +278,10 @@ def _waits(schedule: Schedule, lanes: Sequence[range]) -> list[tuple[int, ...]]:
 
 
 def queued(header: Header, lane: Iterable[Operation], numbers: Sequence[int]) -> Iterable[tuple[int, ...]]:
-    """Returns for each operation of a lane the numbers of the operations in the lane that must end before it begins.
+    """The operations of a lane, by ``numbers``, that must end before each of its operations begins.
 
-    ``numbers`` has the number of each operation of the lane. An operation follows the last one before it that occupies
-    the worker's lane and, if it occupies another resource, also the last one before it that occupies that resource. It
-    also follows the moves that the lane has waited for before it.
+    An operation follows the last one before it that occupies the worker's lane and, if it occupies another resource,
+    also the last one that occupies that resource, and the moves that the lane has waited for before it.
     """
     if header.lanes_only:
         return chain([()][: len(numbers)], zip(numbers[:-1], strict=True))
@@ -311,10 +293,7 @@ def queued(header: Header, lane: Iterable[Operation], numbers: Sequence[int]) ->
 def queued_by_resource(
     lane: Iterable[Operation], numbers: Sequence[int], waits: MoveWaits
 ) -> Iterator[tuple[int, ...]]:
-    """Yields for each operation of a lane the numbers of the operations in the lane that it follows, as `queued` does.
-
-    ``waits`` maps a place of the lane to the numbers of the moves that the lane waits for before this place.
-    """
+    """Yields what `queued` returns, where ``waits`` maps places to the numbers of the moves waited for before them."""
     last: dict[Resource, int] = {}
     # The moves that the lane has waited for since the last operation that occupies it.
     awaited: list[int] = []
@@ -329,11 +308,9 @@ def queued_by_resource(
 
 
 def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, Iterable[int]]]:
-    """Yields (number of an operation, numbers of the operations that it waits for), for operations that need a step.
+    """Yields (operation, those that it waits for), by number, for operations that need a step.
 
-    The net has no steps: what the step would wait for are the last operations, on all workers, that add to the
-    gradients of its update. Per lane and resource, only the first operation that needs the step is yielded; later ones
-    follow it.
+    Per lane and resource that is only the first operation that needs the step; later ones follow it.
     """
     if not schedule.header.steps_inside:
         return
@@ -355,9 +332,9 @@ def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, It
 
 
 def places_after(header: Header, lane: Iterable[Operation]) -> dict[WeightGroup, list[int]]:
-    """Returns for each weight group the places in a lane of the first operations that need the steps of its updates.
+    """The places in a lane of the first operations that need the steps of each weight group's updates.
 
-    Entry u of the group's list is for the step of update u. The list ends with the last step that any operation needs.
+    Entry u is for the step of update u. The list ends with the last step that any operation needs.
     """
     places: dict[WeightGroup, list[int]] = defaultdict(list)
     groups_with = header.groups_with
@@ -371,12 +348,11 @@ def places_after(header: Header, lane: Iterable[Operation]) -> dict[WeightGroup,
 
 
 def _parts(numbers: range, lane: Sequence[Operation]) -> Iterator[tuple[int, Compute]]:
-    """The operations of a lane of a stream, which has no pairs, each with its number."""
     return zip(numbers, singles(lane), strict=True)
 
 
 def newest(header: Header, operation: Compute) -> int:
-    """Returns the newest version of its stage's weights that must exist before an operation begins.
+    """The newest version of its stage's weights that must exist before an operation begins.
 
     It is the version that the operation reads. An operation that adds to the gradients of update u needs version u too:
     the step of the update before must be over, since the gradients of both add up in the same memory.
@@ -386,7 +362,7 @@ def newest(header: Header, operation: Compute) -> int:
 
 
 def numbered(schedule: Schedule) -> tuple[range, ...]:
-    """Numbers all operations lane by lane; returns the numbers of each lane."""
+    """The numbers of the operations of each lane, counted lane by lane."""
     bounds = accumulate((len(lane) for lane in schedule.lanes), initial=0)
     return tuple(range(start, end) for start, end in pairwise(bounds))
 
@@ -429,16 +405,16 @@ class TurnLane:
                     self.sums[group].append((place, header.update_of(operation.micros)))
 
     def node(self, place: int) -> tuple[int, int]:
-        """Returns the node of the operation at ``place`` of the lane, and the number of the turn in which it is."""
+        """The node of the operation at ``place`` of the lane, and the number of the turn in which it is."""
         turn, inside = divmod(place, self.length)
         return self.first + inside, turn
 
     def place(self, node: int, turn: int) -> int:
-        """Returns the place in the lane of the operation that is ``node`` in turn number ``turn``."""
+        """The place in the lane of the operation that is ``node`` in turn number ``turn``."""
         return node - self.first + turn * self.length
 
     def first_need(self, group: WeightGroup, version: int, early: Iterable[tuple[int, int]] = ()) -> int:
-        """Returns the place of the first operation, in any turn, that needs ``version`` of a group or a later version.
+        """The place of the first operation, in any turn, that needs ``version`` of a group or a later version.
 
         ``early`` adds needs to those in ``needs``: further pairs (place in turn 0, version that is needed there).
         """
@@ -447,9 +423,9 @@ class TurnLane:
         )
 
     def last(self, marks: Iterable[tuple[int, int]], number: int) -> int | None:
-        """Returns the place of the last operation, in any turn, that is marked with ``number``; None if there is none.
+        """The place of the last operation, in any turn, that is marked with ``number``; None if there is none.
 
-        ``marks`` are the marks of turn 0: pairs (place, version or update). From turn to turn, both grow.
+        ``marks`` are those of turn 0: pairs (place, version or update). From turn to turn, both grow.
         """
         turns = ((place, *divmod(number - have, self.per_turn)) for place, have in marks)
         return max((place + self.length * turn for place, turn, rest in turns if not rest), default=None)
@@ -469,9 +445,9 @@ class TurnNet:
 
     @cached_property
     def waits(self) -> Waits:
-        """Returns for each node the nodes that it waits for: for values, for steps, and in its lane.
+        """The nodes that each node waits for: for values, for steps, and in its lane.
 
-        If a node waits for the operations of another node from several turns, only the latest of these turns is there.
+        If a node waits for another node from several turns, only the latest of these is there.
         """
         nearest: list[dict[int, int]] = [{} for _ in self.operations]
         for node, other, ago in (*self._data(), *self._queues(), *self._steps()):
@@ -479,17 +455,14 @@ class TurnNet:
         return [tuple(waits.items()) for waits in nearest]
 
     def _queues(self) -> Iterator[tuple[int, int, int]]:
-        """Yields the waits within a lane: for earlier operations, and for moves that the lane has waited for.
-
-        A wait is (node, the node that it waits for, how many turns ago that is).
-        """
+        """Yields the waits within a lane: (node, the node that it waits for, how many turns ago that is)."""
         for lane in self.lanes:
             for place, before in enumerate(self._queued(lane)):
                 for other, turn in map(lane.node, before):
                     yield lane.first + place, other, -turn
 
     def _queued(self, lane: TurnLane) -> Iterable[Iterable[int]]:
-        """Returns for each operation of a turn the places in its lane that it follows, as in `flow.net.queued`."""
+        """The places in its lane that each operation of a turn follows, as in `queued`."""
         if self.header.lanes_only:
             return ((place - 1,) for place in range(lane.length))
         # In the second of two turns in a row, all that an operation follows is there.
@@ -502,7 +475,7 @@ class TurnNet:
         return islice(queued_by_resource(lane.operations * 2, places, waits), lane.length, None)
 
     def _data(self) -> Iterator[tuple[int, int, int]]:
-        """Yields the waits for operations that make values, each as (reader, maker, how many turns ago that is)."""
+        """Yields the waits for values, as (reader, maker, how many turns ago that is)."""
         for node, operation in enumerate(self.operations):
             for micro in operation.micros:
                 turn, single = divmod(micro, self.header.period)
@@ -523,7 +496,7 @@ class TurnNet:
         return Flow(self.header, ((number, Compute(kind, (micro,), stage)) for number, kind, micro, stage in numbered))
 
     def at(self, number: int) -> tuple[int, int]:
-        """Returns the node of an operation, given by its number in `flow`, and the turn of its lane in which it is."""
+        """The node of an operation, given by its number in `flow`, and the turn of its lane in which it is."""
         turn, node = divmod(number, len(self.operations))
         return node, turn - self._latest
 
@@ -533,10 +506,10 @@ class TurnNet:
         return max((max(o.micros) // self.header.period for o in self.operations), default=0)
 
     def _steps(self) -> Iterator[tuple[int, int, int]]:
-        """Yields the waits for steps, each as (node, the node that it waits for, how many turns ago that is).
+        """Yields the waits for steps, as (node, the node that it waits for, how many turns ago that is).
 
-        The net has no steps. In each lane, the first operation that needs the step of an update waits in its place: for
-        the last operations, in all lanes, that add to the gradients of this update.
+        The net has no steps: in each lane, the first operation that needs the step of an update waits for the last
+        operations, in all lanes, that add to the gradients of this update.
         """
         for lane in self.lanes:
             for group in lane.needs:

@@ -85,7 +85,7 @@ class Transfer(NamedTuple):
     """A message between two workers, with places in the sender's and in the receiver's lane.
 
     ``produced`` is the place in the sender's lane of the operation that makes it, ``used`` the place in the receiver's
-    lane of the first that reads it. ``over`` is the place there after which the memory of the received message is free.
+    lane of the first that reads it, ``over`` the place there after which the memory of the received message is free.
     """
 
     message: Message
@@ -101,7 +101,7 @@ Link = tuple[Worker, Worker]
 
 
 class Posting(NamedTuple):
-    """The receive of a message (``transfer``), which is posted before the operation at place ``before`` of its lane."""
+    """The receive of a message, which is posted before the operation at place ``before`` of its lane."""
 
     before: int
     transfer: Transfer
@@ -112,9 +112,8 @@ class Traffic:
     """The messages of one lane: where it posts receives and sends, and where it waits for them.
 
     Places are those of compute operations in the lane. ``postings`` has the receives in the order of the lane. ``sent``
-    has, by place, the messages that are sent after the operation (after a pair, those of both its operations).
-    ``received`` has the messages that are waited for before the operation, and ``retired`` the sends that are waited
-    for before it. The ``unanswered`` sends are waited for at the end of the lane.
+    has, by place, the messages sent after the operation, ``received`` those that are waited for before it, and
+    ``retired`` the sends that are waited for before it. The ``unanswered`` sends are waited for at the end of the lane.
     """
 
     postings: list[Posting] = field(default_factory=list)
@@ -133,7 +132,7 @@ class EarliestRun:
 
 
 def earliest_run(net: Net) -> EarliestRun:
-    """Returns the run in which every operation begins as early as it can, and takes 1 for each of its micro-batches."""
+    """The run in which every operation begins as early as it can, and takes 1 for each of its micro-batches."""
     lengths = [operation.size for operation in net.operations]
     ends = net.ends(lengths)
     begins = [end - length for end, length in zip(ends, lengths, strict=True)]
@@ -150,8 +149,7 @@ def communicate(
 
     The schedule has no errors by the rules "complete", "placed" and "acyclic". A receive is posted ``ahead`` operations
     before its use, at least 0. ``run`` is the earliest run of the schedule, if operations hand values on in one
-    direction only. ``communicators`` says which messages share one: all from one worker to another, or all between two
-    workers.
+    direction only. ``communicators`` says which messages share one.
     """
     return in_order(_gathered(schedule, ahead, run, communicators), 0)
 
@@ -173,7 +171,6 @@ def in_order(traffics: list[Traffic], start: int) -> Iterator[Traffic]:
 
 
 def _gathered(schedule: Schedule, ahead: int, run: EarliestRun | None, communicators: Communicators) -> list[Traffic]:
-    """Returns the traffic of every lane of a schedule, not yet in the lane's order; arguments as in `communicate`."""
     # The hand-overs between workers are the messages. Without answers it is decided now where their sends are waited
     # for, as this decides for how long their memory is in use.
     places = Flow(schedule.header, chain.from_iterable(map(enumerate, schedule.lanes)))
@@ -191,12 +188,11 @@ def placed(
     ahead: int,
     communicators: Communicators,
 ) -> list[Traffic]:
-    """Returns the traffic of every lane, not yet in the order of the lane.
+    """The traffic of every lane, not yet in its order: a receive may be posted before the lane's start.
 
-    A receive may be posted before the lane's start. ``links`` has the messages of every directed pair of workers, in
-    the order in which they are sent. ``ends`` has the place at which each lane ends. ``waits`` has the place at which
-    each send is waited for, if no message answers another. Receives are posted ``ahead`` operations before their use;
-    ``communicators`` says which messages share one.
+    ``links`` has the messages of every directed pair of workers, in the order in which they are sent. ``ends`` has the
+    place at which each lane ends. ``waits`` has the place at which each send is waited for, if no message answers
+    another. Receives are posted ``ahead`` operations before their use; ``communicators`` says which messages share one.
     """
     traffics = [Traffic() for _ in ends]
     for (sender, receiver), transfers in links.items():
@@ -220,10 +216,7 @@ def placed(
 
 
 def _links(schedule: Schedule, places: Flow) -> dict[Link, list[Transfer]]:
-    """Returns the messages of every directed pair of workers, in the order in which they are sent.
-
-    ``places`` says which operation makes and takes each value, by place in its lane.
-    """
+    """The messages of every directed pair of workers, in the order sent; ``places`` are those in lanes."""
     header = schedule.header
     links: dict[Link, list[Transfer]] = defaultdict(list)
     for number, lane in enumerate(schedule.lanes):
@@ -235,19 +228,15 @@ def _links(schedule: Schedule, places: Flow) -> dict[Link, list[Transfer]]:
 
 
 def _first_uses(transfers: Sequence[Transfer]) -> list[int]:
-    """Returns for each message the place of the first use of the message itself or of any sent after it.
-
-    Its receive must be posted before that place, because receives are posted in the order of the sends.
-    """
+    """The place of the first use of each message or of any sent after it: its receive is posted before that."""
     return list(accumulate((transfer.used for transfer in reversed(transfers)), min))[::-1]
 
 
 def _in_one_order(posts: Iterable[int], transfers: Sequence[Transfer], answers: Sequence[Transfer]) -> Iterator[int]:
     """Yields for each message of a link the place before which its receive is posted, in one order for both directions.
 
-    The receive is posted after all sends of the same worker that come before the message in that order, and before the
-    next one; within these limits, as near as possible to the wish in ``posts``. ``answers`` are the messages of the
-    opposite link, which the receiver of ``transfers`` sends.
+    That is after all sends of the same worker that come before the message in that order, and before the next one;
+    within these limits, as near as possible to ``posts``. ``answers`` are the messages of the opposite link.
     """
     keys = _keys(answers)
     for place, key in zip(posts, _keys(transfers), strict=True):
@@ -260,7 +249,7 @@ def _in_one_order(posts: Iterable[int], transfers: Sequence[Transfer], answers: 
 
 
 def _keys(transfers: Sequence[Transfer]) -> list[tuple[int, Worker]]:
-    """Returns the sort key of each message of a link in the one order of all messages between its two workers."""
+    """The sort key of each message of a link in the one order of all messages between its two workers."""
     sums: dict[int, int] = {}
     for use, transfer in zip(_first_uses(transfers), transfers, strict=True):
         sums.setdefault(transfer.produced, transfer.produced + use)
@@ -270,14 +259,13 @@ def _keys(transfers: Sequence[Transfer]) -> list[tuple[int, Worker]]:
 def _answered(transfers: Iterable[Transfer], answers: list[Transfer], end: int) -> Iterator[int]:
     """Yields for each message of a link the place at which the sender first uses an answer to it, or ``end``.
 
-    An answer is a message that the peer sends back after it has used the message; ``end`` means that there is none.
+    An answer is a message that the peer sends back after it has used the message.
     """
     produced, uses = [answer.produced for answer in answers], [*_first_uses(answers), end]
     return (uses[bisect_left(produced, transfer.used)] for transfer in transfers)
 
 
 def _waits(links: Mapping[Link, Iterable[Transfer]], run: EarliestRun) -> dict[Message, int]:
-    """The place in its sender's lane before which each message's send is waited for; it may be the end of the lane."""
     return {
         transfer.message: bisect_left(run.begins[transfer.sender], run.ends[transfer.receiver][transfer.used])
         for transfers in links.values()
@@ -290,14 +278,11 @@ def _kept_for_sends(
 ) -> dict[Link, list[Transfer]]:
     """Corrects ``over`` of all messages, for schedules in which no message answers another.
 
-    ``over`` is the place in the receiver's lane after which the memory of a received message is free. A stage may make
-    its output in the memory of its input. So ``over`` is when the receiver needs nothing any more that is made from the
-    message: no stage there reads it, and all sends of it are over, each at its place in ``waits``. Returns the messages
-    of each link.
+    A stage may make its output in the memory of its input. So ``over`` is when the receiver needs nothing any more that
+    is made from the message: no stage there reads it, and all sends of it are over, each at its place in ``waits``.
     """
 
     def over(transfer: Transfer) -> int:
-        """The place in the receiver's lane after which nothing needs the memory of a message."""
         last, received = transfer.over, [transfer.message]
         # What is made of a message is sent on, or read by a stage on this worker: then follow what that stage makes.
         for made in chain.from_iterable(passed_on(header, message) for message in received):
@@ -327,7 +312,7 @@ def _kept_for_sends(
 
 
 def slots(postings: Iterable[Posting]) -> tuple[Slot, ...]:
-    """Returns the slot of each receive of a lane.
+    """The slot of each receive of a lane.
 
     All messages over one edge between stages share as few slots as possible. They take the slots in a circle if that
     needs no further slot, because then the lane repeats as its operations do.
@@ -335,7 +320,7 @@ def slots(postings: Iterable[Posting]) -> tuple[Slot, ...]:
     Activations stay in their slot until the backward of the same micro-batch and stage is over: the forward reads them,
     and may keep or send on the same memory. (That send is over by then, because the gradients that answer it have been
     waited for.) Gradients stay until the backward that reads them is over. Without backwards, activations stay until
-    everything that is made from them on this worker is used and sent (`comm`).
+    everything that is made from them on this worker is used and sent.
     """
     shelves: dict[Shelf, list[tuple[int, int]]] = defaultdict(list)
     keys: list[Shelf] = []
@@ -347,9 +332,9 @@ def slots(postings: Iterable[Posting]) -> tuple[Slot, ...]:
 
 
 def _few(uses: list[tuple[int, int]]) -> Sequence[Slot]:
-    """Returns the slot of each message of a shelf, with as few slots as possible (a shelf: all slots for one edge).
+    """As few slots as possible for the messages over one edge.
 
-    ``uses`` has for each message the place before which its receive is posted, and the place of its last use.
+    ``uses`` has for each the place before which its receive is posted, and the place of its last use.
     """
     slots = _longest_free(uses)
     # The number of slots that the shelf needs if they are used round and round.
@@ -359,10 +344,9 @@ def _few(uses: list[tuple[int, int]]) -> Sequence[Slot]:
 
 
 def _longest_free(uses: list[tuple[int, int]]) -> list[Slot]:
-    """Returns a slot for each message, always the one that has been free for longest.
+    """A slot for each message, always the one that has been free for longest.
 
-    ``uses`` has for each message the place before which its receive is posted, and the place of its last use. A slot is
-    free after the last use of its message. If ``uses`` repeats, the order in which slots are taken repeats as well.
+    A slot is free after the last use of its message. If ``uses`` repeats, the order in which slots are taken does too.
     """
     free: deque[Slot] = deque()
     busy: list[tuple[int, Slot]] = []
@@ -379,9 +363,8 @@ def _longest_free(uses: list[tuple[int, int]]) -> list[Slot]:
 def _in_rings(slots: Sequence[Slot]) -> Sequence[Slot]:
     """Renumbers the slots so that messages that come again in every period go round slots with successive numbers.
 
-    If messages repeat with a period, each message is followed, a period later, by one in another slot. The slots that
-    follow one another in this way are a ring, and get successive numbers. The period is found in the middle half of the
-    messages; if there is none, the slots keep their numbers.
+    If messages repeat with a period, each is followed, a period later, by one in another slot; such slots are a ring.
+    The period is found in the middle half of the messages; if there is none, the slots keep their numbers.
     """
     # How many messages ago each slot was taken before: this does not depend on the slots' numbers.
     latest: dict[Slot, int] = {}
@@ -412,12 +395,12 @@ def _in_rings(slots: Sequence[Slot]) -> Sequence[Slot]:
 def rings(
     postings: Iterable[Posting], length: int, period: int
 ) -> tuple[tuple[Slot, ...], tuple[tuple[Shelf, int], ...]]:
-    """Returns the slot of each receive in turn 0 of a stream, and pairs of a shelf and its number of slots.
+    """The slot of each receive in turn 0 of a stream, and the number of slots of each shelf.
 
-    A shelf is all slots of a worker for one edge between stages. Receives take its slots in a circle, so the slot
-    follows from the message's number among those over the edge. Slot 0 goes to the first message about a micro-batch of
-    turn 0 or later. From the posting of a message to its last use, a number of receives are posted, its own included; a
-    shelf has as many slots as the largest such number.
+    A shelf is all slots of a worker for one edge between stages. Receives take them in a circle, so the slot follows
+    from the message's number among those over the edge; slot 0 goes to the first message about a micro-batch of turn 0
+    or later. A shelf has as many slots as the most receives, its own included, that are posted from the posting of a
+    message to its last use.
 
     ``postings`` has the receives of turn 0, and may have others. The turn has ``length`` operations and ``period``
     micro-batches.

@@ -10,9 +10,7 @@
                                 wait all_reduce s1
                                 step s1
 
-The policies are in the modules of the passes: `comm` (messages), `buffers` (slots), `sync` (gradients), `streaming`
-(schedules without end), `updates` (the sums, steps and weight versions of such schedules) and `moves` (memory to the
-host and back). `insertion` puts the lanes together.
+The policies are in `comm` (messages and their slots) and `updates` (sums of gradients, steps and weight versions).
 """
 
 from collections import defaultdict
@@ -85,8 +83,6 @@ from chimera_ir.lower.updates import Duration, Insertions, synchronise, update
 # A schedule without a flush has forwards without end. The evaluation takes the fewest turns that have a micro-batch for
 # every worker. It runs after a drain, so there is one version of the weights, the newest.
 
-_Urgency = tuple[int, tuple[Micro, ...]]
-
 
 def forwards(level: Schedule | ScheduleStream) -> Schedule:
     """Returns the schedule of the forwards alone: of all operations that open a micro-batch on a stage.
@@ -127,7 +123,7 @@ def _ordered(header: Header, lanes: Sequence[Sequence[Compute]]) -> Iterator[tup
     located: dict[tuple[tuple[Micro, ...], Stage], tuple[int, Compute]] = {}
     for worker, lane in enumerate(lanes):
         located |= {(operation.micros, operation.stage): (worker, operation) for operation in lane}
-    ready: list[list[tuple[_Urgency, Compute]]] = [[] for _ in lanes]
+    ready: list[list[tuple[tuple[int, tuple[Micro, ...]], Compute]]] = [[] for _ in lanes]
     missing = {key: len(header.feeding[key[1]]) for key in located}
     for worker, operation in located.values():
         if not header.feeding[operation.stage]:
@@ -160,12 +156,12 @@ def _ordered(header: Header, lanes: Sequence[Sequence[Compute]]) -> Iterator[tup
     return map(tuple, ordered)
 
 
-def _urgency(operation: Compute) -> _Urgency:
-    """Returns the sort key by which a worker chooses its next operation: latest stage, then first micro-batches."""
+def _urgency(operation: Compute) -> tuple[int, tuple[Micro, ...]]:
+    """The sort key by which a worker chooses its next operation: latest stage, then first micro-batches."""
     return -operation.stage, operation.micros
 
 
-# Takes moves of memory to the host and back out of a lane, and gives them back together with the waits for them.
+# Takes moves of memory out of a lane, and gives them back together with the waits for them.
 #
 #     worker 0:                    worker 0:
 #       F m0 s0                      F m0 s0
@@ -176,7 +172,7 @@ def _urgency(operation: Compute) -> _Urgency:
 #                                    F m2 s0
 #
 # The other passes lower the lane without its moves, so that these change nothing about messages and sums. A move is
-# launched after everything that belongs to the operation before it; `flow.host_moves` says where the lane waits for it.
+# launched after everything that belongs to the operation before it; `flow.live` says where the lane waits for it.
 
 Moves = Mapping[int, Sequence[Instruction]]
 """Maps a place of the lane without moves to the moves, and the waits for moves, that come right before it.
@@ -186,13 +182,13 @@ The length of that lane stands for its end.
 
 
 def without_moves(level: Schedule | ScheduleStream) -> Schedule | ScheduleStream:
-    """Returns the schedule without its moves of memory: with those operations alone that occupy the lanes."""
+    """The schedule without its moves of memory: with those operations alone that occupy the lanes."""
     lanes = tuple(tuple(line for line in lane if not line.kind.moves) for lane in level.lanes)
     return replace(level, lanes=lanes) if isinstance(level, Schedule) else stream_with(level.header, lanes)
 
 
 def moves_between(lane: Sequence[Operation], waits: MoveWaits, period: int) -> Moves:
-    """Returns the moves of a lane and the waits for them, by place in the lane without moves.
+    """The moves of a lane and the waits for them, by place in the lane without moves.
 
     ``waits`` says where the lane waits for which moves; ``period`` is that of a stream, else 0.
     """
@@ -207,9 +203,6 @@ def moves_between(lane: Sequence[Operation], waits: MoveWaits, period: int) -> M
     return lines
 
 
-# Puts the instructions that other passes have made around the compute operations of a lane.
-
-
 def with_inserted(
     lane: Sequence[Operation],
     traffic: Traffic,
@@ -217,12 +210,11 @@ def with_inserted(
     insertions: Insertions,
     moves: Moves,
 ) -> list[Instruction]:
-    """Returns the operations of a lane, or of turn 0 of a stream, with the instructions that other passes insert.
+    """The operations of a lane, or of turn 0 of a stream, with the instructions that other passes insert.
 
-    ``traffic`` has the messages, ``slots`` the slot of each receive that is posted in the lane or turn, ``insertions``
-    the sums and steps, and ``moves`` the instructions that move memory: they come first of those before an operation.
-    An inserted instruction has the origin of the operation that it serves; in a stream that operation may be in another
-    turn.
+    ``slots`` has the slot of each receive that is posted in the lane or turn. Of the instructions before an operation,
+    ``moves`` come first. An inserted instruction has the origin of the operation that it serves; in a stream that may
+    be in another turn.
     """
     length = len(lane)
     posted: dict[int, list[Recv]] = defaultdict(list)
@@ -270,10 +262,10 @@ def order(plan: PlanStream) -> ScheduleStream: ...
 def order(plan: Plan | PlanStream) -> Schedule | ScheduleStream:
     """The schedule in which every worker runs its operations by ascending clock; all workers are within range.
 
-    Only the clocks of the same worker are compared. Two operations of a worker on one clock, an error by the rule
-    "conflict-free", keep the order of the text; a move of memory, which may share the clock of another operation, comes
-    before that operation. Operations without a clock come last: `orders.ordering` gives them a better place. A
-    recomputation without a clock comes right before the operation that needs what it makes.
+    Two operations of a worker on one clock, an error by the rule "conflict-free", keep the order of the text; a move of
+    memory, which may share the clock of another operation, comes before that operation. Operations without a clock come
+    last: `orders.ordering` gives them a better place. A recomputation without a clock comes right before the operation
+    that needs what it makes.
 
     A worker's turn in a stream begins with the first of its operations on the micro-batches of the first turn. An
     operation whose clock is n turns too late for this turn is in it for micro-batches and versions of n turns before.
@@ -290,20 +282,15 @@ def order(plan: Plan | PlanStream) -> Schedule | ScheduleStream:
     if isinstance(plan, PlanStream):
         return stream_with(plan.header, in_full(plan.header, [tuple(_turn(plan, lane)) for lane in lanes]))
     for lane in lanes:
-        lane.sort(key=_moves_first if plan.header.moves else attrgetter("clock"))
+        lane.sort(key=lambda planned: (planned.clock, not planned.operation.kind.moves))
     operations = [[planned.operation for planned in lane] for lane in lanes]
     for planned_last in unclocked:
         operations[planned_last.worker].append(planned_last.operation)
     return Schedule(plan.header, in_full(plan.header, operations))
 
 
-def _moves_first(planned: Planned) -> tuple[int, bool]:
-    """Returns the sort key of an operation in its lane: by clock, and on one clock the moves of memory first."""
-    return planned.clock, not planned.operation.kind.moves
-
-
 def _turn(plan: PlanStream, lane: Sequence[Planned]) -> Iterator[Compute]:
-    """Yields the operations of a worker's turn in order; ``lane`` has those of the plan's first turn, with clocks."""
+    """The operations of a worker's turn in order; ``lane`` has those of the plan's first turn, with clocks."""
     start = min((planned.clock for planned in lane), default=0)
     places = [(*divmod(planned.clock - start, plan.clocks), planned.operation) for planned in lane]
     places.sort(key=lambda place: (place[1], not place[2].kind.moves))
@@ -350,9 +337,9 @@ def lower_stream(
 
 
 def _links(net: TurnNet, ahead: int) -> dict[Link, list[Transfer]]:
-    """Returns the messages of every directed pair of workers that matter for turn 0 of a stream, in the order sent.
+    """The messages of every directed pair of workers that matter for turn 0 of a stream, in the order sent.
 
-    They are messages of several turns: all that decide where those of turn 0 are posted and waited for.
+    They are of several turns: all that decide where those of turn 0 are posted and waited for.
     """
     lengths = [lane.length for lane in net.lanes]
     links = _of_turn(net)
@@ -368,7 +355,6 @@ def _links(net: TurnNet, ahead: int) -> dict[Link, list[Transfer]]:
 
 
 def _of_turn(net: TurnNet) -> Mapping[Link, list[Transfer]]:
-    """The messages of each link whose first micro-batch is one of turn 0."""
     header, period, flow = net.header, net.header.period, net.flow
     links: dict[Link, list[Transfer]] = defaultdict(list)
     for number, lane in enumerate(net.lanes):
@@ -396,10 +382,10 @@ def _of_turn(net: TurnNet) -> Mapping[Link, list[Transfer]]:
 def _around(
     transfers: Sequence[Transfer], reach: int, ends: Collection[int], header: Header, lengths: Sequence[int]
 ) -> list[Transfer]:
-    """Returns the messages of a link that are sent or used within ``reach`` turns of turn 0, in the order sent.
+    """The messages of a link that are sent or used within ``reach`` turns of turn 0, in the order sent.
 
-    ``transfers`` are the messages of a link in one turn; ``ends`` are the numbers of the turns in which they are sent
-    and used. ``lengths`` has the number of operations in a turn of each worker.
+    ``transfers`` are those of one turn; ``ends`` are the turns in which they are sent and used. ``lengths`` has the
+    number of operations in a turn of each worker.
     """
     messages: list[Transfer] = []
     for turn in range(-reach - max(ends), reach + 1 - min(ends)):
@@ -427,13 +413,12 @@ def lower(
     slot of its own while it is needed. Every stage that a worker holds is summed and stepped once per update. An
     inserted instruction has the origin of the operation that it serves.
 
-    The schedule has no errors by the rules "complete", "placed" and "acyclic"; ``net`` is the net of a schedule with a
-    flush, if known already. A receive is posted ``ahead`` operations before its use. ``duration`` gives the time of an
-    operation in any unit, which decides where a bubble is (`sync`). ``communicators`` says with how many the program
-    must finish: one per directed pair of workers, or one per pair.
+    The schedule has no errors by the rules "complete", "placed" and "acyclic"; ``net`` is its net, if known already. A
+    receive is posted ``ahead`` operations before its use. ``duration`` gives the time of an operation in any unit,
+    which decides where a bubble is. ``communicators`` says with how many the program must finish: one per directed pair
+    of workers, or one per pair.
 
-    Raises `ValueError` if ``ahead`` is negative, or if the schedule is some updates of a stream: lower the stream
-    (`stream_of`).
+    Raises `ValueError` if ``ahead`` is negative, or if the schedule is some updates of a stream: lower the stream.
     """
     if ahead < 0:
         raise ValueError("ahead must be at least 0")
@@ -453,20 +438,13 @@ def lower(
     lanes = zip(schedule.lanes, traffics, synchronise(schedule, duration, net), moves, strict=True)
     return Program(
         header,
-        tuple(_lane(lane, traffic, slots(traffic.postings), sums, between) for lane, traffic, sums, between in lanes),
-    )
-
-
-def _lane(
-    lane: tuple[Operation, ...],
-    traffic: Traffic,
-    recv_slots: Iterable[Slot],
-    insertions: Insertions,
-    moves: Moves,
-) -> tuple[Instruction, ...]:
-    return (
-        *insertions.after.get(-1, ()),
-        *with_inserted(lane, traffic, recv_slots, insertions, moves),
-        *(WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in traffic.unanswered),
-        *insertions.at_end,
+        tuple(
+            (
+                *sums.after.get(-1, ()),
+                *with_inserted(lane, traffic, slots(traffic.postings), sums, between),
+                *(WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in traffic.unanswered),
+                *sums.at_end,
+            )
+            for lane, traffic, sums, between in lanes
+        ),
     )

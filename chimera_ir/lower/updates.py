@@ -32,7 +32,7 @@ that can run only after the sum of the update before, if that operation comes be
 All workers launch in one agreed order, as in `sync`: by the time at which the last member wants to launch, in the
 earliest run that repeats. A sum is over as soon as all workers have launched it; communication and steps take no time.
 
-Places of a lane are counted on from turn to turn, as in `flow.turn_net`.
+Places of a lane are counted on from turn to turn, as in `flow.net.TurnNet`.
 """
 
 from collections import defaultdict
@@ -122,17 +122,12 @@ class Launch(NamedTuple):
 
 
 class _Wish(NamedTuple):
-    """A worker's wish to launch a sum right after the operation at place ``after``, which ends at ``time``."""
-
     after: int
     time: int
 
 
 def synchronise(schedule: Schedule, duration: Duration, net: Net) -> Iterator[Insertions]:
-    """Yields the sums and steps to insert into each lane by the policy above: one of each per group of the worker.
-
-    If no operation adds to gradients, there are none.
-    """
+    """Yields the sums and steps to insert into each lane by the policy above; none if nothing is trained."""
     if not schedule.header.trains:
         yield from [Insertions({}, {})] * len(schedule.lanes)
         return
@@ -207,10 +202,7 @@ def _is_eager(strategy: Strategy, bubble: int) -> bool:
 
 
 class _Gap(NamedTuple):
-    """A point of a lane right before the operation at ``place``.
-
-    With ``behind_steps`` it is after the steps that are made there, else before them.
-    """
+    """The point of a lane right before the operation at ``place``, ``behind_steps`` that are made there or not."""
 
     place: int
     behind_steps: bool
@@ -221,7 +213,7 @@ class _GroupUpdate(NamedTuple):
 
     ``launch`` is the gap right after the worker's last backward of the update or, without one, after the step of the
     update before. The step must be made before the operation at ``step``. ``last`` is the place of the last operation
-    that reads the version that the step supersedes; it is less than ``step`` if no operation does so after the step.
+    that reads the version that the step supersedes; it is less than ``step`` if none does after the step.
     """
 
     group: WeightGroup
@@ -232,16 +224,15 @@ class _GroupUpdate(NamedTuple):
 
     @property
     def places(self) -> tuple[int, int, int]:
-        """The places of the launch, of the step, and of the last read of the version that the step replaces."""
         return self.launch.place, self.step, self.last
 
 
 @dataclass(frozen=True)
 class _LaneUpdates:
-    """Finds the updates of a worker's weight groups from the operations of its turn (``lane``).
+    """The updates of a worker's weight groups, found from the operations of its turn (``lane``).
 
-    ``summed`` has an entry for each group to which some worker adds nothing in some update. It is a list of pairs: a
-    place in this worker's lane, and how many updates of the group are surely summed when the operation there runs.
+    ``summed`` has an entry for each group to which some worker adds nothing in some update: pairs of a place in this
+    worker's lane, and how many updates of the group are surely summed when the operation there runs.
     """
 
     lane: TurnLane
@@ -256,13 +247,13 @@ class _LaneUpdates:
         )
 
     def of_turn(self) -> Iterator[_GroupUpdate]:
-        """Yields the updates of turn 0: for each group as many as a turn makes, from the one that makes version 1."""
+        """Yields the updates of turn 0, for each group from the one that makes version 1."""
         return (
             self.update(group, version) for group in self.lane.needs for version in range(1, 1 + self.lane.per_turn)
         )
 
     def update(self, group: WeightGroup, version: int) -> _GroupUpdate:
-        """Returns the update of a group whose step makes ``version``, with places that count on from turn to turn."""
+        """The update of a group whose step makes ``version``, with places that count on from turn to turn."""
         lane, step = self.lane, self._step(group, version)
         last, read = lane.last(lane.sums[group], version - 1), lane.last(lane.reads[group], version - 1)
         # An update is launched after its last backward, or else behind the step before.
@@ -280,10 +271,7 @@ class _LaneUpdates:
 
 
 def update(net: TurnNet, duration: Duration) -> Iterator[Insertions]:
-    """Yields for each lane the sums, steps, stashes and drops of turn 0, by the policy above.
-
-    ``duration`` gives the time of an operation in any unit.
-    """
+    """Yields for each lane the sums, steps, stashes and drops of turn 0, by the policy above."""
     by_lane = _by_lane(net)
     order = _agreed(net, by_lane, duration)
     for updates in by_lane:
@@ -297,7 +285,7 @@ def update(net: TurnNet, duration: Duration) -> Iterator[Insertions]:
 
 
 def _insertions(lane: TurnLane, updates: Iterable[_GroupUpdate]) -> Insertions:
-    """Returns the lines of ``updates`` to insert into the turn of ``lane``; updates are in the agreed order of sums."""
+    """The lines of ``updates``, which are in the agreed order of sums, to insert into the turn of ``lane``."""
     before: dict[int, list[Instruction]] = defaultdict(list)
     after: dict[int, list[Instruction]] = defaultdict(list)
     gap = _Gap(-maxsize, behind_steps=False)
@@ -316,7 +304,6 @@ def _insertions(lane: TurnLane, updates: Iterable[_GroupUpdate]) -> Insertions:
 
 
 def _by_lane(net: TurnNet) -> list[_LaneUpdates]:
-    """Returns the `_LaneUpdates` of each worker, with their ``summed``."""
     by_lane, per_turn = [*map(_LaneUpdates, net.lanes)], net.header.per_turn
     for group in {group for updates in by_lane for group in updates.uneven}:
         needs = [-maxsize] * len(net.operations)
@@ -338,15 +325,15 @@ def _agreed(
 ) -> Callable[[_GroupUpdate], tuple[Fraction, int]]:
     """Returns the sort key by which all workers order the launches of their sums, as a function of an update.
 
-    A sum comes by the time at which all workers want to have launched it; of equal times, the sum of the later group
-    comes first. The times are those of the earliest run that repeats every turn, and that begins no operation on a
+    A sum comes by the time at which all workers want to have launched it; of equal times, that of the later group
+    first. The times are those of the earliest run that repeats every turn, and that begins no operation on a
     micro-batch of turn 0, or of a later turn, before time 0.
     """
     header, numbers = net.header, net.header.group_numbers
 
     @cache
     def launched(group: WeightGroup, version: int) -> list[tuple[int, int]]:
-        """Returns the operations after which workers launch a sum, each as (node of the net, turn)."""
+        """The operations after which workers launch a sum, each as (node of the net, turn)."""
         return [
             updates.lane.node(updates.update(group, version).launch.place - 1)
             for updates in by_lane
@@ -369,10 +356,7 @@ def _agreed(
 
     @cache
     def time(group: WeightGroup, version: int) -> Fraction:
-        """Returns the time at which the sum that leads to ``version`` is over.
-
-        A group's sums are over one after another, so it is not before the time of the sum for the version before.
-        """
+        """The time at which the sum that leads to ``version`` is over: not before that of the version before."""
         if run is None:
             return Fraction(version)
         earlier = range(version - header.per_turn + 1, version + 1)

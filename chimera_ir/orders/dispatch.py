@@ -8,23 +8,19 @@ nearest to the end of its micro-batch, and of such operations the micro-batch wh
 exchange their turns; the exchange stays unless the makespan grows. After many exchanges in vain, other turns are drawn.
 All this is done for time as it is and for time reversed.
 
-No list schedule jams: an operation waits that would leave no room to finish all micro-batches one after the other.
+A list schedule that jams for want of memory is made anew with room kept free (`Admission`).
 """
 
-import heapq
 import sys
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
 from heapq import heapify, heappop, heappush
-from itertools import chain, islice
+from itertools import accumulate, islice
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from chimera_ir.flow.engine import ordered
-from chimera_ir.orders.instance import Constraints
+from chimera_ir.orders.instance import Constraints, Jobs
 
 # List schedule: a free worker runs the job that is preferred among those that are ready.
 #
@@ -34,141 +30,83 @@ from chimera_ir.orders.instance import Constraints
 #     worker 1        F m0  B m0  B m0  F m1  B m1  B m1
 #
 # A job that would exceed a declared bound waits until enough is freed. Greedy choices can jam: what one micro-batch
-# keeps leaves no room for another, and each waits for the other. `reserve.Admission` then keeps enough room, before
-# each choice, for all that has begun.
+# keeps leaves no room for another, and each waits for the other. `Admission` then keeps room for all that has begun.
 
-Keeps = tuple[int, int, int]
-"""A change to a store: its number, the amount added at the start of a job, and the amount added at its end, <= 0."""
-
-
-@dataclass(frozen=True)
-class Jobs:
-    """Jobs, by number, each of which occupies a machine for a while.
-
-    Machine w is the lane of worker w; ``owners[m]`` is the worker of machine m, whose jobs start only while the lane is
-    free. Job j may start ``delays[j]`` ticks after each of the jobs ``waits[j]`` is over, and once each of the jobs
-    ``begun[j]`` has started. ``changes[j]`` says what job j adds to stores and frees; ``limits`` are the amounts that
-    fit into the stores. Of the jobs that may start on a machine, the one with the least rank does.
-    """
-
-    owners: Sequence[int]
-    workers: int
-    machines: Sequence[int]
-    durations: Sequence[int]
-    waits: Sequence[Sequence[int]]
-    delays: Sequence[Sequence[int]]
-    changes: Sequence[Sequence[Keeps]]
-    limits: Sequence[int]
-    begun: Sequence[Sequence[int]]
-    ranks: Sequence[int]
-
-    @cached_property
-    def backwards(self) -> "Jobs":
-        """These jobs with time reversed: each waits for those that waited for it, and the last ones come first.
-
-        Waits in ``begun`` cannot be reversed: there must be none.
-        """
-        waits: list[list[int]] = [[] for _ in self.machines]
-        delays: list[list[int]] = [[] for _ in self.machines]
-        for job, (others, lags) in enumerate(zip(self.waits, self.delays, strict=True)):
-            for other, lag in zip(others, lags, strict=True):
-                waits[other].append(job)
-                delays[other].append(lag)
-        changes = [
-            tuple((store, -at_end, -at_start) for store, at_start, at_end in several) for several in self.changes
-        ]
-        return replace(self, waits=waits, delays=delays, changes=changes)
-
-    @cached_property
-    def tails(self) -> list[int]:
-        """The least time from the end of each job to the end of all."""
-        tails = [0] * len(self.machines)
-        for job in reversed(ordered(self.waits)):
-            for other, delay in zip(self.waits[job], self.delays[job], strict=True):
-                tails[other] = max(tails[other], tails[job] + self.durations[job] + delay)
-        return tails
+Ranks = Sequence[float]
+"""A number for each job; of the jobs that may start on a machine, the one with the least number does."""
 
 
-class Capacity(Protocol):
-    """Room in the stores: decides which jobs fit, and counts what they keep."""
-
-    def queue(self, job: int) -> tuple[Hashable, int]:
-        """Returns a key for the queue in which a ready job waits, and a number by which this queue is sorted.
-
-        If the first job of a queue does not fit, no other job of the queue does.
-        """
-
-    def admits(self, job: int) -> bool:
-        """Whether a job fits now."""
-
-    def start(self, job: int) -> Sequence[int]:
-        """Counts a job that starts; returns ready jobs that change their queue."""
-
-    def end(self, job: int) -> None:
-        """Counts a job that ends."""
-
-
-class Greedy:
-    """Room without foresight: a job fits if there is room for what it adds when it starts."""
-
-    def __init__(self, jobs: Jobs) -> None:
-        self._changes, self._ranks, self._free = jobs.changes, jobs.ranks, list(jobs.limits)
-
-    def queue(self, job: int) -> tuple[Hashable, int]:
-        """A queue for all jobs that add the same amounts, by rank."""
-        return tuple((store, amount) for store, amount, _ in self._changes[job] if amount), self._ranks[job]
-
-    def admits(self, job: int) -> bool:
-        """Whether each store has room for what the job adds at its start."""
-        return all(amount <= self._free[store] for store, amount, _ in self._changes[job] if amount)
-
-    def start(self, job: int) -> Sequence[int]:
-        """Counts a job that starts; no job changes its queue."""
-        for store, amount, _ in self._changes[job]:
-            self._free[store] -= amount
-        return ()
-
-    def end(self, job: int) -> None:
-        """Counts a job that ends."""
-        for store, _, amount in self._changes[job]:
-            self._free[store] -= amount
-
-
-class Placed(NamedTuple):
-    """Jobs in the order of their starts, and the time at which all of them are over.
+class TimedOrder(NamedTuple):
+    """Jobs in the order of their starts (``started``), the start of each by number, and the time at which all are over.
 
     Some jobs may never start. Of these, ``waiting`` has those that are ready and find no room. If it is empty, those
     that never start wait for one another.
     """
 
+    makespan: int
+    starts: list[int]
     started: Sequence[int]
-    end: int
-    waiting: Sequence[int]
+    waiting: Sequence[int] = ()
+
+    @staticmethod
+    def by_starts(jobs: Jobs, starts: Sequence[int], started: Sequence[int] = ()) -> "TimedOrder":
+        """The order of complete jobs by their starts; of equal starts, the order is that of ``started``."""
+        ends = map(sum, zip(starts, jobs.durations, strict=True))
+        in_order = sorted(started or range(len(starts)), key=starts.__getitem__)
+        return TimedOrder(max(ends, default=0), [*starts], in_order)
+
+
+class Greedy:
+    """Room in stores without foresight: a job fits if there is room for what it adds when it starts."""
+
+    def __init__(self, jobs: Jobs, ranks: Ranks) -> None:
+        self._jobs, self._ranks, self._free = jobs, ranks, list(jobs.limits)
+
+    def queue(self, job: int) -> tuple[Hashable, float]:
+        """Returns a key for the queue in which a ready job waits, and a number by which this queue is sorted.
+
+        If the first job of a queue does not fit, no other job of the queue does. Here a queue has all jobs that add the
+        same amounts, by rank.
+        """
+        return self._adds(job), self._ranks[job]
+
+    def _adds(self, job: int) -> tuple[tuple[int, int], ...]:
+        return tuple((store, amount) for store, amount, _ in self._jobs.changes[job] if amount)
+
+    def admits(self, job: int) -> bool:
+        """Whether a job fits now."""
+        return all(amount <= self._free[store] for store, amount in self._adds(job))
+
+    def start(self, job: int) -> Sequence[int]:
+        """Counts a job that starts; returns ready jobs that change their queue."""
+        for store, amount, _ in self._jobs.changes[job]:
+            self._free[store] -= amount
+        return ()
+
+    def end(self, job: int) -> None:
+        """Counts a job that ends."""
+        for store, _, amount in self._jobs.changes[job]:
+            self._free[store] -= amount
 
 
 _END, _ARRIVAL = 0, 1
 
 
-def place(jobs: Jobs, room: Capacity) -> Placed:
+def place(jobs: Jobs, room: Greedy, ranks: Ranks) -> TimedOrder:
     """Starts every job as early as its machine, the jobs that it waits for and the room in stores allow.
 
-    A machine that is free takes the ready job of least rank that fits. A few operations on heaps are done for each job.
+    A machine that is free takes the ready job of least rank that fits; each job takes a few operations on heaps.
     """
-    machines, durations, changes, ranks = jobs.machines, jobs.durations, jobs.changes, jobs.ranks
+    machines, durations, changes, after = jobs.machines, jobs.durations, jobs.changes, jobs.followers
     count = len(machines)
     # ``missing`` counts what a job still waits for; ``earliest`` is when the messages for it have arrived.
-    missing = [len(waits) for waits in jobs.waits]
-    after: list[list[tuple[int, int]]] = [[] for _ in range(count)]
-    for job, (waits, delays) in enumerate(zip(jobs.waits, jobs.delays, strict=True)):
-        for other, delay in zip(waits, delays, strict=True):
-            after[other].append((job, delay))
+    missing = [len(waits) + len(others) for waits, others in zip(jobs.waits, jobs.begun, strict=True)]
     following: dict[int, list[int]] = {}
     for job, others in enumerate(jobs.begun):
-        missing[job] += len(others)
         for other in others:
             following.setdefault(other, []).append(job)
-    earliest = [0] * count
-    queues: list[dict[Hashable, list[tuple[int, int]]]] = [{} for _ in jobs.owners]
+    earliest, starts = [0] * count, [0] * count
+    queues: list[dict[Hashable, list[tuple[float, int]]]] = [{} for _ in jobs.owners]
     begun, busy = bytearray(count), bytearray(len(jobs.owners))
     further: list[list[int]] = [[] for _ in range(jobs.workers)]
     for machine in range(jobs.workers, len(jobs.owners)):
@@ -185,8 +123,8 @@ def place(jobs: Jobs, room: Capacity) -> Placed:
         heappush(heap, (position, job))
 
     def preferred(machine: int) -> int | None:
-        """Removes from its queue and returns the job that a free machine starts now; None if no ready job fits."""
-        firsts: list[tuple[int, int, list[tuple[int, int]]]] = []
+        """Takes from its queue the job that a free machine starts now; None if no ready job fits."""
+        firsts: list[tuple[float, int, list[tuple[float, int]]]] = []
         for kind, heap in [*queues[machine].items()]:
             while heap and begun[heap[0][1]]:
                 heappop(heap)
@@ -211,6 +149,7 @@ def place(jobs: Jobs, room: Capacity) -> Placed:
                 while not busy[worker] and not busy[machine] and (chosen := preferred(machine)) is not None:
                     job = chosen
                     begun[job] = busy[machine] = 1
+                    starts[job] = now
                     started.append(job)
                     if changes[job]:
                         for moved_job in room.start(job):
@@ -246,7 +185,7 @@ def place(jobs: Jobs, room: Capacity) -> Placed:
     waiting = sorted(
         {job for of_machine in queues for heap in of_machine.values() for _, job in heap if not begun[job]}
     )
-    return Placed(started, now, waiting)
+    return TimedOrder(now, starts, started, waiting)
 
 
 # Room kept free for what has begun, so that a list schedule never jams (the banker's algorithm of Dijkstra, 1965).
@@ -262,104 +201,71 @@ def place(jobs: Jobs, room: Capacity) -> Placed:
 
 
 class _GroupUse:
-    """The use that the jobs of a group make of one store.
+    """The use that the jobs of a group make of one store; ``amounts`` has (job, at start, at end) in the group's order.
 
-    The jobs have places in the group's order: job j is at place ``index[j]``, and ``amounts`` has for each place what
-    the job adds at its start and, 0 or negative, at its end. ``most[i]`` is the most that the group keeps from place i
-    on, if its jobs run in this order. ``level`` is what the group keeps now. ``started`` marks the places whose jobs
-    have started; ``next`` is the first place without a mark. Jobs after ``next`` that have started anyway add
-    ``ahead``. ``first`` is the first place whose job adds anything.
+    ``most[i]`` is the most that the group keeps from place i of its order on, ``level`` what it keeps now. ``next`` is
+    the first place whose job has not started. Jobs after it that have started anyway add ``ahead``. ``first`` is the
+    first place whose job adds anything.
     """
 
     __slots__ = ("ahead", "amounts", "first", "index", "level", "most", "next", "started")
 
-    def __init__(self) -> None:
-        self.amounts: list[tuple[int, int]] = []
-        self.most: list[int] = []
-        self.index: dict[int, int] = {}
-        self.level = self.next = self.ahead = self.first = 0
-        self.started = bytearray()
-
-    def add(self, job: int, start: int, end: int) -> None:
-        self.index[job] = len(self.amounts)
-        self.amounts.append((start, end))
-
-    def close(self) -> None:
-        """Computes ``most`` and ``first``, after the last job."""
-        level, peaks = 0, []
-        for start, end in self.amounts:
-            peaks.append(level + start)
-            level += start + end
-        for number in range(len(peaks) - 2, -1, -1):
-            peaks[number] = max(peaks[number], peaks[number + 1])
-        self.most, self.started = peaks, bytearray(len(peaks))
+    def __init__(self, amounts: Sequence[tuple[int, int, int]]) -> None:
+        self.index = {job: place for place, (job, _, _) in enumerate(amounts)}
+        self.amounts = [(start, end) for _, start, end in amounts]
+        levels = accumulate(map(sum, self.amounts), initial=0)
+        peaks = [level + start for level, (start, _) in zip(levels, self.amounts, strict=False)]
+        self.most = [*accumulate(reversed(peaks), max)][::-1]
+        self.started = bytearray(len(peaks))
         self.first = next((place for place, (start, _) in enumerate(self.amounts) if start), 0)
+        self.level = self.next = self.ahead = 0
 
     def opens(self, job: int) -> bool:
         """Whether no job before this one in the group's order adds anything."""
         return self.index[job] <= self.first
 
     def need(self, starting: int | None = None) -> int:
-        """Returns an upper bound on how much more the group will keep than now, until it has run to its end.
-
-        With ``starting``, a job of the group, it is counted from the moment after this job has started.
-        """
-        following, ahead, level = self.next, self.ahead, self.level
-        if starting is not None:
-            place = self.index[starting]
-            level += self.amounts[place][0]
-            if place == following:
-                following, ahead = self._after(place, ahead)
-            else:
-                ahead += self.amounts[place][0]
+        """An upper bound on how much more the group will keep than now, or than after the start of ``starting``."""
+        following, ahead, level = (self.next, self.ahead, self.level) if starting is None else self._after(starting)
         return max(0, self.most[following] + ahead - level) if following < len(self.most) else 0
 
     def start(self, job: int) -> None:
-        place = self.index[job]
-        self.started[place] = 1
-        self.level += self.amounts[place][0]
-        if place == self.next:
-            self.next, self.ahead = self._after(place, self.ahead)
-        else:
-            self.ahead += self.amounts[place][0]
+        self.next, self.ahead, self.level = self._after(job)
+        self.started[self.index[job]] = 1
 
     def end(self, job: int) -> bool:
         """Counts a job that ends; returns whether the group keeps nothing, and all of its jobs have started."""
         self.level += self.amounts[self.index[job]][1]
         return not self.level and self.next == len(self.amounts)
 
-    def _after(self, place: int, ahead: int) -> tuple[int, int]:
-        """Returns the first place after ``place`` whose job has not started, and what the started jobs after that add.
+    def _after(self, starting: int) -> tuple[int, int, int]:
+        """``next``, ``ahead`` and ``level`` as they are after the start of a job."""
+        following, ahead, place = self.next, self.ahead, self.index[starting]
+        added = self.amounts[place][0]
+        if place != following:
+            return following, ahead + added, self.level + added
+        following += 1
+        while following < len(self.amounts) and self.started[following]:
+            ahead -= self.amounts[following][0]
+            following += 1
+        return following, ahead, self.level + added
 
-        ``ahead`` is what the started jobs after ``place`` add.
-        """
-        place += 1
-        while place < len(self.amounts) and self.started[place]:
-            ahead -= self.amounts[place][0]
-            place += 1
-        return place, ahead
 
+class Admission(Greedy):
+    """Room with foresight: afterwards all groups that have begun can still run to their end, from the oldest on."""
 
-class Admission:
-    """Room with foresight: a job fits only if all groups that have begun can afterwards still run to their end.
-
-    They run one after the other, from the oldest on.
-    """
-
-    def __init__(self, jobs: Jobs) -> None:
-        self._jobs, self._free = jobs, list(jobs.limits)
-        self._group, members = groups(jobs)
+    def __init__(self, jobs: Jobs, ranks: Ranks) -> None:
+        super().__init__(jobs, ranks)
+        self._group, members = jobs.groups
         self._position = [0] * len(jobs.machines)
         self._shares: list[dict[int, _GroupUse]] = []
         for of_group in members:
-            shares: dict[int, _GroupUse] = {}
-            for position, job in enumerate(frugal(jobs, of_group)):
+            amounts: dict[int, list[tuple[int, int, int]]] = {}
+            for position, job in enumerate(_frugal(jobs, of_group, ranks)):
                 self._position[job] = position
                 for store, start, end in jobs.changes[job]:
-                    shares.setdefault(store, _GroupUse()).add(job, start, end)
-            for share in shares.values():
-                share.close()
-            self._shares.append(shares)
+                    amounts.setdefault(store, []).append((job, start, end))
+            self._shares.append({store: _GroupUse(several) for store, several in amounts.items()})
         self._begun: list[dict[int, _GroupUse]] = [{} for _ in jobs.limits]
         self._entered = bytearray(len(members))
         self._outside: dict[int, list[int]] = {}
@@ -373,28 +279,25 @@ class Admission:
                 most[store] = max(most[store], share.most[0])
         return most
 
-    def queue(self, job: int) -> tuple[Hashable, int]:
-        """Returns a key for the queue of a ready job, and a number by which this queue is sorted.
+    def queue(self, job: int) -> tuple[Hashable, float]:
+        """The queue of `Greedy`.
 
         A group that has begun has queues of its own, sorted by the group's order. Jobs that would begin their groups
         share a queue with all that add the same amounts, by rank. So do jobs that add nothing.
         """
-        adds = tuple((store, start) for store, start, _ in self._jobs.changes[job] if start)
-        group = self._group[job]
+        adds, group = self._adds(job), self._group[job]
         if not adds:
-            return (), self._jobs.ranks[job]
+            return (), self._ranks[job]
         if self._entered[group] or not all(self._shares[group][store].opens(job) for store, _ in adds):
             return (adds, group), self._position[job]
         self._outside.setdefault(group, []).append(job)
-        return adds, self._jobs.ranks[job]
+        return adds, self._ranks[job]
 
     def admits(self, job: int) -> bool:
         """Whether afterwards each group can still run to its end once all older ones have."""
         group = self._group[job]
         return all(
-            start <= self._free[store] and self._safe(group, job, store, start)
-            for store, start, _ in self._jobs.changes[job]
-            if start
+            start <= self._free[store] and self._safe(group, job, store, start) for store, start in self._adds(job)
         )
 
     def _safe(self, group: int, job: int, store: int, amount: int) -> bool:
@@ -408,10 +311,7 @@ class Admission:
         return self._shares[group][store].need(job) <= room
 
     def start(self, job: int) -> Sequence[int]:
-        """Counts a job that starts; returns the ready jobs that change their queue.
-
-        If the job is the first of its group, these are all other ready jobs of the group.
-        """
+        """Counts a job that starts. With the first of a group, the group's other ready jobs change their queue."""
         group, shares = self._group[job], self._shares[self._group[job]]
         others: Sequence[int] = ()
         if not self._entered[group]:
@@ -419,61 +319,39 @@ class Admission:
             for store, share in shares.items():
                 self._begun[store][group] = share
             others = [other for other in self._outside.pop(group, ()) if other != job]
-        for store, start, _ in self._jobs.changes[job]:
-            self._free[store] -= start
+        super().start(job)
+        for store, *_ in self._jobs.changes[job]:
             shares[store].start(job)
         return others
 
     def end(self, job: int) -> None:
         """Counts a job that ends."""
+        super().end(job)
         group = self._group[job]
-        for store, _, end in self._jobs.changes[job]:
-            self._free[store] -= end
+        for store, *_ in self._jobs.changes[job]:
             if self._shares[group][store].end(job):
                 self._begun[store].pop(group, None)
 
 
-def list_schedule(jobs: Jobs) -> Placed:
+def list_schedule(jobs: Jobs, ranks: Ranks) -> TimedOrder:
     """Makes the list schedule of jobs: without foresight or, if that jams, with room kept free (`Admission`)."""
-    result = place(jobs, Greedy(jobs))
-    return place(jobs, Admission(jobs)) if result.waiting else result
+    result = place(jobs, Greedy(jobs, ranks), ranks)
+    return place(jobs, Admission(jobs, ranks), ranks) if result.waiting else result
 
 
-def groups(jobs: Jobs) -> tuple[list[int], list[list[int]]]:
-    """Returns the number of each job's group, and the jobs of each group: those that waits connect."""
-    parent = list(range(len(jobs.machines)))
-
-    def root(job: int) -> int:
-        while parent[job] != job:
-            parent[job] = parent[parent[job]]
-            job = parent[job]
-        return job
-
-    for job, others in enumerate(zip(jobs.waits, jobs.begun, strict=True)):
-        for other in chain.from_iterable(others):
-            first, second = root(job), root(other)
-            parent[max(first, second)] = min(first, second)
-    members: dict[int, list[int]] = {}
-    for job in range(len(parent)):
-        members.setdefault(root(job), []).append(job)
-    group_of = [0] * len(parent)
-    for number, several in enumerate(members.values()):
-        for job in several:
-            group_of[job] = number
-    return group_of, list(members.values())
-
-
-def frugal(jobs: Jobs, members: Sequence[int]) -> Iterator[int]:
+def _frugal(jobs: Jobs, members: Sequence[int], ranks: Ranks) -> Iterator[int]:
     """Yields the jobs of a group in an order in which they can run one by one: of those that may, what frees first."""
-    missing = {job: len(jobs.waits[job]) + len(jobs.begun[job]) for job in members}
+    missing = dict.fromkeys(members, 0)
     after: dict[int, list[int]] = {}
     for job in members:
-        for other in chain(jobs.waits[job], jobs.begun[job]):
-            after.setdefault(other, []).append(job)
+        for other in (*[other for other, _ in jobs.waits[job]], *jobs.begun[job]):
+            if other in missing:
+                missing[job] += 1
+                after.setdefault(other, []).append(job)
 
-    def entry(job: int) -> tuple[int, int, int]:
+    def entry(job: int) -> tuple[int, float, int]:
         adds = sum(start + end for _, start, end in jobs.changes[job])
-        return (adds > 0) - (adds < 0), jobs.ranks[job], job
+        return (adds > 0) - (adds < 0), ranks[job], job
 
     ready = [entry(job) for job in members if not missing[job]]
     heapify(ready)
@@ -484,6 +362,49 @@ def frugal(jobs: Jobs, members: Sequence[int]) -> Iterator[int]:
             missing[other] -= 1
             if not missing[other]:
                 heappush(ready, entry(other))
+
+
+Way = Callable[[Jobs, Ranks], TimedOrder]
+"""A function that makes an order of jobs by their ranks: `list_schedule` or `_in_gaps`."""
+
+
+def back_and_forth(
+    jobs: Jobs, first: TimedOrder, rounds: int = sys.maxsize, way: Way = list_schedule
+) -> Iterator[TimedOrder]:
+    """Yields orders made by turns backwards and forwards in time, as long as they get shorter than ``first``.
+
+    Each prefers the jobs that came last in the one before. There are at most ``rounds`` times two orders.
+    """
+    forwards, best, count = first, first.makespan, len(jobs.machines)
+    for _ in range(rounds):
+        if len(forwards.started) < count:
+            return
+        backwards = way(jobs.backwards, by_place(forwards.started[::-1]))
+        if len(backwards.started) < count:
+            return
+        order = _reversed(jobs, backwards)
+        yield order
+        forwards = way(jobs, by_place(order.started))
+        yield forwards
+        shorter = min(forwards.makespan, order.makespan)
+        if shorter >= best:
+            return
+        best = shorter
+
+
+def by_place(order: Sequence[int]) -> list[int]:
+    """Ranks that prefer all jobs in this order."""
+    ranks = [0] * len(order)
+    for rank, job in enumerate(order):
+        ranks[job] = rank
+    return ranks
+
+
+def _reversed(jobs: Jobs, backwards: TimedOrder) -> TimedOrder:
+    """Turns around an order that was made backwards in time."""
+    ends = map(sum, zip(backwards.starts, jobs.durations, strict=True))
+    starts = [backwards.makespan - end for end in ends]
+    return TimedOrder(backwards.makespan, starts, backwards.started[::-1], backwards.waiting)
 
 
 _DISTURBANCES = (0.01, 0.03, 0.1, 0.2)
@@ -498,88 +419,52 @@ _FAILURES = 60
 """The number of exchanges in vain after which other turns are drawn."""
 
 
-class TimedOrder(NamedTuple):
-    """An order, as the start of each operation by number, and its makespan; both in ticks."""
-
-    makespan: int
-    starts: list[int]
-
-
-_Way = Callable[[Constraints, Sequence[float]], TimedOrder | None]
-
-
-def improving(constraints: Constraints, seed: int, first: Sequence[list[int]] = ()) -> Iterator[TimedOrder | None]:
-    """Yields orders without end, one for each list schedule that is tried, or None where a list schedule jams.
+def improving(constraints: Constraints, seed: int, first: Sequence[list[int]] = ()) -> Iterator[TimedOrder]:
+    """Yields orders without end, one for each that is tried; those with jobs that never start among them.
 
     ``seed`` fixes all chance. ``first`` are known orders to begin with, each as the starts of its operations.
     """
-    random, tails, ways = Random(seed), constraints.tails, _ways(constraints)
+    random, tails = Random(seed), constraints.tails
     for starts in first:
         yield from refined(constraints, starts)
     disturbance, longest = 0.0, max(tails, default=0)
     by_turns = _by_turns(constraints, random) if constraints.costs_differ else iter(())
     while True:
         yield from islice(by_turns, _BY_TURNS)
-        for way in ways:
-            preferences = [random.uniform(0, disturbance * longest) - tail for tail in tails]
-            yield from _back_and_forth(constraints, preferences, way)
+        for way in _ways(constraints):
+            yield from _refined(constraints, [random.uniform(0, disturbance * longest) - tail for tail in tails], way)
         disturbance = random.choice(_DISTURBANCES)
 
 
-def refined(constraints: Constraints, starts: Sequence[int]) -> Iterator[TimedOrder | None]:
-    """Yields the list schedules that begin with a known order, by its starts, as long as they get shorter."""
+def refined(constraints: Constraints, starts: Sequence[int]) -> Iterator[TimedOrder]:
+    """Yields orders that begin with a known order, by its starts, as long as they get shorter."""
     for way in _ways(constraints):
-        yield from _back_and_forth(constraints, starts, way)
+        yield from _refined(constraints, starts, way)
 
 
-def _ways(constraints: Constraints) -> list[_Way]:
-    return [_list_schedule] if constraints.holdings else [_list_schedule, _in_gaps]
+def _refined(constraints: Constraints, ranks: Ranks, way: Way) -> Iterator[TimedOrder]:
+    first = way(constraints, ranks)
+    yield first
+    yield from back_and_forth(constraints, first, way=way)
 
 
-def _back_and_forth(constraints: Constraints, preferences: Sequence[float], way: _Way) -> Iterator[TimedOrder | None]:
-    """Yields list schedules by turns forwards and backwards in time, as long as they get shorter.
-
-    The first one prefers operations by ``preferences``, the least first; each later one prefers those that ended last
-    in the one before. ``way`` makes a list schedule.
-    """
-    best = None
-    while True:
-        forwards = way(constraints, preferences)
-        yield forwards
-        if forwards is None or (best is not None and forwards.makespan >= best):
-            return
-        ends = map(sum, zip(forwards.starts, constraints.durations, strict=True))
-        backwards = way(constraints.backwards, [-end for end in ends])
-        if backwards is None:
-            return
-        order = _reversed(backwards, constraints)
-        yield order
-        best, preferences = min(forwards.makespan, order.makespan), order.starts
+def _ways(constraints: Constraints) -> list[Way]:
+    return [list_schedule] if constraints.holdings else [list_schedule, _in_gaps]
 
 
-def _reversed(order: TimedOrder, constraints: Constraints) -> TimedOrder:
-    """Turns around an order that was made backwards in time; returns it as an order of ``constraints``."""
-    ends = map(sum, zip(order.starts, constraints.durations, strict=True))
-    return TimedOrder(order.makespan, [order.makespan - end for end in ends])
-
-
-def _by_turns(constraints: Constraints, random: Random) -> Iterator[TimedOrder | None]:
-    """Yields list schedules that prefer micro-batches by their turns; every second one is made backwards in time.
-
-    A schedule that jams is None.
-    """
+def _by_turns(constraints: Constraints, random: Random) -> Iterator[TimedOrder]:
+    """Yields list schedules that prefer micro-batches by their turns; every second one is made backwards in time."""
     climbs = [_climb(side, random) for side in (constraints, constraints.backwards)]
     while True:
         forwards, backwards = map(next, climbs)
         yield forwards
-        yield None if backwards is None else _reversed(backwards, constraints)
+        yield _reversed(constraints, backwards)
 
 
-def _climb(constraints: Constraints, random: Random) -> Iterator[TimedOrder | None]:
+def _climb(constraints: Constraints, random: Random) -> Iterator[TimedOrder]:
     """Yields list schedules that prefer operations late in their micro-batch, then micro-batches by their turns.
 
-    The turns are a sequence of the micro-batches. After each schedule, two micro-batches of unequal cost are exchanged
-    in the best sequence so far. A schedule that jams is None.
+    After each schedule, two micro-batches of unequal cost exchange their turns in the best sequence so far.
     """
     ranks, progress, costs = constraints.ranks, _progress(constraints), defaultdict[int, int](int)
     for rank, duration in zip(ranks, constraints.durations, strict=True):
@@ -587,11 +472,11 @@ def _climb(constraints: Constraints, random: Random) -> Iterator[TimedOrder | No
     turn_of, best, failures = {rank: turn for turn, rank in enumerate(sorted(costs))}, sys.maxsize, 0
     best_turns = turn_of
     while True:
-        order = _list_schedule(
+        order = list_schedule(
             constraints, [turn_of[rank] - len(costs) * part for rank, part in zip(ranks, progress, strict=True)]
         )
         yield order
-        makespan = sys.maxsize if order is None else order.makespan
+        makespan = sys.maxsize if order.waiting else order.makespan
         failures = 0 if makespan < best else failures + 1
         if makespan <= best:
             best_turns, best = turn_of, makespan
@@ -609,7 +494,7 @@ def _climb(constraints: Constraints, random: Random) -> Iterator[TimedOrder | No
 
 
 def _progress(constraints: Constraints) -> list[int]:
-    """Returns for each operation how many operations of its micro-batch come before it."""
+    """The number of operations of its micro-batch that come before each operation."""
     counts, progress = defaultdict[int, int](int), [0] * len(constraints.ranks)
     for number in constraints.order:
         progress[number] = counts[constraints.ranks[number]]
@@ -617,135 +502,21 @@ def _progress(constraints: Constraints) -> list[int]:
     return progress
 
 
-class _Stores:
-    """Counts the room in the stores while operations start and end, and keeps enough to finish all micro-batches.
-
-    An operation may start if there is room afterwards for the first unfinished micro-batch to add all that it needs;
-    then, with what that one has freed, for the second one, and so on: the banker's algorithm.
-    """
-
-    def __init__(self, constraints: Constraints) -> None:
-        self._ranks = constraints.ranks
-        self._room = list(constraints.limits)
-        self._added = defaultdict[int, dict[int, int]](dict)
-        self._freed = defaultdict[int, list[tuple[int, int, int]]](list)
-        # What each micro-batch keeps in each store, what it will still add there, and how many holdings are not over.
-        self._held = [defaultdict[int, int](int) for _ in self._room]
-        self._needed = [defaultdict[int, int](int) for _ in self._room]
-        self._open = defaultdict[int, int](int)
-        for store, amount, opened, closed in constraints.holdings:
-            rank = self._ranks[opened]
-            self._added[opened][store] = self._added[opened].get(store, 0) + amount
-            self._freed[closed].append((store, amount, rank))
-            self._needed[store][rank] += amount
-            self._open[rank] += 1
-        self._most = [max(needed.values(), default=0) for needed in self._needed]
-        self._unfinished = sorted(self._open)
-
-    def fits(self, number: int) -> bool:
-        """Whether an operation may start now, so that afterwards all micro-batches can still be finished."""
-        rank = self._ranks[number]
-        return all(self._is_safe(store, amount, rank) for store, amount in self._added.get(number, {}).items())
-
-    def _is_safe(self, store: int, amount: int, rank: int) -> bool:
-        room = self._room[store] - amount
-        if room >= self._most[store] or room < 0:
-            return room >= 0
-        needed, held = self._needed[store], self._held[store]
-        holding = {*(other for other in held if held[other]), rank}
-        for other in self._unfinished:
-            added = amount if other == rank else 0
-            if needed[other] - added > room:
-                return False
-            room += held[other] + added
-            holding.discard(other)
-            if not holding:
-                break
-        return True
-
-    def start(self, number: int) -> None:
-        """Takes the room that an operation needs from its start on."""
-        for store, amount in self._added.get(number, {}).items():
-            self._room[store] -= amount
-            self._needed[store][self._ranks[number]] -= amount
-            self._held[store][self._ranks[number]] += amount
-
-    def end(self, number: int) -> bool:
-        """Gives back the room that an operation frees; returns whether it finishes a micro-batch."""
-        finished = False
-        for store, amount, rank in self._freed.get(number, ()):
-            self._room[store] += amount
-            self._held[store][rank] -= amount
-            self._open[rank] -= 1
-            if not self._open[rank]:
-                self._unfinished.remove(rank)
-                finished = True
-        return finished
-
-
-def _list_schedule(constraints: Constraints, preferences: Sequence[float]) -> TimedOrder | None:
-    """The list schedule in which a free machine takes the ready operation of least preference; None if it jams."""
-    machines, durations = constraints.machines, constraints.durations
-    missing = [len(waits) for waits in constraints.waits]
-    earliest, starts = [0] * len(missing), [0] * len(missing)
-    ready: list[list[tuple[float, int]]] = [[] for _ in constraints.by_machine]
-    free, stores, done, makespan = [0] * len(ready), _Stores(constraints), 0, 0
-    # Events: an operation becomes ready (0), or ends (1).
-    events = [(0, 0, number) for number, count in enumerate(missing) if not count]
-    while events:
-        now, woken = events[0][0], set[int]()
-        while events and events[0][0] == now:
-            _, ends, number = heapq.heappop(events)
-            if ends:
-                if stores.end(number):
-                    woken.update(range(len(ready)))
-            else:
-                heapq.heappush(ready[machines[number]], (preferences[number], number))
-            woken.add(machines[number])
-        for machine in sorted(woken):
-            if free[machine] > now or (chosen := _first_that_fits(ready[machine], stores)) is None:
-                continue
-            stores.start(chosen)
-            starts[chosen], free[machine] = now, now + durations[chosen]
-            makespan, done = max(makespan, free[machine]), done + 1
-            heapq.heappush(events, (free[machine], 1, chosen))
-            for follower, lag in constraints.followers[chosen]:
-                earliest[follower] = max(earliest[follower], free[machine] + lag)
-                missing[follower] -= 1
-                if not missing[follower]:
-                    heapq.heappush(events, (earliest[follower], 0, follower))
-    return TimedOrder(makespan, starts) if done == len(missing) else None
-
-
-def _first_that_fits(ready: list[tuple[float, int]], stores: _Stores) -> int | None:
-    """Takes the first ready operation for which there is room; None if there is none."""
-    skipped, chosen = [], None
-    while ready and chosen is None:
-        entry = heapq.heappop(ready)
-        if stores.fits(entry[1]):
-            chosen = entry[1]
-        else:
-            skipped.append(entry)
-    for entry in skipped:
-        heapq.heappush(ready, entry)
-    return chosen
-
-
-def _in_gaps(constraints: Constraints, preferences: Sequence[float]) -> TimedOrder:
+def _in_gaps(jobs: Jobs, ranks: Ranks) -> TimedOrder:
     """The order in which each operation takes the first gap on its machine that is long enough.
 
     Of the operations whose waits are over, the one of least preference is next. Holdings of memory are not regarded.
     """
-    durations = constraints.durations
-    missing = [len(waits) for waits in constraints.waits]
+    durations = jobs.durations
+    missing = [len(waits) for waits in jobs.waits]
     earliest, starts = [0] * len(missing), [0] * len(missing)
-    intervals: list[list[tuple[int, int]]] = [[(-1, 0)] for _ in constraints.by_machine]
-    ready = [(preferences[number], number) for number, count in enumerate(missing) if not count]
-    heapq.heapify(ready)
-    makespan = 0
+    intervals: list[list[tuple[int, int]]] = [[(-1, 0)] for _ in jobs.owners]
+    ready = [(ranks[number], number) for number, count in enumerate(missing) if not count]
+    heapify(ready)
+    makespan, placed = 0, list[int]()
     while ready:
-        _, number = heapq.heappop(ready)
-        lane, length = intervals[constraints.machines[number]], durations[number]
+        _, number = heappop(ready)
+        lane, length = intervals[jobs.machines[number]], durations[number]
         place = bisect_right(lane, (earliest[number], makespan + 1))
         start = max(earliest[number], lane[place - 1][1])
         while place < len(lane) and lane[place][0] < start + length:
@@ -753,10 +524,11 @@ def _in_gaps(constraints: Constraints, preferences: Sequence[float]) -> TimedOrd
             place += 1
         lane.insert(place, (start, start + length))
         starts[number] = start
+        placed.append(number)
         makespan = max(makespan, start + length)
-        for follower, lag in constraints.followers[number]:
+        for follower, lag in jobs.followers[number]:
             earliest[follower] = max(earliest[follower], start + length + lag)
             missing[follower] -= 1
             if not missing[follower]:
-                heapq.heappush(ready, (preferences[follower], follower))
-    return TimedOrder(makespan, starts)
+                heappush(ready, (ranks[follower], follower))
+    return TimedOrder.by_starts(jobs, starts, placed)

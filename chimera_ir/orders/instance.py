@@ -16,10 +16,11 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import chain, pairwise
 from math import ceil, gcd, lcm
-from typing import TYPE_CHECKING, NamedTuple
+from operator import add, sub
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from chimera_ir.cost.durations import Costs, Durations, duration_key
-from chimera_ir.flow.engine import ordered, play
+from chimera_ir.flow.engine import ordered
 from chimera_ir.flow.flow import ABSENT, Flow
 from chimera_ir.flow.live import MoveStep, changes, is_at_end, leaves, waited
 from chimera_ir.flow.net import newest, queued
@@ -52,10 +53,7 @@ class Machine(NamedTuple):
 
 
 class Store(NamedTuple):
-    """A declared bound of a worker: the most that it may keep of a quantity.
-
-    ``limit`` is in units of which a micro-batch has `Header.units`.
-    """
+    """A declared bound: the most that a worker may keep of a quantity, in units as in `Header.units`."""
 
     worker: Worker
     quantity: Quantity
@@ -63,10 +61,7 @@ class Store(NamedTuple):
 
 
 class KeepsChange(NamedTuple):
-    """The change by an operation to what a store keeps: what it adds at its start, and what it adds at its end.
-
-    ``store`` is the store's number; an amount that is freed is negative.
-    """
+    """The change by an operation to what the store of a number keeps; an amount that is freed is negative."""
 
     store: int
     at_start: int
@@ -74,10 +69,7 @@ class KeepsChange(NamedTuple):
 
 
 class Costing(NamedTuple):
-    """The costs under which operations are ordered: ``durations`` of operations, ``charges`` of messages.
-
-    Without ``charges`` messages take no time.
-    """
+    """The ``durations`` of operations and the ``charges`` of messages; without charges these take no time."""
 
     durations: Durations
     charges: "Charges | None" = None
@@ -98,11 +90,11 @@ class OrderInstance:
 
     ``machines[n]`` is the machine of operation n, by number in ``places``; the operation takes ``durations[n]`` ticks,
     each of length ``tick``. It may start ``delays[n][i]`` ticks after the end of operation ``waits[n][i]``, for every
-    i. ``steps[n]`` are its computations and the waits for moves: an offload has the wait for itself, an operation that
-    reads what reloads bring back has the waits for these reloads. ``changes[n]`` are the changes by these steps to the
-    ``stores``. ``lanes[w]`` has the operations of worker w that have clocks, in the order of the clocks. ``blocks`` has
-    each operation of a plan with the recomputations that the plan leaves out, which come right before it; a search may
-    move the recomputations. ``preferences[n]`` is the value of the plan's ``prefer`` line for operation n, if any.
+    i. ``steps[n]`` are its computations and waits for moves: an offload has the wait for itself, an operation the waits
+    for the reloads of what it reads. ``changes[n]`` are the changes by these steps to the ``stores``. ``lanes[w]`` has
+    the operations of worker w that have clocks, in their order. ``blocks`` has each operation of a plan with the
+    recomputations that the plan leaves out, which come right before it; a search may move them. ``preferences[n]`` is
+    the value of the plan's ``prefer`` line for operation n, if any.
     """
 
     header: Header
@@ -132,7 +124,7 @@ class OrderInstance:
         )
 
     def schedule(self, lanes: Sequence[Sequence[int]]) -> Schedule:
-        """The schedule in which worker w runs the operations ``lanes[w]``, by number; it is yet to be verified."""
+        """The schedule in which worker w runs the operations ``lanes[w]``; it is yet to be verified."""
         ordered = [[self.operations[number] for number in lane] for lane in lanes]
         return Schedule(self.header, in_full(self.header, ordered))
 
@@ -150,37 +142,82 @@ class OrderInstance:
             lanes[self.places[self.machines[number]].worker].append(number)
         return lanes
 
+    @cached_property
+    def lags(self) -> "Sequence[Lags]":
+        """The waits of each operation with their delays."""
+        pairs = zip(self.waits, self.delays, strict=True)
+        return [tuple(zip(others, delays, strict=True)) for others, delays in pairs]
+
     def starts(self, lanes: Sequence[Sequence[int]]) -> list[int] | None:
         """The earliest start of each operation, in ticks, with these lanes; None if they close a cycle.
 
         An operation waits for those in ``waits`` and, in its lane, for those before it that `flow.net.queued` gives.
         """
-        waits = list(self.waits)
-        after = [list(delays) for delays in self.delays]
-        for number, others in self._queued(lanes):
-            waits[number] = (*waits[number], *others)
-            after[number] += [0] * len(others)
-        played = play(lanes, self.waits)
-        if len(played.order) < len(self.operations):
-            return None
-        starts = [0] * len(self.operations)
-        ends = [0] * len(self.operations)
-        for number in played.order:
-            begun = [ends[other] + delay for other, delay in zip(waits[number], after[number], strict=True)]
-            starts[number] = max(begun, default=0)
-            ends[number] = starts[number] + self.durations[number]
-        return starts
+        ends = self.ends(lanes)
+        return ends and list(map(sub, ends, self.durations))
+
+    def ends(self, lanes: Sequence[Sequence[int]]) -> list[int] | None:
+        """The end of each operation in place of its start, as by `starts`; -1 for an operation that no lane has.
+
+        None if an operation waits for ever, or is on another worker than its own.
+        """
+        waits, machines, durations = self.lags, self.machines, self.durations
+        if self.header.moves:
+            waits = [*waits]
+            for lane in filter(None, lanes):
+                operations = [self.operations[number] for number in lane]
+                for number, others in zip(lane, queued(self.header, operations, lane), strict=True):
+                    waits[number] += tuple((other, 0) for other in others)
+        owners = [place.worker for place in self.places]
+        ends = [-1] * len(durations)
+        # Machine w is the lane of worker w. An operation on another machine also follows the last one in the lane.
+        free, at = [0] * len(owners), [0] * len(lanes)
+        sleepers: dict[int, list[int]] = {}
+        awake = list(range(len(lanes)))
+        while awake:
+            worker = awake.pop()
+            lane = lanes[worker]
+            for place in range(at[worker], len(lane)):
+                number = lane[place]
+                machine = machines[number]
+                if machine == worker:
+                    start = free[worker]
+                elif owners[machine] == worker:
+                    start = max(free[worker], free[machine])
+                else:
+                    return None
+                for other, delay in waits[number]:
+                    end = ends[other]
+                    if end < 0:  # the lane sleeps until the other operation is over
+                        sleepers.setdefault(other, []).append(worker)
+                        at[worker] = place
+                        break
+                    if end + delay > start:
+                        start = end + delay
+                else:
+                    free[machine] = ends[number] = start + durations[number]
+                    if number in sleepers:
+                        awake += sleepers.pop(number)
+                    continue
+                break
+        return None if sleepers else ends
 
     def makespan(self, starts: Sequence[int]) -> int:
         """The end of the last operation, in ticks."""
-        return max(map(sum, zip(starts, self.durations, strict=True)), default=0)
+        return max(map(add, starts, self.durations), default=0)
 
-    def _queued(self, lanes: Sequence[Sequence[int]]) -> Iterator[tuple[int, tuple[int, ...]]]:
-        for lane in lanes:
-            if lane:
-                yield from zip(
-                    lane, queued(self.header, [self.operations[number] for number in lane], lane), strict=True
-                )
+    def peaks(self, lanes: Sequence[Sequence[int]]) -> list[int]:
+        """The most that each store keeps as the workers run these lanes."""
+        amounts, peaks = [0] * len(self.stores), [0] * len(self.stores)
+        for number in chain.from_iterable(lanes):
+            for store, at_start, at_end in self.changes[number]:
+                peaks[store] = max(peaks[store], amounts[store] + at_start, amounts[store] + at_start + at_end)
+                amounts[store] += at_start + at_end
+        return peaks
+
+    def fits_stores(self, lanes: Sequence[Sequence[int]]) -> bool:
+        """Whether no store exceeds its limit as the workers run these lanes."""
+        return all(peak <= store.limit for peak, store in zip(self.peaks(lanes), self.stores, strict=True))
 
 
 def instance_of(level: Plan | Schedule, costing: Costing) -> OrderInstance:
@@ -216,10 +253,7 @@ def _instance(
     by_clock: Iterable[int],
     costing: Costing,
 ) -> OrderInstance:
-    """Makes the instance of the operations in ``blocks``; the workers of the blocks are ``workers_of_blocks``.
-
-    ``by_clock`` has the places of the blocks with clocks, in the order of the clocks.
-    """
+    """``by_clock`` has the places of the blocks with clocks, in the order of the clocks."""
     operations = tuple(chain.from_iterable(blocks))
     workers = [worker for worker, block in zip(workers_of_blocks, blocks, strict=True) for _ in block]
     numbers = iter(range(len(operations)))
@@ -271,7 +305,7 @@ def _instance(
 def _steps(header: Header, operations: Sequence[Operation]) -> Iterator[tuple[int, ...]]:
     """Yields for each operation of a stream the operations that must be over instead of the step that it needs.
 
-    The lanes have no steps; the step would come after the operations that add to the gradients of its update.
+    The lanes have no steps; the step would follow the operations that add to the gradients of its update.
     """
     adding: dict[tuple[WeightGroup, int], list[int]] = {}
     for number, operation in enumerate(singles(operations)):
@@ -284,11 +318,7 @@ def _steps(header: Header, operations: Sequence[Operation]) -> Iterator[tuple[in
 
 
 def _move_steps(operations: Sequence[Operation], waits: Sequence[Sequence[int]]) -> list[tuple[MoveStep, ...]]:
-    """Lists for each operation the waits for moves that the lane makes with it, and its own computations, in order.
-
-    These lists are ``steps`` of `OrderInstance`. A wait for a reload comes before the reader, a wait for an offload
-    after the offload.
-    """
+    """``steps`` of `OrderInstance`: waits for reloads come before the reader, those for an offload after it."""
     out = {number for number, operation in enumerate(operations) if operation.kind.moves and leaves(operation)}
     steps: list[tuple[MoveStep, ...]] = []
     for number, (operation, others) in enumerate(zip(operations, waits, strict=True)):
@@ -299,7 +329,6 @@ def _move_steps(operations: Sequence[Operation], waits: Sequence[Sequence[int]])
 
 
 def _ticks(header: Header, operations: Iterable[Operation], costing: Costing) -> tuple[Fraction, Sequence[int]]:
-    """The tick, of which every duration is a multiple, and the duration of every operation in ticks."""
     tick = costing.durations.tick(header)
     if costing.charges is not None:
         tick = Fraction(1, lcm(tick.denominator, _FINEST))
@@ -344,8 +373,6 @@ def _delays(
 
 
 def _message_time(header: Header, charges: "Charges") -> Callable[[Operation, Operation, Worker, Worker], Fraction]:
-    """The function that gives the time of the longest message from an operation to one of another worker."""
-
     def between(before: Operation, after: Operation, source: Worker, target: Worker) -> Fraction:
         link = charges.link(source, target)
         times = [
@@ -366,7 +393,6 @@ def _changes(
     workers: Sequence[Worker],
     stores: Sequence[Store],
 ) -> Sequence[tuple[KeepsChange, ...]]:
-    """Computes for each operation, from its steps, the changes to the stores of its worker."""
     quantities = tuple(dict.fromkeys(store.quantity for store in stores))
     if not quantities:
         return [()] * len(steps)
@@ -418,27 +444,28 @@ Lags = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Constraints:
-    """All that an order of operations must respect; times are in ticks, and operations are those of an instance.
+class Jobs:
+    """Jobs, by number, each of which occupies a machine for a while; times are in ticks.
 
-    ``holdings`` has only those of stores that may exceed their ``limits`` although the ``waits`` are kept. ``ranks[n]``
-    is the place of operation n's micro-batch in a sequence of micro-batches that can be finished one by one.
-    ``roles[n]`` is equal for operations that do the same for different micro-batches. ``classes`` are the groups of
-    operations that are taken in turn, each in the order of these turns.
+    Machine w is the lane of worker w; ``owners[m]`` is the worker of machine m, whose jobs start only while the lane is
+    free. Job j starts after the lags of its ``waits``, and once each of the jobs ``begun[j]`` has started.
+    ``changes[j]`` says what job j adds to stores and frees; ``limits`` are the amounts that fit into the stores. Of the
+    jobs that may start on a machine, the one with the least rank does.
     """
 
+    owners: Sequence[int]
+    workers: int
     machines: Sequence[int]
     durations: Sequence[int]
     waits: Sequence[Lags]
-    holdings: tuple[Holding, ...]
-    limits: tuple[int, ...]
+    changes: Sequence[Sequence[KeepsChange]]
+    limits: Sequence[int]
+    begun: Sequence[Sequence[int]]
     ranks: Sequence[int]
-    roles: Sequence[int]
-    classes: tuple[tuple[int, ...], ...]
 
     @cached_property
     def followers(self) -> Sequence[Lags]:
-        """The operations that wait for each operation, as pairs of such a follower and the lag of its wait."""
+        """The jobs that wait for each job, as pairs of such a follower and the lag of its wait."""
         followers: list[list[tuple[int, int]]] = [[] for _ in self.waits]
         for number, waits in enumerate(self.waits):
             for other, lag in waits:
@@ -447,18 +474,54 @@ class Constraints:
 
     @cached_property
     def order(self) -> list[int]:
-        """All operations, each after those that it waits for."""
+        """All jobs, each after those that it waits for; of jobs that wait in a cycle there are none."""
         return ordered([[other for other, _ in waits] for waits in self.waits])
 
     @cached_property
     def heads(self) -> list[int]:
-        """The earliest start of each operation if machines and stores were free."""
+        """The earliest start of each job if machines and stores were free."""
         return _longest(self.order, self.waits, self.durations)
 
     @cached_property
     def tails(self) -> list[int]:
-        """The least time from the end of each operation to the end of all."""
+        """The least time from the end of each job to the end of all."""
         return _longest(self.order[::-1], self.followers, self.durations)
+
+    @cached_property
+    def groups(self) -> tuple[list[int], list[list[int]]]:
+        """The number of each job's group, and the jobs of each group: those that waits connect, as a micro-batch's."""
+        waits = ([other for other, _ in lags] for lags in self.waits)
+        return connected([[*others, *begun] for others, begun in zip(waits, self.begun, strict=True)])
+
+    @cached_property
+    def backwards(self) -> Self:
+        """The jobs with time reversed: an order of these, read backwards, is one of the jobs here.
+
+        Waits in ``begun`` cannot be reversed: there must be none. What a subclass adds stays that of time as it is.
+        """
+        changes = [[KeepsChange(store, -end, -start) for store, start, end in several] for several in self.changes]
+        return replace(self, waits=self.followers, changes=changes, ranks=[-rank for rank in self.ranks])
+
+
+@dataclass(frozen=True)
+class Constraints(Jobs):
+    """All that an order of an instance's operations must respect; each operation is a job.
+
+    ``holdings`` has only those of stores that may exceed their ``limits`` although the ``waits`` are kept, and
+    ``changes`` those by these holdings. ``ranks[n]`` is the place of operation n's micro-batch in a sequence of
+    micro-batches that can be finished one by one. ``roles[n]`` is equal for operations that do the same for different
+    micro-batches. ``classes`` are the groups of operations that are taken in turn, each in the order of these turns.
+    """
+
+    instance: OrderInstance
+    holdings: tuple[Holding, ...]
+    roles: Sequence[int]
+    classes: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def groups(self) -> tuple[list[int], list[list[int]]]:
+        """The groups of `Jobs`: turns, which are waits here, connect no operations."""
+        return connected(self.instance.waits)
 
     @cached_property
     def by_machine(self) -> Sequence[Sequence[int]]:
@@ -473,20 +536,9 @@ class Constraints:
         """Whether operations that do the same for different micro-batches (one role) take unequal times."""
         return len({*zip(self.roles, self.durations, strict=True)}) > len({*self.roles})
 
-    @cached_property
-    def backwards(self) -> "Constraints":
-        """The constraints with time reversed: an order that meets them, read backwards, meets the ones here."""
-        return replace(
-            self,
-            waits=self.followers,
-            holdings=tuple(holding._replace(opened=holding.closed, closed=holding.opened) for holding in self.holdings),
-            ranks=[-rank for rank in self.ranks],
-            classes=tuple(several[::-1] for several in self.classes),
-        )
-
     @property
     def needed_alone(self) -> dict[int, int]:
-        """Maps each store that has holdings to the most that any single micro-batch keeps in it, all holdings added."""
+        """The most that any single micro-batch keeps in each store that has holdings."""
         sums = defaultdict[tuple[int, int], int](int)
         for store, amount, opened, _ in self.holdings:
             sums[store, self.ranks[opened]] += amount
@@ -496,7 +548,7 @@ class Constraints:
         return most
 
     def before_in_micro_batch(self, numbers: Iterable[int]) -> dict[int, set[int]]:
-        """The operations that must come before each of some operations, of the same micro-batch."""
+        """The operations of the same micro-batch that must come before each of ``numbers``."""
         before: dict[int, set[int]] = {}
         for number in numbers:
             reached, pending = set[int](), [number]
@@ -510,8 +562,7 @@ class Constraints:
     def in_turn(self, starts: Sequence[int]) -> list[int]:
         """Exchanges the starts within each class, so that its operations start in turn; returns all starts.
 
-        The first operation of a class gets the earliest start of the class, the second one the next, and so on. The
-        order stays feasible if it was.
+        The order stays feasible if it was.
         """
         turned = [*starts]
         for several in self.classes:
@@ -519,30 +570,61 @@ class Constraints:
                 turned[number] = start
         return turned
 
-    def makespan(self, starts: Sequence[int]) -> int:
-        """The end of the last operation."""
-        return max(map(sum, zip(starts, self.durations, strict=True)), default=0)
-
 
 def constraints_of(instance: OrderInstance) -> Constraints:
     """The constraints of an instance, with the waits that are added where micro-batches are taken in turn."""
     classes = _interchangeable(instance)
-    waits = [
-        dict(zip(others, delays, strict=True)) for others, delays in zip(instance.waits, instance.delays, strict=True)
-    ]
+    waits = list(map(dict, instance.lags))
     implied, holdings = _in_full_stores(instance, classes)
     for earlier, later in chain(chain.from_iterable(map(pairwise, classes)), implied):
         waits[later].setdefault(earlier, 0)
     return Constraints(
+        owners=[machine.worker for machine in instance.places],
+        workers=instance.header.workers,
         machines=instance.machines,
         durations=instance.durations,
         waits=[tuple(several.items()) for several in waits],
-        holdings=holdings,
-        limits=tuple(store.limit for store in instance.stores),
+        changes=_by_holdings(holdings, len(waits)),
+        limits=[store.limit for store in instance.stores],
+        begun=[()] * len(waits),
         ranks=_ranks(instance),
+        instance=instance,
+        holdings=holdings,
         roles=[*_roles(instance)],
         classes=classes,
     )
+
+
+def _by_holdings(holdings: Iterable[Holding], count: int) -> list[list[KeepsChange]]:
+    changes = [defaultdict[int, list[int]](lambda: [0, 0]) for _ in range(count)]
+    for store, amount, opened, closed in holdings:
+        changes[opened][store][0] += amount
+        changes[closed][store][1] -= amount
+    return [[KeepsChange(store, *amounts) for store, amounts in several.items()] for several in changes]
+
+
+def connected(others: Sequence[Iterable[int]]) -> tuple[list[int], list[list[int]]]:
+    """The number of each job's group, and the jobs of each group; job j is in one group with the jobs ``others[j]``."""
+    parent = list(range(len(others)))
+
+    def root(job: int) -> int:
+        while parent[job] != job:
+            parent[job] = parent[parent[job]]
+            job = parent[job]
+        return job
+
+    for job, linked in enumerate(others):
+        for other in linked:
+            first, second = root(job), root(other)
+            parent[max(first, second)] = min(first, second)
+    members: dict[int, list[int]] = {}
+    for job in range(len(parent)):
+        members.setdefault(root(job), []).append(job)
+    group_of = [0] * len(parent)
+    for number, several in enumerate(members.values()):
+        for job in several:
+            group_of[job] = number
+    return group_of, list(members.values())
 
 
 def _longest(order: Iterable[int], before: Sequence[Lags], durations: Sequence[int]) -> list[int]:
@@ -553,9 +635,9 @@ def _longest(order: Iterable[int], before: Sequence[Lags], durations: Sequence[i
 
 
 def _interchangeable(instance: OrderInstance) -> tuple[tuple[int, ...], ...]:
-    """Returns the classes: groups of operations that differ only in their micro-batch, in the order of micro-batches.
+    """The classes: operations of one kind, stage and slice, in the order of their micro-batches.
 
-    The operations of a class have one kind, stage and slice, and their micro-batches are of one pipe and cost the same.
+    These micro-batches are of one pipe and cost the same.
     """
     slices, parts = instance.header.slices, [operation.parts for operation in instance.operations]
     keys = [(part.kind, part.stage, part.micros[0] % slices) for part, *_ in parts]
@@ -588,7 +670,7 @@ def _interchangeable(instance: OrderInstance) -> tuple[tuple[int, ...], ...]:
 
 
 def _holdings(instance: OrderInstance) -> Iterator[Holding]:
-    """Yields the holdings of all stores: each is a part of a micro-batch that a stage keeps between two operations."""
+    """Yields what stages keep of micro-batches between two operations."""
     header, store_of = instance.header, {(store.worker, store.quantity): n for n, store in enumerate(instance.stores)}
     place = {number: place for place, number in enumerate(ordered(instance.waits))}
     for quantity in dict.fromkeys(store.quantity for store in instance.stores):
@@ -610,10 +692,9 @@ def _holdings(instance: OrderInstance) -> Iterator[Holding]:
 def _in_full_stores(
     instance: OrderInstance, classes: Sequence[Sequence[int]]
 ) -> tuple[list[tuple[int, int]], tuple[Holding, ...]]:
-    """Replaces the limits of stores by waits, where this is possible.
+    """Returns waits, (earlier, later), that replace limits, and the holdings that may exceed limits in spite of them.
 
-    Returns the waits, as pairs of the earlier and the later operation, and the holdings of those stores that could
-    exceed their limits in spite of them. A store with a single class of holdings needs no more than waits.
+    A store with a single class of holdings needs no more than waits.
     """
     by_store = defaultdict[int, list[Holding]](list)
     for holding in _holdings(instance):
@@ -652,13 +733,12 @@ class _HoldingClass(NamedTuple):
 
 
 def _implied(instance: OrderInstance, held: Sequence[_HoldingClass], limit: int) -> Iterator[tuple[int, int]]:
-    """Yields waits that follow from the limit of a store, in which one holding of each class has room.
+    """Yields waits, (earlier, later), that follow from the limit of a store with room for one holding of each class.
 
-    A wait is a pair of the earlier operation and the later one, which waits. ``held`` has the classes of holdings, each
-    with one holding per micro-batch. Say a holding begins while others of its micro-batch are sure to exist. Then of
-    each of these classes only as many holdings exist as have room beside one of every other, so earlier ones must be
-    over. And if a holding of a class must begin before one of an earlier class can be over, it begins before there are
-    so many of the earlier class that they leave no room for it, ever.
+    ``held`` has the classes of holdings, each with one holding per micro-batch. Say a holding begins while others of
+    its micro-batch are sure to exist. Then of each of these classes only as many holdings exist as have room beside one
+    of every other, so earlier ones must be over. And if a holding of a class must begin before one of an earlier class
+    can be over, it begins before there are so many of the earlier class that they leave no room for it, ever.
     """
     before = _before_within(instance, [group.opened[0] for group in held] + [group.closed[0] for group in held])
     for late in held:
@@ -678,7 +758,7 @@ def _implied(instance: OrderInstance, held: Sequence[_HoldingClass], limit: int)
 
 
 def _before_within(instance: OrderInstance, numbers: Sequence[int]) -> set[tuple[int, int]]:
-    """The pairs of the given operations of which the second waits for the first, directly or through others."""
+    """The pairs of ``numbers`` of which the second waits for the first, directly or through others."""
     pairs = set[tuple[int, int]]()
     for late in numbers:
         reached, pending = {late}, [late]
@@ -691,10 +771,7 @@ def _before_within(instance: OrderInstance, numbers: Sequence[int]) -> set[tuple
 
 
 def _roles(instance: OrderInstance) -> Iterator[int]:
-    """Yields the role of each operation: equal numbers for operations that differ only in their micro-batches.
-
-    They have one pipe, and parts of the same kinds, stages and slices.
-    """
+    """Yields equal numbers for operations of one pipe with parts of the same kinds, stages and slices."""
     header, numbers = instance.header, dict[object, int]()
     for operation in instance.operations:
         parts = tuple(
@@ -704,10 +781,9 @@ def _roles(instance: OrderInstance) -> Iterator[int]:
 
 
 def _ranks(instance: OrderInstance) -> list[int]:
-    """Returns the rank of each operation: the place of its micro-batch in a sequence of the micro-batches of all pipes.
+    """The place of each operation's last micro-batch: first are the first ones of all pipes, then the second ones.
 
-    The sequence has the first micro-batch of each pipe, then the second of each, and so on. Slices of a micro-batch
-    share its rank; an operation on several micro-batches has the rank of the last.
+    Slices of a micro-batch share its rank.
     """
     header = instance.header
     places = {micro: place // header.slices for pipe in header.pipes for place, micro in enumerate(sorted(pipe.micros))}

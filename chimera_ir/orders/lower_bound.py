@@ -54,18 +54,13 @@ _FALL_OF_EXCESS = 0.5
 
 
 class _Class(NamedTuple):
-    """Operations that start in the order of their numbers, all on one machine and of one duration."""
-
     numbers: Sequence[int]
     machine: int
     duration: int
 
 
 class _ClassWait(NamedTuple):
-    """A wait of class ``later`` for class ``earlier``: its n-th operation waits for the (n - shift)-th of the other.
-
-    It starts at least ``ticks`` after the start of that one.
-    """
+    """The n-th start of ``later`` is ``ticks`` or more after the (n - shift)-th start of ``earlier``."""
 
     later: int
     earlier: int
@@ -74,9 +69,9 @@ class _ClassWait(NamedTuple):
 
 
 class _UpperLimit(NamedTuple):
-    """A row of a linear program: the sum of variables, each times its factor, is at most ``most``.
+    """A row: the sum of variables, each times its factor, is at most ``most``.
 
-    If ``may_exceed``, the sum may be larger by the excess, which the program makes as small as it can.
+    If ``may_exceed``, it may be larger by the excess, which the program makes as small as it can.
     """
 
     factors: Mapping[int, int]
@@ -85,7 +80,7 @@ class _UpperLimit(NamedTuple):
 
 
 class FlowBound:
-    """Makes the linear programs of an instance, one for each makespan to exclude, and chooses which one to try next."""
+    """The linear programs of an instance, one for each makespan to exclude, and the choice which to try next."""
 
     def __init__(self, constraints: Constraints) -> None:
         self._constraints = constraints
@@ -106,10 +101,7 @@ class FlowBound:
         self._promising, self._beyond = 0, sys.maxsize
 
     def _between_classes(self) -> Iterator[_ClassWait]:
-        """Yields the waits that hold for a whole class: the n-th operation waits for the (n - k)-th of another class.
-
-        Waits that only some operations of a class have are left out.
-        """
+        """Yields the waits that hold for a whole class; those that only some of its operations have are left out."""
         constraints, counts = self._constraints, defaultdict[_ClassWait, int](int)
         for number, waits in enumerate(constraints.waits):
             later, place = self._place[number]
@@ -122,11 +114,9 @@ class FlowBound:
                 yield wait
 
     def _kept_by_classes(self) -> Mapping[int, Mapping[tuple[int, int], int]]:
-        """Maps each store to what it keeps for whole classes, as {(c, e): amount}.
+        """Maps each store to what it keeps from the n-th start of c to the n-th end of e, for every n, by (c, e).
 
-        From the start of the n-th operation of class c to the end of the n-th of class e, the store keeps the amount,
-        for every n. What is not kept in this way is left out, so the store seems emptier than it is, and the bound
-        still holds.
+        What is not kept in this way is left out: the store seems emptier than it is, and the bound still holds.
         """
         turns = defaultdict[tuple[int, int, int, int], list[tuple[int, int]]](list)
         for store, amount, opened, closed in self._constraints.holdings:
@@ -141,10 +131,7 @@ class FlowBound:
         return amounts
 
     def next_attempt(self, least: int, most: int) -> "FlowAttempt | None":
-        """An attempt to prove that no order has some makespan from ``least`` to ``most``, the most promising one.
-
-        None if earlier attempts have shown that the linear program excludes none of these makespans.
-        """
+        """The most promising attempt to exclude a makespan from ``least`` to ``most``; None if none is left."""
         most = min(most, self._beyond - 1)
         if most < least:
             return None
@@ -180,8 +167,8 @@ class FlowBound:
 class FlowAttempt:
     """A linear program, to be made and solved, that may prove that no order is over by ``makespan``.
 
-    ``work`` is about how much deterministic time it takes. Once it is solved, ``excluded`` says whether this is proven,
-    and ``excess`` how far the program must exceed the limits of machines and stores.
+    ``work`` is about its deterministic time. Once it has run, ``excluded`` says whether this is proven, and ``excess``
+    how far the program must exceed the limits of machines and stores.
     """
 
     def __init__(self, program: "Callable[[], _FlowProgram]", makespan: int, work: float) -> None:
@@ -225,7 +212,7 @@ class _FlowProgram:
             self._most += accumulate(earliest)
 
     def add_turns(self) -> None:
-        """Adds rows: no N_c(t) is larger than N_c(t + 1), as operations that have started stay so."""
+        """Adds rows: operations that have started stay so."""
         for key in range(len(self._classes)):
             for now in range(self._steps - 1):
                 self._add([(key, now, 1), (key, now + 1, -1)], 0)
@@ -246,7 +233,7 @@ class _FlowProgram:
                 self._add(terms, 1, may_exceed=True)
 
     def add_store(self, amounts: Mapping[tuple[int, int], int], limit: int) -> None:
-        """Adds rows: a store keeps no more than its limit. ``amounts`` is what it keeps, as {(c, e): amount}."""
+        """Adds rows: a store keeps no more than its limit; ``amounts`` is as in `FlowBound`."""
         for now in range(self._steps - 1):
             terms = [(first, now, amount) for (first, _), amount in amounts.items()]
             terms += [(last, now - self._classes[last].duration, -amount) for (_, last), amount in amounts.items()]
@@ -255,8 +242,8 @@ class _FlowProgram:
     def _add(self, terms: Iterable[tuple[int, int, int]], most: int, may_exceed: bool = False) -> None:
         """Adds a row: the sum of N_c(t) times factor, for all (c, t, factor) of ``terms``, is at most ``most``.
 
-        Variables of which only one value is possible are put in. A row that always holds is left out; one that cannot
-        hold, because nothing in it varies, makes the program ``impossible``.
+        Variables of which only one value is possible are put in. A row that always holds is left out; one without
+        variables that cannot hold makes the program ``impossible``.
         """
         factors = defaultdict[int, int](int)
         for key, time, factor in terms:
@@ -276,10 +263,7 @@ class _FlowProgram:
             self.impossible = True
 
     def multipliers(self, solver: "Solver") -> Sequence[int]:
-        """Solves the linear program; returns for each row the whole number, 0 or more, by which to multiply it.
-
-        The sum of the multiplied rows may be a contradiction (`contradicts`). All numbers are 0 without a solution.
-        """
+        """Solves the program; returns a number for each row, 0 or more, with which `contradicts` may hold."""
         from ortools.linear_solver.python.model_builder import LinearExpr, Model, SolveStatus
 
         model = Model()  # type: ignore[no-untyped-call]
@@ -300,7 +284,7 @@ class _FlowProgram:
     def contradicts(self, multipliers: Sequence[int]) -> bool:
         """Whether the sum of the rows, each times its multiplier, cannot hold without an excess.
 
-        It is a contradiction if even the values of the variables that suit it best break it.
+        Even the values of the variables that suit it best then break it.
         """
         factors, most = defaultdict[int, int](int), 0
         for row, multiplier in zip(self._rows, multipliers, strict=True):
@@ -364,10 +348,10 @@ def sequence_bound(constraints: Constraints, least: int, most: int) -> SequenceB
 
 
 class _Times(NamedTuple):
-    """Times of an operation l; ``head`` and ``tail`` are those of `Constraints`.
+    """Times of an operation l; ``head`` and ``tail`` are those of `Jobs`.
 
-    ``before`` and ``after`` are the least times that its own micro-batch takes before and after it. ``ahead`` and
-    ``behind`` are a(l) and b(l) of the formulas above: by how much it delays others that come after it, or before it.
+    ``before`` and ``after`` are the least times that its own micro-batch takes before and after it, ``ahead`` and
+    ``behind`` a(l) and b(l) of the formulas above.
     """
 
     duration: int
@@ -380,7 +364,6 @@ class _Times(NamedTuple):
 
 
 def _times_of_operations(constraints: Constraints) -> Mapping[int, _Times]:
-    """The times of each operation, by number."""
     durations, heads, tails = constraints.durations, constraints.heads, constraints.tails
     by_role = defaultdict[int, list[int]](list)
     for number, role in enumerate(constraints.roles):
@@ -399,11 +382,11 @@ def _along_chain(
 ) -> Mapping[int, tuple[int, int]]:
     """Follows a chain of waits from each of the operations ``numbers``, which have one role, in each one's micro-batch.
 
-    Returns for each operation how long the others in its chain take, and the least duration in the chain, its own
-    included. The chain is the longest way in the micro-batch of the first operation. It is followed as far as all the
-    other micro-batches have the same one on the same machines, because only there they delay one another. A lag counts
-    as the least in any of the micro-batches. ``links`` are the waits of each operation, or the followers; ``way`` is
-    the time from each operation on in that direction.
+    Returns for each how long the others in its chain take, and the least duration in the chain. The chain is the
+    longest way in the micro-batch of the first operation, as far as all the other micro-batches have the same one on
+    the same machines, because only there they delay one another. A lag counts as the least in any micro-batch.
+    ``links`` are the waits of each operation, or the followers; ``way`` is the time from each operation on in that
+    direction.
     """
     durations, machines, roles, ranks = (
         constraints.durations,
@@ -441,8 +424,8 @@ def _along_chain(
 class _Group:
     """Micro-batches whose operations on one machine have the same roles and the same waits among each other.
 
-    The i-th operation of each has the role ``roles[i]`` and comes after the operations at the places ``needed[i]`` of
-    the same micro-batch. ``times[m][i]`` are its times in micro-batch m.
+    The i-th operation of each has the role ``roles[i]`` and comes after those at the places ``needed[i]``.
+    ``times[m][i]`` are its times in micro-batch m.
     """
 
     roles: tuple[int, ...]
@@ -451,23 +434,18 @@ class _Group:
 
     @property
     def size(self) -> int:
-        """The time that the operations of its first micro-batch take together."""
         return sum(times.duration for times in self.times[0])
 
     @property
     def states(self) -> Sequence[tuple[int, ...]]:
-        """All states that a machine can reach on the way; none if there are too many.
-
-        A state is how many of the group's operations have run, of each role.
-        """
         return _states_of(self.needed, len(self.times))
 
 
 @cache
 def _states_of(needed: tuple[tuple[int, ...], ...], total: int) -> Sequence[tuple[int, ...]]:
-    """Returns the states of a group of ``total`` micro-batches: how many operations of each role have run.
+    """The states that a machine can reach: how many operations of each role have run, in ``total`` micro-batches.
 
-    Which roles come before a role is in ``needed``. The result is empty if there are too many states.
+    Empty if there are too many. Which roles come before a role is in ``needed``.
     """
     first = (0,) * len(needed)
     reached, pending = {first}, [first]
@@ -483,22 +461,14 @@ def _states_of(needed: tuple[tuple[int, ...], ...], total: int) -> Sequence[tupl
 def _steps(
     needed: Sequence[Sequence[int]], total: int, counts: tuple[int, ...]
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yields the steps from a state: the place of the role whose operation is next, and the state after that operation.
-
-    A state, such as ``counts``, says how many operations of each role have run, in ``total`` micro-batches. A role may
-    be next if more operations have run of each role that it needs.
-    """
+    """Yields the steps from a state: the place of the role that runs next, and the state after it."""
     for place, count in enumerate(counts):
         if count < min((counts[other] for other in needed[place]), default=total):
             yield place, (*counts[:place], count + 1, *counts[place + 1 :])
 
 
 def _groups(constraints: Constraints, numbers: Sequence[int], times: Mapping[int, _Times]) -> Iterator[_Group]:
-    """Yields the groups of equal micro-batches on a machine, which runs the operations ``numbers``.
-
-    Micro-batches are equal if their operations have the same roles, the same waits for one another, and the same times
-    except for heads and tails.
-    """
+    """Yields the groups of micro-batches with equal roles, waits and times, except for heads and tails."""
     by_micro_batch = defaultdict[int, list[int]](list)
     for number in sorted(numbers, key=lambda number: constraints.roles[number]):
         by_micro_batch[constraints.ranks[number]].append(number)
@@ -535,10 +505,10 @@ def _merged(groups: Sequence[_Group]) -> Sequence[_Group]:
 
 
 class _Transition(NamedTuple):
-    """An operation that may be next in a state of a group, and the number of the state after it.
+    """An operation that may be next in a state of a group, and the number of the state ``after`` it.
 
-    Its ``times`` are lower bounds over the group's operations of the role. If k of these have run, ``head`` is the
-    (k + 1)-th smallest of their heads, ``tail`` the (k + 1)-th largest of their tails; any other time is the least.
+    If k operations of its role have run, ``times`` has the (k + 1)-th smallest head and the (k + 1)-th largest tail;
+    any other time is the least of the role.
     """
 
     after: int
@@ -547,10 +517,10 @@ class _Transition(NamedTuple):
 
 
 class _GroupState(NamedTuple):
-    """A state of a group: its steps, and the time that the operations take that have not run (``left``).
+    """A state of a group: its steps, and the time of the operations that have not run (``left``).
 
-    ``ahead[r]`` is the sum of a(l) over the group's operations l of role r that have run, ``behind[r]`` that of b(l)
-    over those that have not.
+    ``ahead[r]`` is the sum of a(l) over the operations l of role r that have run, ``behind[r]`` that of b(l) over those
+    that have not.
     """
 
     steps: Sequence[_Transition]
@@ -560,7 +530,7 @@ class _GroupState(NamedTuple):
 
 
 def _states(group: _Group, role_of: Mapping[int, int]) -> Sequence[_GroupState]:
-    """Returns the states of a group, the first one with nothing run; ``role_of`` numbers the roles on the machine."""
+    """The states of a group, the first one with nothing run; ``role_of`` numbers the roles on the machine."""
     total = len(group.times)
     # The k-th to start has the k-th least head or a later one; the k-th to end the k-th largest tail or a longer one.
     by_role = list(zip(*group.times, strict=True))
@@ -589,12 +559,11 @@ def _states(group: _Group, role_of: Mapping[int, int]) -> Sequence[_GroupState]:
 
 
 def _least_makespan(groups: Sequence[_Group], least: int, most: int) -> tuple[int, int]:
-    """Returns the least makespan that some sequence of a machine's operations allows, and the number of states visited.
+    """Returns the least makespan that some sequence of a machine allows, and the number of states visited.
 
-    The makespan is at least ``least``, and ``most + 1`` if no sequence allows one of ``most``.
-
-    Sequences are extended in the order of the makespan that they need so far. Of two that lead to the same state, the
-    one that needs the longer makespan is dropped unless it is over earlier.
+    It is at least ``least``, and ``most + 1`` if no sequence allows one of ``most``. Sequences are extended in the
+    order of the makespan that they need so far. Of two that lead to the same state, the one that needs the longer
+    makespan is dropped unless it is over earlier.
     """
     role_of = {role: place for place, role in enumerate(sorted({role for group in groups for role in group.roles}))}
     states_of = [_states(group, role_of) for group in groups]
@@ -634,7 +603,7 @@ def lower_bound(constraints: Constraints) -> int:
 def _of_machine(constraints: Constraints, machine: int) -> int:
     """The least makespan that a machine's operations allow, if it could interrupt them.
 
-    At any time the machine runs the operation, of those that may have begun, with the most time behind it (its tail).
+    It always runs the operation, of those that may have begun, with the most time behind it (its tail).
     """
     heads, tails, durations = constraints.heads, constraints.tails, constraints.durations
     left = {number: durations[number] for number in constraints.by_machine[machine]}
@@ -658,12 +627,7 @@ def _of_machine(constraints: Constraints, machine: int) -> int:
 
 
 def _of_stores(constraints: Constraints) -> int:
-    """Returns a lower bound of the makespan that follows from the limits of the stores, which count what workers keep.
-
-    What a store keeps takes an amount of it for some time, at least for the shortest time from the operation that adds
-    it to the one that frees it. The sum of amount times shortest time, divided by the limit, is a time that cannot be
-    undercut; the bound is the largest of all stores.
-    """
+    """The bound by stores, as this module's first lines say."""
     heads, tails = constraints.heads, constraints.tails
     class_of = {number: place for place, several in enumerate(constraints.classes) for number in several}
     times: dict[tuple[int, int], int] = {}
@@ -685,10 +649,7 @@ def _of_stores(constraints: Constraints) -> int:
 
 
 def _least_time(constraints: Constraints, opened: int, closed: int) -> int:
-    """The least time from the start of operation ``opened`` to the end of ``closed``.
-
-    It follows from the waits of operations on their micro-batch, one for another.
-    """
+    """The least time from the start of ``opened`` to the end of ``closed`` by the waits in their micro-batch."""
     durations, ranks = constraints.durations, constraints.ranks
     ends, pending = {opened: durations[opened]}, [opened]
     # Few operations are on one micro-batch: an end that grows is followed again.

@@ -11,13 +11,12 @@ B m1 s1 on w1
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain, pairwise
 from math import ceil
-from operator import add
 from typing import TYPE_CHECKING
 
 from chimera_ir.cost.durations import Durations, number
@@ -31,8 +30,18 @@ from chimera_ir.ir.ops import NOWHERE, Operation, Unclocked
 from chimera_ir.ir.streams import LONGEST_TURN, PlanStream, ScheduleStream, stream_of
 from chimera_ir.ir.text.printer import line
 from chimera_ir.lower.lower import order
-from chimera_ir.orders.dispatch import Admission, Greedy, Jobs, Keeps, list_schedule, place
-from chimera_ir.orders.instance import UNITS, Costing, KeepsChange, Machine, OrderInstance, Store, instance_of
+from chimera_ir.orders.dispatch import Admission, Greedy, list_schedule, place
+from chimera_ir.orders.instance import (
+    UNITS,
+    Costing,
+    Jobs,
+    KeepsChange,
+    Lags,
+    Machine,
+    OrderInstance,
+    Store,
+    instance_of,
+)
 from chimera_ir.orders.timetable import shortest
 from chimera_ir.plural import counted
 from chimera_ir.verify.verify import verify_operations, verify_schedule
@@ -133,30 +142,14 @@ class OrderGraph:
             schedule = self._shown(lanes)
             of = {store.quantity: live.peaks(schedule, *UNITS[store.quantity]) for store in self.instance.stores}
             return [of[store.quantity][store.worker].amount for store in self.instance.stores]
-        amounts, peaks = [0] * len(self.instance.stores), [0] * len(self.instance.stores)
-        changes = self.instance.changes
-        for lane in lanes:
-            for operation in lane:
-                for store, at_start, at_end in changes[operation]:
-                    amounts[store] += at_start
-                    peaks[store] = max(peaks[store], amounts[store])
-                    amounts[store] += at_end
-                    peaks[store] = max(peaks[store], amounts[store])
-        return peaks
-
-    @cached_property
-    def _waits(self) -> list[tuple[tuple[int, int], ...]]:
-        """The operations that each one waits for, each with its delay."""
-        pairs = zip(self.instance.waits, self.instance.delays, strict=True)
-        return [tuple(zip(others, delays, strict=True)) for others, delays in pairs]
+        return self.instance.peaks(lanes)
 
     def _require_complete(self, lanes: Lanes) -> None:
-        """Raises `OptionError` unless the lanes have every operation once, on its own worker."""
         if wrong := self._wrong(lanes):
             raise OptionError(f"lanes: {wrong}: lanes have every operation once, on its own worker")
 
     def _wrong(self, lanes: Lanes) -> str | None:
-        """Returns the first mistake in lanes in words, such as that an operation is missing; None if there is none."""
+        """The first mistake in lanes, in words; None if there is none."""
         total, workers = len(self.instance.durations), self.instance.header.workers
         if len(lanes) != workers:
             return f"there are {counted(len(lanes), 'lane')} for {counted(workers, 'worker')}"
@@ -166,76 +159,24 @@ class OrderGraph:
                 if not 0 <= operation < total:
                     return f"there is no operation {operation}, numbers are 0 to {total - 1}"
                 times[operation] += 1
-                if (holder := self._workers[self.instance.machines[operation]]) != worker:
+                if (holder := self._places[operation].worker) != worker:
                     return f"`{self.operations[operation]}` of worker {holder} is on worker {worker}"
         if (place := next((n for n, count in enumerate(times) if count != 1), None)) is None:
             return None
         return f"`{self.operations[place]}` is {'there more than once' if times[place] else 'missing'}"
 
-    @cached_property
-    def _workers(self) -> list[int]:
-        """The worker of each machine."""
-        return [place.worker for place in self.instance.places]
-
     def _ends(self, lanes: Lanes) -> list[int] | None:
-        """The end of each operation, in time linear in the waits; None if the lanes close a cycle."""
-        if self.instance.header.moves:  # lanes wait for them
-            self._require_complete(lanes)
-            starts = self.instance.starts(lanes)
-            return starts and list(map(add, starts, self.instance.durations))
-        total = sum(map(len, lanes))
-        least = min((min(lane) for lane in lanes if lane), default=0)
+        total, least = sum(map(len, lanes)), min((min(lane) for lane in lanes if lane), default=0)
         if least < 0 or total != len(self.instance.durations) or len(lanes) != self.instance.header.workers:
             self._require_complete(lanes)
         try:
-            ends = self._played(lanes)
+            ends = self.instance.ends(lanes)
         except IndexError:
             ends = None
         # Lanes that do not get all operations through lack some or close a cycle.
         if ends is None or min(ends, default=0) < 0:
             self._require_complete(lanes)
         return ends
-
-    def _played(self, lanes: Lanes) -> list[int] | None:
-        """Runs the lanes; returns the end of each operation, -1 for one that no lane has.
-
-        None if an operation waits for ever, or is on another worker than its own.
-        """
-        waits, machines, durations = self._waits, self.instance.machines, self.instance.durations
-        owners = self._workers
-        ends = [-1] * len(durations)
-        # Machine w is the lane of worker w. An operation on another machine also follows the last one in the lane.
-        free = [0] * len(self.instance.places)
-        places = [0] * len(lanes)
-        sleepers: dict[int, list[int]] = {}
-        awake = list(range(len(lanes)))
-        while awake:
-            worker = awake.pop()
-            lane = lanes[worker]
-            for at in range(places[worker], len(lane)):
-                operation = lane[at]
-                machine = machines[operation]
-                if machine == worker:
-                    start = free[worker]
-                elif owners[machine] == worker:
-                    start = max(free[worker], free[machine])
-                else:
-                    return None
-                for other, delay in waits[operation]:
-                    end = ends[other]
-                    if end < 0:  # the lane sleeps until the other operation is over
-                        sleepers.setdefault(other, []).append(worker)
-                        places[worker] = at
-                        break
-                    if end + delay > start:
-                        start = end + delay
-                else:
-                    free[machine] = ends[operation] = start + durations[operation]
-                    if operation in sleepers:
-                        awake += sleepers.pop(operation)
-                    continue
-                break
-        return None if sleepers else ends
 
     def as_networkx(self) -> "IntGraph":
         """The operations as the nodes of a networkx graph, with an edge from each to those that wait for it.
@@ -249,10 +190,10 @@ class OrderGraph:
             {"operation": text, "worker": int(place.worker), "resource": place.resource.value, "duration": duration}
             for text, place, duration in zip(self.operations, self._places, self.instance.durations, strict=True)
         )
-        edges = ((other, number, delay) for number, waits in enumerate(self._waits) for other, delay in waits)
+        edges = ((other, number, delay) for number, waits in enumerate(self.instance.lags) for other, delay in waits)
         return digraph(nodes, edges)
 
-    @property
+    @cached_property
     def _places(self) -> list[Machine]:
         return [self.instance.places[machine] for machine in self.instance.machines]
 
@@ -286,7 +227,7 @@ class OrderGraph:
                 "keeps": [dict(zip(("store", "at_start", "at_end"), change, strict=True)) for change in changes],
             }
             for text, machine, duration, waits, changes in zip(
-                self.operations, instance.machines, instance.durations, self._waits, instance.changes, strict=True
+                self.operations, instance.machines, instance.durations, instance.lags, instance.changes, strict=True
             )
         ]
         lines = [f"  {json.dumps(name)}: {json.dumps(value)}," for name, value in head.items()]
@@ -329,10 +270,7 @@ def scheduled(level: Plan | PlanStream, costing: Costing) -> Schedule | Schedule
 
 
 def _turns_in(shown: Schedule) -> ScheduleStream:
-    """The stream whose first updates are shown; its turn is the shortest after which all lanes repeat.
-
-    Raises `Rejected` if there is none.
-    """
+    """The stream whose turn is the shortest after which all lanes repeat; raises `Rejected` if there is none."""
     for length in range(1, LONGEST_TURN + 1):
         schedule = Schedule(replace(shown.header, period=length * shown.header.period), shown.lanes)
         try:
@@ -356,44 +294,42 @@ def ordered(plan: Plan, costing: Costing) -> Schedule:
     """
     instance = instance_of(plan, costing)
     jobs = jobs_of(instance)
-    result = place(jobs, Greedy(jobs))
+    result = place(jobs, Greedy(jobs, jobs.ranks), jobs.ranks)
     if result.waiting:
-        room = Admission(jobs)
+        room = Admission(jobs, jobs.ranks)
         reject(_too_tight(instance, room.least))
-        result = place(jobs, room)
+        result = place(jobs, room, jobs.ranks)
     if _is_free(plan):
         result = shortest(jobs, result)
     started = set(result.started)
     rest = [job for job in sorted(range(len(jobs.ranks)), key=jobs.ranks.__getitem__) if job not in started]
-    lanes: list[list[int]] = [[] for _ in range(plan.header.workers)]
-    for job in chain(result.started, rest):
+    return instance.schedule(_lanes(instance, jobs, [*result.started, *rest]))
+
+
+def _lanes(instance: OrderInstance, jobs: Jobs, order: Iterable[int]) -> list[list[int]]:
+    lanes: list[list[int]] = [[] for _ in range(jobs.workers)]
+    for job in order:
         lanes[jobs.owners[jobs.machines[job]]] += instance.blocks[job]
-    return instance.schedule(lanes)
+    return lanes
 
 
 def list_starts(instance: OrderInstance) -> list[int] | None:
-    """The start of each operation, in ticks, in the shortest list schedule that is found.
-
-    Clocks and ``prefer`` lines do not count. None if every list schedule jams, or if memory moves.
-    """
+    """The starts in the shortest list schedule, without clocks and ``prefer``; None if all jam, or if memory moves."""
     header = instance.header
     if header.moves:
         return None
     free = replace(instance, lanes=((),) * header.workers, preferences=[None] * len(instance.operations))
     jobs = jobs_of(free)
-    result = shortest(jobs, list_schedule(jobs))
+    result = shortest(jobs, list_schedule(jobs, jobs.ranks))
     if len(result.started) < len(instance.blocks):
         return None
-    lanes: list[list[int]] = [[] for _ in range(header.workers)]
-    for job in result.started:
-        lanes[jobs.owners[jobs.machines[job]]] += instance.blocks[job]
-    return instance.starts(lanes)
+    return instance.starts(_lanes(instance, jobs, result.started))
 
 
 def _is_free(plan: Plan) -> bool:
     """Whether the compiler may order the operations by any rule: no line of the text has a clock or a preference.
 
-    A plan without a flush, or with moves, may not: it is always ordered by the preferences of `ordered`.
+    A plan without a flush, or with moves, is always ordered by the preferences of `ordered`.
     """
     header = plan.header
     return not (header.asynchronous or header.moves) and all(
@@ -405,7 +341,7 @@ _TOO_TIGHT = {Quantity.ACTIVATIONS: NoOrderFits, Quantity.HOST: NoOrderFitsHost}
 
 
 def _too_tight(instance: OrderInstance, least: Sequence[int]) -> Iterator[Diagnostic]:
-    """Yields a diagnostic for each bound that is below the room needed (``least``), at the worker that lacks most."""
+    """Yields a diagnostic for each bound below the room needed (``least``), at the worker that lacks most."""
     header = instance.header
     for bound in header.bounds:
         amounts = [
@@ -424,7 +360,11 @@ def jobs_of(instance: OrderInstance) -> Jobs:
     blocks = instance.blocks
     job_of = [job for job, block in enumerate(blocks) for _ in block]
     chains = [tuple(dict.fromkeys(job_of[number] for number in lane)) for lane in instance.lanes]
-    waits = [_outside(instance.waits, block, job_of) for block in blocks]
+    # A job waits for those that its operations wait for outside their block.
+    waits = [
+        tuple((job_of[other], lag) for number in block for other, lag in instance.lags[number] if other not in block)
+        for block in blocks
+    ]
     begun: list[tuple[int, ...]] = [()] * len(blocks)
     for earlier, later in chain.from_iterable(map(pairwise, chains)):
         begun[later] = (earlier,)
@@ -436,7 +376,6 @@ def jobs_of(instance: OrderInstance) -> Jobs:
         machines=[instance.machines[block[-1]] for block in blocks],
         durations=[sum(instance.durations[number] for number in block) for block in blocks],
         waits=waits,
-        delays=[_outside_delays(instance, block) for block in blocks],
         changes=[_changes([instance.changes[number] for number in block]) for block in blocks],
         limits=[store.limit for store in instance.stores],
         begun=begun,
@@ -445,13 +384,12 @@ def jobs_of(instance: OrderInstance) -> Jobs:
 
 
 def _useful(
-    instance: OrderInstance, chains: Sequence[Sequence[int]], job_of: Sequence[int], waits: Sequence[Sequence[int]]
+    instance: OrderInstance, chains: Sequence[Sequence[int]], job_of: Sequence[int], waits: Sequence[Lags]
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yields each reload without a clock as a job, with the jobs that must have started before the reload does.
 
-    The reload then runs beside the last operation before its reader, the operation that reads what the reload brings
-    back, and takes no memory sooner. The jobs are all others that the reader waits for. If the reader has a
-    clock, the operation two places before the reader in its lane is one of them.
+    The reload then runs beside the last operation before its reader, and takes no memory sooner. The jobs are all
+    others that the reader waits for and, if the reader has a clock, the operation two places before it in its lane.
     """
     if not instance.header.moves:
         return
@@ -463,30 +401,15 @@ def _useful(
             reader, job = job_of[node], job_of[move]
             if not operations[move].kind.moves or leaves(operations[move]) or job in in_chain:
                 continue
-            before = [other for other in waits[reader] if other != job]
+            before = [other for other, _ in waits[reader] if other != job]
             before += [two_before[reader]] if reader in two_before else []
             yield job, tuple(dict.fromkeys(before))
 
 
-def _outside(waits: Sequence[tuple[int, ...]], block: tuple[int, ...], job_of: Sequence[int]) -> list[int]:
-    """The jobs that a block waits for: one for each wait of its operations for an operation outside the block."""
-    return [job_of[other] for number in block for other in waits[number] if other not in block]
-
-
-def _outside_delays(instance: OrderInstance, block: tuple[int, ...]) -> list[int]:
-    return [
-        delay
-        for number in block
-        for other, delay in zip(instance.waits[number], instance.delays[number], strict=True)
-        if other not in block
-    ]
-
-
-def _changes(several: Sequence[Sequence[KeepsChange]]) -> tuple[Keeps, ...]:
+def _changes(several: Sequence[Sequence[KeepsChange]]) -> tuple[KeepsChange, ...]:
     """Adds up, for each store, the changes by operations of one block, which follow one another.
 
-    Returns (store, added at the start, added at the end). At the start of the block its peak is added: the most that
-    the operations keep on the way. At the end what they do not leave there is freed.
+    At the start of the block its peak is added, at the end what the operations do not leave there is freed.
     """
     stores: dict[int, tuple[int, int]] = {}
     for changes in several:
@@ -494,11 +417,10 @@ def _changes(several: Sequence[Sequence[KeepsChange]]) -> tuple[Keeps, ...]:
             most, level = stores.get(store, (0, 0))
             most = max(most, level + at_start, level + at_start + at_end)
             stores[store] = most, level + at_start + at_end
-    return tuple((store, most, level - most) for store, (most, level) in stores.items() if most or level)
+    return tuple(KeepsChange(store, most, level - most) for store, (most, level) in stores.items() if most or level)
 
 
 def _ranks(instance: OrderInstance, chains: Sequence[Sequence[int]]) -> list[int]:
-    """The place of each job in the order of preference (`ordered`)."""
     blocks, operations = instance.blocks, instance.operations
     in_chain = {job: number for chain in chains for number, job in enumerate(chain)}
     keys: list[tuple[int, ...]] = []
@@ -518,11 +440,7 @@ def _ranks(instance: OrderInstance, chains: Sequence[Sequence[int]]) -> list[int
 
 
 def _urgency(operation: Operation) -> tuple[int, int, int]:
-    """Returns what decides which of two operations is preferred: a number for the kind, the micro-batch, the stage.
-
-    The number is 0 for an operation that hands a gradient on, 1 for another forward, 2 for any other operation; the
-    smaller one is preferred, and so is the smaller micro-batch.
-    """
+    """Which of two operations is preferred: what hands a gradient on, a forward, the rest; micro-batch; stage."""
     kinds = [part.kind for part in operation.parts]
     answers, opens = any(kind.hands_on and not kind.opens for kind in kinds), any(kind.opens for kind in kinds)
     part = operation.parts[0]

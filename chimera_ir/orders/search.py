@@ -208,7 +208,7 @@ def search(
     instance = instance.in_longest_ticks
     constraints = constraints_of(instance)
     starts_of = {name: starts for name, lanes in hints.items() if (starts := instance.starts(lanes)) is not None}
-    fits = {name: fits_stores(instance, hints[name]) for name in starts_of}
+    fits = {name: instance.fits_stores(hints[name]) for name in starts_of}
     best_so_far = _BestSoFar(instance, constraints, budget.seed, monotonic() + budget.seconds, tell)
     try:
         for name, starts in starts_of.items():
@@ -238,8 +238,8 @@ def search(
 def _few_of(instance: OrderInstance, constraints: Constraints) -> tuple[OrderInstance, list[int], int] | None:
     """Cuts a large instance down to few micro-batches of each pipe, if the middle of their order can be repeated.
 
-    Returns the smaller instance, the number that each of its operations has in the whole one, and the micro-batches of
-    a pipe. None if micro-batches differ, or if there are too few of them.
+    Returns the smaller instance, the number of each of its operations in the whole one, and the micro-batches of a
+    pipe. None if micro-batches differ, or if there are too few of them.
     """
     header = instance.header
     totals = {pipe.name: len(pipe.micros) // header.slices for pipe in header.pipes}
@@ -258,25 +258,8 @@ def _makespan(instance: OrderInstance, lanes: Sequence[Sequence[int]]) -> int:
     return instance.makespan(starts)
 
 
-def fits_stores(instance: OrderInstance, lanes: Sequence[Sequence[int]]) -> bool:
-    """Whether no store exceeds its limit if the workers run these lanes."""
-    amounts = [0] * len(instance.stores)
-    for lane in lanes:
-        for number in lane:
-            for change in instance.changes[number]:
-                amounts[change.store] += change.at_start
-                if amounts[change.store] > instance.stores[change.store].limit:
-                    return False
-                amounts[change.store] += change.at_end
-    return True
-
-
 class _BestSoFar:
-    """The state of a search: the best order so far, the bound below which no order is, and the work that is left.
-
-    ``least`` is the bound, in ticks. ``ended`` is the reason for the end of the search, which is over at time ``end``
-    in any case. ``tell`` gets each improvement.
-    """
+    """The state of a search, which is over at time ``end`` in any case; ``least`` is its bound, in ticks."""
 
     def __init__(
         self, instance: OrderInstance, constraints: Constraints, seed: int, end: float, tell: Tell = lambda *_: None
@@ -291,18 +274,17 @@ class _BestSoFar:
     def offer(self, starts: Sequence[int]) -> None:
         """Keeps an order, given by starts in ticks, if it is shorter than the best so far and keeps all limits.
 
-        The starts are computed anew from the order of each lane. If memory moves, they may be later: a lane launches
-        moves between operations, and waits for them.
+        The starts are computed anew from the lanes, which launch moves between operations and wait for them.
         """
-        if self.best is not None and self._constraints.makespan(starts) >= self.best.makespan:
+        if self.best is not None and self._instance.makespan(starts) >= self.best.makespan:
             return
         lanes = self._instance.by_start(starts)
         timed = self._instance.starts(lanes)
-        if timed is None or not fits_stores(self._instance, lanes):
+        if timed is None or not self._instance.fits_stores(lanes):
             return
-        makespan = self._constraints.makespan(timed)
+        makespan = self._instance.makespan(timed)
         if self.best is None or makespan < self.best.makespan:
-            self.best = TimedOrder(makespan, timed)
+            self.best = TimedOrder.by_starts(self._constraints, timed)
             self._report()
 
     def raise_bound(self, bound: int) -> None:
@@ -312,17 +294,14 @@ class _BestSoFar:
             self._report()
 
     def go_on(self, work: float, known: Sequence[list[int]] = ()) -> None:
-        """Searches for so much more work, or until the best order is proven; ``known`` are starts to begin with.
-
-        It ends before the first step that might take more work than is left, and can go on from there.
-        """
+        """Searches for so much more work, and ends before the first step that might take more than is left."""
         self._work += work
         self._coming = self._coming or self._steps(known)
         while not self._over():
             self._work_of_step = next(self._coming)
 
     def _steps(self, known: Sequence[list[int]]) -> Iterator[float]:
-        """Takes the steps of the search one by one, without end; yields before each how much work it may take."""
+        """Takes the steps of the search without end; yields before each how much work it may take."""
         listed = list_starts(self._instance)
         if listed is not None:
             self.offer(self._constraints.in_turn(listed))
@@ -349,24 +328,21 @@ class _BestSoFar:
     def _work_of_order(self) -> float:
         return WORK_OF_OPERATION * len(self._constraints.durations)
 
-    def _heuristic_step(self, heuristics: Iterator[TimedOrder | None], work: float) -> Iterator[float]:
+    def _heuristic_step(self, heuristics: Iterator[TimedOrder], work: float) -> Iterator[float]:
         number = max(1, int(work / self._work_of_order))
         yield number * self._work_of_order
         self._offer_each(islice(heuristics, number))
 
-    def _offer_each(self, orders: Iterable[TimedOrder | None]) -> None:
+    def _offer_each(self, orders: Iterable[TimedOrder]) -> None:
         for order in orders:
             self._work_done += self._work_of_order
-            if order is not None:
+            if not order.waiting:
                 self.offer(order.starts)
             if self.proven or monotonic() >= self._end:
                 return
 
-    def _steps_with_few(self, heuristics: Iterator[TimedOrder | None]) -> Iterator[float]:
-        """Steps for a large instance: by turns the search for few micro-batches goes on, and heuristics for all.
-
-        Each order of the few that is shorter becomes orders of all.
-        """
+    def _steps_with_few(self, heuristics: Iterator[TimedOrder]) -> Iterator[float]:
+        """Steps for a large instance: by turns the search for few micro-batches goes on, and heuristics for all."""
         cut, constraints = _few_of(self._instance, self._constraints), self._constraints
         few = None if cut is None else _BestSoFar(cut[0], constraints_of(cut[0]), self._seed, self._end)
         while True:
@@ -392,7 +368,7 @@ class _BestSoFar:
             self.raise_bound(raised.bound)
 
     def _run_round(self, work: float, attempt: FlowAttempt | None) -> None:
-        """Looks for an order over by the target and, at the same time, for a higher bound, with the attempt if any."""
+        """Looks for an order over by the target and, at the same time, for a higher bound."""
         most = self._most
         target = min(self._target(most), most)
         if attempt:
@@ -407,7 +383,7 @@ class _BestSoFar:
             self._flow_bound.learn(attempt)
 
     def _run_second_half(self, work: float, number: int, *, shortest: bool) -> None:
-        """Looks for shorter orders near the best one; if ``shortest``, one of the solvers for the shortest of all."""
+        """Looks for shorter orders near the best one; if ``shortest``, with one solver for the shortest of all."""
         solvers = [self._solver(Aim.SHORTEST, self._most, work, 1)] if shortest or self.best is None else []
         if self.best is not None:
             count = 2 - len(solvers)
@@ -434,24 +410,16 @@ class _BestSoFar:
         return results
 
     def _solver(self, aim: Aim, most: int, limit: float, added: int) -> Solver:
-        """A solver that looks for orders that are over by tick ``most``, and begins with the best order so far."""
         hint = self.best.starts if self.best else None
         return Solver(self._constraints, self.least, most, hint, aim, limit=limit, seed=self._seed + added)
 
     def _next_attempt(self) -> FlowAttempt | None:
-        """The next linear program that may raise the bound.
-
-        None if no program would raise it, or if it takes too much work beside what the search has done so far.
-        """
+        """The next linear program that may raise the bound, unless it takes too much work beside that done so far."""
         attempt = self._flow_bound.next_attempt(self.least, self._most)
         return attempt if attempt and attempt.work <= _PART_OF_ATTEMPT * self._work_done else None
 
     def _target(self, most: int) -> int:
-        """Returns the makespan that the next round tries to reach: first the bound, later a larger one, up to ``most``.
-
-        A round that finds no order of its target is followed by a target halfway from there to ``most``, whether or not
-        it has shown that there is none.
-        """
+        """The makespan that the next round tries to reach: the bound or, after a round in vain, halfway to ``most``."""
         aimed = self._aimed
         return self.least if aimed is None or aimed >= most - 1 else max(self.least, (aimed + most + 1) // 2)
 
@@ -472,10 +440,7 @@ class _BestSoFar:
 
     @property
     def _most(self) -> int:
-        """The longest makespan of use: below the best or, without one, an upper bound if there is any order at all.
-
-        That bound is the sum of all durations and all delays.
-        """
+        """The longest makespan of use: below the best or, without one, the sum of all durations and delays."""
         if self.best is not None:
             return self.best.makespan - 1
         constraints = self._constraints
@@ -624,7 +589,6 @@ def lanes_of(instance: OrderInstance, schedule: Schedule) -> Sequence[Sequence[i
 
 
 def _reason(instance: OrderInstance, error: NoOrder, budget: SearchBudget) -> str:
-    """Words for why there is no order, and for the bounds on memory with which there is one."""
     needed: dict[str, Fraction] = {}
     for store, amount in error.needed.items():
         name = instance.stores[store].quantity.value

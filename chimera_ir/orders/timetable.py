@@ -15,15 +15,14 @@ of their machines, in a period in which every store has room for all groups that
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from heapq import heappop, heappush
 from itertools import chain
 from math import gcd
 from typing import NamedTuple
 
 from chimera_ir.flow.engine import ordered
-from chimera_ir.orders.dispatch import Jobs, Keeps, Placed, groups, list_schedule
-from chimera_ir.orders.instance import OrderInstance
+from chimera_ir.orders.dispatch import TimedOrder, back_and_forth, by_place, list_schedule
+from chimera_ir.orders.instance import Jobs, OrderInstance
 
 # Orders of many micro-batches from an order of few: its middle is repeated.
 #
@@ -101,24 +100,20 @@ _CHANGES = 100
 
 
 class _Timetable(NamedTuple):
-    """Regular starts for all groups of a class: each group starts its jobs a ``period`` later than the group before.
-
-    ``starts`` has the start of each job of the template, which is the first group of each class. ``end`` is the time at
-    which the last group is over.
-    """
+    """Each group starts its jobs, which have the template's ``starts``, a ``period`` later than the one before."""
 
     end: int
     period: int
     starts: Sequence[int]
 
 
-def timetable(jobs: Jobs) -> Placed | None:
+def timetable(jobs: Jobs) -> TimedOrder | None:
     """Finds a timetable and places all jobs in the order of its starts, each as early as this order allows.
 
     None if no timetable is found, or if a store has no room for a job in this order.
     """
     template = _template(jobs)
-    best = _shortest(template, jobs.limits) if template is not None else None
+    best = _shortest(template) if template is not None else None
     if template is None or best is None:
         return None
     timed = [
@@ -130,70 +125,42 @@ def timetable(jobs: Jobs) -> Placed | None:
 
 
 @dataclass(frozen=True)
-class _Template:
+class _Template(Jobs):
     """One group of each class, with its jobs in an order in which each stands after those that it waits for.
 
     Job n of the template stands for the jobs ``members[n]``, one in each group of its class, and takes their mean
-    duration. ``waits[n]`` has pairs of a job that it waits for and a delay. ``count`` is the number of groups in the
-    largest class. Times are in a unit of their own, in which they are whole numbers.
+    duration. ``count`` is the number of groups in the largest class. Times are in a unit of their own, in which they
+    are whole numbers.
     """
 
     members: Sequence[Sequence[int]]
-    machines: Sequence[int]
-    durations: Sequence[int]
-    waits: Sequence[Sequence[tuple[int, int]]]
-    changes: Sequence[Sequence[Keeps]]
     count: int
 
-    @cached_property
-    def followers(self) -> Sequence[Sequence[int]]:
-        """The jobs that wait for each job."""
-        followers: list[list[int]] = [[] for _ in self.waits]
-        for number, waits in enumerate(self.waits):
-            for other, _ in waits:
-                followers[other].append(number)
-        return followers
-
-    def arrival(self, starts: Sequence[int], number: int) -> int:
-        """The time at which job ``number`` may start, from the ``starts`` of the jobs that it waits for."""
-        return max((starts[other] + self.durations[other] + lag for other, lag in self.waits[number]), default=0)
-
-    @cached_property
-    def tails(self) -> Sequence[int]:
-        """The least time from the end of each job to the end of its group."""
-        tails = [0] * len(self.waits)
-        for number in reversed(range(len(tails))):
-            for other, lag in self.waits[number]:
-                tails[other] = max(tails[other], tails[number] + self.durations[number] + lag)
-        return tails
-
-    def least_period(self, limits: Sequence[int]) -> int:
+    def least_period(self) -> int:
         """The shortest period with time enough on machines and room enough in stores, if no job ever waits for them."""
-        work, area = [0] * (1 + max(self.machines)), [0] * len(limits)
-        starts = [0] * len(self.waits)
+        work, area = [0] * (1 + max(self.machines)), [0] * len(self.limits)
         for number, duration in enumerate(self.durations):
-            starts[number] = self.arrival(starts, number)
             work[self.machines[number]] += duration
             for store, at_start, at_end in self.changes[number]:
-                area[store] -= at_start * starts[number] + at_end * (starts[number] + duration)
-        return max(1, *work, *(-(-amount // max(1, limit)) for amount, limit in zip(area, limits, strict=True)))
+                area[store] -= at_start * self.heads[number] + at_end * (self.heads[number] + duration)
+        return max(1, *work, *(-(-amount // max(1, limit)) for amount, limit in zip(area, self.limits, strict=True)))
 
 
 def _template(jobs: Jobs) -> _Template | None:
-    """Finds the classes of groups, and makes the template; None if no class has two groups, or jobs wait in a cycle."""
+    """The template; None if no class has two groups, or jobs wait in a cycle."""
     # Classes of groups, whose jobs are in the order of preference.
     ranks, classes = jobs.ranks, dict[object, list[list[int]]]()
-    for group in sorted((sorted(group, key=ranks.__getitem__) for group in groups(jobs)[1]), key=lambda g: ranks[g[0]]):
+    for group in sorted((sorted(group, key=ranks.__getitem__) for group in jobs.groups[1]), key=lambda g: ranks[g[0]]):
         place_of = {job: place for place, job in enumerate(group)}
         shape = tuple(
-            (jobs.machines[job], tuple(place_of[other] for other in jobs.waits[job]), *jobs.changes[job])
+            (jobs.machines[job], tuple(place_of[other] for other, _ in jobs.waits[job]), *jobs.changes[job])
             for job in group
         )
         classes.setdefault(shape, []).append(group)
     count = max(map(len, classes.values()), default=0)
     members = [several for class_groups in classes.values() for several in zip(*class_groups, strict=True)]
     number_of = {several[0]: number for number, several in enumerate(members)}
-    order = ordered([[number_of[other] for other in jobs.waits[several[0]]] for several in members])
+    order = ordered([[number_of[other] for other, _ in jobs.waits[several[0]]] for several in members])
     if count < 2 or len(order) < len(members):
         return None
     # Each job of the template after those that it waits for, and times in whole numbers.
@@ -201,63 +168,59 @@ def _template(jobs: Jobs) -> _Template | None:
     firsts = [several[0] for several in members]
     number_of = {job: number for number, job in enumerate(firsts)}
     durations = [-(-count * sum(map(jobs.durations.__getitem__, several)) // len(several)) for several in members]
-    unit = gcd(*durations, *(count * delay for job in firsts for delay in jobs.delays[job])) or 1
+    unit = gcd(*durations, *(count * lag for job in firsts for _, lag in jobs.waits[job])) or 1
     return _Template(
-        members=members,
+        owners=jobs.owners,
+        workers=jobs.workers,
         machines=[jobs.machines[job] for job in firsts],
         durations=[duration // unit for duration in durations],
-        waits=[
-            [
-                (number_of[other], count * delay // unit)
-                for other, delay in zip(jobs.waits[job], jobs.delays[job], strict=True)
-            ]
-            for job in firsts
-        ],
+        waits=[tuple((number_of[other], count * lag // unit) for other, lag in jobs.waits[job]) for job in firsts],
         changes=[jobs.changes[job] for job in firsts],
+        limits=jobs.limits,
+        begun=[()] * len(firsts),
+        ranks=range(len(firsts)),
+        members=members,
         count=count,
     )
 
 
-def _shortest(template: _Template, limits: Sequence[int]) -> _Timetable | None:
-    """The timetable that is over first, of several periods; None if none is found that keeps the stores' ``limits``."""
+def _shortest(template: _Template) -> _Timetable | None:
+    """The timetable that is over first, of several periods; None if none keeps the stores' limits."""
     best: _Timetable | None = None
     shorter: list[int] = []
-    period = template.least_period(limits)
+    period = template.least_period()
     for _ in range(_PERIODS):
         if best is not None and (template.count - 1) * period >= best.end:
             break
         if best is None:
             shorter.append(period)
-        best = min(filter(None, (best, _with_period(template, limits, period))), default=None)
+        best = min(filter(None, (best, _with_period(template, period))), default=None)
         period += max(1, period // _STEP)
     # Shorter periods, with one job later than in the first gap.
     jobs = range(0, len(template.durations), 1 + len(template.durations) // _CHANGES)
     while best is not None and shorter:
         period = shorter.pop()
-        results = [result for late in jobs if (result := _with_period(template, limits, period, late)) is not None]
+        results = [result for late in jobs if (result := _with_period(template, period, late)) is not None]
         if period < best.period and not results:
             break
-        best = min(best, *results)
+        best = min([best, *results])
     return best
 
 
-def _with_period(template: _Template, limits: Sequence[int], period: int, late: int | None = None) -> _Timetable | None:
-    """The timetable of a period; None if a job finds no gap, or a store has no room.
-
-    ``late`` is a job that starts later than it could, as in `_starts`.
-    """
+def _with_period(template: _Template, period: int, late: int | None = None) -> _Timetable | None:
+    """The timetable of a period; None if a job finds no gap, or a store has no room."""
     starts = _starts(template, period, late)
-    if starts is None or not _fits(template, starts, period, limits):
+    if starts is None or not _fits(template, starts, period):
         return None
     end = max(map(sum, zip(starts, template.durations, strict=True)))
     return _Timetable((template.count - 1) * period + end, period, starts)
 
 
 def _starts(template: _Template, period: int, late: int | None) -> list[int] | None:
-    """Returns the start of each job of the template, in the first gap of its machine; None if a job finds no gap.
+    """The start of each job of the template, in the first gap of its machine; None if a job finds no gap.
 
     Of the jobs whose waits are over, the one that was ready first comes first; jobs that nothing waits for come last.
-    Job ``late`` lets as much time pass after it is ready as the shortest job takes, then takes the first gap.
+    Job ``late`` first lets as much time pass as the shortest job takes.
     """
     lanes: list[list[tuple[int, int]]] = [[] for _ in range(1 + max(template.machines))]
     starts = [0] * len(template.waits)
@@ -266,7 +229,8 @@ def _starts(template: _Template, period: int, late: int | None) -> list[int] | N
     ready: list[tuple[bool, int, int, int]] = []
 
     def enqueue(number: int) -> None:
-        arrival = template.arrival(starts, number) + (later if number == late else 0)
+        arrivals = (starts[other] + template.durations[other] + lag for other, lag in template.waits[number])
+        arrival = max(arrivals, default=0) + (later if number == late else 0)
         heappush(ready, (not template.followers[number], arrival, -template.tails[number], number))
 
     for number, count in enumerate(missing):
@@ -287,7 +251,7 @@ def _starts(template: _Template, period: int, late: int | None) -> list[int] | N
             insort(lane, (phase, min(period, phase + duration)))
         if phase + duration > period:
             insort(lane, (0, phase + duration - period))
-        for follower in template.followers[number]:
+        for follower, _ in template.followers[number]:
             missing[follower] -= 1
             if not missing[follower]:
                 enqueue(follower)
@@ -295,10 +259,7 @@ def _starts(template: _Template, period: int, late: int | None) -> list[int] | N
 
 
 def _gap(lane: Sequence[tuple[int, int]], period: int, earliest: int, duration: int) -> int | None:
-    """The first start at which a machine is free for long enough in every period; None if it never is.
-
-    ``lane`` has the times of a period at which it is busy.
-    """
+    """The first start at which a machine, busy in ``lane``, is free for long enough in every period."""
     start = earliest
     while start < earliest + period:
         phase = start % period
@@ -313,9 +274,9 @@ def _gap(lane: Sequence[tuple[int, int]], period: int, earliest: int, duration: 
     return None
 
 
-def _fits(template: _Template, starts: Sequence[int], period: int, limits: Sequence[int]) -> bool:
-    """Whether each store has room, at every time of a period, for all groups that are under way then."""
-    levels = [0] * len(limits)
+def _fits(template: _Template, starts: Sequence[int], period: int) -> bool:
+    """Whether each store always has room for all groups that are under way."""
+    levels = [0] * len(template.limits)
     steps: list[tuple[int, bool, int, int]] = []
     for start, duration, changes in zip(starts, template.durations, template.changes, strict=True):
         for store, at_start, at_end in changes:
@@ -324,24 +285,23 @@ def _fits(template: _Template, starts: Sequence[int], period: int, limits: Seque
                 steps.append((time % period, amount > 0 or not duration, store, amount))
     for _, _, store, amount in sorted(steps):
         levels[store] += amount
-        if levels[store] > limits[store]:
+        if levels[store] > template.limits[store]:
             return False
     return True
 
 
-def _early(jobs: Jobs, order: Sequence[int]) -> Placed | None:
-    """Starts the jobs of each machine in this order, each as early as it can; None if a store has no room for one."""
+def _early(jobs: Jobs, order: Sequence[int]) -> TimedOrder | None:
+    """Starts each job in this order, as early as its machine can; None if a store has no room for one."""
     free, room = [0] * len(jobs.owners), list(jobs.limits)
     starts, ends = [0] * len(order), [0] * len(order)
     for job in order:
-        arrivals = [ends[other] + delay for other, delay in zip(jobs.waits[job], jobs.delays[job], strict=True)]
-        starts[job] = max(free[jobs.machines[job]], *arrivals, 0)
+        starts[job] = max(free[jobs.machines[job]], *(ends[other] + lag for other, lag in jobs.waits[job]), 0)
         ends[job] = free[jobs.machines[job]] = starts[job] + jobs.durations[job]
         for store, at_start, at_end in jobs.changes[job]:
             if at_start > room[store]:
                 return None
             room[store] -= at_start + at_end
-    return Placed(sorted(order, key=starts.__getitem__), max(free), ())
+    return TimedOrder.by_starts(jobs, starts, order)
 
 
 # Makes several list schedules, forwards and backwards in time, and keeps the shortest.
@@ -360,7 +320,7 @@ _ROUNDS = 2
 """The most times that an order of few jobs (`_FEW` or less) is run backwards and then forwards."""
 
 
-def shortest(jobs: Jobs, first: Placed) -> Placed:
+def shortest(jobs: Jobs, first: TimedOrder) -> TimedOrder:
     """Returns the shortest of several list schedules of the jobs.
 
     ``first`` is the one by ranks. It is returned if some of its jobs never start, or if no other one is shorter.
@@ -373,43 +333,13 @@ def shortest(jobs: Jobs, first: Placed) -> Placed:
     if regular is not None:
         results.append(regular)
     if count <= _FEW:
-        results.append(list_schedule(_preferring(jobs, _most_urgent_first(jobs))))
-        return _first_to_end(chain(results, *(_back_and_forth(jobs, result, _ROUNDS) for result in results)))
+        urgent = sorted(range(count), key=lambda job: (-jobs.tails[job], jobs.ranks[job]))
+        results.append(list_schedule(jobs, by_place(urgent)))
+        return _first_to_end(chain(results, *(back_and_forth(jobs, result, _ROUNDS) for result in results)))
     best = _first_to_end(results)
-    return _first_to_end([best, *_back_and_forth(jobs, best, 1)]) if count <= _MANY else best
+    return _first_to_end([best, *back_and_forth(jobs, best, 1)]) if count <= _MANY else best
 
 
-def _first_to_end(results: Iterable[Placed]) -> Placed:
-    """The order that ends first, of those in which no job waits for ever; of equal ones the first."""
-    return min((result for result in results if not result.waiting), key=lambda result: result.end)
-
-
-def _back_and_forth(jobs: Jobs, result: Placed, rounds: int) -> Iterator[Placed]:
-    """Yields list schedules by turns backwards and forwards in time, as long as they get shorter than ``result``.
-
-    Each prefers the jobs that came last in the one before. There are at most ``rounds`` times two schedules.
-    """
-    for _ in range(rounds):
-        end = result.end
-        backwards = list_schedule(_preferring(jobs.backwards, result.started[::-1]))
-        if backwards.waiting:
-            return
-        yield Placed(backwards.started[::-1], backwards.end, ())
-        result = list_schedule(_preferring(jobs, backwards.started[::-1]))
-        yield result
-        if result.waiting or min(result.end, backwards.end) >= end:
-            return
-
-
-def _preferring(jobs: Jobs, order: Iterable[int]) -> Jobs:
-    """A copy of the jobs, which prefers them in this order: the rank of each is its place there."""
-    ranks = [0] * len(jobs.machines)
-    for rank, job in enumerate(order):
-        ranks[job] = rank
-    return replace(jobs, ranks=ranks)
-
-
-def _most_urgent_first(jobs: Jobs) -> Sequence[int]:
-    """The jobs, the one with the longest way from its end to the end of all first; equal ones by rank."""
-    tails, ranks = jobs.tails, jobs.ranks
-    return sorted(range(len(tails)), key=lambda job: (-tails[job], ranks[job]))
+def _first_to_end(results: Iterable[TimedOrder]) -> TimedOrder:
+    """The order that ends first, of those in which no job waits for ever."""
+    return min((result for result in results if not result.waiting), key=lambda result: result.makespan)

@@ -21,9 +21,10 @@ from chimera_ir.compilation import Compilation
 from chimera_ir.errors import CompileError, OptionError
 from chimera_ir.ir.levels import Quantity, Schedule
 from chimera_ir.orders import cp_sat
+from chimera_ir.orders.dispatch import TimedOrder
 from chimera_ir.orders.instance import Costing, OrderInstance, constraints_of, instance_of
 from chimera_ir.orders.lower_bound import lower_bound
-from chimera_ir.orders.search import Ended, Found, NoOrder, SearchBudget, fits_stores, search, with_limits
+from chimera_ir.orders.search import Ended, Found, NoOrder, SearchBudget, search, with_limits
 from chimera_ir.orders.timetable import first_micro_batches, repeated
 from chimera_ir.page.contents import document
 from chimera_ir.source import Source
@@ -68,7 +69,7 @@ def test_known_optima_are_reached_and_proven(
     problem = instance(scheme, costs(**kinds), limit, **parameters)
     found = best(problem)
     assert (found.makespan, found.bound, found.ended) == (optimum, optimum, Ended.PROVEN)
-    assert fits_stores(problem, found.lanes)
+    assert problem.fits_stores(found.lanes)
 
 
 @pytest.mark.parametrize(
@@ -160,11 +161,11 @@ def test_a_bound_is_never_above_an_order_and_waits_hold_in_every_order_in_turn()
     for name, limit in (("zb_h2", 8), ("v_half", 8), ("waves", 9), ("chimera", 4)):
         problem = instance(name, costs(F=2, I=3, W=1), limit)
         constraints = constraints_of(problem)
-        assert fits_stores(problem, problem.lanes), "an order to try"
+        assert problem.fits_stores(problem.lanes), "an order to try"
         own = problem.starts(problem.lanes)
         assert own is not None
         starts = constraints.in_turn(own)
-        assert lower_bound(constraints) <= problem.makespan(own) == constraints.makespan(starts)
+        assert lower_bound(constraints) <= problem.makespan(own) == problem.makespan(starts)
         for number, waits in enumerate(constraints.waits):
             for other, lag in waits:
                 assert starts[number] >= starts[other] + problem.durations[other] + lag
@@ -219,9 +220,10 @@ def test_an_instance_too_large_for_the_solver_is_searched_by_few_of_its_micro_ba
     monkeypatch.setattr("chimera_ir.orders.search._MOST_FOR_SOLVER", 300)
     monkeypatch.setattr("chimera_ir.orders.search._MOST_OF_FEW", 1)
     monkeypatch.setattr("chimera_ir.orders.search.list_starts", lambda _: None)
-    monkeypatch.setattr("chimera_ir.orders.search.improving", lambda *_: repeat(None))
+    jammed = TimedOrder(0, [], [], waiting=[0])
+    monkeypatch.setattr("chimera_ir.orders.search.improving", lambda *_: repeat(jammed))
     found = search(problem, {}, budget)
-    assert fits_stores(problem, found.lanes)
+    assert problem.fits_stores(found.lanes)
     assert found.gap < Fraction(1, 8)
 
 
@@ -269,7 +271,7 @@ def test_an_interrupted_search_returns_the_best_order_so_far() -> None:
     problem = instance("zb_v", costs(F=3, I=4, W=2), 5, P=4, N=8)
     found = search(problem, {}, UNBOUNDED, interrupt)
     assert found.ended is Ended.INTERRUPTED
-    assert fits_stores(problem, found.lanes)
+    assert problem.fits_stores(found.lanes)
     assert found.bound < found.makespan
 
 
@@ -277,7 +279,7 @@ def test_no_list_schedule_jams_in_the_least_memory_of_one_micro_batch() -> None:
     for scheme in ("zb_v", "bitpipe", "waves"):
         problem = instance(scheme, costs(F=1, B=2), 2)
         found = best(problem, SearchBudget(seconds=600, work=1e-6))
-        assert fits_stores(problem, found.lanes)
+        assert problem.fits_stores(found.lanes)
         with pytest.raises(NoOrder) as error:
             best(instance(scheme, costs(F=1, B=2), 1), SearchBudget(seconds=600, work=0.5))
         assert error.value.impossible
