@@ -336,12 +336,11 @@ class Compilation:
     @_level
     def files(self) -> Mapping[str, str]:
         """The contents of the output files by relative path; each file relies only on files before it."""
-        from chimera_ir.picture import replayed, sheet
+        from chimera_ir.picture import sheet
 
         before = self.opponent.timeline if self.improvement else None
         return {
             "report.json": self.report_json,
-            "replay.svg": replayed.draw_replay(self.replay),
             "schedule.sir": self.program_text,
             "evaluate.sir": show(self.evaluation),
             "timeline.svg": sheet.of_order(self.timeline, before),

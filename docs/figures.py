@@ -18,11 +18,6 @@ from chimera_ir.compilation import Compilation
 from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.simulate import beginning, steady_window
 from chimera_ir.picture import sheet, svg
-from chimera_ir.picture.replayed import draw_replay
-from chimera_ir.predict.replay import replay
-from chimera_ir.predict.setting import Setting
-from chimera_ir.profile.cluster import Cluster, Link
-from chimera_ir.profile.costs import RECOMPUTING, StageCosts, Timing
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 
@@ -51,6 +46,7 @@ class Shown:
 SINGLE = {
     "1f1b.svg": Shown("", "examples/1f1b.chim"),
     "chimera.svg": Shown("", "chimera"),
+    "slow.svg": Shown("", "examples/vee.chim"),
     "chimera_f2.svg": Shown("", "chimera", {"D": 8, "N": 8, "f": 2}),
     **{f"schemes/{name}.svg": Shown("", name) for name in library.names()},
 }
@@ -103,32 +99,6 @@ SHEETS: Mapping[str, tuple[str, Sequence[Sequence[Shown]]]] = {
 }
 """The paper's figures: a title, and rows of schedules."""
 
-CRITICAL = {
-    "critical_path.svg": Shown("", "chimera", FOUR),
-    "slow.svg": Shown("", "examples/vee.chim"),
-}
-"""Programs whose messages are free, replayed: the ``replay.svg`` of a compilation without a profile."""
-
-_SLOW = Link(alpha=2e-4, beta=1e-9)
-_LATER = StageCosts(
-    16_000_000, 16_000_000, 0, {4: Timing({"F": 0.010, "B": 0.020, RECOMPUTING: 0.030}, 0, 0, 4_000_000, 4_000_000)}
-)
-_FIRST = StageCosts(
-    28_000_000, 28_000_000, 0, {4: Timing({"F": 0.013, "B": 0.026, RECOMPUTING: 0.039}, 0, 0, 4_000_000, 4_000_000)}
-)
-REPLAYS = {
-    "replay.svg": (
-        Shown("", "chimera", FOUR),
-        Setting(
-            stages=(_FIRST, _LATER, _LATER, _LATER),
-            cluster=Cluster("a slow network", 8, 1, 0, 0, between=_SLOW, within=_SLOW, sums=_SLOW),
-            copies=2,
-            micro_batch_size=4,
-        ),
-    ),
-}
-"""Programs on a cluster, replayed."""
-
 
 def compilation(shown: Shown) -> Compilation:
     """The compilation of a scheme that passes every rule."""
@@ -151,10 +121,6 @@ def drawings() -> Iterator[tuple[str, str]]:
     for name, (title, rows) in SHEETS.items():
         there = [[panel(shown) for shown in row if shown.exists] for row in rows]
         yield name, sheet.draw(title, [row for row in there if row])
-    for name, shown in CRITICAL.items():
-        yield name, draw_replay(compilation(shown).replay)
-    for name, (shown, setting) in REPLAYS.items():
-        yield name, draw_replay(replay(compilation(shown).program, setting))
 
 
 def main() -> None:

@@ -96,7 +96,7 @@ def main() -> None:
         f"processes: {ratio:.2f} times as fast.\n"
         f"(Rehearsed: messages are real, a forward is a sleep of {FORWARD} s and a backward one of {BACKWARD} s. "
         f"Predicted: {predicted:.2f}.)\n\n"
-        f"picture of the schedule   {ROOT / ours}/replay.svg\n"
+        f"picture of the schedule   {ROOT / ours}/schedule.html\n"
         f"what each rank ran        {ROOT / ours}/rank_0.py .. rank_{RANKS - 1}.py\n"
         f"loss and time of a step   {ROOT / log}\n\n"
         "To have the command chimera in your shell:\n\n"

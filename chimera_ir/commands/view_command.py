@@ -10,7 +10,7 @@ import click
 from chimera_ir.commands.common import GivenPath, SectionedCommand, WrongCommand, general, report, write
 from chimera_ir.escapes import visible
 
-PICTURES = ("trace.html", "view/trace.html", "schedule.html", "replay.svg", "timeline.svg")
+PICTURES = ("trace.html", "view/trace.html", "schedule.html", "timeline.svg")
 """Files to open, of which the first that exists is taken: the page of a recorded run, or the picture of a schedule."""
 
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")

@@ -245,16 +245,6 @@ def idle(replay: Replay) -> tuple[tuple[Stretch, ...], ...]:
     return tuple(tuple(_idle(lane, replay.span)) for lane in replay.lanes)
 
 
-def shares(replay: Replay) -> dict[Cause, float]:
-    """Idle time of each cause, as a share of the time of all workers."""
-    total = replay.span * len(replay.lanes)
-    share_of = dict.fromkeys(Cause, 0.0)
-    for lane in idle(replay):
-        for cause, start, end in lane:
-            share_of[cause] += (end - start) / total
-    return share_of
-
-
 def _idle(lane: tuple[Event, ...], span: float) -> Iterator[Stretch]:
     for event in lane:
         if event.role is Role.WAIT:

@@ -11,17 +11,10 @@ from chimera_ir import library
 from chimera_ir.compilation import Compilation
 from chimera_ir.ir.kinds import BACKWARD
 from chimera_ir.ir.levels import Schedule
-from chimera_ir.lower.lower import lower
 from chimera_ir.picture import svg, terminal
 from chimera_ir.picture.chart import SWATCHES
 from chimera_ir.picture.looks import HUES, INK, PAPER, Hue, Looks
-from chimera_ir.picture.replayed import draw_replay, drawing
-from chimera_ir.predict.replay import Replay, replay
-from chimera_ir.predict.setting import Setting
-from chimera_ir.profile.cluster import FREE, Cluster
-from chimera_ir.profile.costs import StageCosts
 from chimera_ir.request import Request
-from tests.timings import stage_timing
 from tests.unit.clocked import in_turns, one_direction, one_version_each, schedule, two_directions, two_versions
 from tests.unit.test_picture import SIGHT, contrast, lab, lanes, linear, timeline, times
 
@@ -42,12 +35,6 @@ def both_ways(D: int, workers: int) -> Schedule:
     )
 
 
-def replayed(plan: Schedule) -> Replay:
-    costs = StageCosts(1, 0, 0, {8: stage_timing(0.010, 0.020, 0.030, 1, 1, 0, 0)})
-    cluster = Cluster("test", 4096, 1, 1, 0, FREE, FREE, FREE)
-    return replay(lower(plan), Setting((costs,) * plan.header.stages, cluster, 1, 8))
-
-
 def fills(document: str) -> dict[tuple[str, str, int], set[str]]:
     """The colours of the boxes, by direction, micro-batches and stage."""
     seen = defaultdict(set)
@@ -59,9 +46,8 @@ def fills(document: str) -> dict[tuple[str, str, int], set[str]]:
 
 
 @pytest.mark.parametrize("plan", [in_turns(4, 2, 2), in_turns(7, 2, 3), in_turns(8, 1, 1), both_ways(6, 2)])
-@pytest.mark.parametrize("draw", [lambda plan: svg.draw(timeline(plan)), lambda plan: draw_replay(replayed(plan))])
-def test_boxes_of_two_stages_of_a_worker_have_two_colours(plan: Schedule, draw: object) -> None:
-    seen = fills(draw(plan))  # type: ignore[operator]
+def test_boxes_of_two_stages_of_a_worker_have_two_colours(plan: Schedule) -> None:
+    seen = fills(svg.draw(timeline(plan)))
     assert len(seen) == sum(map(len, plan.lanes))
     for pipe in plan.header.pipes:
         for stage, later in combinations(range(plan.header.stages), 2):
@@ -107,14 +93,14 @@ def test_the_letters_go_on_behind_z() -> None:
 def test_the_legend_says_what_the_shades_and_letters_are_and_stays_within_the_picture(D: int) -> None:
     plan = in_turns(D, 1, 1)
     letters = [Looks(plan.header).letter(chunk) for chunk in range(D)]
-    for shown in (svg.picture(timeline(plan)).chart, drawing(replayed(plan))["chart"]):
-        strand, sign = shown.legend
-        chunks = letters if D <= SWATCHES else [*letters[: SWATCHES - 1], letters[-1]]
-        assert [swatch.text for swatch in strand.swatches] == [kind + letter for letter in chunks for kind in "FB"]
-        filled = {family.fill for family in shown.families}
-        assert {swatch.fill for swatch in strand.swatches} <= filled
-        assert sign.name == f"a{', ' if D == 2 else '-'}{letters[-1]}: the pipe's stages on a worker, in order"
-        assert all(entry.text + 8 * len(entry.name) <= shown.width for entry in shown.legend)
+    shown = svg.picture(timeline(plan)).chart
+    strand, sign = shown.legend
+    chunks = letters if D <= SWATCHES else [*letters[: SWATCHES - 1], letters[-1]]
+    assert [swatch.text for swatch in strand.swatches] == [kind + letter for letter in chunks for kind in "FB"]
+    filled = {family.fill for family in shown.families}
+    assert {swatch.fill for swatch in strand.swatches} <= filled
+    assert sign.name == f"a{', ' if D == 2 else '-'}{letters[-1]}: the pipe's stages on a worker, in order"
+    assert all(entry.text + 8 * len(entry.name) <= shown.width for entry in shown.legend)
 
 
 def test_a_split_backward_has_a_swatch_for_each_half_and_words_for_the_letters() -> None:

@@ -150,7 +150,7 @@ def test_what_is_written_is_what_the_command_writes(
     compilation.write(tmp_path / "b")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert (compilation.prediction is None) == ("profile" not in options)
-    assert {"replay.svg", "timeline.svg"} <= compilation.files.keys()
+    assert {"schedule.html", "timeline.svg"} <= compilation.files.keys()
 
 
 @pytest.mark.parametrize("level", ["plan", "schedule", "program"])

@@ -129,7 +129,7 @@ def test_what_files_say_of_themselves_is_shown_and_not_acted_upon(run: Run, tmp_
     assert planned.status == 0
     for text in (ended.out, planned.out, *(data.decode() for data in contents(tmp_path / "tiny.out").values())):
         assert_plain(text)
-    ElementTree.parse(tmp_path / "tiny.out" / "replay.svg")
+    ElementTree.parse(tmp_path / "tiny.out" / "timeline.svg")
 
 
 HIDDEN = (

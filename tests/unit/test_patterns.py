@@ -9,12 +9,11 @@ import pytest
 import chimera_ir
 from chimera_ir.page.contents import document
 from chimera_ir.picture import svg
-from chimera_ir.picture.chart import BUBBLE, DARK_GROUND, LIGHT_GROUND, MESSAGE, SUM, WAITS
+from chimera_ir.picture.chart import BUBBLE, DARK_GROUND, LIGHT_GROUND, WAITS
 from chimera_ir.picture.looks import FARTHEST, HUES, PAPER, mixed
-from chimera_ir.picture.replayed import draw_replay
 from chimera_ir.source import templates
 from tests.unit.clocked import two_directions
-from tests.unit.test_chunks import SVG, difference, replayed
+from tests.unit.test_chunks import SVG, difference
 from tests.unit.test_picture import SIGHT, timeline
 
 LEAST = 20
@@ -69,12 +68,5 @@ def tiles(document: str) -> dict[str, tuple[str, str]]:
     return drawn
 
 
-def test_every_picture_draws_the_same_patterns() -> None:
-    bubble, message, summing = ((pattern.path, pattern.mark) for pattern in (BUBBLE, MESSAGE, SUM))
-    plan = two_directions(4)
-    assert tiles(svg.draw(timeline(plan))) == {"bubble": bubble}
-    assert tiles(draw_replay(replayed(plan))) == {
-        "idle-bubble": bubble,
-        "idle-message": message,
-        "idle-sum": summing,
-    }
+def test_the_timeline_draws_the_pattern_of_bubbles() -> None:
+    assert tiles(svg.draw(timeline(two_directions(4)))) == {"bubble": (BUBBLE.path, BUBBLE.mark)}
