@@ -16,8 +16,7 @@ from chimera_ir.ir.ops import NOWHERE, Compute, Operation, WaitMove, Worker
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import line
 from chimera_ir.ir.turns import in_turn
-from chimera_ir.picture.chart import kinds_of
-from chimera_ir.picture.looks import BLACK, ColourGroup, Looks, Row, Shade, ink, mixed, rows_of, strands
+from chimera_ir.picture.looks import BLACK, ColourGroup, Looks, Row, Shade, ink, kinds_of, mixed, rows_of, strands
 from chimera_ir.predict.memory_need import MemoryNeed, worker_bytes
 from chimera_ir.predict.setting import Setting
 from chimera_ir.source import Source

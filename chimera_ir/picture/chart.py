@@ -8,16 +8,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from chimera_ir.escapes import visible_lines
-from chimera_ir.ir.kinds import KINDS, Kind
-from chimera_ir.ir.ops import Compute, Operation, Pair, singles
-from chimera_ir.picture.looks import INK, PAPER, STEP, ColourGroup, Looks, Row, Shade, ink, plain, step, strands
+from chimera_ir.ir.kinds import Kind
+from chimera_ir.ir.ops import Compute, Operation, Pair
+from chimera_ir.picture.looks import (
+    INK,
+    PAPER,
+    STEP,
+    Axis,
+    ColourGroup,
+    ColourSample,
+    Looks,
+    Row,
+    ink,
+    kinds_of,
+    plain,
+    strands,
+)
 from chimera_ir.source import templates
 
 # Patterns that fill the time in which a worker waits, the same in every picture: lines on the picture's background.
@@ -188,82 +200,40 @@ class Picture:
     steady: tuple[Bracket, ...]
 
 
-# The legend of a picture: the meaning of its colours, letters and signs.
-#
-# Micro-batches of one hue are a strand: those of a pipe or, without a flush, of its even or odd updates.
-
-SWATCHES = 4
-"""The most chunks (stages of a pipe on one worker) that a legend shows: the first ones and the last one."""
-
 _SWATCH, _SIGN, _GAP = 22, 48, 20
 """Pixels from a swatch to the next one, from a sign to its name, and from a name to the next entry."""
 
 
 class _EntryText(NamedTuple):
-    """The words of a legend entry, behind a space of ``indent`` pixels for a sign or for swatches (samples of colours).
-
-    An entry with ``chunks`` has swatches: the colours that these chunks have in the strand with the number ``strand``.
-    """
+    """The words of a legend entry, behind a space of ``indent`` pixels for a sign or for ``samples`` of colours."""
 
     words: str
     indent: int
-    strand: int = 0
-    chunks: tuple[int, ...] = ()
+    samples: Sequence[ColourSample] = ()
 
     @property
     def length(self) -> int:
         return self.indent + 8 * len(self.words) + _GAP
 
 
-def legend(looks: Looks, kinds: Sequence[Kind], names: Iterable[str], left: int, width: int, y: int) -> Iterator[Entry]:
-    """Yields the entries of a legend: strands with a swatch for each kind, the meaning of letters, and ``names``.
-
-    The first row begins at ``left`` and ``y``, in pixels; an entry that would pass ``width`` begins the next row.
-    Before each of ``names`` is space for a sign, which the template draws.
-    """
-    x = left
-    for line in [*_lines(looks, kinds), *(_EntryText(plain(name), _SIGN) for name in names)]:
-        if x > left and x + line.length > width:
-            x, y = left, y + 24
-        yield Entry(x, y, tuple(_swatches(looks, kinds, line, x)), x + line.indent, line.words)
-        x += line.length
-
-
-def kinds_of(operations: Iterable[Operation]) -> list[Kind]:
-    """The kinds of operations that a legend has swatches for, in the order of the table."""
-    present = {operation.kind.letter for operation in singles(operations)}
-    return [kind for letter, kind in KINDS.items() if letter in present]
-
-
-def signs(looks: Looks, kinds: Sequence[Kind]) -> list[str]:
-    """Explains the letters of chunks, if there are any, and those of kinds, if there are more than two kinds."""
-    names = ", ".join(f"{kind.letter[0]} {kind.noun}" for kind in kinds) if len(kinds) > 2 else ""
-    return [sign for sign in (looks.sign, names) if sign]
-
-
-def least(looks: Looks, kinds: Sequence[Kind]) -> int:
-    """The least width of a legend in pixels: that of its widest entry; 0 if no worker has several stages of a pipe."""
-    return max((line.length for line in _lines(looks, kinds)), default=0) if looks.chunks > 1 else 0
-
-
-def chunks_shown(looks: Looks) -> tuple[int, ...]:
-    """The chunks of a strand that a legend shows."""
-    return tuple(range(looks.chunks)) if looks.chunks <= SWATCHES else (*range(SWATCHES - 1), looks.chunks - 1)
-
-
-def _lines(looks: Looks, kinds: Sequence[Kind]) -> Iterator[_EntryText]:
-    chunks = chunks_shown(looks)
-    indent = _SWATCH * len(kinds) * len(chunks) + 4
+def _explained(looks: Looks, kinds: Sequence[Kind]) -> Iterator[_EntryText]:
+    """Yields the entries for colours and letters: strands with a swatch for each kind, and the meaning of letters."""
     for number, strand in enumerate(strands(looks.header)):
         if strand.micros:
-            yield _EntryText(plain(strand.name), indent, number, chunks)
-    yield from (_EntryText(sign, 0) for sign in signs(looks, kinds))
+            samples = [*looks.samples(kinds, number)]
+            yield _EntryText(plain(strand.name), _SWATCH * len(samples) + 4, samples)
+    yield from (_EntryText(sign, 0) for sign in looks.signs(kinds))
 
 
-def _swatches(looks: Looks, kinds: Sequence[Kind], line: _EntryText, x: int) -> Iterator[Swatch]:
-    for place, (chunk, kind) in enumerate(product(line.chunks, kinds)):
-        fill = looks.fill(ColourGroup(line.strand, chunk, Shade.of(kind)))
-        yield Swatch(x + _SWATCH * place, fill, ink(kind), kind.letter[0] + looks.letter(chunk))
+def _placed(entries: Iterable[_EntryText], left: int, width: int, y: int) -> Iterator[Entry]:
+    """Places the entries of a legend, the first at ``left`` and ``y``; one that would pass ``width`` begins a row."""
+    x = left
+    for entry in entries:
+        if x > left and x + entry.length > width:
+            x, y = left, y + 24
+        swatches = (Swatch(x + _SWATCH * place, *sample[1:]) for place, sample in enumerate(entry.samples))
+        yield Entry(x, y, tuple(swatches), x + entry.indent, entry.words)
+        x += entry.length
 
 
 LEGIBLE = 8
@@ -310,16 +280,20 @@ class Scale:
         baseline = pixels(y + Fraction(self.row, 2) + self.font * RISE)
         return LaneRow(name, baseline, pixels(left), y, pixels(right - left))
 
-    def ticks(self, span: float, factor: Fraction | int, unit: str) -> Iterator[Tick]:
-        """Yields marks at round times from 0 to ``span``, with labels in ``unit``.
+    def ticks(self, axis: Axis, length: int, unit: Fraction | int = 1, *, ends: bool = False) -> Iterator[Tick]:
+        """Yields marks at round times, at least ``length`` pixels apart; if the axis ``ends``, also one at its end.
 
-        ``span`` is in the scale's unit of time, which is ``factor`` times as long as ``unit``.
+        The scale's unit of time is ``unit`` units of the axis.
         """
-        distance = step(80 * factor / self.pixel)
-        for number in range(int(Fraction(span) * factor / distance) + 1):
-            time = number * distance
-            text = f"{float(time):.10g}" + ("" if number or not unit else f" {unit}")
-            yield Tick(pixels(self.x(time / factor)), text)
+        if axis.span == 0:
+            return
+        pixel = self.pixel / unit
+        apart = axis.distance(length / pixel)
+        times = [number * apart for number in range(int(axis.span / apart) + 1)]
+        if ends:
+            times = [time for time in times if time == 0 or (axis.span - time) * pixel >= length]
+            times.append(axis.span)
+        yield from (Tick(pixels(self.left + time * pixel), axis.label(time)) for time in times)
 
     def box(self, start: float, end: float, y: int, height: int, title: str) -> Box:
         """The box of the time from ``start`` to ``end``; ``title`` is shown when one points at it."""
@@ -417,10 +391,13 @@ def chart(
     """
     kinds, right, rows = kinds_of(operations), scale.x(span), tuple(rows)
     bottom = max(scale.y(looks.header.workers) - scale.gap, *(lane.y + scale.row for lane in rows))
-    words = scale.left + max(10 * len(heading), 7 * len(summary), least(looks, kinds))
+    explained = [*_explained(looks, kinds)]
+    widest = max((entry.length for entry in explained), default=0) if looks.chunks > 1 else 0
+    words = scale.left + max(10 * len(heading), 7 * len(summary), widest)
     width = max(int(right if end is None else end), words) + margin
     pairs = ["one above the other: a pair"] if any(isinstance(operation, Pair) for operation in operations) else []
-    entries = [*legend(looks, kinds, [*pairs, *signs.values()], scale.left, width, bottom + 44 + below)]
+    named = [_EntryText(plain(name), _SIGN) for name in (*pairs, *signs.values())]
+    entries = [*_placed([*explained, *named], scale.left, width, bottom + 44 + below)]
     return Chart(
         width=width,
         height=entries[-1].y + 28,

@@ -4,22 +4,20 @@ Each `Strand`, the micro-batches of a pipe or of its even or odd updates, has a 
 of a pipe, each of them has a shade of the hue, and a letter.
 """
 
-from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from fractions import Fraction
 from functools import cached_property
-from itertools import chain
+from itertools import chain, product
 from typing import NamedTuple, assert_never
 
 from chimera_ir.cost.durations import decimal, percent, weighing
 from chimera_ir.cost.simulate import Timeline, Track, Window
-from chimera_ir.ir.kinds import Kind, Resource
+from chimera_ir.ir.kinds import KINDS, Kind, Resource
 from chimera_ir.ir.levels import Header, Pipe
 from chimera_ir.ir.ops import Compute, Micro, Operation, Pair, Stage, singles
 from chimera_ir.plural import counted
-
-# Words, numbers and colours that all pictures of a timeline have in common.
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +60,7 @@ BLACK = "#000000"
 STEP = "#4d4d4d"
 """The colour of the optimizer's steps."""
 
-
 _ROWS = {Resource.LANE: "P", Resource.HOST_LINK: "host "}
-"""The beginnings of the names of rows."""
 
 
 def hue(strand: int) -> Hue:
@@ -140,17 +136,15 @@ def summary(timeline: Timeline) -> str:
 
 
 def _counting(header: Header) -> str:
-    """Words on the numbers in boxes, where they count slices or halves; empty where they count whole micro-batches."""
     if header.slices > 1:
         return f"; {header.slices} slices of a micro-batch, of which 0.1 is the second of the first"
     return "; numbers count halves" if header.halves else ""
 
 
 def _shown(timeline: Timeline) -> str:
-    """Says how much of a stream a timeline shows: so many updates or, if the last is cut off, so much time."""
     last = timeline.header.micro_batches - 1
-    whole = any(last in single.micros for single in singles(timed.operation for timed in chain(*timeline.lanes)))
-    if whole:
+    # Updates if the last one is whole, else time.
+    if any(last in single.micros for single in singles(timed.operation for timed in chain(*timeline.lanes))):
         return f"the first {counted(timeline.header.updates, 'update')}"
     return f"the first {timeline.costs.unit.show(timeline.shown)} of time"
 
@@ -166,16 +160,26 @@ def event_name(timeline: Timeline) -> str:
     return "new weights" if timeline.header.steps_inside else "gradient sum launched"
 
 
-def mark(timeline: Timeline, time: Fraction) -> str:
-    """The label of a time on the axis: a number, and at 0 also the unit, if it has a name."""
-    number, unit = timeline.costs.unit.axis(timeline.shown)
-    return decimal(time * number) if time or not unit else f"0 {unit}"
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A time axis up to ``span``: ``factor`` units with the name ``unit`` make one unit of the picture's times."""
 
+    span: Fraction
+    factor: Fraction | int
+    unit: str
 
-def distance(timeline: Timeline, least: Fraction) -> Fraction:
-    """The round time between two labels on the axis, at least ``least``."""
-    number, _ = timeline.costs.unit.axis(timeline.shown)
-    return step(least * number) / number
+    @staticmethod
+    def of(timeline: Timeline) -> "Axis":
+        """The axis of a timeline."""
+        return Axis(timeline.shown, *timeline.costs.unit.axis(timeline.shown))
+
+    def label(self, time: Fraction) -> str:
+        """The label of a time: a number, and at 0 also the unit, if it has a name."""
+        return decimal(time * self.factor) if time or not self.unit else f"0 {self.unit}"
+
+    def distance(self, least: Fraction) -> Fraction:
+        """The round time between two labels, at least ``least``."""
+        return step(least * self.factor) / self.factor
 
 
 def step(least: Fraction) -> Fraction:
@@ -197,7 +201,6 @@ def plain(words: str) -> str:
 
 FARTHEST = Fraction(3, 5)
 """The share of white or black that is mixed into the colours of a worker's last stage."""
-
 
 MIDDLE = Fraction(2, 5)
 """The share of the dark colour in the middle shade; dark ink is legible on it."""
@@ -257,6 +260,25 @@ class ColourGroup(NamedTuple):
     shade: Shade
 
 
+class ColourSample(NamedTuple):
+    """A colour in a legend, with the letters of the kind and the chunk that have it."""
+
+    shade: Shade
+    fill: str
+    ink: str
+    text: str
+
+
+SWATCHES = 4
+"""The most chunks (stages of a pipe on one worker) that a legend shows: the first ones and the last one."""
+
+
+def kinds_of(operations: Iterable[Operation]) -> list[Kind]:
+    """The kinds of operations that a legend has samples for, in the order of the table."""
+    present = {operation.kind.letter for operation in singles(operations)}
+    return [kind for letter, kind in KINDS.items() if letter in present]
+
+
 @dataclass(frozen=True)
 class Looks:
     """The colours and labels of the operations of a schedule.
@@ -310,6 +332,23 @@ class Looks:
         """The label of an operation; for a pair, the labels of both: ``4&1``."""
         return "&".join(map(self.label, operation.parts))
 
+    def samples(self, kinds: Iterable[Kind], strand: int) -> Iterator[ColourSample]:
+        """Yields a sample of each colour of a strand that a legend shows: for its chunks, one for each kind."""
+        for chunk, kind in product(self.chunks_shown, kinds):
+            shade = Shade.of(kind)
+            fill = self.fill(ColourGroup(strand, chunk, shade))
+            yield ColourSample(shade, fill, ink(kind), kind.letter[0] + self.letter(chunk))
+
+    @property
+    def chunks_shown(self) -> tuple[int, ...]:
+        """The chunks of a strand that a legend shows."""
+        return tuple(range(self.chunks)) if self.chunks <= SWATCHES else (*range(SWATCHES - 1), self.chunks - 1)
+
+    def signs(self, kinds: Sequence[Kind]) -> list[str]:
+        """Explains the letters of chunks, if there are any, and those of kinds, if there are more than two kinds."""
+        names = ", ".join(f"{kind.letter[0]} {kind.noun}" for kind in kinds) if len(kinds) > 2 else ""
+        return [sign for sign in (self.sign, names) if sign]
+
     def letter(self, chunk: int) -> str:
         """The letter of a chunk: ``a``, ``b``, .. ``z``, ``aa``; empty if no worker has two stages of a pipe."""
         return _letter(chunk) if self.chunks > 1 else ""
@@ -331,19 +370,13 @@ class Looks:
         return {pipe.name: _places(pipe) for pipe in self.header.pipes}
 
     def _shade(self, strand: int, chunk: int) -> Hue:
-        """The colours of a chunk: the higher its number, the lighter its forwards and the darker its backwards."""
         base, share = hue(strand), chunk * FARTHEST / max(self.chunks - 1, 1)
         return Hue(mixed(base.light, PAPER, share), mixed(base.dark, BLACK, share))
 
 
 def _places(pipe: Pipe) -> tuple[int, ...]:
     """Counts, for each stage, the earlier stages that the pipe has on the same worker."""
-    earlier: defaultdict[int, int] = defaultdict(int)
-    places = []
-    for worker in pipe.workers:
-        places.append(earlier[worker])
-        earlier[worker] += 1
-    return tuple(places)
+    return tuple(pipe.workers[:stage].count(worker) for stage, worker in enumerate(pipe.workers))
 
 
 def _letter(number: int) -> str:

@@ -28,18 +28,16 @@ from chimera_ir.picture.chart import (
     Picture,
     PlacedOperation,
     Scale,
-    Tick,
     families,
     pixels,
     room,
 )
 from chimera_ir.picture.looks import (
+    Axis,
     Looks,
     bracket,
-    distance,
     event_name,
     label,
-    mark,
     plain,
     rows_of,
     summary,
@@ -101,7 +99,8 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
         timeline = _legible(timeline, window)
         unit = fair_unit(timeline)
     scale = _scale(timeline, unit)
-    looks = Looks(timeline.header)
+    looks, axis = Looks(timeline.header), Axis.of(timeline)
+    end = axis.label(axis.span)
     made = chart.chart(
         looks,
         [timed.operation for timed in chain(*timeline.lanes)],
@@ -113,11 +112,11 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
             for row, track in enumerate(timeline.tracks)
         ),
         families=_families(timeline, looks, scale),
-        ticks=_ticks(timeline, scale),
+        ticks=scale.ticks(axis, max(9 * len(end), 28), timeline.tick, ends=True),
         signs={"bubble": "bubble"} | ({"event": event_name(timeline)} if timeline.events else {}),
         span=timeline.span,
         end=max((scale.x(track.timed[-1].end) for track in timeline.tracks if track.timed), default=None),
-        margin=14 + 4 * len(mark(timeline, timeline.shown)),
+        margin=14 + 4 * len(end),
         below=0 if window is None else 22,
         patterns={hatch: BUBBLE},
     )
@@ -203,22 +202,6 @@ def _title(timeline: Timeline, timed: Timed, operation: Compute) -> str:
     when = f"{show(timed.start * tick)} to {show(timed.end * tick)}"
     read = "" if operation.version is None else f", reads version {operation.version}"
     return plain(f"{operation.kind.noun} of {micros} on stage {operation.stage}, pipe {pipe}: {when}{read}")
-
-
-def _ticks(timeline: Timeline, scale: Scale) -> Iterator[Tick]:
-    """Yields marks at round times, far enough apart to be read, and at the end."""
-    span, length = timeline.shown, max(len(mark(timeline, timeline.shown)) * 9, 28)
-    if span == 0:
-        return
-    per_unit = scale.pixel / timeline.tick
-    apart = distance(timeline, length / per_unit)
-    time = Fraction(0)
-    while time == 0 or (span - time) * per_unit >= length:
-        yield Tick(pixels(LEFT + time * per_unit), mark(timeline, time))
-        time += apart
-        if time > span:
-            break
-    yield Tick(pixels(LEFT + span * per_unit), mark(timeline, span))
 
 
 def _mark(event: Event, timeline: Timeline, scale: Scale) -> EventMark:

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import chain, pairwise, product
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from rich.text import Text
@@ -20,17 +20,15 @@ from chimera_ir.cost.simulate import Timed, Timeline, Window, beginning, steady_
 from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.ops import Micro, Pair
 from chimera_ir.ir.text.printer import runs
-from chimera_ir.picture.chart import chunks_shown, kinds_of, signs
 from chimera_ir.picture.looks import (
-    ColourGroup,
+    Axis,
     Looks,
     Shade,
     Strand,
     bracket,
-    distance,
     event_name,
     ink,
-    mark,
+    kinds_of,
     strands,
     summary,
     track_name,
@@ -256,12 +254,13 @@ def _bracket(window: Window | None, scale: _ColumnScale, start: int, end: int) -
 def _axis(timeline: Timeline, scale: _ColumnScale, start: int, end: int) -> str:
     """The line of round times above columns ``start`` to ``end``."""
     per_unit = scale.column / timeline.tick
-    apart = distance(timeline, (len(mark(timeline, timeline.shown)) + 3) / per_unit)
+    axis = Axis.of(timeline)
+    apart = axis.distance((len(axis.label(axis.span)) + 3) / per_unit)
     line = ""
     number = -(-start // (apart * per_unit))
     while (place := scale.at(number * apart / timeline.tick)) < end:
         column = place - start
-        time = mark(timeline, number * apart)
+        time = axis.label(number * apart)
         if column >= len(line) and column + len(time) <= end - start:
             line = line.ljust(column) + time + " "
         number += 1
@@ -273,7 +272,7 @@ def _legend(timeline: Timeline, window: Window | None, width: int) -> Iterator[T
     line, looks = Text(), Looks(timeline.header)
     kinds = kinds_of(timed.operation for timed in chain(*timeline.lanes))
     entries = [_entry(looks, kinds, number, strand) for number, strand in enumerate(strands(timeline.header))]
-    for entry in [*entries, *map(Text, signs(looks, kinds)), *_signs(timeline, window)]:
+    for entry in [*entries, *map(Text, looks.signs(kinds)), *_signs(timeline, window)]:
         if line and len(line) + len(_GAP) + len(entry) > width:
             yield line
             line = Text()
@@ -283,10 +282,8 @@ def _legend(timeline: Timeline, window: Window | None, width: int) -> Iterator[T
 
 def _entry(looks: Looks, kinds: Sequence[Kind], number: int, strand: Strand) -> Text:
     entry = Text()
-    for chunk, kind in product(chunks_shown(looks), kinds):
-        fill = looks.fill(ColourGroup(number, chunk, Shade.of(kind)))
-        strokes = _STROKES[Shade.of(kind)] * 2
-        entry.append(kind.letter[0] + looks.letter(chunk) + strokes, f"{ink(kind)} on {fill}")
+    for sample in looks.samples(kinds, number):
+        entry.append(sample.text + _STROKES[sample.shade] * 2, f"{sample.ink} on {sample.fill}")
     return entry.append(f" {strand.name}: {_ranges(strand.micros[:: looks.header.slices], looks.header.slices)}")
 
 

@@ -23,7 +23,7 @@ from chimera_ir.picture.chart import (
     filled,
     room,
 )
-from chimera_ir.picture.looks import INK, STEP, Looks, plain, rows_of
+from chimera_ir.picture.looks import INK, STEP, Axis, Looks, plain, rows_of
 from chimera_ir.trace.compare import TraceComparison
 from chimera_ir.trace.trace_files import Activity, Lane, LaneSpan, UpdateWindow, activity, cause, words
 
@@ -88,7 +88,7 @@ def draw(comparison: TraceComparison) -> str:
             summary=summary(comparison),
             rows=(scale.lane_row(name, lane.y, *lane.window) for name, lane in lanes.items()),
             families=_families(looks, lanes.values(), scale),
-            ticks=scale.ticks(length, Fraction(1, 10**6), "ms"),
+            ticks=scale.ticks(Axis(Fraction(length), Fraction(1, 10**6), "ms"), 80),
             signs=_signs(any(operation.kind.moves for operation in operations)),
             span=length,
             stroke="0",

@@ -12,8 +12,7 @@ from chimera_ir.compilation import Compilation
 from chimera_ir.ir.kinds import BACKWARD
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.picture import svg, terminal
-from chimera_ir.picture.chart import SWATCHES
-from chimera_ir.picture.looks import HUES, INK, PAPER, Hue, Looks
+from chimera_ir.picture.looks import HUES, INK, PAPER, SWATCHES, Hue, Looks
 from chimera_ir.request import Request
 from tests.unit.clocked import in_turns, one_direction, one_version_each, schedule, two_directions, two_versions
 from tests.unit.test_picture import SIGHT, contrast, lab, lanes, linear, timeline, times
