@@ -188,7 +188,7 @@ def _measure(
         raise WrongCommand("--count: models of transformers look at values of their masks; measure, without --count")
     if hf is None and length is not None:
         raise WrongCommand(f"--length {length} goes with --hf: the dataset of MODEL.py decides")
-    from chimera_ir.measure import model as measure
+    from chimera_ir.measure import stages as measure
     from chimera_ir.measure.stages import StageRequest
 
     # The file is refused before the measurement, which may take long, and written after it.

@@ -276,10 +276,7 @@ def _all_recompute(order: Observed, pipe: Pipe) -> bool:
 
 
 def _places(frame: Frame) -> list[Sequence[str]]:
-    """Sets of terms to try, one after another, for the worker of a stage.
-
-    Stages lie in a line over the workers, go round them, or go there and back, once or often.
-    """
+    """Terms for the worker of a stage: stages lie in a line over the workers, go round them, or there and back."""
     workers, stages, constants = bracketed(frame.workers), bracketed(frame.stages), frame.constants
     back, zigzag = f"min(s, {stages} - 1 - s)", f"s % (2*{workers})"
     turn = f"min({zigzag}, 2*{workers} - 1 - {zigzag})"
@@ -288,10 +285,7 @@ def _places(frame: Frame) -> list[Sequence[str]]:
 
 
 def _numberings(frame: Frame) -> list[Sequence[str]]:
-    """Sets of terms to try, one after another, for the number that the m-th micro-batch of a pipe has in the schedule.
-
-    Numbers follow one another in a line, or unit by unit.
-    """
+    """Terms for the number of the m-th micro-batch of a pipe: in a line, or unit by unit."""
     lines: list[Sequence[str]] = [("m", *frame.constants)]
     for unit in frame.units:
         units = [times(term, f"(m / ({unit}))") for term in ("1", *frame.names)]

@@ -208,10 +208,7 @@ def fitted_clocks(form: ClockForm, orders: Sequence[Observed], without: Containe
 
 
 def _price(term: str, base: int) -> int:
-    """Returns how dear a factor of 1 on ``term`` is: ``base`` to the power of the term's number of ``*`` and ``/``.
-
-    A fit takes the factors whose sizes cost least in all.
-    """
+    """Price of a factor of 1 on ``term``: ``base`` to the power of its ``*`` and ``/``; the cheapest fit is taken."""
     return int(base ** (term.count("*") + term.count("/")))
 
 
@@ -356,10 +353,7 @@ def _values(schedules: Sequence[Schedule]) -> Mapping[str, set[int]]:
 
 
 def _divided(orders: Sequence[Observed], names: Sequence[str]) -> tuple[Sequence[Observed], Sequence[Observed]]:
-    """Divides orders, sorted by size, into those to fit and those that only verify, or raises `NotFitted`.
-
-    What only verifies has a larger value of a parameter than all that is fitted.
-    """
+    """Sorted orders to fit, and larger ones that only verify; raises `NotFitted`."""
     if not names:
         raise NotFitted(
             f"{counted(len(orders), 'order')} of one size: a fit takes orders of several, such as several N"
@@ -390,10 +384,7 @@ def _by_size(order: Observed) -> tuple[int, tuple[int, ...]]:
 
 
 def _fitted(form: ClockForm, pool: Sequence[Observed]) -> tuple[Clocks | None, list[Observed]]:
-    """Returns clocks of a form that give all orders of ``pool``, and the orders to which they were fitted.
-
-    The clocks are None if there are none.
-    """
+    """Clocks of a form that give all orders of ``pool``, or None, and the orders to which they were fitted."""
     training = [*pool[-FITTED:]]
     while (clocks := fitted_clocks(form, training)) is not None:
         failing = next((order for order in pool if not clocks.keep(order)), None)
@@ -404,10 +395,7 @@ def _fitted(form: ClockForm, pool: Sequence[Observed]) -> tuple[Clocks | None, l
 
 
 def _shortened(clocks: Clocks, training: Sequence[Observed], orders: Sequence[Observed]) -> Clocks:
-    """Returns clocks of the same form that keep all ``orders`` with fewer terms; else ``clocks`` themselves.
-
-    ``training`` are the orders to fit.
-    """
+    """Clocks of the same form that keep all ``orders`` with fewer terms, if any; ``training`` are the orders to fit."""
     without = {number for number, factor in enumerate(clocks.unknowns) if not factor}
     for number in range(len(clocks.unknowns) - 1, -1, -1):
         if number not in without:
@@ -418,7 +406,6 @@ def _shortened(clocks: Clocks, training: Sequence[Observed], orders: Sequence[Ob
 
 
 def _text(frame: Frame, clocks: Clocks, smallest: Observed) -> str:
-    """The text of the scheme; the defaults of its parameters are those of the smallest size."""
     header = smallest.header
     parameters = ", ".join(f"{name} = {value}" for name, value in smallest.settings.items())
     pipes = (
@@ -430,7 +417,6 @@ def _text(frame: Frame, clocks: Clocks, smallest: Observed) -> str:
 
 
 def _compiles_to(text: str, orders: Sequence[Observed]) -> bool:
-    """Whether a scheme compiles to the orders, at the size of each."""
     scheme = parse(Source("fitted.chim", text))
     for order in orders:
         plan, _ = elaborate(scheme, order.settings, order.size)

@@ -95,10 +95,7 @@ def _nearest(terms: Sequence[tuple[float, float, Point]]) -> Link:
 
 
 def _weight(off: float, scale: float) -> float:
-    """The weight of a term in a round of `_nearest`: the slope of h(off / scale) over the slope of e^off + e^-off.
-
-    ``off`` is the logarithm of m/t, ``scale`` is s.
-    """
+    """The slope of h(off / scale) over that of e^off + e^-off: the weight of a term, with ``off`` = log(m/t)."""
     size = abs(off)
     if size < _NOTHING:
         return 1 / (2 * scale * scale)
@@ -165,10 +162,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """Times of one kind of exchange, which ``what`` names, by size in bytes; ``line`` is fitted to them, in seconds.
-
-    ``streams`` has the times of messages in streams, by size.
-    """
+    """Times of one kind of exchange, and of streams of it, by size in bytes, with the line fitted to the former."""
 
     what: str
     samples: Mapping[int, Samples]
@@ -176,7 +170,6 @@ class _Series:
     line: Callable[[int], float]
 
     def off(self, size: int) -> float:
-        """Deviation of the line from the measured time, as a share of the measured time."""
         return self.line(size) / self.samples[size].median - 1
 
 
@@ -213,11 +206,7 @@ def described(name: str, measured: LinkTimes) -> Described:
 
 
 def _message_link(measured: LinkTimes, within: bool) -> Link:
-    """The link that fits the messages within a node (``within``) or between nodes.
-
-    Its overhead is the time of posting the smallest message. It is shared if a message takes longer while its sender
-    sends to two ranks.
-    """
+    """The fitted link; it is shared if a message takes longer while its sender sends to two ranks."""
     sizes = sorted(size for where, size in measured.messages if where == within)
     post = measured.posts[within, sizes[0]].median
     line = messages([_point(size, 2, measured.messages[within, size], post) for size in sizes])
@@ -225,10 +214,7 @@ def _message_link(measured: LinkTimes, within: bool) -> Link:
 
 
 def _host_link(measured: LinkTimes, per_node: int) -> HostLink:
-    """The link to the host that fits the measured transfers, and how many workers share this link.
-
-    A transfer takes n times as long while all ranks make transfers: then n workers share a link, at most ``per_node``.
-    """
+    """The fitted link to the host; n workers share it if a transfer takes n times as long while all ranks make one."""
     line = messages([_point(size, 1, samples, 0.0) for size, samples in measured.moves.items()])
     return HostLink(_rounded(line, 0.0), min(per_node, max(1, round(_crowded(measured)))))
 
@@ -254,10 +240,7 @@ def _at_once(measured: LinkTimes, within: bool) -> str:
 
 
 def _point(size: int, ranks: int, samples: Samples, post: float) -> Point:
-    """The point of a fit for messages of a size, or for sums over ``ranks``, from the measured times (``samples``).
-
-    Its time is the median less the seconds of posting (``post``), but at least a hundredth of the median.
-    """
+    """A point of a fit: the median less the seconds of posting, but at least a hundredth of the median."""
     return Point(size, ranks, max(samples.median - post, samples.median / 100), samples.uncertainty)
 
 
@@ -293,7 +276,6 @@ def _rounded(link: Link, overhead: float) -> Link:
 
 
 def _memory(nodes: Sequence[Host]) -> int:
-    """Bytes of memory per worker on the host with the least, in whole MiB."""
     together = Counter(node.name for node in nodes)
     least = min(node.memory // together[node.name] if node.shared else node.memory for node in nodes)
     return least >> 20 << 20
@@ -517,10 +499,7 @@ class _Bench:
         return [(trip - pause) / 2 for trip, pause in zip(trips, pauses, strict=True)], gaps, posted + answered
 
     def fan_out(self, hub: int, ends: tuple[int, int], size: int) -> list[float]:
-        """Seconds from one arrival of ``size`` bytes to the next, at each of the ranks ``ends``.
-
-        Rank ``hub`` sends to both of them at once.
-        """
+        """Seconds from one arrival to the next at each of the ranks ``ends``, while ``hub`` sends to both."""
         me = self._world.place.rank
         self._tag = 0
         if me in (hub, *ends):
@@ -575,10 +554,7 @@ class _Bench:
         return int(self._world.control_group.wait_for_key(key, first, "for the number of rounds"))
 
     def _ping(self, peer: Peer, buffers: tuple[torch.Tensor, ...], rounds: int) -> tuple[list[float], list[float]]:
-        """Sends a message in each round and waits for an answer.
-
-        Returns for each round the seconds until the answer, and the mean seconds of posting its receive and its send.
-        """
+        """Sends and waits for answers: seconds until each answer, and mean seconds of posting its receive and send."""
         seconds, posts = [], []
         for tag in self._tags(rounds):
             begin = time.perf_counter()
@@ -664,7 +640,6 @@ class _Bench:
         return torch.zeros(size // _FLOAT, device=self._world.device)
 
     def _tags(self, rounds: int) -> range:
-        """The tags of the next ``rounds`` messages, the same on both sides."""
         first, self._tag = self._tag, self._tag + rounds
         return range(first, first + rounds)
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count
@@ -17,8 +18,11 @@ from chimera_ir import plural
 from chimera_ir.measure import stations as equal
 from chimera_ir.measure.stations import MeasuredTurn, ModelCut, Station, message_bytes, running, stations
 from chimera_ir.profile.costs import ENTRIES, NO_OVERHEAD, ModelProfile, StageCosts, Times, Timing, WorkProfile
-from chimera_runtime.errors import Misuse
-from chimera_runtime.model.model import ModelFile
+from chimera_runtime import blame
+from chimera_runtime.blame import ModelError
+from chimera_runtime.errors import BadModel, Misuse
+from chimera_runtime.model.model import ModelFile, load
+from chimera_runtime.ranks.devices import keep_memory
 from chimera_runtime.tools.watch.memory import bytes_of, state_bytes
 
 # Rounds of measurement: every pass of a micro-batch through a stage, slice by slice, each timed or counted.
@@ -288,25 +292,64 @@ _Figures = TypeVar("_Figures")
 _NAMES = tuple(name.replace("_", " ") for name in PassCosts._fields)
 
 
-def timed(model: ModelFile, request: StageRequest, device: torch.device, progress: ShowProgress) -> TimedProfile:
+_OFFERED: dict[str, list[str]] = {"args": []}
+"""The values that functions of a model file can take by name here: ``args``, without any command-line arguments."""
+
+
+class BadFile(Exception):
+    """The model cannot be measured; the message says why and what to do."""
+
+
+Load = Callable[[tuple[int, ...] | None], ModelFile]
+"""Loads a model; the argument has the first layer of each stage, and None stands for stages of equal size."""
+
+
+def of_file(file: Path) -> Load:
+    """Returns a function that loads a model file."""
+    return lambda split: load(file, _OFFERED, split)
+
+
+def of_transformer(source: str, length: int | None) -> Load:
+    """Returns a function that loads a model of transformers, with items of ``length`` tokens."""
+    from chimera_runtime.huggingface.model_file import without_text
+
+    return lambda split: without_text(source, length, split)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except (Misuse, BadModel) as error:
+        raise BadFile(str(error)) from error
+    except ModelError as error:
+        raise BadFile(blame.describe(error)) from error
+
+
+def timed(load_model: Load, request: StageRequest, device: str, threads: int, progress: ShowProgress) -> TimedProfile:
     """Measures a profile in seconds; each figure is the median of rounds, ``noise`` their largest scatter, at most 1.
 
     A round is a forward with its backward, another with a backward in two halves, and a forward that keeps its input
     with the backward that recomputes; all run the stages of the generated programs. As in these programs, the first
     stage's forward loads its items, and gradients add up over rounds as over the micro-batches of an update. Steps have
     rounds of their own: a forward and a backward of the smallest micro-batch, then everything that a rank does in the
-    line ``step``; only this is timed.
+    line ``step``; only this is timed. ``threads`` is the number of threads that torch uses on a CPU.
 
-    Raises `Misuse` if the model file is not as its interface wants it, or a micro-batch does not fit into memory.
-    Raises `ModelError` if the model file's code raises an error.
+    Raises `BadFile` if the model is not as its interface wants it, or the device is not there.
     """
-    times = _StageClock(request.rounds, cuda_clock if device.type == "cuda" else cpu_clock)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BadFile("--device cuda: torch finds no GPU here; use --device cpu, or --count")
+    torch.set_num_threads(threads)
+    if device == "cpu":
+        keep_memory()
+    times = _StageClock(request.rounds, cuda_clock if device == "cuda" else cpu_clock)
     once = _Once(times)
-    note = f"times on {_described(device)}"
-    profile = _profile(model, request, device, once if request.once else times, note, progress)
-    equal = once.described
-    profile = replace(profile, note=f"{profile.note}; {equal}") if equal else profile
-    return TimedProfile(profile, noise(times.figures))
+    note = f"times on {_described(torch.device(device))}"
+    with _refusals():
+        model = load_model(request.split)
+        profile = _profile(model, request, torch.device(device), once if request.once else times, note, progress)
+    notes = [profile.note, once.described] if once.described else [profile.note]
+    return TimedProfile(replace(profile, note="; ".join(notes), file=str(model.file)), noise(times.figures))
 
 
 class _StageClock:
@@ -363,17 +406,12 @@ class _StageClock:
 
 
 class _Identity(torch.nn.Module):
-    """Returns its input, through autograd and without a kernel."""
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.view_as(x)
 
 
 def _empty_model() -> ModelFile:
-    """A model of three stages whose middle stage computes nothing: its times are those of overhead alone.
-
-    The first stage has a weight, so that gradients have to pass back through the middle stage.
-    """
+    """Three stages; the middle one computes nothing. The first has a weight, so that gradients pass back through it."""
     modules = partial(torch.nn.Linear, 1, 1), _Identity, _Identity
     return ModelFile(
         Path("an empty stage"),
@@ -412,13 +450,11 @@ class _Once:
 
     @property
     def described(self) -> str:
-        """A sentence on the layers that were equal; empty if there are none."""
         groups = "; ".join(_numbered(layers) for layers in sorted(map(sorted, self._equal.values())))
         return f"of equal layers one was measured: {groups}" if groups else ""
 
 
 def _numbered(layers: Sequence[int]) -> str:
-    """Text with ascending numbers, as a range if there is no gap."""
     together = layers[-1] - layers[0] == len(layers) - 1
     return f"{layers[0]} to {layers[-1]}" if together else ", ".join(map(str, layers))
 
@@ -427,19 +463,20 @@ def _noise(*figures: Samples) -> float:
     return min(1.0, rounded(max(samples.weight * samples.scatter for samples in figures), 2))
 
 
-def counted(model: ModelFile, request: StageRequest, progress: ShowProgress) -> WorkProfile:
+def counted(file: Path, request: StageRequest, progress: ShowProgress) -> WorkProfile:
     """The profile in floating-point operations instead of seconds, from shapes alone, without memory for the model.
 
     Operations are those that torch.utils.flop_counter counts: matrix products, convolutions and attention, with a
     multiplication and an addition for each pair of numbers. A recomputing backward is a forward and a backward. Bytes
     are those that the same operators would save.
 
-    Raises `Misuse` if the model file is not as its interface wants it. Raises `ModelError` if the model file's code
-    raises an error, as where it asks for values and there are shapes alone.
+    Raises `BadFile` if the model is not as its interface wants it, or needs values where there are shapes alone.
     """
-
     note = f"work counted on shapes, torch {torch.__version__}"
-    return WorkProfile(_profile(model, request, torch.device("meta"), _Work(), note, progress))
+    with _refusals():
+        model = load(file, _OFFERED, request.split)
+        counts = _profile(model, request, torch.device("meta"), _Work(), note, progress)
+    return WorkProfile(replace(counts, file=str(file)))
 
 
 class _Work:
@@ -465,7 +502,6 @@ class _Work:
         return 0.0, None
 
     def overhead(self, _cut: ModelCut) -> Times:
-        """Returns no overhead, because only a device has one."""
         return NO_OVERHEAD
 
 
@@ -532,11 +568,7 @@ def _layers(model: ModelFile) -> Sequence[object]:
 
 
 def _costs(model: ModelFile, station: Station, at: dict[int, Timing], step: tuple[float, float | None]) -> StageCosts:
-    """The costs of a stage, from its timings ``at`` each micro-batch size and the seconds and the noise of its step.
-
-    ``station`` is the stage, ready to run. Gradients are summed in flat tensors, which have one number more for each
-    parameter.
-    """
+    """The costs of a stage; gradients are summed in flat tensors, with one number more for each parameter."""
     trained = station.trained
     seconds, noise = step
     return StageCosts(
@@ -550,7 +582,6 @@ def _costs(model: ModelFile, station: Station, at: dict[int, Timing], step: tupl
 
 
 def _timings(station: Station, measured: Sequence[_Measured]) -> Iterator[Timing]:
-    """Yields the timing of each slice of a micro-batch: times from ``measured``, and the bytes that the stage keeps."""
     for (passes, scatter), sizes in zip(measured, station.kept, strict=True):
         yield Timing(
             _times(passes),

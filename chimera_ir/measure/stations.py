@@ -300,10 +300,7 @@ def _ready(
     first_pass: dict[tuple[int, MeasuredShape], _FirstPass],
     follow: dict[MeasuredShape, tuple[bool, ...] | None],
 ) -> tuple[Station, ...]:
-    """Makes a stage ready to run for each shape.
-
-    ``follow`` has for each shape which outputs of the stage get gradients; here it is replaced by that of its inputs.
-    """
+    """Makes a stage ready for each shape; replaces in ``follow`` its outputs with gradients by its inputs with them."""
     with running(cut, stage, min(cut.sizes)):
         module = cut.module(stage)
     ready: list[Station] = []
@@ -391,10 +388,7 @@ def _forwards(
     handed: Sequence[Any],
     measures: bool,
 ) -> list[tuple[StageCall, ProbedForward]]:
-    """Runs the forward of a stage on each slice of the first micro-batch, each with the carry of the slice before.
-
-    Returns for each slice the call of the stage, and what was seen of it; ``measures`` says whether bytes are counted.
-    """
+    """Runs a stage on each slice of the first micro-batch; returns each call and what was seen of it."""
     opens, last = not feeding(cut.stages)[stage], not fed(cut.stages)[stage]
     batches, carry = cut.batches(shape), NO_CARRY
     forwards: list[tuple[StageCall, ProbedForward]] = []
@@ -535,10 +529,7 @@ def step(station: Station) -> object:
 
 
 class _Signature:
-    """Turns values into nested lists, which are equal if the values are.
-
-    Where an object occurs again, there is its number in place of its content.
-    """
+    """Values as nested lists, equal if the values are; an object that occurs again is its number."""
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}

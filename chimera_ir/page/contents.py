@@ -112,11 +112,7 @@ def document(levels: Levels) -> PageDocument:
 
 
 def _distinct_names(tables: Sequence[ScheduleTables], levels: Levels) -> list[str]:
-    """Names for the tables of two schedules, made different where they are equal.
-
-    The order that a search found and the one that it began with get "found" and "before" added; schedules from two
-    files get the ends of their paths.
-    """
+    """Names for two schedules: equal ones get "found" and "before", or the ends of the paths of their files."""
     names = [table.name for table in tables]
     if len({*names}) > 1:
         return names
@@ -209,7 +205,6 @@ def _charges(header: Header, durations: Durations, setting: Setting | None) -> C
 
 
 def _compared(opponent: Verified, levels: Levels) -> ShownSchedule:
-    """The schedule that a compilation is compared with, under the same stage costs and on the same cluster."""
     forecast, like = levels.forecast, levels.verified.program.header
     setting = forecast.setting_of_baseline(opponent.program.header, like) if forecast else None
     charges = _charges(opponent.program.header, levels.report.baseline.durations, setting)
@@ -228,7 +223,6 @@ A page has the remark on a slider if it has the slider; the remark with the key 
 
 
 def _notes(levels: Levels) -> Iterator[str]:
-    """Yields the lines that ``chimera compile`` prints about a schedule: its sizes, then a line for each answer."""
     report, summary = levels.report, levels.summary
     _, sizes = heading(report).plain.split(": ", 1)
     yield from sizes.split("\n")
@@ -277,7 +271,6 @@ class _PackedColumns:
     size: int = 0
 
     def encoded(self, table: Any) -> dict[str, object]:
-        """The fields of a dataclass by name; a column is replaced by an object that says where its numbers are."""
         values = {entry.name: getattr(table, entry.name) for entry in fields(table)}
         return {name: self._placed(value) if _is_column(value) else _shown(value) for name, value in values.items()}
 
@@ -310,10 +303,7 @@ def _is_column(value: object) -> bool:
 
 
 def _narrowest(numbers: Sequence[float]) -> "tuple[str, array[Any], bool]":
-    """Returns the narrowest type for a column, the numbers to store, and whether these are differences.
-
-    Differences are stored if they take fewer bytes than the numbers.
-    """
+    """The narrowest type for a column, and its numbers or, if they take fewer bytes, their differences (True)."""
     try:
         integers: array[int] = array("i", numbers)  # type: ignore[arg-type]
     except (TypeError, OverflowError):  # not all are integers of four bytes
@@ -328,7 +318,6 @@ def _narrowest(numbers: Sequence[float]) -> "tuple[str, array[Any], bool]":
 
 
 def _narrowed(integers: Sequence[int]) -> "tuple[str, array[int]]":
-    """The name of the narrowest type that holds all integers, and the integers as an array of it."""
     least, most = min(integers), max(integers)
     kind = next(kind for kind in _INTEGERS if -least <= _largest(kind) + 1 and most <= _largest(kind))
     return kind, array(_INTEGERS[kind], integers)
@@ -379,7 +368,6 @@ def page(document: PageDocument) -> str:
 
 @cache
 def _compressed(text: str) -> Inlined:
-    """Compresses a text that all pages share, only once, and writes it in base64."""
     return _in_base64(gzipped(text.encode()))
 
 
@@ -398,10 +386,7 @@ def _style(folder: Path) -> str:
 
 @cache
 def _script(folder: Path, main: str) -> str:
-    """Joins ``main`` and all modules that it imports into one text, which is one scope.
-
-    Each module stands after those that it imports.
-    """
+    """Joins ``main`` and all modules that it imports into one scope, each after those that it imports."""
     texts: dict[str, str] = {}
 
     def add(name: str) -> None:

@@ -115,10 +115,7 @@ class Lengths:
                 assert_never(role)
 
     def _compute(self, operation: Operation, seconds: float) -> Iterator[tuple[str, float]]:
-        """Yields the terms of an operation's length, each as (slider, factor): the slider is that of its kind.
-
-        A pair has a slider of its own if pairs have a cost, else the sliders of both its sides.
-        """
+        """Terms (slider, factor). Pairs have a slider if they have a cost, else the sliders of both their sides."""
         together = isinstance(operation, Pair) and self._pairs_cost(operation)
         for part in [operation] if together else operation.parts:
             if self._costs is not None:
@@ -127,7 +124,6 @@ class Lengths:
                 yield part.kind.letter, seconds if part is operation else self._charges.compute(part)
 
     def _pairs_cost(self, pair: Pair) -> bool:
-        """Whether pairs have a cost of their own."""
         if self._costs is not None:
             return PAIR.letter in self._costs.user_set
         return self._charges.setting.joint(pair, self._charges.header) is not None
@@ -232,14 +228,12 @@ class _Listed:
 
     @cached_property
     def sums(self) -> list[_SumKey]:
-        """The rows of the table of sums, each as (weight group, version)."""
         instructions = (node.instruction for node in self.events.nodes)
         of_sums = (instruction for instruction in instructions if isinstance(instruction, _OF_SUMS))
         return [*dict.fromkeys((instruction.group, instruction.version) for instruction in of_sums)]
 
     @cached_property
     def moves(self) -> list[_Move]:
-        """The moves of memory, in the order of their rows."""
         return [_move(node) for node in self.events.nodes if node.role is Role.MOVE]
 
     def moves_table(self) -> MoveTable:
@@ -269,10 +263,7 @@ class _Listed:
         )
 
     def _ports(self) -> PortTable | None:
-        """The table of the messages and moves that share links; None if no link is shared.
-
-        Each has two ports, one where it leaves and one where it arrives. All at the same port share its link.
-        """
+        """Messages and moves on shared links, each with the port where it leaves and the one where it arrives."""
         if not self.events.ports:
             return None
         numbers: dict[Port, int] = {}
@@ -348,7 +339,6 @@ class _Listed:
         )
 
     def turn(self) -> TurnTable:
-        """The turn that a stream repeats."""
         turn = turn_of(self.charges.header, self.events, ordered(self.events.before))
         waits = nested([node for node, _ in waits] for waits in turn.waits)
         return TurnTable(
@@ -366,7 +356,6 @@ def _message(node: Node) -> ops.Message:
 
 
 def _move(node: Node) -> _Move:
-    """The move that an event runs or waits for."""
     instruction = node.instruction
     assert isinstance(instruction, ops.Compute | ops.WaitMove)
     return instruction.kind, instruction.micros, instruction.stage

@@ -409,11 +409,7 @@ def share(micros: int | Fraction, parts: int) -> float:
 
 
 def _preference(kind: Kind) -> int:
-    """Returns a weight of a kind, by which the page chooses between critical paths of equal length.
-
-    The path with the most whole backwards is taken; of equal ones that with the most pairs, then with the most input
-    gradients.
-    """
+    """A weight for critical paths of equal length: most whole backwards, then pairs, then input gradients."""
     return (3 if kind.sums else 1) * (KEPT in kind.reads)
 
 
@@ -597,7 +593,6 @@ def script_texts(scripts: ProvenScripts, program: Program, rows: Sequence[Operat
 
 
 def _headings(text: str, workers: int) -> list[int]:
-    """The line of the heading of each worker's lane in the text of a program."""
     lines = text.split("\n")
     headings, line = list[int](), 0
     for worker in range(workers):
@@ -607,10 +602,7 @@ def _headings(text: str, workers: int) -> list[int]:
 
 
 def _places(verified: Verified) -> Callable[[OperationRow], int]:
-    """Returns a function from the row of an operation to the operation's line in its worker's lane, counted from 0.
-
-    For a stream it is the line in the worker's turn, which stands for all repetitions.
-    """
+    """Maps the row of an operation to its line, from 0, in its worker's lane or, without a flush, turn."""
     level, parts = verified.level, verified.program.parts
     if isinstance(level, Program):
         return lambda row: parts[row.worker].computes.places[row.place]
@@ -619,9 +611,6 @@ def _places(verified: Verified) -> Callable[[OperationRow], int]:
 
 
 def _turn_places(stream: ProgramStream, worker: int) -> dict[object, int]:
-    """Maps each operation of a worker's turn to its line in the turn, counted from 0.
-
-    The keys are operations as in turn 0 (`in_turn`): their micro-batches are numbered from the beginning of the turn.
-    """
+    """The line of each operation of a worker's turn, counted from 0, keyed by the operation as in turn 0."""
     lines = enumerate(stream.turns[worker].instructions)
     return {in_turn(stream.header, line)[0]: place for place, line in lines if isinstance(line, Compute)}

@@ -52,10 +52,7 @@ def document(error: TextError, source: Source, level: Level | PlanStream | None)
 
 
 def _lanes(level: Level | PlanStream | None) -> tuple[Header | None, Sequence[Sequence[Instruction]]]:
-    """Returns the header and the lanes that a page shows of a level; None and no lanes without a level.
-
-    The operations of a plan are put in order first. Of a stream, some updates are shown.
-    """
+    """The header and the lanes to show: of a plan once ordered, of a stream some updates; None, () without a level."""
     if level is None:
         return None, ()
     ordered = order(level) if isinstance(level, Plan | PlanStream) else level
@@ -71,7 +68,6 @@ class _Sketch:
     lanes: Sequence[Sequence[Instruction]]
 
     def line(self, instruction: Instruction) -> str:
-        """The line of the text that an instruction of the lanes stands in."""
         assert self.header is not None, "lanes have a header"
         return line(instruction, self.header)
 
@@ -105,7 +101,6 @@ class _Sketch:
         return rows
 
     def tables(self, header: Header) -> ScheduleTables:
-        """The tables of a schedule without times."""
         shown = tables.tables_of_operations(header, self.rows, [-1] * len(self.rows))
         return ScheduleTables(
             name=tables.name_of(header),
@@ -126,7 +121,6 @@ class _Sketch:
         )
 
     def mistake(self, error: TextError, source: Source) -> ShownMistake:
-        """The mistake that the page shows: the drawing of the first error, and the text and the lines of all errors."""
         first = error.diagnostics[0]
         arrows = list(self._arrows(first))
         ends = [int(str(arrow[end])) for arrow in arrows for end in ("from", "to")]
@@ -200,7 +194,6 @@ def _spans(error: TextError) -> Iterator[Span]:
 
 
 def _arrow(before: int | None, after: int | None, words: str) -> Iterator[_Arrow]:
-    """Yields the arrow between two rows, if both are known."""
     if before is not None and after is not None:
         yield {"from": before, "to": after, "words": words}
 

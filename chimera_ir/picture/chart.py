@@ -217,7 +217,6 @@ class _EntryText(NamedTuple):
 
 
 def _explained(looks: Looks, kinds: Sequence[Kind]) -> Iterator[_EntryText]:
-    """Yields the entries for colours and letters: strands with a swatch for each kind, and the meaning of letters."""
     for number, strand in enumerate(strands(looks.header)):
         if strand.micros:
             samples = [*looks.samples(kinds, number)]
@@ -429,7 +428,6 @@ def filled(template: str, **values: object) -> str:
 
 @cache
 def _environment(folder: Path) -> Environment:
-    """The environment that renders the templates of a folder; a template is compiled again when its file changes."""
     return Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,

@@ -375,11 +375,9 @@ class Looks:
 
 
 def _places(pipe: Pipe) -> tuple[int, ...]:
-    """Counts, for each stage, the earlier stages that the pipe has on the same worker."""
     return tuple(pipe.workers[:stage].count(worker) for stage, worker in enumerate(pipe.workers))
 
 
 def _letter(number: int) -> str:
-    """The letter with this number, counted from 0: a, b, .. z, aa, ab, .."""
     rounds, place = divmod(number, 26)
     return (_letter(rounds - 1) if rounds else "") + chr(ord("a") + place)

@@ -71,14 +71,10 @@ def _common_unit(rows: Sequence[Sequence[Panel]]) -> Fraction:
 
 
 def _columns(pictures: Sequence[Sequence[Picture]]) -> Iterator[int]:
-    """Yields the width of each column: the width of its widest picture.
-
-    The last picture of a row does not count, because nothing stands on its right.
-    """
+    """The width of each column; the last picture of a row does not count, because nothing stands on its right."""
     for column in range(max(map(len, pictures))):
         yield max((row[column].chart.width for row in pictures if column + 1 < len(row)), default=0)
 
 
 def _offsets(lengths: Iterable[int]) -> list[int]:
-    """The starts of pictures with these lengths, which follow one another with gaps, and where one more would start."""
     return list(accumulate((length + _GAP for length in lengths), initial=0))

@@ -152,10 +152,7 @@ def _scale(timeline: Timeline, unit: Fraction) -> Scale:
 
 
 def _legible(timeline: Timeline, window: Window | None) -> Timeline:
-    """Returns the timeline or, if its labels do not fit, its beginning up to the end of the steady state in ``window``.
-
-    Without a window all of the timeline is returned.
-    """
+    """The timeline or, if its labels do not fit, its beginning up to the end of the steady state in ``window``."""
     scale, timed = _scale(timeline, fair_unit(timeline)), chain.from_iterable(timeline.lanes)
     longest = _longest_labels(timed, Looks(timeline.header))
     fits = all(room(text, scale.font) <= length * scale.pixel for length, text in longest.items())
@@ -163,10 +160,7 @@ def _legible(timeline: Timeline, window: Window | None) -> Timeline:
 
 
 def _families(timeline: Timeline, looks: Looks, scale: Scale) -> Iterator[Family]:
-    """Yields the operations of a timeline in families, one for each colour.
-
-    Operations of equal length have labels if the longest of their labels fits.
-    """
+    """The operations by colour; those of equal length have labels if the longest of their labels fits."""
     longest = _longest_labels(chain.from_iterable(timeline.lanes), looks)
 
     def with_room(operations: Sequence[PlacedOperation], font: int) -> Iterator[PlacedOperation]:
@@ -185,7 +179,6 @@ def _families(timeline: Timeline, looks: Looks, scale: Scale) -> Iterator[Family
 
 
 def _longest_labels(operations: Iterable[Timed], looks: Looks) -> dict[int, str]:
-    """Finds, for each length in ticks, the longest label of the operations that have it."""
     longest: dict[int, str] = {}
     for timed in operations:
         length = timed.end - timed.start

@@ -106,13 +106,11 @@ def picture(timeline: Timeline, width: int) -> Text:
 
 
 def _names(timeline: Timeline) -> list[str]:
-    """The names of the rows, each as wide as the widest."""
     names = list(map(track_name, timeline.tracks))
     return [name.ljust(max(map(len, names))) + " " for name in names]
 
 
 def _room(timeline: Timeline, width: int) -> int:
-    """The columns of a line that are left for the picture next to the names."""
     return max(width - len(_names(timeline)[0]), 10)
 
 
@@ -252,7 +250,6 @@ def _bracket(window: Window | None, scale: _ColumnScale, start: int, end: int) -
 
 
 def _axis(timeline: Timeline, scale: _ColumnScale, start: int, end: int) -> str:
-    """The line of round times above columns ``start`` to ``end``."""
     per_unit = scale.column / timeline.tick
     axis = Axis.of(timeline)
     apart = axis.distance((len(axis.label(axis.span)) + 3) / per_unit)
@@ -310,7 +307,6 @@ def _lengths(timeline: Timeline, scale: _ColumnScale) -> list[int]:
 
 
 def _notes(timeline: Timeline, scale: _ColumnScale) -> Iterator[Text]:
-    """Yields notes on what the picture leaves out because of its scale."""
     operations, lengths = list(chain.from_iterable(timeline.lanes)), _lengths(timeline, scale)
     looks = Looks(timeline.header)
     unnumbered = sum(

@@ -328,10 +328,7 @@ def _as_one(times: Sequence[float], overhead: float) -> float:
 
 
 def _mean(noise: Sequence[tuple[float | None, float]]) -> float | None:
-    """The noise of a sum of times that are slow at the same moments: the mean of their noises, weighted by seconds.
-
-    Each part of the sum is a pair: its noise and its seconds. The result is None if a noise is not known.
-    """
+    """The mean of noises, weighted by seconds: times that are slow at the same moments. None if one is not known."""
     if any(share is None for share, _ in noise):
         return None
     total = sum(seconds for _, seconds in noise)
@@ -456,10 +453,7 @@ def equal_times(slices: int, length: int, time: Callable[[int, int], float]) -> 
 
 
 def _cut(slices: int, length: int, time: Callable[[int, int], float], limit: float) -> list[int] | None:
-    """The starts of ``slices`` slices, the last one first, none of which takes longer than ``limit``.
-
-    The result is None if there are no such slices. The sequence has ``length`` positions.
-    """
+    """The starts of ``slices`` slices, the last first, none longer than ``limit``; None if there are none such."""
     starts = [length]
     for others in range(slices - 1, -1, -1):
         end = starts[-1]

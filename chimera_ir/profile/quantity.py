@@ -173,7 +173,6 @@ def inverse(bandwidth: Fraction) -> float:
 
 
 def _rounded(value: Fraction, digits: int) -> Decimal:
-    """A positive number rounded to ``digits`` significant digits."""
     power = digits - ceil(log10(value.numerator) - log10(value.denominator))
     return Decimal(round(value * Fraction(10) ** power)).scaleb(-power)
 
@@ -183,10 +182,7 @@ def _powers(unit: str) -> tuple[tuple[int, str], ...]:
 
 
 def _shown(value: Decimal, units: tuple[tuple[int, str], ...]) -> str:
-    """A value as text, in the first of ``units`` in which it is at least 1, else in the last one; 0 in the base unit.
-
-    Each unit is a power of ten and a name.
-    """
+    """A value in the first of ``units`` (power of ten, name) in which it is at least 1, else in the last one."""
     if value == 0:
         return f"0 {next(unit for power, unit in units if power == 0)}"
     power, unit = next((pair for pair in units if value.adjusted() >= pair[0]), units[-1])

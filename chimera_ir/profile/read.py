@@ -147,10 +147,7 @@ def _layers(top: Table, costs: _CostEntries) -> tuple[StageCosts, ...]:
 
 
 def _parts(tables: list[Table], kind: str, sizes: str, costs: _CostEntries) -> tuple[StageCosts, ...]:
-    """Reads the stages of a depth, or the layers, from their tables; ``kind`` is the noun for one in errors.
-
-    ``sizes`` is the heading of the tables within these tables, one for each micro-batch size.
-    """
+    """Reads stages or layers (``kind``, in errors); ``sizes`` is the heading of their tables of micro-batch sizes."""
     parts: list[StageCosts] = []
     for number, entry in enumerate(tables):
         sent = parts[-1].at if parts else {}
@@ -186,10 +183,7 @@ def _part(
 
 
 def _timing(table: Table, part: str, last: bool, before: Timing | None, costs: _CostEntries) -> Timing:
-    """Reads the costs of a micro-batch, or of a slice, from a table; ``before`` are the costs on the stage before.
-
-    ``part`` names the stage or layer in errors. The ``last`` one sends nothing on.
-    """
+    """Costs of a micro-batch or a slice; ``before`` are those of the stage before; the ``last`` one sends nothing."""
     times = _times(table, costs.read, BACKWARD)
     # A stage receives the output of the stage before, and gradients are as large as outputs.
     activations = _size(table, "activations")
@@ -227,7 +221,6 @@ def _timing(table: Table, part: str, last: bool, before: Timing | None, costs: _
 def _with_slices(
     table: Table, timing: Timing, part: str, last: bool, before: Timing | None, costs: _CostEntries
 ) -> Timing:
-    """The costs of a micro-batch with those of its slices, if the file has any."""
     slices: list[Timing] = []
     for number, entry in enumerate(table.tables("slice", "", "slice {}") if table.has("slice") else ()):
         slice_before = before.slices[number] if before and number < len(before.slices) else None
@@ -239,11 +232,7 @@ def _with_slices(
 
 
 def _times(table: Table, read: Callable[[Table, str, Fraction | None], Fraction], factor: int) -> Times:
-    """Reads the times in a table, with keys as for `time_of`; a backward takes ``factor`` times its forward by default.
-
-    ``read`` reads an entry of a table by its name and default. Of the two halves of a split backward a table has both
-    or none.
-    """
+    """The times in a table, keyed as in `time_of`; a backward takes ``factor`` times its forward by default."""
     forward = read(table, ENTRIES["F"], None)
     backward = read(table, ENTRIES["B"], factor * forward)
     times = {"F": forward, "B": backward, RECOMPUTING: read(table, RECOMPUTING, forward + backward)}
@@ -255,7 +244,6 @@ def _times(table: Table, read: Callable[[Table, str, Fraction | None], Fraction]
 
 
 def _noise(table: Table, name: str) -> float | None:
-    """The spread of a measurement; None if the entry is missing."""
     noise, _ = table.quantity(name, (units.SHARE,), Fraction(0), Fraction(0))
     return float(noise) if table.has(name) else None
 
@@ -287,11 +275,7 @@ def read_cluster(source: Source) -> Cluster:
 
 
 def _links(top: Table, workers: int, per_node: int) -> tuple[Link, Link]:
-    """Reads the links between nodes and within a node; a link that the file leaves out equals the other.
-
-    ``between`` alone is always enough, ``within`` alone only if all workers are in one node; if a link is missing, an
-    error is added.
-    """
+    """Links between and within nodes: a missing one equals the other; ``within`` alone is enough for a single node."""
     name = "within" if workers <= per_node else "between"
     links = top.table("links", "", "[links]")
     if links is None:
@@ -325,7 +309,6 @@ def _link(table: Table, name: str, default: Link) -> Link:
 
 
 def _figures(inner: Table) -> Link:
-    """The latency, the bandwidth and the overhead in a table."""
     alpha, _ = inner.quantity("latency", (units.TIME,), least=Fraction(0))
     bandwidth, _ = inner.quantity(
         "bandwidth", (units.BANDWIDTH,), least=Fraction(1), words={units.UNLIMITED: Fraction(0)}

@@ -21,16 +21,12 @@ def write_cluster(cluster: Cluster) -> str:
 
 
 def _table(heading: str, entries: Mapping[str, object]) -> Iterator[str]:
-    """Yields the lines of a table: its heading, and its entries without those that are None."""
     yield heading
     yield from (f"{name} = {_written(value)}" for name, value in entries.items() if value is not None)
 
 
 def _written(value: object) -> str:
-    """A value as TOML, which is as in JSON, with one more character escaped.
-
-    A character that UTF-8 cannot encode becomes a question mark.
-    """
+    """A value as TOML: as in JSON, but DEL is escaped, and a character that UTF-8 cannot encode becomes "?"."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f").encode(errors="replace").decode()
 
 
@@ -55,10 +51,7 @@ def _times(times: Times, cost: Callable[[float], str]) -> dict[str, str]:
 
 
 def _part(table: str, part: StageCosts, last: bool, cost: Callable[[float], str]) -> Iterator[str]:
-    """Yields the lines of a stage or a layer, as an entry of the list ``table``.
-
-    The ``last`` one sends nothing on. ``cost`` writes a time, or an amount of work, as text.
-    """
+    """Lines of a stage or a layer, an entry of the list ``table``; the ``last`` one sends nothing on."""
     sizes = {"weights": part.weights, "gradients": part.gradients, "optimizer": part.optimizer}
     step, noise = show_time(part.step) if part.step else None, _noise(part.step_noise)
     entries = {name: show_size(size) for name, size in sizes.items()}

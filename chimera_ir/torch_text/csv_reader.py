@@ -115,10 +115,7 @@ Cell = Operation | MessageCell | WeightsCell
 
 
 class _Action(NamedTuple):
-    """The parts of an action as written: ``word`` is the letter of a kind, or another verb such as SEND_F.
-
-    In older files a letter may stand for another kind.
-    """
+    """An action as written: ``word`` is the letter of a kind, in older files maybe of another, or a verb (SEND_F)."""
 
     stage: int
     word: str
@@ -183,10 +180,7 @@ def _read(row: str, start: int, mistakes: list[Diagnostic]) -> Iterator[_Actions
 
 
 def _action(text: str, start: int) -> _Action:
-    """Reads a text as one action; ``start`` is where the text begins in the file, for the place of a mistake.
-
-    Raises `Rejected` if the text is no action, or has numbers beyond the limits.
-    """
+    """Reads one action, which begins at ``start`` in the file; raises `Rejected` for any other text."""
     span, match = Span(start, start + len(text)), _ACTION.match(text)
     if match is None:
         raise Rejected([say.MalformedCell(span, text)])
@@ -201,10 +195,7 @@ def _action(text: str, start: int) -> _Action:
 
 
 def _letters(actions: list[_Action]) -> dict[str, str]:
-    """Maps the letters of an older file to those of today's kinds; empty for a file of today.
-
-    Raises `Rejected` if both notations occur.
-    """
+    """Letters of an older file to those of today's kinds; raises `Rejected` if both notations occur."""
     first = {action.word: action for action in reversed(actions)}
     if "BW" in first and "I" in first:
         raise Rejected([say.NotationsMixed(first["BW"].span, first["I"].span)])
@@ -325,10 +316,7 @@ def _others(header: Header, cell: MessageCell) -> tuple[Stage, ...]:
 
 
 def _upkeep(row: Sequence[Cell]) -> Iterator[Diagnostic]:
-    """Yields the cells at which FSDP would fail or lose gradients.
-
-    Only stages that the row unshards anywhere have to be unsharded where they compute.
-    """
+    """Cells at which FSDP would fail or lose gradients; a stage that is never unsharded need not be."""
     parts = [part for cell in row if isinstance(cell, Compute | Pair) for part in cell.parts]
     sums = {part.stage: part for part in parts if part.kind.sums}
     states = {cell.stage: False for cell in row if isinstance(cell, WeightsCell) and cell.word not in REDUCTIONS}
@@ -407,10 +395,7 @@ def _lane(header: Header, worker: int, row: Sequence[Cell], traffic: Traffic) ->
 
 
 def _of_file(header: Header, row: Sequence[Cell], traffic: Traffic) -> list[_Line]:
-    """The instructions of a rank that its row has, where receives have slots (buffers).
-
-    ``traffic`` has the last operation that uses each message; after it the message's slot is free for another message.
-    """
+    """The instructions in a row; a slot (buffer) is free again after the last use of its message in ``traffic``."""
     needed = {transfer.message: transfer for transfer in chain.from_iterable(traffic.received.values())}
     lane: list[_Line] = []
     postings: list[Posting] = []

@@ -203,5 +203,4 @@ def _fitting(checked: Checked, level: str) -> Schedule:
 
 
 def _verify(checked: Checked, schedule: Schedule, rows: Sequence[Sequence[Cell]]) -> None:
-    """Applies all rules to the program that torch runs for rows with the messages of a schedule."""
     verify_lowered(program_of(schedule, rows), checked)

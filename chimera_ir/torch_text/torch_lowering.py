@@ -46,7 +46,6 @@ def lowered(schedule: Schedule) -> list[list[Cell]]:
 
 
 def _reads(header: Header, part: Compute) -> Iterator[tuple[Value, Stage, Micro]]:
-    """Yields what an operation reads of other stages: the value, the stage that makes it and the micro-batch."""
     for value in part.kind.reads:
         if value.crosses:
             yield from ((value, maker, part.micros[0]) for maker in header.makers(value, part.stage))
@@ -59,10 +58,7 @@ def _hand_on(
     rows: list[list[Cell]],
     there: list[set[tuple[Value, Stage, Micro]]],
 ) -> None:
-    """Adds the messages that ``part`` sends to the rows of sender and receiver, and its values to ``there``.
-
-    ``there`` has the values that each rank can read: those that it has made, and those that are sent to it.
-    """
+    """Adds the messages of ``part`` to the rows of both ends, and its values to those that ranks can read."""
     micro, stage = part.micros[0], part.stage
     for value in part.kind.hands_on:
         there[rank].add((value, stage, micro))

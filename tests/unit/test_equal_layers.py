@@ -15,7 +15,6 @@ from chimera_ir.commands.profile_command import profile_command
 from chimera_ir.measure import stages, stations
 from chimera_ir.measure.stages import StageRequest, noise
 from chimera_ir.profile.costs import ModelProfile
-from chimera_runtime.model.model import load
 from tests.unit.test_measure import spread_samples
 
 HEAD = """\
@@ -139,7 +138,7 @@ def measured(
 
         monkeypatch.setattr(stages._StageClock, name, counted)
     request = StageRequest((), (2,), 5, 0, once=once)
-    return stages.timed(load(path / "m.py"), request, torch.device("cpu"), lambda *_: None).profile, calls
+    return stages.timed(stages.of_file(path / "m.py"), request, "cpu", 1, lambda *_: None).profile, calls
 
 
 real = {name: getattr(stages._StageClock, name) for name in ("passes", "step")}

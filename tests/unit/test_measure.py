@@ -8,16 +8,21 @@ from pathlib import Path
 from statistics import NormalDist
 
 import pytest
-import torch
 
-from chimera_ir.measure import links, stages, stations
+from chimera_ir.measure import links, stations
 from chimera_ir.measure.links import Point
-from chimera_ir.measure.model import BadFile, counted, of_file, timed
-from chimera_ir.measure.stages import Samples, StageRequest, in_rounds, too_noisy
+from chimera_ir.measure.stages import (
+    BadFile,
+    Samples,
+    StageRequest,
+    counted,
+    in_rounds,
+    of_file,
+    timed,
+    too_noisy,
+)
 from chimera_ir.profile.cluster import Link
 from chimera_ir.profile.costs import StageCosts
-from chimera_runtime.errors import Misuse
-from chimera_runtime.model.model import load
 
 WIDTH, LAYERS, FLOAT = 24, 3, 4
 
@@ -103,7 +108,7 @@ def test_a_stack_of_linear_layers_has_the_work_and_the_bytes_of_the_formulas(mod
 def test_what_is_timed_has_the_same_bytes_and_a_time_and_a_spread_for_everything(model: Path) -> None:
     told: list[tuple[int, int]] = []
     request = StageRequest((2,), (4, 8), 5, 0)
-    found = stages.timed(load(model), request, torch.device("cpu"), lambda _, done, steps: told.append((done, steps)))
+    found = timed(of_file(model), request, "cpu", 1, lambda _, done, steps: told.append((done, steps)))
     assert told == [(n, 8) for n in range(1, 9)]
     for number, stage in enumerate(found.profile.depths[2]):
         assert_linear(stage, number == 1, number == 0)
@@ -135,7 +140,7 @@ def test_a_step_is_the_optimizer_s_of_the_model_file_and_leaves_the_weights_as_t
     text = LINEAR.replace("return nn.Sequential", "return nn.Identity() if stage == 0 else nn.Sequential")
     text = text.replace("    return nn.functional", "    assert output.isfinite().all()\n    return nn.functional")
     (tmp_path / "slow.py").write_text(text.partition("def optimizer")[0] + STEPPING)
-    found = stages.timed(load(tmp_path / "slow.py"), StageRequest((3,), (4,), 5, 0), torch.device("cpu"), quiet)
+    found = timed(of_file(tmp_path / "slow.py"), StageRequest((3,), (4,), 5, 0), "cpu", 1, quiet)
     none, *others = found.profile.depths[3]
     assert none.weights == 0
     assert none.step > 0
@@ -144,8 +149,8 @@ def test_a_step_is_the_optimizer_s_of_the_model_file_and_leaves_the_weights_as_t
 
 def test_an_optimizer_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "none.py").write_text(LINEAR.replace("return torch.optim.Adam(parameters)", "pass"))
-    with pytest.raises(Misuse, match=r"optimizer returned None, not a torch\.optim\.Optimizer"):
-        stages.timed(load(tmp_path / "none.py"), StageRequest((1,), (4,), 5, 0), torch.device("cpu"), quiet)
+    with pytest.raises(BadFile, match=r"optimizer returned None, not a torch\.optim\.Optimizer"):
+        timed(of_file(tmp_path / "none.py"), StageRequest((1,), (4,), 5, 0), "cpu", 1, quiet)
 
 
 ATTENTION = """
@@ -202,8 +207,8 @@ def test_slices_of_attention_cost_more_from_one_to_the_next_and_leave_their_keys
         assert (costs.carry, costs.carry_gradient) == (carried, carried)
         assert (costs.output, costs.gradient) == (item // 2, item // 2)
     assert len(last.at[2].slices) == 4
-    timed = stages.timed(load(tmp_path / "attention.py"), request, torch.device("cpu"), quiet).profile.depths[2]
-    for part, exact in zip(timed[0].at[2].slices, stage.at[2].slices, strict=True):
+    measured = timed(of_file(tmp_path / "attention.py"), request, "cpu", 1, quiet).profile.depths[2]
+    for part, exact in zip(measured[0].at[2].slices, stage.at[2].slices, strict=True):
         assert min(part.times.values()) > 0
         assert (part.carry, part.carry_gradient, part.output) == (exact.carry, exact.carry_gradient, exact.output)
 
@@ -368,7 +373,7 @@ def test_what_has_no_gradient_does_not_come_back_and_updated_buffers_are_kept_to
     made = f"nn.Sequential(*(nn.Linear({WIDTH}, {WIDTH}, bias=False) for _ in range({LAYERS})))"
     text = text.replace(made, "Masked(stage == 0, stage == num_stages - 1)")
     (tmp_path / "masked.py").write_text(text)
-    found = stages.timed(load(tmp_path / "masked.py"), StageRequest((3,), (4,), 5, 0), torch.device("cpu"), quiet)
+    found = timed(of_file(tmp_path / "masked.py"), StageRequest((3,), (4,), 5, 0), "cpu", 1, quiet)
     values, mask, statistics = 4 * WIDTH * FLOAT, 4 * 8, 2 * WIDTH * FLOAT + 8
     first, middle, last = (stage.at[4] for stage in found.profile.depths[3])
     assert (middle.output, middle.gradient) == (first.output, first.gradient) == (values + mask, values)

@@ -177,7 +177,7 @@ def test_what_is_too_noisy_is_marked_for_whoever_reads_the_file(
 
 def test_what_is_freed_is_kept_as_by_a_rank(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[bool] = []
-    monkeypatch.setattr("chimera_ir.measure.model.keep_memory", lambda: kept.append(True))
+    monkeypatch.setattr("chimera_ir.measure.stages.keep_memory", lambda: kept.append(True))
     assert profile(*COUNTED).status == 0
     assert not kept
     assert profile(*(each for each in COUNTED if each != "--count"), "--rounds", "5").status == 0
