@@ -46,51 +46,32 @@ _UNBROKEN = 1 << 16
 """A width at which no note is broken into lines."""
 
 
-class Levels(Protocol):
-    """The levels of a compilation that its page shows."""
+class _Levels(Protocol):
+    """The levels of a compilation that its page shows; the opponent is the schedule that the report compares with."""
 
     @property
-    def request(self) -> Request:
-        """The text that was compiled, with its parameters and options."""
-
+    def request(self) -> Request: ...
     @property
-    def verified(self) -> Verified:
-        """The program, with the proof of every rule."""
-
+    def verified(self) -> Verified: ...
     @property
-    def program_text(self) -> str:
-        """The text of the program."""
-
+    def program_text(self) -> str: ...
     @property
-    def replay(self) -> Replay:
-        """The replay of the program."""
-
+    def replay(self) -> Replay: ...
     @property
-    def scripts(self) -> ProvenScripts:
-        """The scripts of the ranks, with their proof."""
-
+    def scripts(self) -> ProvenScripts: ...
     @property
-    def report(self) -> Report:
-        """The report, with the durations of operations."""
-
+    def report(self) -> Report: ...
     @property
-    def prediction(self) -> Prediction | None:
-        """The prediction of time and memory; None without a profile and a cluster."""
-
+    def prediction(self) -> Prediction | None: ...
     @property
-    def forecast(self) -> Forecast | None:
-        """The profile, the cluster and the options that the prediction is made from; None without them."""
-
+    def forecast(self) -> Forecast | None: ...
     @property
-    def summary(self) -> Summary:
-        """The answers to what a user asks first."""
-
+    def summary(self) -> Summary: ...
     @property
-    def opponent(self) -> "Levels":
-        """The levels of the baseline: of the schedule that the report compares with."""
+    def opponent(self) -> "_Levels": ...
 
 
-def document(levels: Levels) -> PageDocument:
+def document(levels: _Levels) -> PageDocument:
     """The contents of the page of a compilation."""
     shown, compared = ShownSchedule.of(levels), levels.request.opposes
     schedules = [shown, *([_compared(levels.opponent.verified, levels)] if compared else [])]
@@ -111,7 +92,7 @@ def document(levels: Levels) -> PageDocument:
     )
 
 
-def _distinct_names(tables: Sequence[ScheduleTables], levels: Levels) -> list[str]:
+def _distinct_names(tables: Sequence[ScheduleTables], levels: _Levels) -> list[str]:
     """Names for two schedules: equal ones get "found" and "before", or the ends of the paths of their files."""
     names = [table.name for table in tables]
     if len({*names}) > 1:
@@ -142,7 +123,7 @@ class ShownSchedule:
     memory: MemoryInBytes | None
 
     @staticmethod
-    def of(levels: Levels) -> "ShownSchedule":
+    def of(levels: _Levels) -> "ShownSchedule":
         """The schedule that was compiled, not the one that it is compared with."""
         prediction = levels.prediction
         if prediction is None:
@@ -204,7 +185,7 @@ def _charges(header: Header, durations: Durations, setting: Setting | None) -> C
     return operations_alone(header, durations) if setting is None else Charges(header, setting)
 
 
-def _compared(opponent: Verified, levels: Levels) -> ShownSchedule:
+def _compared(opponent: Verified, levels: _Levels) -> ShownSchedule:
     forecast, like = levels.forecast, levels.verified.program.header
     setting = forecast.setting_of_baseline(opponent.program.header, like) if forecast else None
     charges = _charges(opponent.program.header, levels.report.baseline.durations, setting)
@@ -222,7 +203,7 @@ A page has the remark on a slider if it has the slider; the remark with the key 
 """
 
 
-def _notes(levels: Levels) -> Iterator[str]:
+def _notes(levels: _Levels) -> Iterator[str]:
     report, summary = levels.report, levels.summary
     _, sizes = heading(report).plain.split(": ", 1)
     yield from sizes.split("\n")
@@ -230,7 +211,7 @@ def _notes(levels: Levels) -> Iterator[str]:
     yield from (" ".join(answer.plain.split()) for answer in shown)
 
 
-# Packs the document of a page into compressed bytes: texts as JSON, columns as binary, which a page reads whole.
+# The compressed bytes of a document: texts as JSON, columns as binary.
 #
 # Uncompressed, these are the length of the JSON in bytes, the JSON, then the columns. The JSON begins at byte 4, the
 # columns at the first multiple of 8 after the JSON; each column begins at a multiple of 8. Numbers are little-endian.
@@ -332,11 +313,8 @@ def _padding(length: int) -> bytes:
     return bytes(-length % _ALIGNMENT)
 
 
-# Writes one HTML file from a document, the style sheet and the scripts of ``templates/page``.
-#
-# The document is compressed data, which is never run as code. The scripts are compressed as well, comments included; a
-# short first script, which is not, unpacks them. The content security policy of the page has the hashes of its scripts
-# and its style sheet, so the browser accepts no others. The page loads nothing from elsewhere.
+# One HTML file: the document and the scripts are compressed, and a short first script, which is not, unpacks them. The
+# content security policy has the hashes of scripts and style sheet, so the browser accepts no others.
 
 _FIRST, _MAIN = "start.js", "main.js"
 """The module that a page begins with, and the one that it starts when all are unpacked."""
@@ -347,7 +325,8 @@ _EXPORT = re.compile(r"^export (?=(?:async )?function|class|const|let)", re.MULT
 
 def page(document: PageDocument) -> str:
     """The page of a document as HTML; every text of the document is in its compressed data, or escaped."""
-    style, first, scripts = _style(_folder()), _script(_folder(), _FIRST), _script(_folder(), _MAIN)
+    folder = templates() / "page"
+    style, first, scripts = _style(folder), _script(folder, _FIRST), _script(folder, _MAIN)
     policy = {
         "default-src": "'none'",
         "script-src": f"{policy_source(first)} {policy_source(scripts)}",
@@ -373,10 +352,6 @@ def _compressed(text: str) -> Inlined:
 
 def _in_base64(data: bytes) -> Inlined:
     return Inlined(b64encode(data).decode())
-
-
-def _folder() -> Path:
-    return templates() / "page"
 
 
 @cache

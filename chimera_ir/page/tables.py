@@ -251,9 +251,9 @@ class Facts:
     critical: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleTables:
-    """All tables of one schedule."""
+    """All tables of one schedule; without times it has operations alone."""
 
     name: str
     workers: int
@@ -261,15 +261,15 @@ class ScheduleTables:
     updates: int
     kinds: Sequence[OperationKind]
     looks: Sequence[Look]
-    sliders: Sequence[Slider]
+    sliders: Sequence[Slider] = ()
     operations: OperationTable
-    events: EventTable
-    messages: MessageTable
-    sums: SumTable
-    moves: MoveTable
-    turn: TurnTable | None
-    memory: Sequence[MemoryTable]
-    facts: Facts
+    events: EventTable = EventTable()
+    messages: MessageTable = MessageTable()
+    sums: SumTable = SumTable()
+    moves: MoveTable = MoveTable()
+    turn: TurnTable | None = None
+    memory: Sequence[MemoryTable] = ()
+    facts: Facts = Facts(0, 0, {})
     remarks: Sequence[str] = ()
 
 

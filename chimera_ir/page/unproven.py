@@ -17,17 +17,7 @@ from chimera_ir.ir.streams import Level, PlanStream, ProgramStream, ScheduleStre
 from chimera_ir.ir.text.printer import line
 from chimera_ir.lower.lower import order
 from chimera_ir.page import tables
-from chimera_ir.page.tables import (
-    EventTable,
-    Facts,
-    MessageTable,
-    MoveTable,
-    OperationRow,
-    PageDocument,
-    ScheduleTables,
-    ShownMistake,
-    SumTable,
-)
+from chimera_ir.page.tables import OperationRow, PageDocument, ScheduleTables, ShownMistake
 from chimera_ir.source import Source, Span
 
 _FEW = 64
@@ -109,15 +99,7 @@ class _Sketch:
             updates=header.updates,
             kinds=shown.kinds,
             looks=shown.looks,
-            sliders=[],
             operations=shown.operations,
-            events=EventTable(),
-            messages=MessageTable(),
-            sums=SumTable(),
-            moves=MoveTable(),
-            turn=None,
-            memory=[],
-            facts=Facts(0, 0, {}),
         )
 
     def mistake(self, error: TextError, source: Source) -> ShownMistake:

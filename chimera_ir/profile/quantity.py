@@ -112,26 +112,15 @@ def show_size(count: int) -> str:
     return _shown(Decimal(count), _powers("B"))
 
 
-def show_work(flop: float) -> str:
-    """A number of floating-point operations.
+def show_work(flop: float, unit: str = "FLOP") -> str:
+    """A number of floating-point operations, or a rate of them.
 
     Examples
     --------
-    >>> show_work(1.21e12)
-    '1.21 TFLOP'
+    >>> show_work(1.21e12), show_work(312e12, "FLOP/s")
+    ('1.21 TFLOP', '312 TFLOP/s')
     """
-    return _shown(Decimal(repr(flop)), _powers("FLOP"))
-
-
-def show_rate(flop_per_second: float) -> str:
-    """A number of floating-point operations per second.
-
-    Examples
-    --------
-    >>> show_rate(312e12)
-    '312 TFLOP/s'
-    """
-    return _shown(Decimal(repr(flop_per_second)), _powers("FLOP/s"))
+    return _shown(Decimal(repr(flop)), _powers(unit))
 
 
 def show_share(share: float) -> str:

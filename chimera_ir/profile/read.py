@@ -174,9 +174,7 @@ def _part(
         size = entry.integer("micro_batch_size", None, "micro_batch_size = 8")
         if entry.has("micro_batch_size"):
             _once(entry, "micro_batch_size", size, first)
-        at[size] = _with_slices(
-            entry, _timing(entry, part, last, before.get(size), costs), part, last, before.get(size), costs
-        )
+        at[size] = _with_slices(entry, part, last, before.get(size), costs)
         entry.close()
     table.close()
     return StageCosts(weights, gradients, optimizer, at, step, noise)
@@ -218,9 +216,8 @@ def _timing(table: Table, part: str, last: bool, before: Timing | None, costs: _
     )
 
 
-def _with_slices(
-    table: Table, timing: Timing, part: str, last: bool, before: Timing | None, costs: _CostEntries
-) -> Timing:
+def _with_slices(table: Table, part: str, last: bool, before: Timing | None, costs: _CostEntries) -> Timing:
+    timing = _timing(table, part, last, before, costs)
     slices: list[Timing] = []
     for number, entry in enumerate(table.tables("slice", "", "slice {}") if table.has("slice") else ()):
         slice_before = before.slices[number] if before and number < len(before.slices) else None

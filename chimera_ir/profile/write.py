@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.costs import ENTRIES, NO_OVERHEAD, ModelProfile, StageCosts, Times, Timing, WorkProfile
-from chimera_ir.profile.quantity import show_bandwidth, show_rate, show_share, show_size, show_time, show_work
+from chimera_ir.profile.quantity import show_bandwidth, show_share, show_size, show_time, show_work
 
 
 def write_profile(profile: ModelProfile | WorkProfile) -> str:
@@ -84,7 +84,7 @@ def _cluster(cluster: Cluster) -> Iterator[str]:
     sizes = {"memory": show_size(cluster.memory), "reserved": show_size(cluster.reserved)}
     yield from _table("[cluster]", {**entries, **sizes})
     if device := cluster.device:
-        entries = {"peak": show_rate(device.peak), "efficiency": device.efficiency, "half_at": device.half_at}
+        entries = {"peak": show_work(device.peak, "FLOP/s"), "efficiency": device.efficiency, "half_at": device.half_at}
         overhead = show_time(device.operation) if device.operation else None
         yield from ("", *_table("[device]", {**entries, "operation": overhead}))
     for name, link in (("links.between", cluster.between), ("links.within", cluster.within), ("sum", cluster.sums)):
