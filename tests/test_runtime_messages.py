@@ -1,13 +1,15 @@
 """Messages of the runtime have a home, `chimera_runtime/errors/`: a module for each room.
 
-A mistake is a function of its facts there, or a constant if it has none. Code that raises an error names the mistake
-and gives the facts; it has no words of its own.
+A mistake is a wording with its facts as fields there, or a constant if it has none. Code that raises an error names the
+mistake and gives the facts; it has no words of its own.
 """
 
 import ast
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
+from chimera_runtime.errors import Wording
 from tests.syntax_trees import python, tree
 from tests.test_architecture import ROOT, RUNTIME
 
@@ -71,8 +73,40 @@ def test_an_error_that_a_user_meets_is_made_where_its_message_is() -> None:
         for call in made_in(tree(path), errors)
     ]
     assert wrong == [], (
-        "write the message in chimera_runtime/errors: as a function that makes the error, or as a constant"
+        "write the message in chimera_runtime/errors: as a wording or a function that makes the error, or as a constant"
     )
+
+
+def wordings(module: str) -> dict[str, Wording[object]]:
+    return {name: value for name, value in vars(import_module(module)).items() if isinstance(value, Wording)}
+
+
+def imported_wordings(module: ast.Module) -> dict[str, Wording[object]]:
+    """The wordings that a module can call, by the text of the function in the call."""
+    imported: dict[str, Wording[object]] = {}
+    for node in ast.walk(module):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("chimera_runtime.errors"):
+            for alias in node.names:
+                name = alias.asname or alias.name
+                if node.module == "chimera_runtime.errors" and (HOME / f"{alias.name}.py").exists():
+                    several = wordings(f"{node.module}.{alias.name}")
+                    imported |= {f"{name}.{wording}": value for wording, value in several.items()}
+                elif alias.name in (several := wordings(node.module or "")):
+                    imported[name] = several[alias.name]
+    return imported
+
+
+def test_a_wording_gets_its_fields() -> None:
+    calls = 0
+    for path in python(RUNTIME):
+        home = path.parent == HOME and path.stem != "__init__"
+        known = imported_wordings(tree(path)) | (wordings(f"chimera_runtime.errors.{path.stem}") if home else {})
+        for node in ast.walk(tree(path)) if known else ():
+            if isinstance(node, ast.Call) and (wording := known.get(ast.unparse(node.func))):
+                calls += 1
+                where = f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node.func)}"
+                assert {keyword.arg for keyword in node.keywords} == wording.fields, where
+    assert calls > 200
 
 
 def test_messages_are_made_of_plain_values() -> None:
