@@ -117,7 +117,7 @@ class Diagnostic(_LazyDataclass):
 
     A message is a class with a code: ``class X(Diagnostic, code="CH..")``. A subclass of it that sets no code is
     another form of the message: it has the same code, and other words. `worded` makes a form that adds no fields. Where
-    the class itself has no ``label``, only its forms are shown to users.
+    the class itself has no ``label``, only its forms are shown to users. ``meaning`` describes the code in lists.
 
     ``title``, ``label`` and ``help`` are templates over the fields and properties of the subclass, in the manner of
     ``str.format`` with attribute names: ``"no parameter is called {name}"``. ``related`` is a note at another place of
@@ -126,6 +126,7 @@ class Diagnostic(_LazyDataclass):
 
     severity: ClassVar[Severity] = Severity.ERROR
     code: ClassVar[str]
+    meaning: ClassVar[str]
     title: ClassVar[str]
     label: ClassVar[str] = ""
     help: ClassVar[str] = ""
@@ -327,7 +328,9 @@ def messages() -> dict[str, type[Diagnostic]]:
 
 
 def meaning(described: type) -> str:
-    """Meaning of ``described``, the class of a message or an error: the first paragraph of its docstring."""
+    """Meaning of a message, or of an error: the first paragraph of its docstring."""
+    if issubclass(described, Diagnostic):
+        return described.meaning
     return " ".join(cleandoc(described.__doc__ or "").partition("\n\n")[0].split()).replace("``", "`")
 
 
