@@ -254,11 +254,7 @@ class _KeepMistakes:
 @cache
 def _lark() -> Lark:
     return parser_of(
-        "scheme.lark",
-        start="scheme",
-        postlex=_KeepMistakes(),
-        keep_all_tokens=True,
-        maybe_placeholders=False,
+        "scheme.lark", start="scheme", postlex=_KeepMistakes(), keep_all_tokens=True, maybe_placeholders=False
     )
 
 
