@@ -206,8 +206,6 @@ def once(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
 
 
 class _Formatter(string.Formatter):
-    """Fills the fields that `Diagnostic.fill` describes, and all that ``str.format`` fills."""
-
     def __init__(self, diagnostic: Diagnostic) -> None:
         self._diagnostic = diagnostic
 
@@ -350,7 +348,7 @@ def example(code: str) -> Example | None:
 
 
 def _examples(code: str) -> Iterator[tuple[int, Example]]:
-    """Yields every example text that gets the message ``code``, each after the number of messages that come first."""
+    """Yields the example texts that get the message ``code``, each after the number of messages that come first."""
     for path in sorted(mistakes().rglob("*.err")):
         outputs = [part for part in _HEAD.split(path.read_text(encoding="utf-8")) if part]
         place = next((number for number, output in enumerate(outputs) if f"[{code}]" in output.split(":")[0]), None)

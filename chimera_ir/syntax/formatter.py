@@ -55,7 +55,6 @@ def _pipes(scheme: Scheme) -> Iterator[PipeBlock]:
 
 
 def _keeps_its_own_way(clause: Clause) -> bool:
-    """Whether a clause recomputes, or moves memory: then its pipe recomputes only as its lines say."""
     if not isinstance(clause, Operation):
         return False
     kind = clause.subjects[0].kind
@@ -193,7 +192,6 @@ def show_expression(expression: ast.Expression) -> str:
 
 
 def _show(expression: ast.Expression, place: int) -> str:
-    """Returns an expression as text, in brackets if it binds less tightly than ``place``, as a number, asks for."""
     tightness, text = _parts(expression)
     return text if tightness >= place else f"({text})"
 

@@ -265,7 +265,6 @@ def syntactic(stop: Stop) -> Diagnostic:
 
 
 def _wrong_line(stop: Stop) -> Diagnostic | None:
-    """Finds a line that does not belong where it starts, such as a line of a pipe outside of every pipe."""
     token, opened = stop.token, stop.open_brackets
     if token is None or "(" in opened or "[" in opened or stop.wants_value:
         return None
@@ -289,7 +288,6 @@ def _is_operation(stop: Stop) -> bool:
 
 
 def _unsayable(stop: Stop) -> Diagnostic | None:
-    """Finds a word for something that the language cannot say, at the start of a line or after a value."""
     tokens, start = stop.tokens, stop.line_start()
     if stop.token in ("by", "when") and tokens[start] == "stages":
         return torchcells.CannotSay(stop.span, *torchcells.UNSAYABLE["skip"])
@@ -325,7 +323,6 @@ def _mismatch(stop: Stop, token: Token, opened: list[Token]) -> Diagnostic:
 
 
 def _cannot_continue(stop: Stop) -> bool:
-    """Whether the token at which the parser stopped belongs after the brackets, not inside them."""
     token = stop.token
     if token is None or stop.on_next_line:
         return True
@@ -410,7 +407,6 @@ def _choice(stop: Stop) -> Diagnostic | None:
 
 
 def _bound(stop: Stop) -> Diagnostic | None:
-    """Finds ``on`` behind the limit of a memory bound."""
     start = stop.line_start()
     if stop.token != "on" or stop.tokens[start] != "memory" or not stop.after_value:
         return None
@@ -428,7 +424,6 @@ def _message(stop: Stop) -> Diagnostic | None:
 
 
 def _table(stop: Stop) -> Diagnostic | None:
-    """Finds a table where a formula belongs."""
     return say.UnnamedTable(stop.span) if stop.token == "[" and stop.wants_value else None
 
 
@@ -453,7 +448,6 @@ def _name(stop: Stop) -> Diagnostic | None:
 
 
 def _header(stop: Stop) -> Diagnostic | None:
-    """Finds a missing name, or missing brackets after a name, at the start of a line."""
     span = stop.gap if stop.on_next_line else stop.span
     before = str(stop.before)
     if stop.accepted == {"NAME"} and stop.token is not None:
@@ -470,7 +464,6 @@ def _header(stop: Stop) -> Diagnostic | None:
 
 
 def _arguments(stop: Stop) -> Diagnostic | None:
-    """Finds an operation whose brackets are not round, or that has one or four arguments."""
     if "{" not in stop.open_brackets:
         return None
     at = stop.position - 1 if stop.accepted == {"LPAR"} else _opening(stop) - 1
@@ -489,12 +482,10 @@ def _arguments(stop: Stop) -> Diagnostic | None:
 
 
 def _opening(stop: Stop) -> int:
-    """The position of the innermost open bracket."""
     return next(i for i in range(stop.position - 1, -1, -1) if stop.tokens[i] is stop.open_brackets[-1])
 
 
 def _foreign(stop: Stop) -> Diagnostic | None:
-    """Finds an operator of another language between two values."""
     glued = _glued(stop)
     places = [stop.position, stop.position - 1] if glued is None else [glued, glued - 1]
     for at in places if stop.after_value or glued is not None else ():
@@ -538,12 +529,10 @@ def _operand(token: Token) -> str:
 
 
 def _second_value(stop: Stop) -> Diagnostic | None:
-    """Finds a comma after a formula, where only one formula may stand."""
     return syntax.SeveralValues(stop.span) if stop.token == "," and stop.after_value else None
 
 
 def _unknown_line(stop: Stop) -> Diagnostic | None:
-    """Finds a line that starts with a name instead of a word of the language."""
     at = stop.position - 1 if stop.accepted == {"LPAR"} and stop.before.type == "NAME" else stop.position
     if at >= len(stop.tokens) or stop.tokens[at].type != "NAME":
         return None

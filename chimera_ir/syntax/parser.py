@@ -209,7 +209,6 @@ def _word(token: Token) -> ast.Word:
 
 
 def _nodes(c: _Children) -> tuple[Any, ...]:
-    """Returns those of the matches that are nodes, not tokens."""
     return tuple(child for child in c if not isinstance(child, Token))
 
 
@@ -219,7 +218,6 @@ def _part(c: _Children, rule: str) -> _Children:
 
 
 def _argument(c: _Children, rule: str) -> ast.Expression | None:
-    """The expression of an optional rule such as ``by step``; None if the rule does not occur."""
     return next(iter(_part(c, rule)[1:]), None)
 
 
@@ -339,7 +337,6 @@ def _require_shallow_brackets(tokens: list[Token]) -> None:
 
 
 def _require_shallow(tree: Tree[Token]) -> None:
-    """Raises `Rejected` if a formula is nested too deeply; the check itself does not recurse."""
     level = [tree]
     for _ in range(MAX_DEPTH + 4):
         level = [child for node in level for child in node.children if isinstance(child, Tree)]
@@ -351,10 +348,7 @@ def _require_shallow(tree: Tree[Token]) -> None:
 
 
 def _parse(tokens: list[Token], start: int, text: str) -> Tree[Token] | Diagnostic:
-    """Parses ``tokens`` from position ``start`` on; returns the first mistake or, if there is none, the tree.
-
-    The tree is complete only if ``start`` is 0. ``text`` is the text of the tokens.
-    """
+    """Parses ``tokens`` from ``start`` on; returns the first mistake, or the tree, which is complete only from 0."""
     context = _context(tokens, start)
     parser = _fed(context)
     for position in range(start, len(tokens)):
@@ -390,18 +384,12 @@ def _fed(tokens: list[Token]) -> InteractiveParser:
 
 
 def _accepted(tokens: list[Token]) -> frozenset[str]:
-    """Returns the names of the terminals that could follow ``tokens``.
-
-    They are found by a new parser, because one that has failed cannot tell.
-    """
+    """The terminals that could follow ``tokens``, from a new parser: one that has failed cannot tell."""
     return frozenset(_fed(tokens).accepts())  # type: ignore[no-untyped-call]
 
 
 def _without_mistakes(tokens: list[Token], mistakes: list[Diagnostic]) -> list[Token]:
-    """Returns the tokens of the lines that have none of the ``mistakes`` in single tokens.
-
-    Raises `Rejected` if the other lines cannot be checked without such a line.
-    """
+    """Drops lines with ``mistakes`` in single tokens; raises `Rejected` if the others depend on them."""
     for mistake in mistakes:
         at = _last(tokens, mistake.span)
         if span_of(tokens[at]) == mistake.span:  # or else it is gone, with an earlier one on its line
@@ -413,15 +401,11 @@ def _without_mistakes(tokens: list[Token], mistakes: list[Diagnostic]) -> list[T
 
 
 def _last(tokens: list[Token], span: Span) -> int:
-    """The position of the last token that starts at or before the start of ``span``; -1 if there is none."""
     return bisect_right(tokens, span.start, key=lambda token: token.start_pos or 0) - 1
 
 
 def _without_statement(tokens: list[Token], mistake: Span) -> _Rest | None:
-    """Returns the tokens without the line of the scheme in which ``mistake`` is.
-
-    None if that line opens or closes a pipe, or opens the scheme: the other lines cannot be checked without it.
-    """
+    """Drops the line of ``mistake``; None if it opens or closes a pipe, or opens the scheme."""
     at = _last(tokens, mistake)
     if at < 0:
         return None

@@ -94,7 +94,6 @@ def copy_peaks(parts: LaneParts) -> dict[WeightGroup, CopyPeak]:
 
 
 def _stashed(group: WeightGroup, lines: Sequence[Stash | Drop]) -> tuple[Version, ...]:
-    """Returns the versions of a group that ``lines`` stash and do not drop."""
     dropped = {line.version for line in lines if isinstance(line, Drop) and line.group == group}
     stashes = [line.version for line in lines if isinstance(line, Stash) and line.group == group]
     return tuple(version for version in stashes if version not in dropped)
@@ -147,11 +146,7 @@ def _surplus(
     group: WeightGroup,
     peak: CopyPeak,
 ) -> TooManyCopies:
-    """Returns the diagnostic of too many copies of a group, with a remedy: drop a version earlier, or stash it later.
-
-    ``where`` are the first fields of the diagnostic. ``last`` has the place in the lane of the last operation that
-    reads each version. ``peak`` is the moment with the most copies.
-    """
+    """The diagnostic that begins with ``where``, with a remedy: drop a version earlier, or stash it later."""
     for version in peak.stashed:
         stash, drop, end = Stash(group, version), line(Drop(group, version), header), last.get((group, version), -1)
         step = _step_after(lane, lane.index(stash), group)
@@ -259,11 +254,7 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
 
 
 def _doubtful(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[tuple[Worker, Compute]]:
-    """Yields the operations that need a closer look, each with its worker.
-
-    Nearly all operations are left out, as they are obviously right: of one micro-batch, without a version, and on the
-    worker of their stage.
-    """
+    """Yields the operations that need a closer look: nearly all are obviously right, and are left out."""
     pipe_of, stages, plain = header.pipe_of, header.stages, {kind for kind in header.kinds if not kind.recomputes}
     if header.steps_inside:
         yield from operations
@@ -276,10 +267,6 @@ def _doubtful(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> I
 
 
 def _unknown(header: Header, worker: Worker, operation: Compute) -> _Unknown | None:
-    """Returns why an operation cannot exist, on this worker or at all; None if it can.
-
-    The reason is a class of message and the message's facts.
-    """
     if not 0 <= operation.stage < header.stages:
         return say.NumberNotThere, "stage", operation.stage
     if not 0 <= worker < header.workers:
@@ -296,10 +283,6 @@ def _unknown(header: Header, worker: Worker, operation: Compute) -> _Unknown | N
 
 
 def _unknown_version(header: Header, version: Version | None, *, named: bool) -> _Unknown | None:
-    """Returns why the version that an operation names is wrong; None if it is right.
-
-    ``named`` says whether operations of this kind name a version in schemes without a flush; with a flush none does.
-    """
     if not (named and header.steps_inside):
         return None if version is None else (say.VersionOfOneUpdate,)
     if version is None:
@@ -346,7 +329,6 @@ def complete(header: Header, operations: Sequence[_Placed]) -> Iterator[Diagnost
 
 
 def _is_complete(header: Header, operations: Iterable[_Placed], whole: Iterable[tuple[Kind, ...]]) -> bool:
-    """Whether every micro-batch has on every stage one of the sets of kinds in ``whole``, each kind once."""
     # A cell's set of kinds is a number with a bit for each kind: large schedules have millions of cells.
     bits = {kind: 1 << number for number, kind in enumerate(header.kinds)}
     present: dict[int, int] = {}
@@ -364,11 +346,6 @@ def _is_complete(header: Header, operations: Iterable[_Placed], whole: Iterable[
 
 
 def _repeated(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -> Iterator[Diagnostic]:
-    """Yields diagnostics of operations that exclude each other: one is there twice, or does the work of another.
-
-    ``cells`` has the operations of each micro-batch on each stage. `_clash` finds the two that exclude each other;
-    ``whole`` are the allowed sets of kinds.
-    """
     twice: dict[tuple[Span, Span], list[_Repetition]] = {}
     for several in cells.values():
         both = _clash(several, whole)
@@ -381,10 +358,7 @@ def _repeated(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) 
 
 
 def _clash(several: Sequence[_Placed], whole: Sequence[tuple[Kind, ...]]) -> tuple[_Placed, _Placed] | None:
-    """Returns the first two operations of a micro-batch on a stage that exclude each other; None if there are none.
-
-    Two operations exclude each other if they are of one kind, or if no set in ``whole`` has both of their kinds.
-    """
+    """The first two operations of a cell that are of one kind, or whose kinds no set of ``whole`` has together."""
     for first, second in combinations(several, 2):
         kind, other = first[1].kind, second[1].kind
         if kind is other or not any(kind in kinds and other in kinds for kinds in whole):
@@ -427,11 +401,7 @@ def _missing(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -
 def _absent(
     header: Header, pipe: Pipe, cells: _Cells, whole: Sequence[tuple[Kind, ...]]
 ) -> Iterator[tuple[tuple[Kind, ...], Micro, Stage]]:
-    """Yields what is missing in a pipe: the missing kinds, the micro-batch, and the stage on which they are missing.
-
-    The missing kinds make the kinds that are there a whole set: the first possible one in ``whole``. A micro-batch on a
-    stage where two operations exclude each other is left out.
-    """
+    """Yields the kinds that make a cell's the first possible set of ``whole``; cells with a `_clash` are left out."""
     for micro, number in product(pipe.micros, range(header.stages)):
         several = cells.get(micro * header.stages + number, ())
         if not several or _clash(several, whole) is None:
@@ -462,13 +432,11 @@ def _nearest(header: Header, pipe: Pipe, cells: _Cells, kind: Kind, micro: Micro
 
 
 def _linked(kind: Kind, other: Kind) -> bool:
-    """Whether one of two kinds keeps a value, for its own slice, that the other one frees."""
     both = (*((value, other) for value in kind.frees), *((value, kind) for value in other.frees))
     return any(value in maker.keeps_in_slice for value, maker in both)
 
 
 def _directions(header: Header) -> str:
-    """Returns words for a diagnostic if micro-batches go forward and back; an empty text for forwards alone."""
     return " in each direction" if header.answers else ""
 
 

@@ -284,10 +284,7 @@ def _moments(
 
 
 def _turn_of(micros: Sequence[int], period: int) -> int | Fraction:
-    """Returns the number of the turn that micro-batches belong to, or the mean if they are of several turns.
-
-    The result is 0 if ``period`` is 0.
-    """
+    """The number of the turn of some micro-batches; of those of several turns the mean."""
     if not period:
         return 0
     return micros[0] // period if len(micros) == 1 else Fraction(sum(m // period for m in micros), len(micros))
@@ -296,10 +293,6 @@ def _turn_of(micros: Sequence[int], period: int) -> int | Fraction:
 def _not_exceeded(
     entry: type[Entry], stages: Sequence[Stage], moments: Iterable[_Counts]
 ) -> tuple[tuple[Entry, ...], ...]:
-    """Returns the moments that no other moment exceeds in every number, each once, as entries for each of ``stages``.
-
-    ``entry`` is the type of the entries. The moments are ordered by their numbers.
-    """
     front: list[_Counts] = []
     for moment in moments:
         if any(_covers(other, moment) for other in front):
@@ -319,20 +312,14 @@ def _covers(larger: _Counts, smaller: _Counts) -> bool:
 
 
 def _stashed(parts: LaneParts, updates: int) -> Iterator[tuple[WeightGroup, int, int]]:
-    """Yields a change for `flow.live.repeated` for each line that stashes or drops a version: (group, 1 or -1, turn).
-
-    ``updates`` is the number of updates in a turn of a stream; 0 if the lane has all operations, which count as turn 0.
-    """
+    """Yields a change for `flow.live.repeated` for each stash and drop; a turn has ``updates``, outside streams 0."""
     for _, entry in parts.updates:
         if isinstance(entry, Stash | Drop):
             yield entry.group, 1 if isinstance(entry, Stash) else -1, entry.version // updates if updates else 0
 
 
 def _under_way(parts: LaneParts, period: int) -> Iterator[tuple[Crossing, int, int | Fraction]]:
-    """Yields a change for `flow.live.repeated` for each send and each wait for a send: (edge, micro-batches, turn).
-
-    A wait for a send takes its micro-batches away: their number is negative.
-    """
+    """Yields a change for `flow.live.repeated` for each send, and one below 0 for each wait for a send."""
     posted = ((place, send.message, 1) for place, send in parts.sends)
     waited_for = ((place, wait.message, -1) for place, wait in parts.wait_sends)
     for _, message, sign in merge(posted, waited_for, key=itemgetter(0)):

@@ -11,7 +11,6 @@ _Entry = tuple[str, str]
 
 
 def _by_token(table: dict[str, _Entry]) -> dict[str, _Entry]:
-    """The entry of each token, from a table whose keys are tokens with blanks between them."""
     return {token: entry for tokens, entry in table.items() for token in tokens.split()}
 
 
