@@ -15,15 +15,6 @@ from chimera_ir.diagnostics.catalogue import schedule as say
 from chimera_ir.diagnostics.catalogue.irtext import UnevenPlan
 from chimera_ir.diagnostics.catalogue.names import PairOfOne, PairUneven
 from chimera_ir.diagnostics.catalogue.program import CopyInVain, CopyKeptTooLong, TooManyCopies
-from chimera_ir.diagnostics.catalogue.schedule import (
-    DoneTwice,
-    Duplicate,
-    Missing,
-    MissingMove,
-    OperandsOfWhole,
-    RecomputesInPart,
-    Skipped,
-)
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.live import highest_by_key, most_at_once
@@ -244,7 +235,7 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
         yield say.RecomputesNothing(origin, line(operation, header), worker, stage, name, counts[origin])
     for origin, (worker, operation) in uneven.items():
         stage, micro = operation.stage, next(m for m in operation.micros if header.recomputes(m, operation.stage))
-        yield RecomputesInPart(origin, line(operation, header), worker, stage, micro, counts[origin])
+        yield say.RecomputesInPart(origin, line(operation, header), worker, stage, micro, counts[origin])
     for origin, (worker, operation) in wrong.items():
         stage = operation.stage
         right = next(micro for micro in operation.micros if pipe_of[micro].workers[stage] != worker)
@@ -295,7 +286,7 @@ _LISTED = 100_000
 
 _Placed = tuple[Worker, Compute]
 
-_Repetition = Duplicate | DoneTwice | OperandsOfWhole
+_Repetition = say.Duplicate | say.DoneTwice | say.OperandsOfWhole
 
 _Cells = Mapping[int, Sequence[_Placed]]
 """The operations in each cell, a micro-batch on a stage, whose key is ``micro * stages + stage``.
@@ -324,7 +315,7 @@ def complete(header: Header, operations: Sequence[_Placed]) -> Iterator[Diagnost
     # A line that moves the same micro-batches again and again lacks others for this reason: its repetition says it all.
     lines = {diagnostic.span for diagnostic in repeated}
     for diagnostic in _missing(header, cells, whole):
-        if not isinstance(diagnostic, MissingMove) or diagnostic.span not in lines:
+        if not isinstance(diagnostic, say.MissingMove) or diagnostic.span not in lines:
             yield diagnostic
 
 
@@ -370,12 +361,12 @@ def _again(header: Header, second: _Placed, first: _Placed) -> _Repetition:
     (worker, operation), (first_worker, earlier) = second, first
     if operation.kind is earlier.kind:
         where = line(operation, header), worker, first_worker, earlier.origin, _directions(header)
-        return Duplicate(operation.origin, *where, 1)
+        return say.Duplicate(operation.origin, *where, 1)
     for (place, move), (_, backward) in (second, first), (first, second):
         if move.kind.moves_operands:
             texts = line(move, header), place, line(backward, header), backward.origin
-            return OperandsOfWhole(move.origin, *texts, 1)
-    return DoneTwice(
+            return say.OperandsOfWhole(move.origin, *texts, 1)
+    return say.DoneTwice(
         operation.origin, line(operation, header), line(earlier, header), worker, first_worker, earlier.origin, 1
     )
 
@@ -394,8 +385,8 @@ def _missing(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -
             where = _nearest(header, pipe, cells, lacking[0], micro, stage)
             which = micros_name((micro,), header.slices)
             facts = pipe.name, pipe.workers[stage], which, stage, tuple(kind.noun for kind in lacking), added
-            message = MissingMove if any(kind.moves for kind in lacking) else Missing
-            yield (message if present else Skipped)(where, *facts, _directions(header), len(places))
+            message = say.MissingMove if any(kind.moves for kind in lacking) else say.Missing
+            yield (message if present else say.Skipped)(where, *facts, _directions(header), len(places))
 
 
 def _absent(

@@ -6,7 +6,6 @@ from itertools import chain, pairwise
 from typing import assert_never
 
 from chimera_ir.diagnostics.catalogue import schedule as say
-from chimera_ir.diagnostics.catalogue.schedule import ClockNotIncreasing
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.engine import shortest_cycle
 from chimera_ir.flow.flow import ABSENT, Flow
@@ -47,7 +46,7 @@ def clocks(plan: Plan) -> Iterator[Diagnostic]:
                 falling.setdefault((before.operation.origin, after.operation.origin), []).append((before, after))
     for (origin, end), group in falling.items():
         before, after = group[0]
-        yield ClockNotIncreasing(
+        yield say.ClockNotIncreasing(
             span=end,
             before=line(before.operation, plan.header),
             before_clock=before.clock,
