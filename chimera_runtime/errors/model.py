@@ -191,10 +191,6 @@ layer_is_made_already = Misuse.worded(
 )
 
 
-def _split_text(split: Sequence[int]) -> str:
-    return f"split {','.join(map(str, split))}"
-
-
 split_is_no_list = Misuse.worded(
     "split=: it lists the number of the first layer of each stage, as [0, 3, 6] does, and is of type {kind}"
 )
