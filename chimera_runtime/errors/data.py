@@ -41,7 +41,6 @@ save_is_late = BadCheckpoint.worded(
 save_has_failed = BadCheckpoint.worded(
     "the checkpoint after update {update} in {directory} was not written: {why}; those before it are whole"
 )
-_checkpoint = worded("the checkpoint after update {update} in {directory}")
 later_checkpoints_are_there = BadCheckpoint.worded(
     "{directory} has {names:list}, which would count as newer than what is saved from update {update} on: save "
     "elsewhere, or remove what you do not want"
