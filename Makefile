@@ -4,10 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 TRAINS := $(VENV)/.trains
 READY := $(VENV)/.ready
-COMPILED := $(VENV)/.compiled
 ACTIVATE = @echo "chimera is installed in $(VENV): source $(BIN)/activate makes it a command of this shell"
 
-.PHONY: help demo quick test check docs browser examples torchtitan typescript gpu versions clean
+.PHONY: help demo test test-all check docs browser examples torchtitan typescript gpu versions clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -15,13 +14,10 @@ help:  ## list the targets
 # A command that is silent for long, with a dot every five seconds.
 WITH_DOTS := with_dots() { (while sleep 5; do printf .; done) & dots=$$!; "$$@"; status=$$?; kill $$dots; echo; return $$status; }; with_dots
 
-# The interpreter that was asked for; where none was, a fast one.
-CHOSEN = $(if $(filter file,$(origin PYTHON)),$(PYTHON) .ci/interpreter.py,echo $(PYTHON))
-
 define INSTALL
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "chimera_ir needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	@echo "installing chimera_ir, $(2) into $(VENV): a minute, or more where torch has to be downloaded"
-	@python=$$($(CHOSEN)) && "$$python" -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 	@$(WITH_DOTS) $(BIN)/python .ci/install.py $(VENV) $(1)
 	$(ACTIVATE)
 endef
@@ -35,12 +31,7 @@ $(READY): pyproject.toml constraints.txt
 	$(call INSTALL,dev,torch and what the tests need)
 	@touch $(TRAINS) $@
 
-# What every process imports is compiled once, by one that imports it.
-$(COMPILED): $(TRAINS)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import torch._dynamo, torch.distributed.checkpoint'
-	@touch $@
-
-demo: $(COMPILED)  ## compile a library scheme, train a byte-level GPT with it on four processes, time it beside 1F1B
+demo: $(TRAINS)  ## compile a library scheme, train a byte-level GPT with it on four processes, time it beside 1F1B
 	@$(BIN)/python examples/demo.py
 
 check: $(READY)  ## format, lint, types
@@ -75,34 +66,22 @@ typescript: $(READY)  ## install what checks the types in the scripts of a page
 	@test -d $(VENV)/typescript || npm install --silent --no-audit --no-fund --prefix $(VENV)/typescript $(TYPESCRIPT) \
 	  || echo "no TypeScript: a test is skipped"
 
-# What a change usually breaks, in two minutes on two cores: the rules on the text of files, every message, the compiler
-# from end to end, the core of the runtime, and some of the properties.
-QUICK := $(addprefix tests/test_,$(addsuffix .py,architecture claims closed_types docs)) tests/errors chimera_ir/diagnostics chimera_ir/syntax \
-  $(addprefix tests/unit/test_,$(addsuffix .py,cli codegen compilation cost elaborate highlight ir_text library lower \
-    picture prediction render report scripts syntax verify)) \
-  $(addprefix tests/property/test_,$(addsuffix .py,ir_roundtrip mutations random_schemes syntax_roundtrip)) \
-  $(addprefix tests/unit/runtime/,$(addsuffix .py,data/test_feed update/test_flushing update/test_streaming lane/test_lane \
-    stage/test_stage test_pipeline))
-quick: export PYTHONDONTWRITEBYTECODE =
-quick: check  ## the checks, and the tests that a change usually breaks: two minutes
-	$(BIN)/pytest $(QUICK) --doctest-modules -m "not slow" --numprocesses=auto --dist=worksteal
+# The checks run at the same time as the tests, and what they say comes in one piece. A worker has whole files, as the
+# tests of a file share what they compile and run. Without bytecode each process would compile its modules again.
+PYTEST := $(BIN)/pytest -n auto --dist=loadfile tests chimera_ir docs/paper_tables docs/conformance --doctest-modules
+test test-all: export PYTHONDONTWRITEBYTECODE =
+test: $(READY)  ## the checks, all tests that need no process of their own, and a core of trainings
+	@$(MAKE) --no-print-directory --jobs=2 checked tested
 
-# One run for everything. Ranks often wait, for one another and for time to pass: two workers share a core, and each works
-# through whole files, as the tests of a file share what they compile. The checks run at the same time, and what they say
-# comes in one piece. Without bytecode each of the hundreds of processes would compile the modules again.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 2))')
-test: export PYTHONDONTWRITEBYTECODE =
-test: $(READY)  ## every check and test
-	@$(MAKE) --no-print-directory --jobs=4 checked tests
+test-all: test examples torchtitan typescript  ## make test, and all other tests: every training, page, command of the docs
+	$(PYTEST) -m full
 
-.PHONY: checked tests
+.PHONY: checked tested
 checked:
 	@log=$$(mktemp); $(MAKE) --no-print-directory check >$$log 2>&1; status=$$?; cat $$log; rm $$log; exit $$status
 
-# Tests write some hundred thousand small files: into memory, where it has room for them.
-tests: export TMPDIR := $(or $(TMPDIR),$(shell $(PYTHON) -c 'import shutil; print("/dev/shm" * (shutil.disk_usage("/dev/shm").free > 4 << 30))' 2>/dev/null))
-tests: $(COMPILED) browser examples torchtitan typescript
-	$(BIN)/pytest tests chimera_ir docs/paper_tables docs/conformance --doctest-modules --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+tested: browser
+	$(PYTEST) -m "not full"
 
 # What the steps are, and what they have to say: tests/gpu. GPU_PYTHON is an interpreter that has chimera_ir and a torch
 # for the machine's driver, if the torch of constraints.txt is none.

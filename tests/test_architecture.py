@@ -12,7 +12,6 @@ import pytest
 
 from chimera_ir import cache as kept
 from chimera_ir import library
-from chimera_ir.plural import plural
 from tests.patience import PATIENCE
 from tests.syntax_trees import imported, nodes, python
 
@@ -428,37 +427,6 @@ def test_no_text_names_a_place_on_a_machine_or_leaves_work_for_later() -> None:
         if places.search(line) or later.search(line)
     ]
     assert wrong == []
-
-
-def prose(path: Path) -> Iterator[str]:
-    """The lines of a file that may be shown to a user: no docstrings, no comments."""
-    text = path.read_text(encoding="utf-8")
-    hidden: set[int] = set()
-    if path.suffix == ".py":
-        for node in nodes(path):
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-                hidden.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    yield from (
-        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-        for number, line in enumerate(text.splitlines(), 1)
-        if number not in hidden
-    )
-
-
-def test_a_number_stands_before_a_noun_in_the_singular_or_the_plural() -> None:
-    """Written out, `1 stages` or `1 stage(s)` is but a question of time: `plural.counted` asks for the number.
-
-    The updates of a check are three at least.
-    """
-    nouns = "argument|copy|error|item|lane|micro-batch|mini-batch|operation|pipe|rank|stage|step|update|version|worker"
-    plurals = "|".join(plural(noun) for noun in nouns.split("|"))
-    by_hand = re.compile(rf"\{{(?!counted)[^{{}}]*\}}\}}? (?:[a-z]+ )?(?:{plurals})\b|(?:{nouns})\((?:s|es|ies)\)")
-    asked = re.compile(r" if .* (?:==|>) 1\b")
-    texts = [*python(PACKAGE), *python(RUNTIME), *TEMPLATES.rglob("*.j2")]
-    lines = (line for path in texts for line in prose(path) if by_hand.search(line) and not asked.search(line))
-    others = re.compile(r"items/s|items\(\)|to ranks|\{name\} updates|\{(?:self\.)?updates\} updates[: \"]")
-    wrong = [line for line in lines if not others.search(line)]
-    assert wrong == [], "write `{count:stage}` in a message, `counted(number, noun)` elsewhere; or turn the words round"
 
 
 @pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*.j2")), ids=lambda path: path.name)

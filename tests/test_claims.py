@@ -207,11 +207,10 @@ def priced(name: str, micro_batches: int, asked: bool) -> tuple[float, float, fl
     return report["makespan"] / stages, max(report["weights"]) / stages, max(report["activations"]) / stages
 
 
-def test_the_readme_is_short_and_its_badges_say_what_the_package_says() -> None:
+def test_the_badges_of_the_readme_say_what_the_package_says() -> None:
     readme = PAGES["README.md"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (torch,) = (need for need in project["optional-dependencies"]["train"] if need.startswith("torch"))
-    assert len(re.sub(r"<!--.*?-->", "", readme).split()) <= 1200
     assert re.findall(r"^!\[(.*?)\]\(https://img\.shields\.io/badge/", readme, re.M) == [
         f"Python {project['requires-python'].removeprefix('>=')}+",
         f"torch {torch.removeprefix('torch>=')}+",

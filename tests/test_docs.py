@@ -16,7 +16,7 @@ from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.verify.findings import Rule
 from site_hooks import navigation
-from tests.e2e.ranks import served_environment
+from tests.e2e.ranks import environment
 from tests.pages import PAGES, page_of, page_text
 from tests.patience import PATIENCE
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def ended(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, f"docs/{script}"],
-        env=served_environment(),
+        env=environment(),
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -35,13 +35,11 @@ def ended(script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
 def test_every_quoted_command_prints_what_the_page_says() -> None:
     done = ended("check.py")
     assert done.returncode == 0, f"run docs/check.py --update and read the difference:\n{done.stdout}{done.stderr}"
 
 
-@pytest.mark.slow
 def test_every_picture_is_what_the_schemes_compile_to() -> None:
     done = ended("figures.py")
     assert done.returncode == 0, f"run docs/figures.py --update and look at:\n{done.stdout}{done.stderr}"

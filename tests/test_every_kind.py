@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,8 @@ from chimera_ir.ir.text.header import FORMS, FORMS_OF_TURN
 from chimera_ir.picture.looks import Shade
 from chimera_ir.profile.costs import ENTRIES
 from chimera_runtime.tools.command.options import KINDS as REHEARSED
-from tests import forking
+from tests import forkserver
+from tests.e2e.ranks import torchrun
 from tests.every_kind import TABLES, incomplete
 from tests.pages import page_of
 from tests.patience import PATIENCE
@@ -59,10 +59,12 @@ def changed(tree: Path, files: list[tuple[str, str]]) -> None:
         (tree / file).write_text(applied((tree / file).read_text(encoding="utf-8"), change), encoding="utf-8")
 
 
-def said(launch: Callable[..., subprocess.CompletedProcess[str]], tree: Path, *words: object) -> str:
-    """Output of a process that imports both packages, and the files that they read, from a tree."""
-    environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    done = launch(*words, environment, tree, PATIENCE)
+def said(tree: Path, program: str, *words: str) -> str:
+    """Output of a program that imports both packages, and the files that they read, from a tree."""
+    return passed(forkserver.run(("-c", program, *words), os.environ | {"PYTHONPATH": str(tree)}, tree, PATIENCE))
+
+
+def passed(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -135,36 +137,33 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-@pytest.mark.e2e
 def test_the_example_on_the_page_adds_a_kind_that_trains(tree: Path) -> None:
     (row,) = [(file, change) for file, change in EXAMPLE if file == "chimera_ir/ir/kinds.py"]
     others = [each for each in EXAMPLE if each != row]
     changed(tree, [row])
-    assert sorted(said(forking.python, tree, INCOMPLETE, ()).split()) == sorted(file for file, _ in others)
+    assert sorted(said(tree, INCOMPLETE).split()) == sorted(file for file, _ in others)
     changed(tree, others)
-    assert not said(forking.python, tree, INCOMPLETE, ()).split()
+    assert not said(tree, INCOMPLETE).split()
     text = (ROOT / "chimera_ir" / "schemes" / "dapple.chim").read_text(encoding="utf-8")
     (tree / "guarded.chim").write_text(text.replace("  B(m, s)", "  G(m, s)").replace("dapple", "guarded"))
     shutil.copy(ROOT / "tests" / "e2e" / "models" / "zoo.py", tree)
-    report = said(forking.python, tree, COMPILE, ("guarded.chim", "D=2", "N=4", "--out", "out"))
+    report = said(tree, COMPILE, "guarded.chim", "D=2", "N=4", "--out", "out")
     assert "F = 1, G = 2" in report
     assert "G m3 s0" in (tree / "out" / "schedule.sir").read_text(encoding="utf-8")
-    run = ("--nproc-per-node=2", "out/train.py", "--model", "zoo.py")
-    assert "check: passed" in said(forking.torchrun, tree, (*run, "--check-only"))
-    said(forking.torchrun, tree, (*run, "--rehearse", "F=0.001,B=0.002,G=0.002", "--steps", "1"))
+    run = (tree / "out", 2, "--model", "zoo.py")
+    assert "check: passed" in passed(torchrun(*run, "--check-only"))
+    passed(torchrun(*run, "--rehearse", "F=0.001,B=0.002,G=0.002", "--steps", "1"))
 
 
-@pytest.mark.e2e
 def test_two_values_cross_one_edge_down_to_the_tags_of_messages(tree: Path) -> None:
     changed(tree, SECOND_VALUE)
     text = (ROOT / "chimera_ir" / "schemes" / "dapple.chim").read_text(encoding="utf-8")
     (tree / "normed.chim").write_text(text.replace("  B(m, s)", "  N(m, s)").replace("dapple", "normed"))
     shutil.copy(ROOT / "tests" / "e2e" / "models" / "zoo.py", tree)
-    said(forking.python, tree, COMPILE, ("normed.chim", "D=2", "N=4", "--out", "normed"))
+    said(tree, COMPILE, "normed.chim", "D=2", "N=4", "--out", "normed")
     program = (tree / "normed" / "schedule.sir").read_text(encoding="utf-8")
     assert "\n  send m0 s1->s0 to w0\n  send n m0 s1->s0 to w0\n" in program
     script = (tree / "normed" / "rank_0.py").read_text(encoding="utf-8")
     assert 'in_n_s1_s0 = lane.incoming(1, 0, worker=1, value="n")' in script
     assert "stage0.normed_backward(0, in_s1_s0.take(0), in_n_s1_s0.take(0))" in script
-    run = ("--nproc-per-node=2", "normed/train.py", "--model", "zoo.py", "--check-only")
-    assert "check: passed" in said(forking.torchrun, tree, run)
+    assert "check: passed" in passed(torchrun(tree / "normed", 2, "--model", "zoo.py", "--check-only"))

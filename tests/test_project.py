@@ -1,10 +1,7 @@
 """The files that people and programs look for at the top of a repository."""
 
-import json
-import os
 import re
 import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,38 +65,3 @@ global.find-links='/elsewhere'
         "UV_EXTRA_INDEX_URL": "https://a.example/simple https://b.example/simple",
         "UV_FIND_LINKS": "/wheels",
     }
-
-
-def a_python(folder: Path, optimised: bool, version: tuple[int, int] = (3, 11)) -> Path:
-    """A program that says of itself what such a Python says."""
-    folder.mkdir()
-    python = folder / "python3"
-    python.write_text(f"#!/bin/sh\necho '{json.dumps([[*version, True], optimised])}'\n")
-    python.chmod(0o755)
-    return python
-
-
-def test_of_the_interpreters_on_the_path_an_optimised_one_of_the_same_version_is_taken(tmp_path: Path) -> None:
-    module = runpy.run_path(str(ROOT / ".ci" / "interpreter.py"))
-    plain, optimised = a_python(tmp_path / "plain", False), a_python(tmp_path / "optimised", True)
-    other, second = a_python(tmp_path / "other", True, (3, 12)), a_python(tmp_path / "second", True)
-    broken = tmp_path / "broken" / "python3"
-    broken.parent.mkdir()
-    broken.write_text("#!/bin/sh\nexit 1\n")
-    broken.chmod(0o755)
-
-    def preferred(*pythons: Path) -> str:
-        path = os.pathsep.join(str(python.parent) for python in pythons)
-        return str(module["preferred"](module["on_path"](path)).path)
-
-    assert preferred(plain, other, optimised, second) == str(optimised)
-    assert preferred(optimised, second) == str(optimised)
-    assert preferred(plain, other) == str(plain)
-    assert preferred(broken, plain, broken) == str(plain)
-
-
-def test_an_interpreter_says_what_it_is(tmp_path: Path) -> None:
-    module = runpy.run_path(str(ROOT / ".ci" / "interpreter.py"))
-    (tmp_path / "python3").symlink_to(sys.executable)
-    (interpreter,) = module["on_path"](str(tmp_path))
-    assert interpreter.kind[:2] == [*sys.version_info[:2]]

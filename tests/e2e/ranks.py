@@ -1,32 +1,33 @@
 """Compiling schemes and running what was generated, for the end-to-end tests."""
 
-import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import connection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from click.testing import CliRunner
+from torch.distributed import TCPStore
 
 from chimera_ir.commands.compile_command import compile_command
-from tests import forking
-from tests.e2e.copies import date_as_originals
+from tests import forkserver
+from tests.forkserver import ROOT
 from tests.patience import FACTOR, PATIENCE
 
 HERE = Path(__file__).resolve().parent
 MODELS = HERE / "models"
-OF_COMPILE = (
-    "torch._dynamo.backends.common",
-    "torch._inductor.codegen.cpp_wrapper_gpu",
-    "torch._inductor.compile_fx",
-    "torch.distributed.tensor.experimental",
-    "torch.export._trace",
-    *(f"torch._functorch._aot_autograd.{name}" for name in ("autograd_cache", "graph_compile")),
-)
-"""Modules that ranks with compiled stages import."""
+SCRIPT = """
+import os, runpy, sys
+sys.argv = sys.argv[1:]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Program that runs a script with its arguments, after what a test writes before it."""
 
 
 def compiled(
@@ -42,7 +43,6 @@ def compiled(
     settings += [text for tie in tied for text in ("--tied", tie)]
     result = CliRunner().invoke(compile_command, [scheme, *settings, *asked, "--out", str(out)])
     assert result.exit_code == 0, result.output
-    date_as_originals(out)
     return out
 
 
@@ -50,9 +50,8 @@ def compiled(
 class Job:
     """A generated program and the options to run it with.
 
-    Without a ``model``, ``directory`` is a script of its own and the arguments are all that it gets. ``imports`` are
-    modules that take long to import, and are imported once for all jobs. When a rank has failed, the others have
-    ``grace`` seconds to say what they know before they get a SIGTERM; torchrun leaves them none.
+    Without a ``model``, ``directory`` is a script of its own and the arguments are all that it gets. When a rank has
+    failed, the others have ``grace`` seconds to say what they know before they get a SIGTERM; of torchrun, none.
     """
 
     name: str
@@ -60,7 +59,6 @@ class Job:
     arguments: tuple[str, ...] = ("--check-only",)
     model: str | None = "zoo.py"
     environment: Mapping[str, str] = field(default_factory=dict)
-    imports: tuple[str, ...] = ()
     grace: float = 0
 
 
@@ -80,96 +78,134 @@ def environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
 
 
-def forking_environment() -> dict[str, str]:
-    """The environment of the tests, in which every torchrun on a command line forks its ranks."""
-    return environment() | {"PYTHONPATH": str(HERE / "forked")}
-
-
-def served_environment() -> dict[str, str]:
-    """The environment of the tests, in which every torchrun on a command line is forked from what has imported torch.
-
-    Its output has to be pipes, and nothing finds its ranks by their command line or environment.
-    """
-    return forking_environment() | forking.served()
-
-
 def run_all(folder: Path, ranks: int, jobs: Sequence[Job]) -> dict[str, Outcome]:
-    """Runs the jobs in turn under one torchrun."""
-    listed = [
-        {
-            "train": str(job.directory if job.model is None else job.directory / "train.py"),
-            "arguments": [*_common(job), *job.arguments],
-            "log": str(folder / f"{job.name}.log"),
-            "path": [] if job.model else [str(HERE.parent.parent)],
-            "environment": dict(job.environment),
-            "grace": job.grace,
-        }
-        for job in jobs
-    ]
-    (folder / "jobs.json").write_text(json.dumps(listed))
-    words = (f"--nproc-per-node={ranks}", str(HERE / "run_jobs.py"), str(folder / "jobs.json"))
-    imports = " ".join(sorted({name for job in jobs for name in job.imports}))
-    done = forking.torchrun(words, environment() | {forking.IMPORTS: imports}, folder, PATIENCE)
-    assert done.returncode == 0, done.stderr
-    return {job.name: _outcome(folder, job, ranks) for job in jobs}
-
-
-def _common(job: Job) -> list[str]:
-    return [] if job.model is None else ["--model", str(MODELS / job.model), "--timeout", f"{120 * FACTOR:g}"]
-
-
-def _outcome(folder: Path, job: Job, ranks: int) -> Outcome:
-    logs = [folder / f"{job.name}.log.{rank}" for rank in range(ranks)]
-    return Outcome(
-        tuple(log.read_text() if log.exists() else "" for log in logs),
-        tuple(Path(f"{log}.status").read_text() for log in logs),
-    )
+    """Runs the jobs in turn."""
+    outcomes: dict[str, Outcome] = {}
+    for job in jobs:
+        if job.model is None:
+            words, variables = (str(job.directory), *job.arguments), {"PYTHONPATH": str(ROOT)}
+        else:
+            model = ("--model", str(MODELS / job.model), "--timeout", f"{120 * FACTOR:g}")
+            words, variables = (str(job.directory / "train.py"), *model, *job.arguments), {}
+        logs = [folder / f"{job.name}.log.{rank}" for rank in range(ranks)]
+        statuses = _ended(words, variables | dict(job.environment), folder, logs, logs, job.grace)
+        outcomes[job.name] = Outcome(tuple(log.read_text() for log in logs), tuple(map(str, statuses)))
+    return outcomes
 
 
 def torchrun(directory: Path, ranks: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs one generated program; ends with everything it said, when no process of it is left."""
-    return launched(directory, ranks, (), arguments, variables)
+    """Runs one generated program as torchrun does; ends with everything that its ranks said, and 1 if one failed."""
+    return torchrun_script(directory / "train.py", ranks, *arguments, folder=directory.parent, **variables)
+
+
+def torchrun_script(
+    script: Path, ranks: int, *arguments: str, folder: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """As `torchrun`, for any script."""
+    words = (str(script), *arguments)
+    with TemporaryDirectory() as said:
+        out, err = ([Path(said, f"{name}.{rank}") for rank in range(ranks)] for name in ("out", "err"))
+        failed = any(_ended(words, variables, folder or Path.cwd(), out, err))
+        texts = ("".join(log.read_text() for log in logs) for logs in (out, err))
+        return subprocess.CompletedProcess(words, int(failed), *texts)
+
+
+def _ended(
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    folder: Path,
+    out: Sequence[Path],
+    err: Sequence[Path],
+    grace: float = 0,
+) -> list[int]:
+    """The statuses of ranks, of which each has a log; when one fails, the others get a SIGTERM, and later a SIGKILL."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    job |= {"TORCHELASTIC_RUN_ID": "tests", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"}
+    job |= {"WORLD_SIZE": str(len(out)), "LOCAL_WORLD_SIZE": str(len(out)), "GROUP_RANK": "0"}
+    with TemporaryDirectory() as errors:
+        processes = []
+        for rank, (stdout, stderr) in enumerate(zip(out, err, strict=True)):
+            Path(errors, str(rank)).mkdir()
+            stdout.touch()
+            stderr.touch()
+            mine = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            mine["TORCHELASTIC_ERROR_FILE"] = f"{errors}/{rank}/error.json"
+            processes.append(forkserver.start(words, environment() | job | mine | variables, folder, stdout, stderr))
+        patience = float(variables.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
+        steps = [(time.monotonic() + PATIENCE, signal.SIGKILL)]
+        has_failed = False
+        while running := [process for process in processes if process.exitcode is None]:
+            if not has_failed and any(process.exitcode for process in processes):
+                has_failed, now = True, time.monotonic()
+                steps = [(now + grace, signal.SIGTERM), (now + grace + patience, signal.SIGKILL)]
+            if steps and time.monotonic() >= steps[0][0]:
+                for process in running:
+                    os.kill(process.pid or 0, steps[0][1])
+                steps = steps[1:]
+            until = steps[0][0] - time.monotonic() if steps else None
+            connection.wait([process.sentinel for process in running], until)
+    return [process.exitcode or 0 for process in processes]
 
 
 def launched(
     directory: Path, ranks: int, options: Sequence[str], arguments: Sequence[str], variables: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """As `torchrun`, with further options of torchrun's."""
-    words = (f"--nproc-per-node={ranks}", *options, str(directory / "train.py"), *arguments)
-    return forking.torchrun(words, environment() | dict(variables), directory.parent, PATIENCE)
-
-
-def torchrun_script(script: Path, ranks: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """As `torchrun`, for any script."""
-    words = (f"--nproc-per-node={ranks}", str(script), *arguments)
-    return forking.torchrun(words, environment() | variables, Path.cwd(), PATIENCE)
+    """Runs one generated program under torchrun itself, with options of torchrun's."""
+    words = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *options, str(directory / "train.py"))
+    return forkserver.run((*words, *arguments), environment() | dict(variables), directory.parent, PATIENCE)
 
 
 def interrupted(
     directory: Path, ranks: int, *arguments: str, when: str, number: int = signal.SIGINT, to_all: bool = False
 ) -> tuple[int, str, float]:
-    """As `torchrun`, with Ctrl-C or another signal to it, or to all processes, when standard output holds ``when``.
+    """Has torchrun run a generated program, with Ctrl-C or another signal when standard output holds ``when``.
 
-    Returns the exit status, everything that was said, and the seconds from the signal until no process is left.
+    The signal goes to torchrun, or to all processes. Returns the exit status, everything that was said, and the seconds
+    from the signal until no process is left.
     """
     words = (f"--nproc-per-node={ranks}", str(directory / "train.py"), *arguments)
-    done, seconds = forking.signalled(words, environment(), directory.parent, PATIENCE, number, when, to_all)
+    done, seconds = signalled(words, environment(), directory.parent, number, when, to_all)
     return done.returncode, done.stdout + done.stderr, seconds
 
 
-def ranks_left(directory: Path, seconds: float = 10) -> list[str]:
-    """The processes that still run a directory's train.py after some time to end."""
-    marker = str(directory / "train.py").encode()
+def signalled(
+    words: Sequence[str], variables: Mapping[str, str], folder: Path, number: int, when: str, to_all: bool = False
+) -> tuple[subprocess.CompletedProcess[str], float]:
+    """As `interrupted`, for any words of torchrun's."""
+    with TemporaryDirectory() as logs:
+        stdout, stderr = Path(logs, "stdout"), Path(logs, "stderr")
+        stdout.touch()
+        process = forkserver.start(("-m", "torch.distributed.run", *words), variables, folder, stdout, stderr)
+        deadline = time.monotonic() + PATIENCE
+        while when not in stdout.read_text() and process.exitcode is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        begin = time.monotonic()
+        for pid in running_in(folder) if to_all else [process.pid or 0]:
+            os.kill(pid, number)
+        process.join(deadline - time.monotonic())
+        left = left_in(folder)
+        seconds = time.monotonic() - begin
+        texts = stdout.read_text(), stderr.read_text()
+    assert when in texts[0], f"{when!r} was never said: {texts}"
+    assert process.exitcode is not None
+    assert not left, f"{len(left)} processes stay behind"
+    return subprocess.CompletedProcess(words, process.exitcode, *texts), seconds
+
+
+def running_in(folder: Path) -> list[int]:
+    """The processes in a folder, without the tracker that multiprocessing starts."""
+    processes: list[int] = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (place / "cwd").readlink() == folder and b"resource_tracker" not in (place / "cmdline").read_bytes():
+                processes.append(int(place.name))
+    return processes
+
+
+def left_in(folder: Path, seconds: float = 10) -> list[int]:
+    """The processes in a folder after some time to end."""
     deadline = time.monotonic() + seconds
-    while True:
-        left = []
-        for entry in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = entry.read_bytes()
-            except OSError:
-                continue
-            if marker in words:
-                left.append(entry.parent.name)
-        if not left or time.monotonic() > deadline:
-            return left
-        time.sleep(0.1)
+    while (left := running_in(folder)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left

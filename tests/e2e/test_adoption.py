@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import chimera_ir
-from tests.e2e.ranks import OF_COMPILE, Job, Outcome, compiled, run_all
+from tests.e2e.ranks import Job, Outcome, compiled, run_all
 from tests.pages import page_text
 from tests.repeatable import also, searching
 
@@ -38,8 +38,6 @@ PAGES = ("last_batch", "varying_n", "coupled_optimizers")
 INSIDE = Path(__file__).resolve().parent / "loops" / "inside.py"
 EXACT = also(("checkpoint", "wrapped"), ("aot_eager",))
 CAST = ("autocast inside", "autocast around")
-
-pytestmark = pytest.mark.e2e
 
 
 def blocks(name: str) -> list[str]:
@@ -89,7 +87,7 @@ def jobs(folder: Path) -> Iterator[Job]:
     yield Job("in_torch", IN_TORCH, files, model=None)
     yield Job("from_torch", compiled(folder, next(file for file in files if "dualpipe_v2.compute_comms" in file)))
     for way in (*EXACT, *CAST):
-        yield Job(way, INSIDE, (way, str(folder / "dapple.out")), model=None, imports=OF_COMPILE)
+        yield Job(way, INSIDE, (way, str(folder / "dapple.out")), model=None)
 
 
 def written(folder: Path) -> Iterator[str]:

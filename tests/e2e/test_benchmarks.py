@@ -6,10 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests import forking
-from tests.e2e.ranks import PATIENCE, environment
+from tests import forkserver
+from tests.e2e.ranks import PATIENCE, SCRIPT, environment
 
 BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
 SMALL = "--model", str(BENCHMARKS.parent / "docs" / "examples" / "cnn.py")
@@ -19,31 +17,29 @@ RATIO = re.compile(r"\d+\.\d+ \(\d+\.\d+\.\.\d+\.\d+\)")
 """A median and its interval, as in ``0.913 (0.850..0.960)``."""
 
 PROGRAM = """
-import os, runpy, sys
+import os, sys
+from pathlib import Path
 import commands
-from tests import forking
+from tests.e2e.ranks import torchrun_script
 
 def torchrun(words, variables={}):
-    done = forking.torchrun(words, {**os.environ, **variables}, os.getcwd(), 300)
+    ranks, script, *arguments = words
+    variables = {"PYTHONPATH": os.environ["PYTHONPATH"], **variables}
+    done = torchrun_script(Path(script), int(ranks.removeprefix("--nproc-per-node=")), *arguments, **variables)
+    print(done.stdout)
     print(done.stderr, file=sys.stderr)
     done.check_returncode()
 
-forking.use_server(os.environ.pop(forking.SERVER))
 commands.torchrun = torchrun
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
 """
-"""Runs a benchmark with a torchrun that is forked from the server of the test's process."""
-
-pytestmark = pytest.mark.e2e
+"""Runs a benchmark whose ranks have imported torch."""
 
 
 def table(name: str, *arguments: str) -> list[dict[str, str]]:
     """The rows of the table that a benchmark prints, by the heads of their columns."""
     path = os.pathsep.join([str(BENCHMARKS), str(BENCHMARKS.parent)])
-    words = (str(BENCHMARKS / name), *arguments)
-    variables = environment() | forking.served() | {"PYTHONPATH": path}
-    done = forking.python(PROGRAM, words, variables, BENCHMARKS, PATIENCE)
+    words = ("-c", PROGRAM + SCRIPT, str(BENCHMARKS / name), *arguments)
+    done = forkserver.run(words, environment() | {"PYTHONPATH": path}, BENCHMARKS, PATIENCE)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
     heads, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

@@ -8,8 +8,6 @@ import pytest
 
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
 
-pytestmark = pytest.mark.e2e
-
 SCHEMES = {
     "plain": """
   F(m, s, q) @ 2*(k*m + q) + s

@@ -5,13 +5,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
-from tests.e2e.copies import add_bytecode
 from tests.e2e.ranks import Job, compiled, run_all
 from tests.repeatable import also
-
-pytestmark = pytest.mark.e2e
 
 CLEARING = """\
         for parameter in self._parameters:
@@ -135,7 +130,6 @@ def test_the_check_finds_each_fault_and_names_the_stage(tmp_path: Path) -> None:
     for name, sabotage in SABOTAGES.items():
         directory = tmp_path / name
         shutil.copytree(sound[sabotage.scheme], directory)
-        add_bytecode(directory)
         sabotage.inflict(directory)
         listed.append(Job(name, directory, model="scaled.py", environment={"DTYPE": sabotage.dtype}))
     outcomes = run_all(tmp_path, 2, listed)

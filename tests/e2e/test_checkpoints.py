@@ -16,8 +16,6 @@ CASES = ("exact", "elsewhere", "sharded", "mistakes", "files", "replicas", "one_
 
 SIZE = ("--micro-batch-size", "2")
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture(scope="module")
 def loops(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
@@ -40,10 +38,7 @@ def loops(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     return run_all(
         folder,
         4,
-        [
-            Job(case, LOOP, (case, str(folder / f"saved-{case}"), *schedules[case]), None, imports=("pytest",))
-            for case in CASES
-        ],
+        [Job(case, LOOP, (case, str(folder / f"saved-{case}"), *schedules[case]), None) for case in CASES],
     )
 
 

@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.ranks import Job, compiled, ranks_left, run_all
+from tests.e2e.ranks import Job, compiled, left_in, run_all
 
 LOOP = Path(__file__).resolve().parent / "loops" / "loaders.py"
 SIZE = ("--micro-batch-size", "2")
-
-pytestmark = pytest.mark.e2e
 
 
 def test_loaders_in_a_loop_of_ones_own(tmp_path: Path) -> None:
@@ -67,4 +65,4 @@ def test_train_py_has_the_same_losses_with_data_workers_from_a_stream_and_after_
         (message,) = (line for line in said[name].splitlines() if line.startswith("train.py: "))
         assert re.match(rf"train\.py: rank \d \(worker \d\): {words}", message), message
     assert 'raise ValueError("no such file")' in said["raise"]
-    assert ranks_left(schedule, seconds=2) == []
+    assert left_in(tmp_path, seconds=2) == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import forking
+from tests import forkserver
 from tests.e2e.ranks import (
     HERE,
     MODELS,
@@ -15,12 +15,11 @@ from tests.e2e.ranks import (
     compiled,
     environment,
     interrupted,
-    ranks_left,
+    launched,
+    left_in,
     run_all,
-    torchrun,
+    signalled,
 )
-
-pytestmark = pytest.mark.e2e
 
 LOOP = HERE / "loops" / "ends.py"
 PROMPTLY = 8.0
@@ -84,7 +83,7 @@ def test_sigterm_to_torchrun_ends_all_ranks_at_once_and_is_called_what_it_is(two
     (message,) = (line for line in said.splitlines() if line.startswith("train.py:"))
     assert message.startswith("train.py: terminated: SIGTERM came to torchrun")
     assert seconds < PROMPTLY
-    assert not ranks_left(two_stages)
+    assert not left_in(two_stages.parent)
 
 
 def test_a_torchrun_that_is_killed_leaves_no_rank_behind(two_stages: Path, tmp_path: Path) -> None:
@@ -94,14 +93,14 @@ def test_a_torchrun_that_is_killed_leaves_no_rank_behind(two_stages: Path, tmp_p
         "train.py: torchrun has died, and its ranks end"
     ]
     assert seconds < PROMPTLY
-    assert not ranks_left(two_stages, seconds=1)
+    assert not left_in(two_stages.parent, seconds=1)
     assert len(json.loads(file.read_text())["loss"]) >= 3
 
 
 def test_torchruns_summary_has_the_users_traceback_as_the_cause(two_stages: Path) -> None:
     """It takes the rank for the cause whose error came first."""
     arguments = ("--model", str(MODELS / "raising.py"), "--micro-batch-size", "2")
-    done = torchrun(two_stages, 2, *arguments, RAISE="forward:plain:4:1")
+    done = launched(two_stages, 2, (), arguments, {"RAISE": "forward:plain:4:1"})
     _, cause = done.stderr.split("Root Cause (first observed failure):")
     assert "rank      : 1 " in cause
     words = "rank 1 (worker 1): the forward of stage 1 (micro-batch 0 of update 2, F m0 s1): "
@@ -175,7 +174,7 @@ def test_a_loop_of_ones_own_is_started_again_and_resumes_with_a_store_of_its_own
     two_stages: Path, tmp_path: Path
 ) -> None:
     words, variables = in_a_loop(tmp_path, two_stages, "restarts", "--standalone", "--max-restarts=1")
-    done = forking.torchrun(words, variables, tmp_path, PATIENCE)
+    done = forkserver.run(("-m", "torch.distributed.run", *words), variables, tmp_path, PATIENCE)
     assert done.returncode == 0, done.stderr
     first, second = sorted(line for line in done.stdout.splitlines() if "resumed" in line)
     assert first.startswith("rank 0: resumed after 2, ")
@@ -187,7 +186,7 @@ def test_ranks_of_a_loop_of_ones_own_end_with_an_error_when_torchrun_is_killed(
 ) -> None:
     """No process stays behind, which `signalled` sees to."""
     words, variables = in_a_loop(tmp_path, two_stages, "goes on")
-    done, seconds = forking.signalled(words, variables, tmp_path, PATIENCE, signal.SIGKILL, "3 updates")
+    done, seconds = signalled(words, variables, tmp_path, signal.SIGKILL, "3 updates")
     assert seconds < PROMPTLY
     lines = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
     assert lines == [f"rank {rank} (worker {rank}): torchrun has died, and its ranks end" for rank in range(2)]

@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests import forking
-from tests.e2e.ranks import HERE, PATIENCE, compiled, environment
+from tests.e2e.ranks import HERE, ROOT, compiled, torchrun_script
 from tests.repeatable import also
 
-pytestmark = pytest.mark.e2e
 TOLERANCE = 1e-12
 JOBS: dict[str, tuple[str, str, dict[str, int]]] = {
     "chimera": ("alike", "chimera", {"D": 4, "N": 4}),
@@ -40,8 +38,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("evaluations")
     jobs = [(name, kind, str(compiled(folder, scheme, **settings))) for name, (kind, scheme, settings) in JOBS.items()]
     (folder / "jobs.json").write_text(json.dumps({"log": str(folder / "found"), "jobs": jobs}))
-    words = ("--nproc-per-node=4", str(HERE / "evaluations.py"), str(folder / "jobs.json"))
-    done = forking.torchrun(words, environment() | {"PYTHONPATH": str(HERE.parents[1])}, folder, PATIENCE)
+    done = torchrun_script(HERE / "evaluations.py", 4, str(folder / "jobs.json"), folder=folder, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"found.{rank}").read_text()) for rank in range(4)]
 

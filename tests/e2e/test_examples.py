@@ -19,7 +19,6 @@ NETWORKS = {
     "gpt2": tuple(library.names()) if searching() else SAMPLE,
 }
 """With the schemes that each is trained under."""
-pytestmark = pytest.mark.e2e
 
 
 def settings(layers: int, *more: str) -> dict[str, str]:

@@ -11,27 +11,26 @@ from pathlib import Path
 import pytest
 
 from chimera_ir.commands import trace_command
-from tests import forking
+from tests import forkserver
 from tests.e2e.ranks import (
     HERE,
     MODELS,
     PATIENCE,
+    SCRIPT,
     Job,
     compiled,
     environment,
     interrupted,
-    ranks_left,
+    launched,
+    left_in,
     run_all,
     torchrun,
-    torchrun_script,
 )
 from tests.repeatable import part
 from tests.unit.test_page_tables import document_in
 
 FAILING = str(MODELS / "failing.py")
 FILES_OF_RANK_0 = ("rank_0.txt", "rank_0.json")
-
-pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +150,7 @@ def test_ctrl_c_ends_cleanly_and_keeps_the_metrics(two_stages: Path, tmp_path: P
     assert said.count("train.py: interrupted") == 1
     assert "rank_0.py" not in said, "no traceback of ours"
     assert len(metrics(file)) >= 5
-    assert not ranks_left(two_stages)
+    assert not left_in(two_stages.parent)
 
 
 MISTAKES = {
@@ -343,10 +342,11 @@ def test_a_rank_trains_on_without_standard_streams_and_ends_with_its_status(
 ) -> None:
     """It alone is all ranks of the job. Once it is an interpreter of its own, which flushes at its end."""
     directory, file = compiled(tmp_path, "dapple", D=1, N=1), tmp_path / "metrics.json"
-    words = [str(directory / "train.py"), "--model", FAILING, "--steps", steps, "--metrics", str(file)]
+    words = (str(directory / "train.py"), "--model", FAILING, "--steps", steps, "--metrics", str(file))
     variables = environment() | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     if redirected in WITHOUT:
-        done = forking.python(f"{WITHOUT[redirected]}\n{forking.SCRIPT}", words, variables, tmp_path, PATIENCE)
+        program = ("-c", f"{WITHOUT[redirected]}\n{SCRIPT}", *words)
+        done = forkserver.run(program, variables, tmp_path, PATIENCE)
     else:
         command = ["bash", "-c", f'exec "$@" {redirected}', "bash", sys.executable, *words]
         done = subprocess.run(command, env=variables, text=True, timeout=PATIENCE, check=False)
@@ -364,7 +364,7 @@ def test_a_world_of_the_wrong_size_is_one_clear_message(two_stages: Path) -> Non
 
 def test_a_rank_that_has_lost_another_in_a_sum_can_end(two_stages: Path) -> None:
     """Ranks end as interpreters do, as only that destroys communicators."""
-    job = (HERE / "loops" / "stuck.py", 2, str(two_stages))
-    done = torchrun_script(*job, PYTHONPATH=str(two_stages), **{forking.FINALIZED: ""})
+    loop = shutil.copy(HERE / "loops" / "stuck.py", two_stages.parent / "train.py")
+    done = launched(Path(loop).parent, 2, (), (str(two_stages),), {"PYTHONPATH": str(two_stages)})
     assert done.returncode == 1
     assert "PeerLost: rank 1 (worker 1): wait for the norm of the gradients" in done.stderr

@@ -12,7 +12,7 @@ from tests.e2e.browser import Tab, needs_browser, tab
 from tests.repeatable import also
 from tests.unit.command import TINY
 
-pytestmark = [pytest.mark.e2e, needs_browser]
+pytestmark = [needs_browser]
 
 HOSTILE = "</style><script>document.title = 'taken'</script><img src=x onerror=document.title='taken'>"
 

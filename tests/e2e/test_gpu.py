@@ -2,24 +2,18 @@
 
 from pathlib import Path
 
-import pytest
-
-from tests import forking
-from tests.e2e.ranks import forking_environment
+from tests import forkserver
+from tests.e2e.ranks import environment
 from tests.gpu.commands import ROOT
 from tests.patience import PATIENCE
-
-PROGRAM = "import runpy; runpy.run_module('tests.gpu', run_name='__main__', alter_sys=True)"
-
-pytestmark = pytest.mark.e2e
 
 
 def test_a_scheme_and_a_killed_rank_pass_and_are_reported(tmp_path: Path) -> None:
     report = tmp_path / "report.md"
     sample = "^(dapple on 2 workers|a rank is killed)"
     words = ("--pretend", "2", "--backend", "gloo", "--only", sample, "--report", str(report), "--folder", "programs")
-    arguments = (*words[:-1], str(tmp_path / words[-1]))
-    done = forking.python(PROGRAM, arguments, forking_environment(), ROOT, PATIENCE)
+    arguments = ("-m", "tests.gpu", *words[:-1], str(tmp_path / words[-1]))
+    done = forkserver.run(arguments, environment(), ROOT, PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed, 0 failed, 0 skipped" in done.stdout
     text = report.read_text()

@@ -6,8 +6,6 @@ import pytest
 
 from tests.e2e.ranks import HERE, Job, Outcome, compiled, run_all
 
-pytestmark = pytest.mark.e2e
-
 LOOP = Path(__file__).resolve().parent / "loops" / "memory.py"
 KINDS = ("buffer", "workspace", "graph", "parameter", "mask", "input", "gradient", "count", "auxiliary")
 OF_LATE = ("identity", "mask", "input", "gradient", "graph")

@@ -9,8 +9,6 @@ import pytest
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
 from tests.repeatable import also
 
-pytestmark = pytest.mark.e2e
-
 ENDS = ("first,last",)
 MODEL = "layered.py"
 TRAINING: dict[str, tuple[str, int, tuple[str, ...]]] = dict(

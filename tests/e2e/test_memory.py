@@ -40,8 +40,6 @@ RANKS = range(4)
 MODEL = Path(__file__).parent / "models" / "measured.py"
 CLUSTER = Path(__file__).parent.parent.parent / "docs" / "examples" / "small.cluster.toml"
 
-pytestmark = pytest.mark.e2e
-
 
 def job(folder: Path, name: str, scheme: str, parameters: dict[str, int], **variables: str) -> Job:
     (folder / name).mkdir()

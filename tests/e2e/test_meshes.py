@@ -15,16 +15,14 @@ KINDS = {"shards": "DTensor", "tensors": "DTensor Parameter"}
 SCHEMES = also(("chimera", "zb_h1"), ("dapple",))
 """With replicas of each stage and without; whole backwards and halves. A search has the fourth combination, too."""
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture(scope="module")
 def meshes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     folder = tmp_path_factory.mktemp("meshes")
     directories = {scheme: compiled(folder, scheme, D=2, N=2) for scheme in SCHEMES}
-    jobs = [Job(how, LOOP, (how, *map(str, directories.values())), model=None, imports=("pytest",)) for how in KINDS]
+    jobs = [Job(how, LOOP, (how, *map(str, directories.values())), model=None) for how in KINDS]
     one = compiled(folder, "interleaved", P=1, v=2, N=2)
-    jobs.append(Job("counts", COUNTS, (str(directories["chimera"]), str(one)), model=None, imports=("pytest",)))
+    jobs.append(Job("counts", COUNTS, (str(directories["chimera"]), str(one)), model=None))
     return run_all(folder, 4, jobs)
 
 

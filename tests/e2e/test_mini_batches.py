@@ -4,24 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from tests import forking
 from tests.e2e import mini_batches
-from tests.e2e.ranks import HERE, PATIENCE, Job, compiled, environment, run_all
+from tests.e2e.ranks import HERE, ROOT, Job, compiled, run_all, torchrun_script
 from tests.repeatable import also
 
 SCHEMES = {1: also(("gpipe",), ("chimera",)), 2: also(("chimera",), ("gpipe",))}
 """With one copy and with two, which are eight ranks: each stage is there once, and four times."""
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.mark.parametrize("copies", [1, 2])
 def test_gradients_are_those_of_one_process(tmp_path: Path, copies: int) -> None:
     directories = [str(compiled(tmp_path, scheme, D=mini_batches.D, N=4)) for scheme in SCHEMES[copies]]
-    ranks = f"--nproc-per-node={mini_batches.D * copies}"
-    words = (ranks, str(HERE / "mini_batches.py"), *directories)
-    variables = {"PYTHONPATH": str(HERE.parent.parent), forking.IMPORTS: "pytest"}
-    done = forking.torchrun(words, environment() | variables, tmp_path, PATIENCE)
+    script = HERE / "mini_batches.py"
+    done = torchrun_script(script, mini_batches.D * copies, *directories, folder=tmp_path, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [
         word for _ in directories for name in mini_batches.CASES for word in (f"{name}:", "passed")

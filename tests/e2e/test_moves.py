@@ -11,8 +11,6 @@ from chimera_ir.commands.trace_command import trace_command
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
 from tests.e2e.test_strict import STRICT
 
-pytestmark = pytest.mark.e2e
-
 PIPE = """pipe {name} {{
   stages s in 0..2 on {on}
   micros m in {micros}

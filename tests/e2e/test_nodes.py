@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.ranks import MODELS, PATIENCE, compiled, served_environment
+from tests.e2e.ranks import MODELS, PATIENCE, compiled, environment
 from tests.programs import free_port
 
-pytestmark = pytest.mark.e2e
 NODES = Path(__file__).resolve().parents[2] / "examples" / "nodes"
 
 
@@ -35,7 +34,7 @@ def cluster(tmp_path: Path) -> dict[str, str]:
         program.write_text(f"#!/bin/sh\nset -e\n{text}\n")
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
     job = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "7", "PROCESSES": "2"}
-    return served_environment() | job | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PORT": str(free_port())}
+    return environment() | job | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PORT": str(free_port())}
 
 
 def test_the_file_for_slurm_trains(train: list[str], cluster: dict[str, str]) -> None:

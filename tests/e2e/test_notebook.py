@@ -10,7 +10,7 @@ from chimera_ir.source import Source
 from tests.e2e.browser import needs_browser, tab
 from tests.unit.command import TINY
 
-pytestmark = [pytest.mark.e2e, needs_browser]
+pytestmark = [needs_browser]
 
 HOSTILE = "<img src=x onerror=parent.document.title='taken'>"
 

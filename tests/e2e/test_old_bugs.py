@@ -7,8 +7,6 @@ import pytest
 from tests.e2e.old_bugs import BUGS
 from tests.e2e.ranks import HERE, Job, Outcome, run_all
 
-pytestmark = pytest.mark.e2e
-
 RULES = {"STRICT_PATIENCE": "2", "STRICT_ALONE": "1", "STRICT_LATE": "1"}
 MORE = {"posted_ahead": {"STRICT_QUEUES": "1"}, "made_by_first_message": {"STRICT_MEETING": "2"}}
 GRACE = 10.0

@@ -6,8 +6,6 @@ import pytest
 
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:

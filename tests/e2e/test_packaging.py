@@ -17,15 +17,14 @@ import pytest
 from packaging.requirements import Requirement
 
 import chimera_ir
-from tests import forking
-from tests.e2e.copies import add_bytecode
+from tests import forkserver
 from tests.e2e.ranks import compiled, environment
 from tests.patience import PATIENCE
 from tests.programs import program
 
 ROOT = Path(__file__).resolve().parents[2]
-
-pytestmark = pytest.mark.e2e
+FORGETTING = "import sys\nfor name in [*sys.modules]: name.startswith('chimera_runtime') and sys.modules.pop(name)\n"
+"""Program with which a process that begins with the runtime imported looks for it on its path."""
 
 
 def call(*command: str | Path, status: int = 0, **variables: str) -> str:
@@ -182,8 +181,7 @@ def test_without_torch_what_needs_it_says_so_and_with_torch_it_is_there(installe
     program = "import chimera_runtime as r; print(r.__file__, *(getattr(r, name).__name__ for name in r.__all__))"
     assert "ModuleNotFoundError: No module named 'torch'" in call(installed / "python", "-c", program, status=1)
     path = call(installed / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
-    forgetting = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != 'Preloaded']; "
-    there = forking.python(forgetting + program, (), environment() | {"PYTHONPATH": path}, tmp_path, PATIENCE)
+    there = forkserver.run(("-c", FORGETTING + program), environment() | {"PYTHONPATH": path}, tmp_path, PATIENCE)
     assert there.returncode == 0, there.stderr
     assert there.stdout.startswith(path)
     assert there.stdout.rstrip().endswith("whole")
@@ -212,10 +210,8 @@ def test_what_is_generated_imports_where_the_compiler_and_its_libraries_are_not(
         for path in sorted(directory.rglob("*.py"))
     ]
     assert {"train", "rank_0", "rank_3", "chimera_runtime", "chimera_runtime.tools.launch"} <= set(modules)
-    add_bytecode(directory)
-    program = f"""
-import importlib, sys
-sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "Preloaded"]
+    program = f"""{FORGETTING}
+import importlib
 sys.path.insert(0, {str(directory)!r})
 for name in ("chimera_ir", "click", "lark", "rich"):
     sys.modules[name] = None
@@ -223,5 +219,5 @@ for name in {modules!r}:
     module = importlib.import_module(name)
     assert module.__file__.startswith({str(directory)!r}), module.__file__
 """
-    done = forking.python(program, (), environment(), tmp_path, PATIENCE)
+    done = forkserver.run(("-c", program), environment(), tmp_path, PATIENCE)
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ from chimera_ir.page.tables import (
 from tests.e2e.browser import Tab, needs_browser, tab
 from tests.pages import DOCS
 
-pytestmark = [pytest.mark.e2e, needs_browser]
+pytestmark = [needs_browser]
 
 CRITICAL, WAITS, DIFFERENCE = [0xD8, 0x00, 0x1F], [0x00, 0x72, 0xB2], [0xA3, 0x00, 0x6D]
 """Colours of a light page: of mistakes and the critical path, of what an operation waits for, of differences."""

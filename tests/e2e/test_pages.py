@@ -20,7 +20,7 @@ from tests.pages import DOCS
 from tests.repeatable import searching
 from tests.sizes import on_workers
 
-pytestmark = [pytest.mark.e2e, needs_browser]
+pytestmark = [needs_browser]
 
 EXAMPLES = DOCS / "examples"
 MEASURED = Options(

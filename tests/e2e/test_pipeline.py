@@ -21,8 +21,6 @@ SAMPLE = also(
 )
 """One pipe, two in copies, halves of micro-batches; ties of stages on workers of their own and of one."""
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture(scope="module")
 def agreement(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, dict[str, float]]:

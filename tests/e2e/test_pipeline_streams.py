@@ -33,8 +33,6 @@ TRAINED = also(("pipedream-4", "2bw-4"), ("pipedream-2",))
 LOOPS = also(("hooked-pipedream-4", "left-2bw-4"), ("hooked-2bw-4", "left-pipedream-4"))
 UPDATES = 9
 
-pytestmark = pytest.mark.e2e
-
 
 def jobs(folder: Path, directories: dict[str, Path]) -> Iterator[Job]:
     words = [word for case, program in COMPARED for word in (case, str(directories[program]))]

@@ -11,10 +11,7 @@ import torch
 from chimera_ir.measure.links import WARM_UP
 from chimera_ir.profile.read import read_cluster
 from chimera_ir.source import Source
-from tests import forking
-from tests.e2e.ranks import PATIENCE, environment
-
-pytestmark = pytest.mark.e2e
+from tests.e2e.ranks import torchrun_script
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = r"# +(\d+ [KM]?i?B)  "
@@ -51,8 +48,7 @@ def launched(program: str, ranks: int, *arguments: str) -> subprocess.CompletedP
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "profile_links.py"
         script.write_text(program)
-        words = (f"--nproc-per-node={ranks}", str(script), "links", *arguments)
-        return forking.torchrun(words, environment() | {"PYTHONPATH": str(ROOT)}, ROOT, PATIENCE)
+        return torchrun_script(script, ranks, "links", *arguments, PYTHONPATH=str(ROOT))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -9,8 +9,6 @@ import pytest
 
 from tests.e2e.ranks import HERE, Job, Outcome, compiled, run_all
 
-pytestmark = pytest.mark.e2e
-
 MICROS = 4
 SIZES = {"D": 2, "N": MICROS}
 LOOPS: dict[str, tuple[str, dict[str, int], tuple[str, ...]]] = {

@@ -12,7 +12,7 @@ from tests.e2e.browser import Tab, needs_browser, tab
 from tests.unit import traced
 from tests.unit.test_recorded_page import TIMEOUT, stopped_run
 
-pytestmark = [pytest.mark.e2e, needs_browser]
+pytestmark = [needs_browser]
 
 
 @pytest.fixture(scope="module")

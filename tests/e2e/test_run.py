@@ -1,29 +1,17 @@
 """``chimera run`` trains, and ends as the torchrun that it becomes."""
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from chimera_ir.commands.new_command import new_command
-from tests.e2e.ranks import (
-    HERE,
-    MODELS,
-    PATIENCE,
-    compiled,
-    served_environment,
-    torchrun,
-)
-
-pytestmark = pytest.mark.e2e
+from tests.e2e.ranks import MODELS, PATIENCE, compiled, environment, left_in, running_in, torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = (
@@ -33,27 +21,13 @@ RUN = (
 )
 
 
-def running_in(folder: Path, patience: float = 10) -> int:
-    """The number of processes in a folder after some time to end, without the tracker that multiprocessing starts."""
-    deadline = time.monotonic() + patience
-    while True:
-        running = 0
-        for place in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                is_here = (place / "cwd").readlink() == folder
-                running += is_here and b"resource_tracker" not in (place / "cmdline").read_bytes()
-        if not running or time.monotonic() >= deadline:
-            return running
-        time.sleep(0.1)
-
-
 def test_one_command_compiles_and_trains_a_new_model_in_two_copies_as_torchrun_would(tmp_path: Path) -> None:
     assert CliRunner().invoke(new_command, [str(tmp_path / "model.py")]).exit_code == 0
     training = ("--model", str(tmp_path / "model.py"), "--steps", "4", "--micro-batch-size", "2", "--check")
     words = ("chimera", "D=2", "N=2", "--copies", "2", *training, "--metrics", "run.json")
     done = subprocess.run(
         [*RUN, *words],
-        env=served_environment(),
+        env=environment(),
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -76,7 +50,7 @@ def test_a_new_loop_trains_the_new_model_beside_it(tmp_path: Path) -> None:
     compiled(tmp_path, "chimera", D=2, N=2).rename(tmp_path / "chimera.out")
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "loop.py"],
-        env=served_environment() | {"PYTHONPATH": os.pathsep.join((str(HERE / "forked"), str(ROOT)))},
+        env=environment() | {"PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -94,7 +68,7 @@ def test_a_rank_that_fails_gives_the_status_of_torchrun(tmp_path: Path) -> None:
     words = ("chimera", "--set", "D=2", "--model", str(MODELS / "failing.py"), "--out", str(out))
     done = subprocess.run(
         [*RUN, *words],
-        env=served_environment() | {"FAIL": "returns-set:0:0"},
+        env=environment() | {"FAIL": "returns-set:0:0"},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -103,7 +77,7 @@ def test_a_rank_that_fails_gives_the_status_of_torchrun(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "stage 0 returned a set" in done.stderr
-    assert not running_in(tmp_path)
+    assert not left_in(tmp_path)
 
 
 def test_a_signal_reaches_the_ranks_and_is_waited_for(tmp_path: Path) -> None:
@@ -111,7 +85,7 @@ def test_a_signal_reaches_the_ranks_and_is_waited_for(tmp_path: Path) -> None:
     words = ("chimera", "--set", "D=2", "--model", str(MODELS / "failing.py"), "--steps", "100000", "--out", str(out))
     process = subprocess.Popen(
         [*RUN, *words],
-        env=served_environment(),
+        env=environment(),
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -122,10 +96,10 @@ def test_a_signal_reaches_the_ranks_and_is_waited_for(tmp_path: Path) -> None:
     for line in process.stdout:
         said += line
         if " 5/100000" in line:
-            assert running_in(tmp_path, patience=0) == 4, "the command, torchrun in its place, and two ranks"
+            assert len(running_in(tmp_path)) == 3, "torchrun in place of the command, and two ranks"
             process.send_signal(signal.SIGTERM)
             break
     said += process.communicate(timeout=PATIENCE)[0]
     assert process.returncode != 0
     assert " 5/100000" in said
-    assert not running_in(tmp_path, patience=0)
+    assert not running_in(tmp_path)

@@ -27,8 +27,6 @@ SHARDED = (*SIZE, "--shard-optimizer")
 TRAINED = ("whole", "sharded", "traced")
 FLOAT64 = 8
 
-pytestmark = pytest.mark.e2e
-
 
 def jobs(folder: Path) -> Iterator[Job]:
     chimera = compiled(folder, "chimera", D=4, N=4)

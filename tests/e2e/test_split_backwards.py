@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.ranks import OF_COMPILE, Job, Outcome, compiled, run_all
+from tests.e2e.ranks import Job, Outcome, compiled, run_all
 
 N = 5
 KINDS = {
@@ -31,8 +31,6 @@ AT_ONCE = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOM
 """Inductor compiles a few small kernels: without processes for that, each of which imports torch, and without headers
 that are compiled before."""
 
-pytestmark = pytest.mark.e2e
-
 
 def jobs(folder: Path) -> Iterator[Job]:
     directory = compiled(folder, "zb_h1", D=4, N=N)
@@ -40,10 +38,10 @@ def jobs(folder: Path) -> Iterator[Job]:
         made = {"HALVED": ",".join(kinds)}
         (folder / name).mkdir()
         arguments = ("--check", "--micro-batch-size", "2", "--steps", "3")
-        yield Job(name, directory, arguments, "halved.py", made | {"COUNTED": str(folder / name)}, OF_COMPILE)
+        yield Job(name, directory, arguments, "halved.py", made | {"COUNTED": str(folder / name)})
     if shutil.which("gcc") or shutil.which("clang"):
         made = {"HALVED": "plain,compiled,plain alone,plain", "COMPILER": "inductor"} | AT_ONCE
-        yield Job("inductor", directory, ("--check-only", "--micro-batch-size", "2"), "halved.py", made, OF_COMPILE)
+        yield Job("inductor", directory, ("--check-only", "--micro-batch-size", "2"), "halved.py", made)
 
 
 @pytest.fixture(scope="module")

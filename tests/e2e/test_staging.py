@@ -9,8 +9,6 @@ import torch
 
 from tests.e2e.ranks import MODELS, Job, Outcome, compiled, run_all, torchrun
 
-pytestmark = pytest.mark.e2e
-
 STEPS = 6
 SIZE = ("--micro-batch-size", "2")
 TRAINED = {

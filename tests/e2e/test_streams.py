@@ -18,8 +18,6 @@ SAMPLE = also(("pipedream",), ("pipedream_2bw",))
 """Schemes with which a run tries what does not depend on the scheme: momentum, and a rehearsal."""
 LENGTHS = (1, 4)
 
-pytestmark = pytest.mark.e2e
-
 
 def four_ranks(folder: Path) -> Iterator[Job]:
     """D=4 with one copy, D=2 with two; Adam with dropout and batch norm, and momentum; short runs and longer ones."""

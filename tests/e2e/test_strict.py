@@ -11,12 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.copies import add_bytecode
 from tests.e2e.ranks import HERE, Job, Outcome, compiled, run_all
 from tests.repeatable import also, either
 from tests.sizes import on_workers
-
-pytestmark = pytest.mark.e2e
 
 STRICT = ("--check-only", "--micro-batch-size", "2", "--backend", "strict", "--backend-module", str(HERE / "strict.py"))
 SAMPLE = also(("chimera", "pipedream_2bw", "interleaved", "seq1f1b_zb"), ("chimera_halving", "zb_v"))
@@ -213,7 +210,6 @@ def spoiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     jobs: list[Job] = []
     for number, (name, bug) in enumerate(BUGS.items()):
         directory = compiled(folder / str(number), bug.scheme, D=4, N=bug.micro_batches)
-        add_bytecode(directory)
         bug.inflict(directory)
         environment = {"STRICT_PATIENCE": "3", "STRICT_MEETING": bug.meeting, "STRICT_ALONE": "1"}
         if bug.forgiven is not None:

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import forking
+from tests import forkserver
 from tests.e2e.ranks import HERE, environment
-
-pytestmark = pytest.mark.e2e
 
 ROOT = HERE.parent.parent
 
@@ -49,7 +47,7 @@ WRONG = BEGIN + "torch.nn.functional.embedding(torch.tensor([7]), torch.eye(2))\
 
 def run(folder: Path, program: str, **variables: str) -> tuple[int, str, str]:
     """The status, standard output and standard error of a program."""
-    done = forking.python(program, [], environment() | {"PYTHONPATH": str(ROOT)} | variables, folder, 100)
+    done = forkserver.run(("-c", program), environment() | {"PYTHONPATH": str(ROOT)} | variables, folder, 100)
     return done.returncode, done.stdout, done.stderr
 
 

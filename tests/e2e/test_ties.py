@@ -11,8 +11,6 @@ from tests.e2e.ranks import Job, Outcome, compiled, run_all
 from tests.repeatable import also
 from tests.sizes import on_workers
 
-pytestmark = pytest.mark.e2e
-
 ENDS = ("first,last",)
 CHECK = ("--check-only", "--micro-batch-size", "2")
 REFUSED = {

@@ -13,20 +13,17 @@ SCRIPT, MESH = LOOPS / "torch_interface.py", LOOPS / "torch_mesh.py"
 OF_TORCH = ("Schedule1F1B", "ScheduleInterleavedZeroBubble")
 COMPILED = ("dapple", "zb_h1", "chimera", "dualpipe_v")
 MESHES = ("ScheduleLoopedBFS", "dapple", "chimera")
-IMPORTS = ("torch.distributed.pipelining", "torch.distributed.fsdp", "torch.distributed.tensor")
-
-pytestmark = pytest.mark.e2e
 
 
 def jobs(folder: Path) -> Iterator[Job]:
     for schedule in OF_TORCH:
-        yield Job(schedule, SCRIPT, (schedule,), model=None, imports=IMPORTS)
+        yield Job(schedule, SCRIPT, (schedule,), model=None)
     for scheme in COMPILED:
         directory = compiled(folder, scheme, **{"P" if scheme == "dualpipe_v" else "D": 4, "N": 8})
-        yield Job(scheme, SCRIPT, (str(directory),), model=None, imports=IMPORTS)
+        yield Job(scheme, SCRIPT, (str(directory),), model=None)
     for name in MESHES:
         schedule = name if name.startswith("Schedule") else str(compiled(folder, name, D=2, N=4))
-        yield Job(f"mesh-{name}", MESH, (schedule,), model=None, imports=IMPORTS)
+        yield Job(f"mesh-{name}", MESH, (schedule,), model=None)
 
 
 @pytest.fixture(scope="module")

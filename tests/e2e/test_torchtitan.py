@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import forking
-from tests.e2e.ranks import PATIENCE, compiled, environment
+from tests.e2e.ranks import compiled, torchrun_script
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "examples" / "torchtitan" / "debug_llama.py"
@@ -20,7 +19,6 @@ INSTALLED = Path(sys.prefix) / "torchtitan"
 """Where `make torchtitan` puts it, apart from what other tests import."""
 
 pytestmark = [
-    pytest.mark.e2e,
     pytest.mark.skipif(not (INSTALLED.is_dir() or find_spec("torchtitan")), reason="needs torchtitan: make torchtitan"),
 ]
 
@@ -29,8 +27,7 @@ def test_the_debug_llama_of_torchtitan_has_the_losses_and_gradients_of_the_model
     sizes = {"dapple": {"D": 4}, "chimera": {"D": 4}, "dualpipe_v": {"P": 4}}
     directories = [str(compiled(tmp_path, scheme, **size, N=8)) for scheme, size in sizes.items()]
     path = os.pathsep.join(map(str, (EXAMPLE.parent, INSTALLED, ROOT)))
-    ready = environment() | {"PYTHONPATH": path, forking.IMPORTS: EXAMPLE.stem}
-    done = forking.torchrun(("--nproc-per-node=4", str(EXAMPLE), *directories), ready, tmp_path, PATIENCE)
+    done = torchrun_script(EXAMPLE, 4, *directories, folder=tmp_path, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     for directory in directories:
         off = re.findall(rf"^rank \d: {re.escape(directory)}: off by (\S+)$", done.stdout, re.M)

@@ -18,8 +18,8 @@ from chimera_ir.ir.ops import AllReduce, Send, WaitAllReduce, WaitRecv
 from chimera_ir.trace.match import lanes
 from chimera_ir.trace.recorded_events import recorded_trace
 from chimera_ir.trace.trace_files import Trace, read
-from tests import forking
-from tests.e2e.ranks import MODELS, Job, Outcome, compiled, environment, interrupted, run_all, torchrun
+from tests import forkserver
+from tests.e2e.ranks import MODELS, SCRIPT, Job, Outcome, compiled, environment, interrupted, run_all, torchrun
 from tests.patience import PATIENCE
 from tests.programs import free_port
 from tests.unit.test_page_tables import document_in
@@ -41,8 +41,6 @@ if child := os.fork():
 
 UPDATES = {"rehearsed": 5, "pipedream": 12}
 """Of runs that make other than 6: four workers without a flush take four updates to warm up, and four to drain."""
-
-pytestmark = pytest.mark.e2e
 
 
 def jobs(folder: Path) -> Iterator[Job]:
@@ -232,8 +230,8 @@ def test_clocks_of_two_machines_are_brought_together(two_stages: Path, tmp_path:
     words = [str(two_stages / "train.py"), *arguments]
     with ThreadPoolExecutor() as pool:
         here, there = (
-            pool.submit(forking.python, program, words, common | {"RANK": rank}, tmp_path, PATIENCE)
-            for program, rank in ((forking.SCRIPT, "0"), (AHEAD + forking.SCRIPT, "1"))
+            pool.submit(forkserver.run, ("-c", program, *words), common | {"RANK": rank}, tmp_path, PATIENCE)
+            for program, rank in ((SCRIPT, "0"), (AHEAD + SCRIPT, "1"))
         )
     assert (here.result().returncode, there.result().returncode) == (0, 0), there.result().stderr
     trace = read(tmp_path / "t")

@@ -18,8 +18,6 @@ LIBRARY = also(("dapple", "chimera"), ("gpipe", "gems"))
 """Schemes with one pipe, and with two: replicas of a stage are then in copies alone, or in both pipes of each."""
 SECTION_3_5 = ("chimera_doubling", "chimera_halving")
 
-pytestmark = pytest.mark.e2e
-
 
 def four_ranks(folder: Path) -> Iterator[Job]:
     """D=4 with one copy, D=2 with two, D=1 with four; training after the check, to compare losses."""

@@ -20,10 +20,8 @@ SAME = also(("chimera", "halves"), ("dapple",))
 STEPS = "10"
 EXPERTS = also(("experts-exported",), ("experts",))
 """Jobs with the mixture of experts: under chimera, and without pairs of stages on a worker."""
-IMPORTS = ("tests.e2e.transformers_preloaded",)
 
 pytestmark = [
-    pytest.mark.e2e,
     pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: pip install -e '.[hf]'"),
 ]
 
@@ -49,14 +47,14 @@ def experts(folder: Path, dapple: Path, chimera: Path) -> Iterator[Job]:
 
     After them it reads what was exported, by the example too.
     """
-    yield Job("made", DIRECTORIES, ("made", str(folder)), model=None, imports=IMPORTS)
+    yield Job("made", DIRECTORIES, ("made", str(folder)), model=None)
     (folder / "text.txt").write_bytes(EXAMPLE.read_bytes())
     of_model = f"--hf={folder}/experts", f"--text={folder}/text.txt", "--length=32", "--micro-batch-size=2"
     exporting = "--check", "--steps=1", "--learning-rate=1e-30", "--checkpoint-layers", f"--export={folder}/again"
     for name in EXPERTS:
         program, options = (chimera, exporting) if name == "experts-exported" else (dapple, ("--check-only",))
-        yield Job(name, program / "train.py", (*of_model, *options), model=None, imports=IMPORTS)
-    yield Job("read", DIRECTORIES, ("read", str(folder), str(EXAMPLE.parent)), model=None, imports=IMPORTS)
+        yield Job(name, program / "train.py", (*of_model, *options), model=None)
+    yield Job("read", DIRECTORIES, ("read", str(folder), str(EXAMPLE.parent)), model=None)
 
 
 def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(
@@ -76,7 +74,7 @@ def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(
         4,
         [
             *(
-                Job(name, DOUBLE, (str(EXAMPLE.parent), STEPS, *directory), model=None, imports=IMPORTS)
+                Job(name, DOUBLE, (str(EXAMPLE.parent), STEPS, *directory), model=None)
                 for name, *directory in (*((name, directories[name]) for name in SAME), ("alone",))
             ),
             Job(
@@ -86,7 +84,7 @@ def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(
                 model=None,
             ),
             *experts(tmp_path, Path(directories["dapple"]), Path(directories["chimera"])),
-            Job("long", long, ("--check-only",), str(EXAMPLE.parent / "hf_long_context.py"), imports=IMPORTS),
+            Job("long", long, ("--check-only",), str(EXAMPLE.parent / "hf_long_context.py")),
         ],
     )
     for outcome in outcomes.values():

@@ -4,8 +4,6 @@ import pytest
 
 from tests.e2e.ranks import HERE, Job, Outcome, compiled, run_all
 
-pytestmark = pytest.mark.e2e
-
 DAPPLE = ("dapple", {"D": 2, "N": 4}, ())
 AGAIN = ("dapple", {"D": 2, "N": 4}, ("--recompute",))
 STREAM = ("pipedream_2bw", {"D": 2, "N": 2}, ())

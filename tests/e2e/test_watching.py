@@ -11,8 +11,6 @@ from tests.e2e.ranks import Job, Outcome, compiled, run_all
 
 STEPS = 4
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Outcome]]:

@@ -8,7 +8,8 @@ from chimera_ir.source import Span
 
 
 class BadStep(InInstance, code="CH249"):
-    meaning = "A number after `by` that is below 1."
+    """A number after ``by`` that is below 1."""
+
     title = "a step is 1 or more, and this one is {step}"
     label = "a step of {step}"
     help = "write how many micro-batches one value of the variable stands for, as in `by 2`"
@@ -16,7 +17,8 @@ class BadStep(InInstance, code="CH249"):
 
 
 class EmptyGroup(InInstance, code="CH250"):
-    meaning = "An operation over an empty range of micro-batches."
+    """An operation over an empty range of micro-batches."""
+
     title = "the range {start}..{stop} holds no micro-batch"
     label = "{start}..{stop}"
     help = "a range a..b counts from a to b - 1: make it longer, or guard the line with `when`"
@@ -25,7 +27,8 @@ class EmptyGroup(InInstance, code="CH250"):
 
 
 class RangesOverlap(InInstance, code="CH296"):
-    meaning = "Ranges of a line that together name more micro-batches than there are."
+    """Ranges of a line that together name more micro-batches than there are."""
+
     title = "the ranges of this line name more than all of {micros:micro-batch} on {stages:stage}"
     label = "some are named twice"
     help = "a micro-batch is named once: let the variable count `by` the length of the range, or guard the line"
@@ -34,7 +37,8 @@ class RangesOverlap(InInstance, code="CH296"):
 
 
 class HalvesDiffer(InInstance, code="CH251"):
-    meaning = "A pipe that counts whole micro-batches, and another one that counts halves."
+    """A pipe that counts whole micro-batches, and another one that counts halves."""
+
     title = "the pipe `{pipe}` counts whole micro-batches, and the pipe `{other}` counts halves"
     label = "whole ones"
     help = "write `halves` in every pipe or in none: all count the same micro-batches"
@@ -45,7 +49,8 @@ class HalvesDiffer(InInstance, code="CH251"):
 
 
 class OddHalves(InInstance, code="CH252"):
-    meaning = "An odd number of half micro-batches, which do not make whole ones."
+    """An odd number of half micro-batches, which do not make whole ones."""
+
     title = "{count:half micro-batch} cannot be whole ones"
     label = "the first of the pipes"
     help = "with `halves` a range counts two for each micro-batch, as in `0..2*N`"
@@ -53,7 +58,8 @@ class OddHalves(InInstance, code="CH252"):
 
 
 class SyncDiffers(InInstance, code="CH253"):
-    meaning = "Two pipes ask for different strategies, such as lazy and eager, for the gradients of one stage."
+    """Two pipes ask for different strategies, such as lazy and eager, for the gradients of one stage."""
+
     title = "stage {stage} is synchronised `{mode}` here and `{other_mode}` in the pipe `{other}`"
     label = "`{mode}` here"
     help = "the replicas of a stage are summed together: ask for one strategy, or leave one of the lines out"
@@ -66,7 +72,8 @@ class SyncDiffers(InInstance, code="CH253"):
 
 
 class OtherKinds(Diagnostic, code="CH280"):
-    meaning = "A pair of other kinds than a forward and a backward."
+    """A pair of other kinds than a forward and a backward."""
+
     title = "a pair joins an `F` and a `B`, and this line joins `{first}` and `{second}`"
     label = "not a pair"
     help = "give each of the two a line and a clock of its own"
@@ -75,7 +82,8 @@ class OtherKinds(Diagnostic, code="CH280"):
 
 
 class NoSuchPipe(InInstance, code="CH281"):
-    meaning = "A pair with an operation of a pipe that the scheme does not have."
+    """A pair with an operation of a pipe that the scheme does not have."""
+
     title = "the scheme has no pipe `{name}`"
     label = "there is none"
     help = "name one of its pipes: {known}"
@@ -84,7 +92,8 @@ class NoSuchPipe(InInstance, code="CH281"):
 
 
 class PairApart(InInstance, code="CH282"):
-    meaning = "A pair of operations that are on two different workers."
+    """A pair of operations that are on two different workers."""
+
     title = "a pair runs on one worker: `{first}` is on worker {worker}, `{second}` on worker {other}"
     label = "on workers {worker} and {other}"
     help = "join two operations of one worker, or give each of the two a line and a clock of its own"
@@ -95,7 +104,8 @@ class PairApart(InInstance, code="CH282"):
 
 
 class PairOfOne(InInstance, code="CH283"):
-    meaning = "A pair of a forward and a backward of the same micro-batch."
+    """A pair of a forward and a backward of the same micro-batch."""
+
     title = "`{first}` and `{second}` cannot run together: both are about {micro_batch}"
     label = "the same micro-batch"
     help = "join the forward with the backward of an earlier micro-batch, which needs nothing of it"
@@ -105,7 +115,8 @@ class PairOfOne(InInstance, code="CH283"):
 
 
 class PairUneven(InInstance, code="CH284"):
-    meaning = "A pair whose forward and backward are over different numbers of micro-batches."
+    """A pair whose forward and backward are over different numbers of micro-batches."""
+
     title = "a pair joins as many micro-batches on both sides: `{first}` has {size}, `{second}` has {other}"
     label = "{size} and {other}"
     help = "give both ranges the same length"
@@ -119,7 +130,8 @@ class PairUneven(InInstance, code="CH284"):
 
 
 class SlicesDiffer(InInstance, code="CH285"):
-    meaning = "Pipes that cut their micro-batches into different numbers of slices."
+    """Pipes that cut their micro-batches into different numbers of slices."""
+
     title = "the pipe `{pipe}` has {count:slice} of a micro-batch, and the pipe `{other}` has {other_count}"
     label = "{count:slice}"
     help = "give every pipe the same number of slices: all train the same model"
@@ -132,7 +144,8 @@ class SlicesDiffer(InInstance, code="CH285"):
 
 
 class SlicesNotFromZero(InInstance, code="CH286"):
-    meaning = "Slices that are not numbered from 0."
+    """Slices that are not numbered from 0."""
+
     title = "slices are numbered from 0, and these begin with {start}"
     label = "from {start}"
     help = "write `slices q in 0..k`, and the offset in the formulas that use q"
@@ -149,7 +162,8 @@ NoSlices = SlicesNotFromZero.worded(
 
 
 class SliceNotNamed(Diagnostic, code="CH287"):
-    meaning = "An operation that names no slice in a pipe with slices."
+    """An operation that names no slice in a pipe with slices."""
+
     title = "this operation does not say which slice it is about"
     label = "of which slice?"
     help = "name the slice as the third argument, as in `{letter}(m, s, {variable})`"
@@ -158,7 +172,8 @@ class SliceNotNamed(Diagnostic, code="CH287"):
 
 
 class SliceNamed(Diagnostic, code="CH288"):
-    meaning = "An operation that names a slice in a pipe whose micro-batches are not cut into slices."
+    """An operation that names a slice in a pipe whose micro-batches are not cut into slices."""
+
     title = "this operation names a slice, and the pipe `{pipe}` has none"
     label = "a third argument"
     help = "add the line `slices q in 0..k` to the pipe, or remove the third argument"
@@ -166,7 +181,8 @@ class SliceNamed(Diagnostic, code="CH288"):
 
 
 class SlicesAlone(Diagnostic, code="CH289"):
-    meaning = "Slices together with halves, or with operations over several micro-batches."
+    """Slices together with halves, or with operations over several micro-batches."""
+
     title = "micro-batches that are cut into slices cannot be counted in halves"
     label = "halves"
     help = "remove `halves`, or the line `slices`"
@@ -183,7 +199,8 @@ SlicesUngrouped = SlicesAlone.worded(
 
 
 class NoSuchSlice(InInstance, code="CH290"):
-    meaning = "An operation on a slice that micro-batches do not have."
+    """An operation on a slice that micro-batches do not have."""
+
     title = "there is no slice {slice}"
     label = "slice {slice}"
     help = "the slices are 0 to {last}: guard the line with `when`, or mend the formula"
@@ -192,7 +209,8 @@ class NoSuchSlice(InInstance, code="CH290"):
 
 
 class UnknownName(Diagnostic, code="CH201"):
-    meaning = "A name that nothing defines."
+    """A name that nothing defines."""
+
     title = "nothing is called `{name}`"
     label = "{closest:else not defined}"
     help = "known here: {known}"
@@ -202,12 +220,15 @@ class UnknownName(Diagnostic, code="CH201"):
 
 
 class UnnamedNumber(UnknownName):
+    """A name that nothing defines in a memory bound that names no worker."""
+
     help = "known here: {known}; if `{name}` is the number of the worker, write `memory {quantity} on {name} <= ..`"
     quantity: str
 
 
 class OperationInFormula(Diagnostic, code="CH295"):
-    meaning = "An operation where a formula should be: the line before it ends with `@`, `prefer` or `when`."
+    """An operation where a formula should be: the line before it ends with `@`, `prefer` or `when`."""
+
     title = "`{name}(..)` is an operation, and has no value"
     label = "read as a part of the formula before it"
     help = "write a formula behind the `@`, `prefer` or `when` that stands before it, as in `@ 2*m + s`"
@@ -215,7 +236,8 @@ class OperationInFormula(Diagnostic, code="CH295"):
 
 
 class UsedTooEarly(Diagnostic, code="CH202"):
-    meaning = "A name that is defined only further down."
+    """A name that is defined only further down."""
+
     title = "`{name}` is used before it is defined"
     label = "not known yet"
     help = "move the definition of `{name}` above this line"
@@ -225,7 +247,8 @@ class UsedTooEarly(Diagnostic, code="CH202"):
 
 
 class DefinedByItself(Diagnostic, code="CH203"):
-    meaning = "A definition that uses what it defines."
+    """A definition that uses what it defines."""
+
     title = "`{name}` is defined by itself{way}"
     label = "leads back to the `{name}` that is being defined"
     help = "nothing is computed by recursion: write `{name}` as a formula of names that are known before"
@@ -234,6 +257,7 @@ class DefinedByItself(Diagnostic, code="CH203"):
 
     @property
     def way(self) -> str:
+        """The words `` by way of `` and the names through which the definition leads back to itself, if any."""
         names = [f"`{name}`" for name in self.through]
         if len(names) > 6:
             names[3:-2] = [f"{len(names) - 5} more"]
@@ -241,7 +265,8 @@ class DefinedByItself(Diagnostic, code="CH203"):
 
 
 class DefinedTwice(Diagnostic, code="CH204"):
-    meaning = "Two definitions of one name."
+    """Two definitions of one name."""
+
     title = "`{name}` is defined twice"
     label = "defined again"
     help = "choose another name, such as `{name}2`"
@@ -251,7 +276,8 @@ class DefinedTwice(Diagnostic, code="CH204"):
 
 
 class Shadows(Diagnostic, code="CH205"):
-    meaning = "A variable of a pipe or function that has the name of something else in the scheme."
+    """A variable of a pipe or function that has the name of something else in the scheme."""
+
     title = "the variable `{name}` hides another `{name}`"
     label = "means something else from here on"
     help = "choose another name for the variable, such as `{name}2`"
@@ -261,7 +287,8 @@ class Shadows(Diagnostic, code="CH205"):
 
 
 class RedefinesBuiltin(Diagnostic, code="CH206"):
-    meaning = "A definition of a name that is a function of the language."
+    """A definition of a name that is a function of the language."""
+
     title = "`{name}` is a function of the language"
     label = "cannot be defined again"
     help = "choose another name, such as `{name}2`"
@@ -269,7 +296,8 @@ class RedefinesBuiltin(Diagnostic, code="CH206"):
 
 
 class WrongArity(Diagnostic, code="CH207"):
-    meaning = "A call with too many or too few arguments."
+    """A call with too many or too few arguments."""
+
     title = "`{signature}` takes {least:argument}{or_more}, and here gets {count:argument}"
     label = "gets {count:argument}"
     help = "call it as `{signature}`"
@@ -280,11 +308,13 @@ class WrongArity(Diagnostic, code="CH207"):
 
     @property
     def or_more(self) -> str:
+        """The words `` or more`` after the smallest number of arguments, if the function takes any larger number."""
         return " or more" if self.most is None else ""
 
 
 class NotAFunction(Diagnostic, code="CH208"):
-    meaning = "A value that is called like a function."
+    """A value that is called like a function."""
+
     title = "`{name}` is a value, not a function"
     label = "called like a function"
     help = "for a product write `{name}*(..)`"
@@ -292,7 +322,8 @@ class NotAFunction(Diagnostic, code="CH208"):
 
 
 class FunctionAsValue(Diagnostic, code="CH209"):
-    meaning = "A function without its arguments."
+    """A function without its arguments."""
+
     title = "`{name}` is a function and has no value by itself"
     label = "arguments are missing"
     help = "call it as `{signature}`"
@@ -301,7 +332,8 @@ class FunctionAsValue(Diagnostic, code="CH209"):
 
 
 class NotATable(Diagnostic, code="CH219"):
-    meaning = "An entry of something that is not a table."
+    """An entry of something that is not a table."""
+
     title = "`{name}` is a number, not a table"
     label = "has no entries"
     help = "define it as a table, as in `let {name} = [4, 3, 2, 1]`"
@@ -316,7 +348,8 @@ FunctionIndexed = NotATable.worded(
 
 
 class TableAsValue(Diagnostic, code="CH220"):
-    meaning = "A table without the position of an entry."
+    """A table without the position of an entry."""
+
     title = "`{name}` is a table, and a formula takes one of its numbers"
     label = "which entry is missing"
     help = "write the position in square brackets, as in `{name}[s]`; the first entry is `{name}[0]`"
@@ -329,7 +362,8 @@ TableCalled = TableAsValue.worded(
 
 
 class VariableLacking(Diagnostic, code="CH221"):
-    meaning = "A name whose formula depends on a variable that is not known where the name is used."
+    """A name whose formula depends on a variable that is not known where the name is used."""
+
     title = "`{name}` depends on `{variable}`, which has no value here"
     label = "needs `{variable}`"
     help = "write a formula without `{variable}` here"
@@ -340,7 +374,8 @@ class VariableLacking(Diagnostic, code="CH221"):
 
 
 class WrongType(Diagnostic, code="CH210"):
-    meaning = "A condition where a number belongs, or a number where a condition belongs."
+    """A condition where a number belongs, or a number where a condition belongs."""
+
     title = "{place} takes {expected}, and this is {actual}"
     label = "this is {actual}"
     help = "turn it into a number with `if condition then 1 else 0`"
@@ -353,7 +388,8 @@ NumberAsCondition = WrongType.worded("NumberAsCondition", help="compare it with 
 
 
 class BranchesDiffer(Diagnostic, code="CH211"):
-    meaning = "An `if` whose two values have different types."
+    """An ``if`` whose two values have different types."""
+
     title = "the two values of this `if` are not of one type"
     label = "{then} if it holds, {otherwise} if not"
     help = "give both values one type: two numbers, or two conditions"
@@ -362,7 +398,8 @@ class BranchesDiffer(Diagnostic, code="CH211"):
 
 
 class SecondClause(Diagnostic, code="CH212"):
-    meaning = "A second line with a first word that may begin only one line, such as `workers`."
+    """A second line with a first word that may begin only one line, such as ``workers``."""
+
     title = "{owner} has two `{clause}` lines"
     label = "the second one"
     help = "keep one of them{advice}"
@@ -373,11 +410,13 @@ class SecondClause(Diagnostic, code="CH212"):
 
     @property
     def advice(self) -> str:
+        """Further advice for a second ``micros`` line, which may belong to another pipe."""
         return "; micro-batches of another kind go into a pipe of their own" if self.clause == "micros" else ""
 
 
 class RecomputesTwice(Diagnostic, code="CH218"):
-    meaning = "A line `recompute` in a pipe that has an operation `recompute` with a clock, too."
+    """A line ``recompute`` in a pipe that has an operation ``recompute`` with a clock, too."""
+
     title = "the pipe `{pipe}` has recomputations with a clock and without"
     label = "recomputes at this clock"
     help = "remove the line `recompute`: the stages of these operations are those that recompute"
@@ -387,7 +426,8 @@ class RecomputesTwice(Diagnostic, code="CH218"):
 
 
 class MissingClause(Diagnostic, code="CH213"):
-    meaning = "A pipe without a line that it needs, such as `stages`."
+    """A pipe without a line that it needs, such as ``stages``."""
+
     title = "the pipe `{pipe}` has no {clause} line"
     label = "no {clause} line"
     help = "add a line like `{example}`"
@@ -397,7 +437,8 @@ class MissingClause(Diagnostic, code="CH213"):
 
 
 class NoPipes(Diagnostic, code="CH214"):
-    meaning = "A scheme that runs nothing."
+    """A scheme that runs nothing."""
+
     title = "the scheme `{scheme}` has no pipe"
     label = "runs nothing"
     help = "add a `pipe name {{ .. }}` with its stages, micro-batches and operations"
@@ -405,7 +446,8 @@ class NoPipes(Diagnostic, code="CH214"):
 
 
 class NotSupported(Diagnostic, code="CH215"):
-    meaning = "A clause of the language that the compiler does not compile yet."
+    """A clause of the language that the compiler does not compile yet."""
+
     title = "a pair where micro-batches go on for ever cannot be compiled yet"
     label = "not supported yet"
     help = "give each of the two a line and a clock of its own"
@@ -419,7 +461,8 @@ HalvesNotSupported = NotSupported.worded(
 
 
 class FormulaTooLarge(Diagnostic, code="CH216"):
-    meaning = "A formula that is too long once its functions are written out."
+    """A formula that is too long once its functions are written out."""
+
     title = "this formula has more than {limit:,} {unit} once its functions are written out"
     label = "too large"
     help = (
@@ -437,7 +480,8 @@ FormulaTooDeep = FormulaTooLarge.worded(
 
 
 class Unused(Diagnostic, code="CH217"):
-    meaning = "A definition that changes nothing."
+    """A definition that changes nothing."""
+
     severity = Severity.WARNING
     title = "nothing uses {kind} `{name}`"
     label = "has no effect"

@@ -44,6 +44,7 @@ class InInstance(Diagnostic):
     instance: Instance
 
     def notes(self) -> tuple[Note, ...]:
+        """Returns notes with the values of the names in the formula, and with the instance."""
         inner = tuple((name, value) for name, value in self.values if (name, value) not in self.instance.values)
         notes = [Note(f"with {listed(inner)}")] if inner else []
         if self.instance.pipe:
@@ -58,6 +59,7 @@ class InFormula(InInstance):
     calls: tuple[Called, ...]
 
     def notes(self) -> tuple[Note, ...]:
+        """Returns notes with the values, and then the calls from the inside out."""
         steps = [
             Note(f"in `{call.function}({', '.join(map(_plain, call.arguments))})`, called here", call.span)
             for call in self.calls
@@ -66,7 +68,8 @@ class InFormula(InInstance):
 
 
 class BadDivisor(InFormula, code="CH230"):
-    meaning = "A division by zero or by a negative number."
+    """A division by zero or by a negative number."""
+
     title = "division by {kind}: `{divisor}` is {value}"
     label = "`{divisor}` is {value} here"
     help = "divisors are 1 or more: guard it with `if {guarded} > 0 then .. else ..`, or `require` that"
@@ -75,22 +78,26 @@ class BadDivisor(InFormula, code="CH230"):
 
     @property
     def guarded(self) -> str:
+        """The divisor as text, in brackets if it could not stand before ``>`` without them."""
         return f"({self.divisor})" if self.divisor.startswith("if ") else self.divisor
 
     @property
     def kind(self) -> str:
+        """The words ``zero`` or ``a negative number`` for the divisor's value."""
         return "zero" if self.value == 0 else "a negative number"
 
 
 class Overflow(InFormula, code="CH231"):
-    meaning = "A value beyond 64 bits."
+    """A value beyond 64 bits."""
+
     title = "this value is too large for 64 bits"
     label = "beyond 2**63 - 1 in size"
     help = "look for a parameter that is far too large, or a clock that grows faster than it needs to"
 
 
 class BadShare(InFormula, code="CH232"):
-    meaning = "A call of `share` with impossible arguments."
+    """A call of ``share`` with impossible arguments."""
+
     title = "share({total}, {parts}, {part}) shares nothing out"
     label = "needs share(N, k, i) with N >= 0, k >= 1 and 0 <= i < k"
     help = "share(N, k, i) is how many of N things fall to part i of k, counted from 0"
@@ -100,7 +107,8 @@ class BadShare(InFormula, code="CH232"):
 
 
 class NoSuchEntry(InFormula, code="CH278"):
-    meaning = "A position beyond the entries of a table."
+    """A position beyond the entries of a table."""
+
     title = "the table `{table}` has no entry {position}: it has {entries:entry}, counted from 0"
     label = "entry {position}"
     help = "give `{table}` an entry for every position that is looked up, or `require` that the parameters fit it"
@@ -110,7 +118,8 @@ class NoSuchEntry(InFormula, code="CH278"):
 
 
 class BadWeight(InInstance, code="CH291"):
-    meaning = "A micro-batch whose weight is below one."
+    """A micro-batch whose weight is below one."""
+
     title = "micro-batch {micro} weighs {weight}: a weight is 1 or more"
     label = "gives {weight}"
     help = "a micro-batch of weight 2 takes twice the costs that are given; weigh the shortest 1, or give smaller costs"
@@ -119,7 +128,8 @@ class BadWeight(InInstance, code="CH291"):
 
 
 class RequirementFails(Diagnostic, code="CH233"):
-    meaning = "A condition of the scheme that its parameters do not meet."
+    """A condition of the scheme that its parameters do not meet."""
+
     title = "{message}"
     label = "required by the scheme, and does not hold"
     help = "choose other parameters: {settings}"
@@ -129,9 +139,11 @@ class RequirementFails(Diagnostic, code="CH233"):
 
     @property
     def settings(self) -> str:
+        """The parameters in the condition, as on the command line."""
         return " ".join(f"{name}=.." for name in self.parameters)
 
     def notes(self) -> tuple[Note, ...]:
+        """The values of the names in the condition."""
         return (Note(f"with {listed(self.values)}"),) if self.values else ()
 
 
@@ -139,7 +151,8 @@ NeverMet = RequirementFails.worded("NeverMet", help="no parameter changes this; 
 
 
 class BackwardRange(InInstance, code="CH234"):
-    meaning = "A range that stops before it starts."
+    """A range that stops before it starts."""
+
     title = "the range {start}..{stop} stops before it starts"
     label = "{start}..{stop}"
     help = "a range a..b counts from a to b - 1; it is empty if a = b, and b is never less than a"
@@ -148,7 +161,8 @@ class BackwardRange(InInstance, code="CH234"):
 
 
 class NoWorkers(InInstance, code="CH235"):
-    meaning = "A worker count below one."
+    """A worker count below one."""
+
     title = "a scheme needs at least one worker, and this is {count}"
     label = "{count:worker}"
     help = "give a number of 1 or more; without this line there are as many workers as stages"
@@ -156,14 +170,16 @@ class NoWorkers(InInstance, code="CH235"):
 
 
 class NoStages(InInstance, code="CH236"):
-    meaning = "An empty range of stages."
+    """An empty range of stages."""
+
     title = "the pipe `{instance.pipe}` has no stages"
     label = "an empty range"
     help = "a model has at least one stage: `stages s in 0..D` with D >= 1"
 
 
 class StagesNotFromZero(InInstance, code="CH237"):
-    meaning = "Stages that are not numbered from 0."
+    """Stages that are not numbered from 0."""
+
     title = "stages are numbered from 0, and these start at {start}"
     label = "starts at {start}"
     help = (
@@ -174,7 +190,8 @@ class StagesNotFromZero(InInstance, code="CH237"):
 
 
 class StagesDiffer(InInstance, code="CH238"):
-    meaning = "Pipes that cut the model into different numbers of stages."
+    """Pipes that cut the model into different numbers of stages."""
+
     title = "the pipe `{pipe}` has {stages:stage} and the pipe `{other}` has {expected}"
     label = "{stages:stage}"
     help = "every pipe is a whole copy of one model: give all of them the same stages"
@@ -187,14 +204,16 @@ class StagesDiffer(InInstance, code="CH238"):
 
 
 class NoMicros(InInstance, code="CH239"):
-    meaning = "A scheme whose pipes have no micro-batches at all."
+    """A scheme whose pipes have no micro-batches at all."""
+
     title = "there are no micro-batches"
     label = "an empty range, as in every pipe"
     help = "an iteration has at least one micro-batch: make one of the ranges longer"
 
 
 class WorkerOutOfRange(InInstance, code="CH240"):
-    meaning = "A stage on a worker that does not exist."
+    """A stage on a worker that does not exist."""
+
     title = "stage {stage} is placed on worker {worker}, and there is none"
     label = "worker {worker}"
     help = "{existing}; wrap around with `% {workers}`, or say how many there are with `workers`"
@@ -204,11 +223,13 @@ class WorkerOutOfRange(InInstance, code="CH240"):
 
     @property
     def existing(self) -> str:
+        """The words that say which workers there are."""
         return "the only worker is 0" if self.workers == 1 else f"the workers are 0 to {self.workers - 1}"
 
 
 class NoSuchWorker(InInstance, code="CH293"):
-    meaning = "A worker behind `except` that does not exist, or a range without any."
+    """A worker behind ``except`` that does not exist, or a range without any."""
+
     title = "there is no worker {named} to leave out: workers are 0 to {last_worker}"
     label = "leaves out {named}"
     help = "behind `except` list numbers of workers, or ranges `a..b` from a to b - 1"
@@ -218,15 +239,18 @@ class NoSuchWorker(InInstance, code="CH293"):
 
     @property
     def named(self) -> str:
+        """The worker's number or, for several workers, their range as in ``2..4``."""
         return f"{self.start}" if self.stop == self.start + 1 else f"{self.start}..{self.stop}"
 
     @property
     def last_worker(self) -> int:
+        """The number of the last worker."""
         return self.workers - 1
 
 
 class WorkerLeftOut(InInstance, code="CH294"):
-    meaning = "A stage on a worker that the line `workers` leaves out."
+    """A stage on a worker that the line ``workers`` leaves out."""
+
     title = "stage {stage} is placed on worker {worker}, which is left out"
     label = "worker {worker}"
     help = "place the stage on another worker, or take worker {worker} out of `except`"
@@ -237,7 +261,8 @@ class WorkerLeftOut(InInstance, code="CH294"):
 
 
 class IdleWorker(Diagnostic, code="CH241"):
-    meaning = "A worker without a stage."
+    """A worker without a stage."""
+
     title = "worker {worker} has no stage{others}"
     label = "{workers:worker}"
     help = "place a stage on it with `on`{ask}, or leave it out: `workers .. except {worker}`"
@@ -249,16 +274,19 @@ class IdleWorker(Diagnostic, code="CH241"):
 
     @property
     def ask(self) -> str:
+        """The words that advise to ask for fewer workers; empty where fewer would not be enough."""
         return f", ask for {counted(self.fewer, 'worker')} (`workers {self.fewer}`)" if self.fewer else ""
 
     @property
     def others(self) -> str:
+        """The words for the number of other workers without a stage; empty if there are none."""
         others = self.idle - 1
         return f", nor {'has' if others == 1 else 'have'} {counted(others, 'other')}" if others else ""
 
 
 class NumberOutside(InInstance, code="CH242"):
-    meaning = "A micro-batch whose number, given with `as`, is not one of 0 to N - 1."
+    """A micro-batch whose number, given with ``as``, is not one of 0 to N - 1."""
+
     title = (
         "micro-batch m = {micro} of the pipe `{instance.pipe}` gets the number {number}, and numbers are 0 to {last}"
     )
@@ -270,7 +298,8 @@ class NumberOutside(InInstance, code="CH242"):
 
 
 class NumberTaken(InInstance, code="CH243"):
-    meaning = "Two micro-batches with the same number."
+    """Two micro-batches with the same number."""
+
     title = "two micro-batches have the number {number}: {first}, and {second}"
     label = "{number} again"
     help = "give each micro-batch a number of its own with `as`; without `as` they are consecutive, pipe by pipe"
@@ -282,12 +311,14 @@ class NumberTaken(InInstance, code="CH243"):
     first_span: Span
 
     def notes(self) -> tuple[Note, ...]:
+        """Returns notes: the instance, the number that no micro-batch has, and the place of the first of the two."""
         *instance, first = InInstance.notes(self)
         return (*instance, Note(f"the number {self.missing} is given to none"), first)
 
 
 class NoSuchMicro(InInstance, code="CH244"):
-    meaning = "An operation on a micro-batch that its pipe does not have."
+    """An operation on a micro-batch that its pipe does not have."""
+
     title = "the pipe `{instance.pipe}` has no micro-batch {micro}"
     label = "micro-batch {micro}"
     help = "its micro-batches are {start} to {last}: guard the line with `when`, or mend the formula"
@@ -297,7 +328,8 @@ class NoSuchMicro(InInstance, code="CH244"):
 
 
 class NoSuchStage(InInstance, code="CH245"):
-    meaning = "An operation on a stage that does not exist."
+    """An operation on a stage that does not exist."""
+
     title = "there is no stage {stage}"
     label = "stage {stage}"
     help = "the stages are 0 to {last}: guard the line with `when`, or mend the formula"
@@ -306,7 +338,8 @@ class NoSuchStage(InInstance, code="CH245"):
 
 
 class TooManyOperations(InInstance, code="CH246"):
-    meaning = "A scheme with more operations than the limit allows."
+    """A scheme with more operations than the limit allows."""
+
     title = "the scheme has {count:operation}, and the limit is {limit:,}"
     label = "{micros:micro-batch} in all, {stages:stage}"
     help = "choose smaller parameters, or raise the limit with `--max-operations {count}`"
@@ -317,7 +350,8 @@ class TooManyOperations(InInstance, code="CH246"):
 
 
 class TooMany(InInstance, code="CH247"):
-    meaning = "More workers, stages, micro-batches or pipes than any scheme may have."
+    """More workers, stages, micro-batches or pipes than any scheme may have."""
+
     title = "this makes {count:{thing}}, and the limit is {limit:,}"
     label = "beyond the limit"
     help = "choose smaller parameters: no option raises this limit"
@@ -334,7 +368,8 @@ TooManyEntries = TooMany.worded(
 
 
 class EmptyIndex(InInstance, code="CH248"):
-    meaning = "A range of pipes without values: there is no pipe."
+    """A range of pipes without values: there is no pipe."""
+
     title = "there are no pipes"
     label = "an empty range makes none"
     help = "a scheme has at least one pipe: make the range longer"

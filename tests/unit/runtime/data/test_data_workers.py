@@ -19,7 +19,7 @@ from chimera_runtime.blame import ModelError, describe
 from chimera_runtime.data.loader import DataWorkers, _next
 from chimera_runtime.errors import Misuse
 from chimera_runtime.ranks.world import World
-from tests import forking
+from tests import forkserver
 from tests.patience import PATIENCE
 from tests.unit.runtime.datasets import Drawing, Flowing, drawn, draws, loader, numbers
 from tests.unit.runtime.tools.open.test_parent import ROOT, is_there
@@ -238,7 +238,7 @@ def test_signals_to_all_processes_are_the_ranks_alone_and_a_worker_that_hangs_en
     (tmp_path / "rank.py").write_text(RANK)  # which a process that is started afresh imports
     variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     begin = time.monotonic()
-    done = forking.python(SIGNALLED, [start], variables, tmp_path, patience=PATIENCE)
+    done = forkserver.run(("-c", SIGNALLED, start), variables, tmp_path, PATIENCE)
     assert (done.returncode, done.stdout, done.stderr) == (0, "5 1\n", "")
     assert time.monotonic() - begin < 40
 

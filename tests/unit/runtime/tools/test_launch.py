@@ -15,7 +15,7 @@ from chimera_ir.ir.levels import Header
 from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT
 from chimera_runtime.program.compiled_program import INTERFACE
 from chimera_runtime.program.rank_facts import VALUES
-from tests import forking
+from tests import forkserver
 from tests.patience import PATIENCE
 from tests.programs import free_port
 from tests.unit.runtime.models import facts, sequential
@@ -87,8 +87,8 @@ def started(directory: Path, *options: str, **environment: str) -> subprocess.Co
     ranks = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     plain = {name: value for name, value in os.environ.items() if name not in ranks}
     paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(directory / "elsewhere")]), "OMP_NUM_THREADS": "1"}
-    arguments = [str(directory / "compiled"), "--model", str(directory / "model.py"), *options]
-    return forking.python(TRAIN, arguments, plain | paths | (environment or ranks), directory, patience=PATIENCE)
+    words = ("-c", TRAIN, str(directory / "compiled"), "--model", str(directory / "model.py"), *options)
+    return forkserver.run(words, plain | paths | (environment or ranks), directory, PATIENCE)
 
 
 def test_a_run_is_checked_measured_recorded_and_trained(directory: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from chimera_runtime.values.fingerprint import fingerprint, shown
-from tests import forking
+from tests import forkserver
 from tests.patience import PATIENCE
 
 
@@ -63,7 +63,7 @@ def test_other_content_has_another_one(one: Any, other: Any) -> None:
 def test_it_is_the_same_in_another_process() -> None:
     """Whose sets of texts have another order."""
     program = "from chimera_runtime.values.fingerprint import fingerprint; print(fingerprint(set('abcde')))"
-    done = forking.python(program, [], os.environ | {"OMP_NUM_THREADS": "1"}, forking.ROOT, PATIENCE)
+    done = forkserver.run(("-c", program), os.environ, forkserver.ROOT, PATIENCE)
     assert done.stdout.strip() == fingerprint({"a", "b", "c", "d", "e"})
 
 

@@ -13,7 +13,7 @@ from torch.distributed import DistNetworkError, HashStore, Store
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.tools.fail import faults as ending
 from chimera_runtime.tools.fail.faults import Faults
-from tests import forking
+from tests import forkserver
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[5]
@@ -252,7 +252,8 @@ DIED = "train.py: rank 3: ended by torchrun: rank 1 has died (torchrun's summary
 def signalled(folder: Path, name: str, others: list[tuple[int, int]], *more: str) -> subprocess.CompletedProcess[str]:
     plain = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "TORCHELASTIC_RUN_ID")}
     variables = {"TORCHELASTIC_ERROR_FILE": str(folder / "error.json"), "OMP_NUM_THREADS": "1"}
-    return forking.python(SIGNALLED, [name, json.dumps(others), *more], plain | variables, ROOT, patience=PATIENCE)
+    words = ("-c", SIGNALLED, name, json.dumps(others), *more)
+    return forkserver.run(words, plain | variables, ROOT, PATIENCE)
 
 
 @pytest.mark.parametrize(
