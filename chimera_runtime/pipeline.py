@@ -155,7 +155,7 @@ class Pipeline:
         hooks: Hooks = _NO_HOOKS,
     ) -> None:
         if torch.__version__ < OLDEST_TORCH:
-            raise mistakes.torch_is_too_old(torch.__version__, OLDEST_TORCH)
+            raise mistakes.torch_is_too_old(version=torch.__version__, oldest=OLDEST_TORCH)
         # The program, and whether the arguments fit it.
         compiled = load(Path(directory))
         job = self.job = compiled.job
@@ -163,7 +163,7 @@ class Pipeline:
         step_hooks = step_hooks_of(job, optimizer, before_step, after_step)  # None with a flush: the caller steps
         size = items_of(example)
         if size % job.row_parts:
-            raise mistakes.example_cannot_be_cut(job.name, job.row_parts, size)
+            raise mistakes.example_cannot_be_cut(scheme=job.name, parts=job.row_parts, items=size)
         # The ranks: communicators, and this rank's place; `shared` must be equal on all of them.
         shared = {"seed": seed, "sum_dtype": sum_dtype, "varying": varying, "the size of the example": size}
         world = self._world = join_group(
@@ -483,7 +483,7 @@ class Pipeline:
         self._state.require_known()
         for stage, module in self._modules.items():
             if (name := next((n for n, p in module.named_parameters() if is_spread(p)), None)) is not None:
-                raise parameter_is_spread(stage, name)
+                raise parameter_is_spread(stage=stage, name=name)
         feed = Feed(self.job, self._feed.size, self.copy, self._feed.names, self._feed.cut_slice)
         if micro_batches is None:
             feed.put(0, batch)

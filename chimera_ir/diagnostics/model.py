@@ -117,7 +117,7 @@ class Diagnostic(_LazyDataclass):
 
     A message is a class with a code: ``class X(Diagnostic, code="CH..")``. A subclass of it that sets no code is
     another form of the message: it has the same code, and other words. `worded` makes a form that adds no fields. Where
-    the class itself has no ``label``, only its forms are shown to users.
+    the class itself has no ``label``, only its forms are shown to users. ``meaning`` describes the code in lists.
 
     ``title``, ``label`` and ``help`` are templates over the fields and properties of the subclass, in the manner of
     ``str.format`` with attribute names: ``"no parameter is called {name}"``. ``related`` is a note at another place of
@@ -126,6 +126,7 @@ class Diagnostic(_LazyDataclass):
 
     severity: ClassVar[Severity] = Severity.ERROR
     code: ClassVar[str]
+    meaning: ClassVar[str]
     title: ClassVar[str]
     label: ClassVar[str] = ""
     help: ClassVar[str] = ""
@@ -205,8 +206,6 @@ def once(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
 
 
 class _Formatter(string.Formatter):
-    """Fills the fields that `Diagnostic.fill` describes, and all that ``str.format`` fills."""
-
     def __init__(self, diagnostic: Diagnostic) -> None:
         self._diagnostic = diagnostic
 
@@ -327,7 +326,9 @@ def messages() -> dict[str, type[Diagnostic]]:
 
 
 def meaning(described: type) -> str:
-    """Meaning of ``described``, the class of a message or an error: the first paragraph of its docstring."""
+    """Meaning of a message, or of an error: the first paragraph of its docstring."""
+    if issubclass(described, Diagnostic):
+        return described.meaning
     return " ".join(cleandoc(described.__doc__ or "").partition("\n\n")[0].split()).replace("``", "`")
 
 
@@ -347,7 +348,7 @@ def example(code: str) -> Example | None:
 
 
 def _examples(code: str) -> Iterator[tuple[int, Example]]:
-    """Yields every example text that gets the message ``code``, each after the number of messages that come first."""
+    """Yields the example texts that get the message ``code``, each after the number of messages that come first."""
     for path in sorted(mistakes().rglob("*.err")):
         outputs = [part for part in _HEAD.split(path.read_text(encoding="utf-8")) if part]
         place = next((number for number, output in enumerate(outputs) if f"[{code}]" in output.split(":")[0]), None)

@@ -92,7 +92,6 @@ def blocks(diagnostics: Sequence[Diagnostic], source: Source, color: bool = Fals
 
 
 def _some(notes: tuple[Note, ...]) -> tuple[Note, ...]:
-    """The first `MAX_NOTES` notes; then, if there are others, a note with their number."""
     rest = notes[MAX_NOTES:]
     return (*notes[:MAX_NOTES], Note(f"and {len(rest):,} more", rest[0].span)) if rest else notes
 
@@ -102,7 +101,6 @@ def _fact(kind: str, text: str, margin: int, style: _Style) -> str:
 
 
 def _sentence(text: str) -> str:
-    """A sentence with every character visible, shortened to `MAX_SENTENCE` columns."""
     shown = visible(text)
     return shown if len(shown) <= MAX_SENTENCE else _head(shown, MAX_SENTENCE)
 
@@ -128,7 +126,6 @@ def _excerpt(span: Span, label: str, source: Source, margin: int, mark: str, sty
 
 
 def _code(text: str, source: Source, style: _Style) -> str:
-    """A line of the source, in colours if the rest of the output is coloured."""
     if style is _PLAIN:
         return text
     from chimera_ir.highlight import colored
@@ -137,7 +134,6 @@ def _code(text: str, source: Source, style: _Style) -> str:
 
 
 def _near(text: str, start: int, stop: int) -> tuple[str, str, str]:
-    """The parts of a line before, at and after the marked part, each no longer than ``_REACH``."""
     first, last = max(0, start - _REACH), min(stop, start + _REACH)
     before = _ELLIPSIS + text[first:start] if first else text[:start]
     after = text[last : last + _REACH].rstrip() if last == stop else ""
@@ -160,7 +156,6 @@ def _cut(before: str, marked: str, after: str) -> tuple[str, str, str]:
 
 
 def _head(text: str, width: int) -> str:
-    """The beginning of a text, so that it and an ellipsis take at most ``width`` columns."""
     fitting = _fitting(text, width - len(_ELLIPSIS))
     return text if fitting == len(text) else text[:fitting] + _ELLIPSIS
 
@@ -171,7 +166,6 @@ def _fitting(characters: Iterable[str], width: int) -> int:
 
 
 def _width(text: str) -> int:
-    """Number of columns that a text takes in a terminal."""
     if text.isascii():
         return len(text)
     return sum(_width_of(character) for character in text)

@@ -8,8 +8,6 @@ from typing import assert_never
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.ast import Clause, Operation, PipeBlock, Recompute, Scheme, Sync, SyncMode
 
-# Replaces clauses of every pipe of a scheme by those of the command line.
-
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -55,7 +53,6 @@ def _pipes(scheme: Scheme) -> Iterator[PipeBlock]:
 
 
 def _keeps_its_own_way(clause: Clause) -> bool:
-    """Whether a clause recomputes, or moves memory: then its pipe recomputes only as its lines say."""
     if not isinstance(clause, Operation):
         return False
     kind = clause.subjects[0].kind
@@ -139,26 +136,22 @@ def _clause(clause: ast.Clause) -> str:
             named = f"{worker.text} = " if worker else ""
             return f"stages {variable.text} in {_range(stages)} on {named}{show_expression(place)}"
         case ast.Micros(variable, micros, halves, step, number, weight):
-            counted = " halves" if halves else ""
-            stepped = f" by {show_expression(step)}" if step else ""
-            numbered = f" as {show_expression(number)}" if number else ""
-            weighed = f" weigh {show_expression(weight)}" if weight else ""
-            return f"micros {variable.text} in {_range(micros)}{counted}{stepped}{numbered}{weighed}"
+            rest = _phrase("by", step) + _phrase("as", number) + _phrase("weigh", weight)
+            return f"micros {variable.text} in {_range(micros)}{' halves' if halves else ''}{rest}"
         case ast.Slices(variable, slices):
             return f"slices {variable.text} in {_range(slices)}"
         case ast.Let():
             return _let(clause)
         case ast.Operation():
             head = " & ".join(map(_subject, clause.subjects))
-            clock = f" @ {show_expression(clause.clock)}" if clause.clock else ""
-            preference = f" prefer {show_expression(clause.preference)}" if clause.preference else ""
-            return f"{head}{clock}{preference}{_guard(clause.guard)}"
+            order = _phrase("@", clause.clock) + _phrase("prefer", clause.preference)
+            return f"{head}{order}{_phrase('when', clause.guard)}"
         case ast.Reads(version):
             return f"reads version {show_expression(version)}"
         case ast.Recompute(guard):
-            return f"recompute{_guard(guard)}"
+            return f"recompute{_phrase('when', guard)}"
         case ast.Sync(mode, guard):
-            return f"sync {mode.value}{_guard(guard)}"
+            return f"sync {mode.value}{_phrase('when', guard)}"
         case _:
             assert_never(clause)
 
@@ -173,8 +166,8 @@ def _subject(subject: ast.Subject) -> str:
     return f"{text} of {subject.pipe.name.text}{index}"
 
 
-def _guard(guard: ast.Expression | None) -> str:
-    return "" if guard is None else f" when {show_expression(guard)}"
+def _phrase(word: str, expression: ast.Expression | None) -> str:
+    return "" if expression is None else f" {word} {show_expression(expression)}"
 
 
 def _range(range_: ast.Range | ast.Endless) -> str:
@@ -193,7 +186,6 @@ def show_expression(expression: ast.Expression) -> str:
 
 
 def _show(expression: ast.Expression, place: int) -> str:
-    """Returns an expression as text, in brackets if it binds less tightly than ``place``, as a number, asks for."""
     tightness, text = _parts(expression)
     return text if tightness >= place else f"({text})"
 

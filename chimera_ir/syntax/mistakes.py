@@ -6,29 +6,21 @@ from functools import cached_property
 
 from lark import Token
 
-from chimera_ir.diagnostics.catalogue import syntax, torchcells
 from chimera_ir.diagnostics.catalogue import syntax as say
+from chimera_ir.diagnostics.catalogue import torchcells
 from chimera_ir.diagnostics.model import Diagnostic, closest
 from chimera_ir.ir.kinds import KINDS
 from chimera_ir.plural import listed
 from chimera_ir.source import Span
 
-# Describes the place where the parser stopped, and the tokens around it.
-
 OPENERS = {"(": ")", "[": "]", "{": "}"}
-"""Maps each opening bracket to its closing bracket."""
-
 CLOSERS = {closer: opener for opener, closer in OPENERS.items()}
-"""Maps each closing bracket to its opening bracket."""
 
 SCHEME_LINES = frozenset({"workers", "let", "fn", "require", "update", "memory", "pipe"})
-"""The words that begin a line outside of a pipe."""
-
 PIPE_LINES = frozenset({"stages", "micros", "slices", "let", "reads", "recompute", "sync"})
 """The words that begin a line in a pipe; the other lines are operations."""
 
 LETTERS = tuple(letter for letter in KINDS if letter not in PIPE_LINES)
-"""The letters that begin an operation."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +130,6 @@ def short(token: Token) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-# Words of the language, functions of other languages, and terminals of the grammar in words.
-
 _KEYWORDS = """
 scheme workers except let fn require update every memory pipe in stages micros slices on by as halves weigh reads
 version recompute sync of prefer when if then else and or not
@@ -198,18 +188,15 @@ def expected_words(accepted: frozenset[str]) -> str:
 
 
 _INFIX = frozenset({"+", "-", "*", "/", "%", "==", "!=", "<=", "<", ">=", ">", "and", "or"})
-
 _BEFORE_VALUE = frozenset({"@", "=", "when", "as", "by", "weigh", "on", "if", "then", "else", "not", ".."})
-
 _EXAMPLES = {"scheme": "scheme mine(D = 4, N = 8)", "pipe": "pipe down { .. }"}
-
 _UNNAMED = {"memory": say.UnnamedQuantity, "on": say.UnnamedWorker, "sync": say.UnnamedStrategy, "[": say.UnnamedIndex}
 
 _STRAY = {
-    **dict.fromkeys("'`", syntax.StrayQuote),
-    **dict.fromkeys("?!", syntax.StrayQuestion),
-    ":": syntax.StrayColon,
-    ".": syntax.StrayDot,
+    **dict.fromkeys("'`", say.StrayQuote),
+    **dict.fromkeys("?!", say.StrayQuestion),
+    ":": say.StrayColon,
+    ".": say.StrayDot,
 }
 
 
@@ -218,15 +205,15 @@ def lexical(token: Token) -> Diagnostic | None:
     span, text = span_of(token), str(token)
     match token.type:
         case "FRACTION":
-            return syntax.NotAnInteger(span, text)
+            return say.NotAnInteger(span, text)
         case "GLUED":
             number = text[: len(text) - len(text.lstrip("0123456789"))]
             known = re.fullmatch(r"0[xXoObB]\w+|[0-9][0-9_]*|[0-9]+[eE][0-9]*", text)
-            return (syntax.ForeignNumber if known else syntax.GluedNumber)(span, text, number, text[len(number) :])
+            return (say.ForeignNumber if known else say.GluedNumber)(span, text, number, text[len(number) :])
         case "FOREIGN":
             return torchcells.ForeignSpelling(span, text)
         case "OPEN_STRING":
-            return syntax.OpenString(span)
+            return say.OpenString(span)
         case "STRAY":
             return _stray(text)(span, f"`{short(token)}`")
         case _:
@@ -236,7 +223,7 @@ def lexical(token: Token) -> Diagnostic | None:
 def syntactic(stop: Stop) -> Diagnostic:
     """The mistake at which the parser stopped, by the first rule that applies, from the particular to the general."""
     if stop.position == 0:
-        return syntax.NothingHere(Span(0, 1)) if stop.token is None else syntax.NoHeader(stop.span, stop.shown)
+        return say.NothingHere(Span(0, 1)) if stop.token is None else say.NoHeader(stop.span, stop.shown)
     for rule in (
         _wrong_line,
         _unsayable,
@@ -265,7 +252,6 @@ def syntactic(stop: Stop) -> Diagnostic:
 
 
 def _wrong_line(stop: Stop) -> Diagnostic | None:
-    """Finds a line that does not belong where it starts, such as a line of a pipe outside of every pipe."""
     token, opened = stop.token, stop.open_brackets
     if token is None or "(" in opened or "[" in opened or stop.wants_value:
         return None
@@ -289,7 +275,6 @@ def _is_operation(stop: Stop) -> bool:
 
 
 def _unsayable(stop: Stop) -> Diagnostic | None:
-    """Finds a word for something that the language cannot say, at the start of a line or after a value."""
     tokens, start = stop.tokens, stop.line_start()
     if stop.token in ("by", "when") and tokens[start] == "stages":
         return torchcells.CannotSay(stop.span, *torchcells.UNSAYABLE["skip"])
@@ -307,7 +292,7 @@ def _brackets(stop: Stop) -> Diagnostic | None:
     token, opened = stop.token, stop.open_brackets
     if token is not None and token in CLOSERS:
         if not opened:
-            return syntax.StrayCloser(stop.span, str(token), CLOSERS[token])
+            return say.StrayCloser(stop.span, str(token), CLOSERS[token])
         wrong = token != OPENERS[opened[-1]] and not stop.wants_value
         return _mismatch(stop, token, opened) if wrong else None
     if not opened or {"(": "RPAR", "[": "RSQB", "{": "RBRACE"}[opened[-1]] not in stop.accepted:
@@ -320,12 +305,11 @@ def _mismatch(stop: Stop, token: Token, opened: list[Token]) -> Diagnostic:
     if CLOSERS[token] == "{" and len(opened) > 1:
         return _unclosed(stop, opened[-1])
     if CLOSERS[token] == "(" and opened[-1] == "{":
-        return syntax.StrayCloser(stop.span, str(token), "(")
-    return syntax.WrongCloser(stop.span, str(opened[-1]), str(token), OPENERS[opened[-1]], span_of(opened[-1]))
+        return say.StrayCloser(stop.span, str(token), "(")
+    return say.WrongCloser(stop.span, str(opened[-1]), str(token), OPENERS[opened[-1]], span_of(opened[-1]))
 
 
 def _cannot_continue(stop: Stop) -> bool:
-    """Whether the token at which the parser stopped belongs after the brackets, not inside them."""
     token = stop.token
     if token is None or stop.on_next_line:
         return True
@@ -338,8 +322,8 @@ def _cannot_continue(stop: Stop) -> bool:
 
 
 def _unclosed(stop: Stop, opener: Token) -> Diagnostic:
-    at_end = syntax.UnclosedLine if stop.token is None or stop.on_next_line else syntax.Unclosed
-    message = syntax.UnclosedPipe if opener == "{" else at_end
+    at_end = say.UnclosedLine if stop.token is None or stop.on_next_line else say.Unclosed
+    message = say.UnclosedPipe if opener == "{" else at_end
     return message(span_of(opener), str(opener), OPENERS[opener], stop.shown, stop.span)
 
 
@@ -410,7 +394,6 @@ def _choice(stop: Stop) -> Diagnostic | None:
 
 
 def _bound(stop: Stop) -> Diagnostic | None:
-    """Finds ``on`` behind the limit of a memory bound."""
     start = stop.line_start()
     if stop.token != "on" or stop.tokens[start] != "memory" or not stop.after_value:
         return None
@@ -428,7 +411,6 @@ def _message(stop: Stop) -> Diagnostic | None:
 
 
 def _table(stop: Stop) -> Diagnostic | None:
-    """Finds a table where a formula belongs."""
     return say.UnnamedTable(stop.span) if stop.token == "[" and stop.wants_value else None
 
 
@@ -453,7 +435,6 @@ def _name(stop: Stop) -> Diagnostic | None:
 
 
 def _header(stop: Stop) -> Diagnostic | None:
-    """Finds a missing name, or missing brackets after a name, at the start of a line."""
     span = stop.gap if stop.on_next_line else stop.span
     before = str(stop.before)
     if stop.accepted == {"NAME"} and stop.token is not None:
@@ -462,15 +443,14 @@ def _header(stop: Stop) -> Diagnostic | None:
         return _UNNAMED.get(before, say.MissingName)(span, before, stop.shown)
     earlier = stop.tokens[stop.position - 2] if stop.position > 1 else stop.before
     if earlier == "fn" and stop.accepted == {"LPAR"}:
-        return syntax.MissingBrackets(span, before, stop.shown)
+        return say.MissingBrackets(span, before, stop.shown)
     named = stop.token is not None and stop.token.type == "NAME" and not stop.on_next_line
     if earlier == "scheme" and "LPAR" in stop.accepted and named:
-        return syntax.SchemeWithoutBrackets(span, before, stop.shown, str(stop.token))
+        return say.SchemeWithoutBrackets(span, before, stop.shown, str(stop.token))
     return None
 
 
 def _arguments(stop: Stop) -> Diagnostic | None:
-    """Finds an operation whose brackets are not round, or that has one or four arguments."""
     if "{" not in stop.open_brackets:
         return None
     at = stop.position - 1 if stop.accepted == {"LPAR"} else _opening(stop) - 1
@@ -479,22 +459,20 @@ def _arguments(stop: Stop) -> Diagnostic | None:
     if letter not in KINDS or inside:
         return None
     if stop.accepted == {"LPAR"}:
-        return syntax.WrongBrackets(stop.span, str(letter), stop.shown)
+        return say.WrongBrackets(stop.span, str(letter), stop.shown)
     if stop.token == ")" and "COMMA" in stop.accepted and "RPAR" not in stop.accepted:
-        message = syntax.WithoutWhen if letter == "recompute" else syntax.WrongArguments
+        message = say.WithoutWhen if letter == "recompute" else say.WrongArguments
         return message(stop.span, str(letter))
     if stop.token == "," and "RPAR" in stop.accepted:
-        return syntax.FourthArgument(stop.span, str(letter))
+        return say.FourthArgument(stop.span, str(letter))
     return None
 
 
 def _opening(stop: Stop) -> int:
-    """The position of the innermost open bracket."""
     return next(i for i in range(stop.position - 1, -1, -1) if stop.tokens[i] is stop.open_brackets[-1])
 
 
 def _foreign(stop: Stop) -> Diagnostic | None:
-    """Finds an operator of another language between two values."""
     glued = _glued(stop)
     places = [stop.position, stop.position - 1] if glued is None else [glued, glued - 1]
     for at in places if stop.after_value or glued is not None else ():
@@ -529,7 +507,7 @@ def _side_by_side(stop: Stop) -> Diagnostic | None:
     if token.type not in ("NAME", "INTEGER") and token != "(":
         return None
     if "COMMA" in stop.accepted and stop.open_brackets:
-        return syntax.MissingComma(stop.span, stop.shown, str(stop.before), str(token))
+        return say.MissingComma(stop.span, stop.shown, str(stop.before), str(token))
     return say.MissingOperator(stop.span, _operand(stop.before), _operand(token))
 
 
@@ -538,12 +516,10 @@ def _operand(token: Token) -> str:
 
 
 def _second_value(stop: Stop) -> Diagnostic | None:
-    """Finds a comma after a formula, where only one formula may stand."""
-    return syntax.SeveralValues(stop.span) if stop.token == "," and stop.after_value else None
+    return say.SeveralValues(stop.span) if stop.token == "," and stop.after_value else None
 
 
 def _unknown_line(stop: Stop) -> Diagnostic | None:
-    """Finds a line that starts with a name instead of a word of the language."""
     at = stop.position - 1 if stop.accepted == {"LPAR"} and stop.before.type == "NAME" else stop.position
     if at >= len(stop.tokens) or stop.tokens[at].type != "NAME":
         return None
@@ -565,7 +541,7 @@ def _end(stop: Stop) -> Diagnostic | None:
     return say.Unfinished(stop.gap, f"`{short(start)}`", expected_words(stop.accepted))
 
 
-def _stray(text: str) -> type[syntax.StrayCharacter]:
+def _stray(text: str) -> type[say.StrayCharacter]:
     if text.isspace():
-        return syntax.StrayBlank
-    return _STRAY.get(text[0] if text[0] in "'`" else text, syntax.StrayCharacter)
+        return say.StrayBlank
+    return _STRAY.get(text[0] if text[0] in "'`" else text, say.StrayCharacter)

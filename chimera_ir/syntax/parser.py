@@ -13,16 +13,7 @@ from lark.exceptions import UnexpectedToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 from lark.visitors import Transformer_NonRecursive
 
-from chimera_ir.diagnostics.catalogue.syntax import (
-    NameTooLong,
-    NotText,
-    NumberTooLarge,
-    TextTooLong,
-    TooDeep,
-    TooManyTokens,
-    UnknownLetter,
-    UnknownMode,
-)
+from chimera_ir.diagnostics.catalogue import syntax as say
 from chimera_ir.diagnostics.catalogue.torchcells import UNSAYABLE, CannotSay
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.ir.kinds import KINDS
@@ -77,18 +68,30 @@ _PLAIN: dict[str, Callable[..., ast.SyntaxNode]] = {
 }
 """Maps a rule of the grammar to the type of its node, if the node's fields are the rule's expressions, in order."""
 
+_NAMED: dict[str, tuple[Callable[..., ast.SyntaxNode], int]] = {
+    "parameter": (ast.Parameter, 0),
+    "lookup": (ast.Lookup, 0),
+    "let": (ast.Let, 1),
+    "index": (ast.Index, 1),
+    "slices": (ast.Slices, 1),
+}
+"""Maps a rule to its node, which has a name and one more part, and to the place of the name among the matches."""
+
 
 class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
-    """Builds the tree, with a method for each rule of the grammar that makes a node and is not in `_PLAIN`."""
+    """Builds the tree, with a method for each rule of the grammar that makes a node and is in no table."""
 
     def __init__(self) -> None:
         super().__init__()
         self.mistakes: list[Diagnostic] = []
 
     def __default__(self, data: str, children: _Children, meta: object) -> Any:
-        if data not in _PLAIN:
-            return Tree(data, children)
-        return _PLAIN[data](*_nodes(children), span=_around(children))
+        if data in _PLAIN:
+            return _PLAIN[data](*_nodes(children), span=_around(children))
+        if data in _NAMED:
+            node, at = _NAMED[data]
+            return node(_word(children[at]), children[at + 2], span=_around(children))
+        return Tree(data, children)
 
     def scheme(self, c: _Children) -> ast.Scheme:
         parameters = tuple(child for child in _part(c, "parameters") if isinstance(child, ast.Parameter))
@@ -97,12 +100,6 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
 
     def workers(self, c: _Children) -> ast.Workers:
         return ast.Workers(c[1], _nodes(_part(c, "except")), span=_around(c))
-
-    def parameter(self, c: _Children) -> ast.Parameter:
-        return ast.Parameter(_word(c[0]), c[2], span=_around(c))
-
-    def let(self, c: _Children) -> ast.Let:
-        return ast.Let(_word(c[1]), c[3], span=_around(c))
 
     def table(self, c: _Children) -> ast.NumberTable:
         return ast.NumberTable(_nodes(c), span=_around(c))
@@ -125,9 +122,6 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
         index = c[2] if isinstance(c[2], ast.Index) else None
         return ast.PipeBlock(_word(c[1]), index, _nodes(c[3:]), span=_around(c))
 
-    def index(self, c: _Children) -> ast.Index:
-        return ast.Index(_word(c[1]), c[3], span=_around(c))
-
     def stages(self, c: _Children) -> ast.Stages:
         worker = _word(c[5]) if len(c) > 6 else None
         return ast.Stages(_word(c[1]), c[3], worker, c[-1], span=_around(c))
@@ -136,9 +130,6 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
         halves = next((child for child in c if isinstance(child, ast.Halves)), None)
         step, number, weight = (_argument(c, rule) for rule in ("by", "numbered", "weighed"))
         return ast.Micros(_word(c[1]), c[3], halves, step, number, weight, span=_around(c))
-
-    def slices(self, c: _Children) -> ast.Slices:
-        return ast.Slices(_word(c[1]), c[3], span=_around(c))
 
     def operation(self, c: _Children) -> ast.Operation:
         subjects = [child for child in c if isinstance(child, ast.Subject)]
@@ -155,7 +146,7 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
         elif c[0] not in KINDS:
             nouns = {letter: KINDS[letter].noun for letter in LETTERS}
             operations = listed(letter if letter == noun else f"{letter} ({noun})" for letter, noun in nouns.items())
-            self.mistakes.append(UnknownLetter(_of(c[0]), str(c[0]), listed(LETTERS, "or"), operations))
+            self.mistakes.append(say.UnknownLetter(_of(c[0]), str(c[0]), listed(LETTERS, "or"), operations))
         micro, stage, *place = c[2:-1:2]
         kind = KINDS.get(c[0], _PLACEHOLDER)
         return ast.Subject(kind, micro, stage, place[0] if place else None, None, span=_around(c))
@@ -183,7 +174,7 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
     def integer(self, c: _Children) -> ast.Integer:
         digits = str(c[0]).lstrip("0") or "0"
         if len(digits) > len(str(MAX_INTEGER)) or int(digits) > MAX_INTEGER:
-            self.mistakes.append(NumberTooLarge(_of(c[0])))
+            self.mistakes.append(say.NumberTooLarge(_of(c[0])))
             digits = "0"
         return ast.Integer(int(digits), span=_of(c[0]))
 
@@ -193,15 +184,12 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
     def call(self, c: _Children) -> ast.Call:
         return ast.Call(_word(c[0]), _nodes(c), span=_around(c))
 
-    def lookup(self, c: _Children) -> ast.Lookup:
-        return ast.Lookup(_word(c[0]), c[2], span=_around(c))
-
     def group(self, c: _Children) -> Any:
         return replace(c[1], span=_around(c))
 
     def _unknown(self, word: Token, clause: str, choices: list[str]) -> None:
         quoted = (f"`{choice}`" for choice in choices)
-        self.mistakes.append(UnknownMode(_of(word), clause, str(word), listed(quoted, "or")))
+        self.mistakes.append(say.UnknownMode(_of(word), clause, str(word), listed(quoted, "or")))
 
 
 def _word(token: Token) -> ast.Word:
@@ -209,7 +197,6 @@ def _word(token: Token) -> ast.Word:
 
 
 def _nodes(c: _Children) -> tuple[Any, ...]:
-    """Returns those of the matches that are nodes, not tokens."""
     return tuple(child for child in c if not isinstance(child, Token))
 
 
@@ -219,7 +206,6 @@ def _part(c: _Children, rule: str) -> _Children:
 
 
 def _argument(c: _Children, rule: str) -> ast.Expression | None:
-    """The expression of an optional rule such as ``by step``; None if the rule does not occur."""
     return next(iter(_part(c, rule)[1:]), None)
 
 
@@ -254,11 +240,7 @@ class _KeepMistakes:
 @cache
 def _lark() -> Lark:
     return parser_of(
-        "scheme.lark",
-        start="scheme",
-        postlex=_KeepMistakes(),
-        keep_all_tokens=True,
-        maybe_placeholders=False,
+        "scheme.lark", start="scheme", postlex=_KeepMistakes(), keep_all_tokens=True, maybe_placeholders=False
     )
 
 
@@ -313,10 +295,10 @@ class _Rest(NamedTuple):
 def _tokens(text: str) -> list[Token]:
     tokens = list(islice(_lark().lex(text), MAX_TOKENS + 1))
     if len(tokens) > MAX_TOKENS:
-        raise Rejected([TooManyTokens(span_of(tokens[-1]), MAX_TOKENS)])
+        raise Rejected([say.TooManyTokens(span_of(tokens[-1]), MAX_TOKENS)])
     long = next((token for token in tokens if token.type == "NAME" and len(token) > MAX_NAME), None)
     if long is not None:
-        raise Rejected([NameTooLong(span_of(long), MAX_NAME)])
+        raise Rejected([say.NameTooLong(span_of(long), MAX_NAME)])
     return tokens
 
 
@@ -325,10 +307,10 @@ _NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffd
 
 def _require_text(text: str) -> None:
     if len(text) > MAX_TEXT:
-        raise Rejected([TextTooLong(Span(MAX_TEXT, MAX_TEXT + 1), MAX_TEXT)])
+        raise Rejected([say.TextTooLong(Span(MAX_TEXT, MAX_TEXT + 1), MAX_TEXT)])
     match = _NOT_TEXT.search(text)
     if match is not None:
-        raise Rejected([NotText(Span(*match.span()), match[0])])
+        raise Rejected([say.NotText(Span(*match.span()), match[0])])
 
 
 def _require_shallow_brackets(tokens: list[Token]) -> None:
@@ -339,11 +321,10 @@ def _require_shallow_brackets(tokens: list[Token]) -> None:
         elif token in CLOSERS:
             depth = max(depth - 1, 0)
         if depth > MAX_DEPTH:
-            raise Rejected([TooDeep(span_of(token), MAX_DEPTH)])
+            raise Rejected([say.TooDeep(span_of(token), MAX_DEPTH)])
 
 
 def _require_shallow(tree: Tree[Token]) -> None:
-    """Raises `Rejected` if a formula is nested too deeply; the check itself does not recurse."""
     level = [tree]
     for _ in range(MAX_DEPTH + 4):
         level = [child for node in level for child in node.children if isinstance(child, Tree)]
@@ -351,14 +332,11 @@ def _require_shallow(tree: Tree[Token]) -> None:
         first: Tree[Token] | Token = level[0]
         while isinstance(first, Tree):
             first = first.children[0]
-        raise Rejected([TooDeep(span_of(first), MAX_DEPTH)])
+        raise Rejected([say.TooDeep(span_of(first), MAX_DEPTH)])
 
 
 def _parse(tokens: list[Token], start: int, text: str) -> Tree[Token] | Diagnostic:
-    """Parses ``tokens`` from position ``start`` on; returns the first mistake or, if there is none, the tree.
-
-    The tree is complete only if ``start`` is 0. ``text`` is the text of the tokens.
-    """
+    """Parses ``tokens`` from ``start`` on; returns the first mistake, or the tree, which is complete only from 0."""
     context = _context(tokens, start)
     parser = _fed(context)
     for position in range(start, len(tokens)):
@@ -394,18 +372,12 @@ def _fed(tokens: list[Token]) -> InteractiveParser:
 
 
 def _accepted(tokens: list[Token]) -> frozenset[str]:
-    """Returns the names of the terminals that could follow ``tokens``.
-
-    They are found by a new parser, because one that has failed cannot tell.
-    """
+    """The terminals that could follow ``tokens``, from a new parser: one that has failed cannot tell."""
     return frozenset(_fed(tokens).accepts())  # type: ignore[no-untyped-call]
 
 
 def _without_mistakes(tokens: list[Token], mistakes: list[Diagnostic]) -> list[Token]:
-    """Returns the tokens of the lines that have none of the ``mistakes`` in single tokens.
-
-    Raises `Rejected` if the other lines cannot be checked without such a line.
-    """
+    """Drops lines with ``mistakes`` in single tokens; raises `Rejected` if the others depend on them."""
     for mistake in mistakes:
         at = _last(tokens, mistake.span)
         if span_of(tokens[at]) == mistake.span:  # or else it is gone, with an earlier one on its line
@@ -417,15 +389,11 @@ def _without_mistakes(tokens: list[Token], mistakes: list[Diagnostic]) -> list[T
 
 
 def _last(tokens: list[Token], span: Span) -> int:
-    """The position of the last token that starts at or before the start of ``span``; -1 if there is none."""
     return bisect_right(tokens, span.start, key=lambda token: token.start_pos or 0) - 1
 
 
 def _without_statement(tokens: list[Token], mistake: Span) -> _Rest | None:
-    """Returns the tokens without the line of the scheme in which ``mistake`` is.
-
-    None if that line opens or closes a pipe, or opens the scheme: the other lines cannot be checked without it.
-    """
+    """Drops the line of ``mistake``; None if it opens or closes a pipe, or opens the scheme."""
     at = _last(tokens, mistake)
     if at < 0:
         return None

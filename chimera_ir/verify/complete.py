@@ -15,15 +15,6 @@ from chimera_ir.diagnostics.catalogue import schedule as say
 from chimera_ir.diagnostics.catalogue.irtext import UnevenPlan
 from chimera_ir.diagnostics.catalogue.names import PairOfOne, PairUneven
 from chimera_ir.diagnostics.catalogue.program import CopyInVain, CopyKeptTooLong, TooManyCopies
-from chimera_ir.diagnostics.catalogue.schedule import (
-    DoneTwice,
-    Duplicate,
-    Missing,
-    MissingMove,
-    OperandsOfWhole,
-    RecomputesInPart,
-    Skipped,
-)
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.live import highest_by_key, most_at_once
@@ -94,7 +85,6 @@ def copy_peaks(parts: LaneParts) -> dict[WeightGroup, CopyPeak]:
 
 
 def _stashed(group: WeightGroup, lines: Sequence[Stash | Drop]) -> tuple[Version, ...]:
-    """Returns the versions of a group that ``lines`` stash and do not drop."""
     dropped = {line.version for line in lines if isinstance(line, Drop) and line.group == group}
     stashes = [line.version for line in lines if isinstance(line, Stash) and line.group == group]
     return tuple(version for version in stashes if version not in dropped)
@@ -147,11 +137,7 @@ def _surplus(
     group: WeightGroup,
     peak: CopyPeak,
 ) -> TooManyCopies:
-    """Returns the diagnostic of too many copies of a group, with a remedy: drop a version earlier, or stash it later.
-
-    ``where`` are the first fields of the diagnostic. ``last`` has the place in the lane of the last operation that
-    reads each version. ``peak`` is the moment with the most copies.
-    """
+    """The diagnostic that begins with ``where``, with a remedy: drop a version earlier, or stash it later."""
     for version in peak.stashed:
         stash, drop, end = Stash(group, version), line(Drop(group, version), header), last.get((group, version), -1)
         step = _step_after(lane, lane.index(stash), group)
@@ -249,7 +235,7 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
         yield say.RecomputesNothing(origin, line(operation, header), worker, stage, name, counts[origin])
     for origin, (worker, operation) in uneven.items():
         stage, micro = operation.stage, next(m for m in operation.micros if header.recomputes(m, operation.stage))
-        yield RecomputesInPart(origin, line(operation, header), worker, stage, micro, counts[origin])
+        yield say.RecomputesInPart(origin, line(operation, header), worker, stage, micro, counts[origin])
     for origin, (worker, operation) in wrong.items():
         stage = operation.stage
         right = next(micro for micro in operation.micros if pipe_of[micro].workers[stage] != worker)
@@ -259,11 +245,7 @@ def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) ->
 
 
 def _doubtful(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[tuple[Worker, Compute]]:
-    """Yields the operations that need a closer look, each with its worker.
-
-    Nearly all operations are left out, as they are obviously right: of one micro-batch, without a version, and on the
-    worker of their stage.
-    """
+    """Yields the operations that need a closer look: nearly all are obviously right, and are left out."""
     pipe_of, stages, plain = header.pipe_of, header.stages, {kind for kind in header.kinds if not kind.recomputes}
     if header.steps_inside:
         yield from operations
@@ -276,10 +258,6 @@ def _doubtful(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> I
 
 
 def _unknown(header: Header, worker: Worker, operation: Compute) -> _Unknown | None:
-    """Returns why an operation cannot exist, on this worker or at all; None if it can.
-
-    The reason is a class of message and the message's facts.
-    """
     if not 0 <= operation.stage < header.stages:
         return say.NumberNotThere, "stage", operation.stage
     if not 0 <= worker < header.workers:
@@ -296,10 +274,6 @@ def _unknown(header: Header, worker: Worker, operation: Compute) -> _Unknown | N
 
 
 def _unknown_version(header: Header, version: Version | None, *, named: bool) -> _Unknown | None:
-    """Returns why the version that an operation names is wrong; None if it is right.
-
-    ``named`` says whether operations of this kind name a version in schemes without a flush; with a flush none does.
-    """
     if not (named and header.steps_inside):
         return None if version is None else (say.VersionOfOneUpdate,)
     if version is None:
@@ -312,7 +286,7 @@ _LISTED = 100_000
 
 _Placed = tuple[Worker, Compute]
 
-_Repetition = Duplicate | DoneTwice | OperandsOfWhole
+_Repetition = say.Duplicate | say.DoneTwice | say.OperandsOfWhole
 
 _Cells = Mapping[int, Sequence[_Placed]]
 """The operations in each cell, a micro-batch on a stage, whose key is ``micro * stages + stage``.
@@ -341,12 +315,11 @@ def complete(header: Header, operations: Sequence[_Placed]) -> Iterator[Diagnost
     # A line that moves the same micro-batches again and again lacks others for this reason: its repetition says it all.
     lines = {diagnostic.span for diagnostic in repeated}
     for diagnostic in _missing(header, cells, whole):
-        if not isinstance(diagnostic, MissingMove) or diagnostic.span not in lines:
+        if not isinstance(diagnostic, say.MissingMove) or diagnostic.span not in lines:
             yield diagnostic
 
 
 def _is_complete(header: Header, operations: Iterable[_Placed], whole: Iterable[tuple[Kind, ...]]) -> bool:
-    """Whether every micro-batch has on every stage one of the sets of kinds in ``whole``, each kind once."""
     # A cell's set of kinds is a number with a bit for each kind: large schedules have millions of cells.
     bits = {kind: 1 << number for number, kind in enumerate(header.kinds)}
     present: dict[int, int] = {}
@@ -364,11 +337,6 @@ def _is_complete(header: Header, operations: Iterable[_Placed], whole: Iterable[
 
 
 def _repeated(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -> Iterator[Diagnostic]:
-    """Yields diagnostics of operations that exclude each other: one is there twice, or does the work of another.
-
-    ``cells`` has the operations of each micro-batch on each stage. `_clash` finds the two that exclude each other;
-    ``whole`` are the allowed sets of kinds.
-    """
     twice: dict[tuple[Span, Span], list[_Repetition]] = {}
     for several in cells.values():
         both = _clash(several, whole)
@@ -381,10 +349,7 @@ def _repeated(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) 
 
 
 def _clash(several: Sequence[_Placed], whole: Sequence[tuple[Kind, ...]]) -> tuple[_Placed, _Placed] | None:
-    """Returns the first two operations of a micro-batch on a stage that exclude each other; None if there are none.
-
-    Two operations exclude each other if they are of one kind, or if no set in ``whole`` has both of their kinds.
-    """
+    """The first two operations of a cell that are of one kind, or whose kinds no set of ``whole`` has together."""
     for first, second in combinations(several, 2):
         kind, other = first[1].kind, second[1].kind
         if kind is other or not any(kind in kinds and other in kinds for kinds in whole):
@@ -396,12 +361,12 @@ def _again(header: Header, second: _Placed, first: _Placed) -> _Repetition:
     (worker, operation), (first_worker, earlier) = second, first
     if operation.kind is earlier.kind:
         where = line(operation, header), worker, first_worker, earlier.origin, _directions(header)
-        return Duplicate(operation.origin, *where, 1)
+        return say.Duplicate(operation.origin, *where, 1)
     for (place, move), (_, backward) in (second, first), (first, second):
         if move.kind.moves_operands:
             texts = line(move, header), place, line(backward, header), backward.origin
-            return OperandsOfWhole(move.origin, *texts, 1)
-    return DoneTwice(
+            return say.OperandsOfWhole(move.origin, *texts, 1)
+    return say.DoneTwice(
         operation.origin, line(operation, header), line(earlier, header), worker, first_worker, earlier.origin, 1
     )
 
@@ -420,18 +385,14 @@ def _missing(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -
             where = _nearest(header, pipe, cells, lacking[0], micro, stage)
             which = micros_name((micro,), header.slices)
             facts = pipe.name, pipe.workers[stage], which, stage, tuple(kind.noun for kind in lacking), added
-            message = MissingMove if any(kind.moves for kind in lacking) else Missing
-            yield (message if present else Skipped)(where, *facts, _directions(header), len(places))
+            message = say.MissingMove if any(kind.moves for kind in lacking) else say.Missing
+            yield (message if present else say.Skipped)(where, *facts, _directions(header), len(places))
 
 
 def _absent(
     header: Header, pipe: Pipe, cells: _Cells, whole: Sequence[tuple[Kind, ...]]
 ) -> Iterator[tuple[tuple[Kind, ...], Micro, Stage]]:
-    """Yields what is missing in a pipe: the missing kinds, the micro-batch, and the stage on which they are missing.
-
-    The missing kinds make the kinds that are there a whole set: the first possible one in ``whole``. A micro-batch on a
-    stage where two operations exclude each other is left out.
-    """
+    """Yields the kinds that make a cell's the first possible set of ``whole``; cells with a `_clash` are left out."""
     for micro, number in product(pipe.micros, range(header.stages)):
         several = cells.get(micro * header.stages + number, ())
         if not several or _clash(several, whole) is None:
@@ -462,13 +423,11 @@ def _nearest(header: Header, pipe: Pipe, cells: _Cells, kind: Kind, micro: Micro
 
 
 def _linked(kind: Kind, other: Kind) -> bool:
-    """Whether one of two kinds keeps a value, for its own slice, that the other one frees."""
     both = (*((value, other) for value in kind.frees), *((value, kind) for value in other.frees))
     return any(value in maker.keeps_in_slice for value, maker in both)
 
 
 def _directions(header: Header) -> str:
-    """Returns words for a diagnostic if micro-batches go forward and back; an empty text for forwards alone."""
     return " in each direction" if header.answers else ""
 
 

@@ -6,7 +6,6 @@ from itertools import chain, pairwise
 from typing import assert_never
 
 from chimera_ir.diagnostics.catalogue import schedule as say
-from chimera_ir.diagnostics.catalogue.schedule import ClockNotIncreasing
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.engine import shortest_cycle
 from chimera_ir.flow.flow import ABSENT, Flow
@@ -47,7 +46,7 @@ def clocks(plan: Plan) -> Iterator[Diagnostic]:
                 falling.setdefault((before.operation.origin, after.operation.origin), []).append((before, after))
     for (origin, end), group in falling.items():
         before, after = group[0]
-        yield ClockNotIncreasing(
+        yield say.ClockNotIncreasing(
             span=end,
             before=line(before.operation, plan.header),
             before_clock=before.clock,
@@ -122,10 +121,7 @@ class _Story:
         self._nodes = self._bends(nodes)
 
     def _bends(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns a cycle without the operations inside a stretch of one lane; the ends of the stretch stay.
-
-        ``nodes`` are the numbers of the cycle's operations.
-        """
+        """Drops the operations inside a stretch of one lane; the ends of the stretch stay."""
         ring = (nodes[-1], *nodes, nodes[0])
         around = zip(ring, nodes, ring[2:], strict=False)
         return tuple(
@@ -190,23 +186,16 @@ class _Story:
         return f"{reason}, but the clock falls" if self._falls(before, after) else reason
 
     def _why(self, before: int, after: int) -> _Why:
-        """Returns why operation ``before`` comes before operation ``after``; both are numbers in the net.
-
-        It is DATA if ``after`` reads a value that ``before`` makes; else LANE for two operations of one lane in this
-        order, else SYNC.
-        """
         if before in self._read[after]:
             return _Why.DATA
         return _Why.LANE if self._owners[before] == self._owners[after] and before < after else _Why.SYNC
 
     def _need(self, before: int, after: int) -> str:
-        """Returns, as text, why operation ``after`` needs the value that operation ``before`` makes."""
         maker, reader = self._operations[before], self._operations[after]
         value = first_value(self._header, maker, reader)
         return "an offload moves what its forward kept" if value is KEPT and reader.kind.moves else value.reason
 
     def _reads(self, before: int, after: int) -> bool:
-        """Whether operation ``after`` reads weights that the gradients of operation ``before`` have changed."""
         earlier, later = self._operations[before], self._operations[after]
         synchronised = self._why(before, after) is _Why.SYNC
         if not synchronised:
@@ -215,7 +204,6 @@ class _Story:
         return max(part.version or 0 for part in later.parts) > made
 
     def _follows(self, before: int, after: int) -> bool:
-        """Whether the order of a lane is the only reason why operation ``before`` comes before operation ``after``."""
         return self._why(before, after) is _Why.LANE
 
     def _falls(self, before: int, after: int) -> bool:

@@ -14,15 +14,7 @@ from math import ceil, gcd
 from operator import ge, itemgetter
 from typing import NamedTuple, TypeVar, assert_never
 
-from chimera_ir.diagnostics.catalogue.program import (
-    BoundExceeded,
-    BoundUnchecked,
-    BytesExceed,
-    HostBytesExceed,
-    HostExceeds,
-    VersionsExceed,
-    WeightsExceed,
-)
+from chimera_ir.diagnostics.catalogue import program as say
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow import live
 from chimera_ir.flow.live import MoveStep, changes, highest_by_key, repeated
@@ -43,7 +35,7 @@ from chimera_ir.verify.complete import copies
 Needs = Callable[[Program], Mapping[Quantity, Sequence[int]]]
 """A function from a program to the bytes that it needs of each kind of memory, as a number for each worker."""
 
-_IN_BYTES = {Quantity.BYTES: BytesExceed, Quantity.HOST_BYTES: HostBytesExceed}
+_IN_BYTES = {Quantity.BYTES: say.BytesExceed, Quantity.HOST_BYTES: say.HostBytesExceed}
 
 
 def memory(schedule: Schedule | Program) -> Iterator[Diagnostic]:
@@ -56,12 +48,12 @@ def memory(schedule: Schedule | Program) -> Iterator[Diagnostic]:
     for bound in schedule.header.bounds:
         match bound.quantity:
             case Quantity.ACTIVATIONS:
-                yield from _micros(BoundExceeded, schedule, bound, live.activations(schedule))
+                yield from _micros(say.BoundExceeded, schedule, bound, live.activations(schedule))
             case Quantity.HOST:
-                yield from _micros(HostExceeds, schedule, bound, live.on_host(schedule))
+                yield from _micros(say.HostExceeds, schedule, bound, live.on_host(schedule))
             case Quantity.WEIGHTS:
                 if not schedule.header.steps_inside:
-                    yield from _weights(WeightsExceed, schedule, bound, held)
+                    yield from _weights(say.WeightsExceed, schedule, bound, held)
             case Quantity.BYTES | Quantity.HOST_BYTES:
                 pass
             case _:
@@ -82,7 +74,7 @@ def memory_of_program(program: Program, needs: Needs | None) -> Iterator[Diagnos
     needed = needs(program) if needs is not None and in_bytes else {}
     for bound in header.bounds:
         if bound.quantity is Quantity.WEIGHTS and header.steps_inside:
-            yield from _weights(VersionsExceed, program, bound, copies(program))
+            yield from _weights(say.VersionsExceed, program, bound, copies(program))
         amounts = needed.get(bound.quantity, ())
         if amounts and (worker := bound.exceeded(amounts)) is not None:
             message = _IN_BYTES[bound.quantity]
@@ -91,11 +83,11 @@ def memory_of_program(program: Program, needs: Needs | None) -> Iterator[Diagnos
 
 def memory_unknown(header: Header) -> Iterator[Diagnostic]:
     """Yields a warning for each declared bound in bytes, for the case that no bytes are known."""
-    yield from (BoundUnchecked(bound.origin) for bound in header.bounds if bound.quantity.in_bytes)
+    yield from (say.BoundUnchecked(bound.origin) for bound in header.bounds if bound.quantity.in_bytes)
 
 
 def _micros(
-    message: type[BoundExceeded], schedule: Schedule | Program, bound: Bound, peaks: Sequence[live.Peak]
+    message: type[say.BoundExceeded], schedule: Schedule | Program, bound: Bound, peaks: Sequence[live.Peak]
 ) -> Iterator[Diagnostic]:
     amounts = live.whole(schedule.header, peaks)
     # A worker that keeps nothing exceeds no limit.
@@ -105,7 +97,7 @@ def _micros(
 
 
 def _weights(
-    message: type[BoundExceeded], level: Schedule | Program, bound: Bound, weights: tuple[int, ...]
+    message: type[say.BoundExceeded], level: Schedule | Program, bound: Bound, weights: tuple[int, ...]
 ) -> Iterator[Diagnostic]:
     worker = bound.exceeded(weights)
     if worker is not None:
@@ -284,10 +276,7 @@ def _moments(
 
 
 def _turn_of(micros: Sequence[int], period: int) -> int | Fraction:
-    """Returns the number of the turn that micro-batches belong to, or the mean if they are of several turns.
-
-    The result is 0 if ``period`` is 0.
-    """
+    """The number of the turn of some micro-batches; of those of several turns the mean."""
     if not period:
         return 0
     return micros[0] // period if len(micros) == 1 else Fraction(sum(m // period for m in micros), len(micros))
@@ -296,10 +285,6 @@ def _turn_of(micros: Sequence[int], period: int) -> int | Fraction:
 def _not_exceeded(
     entry: type[Entry], stages: Sequence[Stage], moments: Iterable[_Counts]
 ) -> tuple[tuple[Entry, ...], ...]:
-    """Returns the moments that no other moment exceeds in every number, each once, as entries for each of ``stages``.
-
-    ``entry`` is the type of the entries. The moments are ordered by their numbers.
-    """
     front: list[_Counts] = []
     for moment in moments:
         if any(_covers(other, moment) for other in front):
@@ -319,20 +304,14 @@ def _covers(larger: _Counts, smaller: _Counts) -> bool:
 
 
 def _stashed(parts: LaneParts, updates: int) -> Iterator[tuple[WeightGroup, int, int]]:
-    """Yields a change for `flow.live.repeated` for each line that stashes or drops a version: (group, 1 or -1, turn).
-
-    ``updates`` is the number of updates in a turn of a stream; 0 if the lane has all operations, which count as turn 0.
-    """
+    """Yields a change for `flow.live.repeated` for each stash and drop; a turn has ``updates``, outside streams 0."""
     for _, entry in parts.updates:
         if isinstance(entry, Stash | Drop):
             yield entry.group, 1 if isinstance(entry, Stash) else -1, entry.version // updates if updates else 0
 
 
 def _under_way(parts: LaneParts, period: int) -> Iterator[tuple[Crossing, int, int | Fraction]]:
-    """Yields a change for `flow.live.repeated` for each send and each wait for a send: (edge, micro-batches, turn).
-
-    A wait for a send takes its micro-batches away: their number is negative.
-    """
+    """Yields a change for `flow.live.repeated` for each send, and one below 0 for each wait for a send."""
     posted = ((place, send.message, 1) for place, send in parts.sends)
     waited_for = ((place, wait.message, -1) for place, wait in parts.wait_sends)
     for _, message, sign in merge(posted, waited_for, key=itemgetter(0)):

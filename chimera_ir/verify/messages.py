@@ -74,11 +74,6 @@ def moves(program: Program) -> Iterator[Diagnostic]:
 
 
 class _Waits:
-    """Checks the moves of a lane and the waits for them.
-
-    ``_launches`` has each move, by its kind, micro-batches and stage; ``_waits`` has the first wait for each.
-    """
-
     def __init__(self, header: Header, worker: Worker, parts: LaneParts) -> None:
         self._header, self._worker, self._parts = header, worker, parts
         launches = (operation for operation in parts.computes.lines if isinstance(operation, Compute))
@@ -121,10 +116,7 @@ class _Waits:
                 yield say.MissingWaitMove(launch.origin, worker, wait, launch.kind.noun, line(launch, header))
 
     def _touched(self, step: MoveStep, under_way: list[_Move]) -> Iterator[Diagnostic]:
-        """Yields a diagnostic for each move in ``under_way`` that ``step`` should come after.
-
-        The move is of the same micro-batch and stage as ``step``, and the lane waits for it only later.
-        """
+        """Yields a diagnostic for each move of the same cell for which the lane waits only after ``step``."""
         for move in dict.fromkeys(under_way):
             if move not in self._waits:
                 continue
@@ -392,11 +384,7 @@ def _enter(
     *,
     at_start: bool,
 ) -> None:
-    """Notes the places of ``lines`` in the list ``where`` of ``places``, and the lines that may be wrong.
-
-    All lines have one type and are in the lane of ``worker``. ``peers`` has the worker that each line names, or None if
-    lines of this type name none. ``at_start`` says that lines of this type belong in the sender's lane.
-    """
+    """Notes where ``lines`` of one type stand; ``at_start`` says that they belong in the sender's lane."""
     expected = places.expected
     for (place, instruction), peer in zip(lines, peers, strict=False):
         hand_over = expected.get(instruction.message)
@@ -419,7 +407,6 @@ def _enter(
 
 
 def _expected(program: Program) -> dict[Message, HandOver]:
-    """Maps every message that the program needs to its hand-over, in the order of the lanes that send."""
     expected: dict[Message, HandOver] = {}
     for number, parts in enumerate(program.parts):
         worker = Worker(number)
@@ -446,7 +433,7 @@ def messages(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[D
 
 
 def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -> Diagnostic | None:
-    """The mistake of a line about a message that its worker neither sends nor receives; None for any other line."""
+    """The mistake of a line about a message that its worker neither sends nor receives, if it is one."""
     header, message = program.header, instruction.message
     where = instruction.origin, worker, line(instruction, program.header)
     numbered = message.micros and all(0 <= micro < header.micro_batches for micro in message.micros)
@@ -472,10 +459,7 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
 
 
 def _handed_on_with(maker: Instruction, message: Message) -> tuple[Micro, ...]:
-    """Returns the micro-batches that ``maker`` hands on together with the first micro-batch of a message.
-
-    If ``maker`` does not make the message's value, the result is the micro-batches of the message itself.
-    """
+    """The micro-batches that ``maker`` hands on together with the first one of a message."""
     parts = maker.parts if isinstance(maker, Compute | Pair) else ()
     handed_on = (
         part.micros
@@ -527,10 +511,6 @@ def _hand_over(program: Program, cells: Flow, places: MessagePlaces, message: Me
 
 
 def _order(program: Program, worker: Worker, early: int, late: int) -> tuple[Span, Worker, str, str, Span]:
-    """Returns the fields of a diagnostic which says that one line of a lane must come after another.
-
-    ``early`` is the place of the line that comes too early, ``late`` the place of the other line.
-    """
     first, second = program.lanes[worker][early], program.lanes[worker][late]
     return first.origin, worker, line(first, program.header), line(second, program.header), second.origin
 
@@ -641,7 +621,6 @@ def _crossing(program: Program) -> str:
 
 
 def _posts(program: Program, worker: Worker) -> dict[Worker, list[Send | Recv]]:
-    """The sends and receives of a worker in the order of its lane, by the worker at the other end."""
     parts = program.parts[worker]
     places = [
         *((place, send.to) for place, send in parts.sends),
@@ -699,7 +678,6 @@ def conflict_free(plan: Plan) -> Iterator[Diagnostic]:
 
 
 def _occupied(operations: Iterable[Planned]) -> _Occupied:
-    """Maps each worker and clock to the operations that the worker has at that clock."""
     by_place: dict[tuple[Worker, Clock], list[Planned]] = {}
     for planned in operations:
         by_place.setdefault((planned.worker, planned.clock), []).append(planned)
@@ -707,10 +685,6 @@ def _occupied(operations: Iterable[Planned]) -> _Occupied:
 
 
 def _drawing(header: Header, places: _Occupied, conflicts: Iterable[Planned]) -> tuple[str, ...]:
-    """Draws the clocks around the first conflict, with a row for each worker that has a conflict at one of them.
-
-    ``places`` has all operations of the plan; ``conflicts`` has one operation of each conflict.
-    """
     listed = list(conflicts)
     clocks = range(listed[0].clock - _REACH, listed[0].clock + _REACH + 1)
     workers = dict.fromkeys(planned.worker for planned in listed if planned.clock in clocks)
@@ -724,7 +698,6 @@ def _drawing(header: Header, places: _Occupied, conflicts: Iterable[Planned]) ->
 
 
 def _texts(header: Header, operations: Sequence[Planned]) -> list[str]:
-    """The texts of a worker's operations on one clock: the first few, with ``...`` for others; a dot for none."""
     texts = [_short(line(planned.operation, header)) for planned in operations[:_ROWS]]
     return texts + (["..."] if len(operations) > _ROWS else []) or ["."]
 
@@ -764,7 +737,6 @@ def slots(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diag
 
 
 def _last_use(header: Header, worker: Worker, cells: Flow, places: MessagePlaces, message: Message) -> int:
-    """Returns the last place in the receiver's lane at which the content of a message is still needed in its slot."""
     last = cells.last_use(message)
     if message.value.readers is not Readers.FED:
         return last

@@ -87,12 +87,6 @@ class ScriptRun(NamedTuple):
 
 
 class _RecordedLink:
-    """A link for the messages from one stage to another.
-
-    ``_under_way`` has the micro-batches of messages that are posted and not yet waited for. ``_over`` has those of
-    messages that have been waited for.
-    """
-
     _wait: type[ops.WaitSend | ops.WaitRecv]
     _preposition: str
 
@@ -259,12 +253,10 @@ class RecordedStage(RecordedWeights):
             raise Differs(line, _call_text(self._header, self._operation(kind, micros), *arguments))
 
     def _expect_wait(self, kind: Kind, micros: Micros) -> None:
-        """Expects the line that waits for the move of memory of this kind, for these micro-batches."""
         if self._run.has(micros):
             self._expect(ops.WaitMove(kind, _micros(group_of(micros)), self._stage))
 
     def _does(self, line: ops.Instruction | None, kind: Kind, micros: Micros, arguments: tuple[object, ...]) -> bool:
-        """Whether a call is the operation of ``line`` and has the right ``arguments``; if so, notes what it makes."""
         group = group_of(micros)
         if (
             type(line) is not ops.Compute
@@ -279,7 +271,6 @@ class RecordedStage(RecordedWeights):
         return True
 
     def _reads(self, kind: Kind, group: Group) -> tuple[Value, ...]:
-        """Returns the values from other stages or from the dataset that a call for an operation must pass."""
         header, stage = self._header, self._stage
         received = tuple(
             (_role(value), group, int(maker))
@@ -293,7 +284,6 @@ class RecordedStage(RecordedWeights):
         return (*(received or ((_INPUT, group, _DATASET),)), *targets)
 
     def _handed_on(self, role: str, micros: Micros) -> Value | None:
-        """Returns a value that this stage has made for others; raises `Differs` if it is not there or was taken."""
         if not self._run.has(micros):
             return None
         value = role, group_of(micros), self._stage
@@ -307,7 +297,6 @@ class RecordedStage(RecordedWeights):
         return ops.Compute(kind, _micros(group_of(micros)), self._stage, version=self._read_by(kind))
 
     def _read_by(self, kind: Kind) -> Version | None:
-        """Returns the version of weights that an operation reads, as `at` has set it; a move of memory reads none."""
         return None if kind.moves or self._version is None else Version(self._version)
 
 
@@ -374,12 +363,10 @@ def _micros(group: Group) -> tuple[Micro, ...]:
 
 
 def _role(value: HandedOn) -> str:
-    """Returns the role of a value that stages make for other stages, in words such as "input gradients"."""
     return value.made.replace("_", " ")
 
 
 def _call_text(header: Header, done: ops.Instruction, *arguments: object) -> str:
-    """The words for a call: the line that it stands for, and the values that it gets."""
     values = [_value_text(header, value) for value in arguments]
     return f"does `{text_of(done, header)}`" + (f" with the {' and the '.join(values)}" if values else "")
 

@@ -156,10 +156,7 @@ def _place(frame: FrameType) -> CallPlace:
 def _noted(
     program: Program, by_worker: Iterable["WorkerScript"], note: Callable[[FrameType], _Note]
 ) -> Iterator[list[_Note]]:
-    """Runs the training function of each worker's script; yields its notes, one on every instruction of the lane.
-
-    ``note`` makes a note from the frame of the script in which the instruction is asked for.
-    """
+    """Runs the training function of each worker's script; yields its notes, one on every instruction of the lane."""
     for script, lane in zip(by_worker, program.lanes, strict=True):
         notes = list[_Note]()
         assert not [*script.trained(_with_callers(lane, script.name, note, notes))]
@@ -174,10 +171,7 @@ def script_name(worker: int) -> str:
 def _with_callers(
     lane: Iterable[Instruction], name: str, note: Callable[[FrameType], _Note], notes: list[_Note]
 ) -> Iterator[Instruction]:
-    """Yields the instructions of a lane to a running script, and appends a note on each to ``notes``.
-
-    ``note`` makes a note from the frame, in the file ``name``, in which the instruction is asked for.
-    """
+    """Yields the instructions of a lane to a running script, with a note on the frame that asks for each."""
     for instruction in lane:
         frame = currentframe()
         while frame is not None and frame.f_code.co_filename != name:
@@ -219,7 +213,6 @@ class WorkerScript:
         return self._compared("evaluate", [()], RecordedLane(lane, held, ScriptRun()))
 
     def _compared(self, function: str, calls: Sequence[tuple[int, ...]], lane: RecordedLane) -> Iterator[Diagnostic]:
-        """Calls a function with each tuple of arguments in ``calls``; yields the first difference from ``lane``."""
         try:
             run = self.functions[function]
             for arguments in calls:
@@ -249,10 +242,7 @@ class WorkerScript:
 
 
 def _functions(name: str, text: str) -> dict[str, Callable[..., None]]:
-    """Returns the functions of a script by name.
-
-    Raises `Differs`, and runs nothing, if the script uses names that scripts do not need.
-    """
+    """Defines the functions of a script; runs nothing, and raises `Differs`, if it uses foreign names."""
     code = compile(text, name, "exec", dont_inherit=True)
     foreign = next(_foreign(code), None)
     if foreign is not None:
@@ -264,7 +254,6 @@ def _functions(name: str, text: str) -> dict[str, Callable[..., None]]:
 
 
 def _foreign(module: CodeType) -> Iterator[str]:
-    """Yields the names that a script uses although no generated script needs them."""
     functions = [constant for constant in module.co_consts if isinstance(constant, CodeType)]
     of_functions = _OF_FUNCTIONS | {kind.method for kind in KINDS.values()} | {value.made for value in values()}
     of_functions |= {f"wait_{kind.method}" for kind in KINDS.values() if kind.moves}
@@ -276,7 +265,6 @@ def _foreign(module: CodeType) -> Iterator[str]:
 
 
 def _line_of(name: str, trace: TracebackType | None) -> int:
-    """The line of the script ``name`` at which an error with this traceback was raised; 0 if it was raised outside."""
     numbers = [number for frame, number in walk_tb(trace) if frame.f_code.co_filename == name]
     return numbers[-1] if numbers else 0
 
@@ -302,7 +290,6 @@ def _held_in_evaluations(header: Header, of_rank: Mapping[str, Any]) -> Held:
 
 
 def _routes(routes: Iterable[Sequence[Any]]) -> list[Route]:
-    """Returns the routes of program.json, each with the letter of its value, or an empty text if it has none."""
     return [(*route[:3], *(route[3:] or [""])) for route in routes]
 
 

@@ -177,10 +177,7 @@ def verify_operations(schedule: Schedule) -> Findings:
 
 
 def _schedule_findings(schedule: Schedule, plan: Plan | None, *, of_program: bool) -> tuple[Findings, Net | None]:
-    """Returns what the rules find in a schedule, and its net, or None if it is not placed and complete.
-
-    The rule "repeats" is left out. ``plan`` and ``of_program`` are as in `verify_schedule`.
-    """
+    """Applies the rules but "repeats" to a schedule; the net is None if it is not placed and complete."""
     # The other rules need a micro-batch to meet every stage once, on the worker that holds the stage.
     findings = verify_operations(schedule)
     if findings.errors:
@@ -232,7 +229,6 @@ def verify_program(level: Program | ProgramStream, checked: Checked | None = Non
 
 
 def _updates_proven(stream: ProgramStream, checked: Checked | None) -> int:
-    """Returns how many updates of a stream to prove: enough to show all that happens, no fewer than were checked."""
     shown = stream.updates_shown
     return shown if checked is None else max(shown, checked.schedule.header.updates)
 
@@ -309,7 +305,6 @@ def schedule_in(level: Schedule | ScheduleStream | Program | ProgramStream) -> S
 
 
 def _messages(program: Program) -> Findings:
-    """Checks each lane by itself: its messages and their slots, which is a part of the rule "channels"."""
     in_lanes = cells(program)
     where = places(program, in_lanes)
     return check("channels", messages(program, in_lanes, where), slots(program, in_lanes, where))

@@ -83,8 +83,6 @@ def not_held(header: Header, worker: Worker, instruction: Instruction, group: We
 
 
 class _WorkerSums:
-    """Checks the lines with which a worker launches its sums, waits for them, and steps: once per group and update."""
-
     def __init__(self, program: Program, worker: Worker) -> None:
         self._header = program.header
         self._worker = worker
@@ -112,7 +110,6 @@ class _WorkerSums:
                 yield from self._misplaced(group, number)
 
     def _line(self, place: int, instruction: Synchronisation) -> Iterator[Diagnostic]:
-        """Notes the place of a line for a sum or a step; yields a diagnostic if it is wrong or repeats another line."""
         stray = not_held(self._header, self._worker, instruction, instruction.group) or self._no_update(instruction)
         if stray is not None:
             yield stray
@@ -132,7 +129,6 @@ class _WorkerSums:
         return of_program.VersionOfOneStep(*facts) if None in header.made else of_program.NoSuchUpdate(*facts)
 
     def _places(self, group: WeightGroup, update: int) -> list[int | None]:
-        """Returns the places in the lane of a group's launch, wait and step in an update; None for a missing one."""
         return [self._lines.get((kind, group, update)) for kind in _KINDS]
 
     def _missing(self, group: WeightGroup, update: int) -> Iterator[Diagnostic]:
@@ -173,7 +169,6 @@ class _WorkerSums:
 
 
 def _orders(program: Program) -> Iterator[Diagnostic]:
-    """Yields a diagnostic if the orders in which workers launch their sums contradict each other."""
     names: dict[int, str] = {}
     after: dict[int, dict[int, tuple[Worker, Span]]] = {}
     for number, parts in enumerate(program.parts):
@@ -193,10 +188,6 @@ def _orders(program: Program) -> Iterator[Diagnostic]:
 
 
 def _cycle(after: Mapping[int, Mapping[int, object]]) -> list[int]:
-    """Returns a cycle of sums, each launched before the next by some worker; an empty list if there is none.
-
-    ``after`` has, for each sum, the sums that some worker launches later.
-    """
     try:
         TopologicalSorter(after).prepare()
     except CycleError as error:
@@ -224,7 +215,6 @@ def versions(program: Program) -> Iterator[Diagnostic]:
 
 
 def _one_version(header: Header, worker: Worker, parts: LaneParts) -> Iterator[Diagnostic]:
-    """Yields diagnostics of a lane with a flush: stash and drop lines, and operations after a step of their stage."""
     stepped: dict[WeightGroup, tuple[int, Step]] = {}
     for place, instruction in parts.updates:
         if isinstance(instruction, Step):
@@ -375,7 +365,6 @@ class _Walk:
         self._stashed.discard(weights)
 
     def _left_over(self) -> Iterator[Diagnostic]:
-        """Yields the stashed versions that are never dropped."""
         for weights in sorted(self._stashed - self._drops.keys()):
             stash = self._stashes[weights]
             end = max(self._last.get(weights, -1), self._steps.get((weights[0], Version(weights[1] + 1)), stash))

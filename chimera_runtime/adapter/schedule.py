@@ -95,9 +95,9 @@ class Cutting:
         try:
             inputs, keywords = split_args_kwargs_into_chunks(args, kwargs, self.micro_batches, args_spec, kwargs_spec)
         except AssertionError as error:
-            raise mistakes.batch_cannot_be_cut(self.micro_batches, str(error)) from error
+            raise mistakes.batch_cannot_be_cut(micro_batches=self.micro_batches, reason=str(error)) from error
         if len(inputs) != self.micro_batches:
-            raise mistakes.batch_cannot_be_cut(self.micro_batches, f"it gives {len(inputs)}")
+            raise mistakes.batch_cannot_be_cut(micro_batches=self.micro_batches, reason=f"it gives {len(inputs)}")
         return inputs, keywords
 
     def _rows(self, name: str, arguments: Any, specs: Any) -> Iterator["CutArgument"]:
@@ -115,9 +115,11 @@ class Cutting:
         if listed is None:
             return
         if is_given:
-            raise mistakes.batch_is_given_twice(name, list_name)
+            raise mistakes.batch_is_given_twice(whole=name, listed=list_name)
         if len(listed) != self.micro_batches:
-            raise mistakes.wrong_number_of_micro_batches(list_name, self.micro_batches, len(listed))
+            raise mistakes.wrong_number_of_micro_batches(
+                name=list_name, micro_batches=self.micro_batches, length=len(listed)
+            )
 
 
 class CutArgument(NamedTuple):
@@ -194,7 +196,7 @@ class GivenStages:
         listed = [*stages] if isinstance(stages, Sequence) else [stages]
         for stage in listed:
             if stage.num_stages != job.stages:
-                raise mistakes.number_of_stages_differs(job.name, job.stages, stage.num_stages)
+                raise mistakes.number_of_stages_differs(scheme=job.name, stages=job.stages, num_stages=stage.num_stages)
             if stage.dw_builder is not None:
                 raise Misuse(mistakes.STAGE_HAS_ITS_OWN_BACKWARD)
         modules = {stage.stage_index: partial(getattr, stage, "submod") for stage in listed}
@@ -336,7 +338,7 @@ class BatchPipeline(Pipeline):
         self._rising: list[str] = []
         super().__init__(directory, build_stage, results.loss, batch, name=name, **options)
         self._results = results
-        self._add_remarks(map(argument_looks_like_borders, self._rising))
+        self._add_remarks(argument_looks_like_borders(name=name) for name in self._rising)
         self._sent: dict[int, Any] = {}
         self._run_round = self._inference.runner(results)
 
@@ -382,7 +384,7 @@ class BatchPipeline(Pipeline):
             try:
                 torch.save(alone(module), content)
             except Exception as error:
-                raise module_cannot_be_sent(number, f"{type(error).__name__}: {error}") from error
+                raise module_cannot_be_sent(stage=number, cause=f"{type(error).__name__}: {error}") from error
             packed[number] = torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8), given
         return packed
 
@@ -499,20 +501,20 @@ class CompiledSchedule:
         # The program, the ranks and the stages must fit together; the pipeline is made when there is a batch.
         job = self._job = load(Path(directory)).job
         if job.period:
-            raise mistakes.schedule_without_flush(job.name)
+            raise mistakes.schedule_without_flush(scheme=job.name)
         if job.slices > 1:
-            raise mistakes.schedule_has_slices(job.name)
+            raise mistakes.schedule_has_slices(scheme=job.name)
         if not dist.is_initialized():
             raise Misuse(NO_PROCESS_GROUP)
         of_rank = GivenStages.of(stages, job)
         self._modules, self._group = of_rank.modules, group or of_rank.group
         self._ranks = dist.get_process_group_ranks(self._group or dist.group.WORLD)
         if len(self._ranks) != job.workers:
-            raise mistakes.group_has_another_size(job.name, job.workers, len(self._ranks))
+            raise mistakes.group_has_another_size(scheme=job.name, workers=job.workers, ranks=len(self._ranks))
         self._worker = self._ranks.index(dist.get_rank())
         held = stages_of(directory, self._worker)
         if sorted(of_rank.modules) != [*held]:
-            raise mistakes.stages_are_others(self._worker, held, sorted(of_rank.modules))
+            raise mistakes.stages_are_others(rank=self._worker, wanted=held, stages=sorted(of_rank.modules))
         self._has_first, self._has_last = 0 in held, job.stages - 1 in held
         self.n_microbatches = job.passes
         self._cutting = Cutting(job.passes, job.parts, args_chunk_spec, kwargs_chunk_spec, output_merge_spec)
@@ -692,7 +694,7 @@ class CompiledSchedule:
             return None
         outputs = [result.output for result in results]
         if None in outputs:
-            raise mistakes.outputs_are_missing(self._worker)
+            raise mistakes.outputs_are_missing(rank=self._worker)
         return self._cutting.merged([output for (output,) in filter(None, outputs)])
 
     def _ready(self, batch: TorchBatch, trains: bool) -> BatchPipeline:

@@ -168,7 +168,7 @@ class Checked:
                     holder, *_ = context.world.place.ranks_of(job.holders[stage])
                     state = enquiry.ask(holder, "stage", stage)
                     if names := [name.removeprefix(".") for name in self._take_state(stage, module, state)]:
-                        differing[stage] = mistakes.begins_otherwise(stage, names)
+                        differing[stage] = mistakes.begins_otherwise(stage=stage, names=names)
                 return modules
 
             def note(copy: int, micro: int, stage: int, output: Any) -> None:
@@ -241,10 +241,10 @@ class Checked:
         later_ends = {end for tie in self.context.ties for ends in tie.parameters for end in ends[1:]}
         for place, table in state["tables"].items():
             if place not in parts:
-                raise mistakes.part_is_missing(stage, place)
+                raise mistakes.part_is_missing(stage=stage, place=place)
             here = _plain(parts[place])
             for key in parts[place]._parameters.keys() - table.keys():
-                raise mistakes.parameter_is_another(stage, f"{place}.{key}" if place else key)
+                raise mistakes.parameter_is_another(stage=stage, name=f"{place}.{key}" if place else key)
             for key, value in table.items():
                 mine, name = here.get(key), f"{place}.{key}" if place else key
                 tables: list[dict[str, Any]] = [parts[place]._parameters, parts[place]._buffers, parts[place].__dict__]
@@ -257,7 +257,7 @@ class Checked:
                     if not self.is_unchanged:
                         mine.data.copy_(value)
                 elif of_parameters and mine is not value:
-                    raise mistakes.parameter_is_another(stage, name)
+                    raise mistakes.parameter_is_another(stage=stage, name=name)
                 elif not self.is_unchanged:
                     tables[1 if of_buffers else 2][key] = to_device(value, self.context.world.device)
         if not self.is_unchanged:
@@ -399,7 +399,7 @@ def check(
     if context.world.place.rank:
         return None
     if not report.passed:
-        raise mistakes.ranks_differ_from_one_process(report.text)
+        raise mistakes.ranks_differ_from_one_process(verdict=report.text)
     return report.text
 
 
@@ -484,9 +484,9 @@ def check_batch(
     with nullcontext() if place.rank else located.for_loader():
         report = checked.run(reference_of, before)
     if report.is_error:
-        raise mistakes.check_has_ended(report.text)
+        raise mistakes.check_has_ended(message=report.text)
     if not report.passed:
-        raise mistakes.ranks_differ_from_one_process(report.text)
+        raise mistakes.ranks_differ_from_one_process(verdict=report.text)
     return report.text
 
 

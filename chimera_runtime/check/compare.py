@@ -122,7 +122,7 @@ class ResultsOfRanks:
             for rank in self.place.ranks_of(job.members(group)):
                 steps, bits = self.digests[rank][group_text(group)]
                 if steps != len(self.tallies):
-                    raise steps_are_not_updates(name, rank, steps, len(self.tallies))
+                    raise steps_are_not_updates(group=name, rank=rank, steps=steps, updates=len(self.tallies))
                 ranks_by_digest.setdefault(bits, []).append(rank)
             if len(ranks_by_digest) > 1:
                 groups = " | ".join(", ".join(map(str, ranks)) for ranks in ranks_by_digest.values())

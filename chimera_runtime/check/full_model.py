@@ -84,9 +84,9 @@ def compare(reference: Reference, model: ModelFile, tied: Sequence[Sequence[End]
     off = share_of(abs(mine - theirs), scale)
     worst, parameter = _furthest([*partners.gradients()])
     if not off <= bound:
-        raise mistakes.losses_differ(theirs, mine)
+        raise mistakes.losses_differ(reference=theirs, stages=mine)
     if not worst <= bound:
-        raise mistakes.gradients_differ(worst, parameter, bound)
+        raise mistakes.gradients_differ(error=worst, parameter=parameter, bound=bound)
     return Agreement(len({id(p) for p in partners.pairs.values()}), off, worst, bound)
 
 
@@ -102,7 +102,9 @@ def _built(reference: Reference, model: ModelFile) -> torch.nn.Module:
     with UserCode("reference()", MISUSED):
         whole = model.reference()
     if not isinstance(whole, torch.nn.Module):
-        raise result_is_wrong(model.file, "reference", f"a {type(whole).__name__}", "a torch.nn.Module")
+        raise result_is_wrong(
+            file=model.file, call="reference", kind=f"a {type(whole).__name__}", wanted="a torch.nn.Module"
+        )
     return whole.to(reference.device).eval()
 
 
@@ -182,7 +184,9 @@ class Partners:
             mine = self.mine(place)
             here, there = (f"{tuple(p.shape)} {p.dtype}, trained: {p.requires_grad}" for p in (mine, theirs))
             if here != there:
-                yield mistakes.parameters_are_unlike(self._name(place), there, here, place[1], place[0])
+                yield mistakes.parameters_are_unlike(
+                    name=self._name(place), reference=there, stages=here, parameter=place[1], stage=place[0]
+                )
 
     def _name(self, place: End) -> str:
         return self.names[place[0]][place[1]]

@@ -93,7 +93,7 @@ def compare(
                 raise mistakes.slice_differs(stage, place, error)
     if off > bound:
         raise mistakes.slice_differs(reference.stages - 1, None, off)
-    raise mistakes.carry_loses_gradients(errors.index(max(errors)), max(errors))
+    raise mistakes.carry_loses_gradients(stage=errors.index(max(errors)), error=max(errors))
 
 
 def _error(mine: Gradients, theirs: Gradients) -> float:

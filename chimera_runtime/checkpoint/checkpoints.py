@@ -109,11 +109,11 @@ class Checkpoints:
         timeout: float = _PATIENCE,
     ) -> None:
         if keep < 1:
-            raise mistakes.copies_are_too_few(keep)
+            raise mistakes.copies_are_too_few(keep=keep)
         of_loop = list(optimizers) if isinstance(optimizers, Iterable) else [optimizers]
         other = next((value for value in of_loop if not isinstance(value, torch.optim.Optimizer)), None)
         if other is not None:
-            raise mistakes.is_not_an_optimizer(type(other).__name__)
+            raise mistakes.is_not_an_optimizer(name=type(other).__name__)
         of_rates = list(schedulers) if isinstance(schedulers, Sequence) else [schedulers]
         optimizing = of_loop or [*pipe.optimizers.values()]
         objects = Objects(dict(shared or {}), dict(of_copy or {}), dict(of_rank or {}), dict(averages or {}))
@@ -129,7 +129,7 @@ class Checkpoints:
         rank, size = dist.get_rank(), dist.get_world_size()
         directories = exchange(store, "made", rank, size, value=f"{directory}", what=what, seconds=timeout)
         if len({*directories}) > 1:
-            raise mistakes.directories_differ(directories)
+            raise mistakes.directories_differ(directories=sorted({*directories}))
         self._exchange = ObjectExchange(dist.new_group(backend="gloo"), f"the checkpoints in {directory}", timeout)
         self._lock: Lock | None = None
         self._is_locked = False
@@ -171,7 +171,7 @@ class Checkpoints:
         # Nothing is written unless every rank can save: the checks raise on all ranks, or on none.
         applied = self._exchange.all_gather(self._has_applied())
         if False in applied and True not in applied:
-            raise mistakes.gradients_are_not_applied(self._pipe.updates)
+            raise mistakes.gradients_are_not_applied(update=self._pipe.updates)
         self._require_one_model()
         self._pipe.check_replicas()
 
@@ -198,7 +198,7 @@ class Checkpoints:
             for name, value in digests.items():
                 first, expected = digest_of.setdefault(name, (rank, value))
                 if value != expected:
-                    raise mistakes.models_differ(name, rank, first)
+                    raise mistakes.models_differ(parameter=name, rank=rank, first=first)
 
     def _has_applied(self) -> bool | None:
         """Whether an optimizer has stepped with this rank's gradients, or has skipped them because they are not finite.
@@ -223,9 +223,9 @@ class Checkpoints:
             with self._exchange.peer_lost_errors():
                 saving.result(self._timeout)
         except TooLate as error:
-            raise mistakes.save_is_late(update, self._directory, self._timeout) from error
+            raise mistakes.save_is_late(update=update, directory=self._directory, seconds=self._timeout) from error
         except CheckpointException as error:
-            raise mistakes.save_has_failed(update, self._directory, _cause(error)) from error
+            raise mistakes.save_has_failed(update=update, directory=self._directory, why=_cause(error)) from error
 
     def close(self) -> None:
         """Waits for the last save and releases the directory; errors as in `save`."""
@@ -244,7 +244,11 @@ class Checkpoints:
                 self._lock = Lock(self._directory)
                 later = [path.name for path in whole(self._directory) if update_of(path) > self._pipe.updates]
                 if later:
-                    complaint = str(mistakes.later_checkpoints_are_there(self._directory, later, self._pipe.updates))
+                    complaint = str(
+                        mistakes.later_checkpoints_are_there(
+                            directory=self._directory, names=later, update=self._pipe.updates
+                        )
+                    )
             except BadCheckpoint as error:
                 complaint = str(error)
         self._exchange.require_none(complaint, BadCheckpoint)
@@ -305,7 +309,7 @@ class Checkpoints:
         self._load(path, reader, read)
         fields = dict(value_of(read[first][last]))
         if fields["format"] not in FORMATS:
-            raise mistakes.format_is_unknown(path, fields["format"], FORMATS)
+            raise mistakes.format_is_unknown(path=path, number=fields["format"], known=FORMATS)
         return CheckpointInfo(**fields)
 
     def _load(self, path: Path, reader: FileSystemReader, wanted: dict[str, Any]) -> None:
@@ -335,10 +339,10 @@ class Checkpoints:
         if not self._content.is_laid_out_as(info) and any(has_buffers for has_buffers, _ in facts):
             remarks.append(mistakes.buffers_are_of_first_replicas(info.name, info.copies))
         if info.unsaved:
-            remarks.append(mistakes.buffer_was_not_saved(info.unsaved[0]))
+            remarks.append(mistakes.buffer_was_not_saved(name=info.unsaved[0]))
         left_out = sorted(set.intersection(*({*names} for _, names in facts)))
         if left_out:
-            remarks.append(mistakes.objects_are_not_given(left_out))
+            remarks.append(mistakes.objects_are_not_given(names=left_out))
         if info.format == 1 and any(self._exchange.all_gather(self._content.exceeds_format_1)):
             remarks.append(mistakes.FORMAT_1_HAS_LESS)
         return tuple(remarks)

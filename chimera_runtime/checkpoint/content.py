@@ -102,7 +102,9 @@ def require_equal(what: str, of_ranks: Sequence[tuple[int, Mapping[str, Mapping[
                 continue
             if state is None or different is None:
                 without = first if state is None else rank
-                raise mistakes.states_are_missing(what, name, rank if state is None else first, without)
+                raise mistakes.states_are_missing(
+                    what=what, name=name, rank=rank if state is None else first, without=without
+                )
             key = next(key for key in sorted({*state, *different}) if state.get(key) != different.get(key))
             values = state.get(key), different.get(key)
             raise mistakes.states_differ(what, name, (first, rank), key, values, instead)
@@ -165,13 +167,13 @@ def absent(path: Path, stored: Mapping[Path, Any]) -> str:
             names = [str(other[1]) for other in stored if other[0] == kind]
             return mistakes.model_entry_is_missing(kind, str(name), names)
         case "averages":
-            return mistakes.average_is_missing(path[1], str(name))
+            return mistakes.average_is_missing(average=path[1], name=str(name))
         case "scheduler":
             return mistakes.SCHEDULER_IS_MISSING
         case "of_rank":
-            return mistakes.state_of_rank_is_missing(name)
+            return mistakes.state_of_rank_is_missing(name=name)
         case _:
-            return mistakes.state_is_missing(str(name))
+            return mistakes.state_is_missing(name=str(name))
 
 
 def packed_state(state: Mapping[Any, Any]) -> dict[str, Any]:
@@ -432,7 +434,7 @@ class CheckpointContent:
                 return absent(path, stored)
             entry = stored[path]
             if isinstance(entry, TensorStorageMetadata) and tuple(entry.size) != tuple(value.shape):
-                return mistakes.shapes_differ(f"{path[-1]}", tuple(entry.size), tuple(value.shape))
+                return mistakes.shapes_differ(name=f"{path[-1]}", saved=tuple(entry.size), here=tuple(value.shape))
         return None
 
     def take(self, read: Mapping[str, Any], info: CheckpointInfo, groups: Mapping[str, SavedGroup]) -> None:

@@ -45,7 +45,7 @@ def whole(directory: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise mistakes.directory_cannot_be_read(directory, error.strerror) from error
+        raise mistakes.directory_cannot_be_read(directory=directory, why=error.strerror) from error
     # A dot sorts before letters: of two paths with one name the one without a dot replaces the other in the dict.
     return sorted({path.name.removeprefix("."): path for path in paths}.values(), key=update_of)
 
@@ -76,18 +76,18 @@ class Lock:
             directory.mkdir(parents=True, exist_ok=True)
             self._place = directory.resolve()
             if self._place in self._held:
-                raise mistakes.another_job_saves_there(directory)
+                raise mistakes.another_job_saves_there(directory=directory)
             self._file = os.open(directory / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise mistakes.directory_cannot_be_written(directory, error.strerror) from error
+            raise mistakes.directory_cannot_be_written(directory=directory, why=error.strerror) from error
         try:
             is_free = lock(self._file)
         except OSError as error:
             os.close(self._file)
-            raise mistakes.directory_cannot_be_written(directory, error.strerror) from error
+            raise mistakes.directory_cannot_be_written(directory=directory, why=error.strerror) from error
         if not is_free:
             os.close(self._file)
-            raise mistakes.another_job_saves_there(directory)
+            raise mistakes.another_job_saves_there(directory=directory)
         self._held.add(self._place)
         counting = whole(directory)
         replaced = [path for path in directory.glob(".update-*") if path not in counting]
@@ -163,16 +163,16 @@ def damage(checkpoint: Path, which: int, of: int) -> str | None:
         files = (_METADATA, *sorted(path.name for path in checkpoint.glob("*.distcp")))
         lacking = next((name for name in files if name not in hashes), None)
         if lacking is not None:
-            return mistakes.hash_is_missing(checkpoint / _HASHES, lacking)
+            return mistakes.hash_is_missing(hashes=checkpoint / _HASHES, name=lacking)
         if any(os.path.basename(name) != name for name in names):
-            return mistakes.file_is_damaged(checkpoint / _HASHES)
+            return mistakes.file_is_damaged(path=checkpoint / _HASHES)
         for name in names[which::of]:
             if _hash(checkpoint / name) != hashes[name]:
-                return mistakes.file_is_damaged(checkpoint / name)
+                return mistakes.file_is_damaged(path=checkpoint / name)
     except OSError as error:
         return f"{error.filename or checkpoint}: {error.strerror}"
     except (ValueError, AttributeError, TypeError, RecursionError):
-        return mistakes.file_is_damaged(checkpoint / _HASHES)
+        return mistakes.file_is_damaged(path=checkpoint / _HASHES)
     return None
 
 

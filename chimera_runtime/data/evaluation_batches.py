@@ -97,7 +97,7 @@ def _loaded(load: Callable[[int], Any], size: int, number: int, names: KeywordNa
         loaded = load(number)
     batch = as_triple(loaded, _BATCH, names)
     if _items(batch) != size:
-        raise mistakes.evaluated_micro_batch_has_another_size(number, _items(batch), size)
+        raise mistakes.evaluated_micro_batch_has_another_size(micro=number, items=_items(batch), size=size)
     return batch
 
 

@@ -170,7 +170,9 @@ class Feed(MicroBatchSource):
     def put_micro_batches(self, update: int, pairs: Sequence[Pair]) -> None:
         """Takes the micro-batches of an update. Raises `Misuse` if there are not N, or a keyword argument is new."""
         if len(pairs) != self.job.micro_batches:
-            raise mistakes.wrong_number_of_pairs(self.job.name, self.job.micro_batches, len(pairs))
+            raise mistakes.wrong_number_of_pairs(
+                program=self.job.name, micro_batches=self.job.micro_batches, pairs=len(pairs)
+            )
         listed = pairs if isinstance(pairs, (list, tuple)) else ()
         for micro, pair in enumerate(listed):
             if isinstance(pair, (tuple, list)) and len(pair) in (2, 3):  # what this rank does not use may be anything
@@ -201,7 +203,7 @@ class Feed(MicroBatchSource):
         """Raises `Misuse` if the loop has written a mini-batch in use since the last step ended."""
         for update, before in self._versions.items():
             if versions(self._tensors[update]) != before:
-                raise mistakes.mini_batch_was_written(update)
+                raise mistakes.mini_batch_was_written(update=update)
 
     def facts(self, update: int) -> dict[Key, Fact]:
         """Removes and returns the facts about the mini-batch of an update, which ranks of a copy compare.
@@ -258,7 +260,7 @@ class Feed(MicroBatchSource):
         return MicroBatchParts(self.size, self.job.parts, self.job.slices, self.cut_slice, self.job.lengths)
 
     def _require_rows(self, triple: Triple, name: str) -> None:
-        require_rows(triple, self.size, name, mistakes.as_in_example(self.size))
+        require_rows(triple, self.size, name, mistakes.as_in_example(size=self.size))
 
 
 def _unless_empty(part: Any) -> Any:

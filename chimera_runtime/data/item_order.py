@@ -104,7 +104,7 @@ def is_stream(dataset: Any) -> bool:
             return False
         is_iterable = hasattr(dataset, "__iter__") and not hasattr(dataset, "__next__")
     if not is_iterable:
-        raise mistakes.dataset_has_neither_keys_nor_order(type(dataset).__name__)
+        raise mistakes.dataset_has_neither_keys_nor_order(kind=type(dataset).__name__)
     return True
 
 
@@ -122,4 +122,4 @@ def length_of_stream(dataset: Any) -> int | None:
 def require_enough(items: int, share: Share) -> None:
     """Raises `Misuse` unless an epoch has enough items for a mini-batch."""
     if items < share.items:
-        raise mistakes.dataset_is_too_small(items, share.formula)
+        raise mistakes.dataset_is_too_small(items=items, formula=share.formula)

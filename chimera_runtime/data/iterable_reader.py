@@ -128,7 +128,7 @@ class IterableReader(IterableDataset[Any]):
             if not is_whole:
                 break
         if items.place < (self.share.items if self.drop_last else 1):
-            raise mistakes.dataset_ended_in_first_mini_batch(items.place, self.share.formula)
+            raise mistakes.dataset_ended_in_first_mini_batch(items=items.place, formula=self.share.formula)
 
 
 class _Items:
@@ -150,7 +150,7 @@ class _Items:
         self.place = 0 if position.state is None else position.items
         while self.place < position.items:
             if not self.advance():
-                raise mistakes.dataset_ended_before_checkpoint(self.place, position.items)
+                raise mistakes.dataset_ended_before_checkpoint(items=self.place, place=position.items)
 
     def advance(self) -> bool:
         if self.place == self._length:
@@ -161,7 +161,7 @@ class _Items:
         if self.newest is not _NO_ITEM:
             self.place += 1
         elif self._length is not None:
-            raise mistakes.dataset_ended_before_its_length(self.place, self._length)
+            raise mistakes.dataset_ended_before_its_length(items=self.place, length=self._length)
         return self.newest is not _NO_ITEM
 
     def state(self) -> Any:

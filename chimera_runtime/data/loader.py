@@ -181,7 +181,7 @@ def _next(loaded: Iterator[Any], timeout: float) -> Any:
                     continue
                 for process in getattr(loaded, "_workers", ()):
                     process.kill()  # torch would wait 5 s for one that hangs
-                message, note = mistakes.worker_hangs(timeout), mistakes.WORKER_HANGS_NOTE
+                message, note = mistakes.worker_hangs(seconds=timeout), mistakes.WORKER_HANGS_NOTE
             model_error = ModelError(message, FAILED)
             model_error.add_note(note)
             raise model_error from error.with_traceback(None)
@@ -512,7 +512,7 @@ class Loader:
         if state["length"] != length:
             raise mistakes.length_has_changed(length, state["length"])
         if items % self._share.items:
-            raise mistakes.no_mini_batch_begins_there(items, self._share.formula)
+            raise mistakes.no_mini_batch_begins_there(items=items, formula=self._share.formula)
         self._move_to(state["epoch"], items, state.get("stream"))
 
 

@@ -84,7 +84,7 @@ class Batches(MicroBatchSource):
             require_enough(self._order.count(0), self._share)
             return
         if self.sampler is not None:
-            raise order_of_iterable("a sampler")
+            raise order_of_iterable(name="a sampler")
         if (count := length_of_stream(self.dataset)) is not None:
             require_enough(count, self._share)
 

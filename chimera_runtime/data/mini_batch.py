@@ -87,12 +87,14 @@ class ItemLoading:
             triples = [as_triple(item, f"item {name} of {self.name}", self.names) for item, name in named]
             for name, (*_, keywords) in zip(names, triples, strict=True):
                 if differing := sorted(keywords.keys() ^ triples[0][2].keys()):
-                    raise mistakes.keyword_argument_is_in_one((names[0], name), self.name, differing[0])
+                    raise mistakes.keyword_argument_is_in_one(
+                        names=(names[0], name), dataset=self.name, keyword=differing[0]
+                    )
             wholes = {n: value for n, value in triples[0][2].items() if isinstance(n, Whole)} if 2 in uses else {}
             for keyword, value in wholes.items():
                 for name, (*_, keywords) in zip(names, triples, strict=True):
                     if not are_equal(keywords[keyword], value):
-                        raise mistakes.items_differ_in_whole((names[0], name), self.name, keyword)
+                        raise mistakes.items_differ_in_whole(names=(names[0], name), dataset=self.name, keyword=keyword)
             with _COLLATING:
                 parts = [
                     default_collate(list(part)) if i in uses else None
@@ -123,13 +125,15 @@ class MiniBatch:
     def __call__(self, micro: int) -> Triple:
         """The (input, target, keywords) of a micro-batch; parts that this rank does not use are None."""
         if micro not in self.micro_batches:
-            raise mistakes.micro_batch_was_not_loaded(micro)
+            raise mistakes.micro_batch_was_not_loaded(micro=micro)
         return self.micro_batches[micro]
 
     def require_whole(self) -> None:
         """Raises `Misuse` if the mini-batch lacks items for an update, as the last one of an epoch may."""
         if self.items != self.share.items_of_copy(self.share.items):
-            raise mistakes.mini_batch_lacks_items(self.items, self.share.micro_batch_size, self.share.micro_batches)
+            raise mistakes.mini_batch_lacks_items(
+                items=self.items, micro_batch_size=self.share.micro_batch_size, micro_batches=self.share.micro_batches
+            )
 
     def pin_memory(self) -> "MiniBatch":
         """Returns this mini-batch in pinned memory, from which a GPU can copy while it computes."""
@@ -202,7 +206,7 @@ def as_triple(value: Any, name: str, names: KeywordNames | None = None) -> Tripl
         case (inputs, target, dict() as keywords) if all(isinstance(name, str) for name in keywords):
             triple = inputs, target, keywords
         case _:
-            raise mistakes.neither_pair_nor_triple(name, type(value).__name__)
+            raise mistakes.neither_pair_nor_triple(name=name, kind=type(value).__name__)
     return triple if names is None else (triple[0], triple[1], names.declared(triple[2], name))
 
 
@@ -215,9 +219,9 @@ def length_of(triple: Triple, name: str) -> int:
     """Returns the items along dimension 0 of a triple, ``name`` in messages; `Misuse` if tensors differ in it."""
     for path, leaf in leaves_with_paths(by_item(triple)):
         if (items := _length(leaf)) is not None:
-            require_rows(triple, items, name, mistakes.as_in_first(items, place_of(path)))
+            require_rows(triple, items, name, mistakes.as_in_first(items=items, place=place_of(path)))
             return items
-    raise mistakes.has_no_rows(name)
+    raise mistakes.has_no_rows(name=name)
 
 
 def require_rows(triple: Triple, items: int, name: str, wanted: str) -> None:
@@ -234,7 +238,9 @@ def require_no_graph(value: Any, name: str) -> None:
     """Raises `Misuse` if a tensor of a triple requires a gradient, which no rank would have as a whole."""
     if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves(value)):
         tensors = ((path, leaf) for path, leaf in leaves_with_paths(value) if isinstance(leaf, torch.Tensor))
-        raise mistakes.requires_a_gradient(name, place_of(next(path for path, leaf in tensors if leaf.requires_grad)))
+        raise mistakes.requires_a_gradient(
+            name=name, place=place_of(next(path for path, leaf in tensors if leaf.requires_grad))
+        )
 
 
 def _length(leaf: Any) -> int | None:
@@ -341,9 +347,9 @@ class MicroBatchParts:
         if len(lengths) > 1:
             raise mistakes.sequences_differ(name, lengths)
         if short := [length for length in lengths if length < self.slices]:
-            raise mistakes.sequence_is_too_short(name, short[0], self.slices)
+            raise mistakes.sequence_is_too_short(name=name, length=short[0], slices=self.slices)
         if undivided := [length for length in lengths if length % self.slices and not self.lengths]:
-            raise mistakes.sequence_is_not_divided(name, undivided[0], self.slices)
+            raise mistakes.sequence_is_not_divided(name=name, length=undivided[0], slices=self.slices)
 
 
 def rows_of(value: Any, component: int, start: int, count: int) -> Any:

@@ -1,7 +1,11 @@
 """Errors whose messages say what happened and what to do, and the exit statuses of a rank."""
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import re
+import string
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Generic, NamedTuple, Self, TypeVar
+
+T = TypeVar("T")
 
 FAILED = 1
 MISUSED = 2
@@ -32,8 +36,62 @@ def visible(text: str) -> str:
     )
 
 
+class Wording(Generic[T]):
+    """A message with fields, as for ``str.format``; a call with the fields by their names makes an error, or text.
+
+    Further formats show lists and numbers: ``{names:list}`` is ``a, b`` or ``none``, ``{names:joined}`` is ``a,b``,
+    ``{names:and}`` is ``a and b``, ``{names:first 1}`` is ``a and 2 more``, ``{names:function}`` is ``functions a, b``,
+    ``{steps:step}`` is ``1 step`` or ``3 steps``, and ``{layers:last}`` is the last number of so many, from 0.
+    """
+
+    def __init__(self, text: str, make: Callable[[str], T]) -> None:
+        self.text, self._make = text, make
+
+    @property
+    def fields(self) -> set[str]:
+        """Names of the fields, all of which a call gives."""
+        return {re.split(r"[.\[]", name)[0] for _, name, _, _ in string.Formatter().parse(self.text) if name}
+
+    def __call__(self, **fields: object) -> T:
+        """Makes what has the message, with these fields."""
+        return self._make(_Formatter().vformat(self.text, (), fields))
+
+
+class _Formatter(string.Formatter):
+    def format_field(self, value: object, format_spec: str) -> str:
+        if isinstance(value, int) and format_spec.isalpha() and len(format_spec) > 1:
+            return str(value - 1) if format_spec == "last" else f"{value} {format_spec}{'' if value == 1 else 's'}"
+        if not format_spec or isinstance(value, (str, int, float)) or not isinstance(value, Iterable):
+            return format(value, format_spec)
+        items = [*map(str, value)]
+        match format_spec.split():
+            case ["list"]:
+                return ", ".join(items) or "none"
+            case ["joined"]:
+                return ",".join(items)
+            case ["and"]:
+                return " and ".join(items)
+            case ["last"]:
+                return str(len(items) - 1)
+            case ["first", most]:
+                more = f" and {len(items) - int(most)} more" if len(items) > int(most) else ""
+                return ", ".join(items[: int(most)]) + more
+            case _:
+                return f"{format_spec}{'s' if len(items) > 1 else ''} {', '.join(items)}"
+
+
+def worded(text: str) -> Wording[str]:
+    """Wording of a remark, or of a part of a message."""
+    return Wording(text, str)
+
+
 class ShownError(Exception):
     """An error whose message may have names of files, parameters and modules, and is shown as `visible`."""
+
+    @classmethod
+    def worded(cls, text: str) -> Wording[Self]:
+        """Wording whose calls make an error of this class."""
+        return Wording(text, cls)
 
     def __str__(self) -> str:
         return visible(super().__str__())

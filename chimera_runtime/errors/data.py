@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from chimera_runtime.errors import BadCheckpoint, Misuse
+from chimera_runtime.errors import BadCheckpoint, Misuse, worded
 
 # Messages about checkpoints: what cannot be saved, and what cannot be resumed from.
 
@@ -15,80 +15,42 @@ FORMAT_1_HAS_LESS = (
     "modules have in their state_dict beside parameters and buffers, or optimizers beside settings and the "
     "state of parameters, begins anew"
 )
-
 _ONE_MODEL = (
     "all ranks save one model in one directory; of pipelines of several models save pipe.state_dict() with "
     "torch.distributed.checkpoint, each over the process group of its pipeline"
 )
 
-
 # Making a Checkpoints.
 
-
-def copies_are_too_few(keep: int) -> Misuse:
-    return Misuse(f"keep={keep}: at least one checkpoint stays")
-
-
-def is_not_an_optimizer(name: str) -> Misuse:
-    return Misuse(
-        f"optimizers= has a {name}, which is not a torch.optim.Optimizer: of_rank= keeps any "
-        "object that has a state_dict"
-    )
-
-
-def directories_differ(directories: Iterable[str]) -> Misuse:
-    return Misuse(f"Checkpoints of {' and '.join(sorted({*directories}))} at once: {_ONE_MODEL}")
-
-
-def models_differ(parameter: str, rank: int, first: int) -> Misuse:
-    return Misuse(f"{parameter} of rank {rank} is not that of rank {first}: {_ONE_MODEL}")
-
+copies_are_too_few = Misuse.worded("keep={keep}: at least one checkpoint stays")
+is_not_an_optimizer = Misuse.worded(
+    "optimizers= has a {name}, which is not a torch.optim.Optimizer: of_rank= keeps any object that has a state_dict"
+)
+directories_differ = Misuse.worded("Checkpoints of {directories:and} at once: " + _ONE_MODEL)
+models_differ = Misuse.worded("{parameter} of rank {rank} is not that of rank {first}: " + _ONE_MODEL)
 
 # Saving.
 
-
-def gradients_are_not_applied(update: int) -> Misuse:
-    return Misuse(
-        f"the gradients of update {update} are there and no optimizer has stepped with them: save "
-        "after optimizer.step() and optimizer.zero_grad(), as gradients are not saved"
-    )
-
-
-def save_is_late(update: int, directory: Path, seconds: float) -> BadCheckpoint:
-    return BadCheckpoint(
-        f"{_checkpoint(update, directory)} is not written after {seconds:g} s; those before it are whole"
-    )
-
-
-def save_has_failed(update: int, directory: Path, why: str) -> BadCheckpoint:
-    return BadCheckpoint(f"{_checkpoint(update, directory)} was not written: {why}; those before it are whole")
-
-
-def _checkpoint(update: int, directory: Path) -> str:
-    return f"the checkpoint after update {update} in {directory}"
-
-
-def later_checkpoints_are_there(directory: Path, names: Sequence[str], update: int) -> BadCheckpoint:
-    return BadCheckpoint(
-        f"{directory} has {', '.join(names)}, which would count as newer than what is saved "
-        f"from update {update} on: save elsewhere, or remove what you do not want"
-    )
-
-
-def another_job_saves_there(directory: Path) -> BadCheckpoint:
-    return BadCheckpoint(f"another job saves its checkpoints in {directory}: choose another directory, or end that job")
-
-
-def directory_cannot_be_written(directory: Path, why: str | None) -> BadCheckpoint:
-    return BadCheckpoint(f"checkpoints cannot be saved in {directory}: {why}")
-
-
-def directory_cannot_be_read(directory: Path, why: str | None) -> BadCheckpoint:
-    return BadCheckpoint(f"{directory}: {why}")
-
-
-def states_are_missing(what: str, name: str, rank: int, without: int) -> Misuse:
-    return Misuse(f"{what}= has {name!r} on rank {rank}, and not on rank {without}")
+gradients_are_not_applied = Misuse.worded(
+    "the gradients of update {update} are there and no optimizer has stepped with them: save after optimizer.step() "
+    "and optimizer.zero_grad(), as gradients are not saved"
+)
+save_is_late = BadCheckpoint.worded(
+    "the checkpoint after update {update} in {directory} is not written after {seconds:g} s; those before it are whole"
+)
+save_has_failed = BadCheckpoint.worded(
+    "the checkpoint after update {update} in {directory} was not written: {why}; those before it are whole"
+)
+later_checkpoints_are_there = BadCheckpoint.worded(
+    "{directory} has {names:list}, which would count as newer than what is saved from update {update} on: save "
+    "elsewhere, or remove what you do not want"
+)
+another_job_saves_there = BadCheckpoint.worded(
+    "another job saves its checkpoints in {directory}: choose another directory, or end that job"
+)
+directory_cannot_be_written = BadCheckpoint.worded("checkpoints cannot be saved in {directory}: {why}")
+directory_cannot_be_read = BadCheckpoint.worded("{directory}: {why}")
+states_are_missing = Misuse.worded("{what}= has {name!r} on rank {rank}, and not on rank {without}")
 
 
 def states_differ(
@@ -114,15 +76,10 @@ def cannot_be_resumed(path: Path, why: str, others: Sequence[str]) -> BadCheckpo
     return BadCheckpoint(f"{path} cannot be resumed from: {why}{instead}")
 
 
-def format_is_unknown(path: Path, number: int, known: Iterable[int]) -> BadCheckpoint:
-    return BadCheckpoint(
-        f"{path} has format {number}, and this version of chimera_runtime reads the formats "
-        f"{' and '.join(map(str, known))}"
-    )
-
-
-def shapes_differ(name: str, saved: tuple[int, ...], here: tuple[int, ...]) -> str:
-    return f"{name} is {saved} in it, and {here} in this model"
+format_is_unknown = BadCheckpoint.worded(
+    "{path} has format {number}, and this version of chimera_runtime reads the formats {known:and}"
+)
+shapes_differ = worded("{name} is {saved} in it, and {here} in this model")
 
 
 def model_entry_is_missing(kind: str, name: str, saved: Iterable[str]) -> str:
@@ -135,21 +92,14 @@ def model_entry_is_missing(kind: str, name: str, saved: Iterable[str]) -> str:
     return f"it has no {noun} {name}, which this model has{f' (but {near[0]})' if near else ''}"
 
 
-def average_is_missing(average: str, name: str) -> str:
-    return f"it has no average {average!r} of {name}: resume without it, and begin it with these weights"
-
-
-def state_of_rank_is_missing(name: str) -> str:
-    return (
-        f"it has no state of of_rank[{name!r}] for this rank: what each rank has of its own is resumed under "
-        "the same schedule with as many copies"
-    )
-
-
-def state_is_missing(name: str) -> str:
-    return f"it has no state of {name}, which is to be resumed here"
-
-
+average_is_missing = worded(
+    "it has no average {average!r} of {name}: resume without it, and begin it with these weights"
+)
+state_of_rank_is_missing = worded(
+    "it has no state of of_rank[{name!r}] for this rank: what each rank has of its own is resumed under the same "
+    "schedule with as many copies"
+)
+state_is_missing = worded("it has no state of {name}, which is to be resumed here")
 _UNKNOWN = {
     "model": "which this model has not",
     "replicas": "which this model has not (yet): register it when the module is made, in the shape that it will have; "
@@ -169,12 +119,8 @@ def name_is_unknown(kind: str, name: str) -> str:
 # Files that have changed since they were written.
 
 
-def hash_is_missing(hashes: Path, name: str) -> str:
-    return f"{hashes} is not as it was written: it lacks the hash of {name}"
-
-
-def file_is_damaged(path: Path) -> str:
-    return f"{path} is not as it was written"
+hash_is_missing = worded("{hashes} is not as it was written: it lacks the hash of {name}")
+file_is_damaged = worded("{path} is not as it was written")
 
 
 # Remarks about a checkpoint that was resumed from.
@@ -185,17 +131,11 @@ def buffers_are_of_first_replicas(schedule: str, copies: int) -> str:
     return f"buffers are those of the first replica of each stage: the checkpoint is of {layout}"
 
 
-def buffer_was_not_saved(name: str) -> str:
-    return (
-        f"the buffer {name} (persistent=False) had changed when the checkpoint was saved and is in "
-        "no checkpoint: it begins as it is made"
-    )
-
-
-def objects_are_not_given(names: Sequence[str]) -> str:
-    return f"the checkpoint has {', '.join(names)}, and Checkpoints was given no such object"
-
-
+buffer_was_not_saved = worded(
+    "the buffer {name} (persistent=False) had changed when the checkpoint was saved and is in no checkpoint: it begins "
+    "as it is made"
+)
+objects_are_not_given = worded("the checkpoint has {names:list}, and Checkpoints was given no such object")
 DATASET_IS_EMPTY = "the dataset has no item"
 EVALUATION_BATCH_IS_EMPTY = "a batch of an evaluation has no item"
 
@@ -207,39 +147,25 @@ def items_text(count: int) -> str:
 # Datasets.
 
 
-def dataset_has_neither_keys_nor_order(kind: str) -> Misuse:
-    return Misuse(
-        f"the dataset, of type {kind}, is none: a map-style one has __len__ and __getitem__, an iterable one an "
-        "__iter__ that begins anew every time"
-    )
-
-
-def order_of_iterable(name: str) -> Misuse:
-    return Misuse(
-        f"{name} is for a map-style dataset; this one is iterable and comes in its own order: leave that out, or give "
-        "the dataset __len__ and __getitem__"
-    )
-
-
-def dataset_is_too_small(items: int, formula: str) -> Misuse:
-    return Misuse(
-        f"the dataset has {items_text(items)} and one update takes B*N*W = {formula}; use a larger dataset, smaller "
-        "micro-batches or fewer ranks"
-    )
-
-
-def dataset_ended_in_first_mini_batch(items: int, formula: str) -> Misuse:
-    return Misuse(f"the dataset ended after {items_text(items)}, and a mini-batch takes B*N*W = {formula}")
-
-
-def dataset_ended_before_checkpoint(items: int, place: int) -> Misuse:
-    return Misuse(
-        f"the dataset ended after {items_text(items)}, and training was at item {place} of it: is it the same one?"
-    )
-
-
-def dataset_ended_before_its_length(items: int, length: int) -> Misuse:
-    return Misuse(f"the dataset ended after {items_text(items)}, and its __len__ says {length}")
+dataset_has_neither_keys_nor_order = Misuse.worded(
+    "the dataset, of type {kind}, is none: a map-style one has __len__ and __getitem__, an iterable one an __iter__ "
+    "that begins anew every time"
+)
+order_of_iterable = Misuse.worded(
+    "{name} is for a map-style dataset; this one is iterable and comes in its own order: leave that out, or give the "
+    "dataset __len__ and __getitem__"
+)
+dataset_is_too_small = Misuse.worded(
+    "the dataset has {items:item} and one update takes B*N*W = {formula}; use a larger dataset, smaller micro-batches "
+    "or fewer ranks"
+)
+dataset_ended_in_first_mini_batch = Misuse.worded(
+    "the dataset ended after {items:item}, and a mini-batch takes B*N*W = {formula}"
+)
+dataset_ended_before_checkpoint = Misuse.worded(
+    "the dataset ended after {items:item}, and training was at item {place} of it: is it the same one?"
+)
+dataset_ended_before_its_length = Misuse.worded("the dataset ended after {items:item}, and its __len__ says {length}")
 
 
 # Resuming.
@@ -256,52 +182,33 @@ def _length_text(length: int | None) -> str:
     return "a length that it does not say" if length is None else items_text(length)
 
 
-def no_mini_batch_begins_there(items: int, formula: str) -> Misuse:
-    return Misuse(
-        f"training was at item {items} of the data, and B*N*W = {formula} does not divide that: choose B, N or W so "
-        "that it does"
-    )
-
+no_mini_batch_begins_there = Misuse.worded(
+    "training was at item {items} of the data, and B*N*W = {formula} does not divide that: choose B, N or W so that it "
+    "does"
+)
 
 # Items of a dataset and micro-batches of them.
 
-
-def keyword_argument_is_in_one(names: Iterable[object], dataset: str, keyword: str) -> Misuse:
-    first, other = names
-    return Misuse(
-        f"of items {first} and {other} of {dataset} only one has the keyword argument {keyword}: give all items of a "
-        "micro-batch the same names"
-    )
-
-
-def items_differ_in_whole(names: Iterable[object], dataset: str, keyword: str) -> Misuse:
-    first, other = names
-    return Misuse(
-        f'items {first} and {other} of {dataset} differ in {keyword}, which whole("{keyword}") gives a micro-batch as '
-        "it is: let a collate function make one value for the micro-batch, or leave whole out"
-    )
-
-
-def micro_batch_was_not_loaded(micro: int) -> Misuse:
-    return Misuse(f"micro-batch {micro} was not loaded: this rank does not use it in a step")
-
-
-def mini_batch_lacks_items(items: int, micro_batch_size: int, micro_batches: int) -> Misuse:
-    return Misuse(
-        f"the last mini-batch of an epoch has {items_text(items)}, and an update takes B*N = "
-        f"{micro_batch_size}*{micro_batches}: make the loader with drop_last=True"
-    )
-
-
-def neither_pair_nor_triple(name: str, kind: str) -> Misuse:
-    return Misuse(f"{name} is a {kind}, not a pair (input, target); keyword arguments of stages stand third, in a dict")
-
-
-def requires_a_gradient(name: str, place: str) -> Misuse:
-    return Misuse(
-        f"{name}: {place} requires a gradient, of which each rank would have a part: detach() it; or, to train what it "
-        "comes from, move that into the stage or the loss that takes it, and give what it is computed from as data"
-    )
+keyword_argument_is_in_one = Misuse.worded(
+    "of items {names:and} of {dataset} only one has the keyword argument {keyword}: give all items of a micro-batch "
+    "the same names"
+)
+items_differ_in_whole = Misuse.worded(
+    'items {names:and} of {dataset} differ in {keyword}, which whole("{keyword}") gives a micro-batch as it is: let a '
+    "collate function make one value for the micro-batch, or leave whole out"
+)
+micro_batch_was_not_loaded = Misuse.worded("micro-batch {micro} was not loaded: this rank does not use it in a step")
+mini_batch_lacks_items = Misuse.worded(
+    "the last mini-batch of an epoch has {items:item}, and an update takes B*N = {micro_batch_size}*{micro_batches}: "
+    "make the loader with drop_last=True"
+)
+neither_pair_nor_triple = Misuse.worded(
+    "{name} is a {kind}, not a pair (input, target); keyword arguments of stages stand third, in a dict"
+)
+requires_a_gradient = Misuse.worded(
+    "{name}: {place} requires a gradient, of which each rank would have a part: detach() it; or, to train what it "
+    "comes from, move that into the stage or the loss that takes it, and give what it is computed from as data"
+)
 
 
 def cannot_be_cut(name: str, place: str, kind: str, keyword: str) -> Misuse:
@@ -331,43 +238,28 @@ def sequences_differ(name: str, places: Mapping[int, str]) -> Misuse:
     )
 
 
-def sequence_is_not_divided(name: str, length: int, slices: int) -> Misuse:
-    return Misuse(
-        f"{name}: dimension 1 is {length}, and slices of equal lengths need a multiple of their number, {slices}; pad "
-        "the sequences, leave out the rest, or compile the scheme with unequal lengths (--slice-lengths)"
-    )
-
-
-def sequence_is_too_short(name: str, length: int, slices: int) -> Misuse:
-    return Misuse(
-        f"{name}: dimension 1 is {length}, and each of {slices} slices needs an item; pad the sequences, or compile "
-        "the scheme with fewer slices"
-    )
-
-
+sequence_is_not_divided = Misuse.worded(
+    "{name}: dimension 1 is {length}, and slices of equal lengths need a multiple of their number, {slices}; pad the "
+    "sequences, leave out the rest, or compile the scheme with unequal lengths (--slice-lengths)"
+)
+sequence_is_too_short = Misuse.worded(
+    "{name}: dimension 1 is {length}, and each of {slices} slices needs an item; pad the sequences, or compile the "
+    "scheme with fewer slices"
+)
 CUT_SLICE_LACKS_BOUNDS = (
     "the slices of this program have unequal lengths, and cut_slice of the model file takes no bounds: give it a fifth "
     "parameter, a function that returns the start and the end of the slice in a sequence of the given length; or "
     "compile the scheme without --slice-lengths"
 )
 
-
 # Batches of a loop.
 
-
-def wrong_number_of_pairs(program: str, micro_batches: int, pairs: int) -> Misuse:
-    return Misuse(f"{program} has N = {micro_batches}: a step takes so many pairs, not {pairs}")
-
-
-def mini_batch_was_written(update: int) -> Misuse:
-    return Misuse(
-        f"the mini-batch of update {update} was written after its step, and is still under way; give each step tensors "
-        "of its own, as .clone() makes them"
-    )
-
-
-def has_no_rows(name: str) -> Misuse:
-    return Misuse(f"{name} has no tensor with items in dimension 0: give (input, target) tensors that have")
+wrong_number_of_pairs = Misuse.worded("{program} has N = {micro_batches}: a step takes so many pairs, not {pairs}")
+mini_batch_was_written = Misuse.worded(
+    "the mini-batch of update {update} was written after its step, and is still under way; give each step tensors of "
+    "its own, as .clone() makes them"
+)
+has_no_rows = Misuse.worded("{name} has no tensor with items in dimension 0: give (input, target) tensors that have")
 
 
 def has_other_rows(name: str, place: str, shape: tuple[int, ...], wanted: str, keyword: str) -> Misuse:
@@ -387,16 +279,14 @@ def _declaration_of(keyword: str) -> str:
     return '{whole("' + keyword + '"): ..} with chimera_runtime.whole'
 
 
-def as_in_first(items: int, place: str) -> str:
-    return f"{place} has {items}"
+as_in_first = worded("{place} has {items}")
 
 
 def as_many_as_items(items: int) -> str:
     return f"there {'is' if items == 1 else 'are'} {items_text(items)}"
 
 
-def as_in_example(size: int) -> str:
-    return f"was B = {size} in the example"
+as_in_example = worded("was B = {size} in the example")
 
 
 def all_of_step(size: int, micro_batches: int) -> str:
@@ -414,11 +304,9 @@ def looks_like_borders(name: str) -> str:
     )
 
 
-def evaluated_micro_batch_has_another_size(micro: int, items: int, size: int) -> Misuse:
-    return Misuse(
-        f"micro-batch {micro} of an evaluation: dimension 0 of its tensors is {items}, and was {size} in the example"
-    )
-
+evaluated_micro_batch_has_another_size = Misuse.worded(
+    "micro-batch {micro} of an evaluation: dimension 0 of its tensors is {items}, and was {size} in the example"
+)
 
 # Data workers: the words of a `ModelError` and of its note.
 
@@ -432,7 +320,4 @@ WORKER_HANGS_NOTE = (
     '(multiprocessing_context="spawn" starts it afresh), or waits for a file system. If it is slow, take more '
     "data workers or a longer timeout."
 )
-
-
-def worker_hangs(seconds: float) -> str:
-    return f"no data worker has handed over a mini-batch for {seconds:g} s"
+worker_hangs = worded("no data worker has handed over a mini-batch for {seconds:g} s")

@@ -3,13 +3,11 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import Misuse, worded
 
 # Messages about models of transformers: their configuration, their weights, and architectures that do not fit.
 
 NOT_INSTALLED = "models of transformers need the package transformers: pip install 'chimera_ir[hf]'"
-
-
 _LONGEST_WORDS = 300
 
 
@@ -20,11 +18,9 @@ def reason(error: Exception) -> str:
     return words if len(words) <= _LONGEST_WORDS else f"{words[:_LONGEST_WORDS]} .."
 
 
-def source_cannot_be_read(source: str, why: str) -> Misuse:
-    return Misuse(
-        f"{source}: {why}; give a directory with config.json, a configuration file, or the name of a model of the hub"
-    )
-
+source_cannot_be_read = Misuse.worded(
+    "{source}: {why}; give a directory with config.json, a configuration file, or the name of a model of the hub"
+)
 
 # Architectures that do not fit.
 
@@ -34,41 +30,24 @@ ROUTERS_ARE_UNKNOWN = (
     "its auxiliary loss is not the one that output_router_logits asks for in other mixtures of experts"
 )
 NO_LOGITS = "its result has no logits (B, T, vocabulary), as that of a causal language model has"
-
-
-def does_not_fit(architecture: str, reason: str) -> Misuse:
-    return Misuse(
-        f"the architecture {architecture} cannot be cut into layers: {reason}; write a model file for it, in which "
-        "build_stage(stage, num_stages) says what a stage is"
-    )
-
-
-def no_list_of_layers(count: int) -> str:
-    return f"it has {count} lists of num_hidden_layers layers, not one"
-
-
-def layers_are_skipped(reached: int, count: int) -> str:
-    return f"its forward runs {reached} of its {count} layers"
-
-
-def runs_between_layers(name: str) -> str:
-    return f"{name} runs between its layers"
+does_not_fit = Misuse.worded(
+    "the architecture {architecture} cannot be cut into layers: {reason}; write a model file for it, in which "
+    "build_stage(stage, num_stages) says what a stage is"
+)
+no_list_of_layers = worded("it has {count} lists of num_hidden_layers layers, not one")
+layers_are_skipped = worded("its forward runs {reached} of its {count} layers")
+runs_between_layers = worded("{name} runs between its layers")
 
 
 def makes_no_model(error: Exception) -> str:
     return f"its configuration makes no model ({reason(error)})"
 
 
-def layer_gets_something_else(index: int) -> str:
-    return f"layer {index} gets something else than the output of the layer before"
-
-
-def layer_gets_a_value_of_weights(index: int) -> str:
-    return f"layer {index} gets, besides hidden states, a value that is computed with weights outside the layer"
-
-
-def module_has_no_side(name: str) -> str:
-    return f"{name} has parameters and does not run either before its layers or after them"
+layer_gets_something_else = worded("layer {index} gets something else than the output of the layer before")
+layer_gets_a_value_of_weights = worded(
+    "layer {index} gets, besides hidden states, a value that is computed with weights outside the layer"
+)
+module_has_no_side = worded("{name} has parameters and does not run either before its layers or after them")
 
 
 def forward_fails(error: Exception) -> str:
@@ -95,108 +74,64 @@ def place(name: str, module: object) -> str:
     return f"{name} ({kind})" if name else f"the model ({kind})"
 
 
-def model_cannot_be_kept(obstacle: str, remedy: str) -> Misuse:
-    return Misuse(f"huggingface.layers(model): {obstacle}, which its layers in stages would leave out; {remedy}")
-
-
-def model_is_wrapped(kind: str) -> Misuse:
-    return Misuse(
-        f"huggingface.layers(model): a {kind} is not a model of transformers; give the model itself, before it is "
-        "compiled or wrapped"
-    )
-
-
-def adapter_is_not_lora(kind: str) -> Misuse:
-    return Misuse(
-        f"huggingface.layers(model): an adapter of peft is {kind}, which layers in stages do not know; use LoraConfig, "
-        "or train it with peft in one process"
-    )
-
-
-def model_is_quantized(architecture: str) -> Misuse:
-    return Misuse(
-        f"huggingface.layers(model): the weights of this {architecture} are quantized, so that they have no gradients; "
-        "load it without quantization_config"
-    )
-
-
-def tie_is_not_of_the_library(first: str, other: str) -> Misuse:
-    return Misuse(
-        f"huggingface.layers(model): {first} and {other} are one parameter, which from_pretrained would not know; give "
-        "each its own"
-    )
-
+model_cannot_be_kept = Misuse.worded(
+    "huggingface.layers(model): {obstacle}, which its layers in stages would leave out; {remedy}"
+)
+model_is_wrapped = Misuse.worded(
+    "huggingface.layers(model): a {kind} is not a model of transformers; give the model itself, before it is compiled "
+    "or wrapped"
+)
+adapter_is_not_lora = Misuse.worded(
+    "huggingface.layers(model): an adapter of peft is {kind}, which layers in stages do not know; use LoraConfig, or "
+    "train it with peft in one process"
+)
+model_is_quantized = Misuse.worded(
+    "huggingface.layers(model): the weights of this {architecture} are quantized, so that they have no gradients; load "
+    "it without quantization_config"
+)
+tie_is_not_of_the_library = Misuse.worded(
+    "huggingface.layers(model): {first} and {other} are one parameter, which from_pretrained would not know; give each "
+    "its own"
+)
 
 # Weights.
 
 NOT_AN_INDEX = "it does not say which file has which weight"
-
-
-def weights_are_missing(directory: Path, names: Sequence[str]) -> Misuse:
-    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return Misuse(f"{directory}: its safetensors have no {names[0]}{others}, which the configuration asks for")
-
-
-def weights_are_unknown(directory: Path, architecture: str, names: Sequence[str]) -> str:
-    others = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return (
-        f"{directory}: {architecture} has no {', '.join(names[:3])}{others}, which the checkpoint has: they are "
-        "neither trained nor exported"
-    )
-
-
-def weights_have_another_shape(directory: Path, name: str, shape: Sequence[int], wanted: Sequence[int]) -> Misuse:
-    return Misuse(f"{directory}: {name} has the shape {tuple(shape)}, and by the configuration {tuple(wanted)}")
-
-
-def weights_are_no_safetensors(directory: Path, file: str) -> Misuse:
-    return Misuse(
-        f"{directory} has {file} and no safetensors, of which a rank can read its part: convert it with "
-        "from_pretrained(..).save_pretrained(..)"
-    )
-
-
-def weights_cannot_be_read(file: Path, why: str) -> Misuse:
-    return Misuse(f"{file}: {why}")
-
+weights_are_missing = Misuse.worded(
+    "{directory}: its safetensors have no {names:first 1}, which the configuration asks for"
+)
+weights_are_unknown = worded(
+    "{directory}: {architecture} has no {names:first 3}, which the checkpoint has: they are neither "
+    "trained nor exported"
+)
+weights_have_another_shape = Misuse.worded(
+    "{directory}: {name} has the shape {shape}, and by the configuration {wanted}"
+)
+weights_are_no_safetensors = Misuse.worded(
+    "{directory} has {file} and no safetensors, of which a rank can read its part: convert it with "
+    "from_pretrained(..).save_pretrained(..)"
+)
+weights_cannot_be_read = Misuse.worded("{file}: {why}")
 
 # Text.
 
-
-def text_cannot_be_read(path: Path, why: str) -> Misuse:
-    return Misuse(f"--text {path}: {why}")
-
-
-def text_is_too_short(path: Path, tokens: int, length: int) -> Misuse:
-    return Misuse(
-        f"--text {path}: it has {tokens} tokens, and the fewest are {2 * length}, two items (--length {length})"
-    )
-
-
-def tokens_are_outside(path: Path, largest: int, size: int) -> Misuse:
-    return Misuse(
-        f"--text {path}: token {largest} is outside the model's vocabulary of {size}: give the tokenizer of the model "
-        "with --tokenizer DIR"
-    )
-
-
-def tokenizer_cannot_be_read(path: Path, why: str) -> Misuse:
-    return Misuse(f"--tokenizer {path}: {why}")
-
-
-def sequence_is_too_long(length: int, most: int) -> Misuse:
-    return Misuse(f"--length {length}: the model has {most} positions")
-
-
+text_cannot_be_read = Misuse.worded("--text {path}: {why}")
+text_is_too_short = Misuse.worded(
+    "--text {path}: it has {tokens} tokens, and the fewest are {fewest}, two items (--length {length})"
+)
+tokens_are_outside = Misuse.worded(
+    "--text {path}: token {largest} is outside the model's vocabulary of {size}: give the tokenizer of the model with "
+    "--tokenizer DIR"
+)
+tokenizer_cannot_be_read = Misuse.worded("--tokenizer {path}: {why}")
+sequence_is_too_long = Misuse.worded("--length {length}: the model has {most} positions")
 NOT_REGULAR = "it is no regular file"
 NOT_PYTHON = "not a Python file (its name must end in .py)"
 NO_LAYERS = "layers: the list is empty; a model has one layer at least"
 
 # The file and its functions.
 
-
-def file_cannot_be_read(path: Path, why: str | None) -> Misuse:
-    return Misuse(f"model file {path}: {why}")
+file_cannot_be_read = Misuse.worded("model file {path}: {why}")
 
 
 def text_is_not_python(
@@ -211,15 +146,11 @@ def text_is_not_python(
     return Misuse(f"{message}\n  {text}\n  {' ' * max(0, column - 1 - indent)}^")
 
 
-def functions_are_missing(path: Path, functions: Sequence[str]) -> Misuse:
-    return Misuse(f"{path} lacks the function{'s' if len(functions) > 1 else ''} {', '.join(functions)}")
-
-
-def nothing_takes_args(path: Path) -> Misuse:
-    return Misuse(
-        f"{path}: none of its functions takes args, so nothing reads what follows -- on the command line: give one "
-        "of them a parameter args, or leave the words out"
-    )
+functions_are_missing = Misuse.worded("{path} lacks the {functions:function}")
+nothing_takes_args = Misuse.worded(
+    "{path}: none of its functions takes args, so nothing reads what follows -- on the command line: give one of them "
+    "a parameter args, or leave the words out"
+)
 
 
 def parameter_is_unknown(file: Path, function: str, names: Iterable[str], offered: Iterable[str]) -> Misuse:
@@ -229,29 +160,20 @@ def parameter_is_unknown(file: Path, function: str, names: Iterable[str], offere
     )
 
 
-def tied_is_not_a_function(path: Path, kind: str) -> Misuse:
-    return Misuse(f"{path}: tied is {kind}, not a function: def tied(num_stages: int) -> list[list[tuple]]")
-
-
-def result_is_wrong(file: Path, call: str, kind: str, wanted: str) -> Misuse:
-    return Misuse(f"{file}: {call} returned {kind}, not {wanted}")
-
+tied_is_not_a_function = Misuse.worded(
+    "{path}: tied is {kind}, not a function: def tied(num_stages: int) -> list[list[tuple]]"
+)
+result_is_wrong = Misuse.worded("{file}: {call} returned {kind}, not {wanted}")
 
 # Layers and splits.
 
-
-def layers_and_build_stage(file: Path) -> Misuse:
-    return Misuse(f"{file} has both layers and build_stage: each says what the stages are; keep one, or rename it")
-
-
-def layers_is_not_a_function(file: Path, kind: str) -> Misuse:
-    return Misuse(f"{file}: layers is {kind}, not a function: def layers() -> list[Callable]")
-
-
-def split_without_layers(path: Path) -> Misuse:
-    return Misuse(
-        f"--split: the build_stage of {path} decides what a stage is; with layers() in its place a split does"
-    )
+layers_and_build_stage = Misuse.worded(
+    "{file} has both layers and build_stage: each says what the stages are; keep one, or rename it"
+)
+layers_is_not_a_function = Misuse.worded("{file}: layers is {kind}, not a function: def layers() -> list[Callable]")
+split_without_layers = Misuse.worded(
+    "--split: the build_stage of {path} decides what a stage is; with layers() in its place a split does"
+)
 
 
 def build_stage_is_wrong(kind: str, *, is_list: bool) -> Misuse:
@@ -263,91 +185,53 @@ def build_stage_is_wrong(kind: str, *, is_list: bool) -> Misuse:
     return Misuse(f"build_stage is {kind}: {remedy}")
 
 
-def layer_is_made_already(index: int, kind: str) -> Misuse:
-    return Misuse(
-        f"layers: layer {index} is a {kind} itself; list functions that make the layers, as in "
-        f"[lambda: {kind}(..)], so that a rank builds only those of its stages"
-    )
+layer_is_made_already = Misuse.worded(
+    "layers: layer {index} is a {kind} itself; list functions that make the layers, as in [lambda: {kind}(..)], so "
+    "that a rank builds only those of its stages"
+)
 
 
-def _split_text(split: Sequence[int]) -> str:
-    return f"split {','.join(map(str, split))}"
-
-
-def split_is_no_list(kind: str) -> Misuse:
-    return Misuse(
-        f"split=: it lists the number of the first layer of each stage, as [0, 3, 6] does, and is of type {kind}"
-    )
-
-
-def split_has_no_number(layer: object) -> Misuse:
-    return Misuse(
-        f"split=: it lists the number of the first layer of each stage, as [0, 3, 6] does, and {layer!r} of type "
-        f"{type(layer).__name__} is no number of a layer"
-    )
-
-
-def split_does_not_begin_with_0(split: Sequence[int]) -> Misuse:
-    return Misuse(f"{_split_text(split)}: it lists the first layer of each stage, so it begins with 0")
-
-
-def split_does_not_ascend(split: Sequence[int], layer: int) -> Misuse:
-    return Misuse(
-        f"{_split_text(split)}: {layer} is not behind the layer before it; every stage has one layer at least"
-    )
-
-
-def split_goes_too_far(split: Sequence[int], layers: int) -> Misuse:
-    return Misuse(f"{_split_text(split)}: there is no layer {split[-1]}; there are the layers 0 to {layers - 1}")
-
-
-def split_is_for_other_stages(split: Sequence[int], stages: int) -> Misuse:
-    return Misuse(
-        f"{_split_text(split)}: it begins the stages 0 to {len(split) - 1}, and the schedule has the stages 0 to "
-        f"{stages - 1}; list the first layer of each"
-    )
-
-
-def layers_are_too_few(layers: int, stages: int) -> Misuse:
-    return Misuse(
-        f"layers: the schedule has the stages 0 to {stages - 1}, and there are the layers 0 to {layers - 1}: a "
-        "stage has one layer at least; compile for fewer stages"
-    )
-
+split_is_no_list = Misuse.worded(
+    "split=: it lists the number of the first layer of each stage, as [0, 3, 6] does, and is of type {kind}"
+)
+split_has_no_number = Misuse.worded(
+    "split=: it lists the number of the first layer of each stage, as [0, 3, 6] does, and {layer!r} of type "
+    "{layer.__class__.__name__} is no number of a layer"
+)
+split_does_not_begin_with_0 = Misuse.worded(
+    "split {split:joined}: it lists the first layer of each stage, so it begins with 0"
+)
+split_does_not_ascend = Misuse.worded(
+    "split {split:joined}: {layer} is not behind the layer before it; every stage has one layer at least"
+)
+split_goes_too_far = Misuse.worded(
+    "split {split:joined}: there is no layer {layer}; there are the layers 0 to {layers:last}"
+)
+split_is_for_other_stages = Misuse.worded(
+    "split {split:joined}: it begins the stages 0 to {split:last}, and the schedule has the stages 0 to {stages:last}; "
+    "list the first layer of each"
+)
+layers_are_too_few = Misuse.worded(
+    "layers: the schedule has the stages 0 to {stages:last}, and there are the layers 0 to {layers:last}: a stage has "
+    "one layer at least; compile for fewer stages"
+)
 
 # Stages and what they return.
 
-
-def parameters_are_lazy(file: Path, stage: int) -> Misuse:
-    return Misuse(f"{file}: stage {stage} has lazy parameters; give every layer its sizes")
-
-
-def stage_is_spread(file: Path, stage: int, wrapper: str) -> Misuse:
-    return Misuse(f"{file}: stage {stage} uses {wrapper}")
-
-
-def tensor_is_elsewhere(file: Path, stage: int, name: str, *, place: str, device: str) -> Misuse:
-    return Misuse(
-        f"{file}: stage {stage} has {name} on {place}, and its rank computes on {device}: build it on the CPU, from "
-        "where it is moved, and leave the choice of a device to the pipeline (in train.py to --device)"
-    )
-
-
-def tensor_does_not_move(file: Path, stage: int, name: str, *, place: str, device: str) -> Misuse:
-    return Misuse(
-        f"{file}: stage {stage} has {name} on {place}, also after module.to({device!r}): a stage has to be one "
-        "that moves as a whole"
-    )
-
-
-def loss_is_no_number(file: Path, kind: str) -> Misuse:
-    return Misuse(
-        f"{file}: loss returned {kind}; return the mean over the micro-batch, a tensor of one number, or (sum, count)"
-    )
-
-
-def count_is_no_number(file: Path, kind: str) -> Misuse:
-    return Misuse(f"{file}: loss returned {kind} as the count; return (sum, count), two numbers")
+parameters_are_lazy = Misuse.worded("{file}: stage {stage} has lazy parameters; give every layer its sizes")
+stage_is_spread = Misuse.worded("{file}: stage {stage} uses {wrapper}")
+tensor_is_elsewhere = Misuse.worded(
+    "{file}: stage {stage} has {name} on {place}, and its rank computes on {device}: build it on the CPU, from where "
+    "it is moved, and leave the choice of a device to the pipeline (in train.py to --device)"
+)
+tensor_does_not_move = Misuse.worded(
+    "{file}: stage {stage} has {name} on {place}, also after module.to({device!r}): a stage has to be one that moves "
+    "as a whole"
+)
+loss_is_no_number = Misuse.worded(
+    "{file}: loss returned {kind}; return the mean over the micro-batch, a tensor of one number, or (sum, count)"
+)
+count_is_no_number = Misuse.worded("{file}: loss returned {kind} as the count; return (sum, count), two numbers")
 
 
 def output_has_no_form(file: Path, stage: int, kind: str, inside: str | None) -> Misuse:
@@ -358,29 +242,21 @@ def output_has_no_form(file: Path, stage: int, kind: str, inside: str | None) ->
     )
 
 
-def output_is_spread(file: Path, stage: int) -> Misuse:
-    return Misuse(
-        f"{file}: stage {stage} returned a DTensor; return plain tensors, the same on all ranks that the "
-        "stage is spread over, as RowwiseParallel does by default and full_tensor() otherwise"
-    )
-
+output_is_spread = Misuse.worded(
+    "{file}: stage {stage} returned a DTensor; return plain tensors, the same on all ranks that the stage is spread "
+    "over, as RowwiseParallel does by default and full_tensor() otherwise"
+)
 
 # Names of parameters.
 
-
-def names_are_equal(file: Path, name: str, first: str, second: str) -> str:
-    return (
-        f"{file}: name gives {name} to {first} and to {second}: give each parameter, buffer or further entry a name of "
-        "its own, as by the number of the stage or layer; if they are one parameter, declare it in tied(num_stages)"
-    )
-
-
-def names_differ(file: Path, entry: str, name: str, other_name: str, ranks: tuple[int, int]) -> str:
-    return (
-        f"{file}: name gives {entry} the name {name} on rank {ranks[0]} and {other_name} on rank {ranks[1]}: let it "
-        "depend on its two arguments alone"
-    )
-
+names_are_equal = worded(
+    "{file}: name gives {name} to {first} and to {second}: give each parameter, buffer or further entry a name of its "
+    "own, as by the number of the stage or layer; if they are one parameter, declare it in tied(num_stages)"
+)
+names_differ = worded(
+    "{file}: name gives {entry} the name {name} on rank {ranks[0]} and {other_name} on rank {ranks[1]}: let it depend "
+    "on its two arguments alone"
+)
 
 # Ties.
 
@@ -404,15 +280,13 @@ def ties_differ(file: Path, program: str, declared: Sequence[Stages], compiled: 
     )
 
 
-def ties_have_no_form(file: Path, stages: int, returned: object, last: object) -> Misuse:
-    return Misuse(
-        f"{file}: tied({stages}) returned {returned!r:.80}: return lists of ends, as in "
-        f'[[(0, "embedding.weight"), ({last}, "head.weight")]]'
-    )
-
-
-def tied_number_does_not_exist(file: Path, stages: int, kind: str, *, number: int, count: int) -> Misuse:
-    return Misuse(f"{file}: tied({stages}) names {kind} {number}; there are the {kind}s 0 to {count - 1}")
+ties_have_no_form = Misuse.worded(
+    '{file}: tied({stages}) returned {returned!r:.80}: return lists of ends, as in [[(0, "embedding.weight"), ({last}, '
+    '"head.weight")]]'
+)
+tied_number_does_not_exist = Misuse.worded(
+    "{file}: tied({stages}) names {kind} {number}; there are the {kind}s 0 to {count:last}"
+)
 
 
 def tie_is_inside_one(file: Path, stages: int, kind: str, ends: Sequence[tuple[int, str]]) -> Misuse:
@@ -420,8 +294,9 @@ def tie_is_inside_one(file: Path, stages: int, kind: str, ends: Sequence[tuple[i
     return Misuse(f"{file}: tied({stages}): {ends} are not in two {kind}s; tie parameters of one {where}")
 
 
-def end_is_listed_twice(file: Path, stages: int, end: tuple[int, str]) -> Misuse:
-    return Misuse(f"{file}: tied({stages}) names {end} twice; list all ends of a parameter together, once")
+end_is_listed_twice = Misuse.worded(
+    "{file}: tied({stages}) names {end} twice; list all ends of a parameter together, once"
+)
 
 
 def tied_parameter_is_missing(file: Path, name: str, place: str, *, suggestion: str | None) -> Misuse:
@@ -429,14 +304,12 @@ def tied_parameter_is_missing(file: Path, name: str, place: str, *, suggestion: 
     return Misuse(f"{file}: tied names {name!r} in {place}, which has no such parameter ({advice})")
 
 
-def tied_parameter_is_spread(file: Path, parameter: str) -> Misuse:
-    return Misuse(f"{file}: tied names {parameter}, a DTensor; parameters that are tied cannot be spread")
-
-
-def ends_differ(file: Path, first: str, other: str, *, traits: str, other_traits: str) -> Misuse:
-    return Misuse(
-        f"{file}: tied names {first}, which is {traits}, and {other}, which is {other_traits}; let them be alike"
-    )
+tied_parameter_is_spread = Misuse.worded(
+    "{file}: tied names {parameter}, a DTensor; parameters that are tied cannot be spread"
+)
+ends_differ = Misuse.worded(
+    "{file}: tied names {first}, which is {traits}, and {other}, which is {other_traits}; let them be alike"
+)
 
 
 def declaration_of_ties(ties: Sequence[Sequence[str]], stages: Iterable[Sequence[int]]) -> str:

@@ -1,9 +1,8 @@
 """Messages of the start: stages that the schedule cannot run, and updates of several shapes."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-from chimera_runtime.errors import BadCheckpoint, BadModel, Misuse, PeerLost, RanksDiffer, Refused
+from chimera_runtime.errors import BadCheckpoint, BadModel, Misuse, PeerLost, RanksDiffer, Refused, worded
 
 # Messages of `CompiledSchedule`: stages and calls that do not fit the compiled schedule.
 
@@ -13,43 +12,28 @@ STAGE_HAS_ITS_OWN_BACKWARD = "a PipelineStage with dw_builder runs weight gradie
 CHECK_NEEDS_A_LOSS = "check() compares gradients, which need a loss: give the schedule its loss_fn"
 INPUTS_ARE_MISSING = "this rank holds stage 0: give step() and eval() the inputs, or arg_mbs"
 TARGETS_ARE_MISSING = "this rank holds the last stage: give step() target=, or target_mbs"
-
-
-def schedule_without_flush(scheme: str) -> Misuse:
-    return Misuse(
-        f"{scheme} has no flush, so its stages step inside the schedule, for which torch's interface has no place: "
-        "use Pipeline"
-    )
-
-
-def schedule_has_slices(scheme: str) -> Misuse:
-    return Misuse(
-        f"{scheme} has slices, whose stages return a carry next to their output, for which torch's interface has no "
-        "place: use Pipeline"
-    )
-
-
-def group_has_another_size(scheme: str, workers: int, ranks: int) -> Misuse:
-    return Misuse(
-        f"workers of {scheme}: {workers}; ranks of the process group: {ranks}. Give group= the pipeline's dimension of "
-        "a mesh, as in mesh['pp'].get_group()"
-    )
-
-
-def stages_are_others(rank: int, wanted: Sequence[int], stages: Sequence[int]) -> Misuse:
-    there = ", ".join(map(str, stages)) or "none"
-    return Misuse(
-        f"the stages that rank {rank} holds in this schedule are {', '.join(map(str, wanted))}, and those given to it: "
-        f"{there}. stages_of(directory, rank) says which a rank makes"
-    )
-
-
-def number_of_stages_differs(scheme: str, stages: int, num_stages: int) -> Misuse:
-    return Misuse(f"num_stages of a PipelineStage is {num_stages}, and of {scheme} it is {stages}")
-
-
-def batch_cannot_be_cut(micro_batches: int, reason: str) -> Misuse:
-    return Misuse(f"a batch cannot be cut into its micro-batches, of which there must be {micro_batches}: {reason}")
+schedule_without_flush = Misuse.worded(
+    "{scheme} has no flush, so its stages step inside the schedule, for which torch's interface has no place: use "
+    "Pipeline"
+)
+schedule_has_slices = Misuse.worded(
+    "{scheme} has slices, whose stages return a carry next to their output, for which torch's interface has no place: "
+    "use Pipeline"
+)
+group_has_another_size = Misuse.worded(
+    "workers of {scheme}: {workers}; ranks of the process group: {ranks}. Give group= the pipeline's dimension of a "
+    "mesh, as in mesh['pp'].get_group()"
+)
+stages_are_others = Misuse.worded(
+    "the stages that rank {rank} holds in this schedule are {wanted:list}, and those given to it: {stages:list}. "
+    "stages_of(directory, rank) says which a rank makes"
+)
+number_of_stages_differs = Misuse.worded(
+    "num_stages of a PipelineStage is {num_stages}, and of {scheme} it is {stages}"
+)
+batch_cannot_be_cut = Misuse.worded(
+    "a batch cannot be cut into its micro-batches, of which there must be {micro_batches}: {reason}"
+)
 
 
 def argument_has_other_rows(name: str, shape: tuple[int, ...], rows: int | None) -> Misuse:
@@ -61,46 +45,28 @@ def argument_has_other_rows(name: str, shape: tuple[int, ...], rows: int | None)
     )
 
 
-def argument_looks_like_borders(name: str) -> str:
-    return (
-        f"{name} has whole numbers that rise from 0, as borders of documents would, and is cut into micro-batches. If "
-        'it is one list for the whole batch, give it by **{whole("name"): ..} with chimera_runtime.whole'
-    )
-
-
-def wrong_number_of_micro_batches(name: str, micro_batches: int, length: int) -> Misuse:
-    return Misuse(f"the length of {name} is {length}, and must be the number of micro-batches, {micro_batches}")
-
-
-def batch_is_given_twice(whole: str, listed: str) -> Misuse:
-    return Misuse(f"give either {whole}, which is cut into micro-batches, or {listed}")
-
-
-def outputs_are_missing(rank: int) -> Misuse:
-    return Misuse(
-        f"rank {rank} holds the last stage, too, and does not return outputs: give the same return_outputs there"
-    )
-
+argument_looks_like_borders = worded(
+    "{name} has whole numbers that rise from 0, as borders of documents would, and is cut into micro-batches. If it is "
+    'one list for the whole batch, give it by **{{whole("name"): ..}} with chimera_runtime.whole'
+)
+wrong_number_of_micro_batches = Misuse.worded(
+    "the length of {name} is {length}, and must be the number of micro-batches, {micro_batches}"
+)
+batch_is_given_twice = Misuse.worded("give either {whole}, which is cut into micro-batches, or {listed}")
+outputs_are_missing = Misuse.worded(
+    "rank {rank} holds the last stage, too, and does not return outputs: give the same return_outputs there"
+)
 
 # Messages of `Pipeline`: calls that come too late, or do not fit the schedule.
 
 STEP_TAKES_ONE_OF_TWO = "step takes either a batch or micro_batches"
 PIPELINE_IS_CLOSED = "the pipeline is closed: call its methods before close(), or inside the with block"
 UPDATE_HAS_FAILED = "an update has failed on this pipeline: make a new one, from the last checkpoint"
-
-
-def torch_is_too_old(version: str, oldest: str) -> Misuse:
-    return Misuse(f"torch {version} is too old: chimera_runtime needs torch {oldest} or newer")
-
-
-def example_cannot_be_cut(scheme: str, parts: int, items: int) -> Misuse:
-    return Misuse(f"{scheme} cuts every micro-batch into {parts}, and dimension 0 of the example is {items}")
-
-
-def schedule_has_no_flush(scheme: str, consequence: str) -> Misuse:
-    return Misuse(f"{scheme} has no flush: {consequence}")
-
-
+torch_is_too_old = Misuse.worded("torch {version} is too old: chimera_runtime needs torch {oldest} or newer")
+example_cannot_be_cut = Misuse.worded(
+    "{scheme} cuts every micro-batch into {parts}, and dimension 0 of the example is {items}"
+)
+schedule_has_no_flush = Misuse.worded("{scheme} has no flush: {consequence}")
 NO_NORM = (
     "the stages make an update at different times, so there is no norm of all its gradients: clip those of a stage in "
     "before_step, as in clip_grad_norm_([p for _, p in step.named_parameters], 1.0)"
@@ -112,38 +78,20 @@ NO_SHARDS = (
 )
 """Consequences that `schedule_has_no_flush` names: for clip_grad_norm_, unscale_ and sharded_optimizer."""
 
-
 # Messages about the directory that `chimera compile` writes.
 
 _AGAIN = "compile again, or copy the whole directory again"
-
-
-def script_is_missing(directory: Path, name: str) -> Misuse:
-    return Misuse(f"{directory} has no {name}: {_AGAIN}")
-
-
-def script_is_of_another_program(path: Path, facts: str) -> Misuse:
-    return Misuse(f"{path} is of another program than {facts}: {_AGAIN}")
-
-
-def interface_is_another(path: Path, number: int, interface: int) -> Misuse:
-    return Misuse(
-        f"{path} was written for interface {number} of chimera_runtime, and this is interface {interface}: compile "
-        "again with the chimera_ir that this chimera_runtime came with"
-    )
-
-
-def no_output_directory(directory: Path) -> Misuse:
-    return Misuse(f"{directory} is no output directory: `chimera compile SCHEME --out {directory}` writes one")
-
-
-def facts_cannot_be_read(path: Path, why: str | None) -> Misuse:
-    return Misuse(f"{path}: {why}: {_AGAIN}")
-
-
-def facts_are_damaged(path: Path) -> Misuse:
-    return Misuse(f"{path} is not as it was written: {_AGAIN}")
-
+script_is_missing = Misuse.worded("{directory} has no {name}: " + _AGAIN)
+script_is_of_another_program = Misuse.worded("{path} is of another program than {facts}: " + _AGAIN)
+interface_is_another = Misuse.worded(
+    "{path} was written for interface {number} of chimera_runtime, and this is interface {interface}: compile again "
+    "with the chimera_ir that this chimera_runtime came with"
+)
+no_output_directory = Misuse.worded(
+    "{directory} is no output directory: `chimera compile SCHEME --out {directory}` writes one"
+)
+facts_cannot_be_read = Misuse.worded("{path}: {why}: " + _AGAIN)
+facts_are_damaged = Misuse.worded("{path} is not as it was written: " + _AGAIN)
 
 # Messages about process groups, devices and waits for other ranks.
 
@@ -160,11 +108,8 @@ STORE_OF_RANKS_BEFORE = (
     "ranks that torchrun starts again (--max-restarts) would look for each other where the ranks before were, "
     "and fail: make the process group by init_process_group(BACKEND, **chimera_runtime.fresh_store())"
 )
-
-
-def place_text(rank: int, worker: int) -> str:
-    """Names a rank at the beginning of a message."""
-    return f"rank {rank} (worker {worker})"
+place_text = worded("rank {rank} (worker {worker})")
+"""Names a rank at the beginning of a message."""
 
 
 # Process groups.
@@ -179,42 +124,26 @@ def copies_are_not_whole(program: str, workers: int, ranks: int) -> Misuse:
     )
 
 
-def arguments_differ(name: str, first: str, other: str, rank: int) -> Misuse:
-    return Misuse(
-        f"{name} is {first} on rank 0 and {other} on rank {rank}: every rank makes the pipeline with the same arguments"
-    )
-
-
-def connecting_is_late(rank: int, worker: int, timeout: float) -> PeerLost:
-    return PeerLost(
-        f"{place_text(rank, worker)}: connecting with the other ranks: not done within {timeout:g} s "
-        "(timeout); one of them may be stuck, or ports or the address of a host cannot be reached"
-    )
-
-
-def communicators_are_unknown(communicators: str, choices: Iterable[str]) -> Misuse:
-    return Misuse(f"communicators {communicators}: it is one of {', '.join(choices)}")
-
-
-def gloo_has_no_choice(communicators: str) -> Misuse:
-    return Misuse(
-        f"communicators {communicators}: gloo finds messages by their tags, so there is nothing to choose: leave it out"
-    )
-
-
-def communicators_are_not_proven(communicators: str, program: str) -> Misuse:
-    return Misuse(
-        f"communicators {communicators}: {program} could wait for ever with one communicator for both directions "
-        "of a pair of workers; under communicators, report.json says where: compile it with "
-        "--communicators pair, or leave it at directed"
-    )
-
+arguments_differ = Misuse.worded(
+    "{name} is {first} on rank 0 and {other} on rank {rank}: every rank makes the pipeline with the same arguments"
+)
+connecting_is_late = PeerLost.worded(
+    "rank {rank} (worker {worker}): connecting with the other ranks: not done within {timeout:g} s (timeout); one of "
+    "them may be stuck, or ports or the address of a host cannot be reached"
+)
+communicators_are_unknown = Misuse.worded("communicators {communicators}: it is one of {choices:list}")
+gloo_has_no_choice = Misuse.worded(
+    "communicators {communicators}: gloo finds messages by their tags, so there is nothing to choose: leave it out"
+)
+communicators_are_not_proven = Misuse.worded(
+    "communicators {communicators}: {program} could wait for ever with one communicator for both directions of a pair "
+    "of workers; under communicators, report.json says where: compile it with --communicators pair, or leave it at "
+    "directed"
+)
 
 # The store.
 
-
-def no_store(where: str, why: str) -> Misuse:
-    return Misuse(f"no store at MASTER_ADDR:MASTER_PORT ({where}): {why}; start with torchrun")
+no_store = Misuse.worded("no store at MASTER_ADDR:MASTER_PORT ({where}): {why}; start with torchrun")
 
 
 def peer_has_failed(wait: str, rank: int, headline: str) -> PeerLost:
@@ -230,20 +159,14 @@ def key_is_late(wait: str, rank: int, seconds: float) -> PeerLost:
     return PeerLost(f"{wait}: no answer from rank {rank} within {seconds:g} s (timeout)", [rank])
 
 
-def objects_are_late(rank: int, what: str, why: str) -> PeerLost:
-    return PeerLost(f"rank {rank}: wait for what other ranks say of {what}: {why}")
-
+objects_are_late = PeerLost.worded("rank {rank}: wait for what other ranks say of {what}: {why}")
 
 # Waits.
 
 NO_ANSWER = "no answer within"
 """The beginning of the cause of a wait that took longer than the time-out."""
 
-
-def torchrun_has_died(rank: int, worker: int) -> PeerLost:
-    return PeerLost(f"{place_text(rank, worker)}: torchrun has died, and its ranks end")
-
-
+torchrun_has_died = PeerLost.worded("rank {rank} (worker {worker}): torchrun has died, and its ranks end")
 _WORDS_OF_AN_END = ("onnection", "reset", "roken pipe", "EOF", "remote process exited", "communicator was aborted")
 """Words of gloo and NCCL for a rank that has ended; NCCL aborts its communicator then."""
 
@@ -258,34 +181,23 @@ def wait_has_failed(
         cause = "the connection was closed; it has died or ended"
     else:
         cause = why.split("\n", 1)[0]
-    return PeerLost(f"{place_text(rank, worker)}: wait {operation}: {peer}: {cause}", peers)
+    return PeerLost(f"{place_text(rank=rank, worker=worker)}: wait {operation}: {peer}: {cause}", peers)
 
 
 # Devices.
 
 
-def device_is_not_of_the_backend(device: str, backend: str, kinds: Iterable[str]) -> Misuse:
-    return Misuse(f"--device {device}: --backend {backend} is for {', '.join(kinds)}; leave --device out")
-
-
-def device_is_unknown(device: str) -> Misuse:
-    return Misuse(f"device={device!r}: torch knows no such device; it is cpu, cuda or as in cuda:1")
-
-
-def device_needs_a_gpu(device: str, why: str) -> Misuse:
-    return Misuse(f"device={device!r} needs a GPU, and {why}: use device='cpu' and a group of gloo")
-
-
-def device_number_is_too_high(device: str, count: int) -> Misuse:
-    return Misuse(f"device={device!r}: this machine has {count}, and they count from cuda:0")
-
-
-def gpu_is_shared(first: str, rank: int, device: str) -> Misuse:
-    return Misuse(
-        f"ranks {first} and {rank} are on one GPU, {device} of rank {rank}, which NCCL does not allow: before the "
-        'pipeline is made call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])), or use a group of gloo, with '
-        "which ranks share a GPU"
-    )
+device_is_not_of_the_backend = Misuse.worded(
+    "--device {device}: --backend {backend} is for {kinds:list}; leave --device out"
+)
+device_is_unknown = Misuse.worded("device={device!r}: torch knows no such device; it is cpu, cuda or as in cuda:1")
+device_needs_a_gpu = Misuse.worded("device={device!r} needs a GPU, and {why}: use device='cpu' and a group of gloo")
+device_number_is_too_high = Misuse.worded("device={device!r}: this machine has {count}, and they count from cuda:0")
+gpu_is_shared = Misuse.worded(
+    "ranks {first} and {rank} are on one GPU, {device} of rank {rank}, which NCCL does not allow: before the pipeline "
+    'is made call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])), or use a group of gloo, with which ranks share '
+    "a GPU"
+)
 
 
 def _option_for_a_gpu(backend: str) -> str:
@@ -303,19 +215,12 @@ def too_few_gpus(backend: str, count: int, ranks: int) -> Misuse:
     )
 
 
-def store_has_failed(words: str) -> PeerLost:
-    return PeerLost(words)
-
+store_has_failed = PeerLost.worded("{words}")
 
 # Facts that must be equal, and calls that all ranks make.
 
-
-def error_of_a_rank(rank: int, error: Exception) -> str:
-    return f"rank {rank}: {type(error).__name__}: {error}"
-
-
-def call_is_refused(words: str) -> BadCheckpoint:
-    return BadCheckpoint(words)
+error_of_a_rank = worded("rank {rank}: {error.__class__.__name__}: {error}")
+call_is_refused = BadCheckpoint.worded("{words}")
 
 
 def facts_differ(where: str, complaints: Iterable[str], advice: Iterable[str]) -> RanksDiffer:
@@ -324,41 +229,27 @@ def facts_differ(where: str, complaints: Iterable[str], advice: Iterable[str]) -
 
 SAMPLER_AND_SHUFFLE = "a sampler decides the order: leave shuffle=True out"
 SAMPLER_OF_ONE_RANK = "the sampler gives every rank other items, and so does the loader: use shuffle=True instead"
+stages_are_refused = Misuse.worded("{complaint}")
+"""An error of `inventory`, with one of the complaints below or of ``errors.model``."""
 
-
-def stages_are_refused(complaint: str) -> Misuse:
-    """An error of `inventory`, with one of the complaints below or of ``errors.model``."""
-    return Misuse(complaint)
-
-
-def initial_weights_differ(stage: int, parameter: str, ranks: tuple[int, int]) -> str:
-    return (
-        f"stage {stage} starts with other weights on rank {ranks[1]} than on rank {ranks[0]}, first in {parameter}: a "
-        "stage or a layer may draw random numbers from torch alone, which is seeded alike on all ranks"
-    )
-
-
-def initial_loss_differs(parameter: str, ranks: tuple[int, int]) -> str:
-    return (
-        f"the loss starts with other weights on rank {ranks[1]} than on rank {ranks[0]}, first in {parameter}: seed "
-        "torch alike on all ranks before the loss is made (torch.manual_seed), or give it fixed values"
-    )
-
-
-def parameters_differ(stage: int, ranks: tuple[int, int], here: str, there: str) -> str:
-    """Replicas of a stage on two ranks differ: ``here`` and ``there`` are the first parameters that do."""
-    return (
-        f"stage {stage} has {here} on rank {ranks[0]} and {there} on rank {ranks[1]}: let build_stage make the same "
-        "module on every rank"
-    )
-
-
-def no_stage_takes_keyword(name: str) -> Misuse:
-    return Misuse(f"no stage takes the keyword argument {name}: its forward has no parameter of that name")
-
-
-def recomputed_stage_changes_input(stage: int, what: str) -> Misuse:
-    return Misuse(f"stage {stage} changes {what} in place, but is to run on it again; let it work on a copy")
+initial_weights_differ = worded(
+    "stage {stage} starts with other weights on rank {ranks[1]} than on rank {ranks[0]}, first in {parameter}: a stage "
+    "or a layer may draw random numbers from torch alone, which is seeded alike on all ranks"
+)
+initial_loss_differs = worded(
+    "the loss starts with other weights on rank {ranks[1]} than on rank {ranks[0]}, first in {parameter}: seed torch "
+    "alike on all ranks before the loss is made (torch.manual_seed), or give it fixed values"
+)
+parameters_differ = worded(
+    "stage {stage} has {here} on rank {ranks[0]} and {there} on rank {ranks[1]}: let build_stage make the same module "
+    "on every rank"
+)
+no_stage_takes_keyword = Misuse.worded(
+    "no stage takes the keyword argument {name}: its forward has no parameter of that name"
+)
+recomputed_stage_changes_input = Misuse.worded(
+    "stage {stage} changes {what} in place, but is to run on it again; let it work on a copy"
+)
 
 
 def leaf_is_unknown(stage: int | None, words: str) -> Misuse:
@@ -375,47 +266,31 @@ def leaf_is_unknown(stage: int | None, words: str) -> Misuse:
     )
 
 
-def loss_writes_what_is_unknown(words: str) -> Misuse:
-    return Misuse(
-        f"the loss writes the buffer {words}, which the pipeline does not know, and so cannot restore after the start "
-        "and evaluations, save or check: give the module itself as the loss, or one that has it in it"
-    )
-
-
-def backward_is_bent(stage: int) -> str:
-    return (
-        f"the backward of stage {stage} is not linear in the gradients with which it begins, as one with a hook that "
-        "clips or rounds them, and loss returns (sum, count): backwards begin before the total of the counts is known, "
-        "on gradients divided by an estimate, a power of 2, and these are corrected afterwards. So what such a hook "
-        "sees is too large or too small, by a factor of up to about 1.5: let loss return a mean, or clip with "
-        "clip_grad_norm_"
-    )
-
-
+loss_writes_what_is_unknown = Misuse.worded(
+    "the loss writes the buffer {words}, which the pipeline does not know, and so cannot restore after the start and "
+    "evaluations, save or check: give the module itself as the loss, or one that has it in it"
+)
+backward_is_bent = worded(
+    "the backward of stage {stage} is not linear in the gradients with which it begins, as one with a hook that clips "
+    "or rounds them, and loss returns (sum, count): backwards begin before the total of the counts is known, on "
+    "gradients divided by an estimate, a power of 2, and these are corrected afterwards. So what such a hook sees is "
+    "too large or too small, by a factor of up to about 1.5: let loss return a mean, or clip with clip_grad_norm_"
+)
 _IN_A_BUFFER = "keep in a buffer (register_buffer) what a forward changes"
-
-
-def forward_replaces_parameter(stage: int, name: str) -> Misuse:
-    return Misuse(
-        f"the forward of stage {stage} registers, replaces or deletes the parameter {name}, which no optimizer and no "
-        f"checkpoint would notice: register parameters where the module is made, and {_IN_A_BUFFER}"
-    )
-
-
-def forward_writes_large_parameter(stage: int, name: str) -> Misuse:
-    return Misuse(
-        f"the forward of stage {stage} writes its frozen parameter {name}, which is too large for a copy at start, so "
-        f"that its value is lost: {_IN_A_BUFFER}"
-    )
-
-
-def forward_writes_parameter(stage: int, names: Sequence[str]) -> str:
-    return (
-        f"the forward of stage {stage} writes its parameter{'s' if len(names) > 1 else ''} {', '.join(names)}, in the "
-        "order in which the schedule runs micro-batches. Ranks that hold the same stage each write for their own "
-        f"micro-batches, and replicas that drift apart by that are an error later: {_IN_A_BUFFER}, which may differ. "
-        "Write under torch.no_grad(), not through .data, so that torch notices if a backward needs the former values"
-    )
+forward_replaces_parameter = Misuse.worded(
+    "the forward of stage {stage} registers, replaces or deletes the parameter {name}, which no optimizer and no "
+    "checkpoint would notice: register parameters where the module is made, and " + _IN_A_BUFFER
+)
+forward_writes_large_parameter = Misuse.worded(
+    "the forward of stage {stage} writes its frozen parameter {name}, which is too large for a copy at start, so that "
+    "its value is lost: " + _IN_A_BUFFER
+)
+forward_writes_parameter = worded(
+    "the forward of stage {stage} writes its {names:parameter}, in the order in which the schedule runs micro-batches. "
+    "Ranks that hold the same stage each write for their own micro-batches, and replicas that drift apart by that are "
+    "an error later: " + _IN_A_BUFFER + ", which may differ. Write under torch.no_grad(), not through .data, so that "
+    "torch notices if a backward needs the former values"
+)
 
 
 def stages_are_in_evaluation_mode(stages: Sequence[int]) -> str:
@@ -427,76 +302,49 @@ def stages_are_in_evaluation_mode(stages: Sequence[int]) -> str:
     )
 
 
-def output_without_dimensions(stage: int) -> Misuse:
-    return Misuse(
-        f"stage {stage} returns a tensor without dimensions, but handles several micro-batches in one operation; "
-        "return tensors with the micro-batch in dimension 0"
-    )
-
-
-def carry_is_opaque(stage: int, kind: str) -> Misuse:
-    return Misuse(
-        f"the carry of stage {stage} holds a {kind}, in which gradients would not be found: return tensors in tuples, "
-        "lists or dicts, or in a class that torch.utils._pytree knows"
-    )
-
-
-def slices_differ(stage: int, number: int, shapes: object, first: object) -> Misuse:
-    return Misuse(
-        f"stage {stage} hands on tensors of shapes {shapes} for slice {number}, and {first} for slice 0: let it return "
-        "the same structure and shapes for every slice"
-    )
-
-
-def slices_differ_in_form(stage: int) -> Misuse:
-    return Misuse(
-        f"stage {stage} hands on tensors that differ between slices in more than their lengths: let it return the same "
-        "structure, dtypes and dimensions for every slice"
-    )
-
-
+output_without_dimensions = Misuse.worded(
+    "stage {stage} returns a tensor without dimensions, but handles several micro-batches in one operation; return "
+    "tensors with the micro-batch in dimension 0"
+)
+carry_is_opaque = Misuse.worded(
+    "the carry of stage {stage} holds a {kind}, in which gradients would not be found: return tensors in tuples, lists "
+    "or dicts, or in a class that torch.utils._pytree knows"
+)
+slices_differ = Misuse.worded(
+    "stage {stage} hands on tensors of shapes {shapes} for slice {number}, and {first} for slice 0: let it return the "
+    "same structure and shapes for every slice"
+)
+slices_differ_in_form = Misuse.worded(
+    "stage {stage} hands on tensors that differ between slices in more than their lengths: let it return the same "
+    "structure, dtypes and dimensions for every slice"
+)
 MEAN_OF_UNEQUAL_SLICES = (
     "the slices of this program have unequal lengths, and loss returns a mean, which does not say how much each slice "
     "counts: return a pair of the sum and the number of items, or compile the scheme without --slice-lengths"
 )
-
 VARYING_IN_UNEQUAL_SLICES = (
     "the slices of this program have unequal lengths, which varying= does not know for other shapes: leave it out, or "
     "compile the scheme without --slice-lengths"
 )
-
-
-def shapes_vary_without_flush(scheme: str) -> Misuse:
-    return Misuse(
-        f"{scheme} has no flush: messages of several updates are under way together, so all have the example's shapes; "
-        "leave out varying="
-    )
-
-
-def number_of_tensors_differs(here: int, in_example: int) -> Misuse:
-    return Misuse(f"a micro-batch has other tensors than the example: {here} and not {in_example}")
-
-
-def tensor_is_larger_than_example(here: tuple[int, ...], in_example: tuple[int, ...]) -> Misuse:
-    return Misuse(
-        f"a tensor of a micro-batch is {here}, and the example's is {in_example}: make the pipeline with an example of "
-        "the largest shapes that are to come"
-    )
-
-
-def micro_batches_differ_in_shape(
-    micro: int, here: tuple[tuple[int, ...], ...], first: tuple[tuple[int, ...], ...]
-) -> Misuse:
-    return Misuse(
-        f"the input of micro-batch {micro} has shapes {', '.join(map(str, here))}, and that of micro-batch 0 "
-        f"{', '.join(map(str, first))}: the micro-batches of one step have one shape: pad them to the longest, or give "
-        "those of unlike length to steps of their own, with accumulate=True"
-    )
-
-
-def output_is_larger_than_for_example(stage: int, excess: str) -> BadModel:
-    return BadModel(f"stage {stage} returned for shapes that are no larger than the example's: {excess}")
-
-
-def loader_numbers_are_too_small(num_workers: int, prefetch_factor: int) -> Misuse:
-    return Misuse(f"num_workers={num_workers}, prefetch_factor={prefetch_factor}: no such numbers of either")
+shapes_vary_without_flush = Misuse.worded(
+    "{scheme} has no flush: messages of several updates are under way together, so all have the example's shapes; "
+    "leave out varying="
+)
+number_of_tensors_differs = Misuse.worded(
+    "a micro-batch has other tensors than the example: {here} and not {in_example}"
+)
+tensor_is_larger_than_example = Misuse.worded(
+    "a tensor of a micro-batch is {here}, and the example's is {in_example}: make the pipeline with an example of the "
+    "largest shapes that are to come"
+)
+micro_batches_differ_in_shape = Misuse.worded(
+    "the input of micro-batch {micro} has shapes {here:list}, and that of micro-batch 0 {first:list}: the "
+    "micro-batches of one step have one shape: pad them to the longest, or give those of unlike length to steps of "
+    "their own, with accumulate=True"
+)
+output_is_larger_than_for_example = BadModel.worded(
+    "stage {stage} returned for shapes that are no larger than the example's: {excess}"
+)
+loader_numbers_are_too_small = Misuse.worded(
+    "num_workers={num_workers}, prefetch_factor={prefetch_factor}: no such numbers of either"
+)

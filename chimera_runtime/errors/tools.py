@@ -3,65 +3,41 @@
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from chimera_runtime.errors import CheckFailed, Misuse, NotFinite, Unwritable
+from chimera_runtime.errors import CheckFailed, Misuse, NotFinite, Unwritable, worded
 
 # Messages of `--check`: what the ranks, or the stages, compute otherwise than they should.
 
 _FAILED = "check: FAILED\n  "
+ranks_differ_from_one_process = CheckFailed.worded("{verdict}")
+"""``verdict`` has all figures, and begins with the word FAILED."""
 
-
-def ranks_differ_from_one_process(verdict: str) -> CheckFailed:
-    """``verdict`` has all figures, and begins with the word FAILED."""
-    return CheckFailed(verdict)
-
-
-def steps_are_not_updates(group: str, rank: int, steps: int, updates: int) -> CheckFailed:
-    noun = "step" if steps == 1 else "steps"
-    return CheckFailed(f"{_FAILED}{group} on rank {rank}: the optimizer has made {steps} {noun} in {updates} updates")
-
-
-def begins_otherwise(stage: int, names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return (
-        f"stage {stage} begins with other values of {', '.join(names[:3])}{more} than modules that are made anew in "
-        "one process: they were loaded or changed since, or build_stage gives others each time"
-    )
-
-
-def check_has_ended(message: str) -> Misuse:
-    """Rank 0, where the one process runs, has raised an error with this message."""
-    return Misuse(f"the check has ended on rank 0: {message}")
-
+steps_are_not_updates = CheckFailed.worded(
+    _FAILED + "{group} on rank {rank}: the optimizer has made {steps:step} in {updates} updates"
+)
+begins_otherwise = worded(
+    "stage {stage} begins with other values of {names:first 3} than modules that are made anew in one process: they "
+    "were loaded or changed since, or build_stage gives others each time"
+)
+check_has_ended = Misuse.worded("the check has ended on rank 0: {message}")
+"""Rank 0, where the one process runs, has raised an error with this message."""
 
 CHECK_TAKES_ONE_OF_TWO = "check takes either a batch or micro_batches, as step does"
-
-
-def parameter_is_spread(stage: int, name: str) -> Misuse:
-    return Misuse(
-        f"{name} of stage {stage} is spread over a mesh, and a check holds the whole model on one rank: check the "
-        "plain modules, in a pipeline of their own"
-    )
-
-
-def module_cannot_be_sent(stage: int, cause: str) -> Misuse:
-    return Misuse(
-        f"the module of stage {stage} cannot be copied to rank 0, which is to run all stages: {cause}; define its "
-        "classes and functions at the top of a file, so that they can be pickled"
-    )
-
-
-def part_is_missing(stage: int, place: str) -> CheckFailed:
-    return CheckFailed(
-        f"{_FAILED}stage {stage} has a module {place} that build_stage does not make in one process: make all modules "
-        "in build_stage"
-    )
-
-
-def parameter_is_another(stage: int, name: str) -> CheckFailed:
-    return CheckFailed(
-        f"{_FAILED}stage {stage}: {name} is on one side alone, or has another shape or dtype than build_stage gives it "
-        "in one process: make parameters in build_stage, the same each time"
-    )
+parameter_is_spread = Misuse.worded(
+    "{name} of stage {stage} is spread over a mesh, and a check holds the whole model on one rank: check the plain "
+    "modules, in a pipeline of their own"
+)
+module_cannot_be_sent = Misuse.worded(
+    "the module of stage {stage} cannot be copied to rank 0, which is to run all stages: {cause}; define its classes "
+    "and functions at the top of a file, so that they can be pickled"
+)
+part_is_missing = CheckFailed.worded(
+    _FAILED + "stage {stage} has a module {place} that build_stage does not make in one process: make all modules in "
+    "build_stage"
+)
+parameter_is_another = CheckFailed.worded(
+    _FAILED + "stage {stage}: {name} is on one side alone, or has another shape or dtype than build_stage gives it in "
+    "one process: make parameters in build_stage, the same each time"
+)
 
 
 # The user's own model, as `reference()` of the model file returns it.
@@ -71,18 +47,14 @@ def parameters_do_not_match(complaints: Iterable[str]) -> CheckFailed:
     return CheckFailed("\n  ".join(["check: FAILED", *(f"reference(): {line}" for line in complaints)]))
 
 
-def losses_differ(reference: float, stages: float) -> CheckFailed:
-    return CheckFailed(
-        f"{_FAILED}reference(): the loss of an update is {reference:.9g} and that of the stages {stages:.9g}: a "
-        "stage lacks something that has no parameters, or does it in another order"
-    )
-
-
-def gradients_differ(error: float, parameter: str, bound: float) -> CheckFailed:
-    return CheckFailed(
-        f"{_FAILED}reference(): gradients differ by {error:.2e} of the largest of their stage, most "
-        f"those of {parameter}; {bound:.0e} is allowed"
-    )
+losses_differ = CheckFailed.worded(
+    _FAILED + "reference(): the loss of an update is {reference:.9g} and that of the stages {stages:.9g}: a stage "
+    "lacks something that has no parameters, or does it in another order"
+)
+gradients_differ = CheckFailed.worded(
+    _FAILED + "reference(): gradients differ by {error:.2e} of the largest of their stage, most those of {parameter}; "
+    "{bound:.0e} is allowed"
+)
 
 
 # Slices of sequences.
@@ -105,11 +77,10 @@ def slice_differs(stage: int, place: int | None, error: float) -> CheckFailed:
     )
 
 
-def carry_loses_gradients(stage: int, error: float) -> CheckFailed:
-    return CheckFailed(
-        f"{_FAILED}slices: outputs are those of whole sequences, and the gradients of stage {stage} differ by "
-        f"{error:.2e} of the largest: return the carry with its graph, without detach() or no_grad()"
-    )
+carry_loses_gradients = CheckFailed.worded(
+    _FAILED + "slices: outputs are those of whole sequences, and the gradients of stage {stage} differ by "
+    "{error:.2e} of the largest: return the carry with its graph, without detach() or no_grad()"
+)
 
 
 # Complaints for `parameters_do_not_match`.
@@ -148,17 +119,12 @@ def _ends(ends: Sequence[tuple[int, str]]) -> str:
     return " and ".join(f"{parameter} of stage {stage}" for stage, parameter in ends)
 
 
-def parameters_are_unlike(name: str, reference: str, stages: str, parameter: str, stage: int) -> str:
-    return f"its {name} is {reference}; {parameter} of stage {stage} is {stages}"
-
+parameters_are_unlike = worded("its {name} is {reference}; {parameter} of stage {stage} is {stages}")
 
 # Messages about the command line of train.py, and about options that do not fit the program.
 
-
-def cannot_be_parsed(message: str) -> Misuse:
-    """The command line is wrong: ``message`` is argparse's, or one of this file about options that do not fit."""
-    return Misuse(f"{message} (see --help)")
-
+cannot_be_parsed = Misuse.worded("{message} (see --help)")
+"""The command line is wrong: ``message`` is argparse's, or one of this file about options that do not fit."""
 
 # Values that an option cannot have: argparse puts the option before them.
 
@@ -170,69 +136,42 @@ NOT_BYTES = "is not a number of bytes, as in 16GiB, 1.5TiB or 4096"
 NOT_DURATIONS = "is not of the form F=SECONDS,B=SECONDS"
 DURATIONS_ARE_MISSING = "needs both F and B, as in F=0.005,B=0.010, or F, I and W where backwards are split"
 EMPTY_PATH = "an empty path"
-
-
-def not_seconds(most: int) -> str:
-    return f"is not a positive number of seconds, {most} at most"
-
+not_seconds = worded("is not a positive number of seconds, {most} at most")
 
 # Options that do not fit each other.
 
 MODEL_IS_MISSING = "the following arguments are required: --model, or --hf and --text"
 TEXT_IS_MISSING = "--hf needs --text FILE, to train on"
-
 BACKEND_HAS_NO_NAME = "--backend-module: --backend NAME says which backend the file registers"
 NCCL_IS_FOR_GPUS = "--device cpu --backend nccl: NCCL is for GPUs; leave --device out, or take --backend gloo"
 SAVE_HAS_NO_DIRECTORY = "--save-every says when: give --save DIR to say where"
-
 NO_GRADIENTS = "computes no gradients and no loss"
 WEIGHTS_STAY = "leaves the weights alone"
 NOTHING_COMPUTED = "computes nothing"
-
-
-def needs_transformers(option: str) -> str:
-    return f"{option} goes with --hf: with --model the model file decides"
-
-
-def excludes_a_model_file(option: str) -> str:
-    return f"--hf: a model of transformers needs no model file; leave {option} out"
-
-
-def backend_is_unknown(backend: str) -> Misuse:
-    return cannot_be_parsed(f"--backend {backend}: gloo, nccl, or a backend that --backend-module FILE registers")
-
-
-def rehearsal_excludes(why: str, options: str) -> Misuse:
-    return cannot_be_parsed(f"--rehearse {why}: leave {options} out")
-
-
-def check_only_records_nothing(option: str) -> Misuse:
-    return cannot_be_parsed(f"{option} records the training, of which --check-only does none: give --check instead")
-
+needs_transformers = worded("{option} goes with --hf: with --model the model file decides")
+excludes_a_model_file = worded("--hf: a model of transformers needs no model file; leave {option} out")
+backend_is_unknown = Misuse.worded(
+    "--backend {backend}: gloo, nccl, or a backend that --backend-module FILE registers (see --help)"
+)
+rehearsal_excludes = Misuse.worded("--rehearse {why}: leave {options} out (see --help)")
+check_only_records_nothing = Misuse.worded(
+    "{option} records the training, of which --check-only does none: give --check instead (see --help)"
+)
 
 # Options that do not fit the program.
 
-
-def clipping_needs_a_flush(schedule: str) -> Misuse:
-    return Misuse(
-        f"--clip-norm: {schedule} has no flush, and its stages make an update at different times: there is no norm "
-        "of all its gradients; take a scheme with a flush, or clip in the step of the model file's optimizer, "
-        "which sees one stage"
-    )
-
-
-def sharding_needs_a_flush(schedule: str) -> Misuse:
-    return Misuse(
-        f"--shard-optimizer: {schedule} has no flush, and its stages step inside the schedule, which leaves no "
-        "place to gather their weights; take a scheme with a flush, or leave the option out"
-    )
-
-
-def micro_batch_is_not_divisible(size: int, schedule: str, parts: int) -> Misuse:
-    return Misuse(
-        f"--micro-batch-size {size}: {schedule} cuts every micro-batch into {parts} halves; choose an even "
-        "size, as in --micro-batch-size 2"
-    )
+clipping_needs_a_flush = Misuse.worded(
+    "--clip-norm: {schedule} has no flush, and its stages make an update at different times: there is no norm of all "
+    "its gradients; take a scheme with a flush, or clip in the step of the model file's optimizer, which sees one stage"
+)
+sharding_needs_a_flush = Misuse.worded(
+    "--shard-optimizer: {schedule} has no flush, and its stages step inside the schedule, which leaves no place to "
+    "gather their weights; take a scheme with a flush, or leave the option out"
+)
+micro_batch_is_not_divisible = Misuse.worded(
+    "--micro-batch-size {size}: {schedule} cuts every micro-batch into {parts} halves; choose an even size, as in "
+    "--micro-batch-size 2"
+)
 
 
 def rehearsal_lacks_durations(kinds: Iterable[str], schedule: str, example: Mapping[str, float]) -> Misuse:
@@ -246,15 +185,10 @@ def rehearsal_lacks_durations(kinds: Iterable[str], schedule: str, example: Mapp
 
 NO_SUCH_FILE = "there is no such file"
 NOT_PYTHON = "not a Python file (its name must end in .py)"
-
-
-def backend_is_not_registered(backend: str, module: Path) -> Misuse:
-    return Misuse(
-        f"--backend {backend}: {module} registers no backend of that name; it has to call "
-        f"torch.distributed.Backend.register_backend({backend!r}, ..)"
-    )
-
-
+backend_is_not_registered = Misuse.worded(
+    "--backend {backend}: {module} registers no backend of that name; it has to call "
+    "torch.distributed.Backend.register_backend({backend!r}, ..)"
+)
 LOG_IS_OF_ANOTHER_RUN = "another run appends to it; give each run a file of its own"
 FILE_IS_OF_ANOTHER_RUN = "another run will write it; give each run a file of its own, or end that run"
 DIRECTORY_IS_OF_ANOTHER_RUN = "another run records there; give each run a directory of its own, or end that run"
@@ -269,34 +203,20 @@ VALIDATION_IS_NOT_MAP_STYLE = (
 DEVICE_HAS_NO_MEMORY_OF_ITS_OWN = (
     "--memory-limit device: the ranks are on the CPU; give a size, as in --memory-limit 16GiB"
 )
-
-
-def program_is_another(script: Path) -> Misuse:
-    return Misuse(f"{script} is of another program than what lies beside it: compile again")
-
-
-def program_was_replaced(directory: Path) -> Misuse:
-    return Misuse(f"another program has come into {directory} since this run compiled: give each run its --out")
-
+program_is_another = Misuse.worded("{script} is of another program than what lies beside it: compile again")
+program_was_replaced = Misuse.worded(
+    "another program has come into {directory} since this run compiled: give each run its --out"
+)
 
 # Files and streams.
 
-
-def stdout_cannot_be_written(why: str | None) -> Unwritable:
-    return Unwritable(f"standard output: {why}")
-
-
-def file_cannot_be_written(option: str, path: Path, why: str | None) -> Unwritable:
-    return Unwritable(f"{option} {path}: {why}")
-
-
-def directory_cannot_be_written(option: str, path: Path | str, why: str | None) -> Misuse:
-    return Misuse(f"{option} {path}: {why}")
-
-
-def path_is_yours(option: str, path: Path, other: str) -> Misuse:
-    """The path has a file or directory of the user's; ``other`` is the word for what to choose instead."""
-    return Misuse(f"{option} {path}: exists and was not written by {option}; choose another {other} or remove it")
+stdout_cannot_be_written = Unwritable.worded("standard output: {why}")
+file_cannot_be_written = Unwritable.worded("{option} {path}: {why}")
+directory_cannot_be_written = Misuse.worded("{option} {path}: {why}")
+path_is_yours = Misuse.worded(
+    "{option} {path}: exists and was not written by {option}; choose another {other} or remove it"
+)
+"""The path has a file or directory of the user's; ``other`` is the word for what to choose instead."""
 
 
 def metrics_are_incomplete(path: Path, why: str | None, saved: int, count: int) -> Unwritable:
@@ -306,46 +226,30 @@ def metrics_are_incomplete(path: Path, why: str | None, saved: int, count: int) 
     return Unwritable(f"--metrics {path}: {why}{left if saved else ''}")
 
 
-def package_is_missing(error: str) -> Misuse:
-    return Misuse(
-        f"--tensorboard needs a package that is not there ({error}): pip install tensorboard; --log-file "
-        "writes the same numbers without it"
-    )
-
-
-def updates_are_too_few_to_profile(updates: int) -> Misuse:
-    return Misuse(
-        f"--torch-profile records updates after the first of a run, and this run has {updates}: "
-        "give a larger number of --steps"
-    )
-
+package_is_missing = Misuse.worded(
+    "--tensorboard needs a package that is not there ({error}): pip install tensorboard; --log-file writes the same "
+    "numbers without it"
+)
+updates_are_too_few_to_profile = Misuse.worded(
+    "--torch-profile records updates after the first of a run, and this run has {updates}: give a larger number of "
+    "--steps"
+)
 
 # Losses and held-out items.
 
-
-def loss_is_not_finite(update: int, loss: float) -> NotFinite:
-    return NotFinite(f"--stop-on-nan: the loss of update {update} is {loss}")
-
-
-def validation_is_missing(file: str) -> Misuse:
-    return Misuse(
-        f"--eval-every: {file} has no function validation() -> torch.utils.data.Dataset, with held-out "
-        "items like those of dataset()"
-    )
-
-
-def optimizer_cannot_be_saved(name: str) -> Misuse:
-    return Misuse(f"a {name} cannot be saved: --save needs optimizers of torch.optim")
-
+loss_is_not_finite = NotFinite.worded("--stop-on-nan: the loss of update {update} is {loss}")
+validation_is_missing = Misuse.worded(
+    "--eval-every: {file} has no function validation() -> torch.utils.data.Dataset, with held-out items like those of "
+    "dataset()"
+)
+optimizer_cannot_be_saved = Misuse.worded("a {name} cannot be saved: --save needs optimizers of torch.optim")
 
 # Devices.
 
-
-def peak_is_unknown(device: str, dtype: str) -> Misuse:
-    return Misuse(
-        f"--device-peak auto: the peak of {device} in {dtype} is not known; give "
-        "its TFLOPS from the data sheet, without sparsity, as in --device-peak 312"
-    )
+peak_is_unknown = Misuse.worded(
+    "--device-peak auto: the peak of {device} in {dtype} is not known; give its TFLOPS from the data sheet, without "
+    "sparsity, as in --device-peak 312"
+)
 
 
 def memory_is_too_little(limit: str, need: str, others: int, can_shard: bool) -> Misuse:

@@ -121,7 +121,7 @@ class SentOutput:
         assert expected is not None, "Evaluation.evaluation_batches has refused that"
         tensors, form = taken_apart(returned)
         if difference := expected.mismatch(tensors, form, 1):
-            raise mistakes.evaluation_output_differs(self.number, micro, difference)
+            raise mistakes.evaluation_output_differs(stage=self.number, micro=micro, difference=difference)
         return tuple([plain(tensor.detach()) for tensor in tensors])
 
 
@@ -302,7 +302,7 @@ class Evaluation:
     def _require_rows_of_items(self, items: int) -> None:
         for stage, boundary in enumerate(self._boundaries):
             if boundary.of_items(items, self._whole) is None:
-                raise mistakes.rows_are_not_items(items, self._whole, stage)
+                raise mistakes.rows_are_not_items(items=items, whole=self._whole, stage=stage)
 
     def _stage(self, number: int, stage: Stage) -> EvaluationStage:
         world, probed = self.context.world, self.context.probed
@@ -311,7 +311,7 @@ class Evaluation:
         def load_keywords(micro: int) -> Keywords:
             loaded = current.load(micro, 2, world.device) if names else {}
             if missing := [name for name in names if name not in loaded]:
-                raise mistakes.evaluation_lacks_keyword(missing[0])
+                raise mistakes.evaluation_lacks_keyword(name=missing[0])
             return {name: loaded[name] for name in names}
 
         return EvaluationStage(
@@ -464,7 +464,7 @@ class Inference:
             lost = state.writes(before).lost
             state.restore(before)
             if lost:
-                raise forward_begins_to_write(number, lost[0])
+                raise forward_begins_to_write(stage=number, name=lost[0])
 
     def _evaluation(self, output: LastOutput, reports: Reports | None = None) -> Evaluation:
         return Evaluation(self.context, self.stages, self.size, output, self.varying, self.cut_slice, reports)

@@ -35,18 +35,18 @@ def given(source: torch.nn.Module, dtype: torch.dtype | None) -> Skeleton:
             _require_lora(adapter)
         model = model.get_base_model()
     if not isinstance(model, import_module("transformers").PreTrainedModel):
-        raise mistakes.model_is_wrapped(type(model).__name__)
+        raise mistakes.model_is_wrapped(kind=type(model).__name__)
     config = deepcopy(model.config)
     if getattr(config, "quantization_config", None) is not None or getattr(model, "hf_quantizer", None) is not None:
-        raise mistakes.model_is_quantized(str(config.model_type))
+        raise mistakes.model_is_quantized(architecture=str(config.model_type))
     skeleton = Skeleton(model, config, is_given=True)
-    if (obstacle := next(_obstacles(skeleton), None)) is not None:
-        raise mistakes.model_cannot_be_kept(*obstacle)
+    for obstacle, remedy in _obstacles(skeleton):
+        raise mistakes.model_cannot_be_kept(obstacle=obstacle, remedy=remedy)
     if dtype is not None:
         model.to(dtype)
     skeleton.cut()
-    if (ends := next(_unusual_ties(skeleton), None)) is not None:
-        raise mistakes.tie_is_not_of_the_library(*ends)
+    for first, other in _unusual_ties(skeleton):
+        raise mistakes.tie_is_not_of_the_library(first=first, other=other)
     return skeleton
 
 
@@ -54,10 +54,10 @@ def _require_lora(adapter: Any) -> None:
     """Raises `Misuse` unless an adapter of peft is LoRA, without what peft computes outside the layers."""
     kind = str(getattr(adapter.peft_type, "value", adapter.peft_type))
     if kind != "LORA":
-        raise mistakes.adapter_is_not_lora(kind)
+        raise mistakes.adapter_is_not_lora(kind=kind)
     for option in ("alora_invocation_tokens", "trainable_token_indices", "layer_replication"):
         if getattr(adapter, option, None):
-            raise mistakes.adapter_is_not_lora(f"LORA with {option}")
+            raise mistakes.adapter_is_not_lora(kind=f"LORA with {option}")
 
 
 def adapters(model: Any) -> dict[str, Any]:

@@ -121,7 +121,7 @@ class TransformerLayers(Layers):
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise weights_cannot_be_written(directory, str(error.strerror)) from error
+            raise weights_cannot_be_written(path=directory, reason=str(error.strerror)) from error
         if found := adapters(self.skeleton.model):
             self._export_adapters(pipe, directory, found)
             return
@@ -164,7 +164,9 @@ class TransformerLayers(Layers):
         try:
             write_companions(here, None if source == here else source, None if tokenizer == here else tokenizer, save)
         except (OSError, ValueError) as error:
-            raise weights_cannot_be_written(directory, getattr(error, "strerror", None) or str(error)) from error
+            raise weights_cannot_be_written(
+                path=directory, reason=getattr(error, "strerror", None) or str(error)
+            ) from error
 
     def _inside(self, layer: int, name: str) -> str:
         return f"{'model' if layer in (0, self.skeleton.count + 1) else 'block'}.{name}"
@@ -268,7 +270,7 @@ def local(source: Path | str) -> Path:
         download = import_module("huggingface_hub").snapshot_download
         return Path(download(str(source), allow_patterns=_OF_HUB))
     except (OSError, ValueError) as error:
-        raise mistakes.source_cannot_be_read(str(source), mistakes.reason(error)) from error
+        raise mistakes.source_cannot_be_read(source=str(source), why=mistakes.reason(error)) from error
 
 
 def read_config(source: Path | str) -> tuple[Path | None, Any]:
@@ -282,5 +284,5 @@ def read_config(source: Path | str) -> tuple[Path | None, Any]:
         require_regular(file, _LARGEST_CONFIG)
         config = library().AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # transformers refuses configurations with errors of any kind
-        raise mistakes.source_cannot_be_read(str(file), mistakes.reason(error)) from error
+        raise mistakes.source_cannot_be_read(source=str(file), why=mistakes.reason(error)) from error
     return (path if path.is_dir() else None), config

@@ -68,5 +68,5 @@ def _file(source: str, model: TransformerLayers, dataset: Callable[[], Any], rat
 def _length(model: TransformerLayers, length: int | None) -> int:
     most = int(getattr(model.config, "max_position_embeddings", LENGTH))
     if length is not None and length > most:
-        raise mistakes.sequence_is_too_long(length, most)
+        raise mistakes.sequence_is_too_long(length=length, most=most)
     return min(LENGTH, most) if length is None else length

@@ -59,15 +59,15 @@ def read_text(path: Path, tokenizer: Path | None, length: int, vocabulary: int) 
     try:
         text = require_regular(path).read_bytes()
     except OSError as error:
-        raise mistakes.text_cannot_be_read(path, str(error.strerror)) from error
+        raise mistakes.text_cannot_be_read(path=path, why=str(error.strerror)) from error
     if tokenizer is None:
         tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(torch.int64) if text else torch.zeros(0).long()
     else:
         tokens = _tokens(path, text, tokenizer)
     if len(tokens) < 2 * length:
-        raise mistakes.text_is_too_short(path, len(tokens), length)
+        raise mistakes.text_is_too_short(path=path, tokens=len(tokens), fewest=2 * length, length=length)
     if (largest := int(tokens.max())) >= vocabulary:
-        raise mistakes.tokens_are_outside(path, largest, vocabulary)
+        raise mistakes.tokens_are_outside(path=path, largest=largest, size=vocabulary)
     return TextItems(tokens, length)
 
 
@@ -81,11 +81,13 @@ def _tokens(path: Path, text: bytes, tokenizer: Path) -> torch.Tensor:
     try:
         encode = import_module("transformers").AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
     except Exception as error:  # transformers refuses files of tokenizers with errors of any kind
-        raise mistakes.tokenizer_cannot_be_read(tokenizer, mistakes.reason(error)) from error
+        raise mistakes.tokenizer_cannot_be_read(path=tokenizer, why=mistakes.reason(error)) from error
     try:
         lines = text.decode().splitlines(keepends=True)
     except UnicodeDecodeError as error:
-        raise mistakes.text_cannot_be_read(path, f"it is not UTF-8: {error.reason} at byte {error.start}") from error
+        raise mistakes.text_cannot_be_read(
+            path=path, why=f"it is not UTF-8: {error.reason} at byte {error.start}"
+        ) from error
     rows = encode(lines, add_special_tokens=False)["input_ids"] if lines else []
     return torch.tensor([*chain.from_iterable(rows)], dtype=torch.int64)
 
@@ -166,15 +168,19 @@ class Skeleton:
         if dtype is torch.float64:  # for which torch has no grouped product of matrices
             config._experts_implementation = "eager"
         if getattr(config, "quantization_config", None) is not None:
-            raise mistakes.does_not_fit(str(config.model_type), mistakes.QUANTIZED)
+            raise mistakes.does_not_fit(architecture=str(config.model_type), reason=mistakes.QUANTIZED)
         try:
             with torch.device("meta"):
                 automatic = import_module("transformers").AutoModelForCausalLM
                 model = automatic.from_config(deepcopy(config), dtype=dtype)
         except ValueError as error:
-            raise mistakes.does_not_fit(str(config.model_type), str(error).splitlines()[0]) from error
+            raise mistakes.does_not_fit(
+                architecture=str(config.model_type), reason=str(error).splitlines()[0]
+            ) from error
         except Exception as error:  # a number or a name that the code of the architecture cannot use
-            raise mistakes.does_not_fit(str(config.model_type), mistakes.makes_no_model(error)) from error
+            raise mistakes.does_not_fit(
+                architecture=str(config.model_type), reason=mistakes.makes_no_model(error)
+            ) from error
         model.tie_weights()
         skeleton = cls(model, config, is_given=False)
         skeleton.cut()
@@ -254,7 +260,9 @@ class Skeleton:
         ]
         outside = [pair for pair in lists if not any(pair[0].startswith(f"{name}.") for name, _ in lists)]
         if len(outside) != 1:
-            raise mistakes.does_not_fit(self.architecture, mistakes.no_list_of_layers(len(outside)))
+            raise mistakes.does_not_fit(
+                architecture=self.architecture, reason=mistakes.no_list_of_layers(count=len(outside))
+            )
         return outside[0]
 
     def cut(self) -> None:
@@ -283,13 +291,13 @@ class Skeleton:
                 name for name, module in self.containers.items() if any(True for _ in module.parameters(recurse=False))
             ]
             if other := sorted({*outer, *self._owners} - self.before - self.after) or sorted(self.before & self.after):
-                failure = _NotAChain(mistakes.module_has_no_side(other[0]))
+                failure = _NotAChain(mistakes.module_has_no_side(name=other[0]))
                 break
             self.dtype = by_tokens.hidden[0].dtype
             return
         assert failure is not None
         reason = str(failure) if isinstance(failure, _NotAChain) else mistakes.forward_fails(failure)
-        raise mistakes.does_not_fit(self.architecture, reason) from failure
+        raise mistakes.does_not_fit(architecture=self.architecture, reason=reason) from failure
 
     def _traced(self, mode: FakeTensorMode, **inputs: torch.Tensor) -> "_ChainTrace":
         trace = _ChainTrace(self.count, self.as_result)
@@ -309,7 +317,7 @@ class Skeleton:
             for parameter in frozen:
                 parameter.requires_grad_(False)
         if len(trace.hidden) != self.count:
-            raise _NotAChain(mistakes.layers_are_skipped(len(trace.hidden), self.count))
+            raise _NotAChain(mistakes.layers_are_skipped(reached=len(trace.hidden), count=self.count))
         logits = getattr(result, "logits", None)
         if not isinstance(logits, torch.Tensor) or logits.dim() != 3 or logits.shape[:2] != trace.hidden[0].shape[:2]:
             raise _NotAChain(mistakes.NO_LOGITS)
@@ -339,7 +347,7 @@ class _ChainTrace:
         """Notes that a module with parameters runs."""
         reached = len(self.hidden)
         if 0 < reached < self.count:
-            raise _NotAChain(mistakes.runs_between_layers(name))
+            raise _NotAChain(mistakes.runs_between_layers(name=name))
         (self.after if reached else self.before).append(name)
 
     def visit(self, index: int, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -350,10 +358,10 @@ class _ChainTrace:
         """
         hidden, others = apart(arguments, keywords)
         if index != len(self.hidden) or (self.hidden and hidden is not self.hidden[-1]):
-            raise _NotAChain(mistakes.layer_gets_something_else(index))
+            raise _NotAChain(mistakes.layer_gets_something_else(index=index))
         leaves, form = tree_flatten(others)
         if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
-            raise _NotAChain(mistakes.layer_gets_a_value_of_weights(index))
+            raise _NotAChain(mistakes.layer_gets_a_value_of_weights(index=index))
         shapes = [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf) for leaf in leaves]
         self.forms.append((str(form), shapes))
         self.hidden.append(torch.empty_like(hidden).requires_grad_())

@@ -52,7 +52,7 @@ class Routing:
         recorder = getattr(model, "_can_record_outputs", {}).get("router_logits")
         router = getattr(recorder, "target_class", recorder)
         if not isinstance(router, type) or not hasattr(sys.modules[type(model).__module__], "load_balancing_loss_func"):
-            raise mistakes.does_not_fit(config.model_type, mistakes.ROUTERS_ARE_UNKNOWN)
+            raise mistakes.does_not_fit(architecture=config.model_type, reason=mistakes.ROUTERS_ARE_UNKNOWN)
         chosen, weight = model.num_experts_per_tok, float(model.router_aux_loss_coef)
         return cls(router, getattr(recorder, "index", 1), model.num_experts, chosen, weight)
 
@@ -129,15 +129,15 @@ class SavedWeights:
         single, index = directory / WEIGHTS_FILE, directory / INDEX_FILE
         files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
         if not files and (others := sorted([*directory.glob("pytorch_model*.bin"), *directory.glob("*.pth")])):
-            raise mistakes.weights_are_no_safetensors(directory, others[0].name)
+            raise mistakes.weights_are_no_safetensors(directory=directory, file=others[0].name)
         if index.is_file() and not single.is_file():
             try:
                 places = json.loads(require_regular(index, _LARGEST_INDEX).read_bytes())["weight_map"]
                 by_name = {str(name): directory / str(file) for name, file in places.items()}
             except OSError as error:
-                raise mistakes.weights_cannot_be_read(index, mistakes.reason(error)) from error
+                raise mistakes.weights_cannot_be_read(file=index, why=mistakes.reason(error)) from error
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                raise mistakes.weights_cannot_be_read(index, mistakes.NOT_AN_INDEX) from error
+                raise mistakes.weights_cannot_be_read(file=index, why=mistakes.NOT_AN_INDEX) from error
             return cls(directory, by_name, tied)
         by_name = {name: file for file in files for name in _names(file)}
         return cls(directory, by_name, tied) if files else None
@@ -154,7 +154,11 @@ class SavedWeights:
             for name in self.files
             if not is_known(name) and not any(re.search(pattern, name) for pattern in passed_over)
         ]
-        return [mistakes.weights_are_unknown(self.where, type(model).__name__, unknown)] if unknown else []
+        return (
+            [mistakes.weights_are_unknown(directory=self.where, architecture=type(model).__name__, names=unknown)]
+            if unknown
+            else []
+        )
 
     def load(self, part: Any) -> None:
         """Gives a part of a model on the meta device its values.
@@ -170,9 +174,12 @@ class SavedWeights:
                     part, tensors, config, disk_offload_index=None
                 )
         if report.mismatched_keys:
-            raise mistakes.weights_have_another_shape(self.where, *min(report.mismatched_keys))
+            name, shape, wanted = min(report.mismatched_keys)
+            raise mistakes.weights_have_another_shape(
+                directory=self.where, name=name, shape=tuple(shape), wanted=tuple(wanted)
+            )
         if missing := sorted(report.missing_keys - {*self.tied}):
-            raise mistakes.weights_are_missing(self.where, missing)
+            raise mistakes.weights_are_missing(directory=self.where, names=missing)
 
     @contextmanager
     def _opened(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -182,7 +189,7 @@ class SavedWeights:
             try:
                 yield {name: opened[self.files[name]].get_slice(name) for name in names}
             except import_module("safetensors").SafetensorError as error:
-                raise mistakes.weights_cannot_be_read(self.where, str(error)) from error
+                raise mistakes.weights_cannot_be_read(file=self.where, why=str(error)) from error
 
 
 def fill(part: Any, weights: SavedWeights | None = None) -> None:
@@ -231,7 +238,7 @@ def _safe_open(file: Path) -> Any:
     try:
         return safetensors.safe_open(require_regular(file), framework="pt")
     except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise mistakes.weights_cannot_be_read(file, mistakes.reason(error)) from error
+        raise mistakes.weights_cannot_be_read(file=file, why=mistakes.reason(error)) from error
 
 
 @contextmanager

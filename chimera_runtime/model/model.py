@@ -63,23 +63,23 @@ class Layers:
             raise Misuse(mistakes.NO_LAYERS)
         for index, make in enumerate(self.layers):
             if isinstance(make, torch.nn.Module) or not callable(make):
-                raise mistakes.layer_is_made_already(index, type(make).__name__)
+                raise mistakes.layer_is_made_already(index=index, kind=type(make).__name__)
         if self.split is not None:
             self._require_split(self.split)
 
     def _require_split(self, split: Sequence[int]) -> None:
         if isinstance(split, str) or not isinstance(split, Sequence):
-            raise mistakes.split_is_no_list(type(split).__name__)
+            raise mistakes.split_is_no_list(kind=type(split).__name__)
         for layer in split:
             if isinstance(layer, bool) or not hasattr(layer, "__index__"):
-                raise mistakes.split_has_no_number(layer)
+                raise mistakes.split_has_no_number(layer=layer)
         if not split or split[0] != 0:
-            raise mistakes.split_does_not_begin_with_0(split)
+            raise mistakes.split_does_not_begin_with_0(split=split)
         after = next((second for first, second in pairwise(split) if second <= first), None)
         if after is not None:
-            raise mistakes.split_does_not_ascend(split, after)
+            raise mistakes.split_does_not_ascend(split=split, layer=after)
         if split[-1] >= len(self.layers):
-            raise mistakes.split_goes_too_far(split, len(self.layers))
+            raise mistakes.split_goes_too_far(split=split, layer=split[-1], layers=len(self.layers))
 
     def first(self, stages: int) -> Sequence[int]:
         """The number of the first layer of each stage.
@@ -91,11 +91,11 @@ class Layers:
         """
         count = len(self.layers)
         if stages > count:
-            raise mistakes.layers_are_too_few(count, stages)
+            raise mistakes.layers_are_too_few(layers=count, stages=stages)
         if self.split is None:
             return [count * stage // stages for stage in range(stages)]
         if len(self.split) != stages:
-            raise mistakes.split_is_for_other_stages(self.split, stages)
+            raise mistakes.split_is_for_other_stages(split=self.split, stages=stages)
         return self.split
 
     def ranges(self, stages: int) -> list[range]:
@@ -186,9 +186,9 @@ class Model:
         if not fed(stages)[stage]:
             module = self.with_loss(module)
         if any(torch.nn.parameter.is_lazy(p) for p in (*module.parameters(), *module.buffers())):
-            raise mistakes.parameters_are_lazy(self.file, stage)
+            raise mistakes.parameters_are_lazy(file=self.file, stage=stage)
         if wrapper := misplaced(module, members):
-            raise mistakes.stage_is_spread(self.file, stage, wrapper)
+            raise mistakes.stage_is_spread(file=self.file, stage=stage, wrapper=wrapper)
         give_memory(module, device, f"{self.file}: stage {stage}")
         return to_training_mode(_on_device(module, device, stage, self.file))
 
@@ -217,7 +217,7 @@ class Model:
         with UserCode(what, MISUSED):
             module = make()
         if not isinstance(module, torch.nn.Module):
-            raise mistakes.result_is_wrong(self.file, what, _kind(module), "a torch.nn.Module")
+            raise mistakes.result_is_wrong(file=self.file, call=what, kind=_kind(module), wanted="a torch.nn.Module")
         return module
 
     def judge(self, output: Any, target: Any) -> Loss:
@@ -227,9 +227,9 @@ class Model:
         total, count = value if isinstance(value, tuple | list) and len(value) == 2 else (value, 1)
         if not isinstance(total, torch.Tensor) or total.numel() != 1:
             kind = f"a tensor of shape {tuple(total.shape)}" if isinstance(total, torch.Tensor) else _kind(total)
-            raise mistakes.loss_is_no_number(self.file, kind)
+            raise mistakes.loss_is_no_number(file=self.file, kind=kind)
         if not (isinstance(count, int | float) or (isinstance(count, torch.Tensor) and count.numel() == 1)):
-            raise mistakes.count_is_no_number(self.file, _kind(count))
+            raise mistakes.count_is_no_number(file=self.file, kind=_kind(count))
         return value
 
     def outputs(self, stage: int, returned: Any) -> tuple[Form, tuple[torch.Tensor, ...]]:
@@ -240,7 +240,7 @@ class Model:
             inside = _kind(others[0]) if others and others[0] is not returned else None
             raise mistakes.output_has_no_form(self.file, stage, _kind(returned), inside)
         if any(map(is_spread, tensors)):
-            raise mistakes.output_is_spread(self.file, stage)
+            raise mistakes.output_is_spread(file=self.file, stage=stage)
         return form, tensors
 
 
@@ -281,7 +281,7 @@ class ModelFile(Model):
             sampler = self.sampler(dataset)
         if not hasattr(sampler, "__iter__") or hasattr(sampler, "__next__"):
             wanted = "a torch.utils.data.Sampler: an object whose __iter__ begins anew in every epoch"
-            raise mistakes.result_is_wrong(self.file, "sampler", _kind(sampler), wanted)
+            raise mistakes.result_is_wrong(file=self.file, call="sampler", kind=_kind(sampler), wanted=wanted)
         return sampler
 
     def held_out(self) -> Any:
@@ -301,7 +301,9 @@ class ModelFile(Model):
         with UserCode("optimizer(parameters)", MISUSED):
             steps = self.optimizer(parameters) if parameters else _NoOptimizer()
         if not callable(getattr(steps, "step", None)):
-            raise mistakes.result_is_wrong(self.file, "optimizer", _kind(steps), "a torch.optim.Optimizer")
+            raise mistakes.result_is_wrong(
+                file=self.file, call="optimizer", kind=_kind(steps), wanted="a torch.optim.Optimizer"
+            )
         return steps
 
     def schedule(self, optimizer: Any, updates: int) -> Any:
@@ -311,7 +313,9 @@ class ModelFile(Model):
         with UserCode("scheduler(optimizer, steps)", MISUSED):
             scheduler = self.scheduler(optimizer, updates)
         if not callable(getattr(scheduler, "step", None)):
-            raise mistakes.result_is_wrong(self.file, "scheduler", _kind(scheduler), "a scheduler of torch.optim")
+            raise mistakes.result_is_wrong(
+                file=self.file, call="scheduler", kind=_kind(scheduler), wanted="a scheduler of torch.optim"
+            )
         return scheduler
 
 
@@ -348,12 +352,16 @@ def _on_device(module: torch.nn.Module, device: torch.device, stage: int, file: 
     """Moves the module of a stage from the CPU to ``device``; `Misuse` if a tensor is on another device."""
     for name, tensor in _tensors(module):
         if not is_on(tensor, device) and tensor.device.type != "cpu":
-            raise mistakes.tensor_is_elsewhere(file, stage, name, place=str(tensor.device), device=str(device))
+            raise mistakes.tensor_is_elsewhere(
+                file=file, stage=stage, name=name, place=str(tensor.device), device=str(device)
+            )
     with UserCode(f"placing stage {stage} on {device}", MISUSED):
         placed = module.to(device)
     for name, tensor in _tensors(placed):
         if not is_on(tensor, device):
-            raise mistakes.tensor_does_not_move(file, stage, name, place=str(tensor.device), device=str(device))
+            raise mistakes.tensor_does_not_move(
+                file=file, stage=stage, name=name, place=str(tensor.device), device=str(device)
+            )
     return placed
 
 
@@ -382,14 +390,14 @@ def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int]
     try:
         file = path.resolve()
         if file.exists() and not (file.is_file() or file.is_dir()):
-            raise mistakes.file_cannot_be_read(path, mistakes.NOT_REGULAR)
+            raise mistakes.file_cannot_be_read(path=path, why=mistakes.NOT_REGULAR)
         file.read_bytes()
     except OSError as error:
-        raise mistakes.file_cannot_be_read(path, error.strerror) from error
+        raise mistakes.file_cannot_be_read(path=path, why=error.strerror) from error
     # Import the file as a module; its folder goes first on the path, so that it can import its neighbours.
     spec = importlib.util.spec_from_file_location("chimera_model", file)
     if spec is None or spec.loader is None:
-        raise mistakes.file_cannot_be_read(path, mistakes.NOT_PYTHON)
+        raise mistakes.file_cannot_be_read(path=path, why=mistakes.NOT_PYTHON)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.insert(0, str(file.parent))
@@ -404,13 +412,13 @@ def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int]
     if layered and "build_stage" in missing:
         missing.remove("build_stage")
     if missing:
-        raise mistakes.functions_are_missing(path, [REQUIRED[name] for name in missing])
+        raise mistakes.functions_are_missing(path=path, functions=[REQUIRED[name] for name in missing])
     functions = {name: getattr(module, name, None) for name in _STAGES | _OTHERS}
     if offered.get("args") and not any(takes(functions[n], count, "args") for n, count in (_STAGES | _OTHERS).items()):
-        raise mistakes.nothing_takes_args(path)
+        raise mistakes.nothing_takes_args(path=path)
     tied = functions["tied"]
     if tied is not None and not callable(tied):
-        raise mistakes.tied_is_not_a_function(path, _kind(tied))
+        raise mistakes.tied_is_not_a_function(path=path, kind=_kind(tied))
     # Bind the arguments that functions take by name.
     bound_functions: dict[str, Any] = {
         name: bound(function, positional, offered, file)
@@ -424,18 +432,18 @@ def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int]
     elif split is None:
         bound_functions["build_stage"] = bound(module.build_stage, _STAGES["build_stage"], offered, file)
     else:
-        raise mistakes.split_without_layers(path)
+        raise mistakes.split_without_layers(path=path)
     return ModelFile(file, **bound_functions)
 
 
 def _layers(module: ModuleType, offered: Mapping[str, Any], split: Sequence[int] | None, file: Path) -> Layers:
     if hasattr(module, "build_stage"):
-        raise mistakes.layers_and_build_stage(file)
+        raise mistakes.layers_and_build_stage(file=file)
     if not callable(module.layers):
-        raise mistakes.layers_is_not_a_function(file, _kind(module.layers))
+        raise mistakes.layers_is_not_a_function(file=file, kind=_kind(module.layers))
     with UserCode("layers()", MISUSED):
         makers = bound(module.layers, _STAGES["layers"], offered, file)()
     if not isinstance(makers, Sequence):
         wanted = "a list of functions, each of which makes a layer"
-        raise mistakes.result_is_wrong(file, "layers()", _kind(makers), wanted)
+        raise mistakes.result_is_wrong(file=file, call="layers()", kind=_kind(makers), wanted=wanted)
     return Layers(makers, split)

@@ -46,7 +46,7 @@ def require_plausible(path: Path) -> None:
     names |= {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
     missing = [name for name in REQUIRED if name not in names and not (name == "build_stage" and "layers" in names)]
     if missing:
-        raise mistakes.functions_are_missing(path, [REQUIRED[name] for name in missing])
+        raise mistakes.functions_are_missing(path=path, functions=[REQUIRED[name] for name in missing])
 
 
 def _bound(table: symtable.SymbolTable) -> set[str]:

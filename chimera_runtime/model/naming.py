@@ -33,7 +33,7 @@ def name_in_model(model: Model, stage: int, name: str) -> str:
         name_in_file = model.name(number, inside)
     if not isinstance(name_in_file, str):
         kind = f"a {type(name_in_file).__name__}"
-        raise mistakes.result_is_wrong(model.file, call, kind, "the name of a parameter")
+        raise mistakes.result_is_wrong(file=model.file, call=call, kind=kind, wanted="the name of a parameter")
     return name_in_file
 
 

@@ -69,16 +69,18 @@ def _read(returned: Any, stages: int, model: Model) -> Iterator[tuple[End, ...]]
         ends_of = [[(n if n == _LOSS else int(n), str(name)) for n, name in ends] for ends in returned]
     except (TypeError, ValueError):
         last = "num_stages - 1" if layers is None else count - 1
-        raise mistakes.ties_have_no_form(model.file, stages, returned, last) from None
+        raise mistakes.ties_have_no_form(file=model.file, stages=stages, returned=returned, last=last) from None
     for ends in ends_of:
         outside = next((number for number, _ in ends if number != _LOSS and not 0 <= number < count), None)
         if outside is not None:
-            raise mistakes.tied_number_does_not_exist(model.file, stages, kind, number=outside, count=count)
+            raise mistakes.tied_number_does_not_exist(
+                file=model.file, stages=stages, kind=kind, number=outside, count=count
+            )
         if len({number for number, _ in ends}) < 2 and count > 1:
             raise mistakes.tie_is_inside_one(model.file, stages, kind, ends)
         twice = next((end for number, end in enumerate(ends) if end in ends_before or end in ends[:number]), None)
         if twice is not None:
-            raise mistakes.end_is_listed_twice(model.file, stages, twice)
+            raise mistakes.end_is_listed_twice(file=model.file, stages=stages, end=twice)
         ends_before.update(ends)
         yield tuple(
             (stages - 1, f"{LOSS}.{name}")
@@ -147,7 +149,7 @@ def _describe(control_group: ControlGroup, built: Modules, ends: Sequence[End], 
             place = model.place(stage, name)
             raise mistakes.tied_parameter_is_missing(model.file, inside, place, suggestion=suggestion)
         if is_spread(parameter):
-            raise mistakes.tied_parameter_is_spread(model.file, model.words((stage, name)))
+            raise mistakes.tied_parameter_is_spread(file=model.file, parameter=model.words((stage, name)))
         kind, frozen = str(parameter.dtype).removeprefix("torch."), "" if parameter.requires_grad else ", frozen"
         control_group.store.set(f"tie/{stage}/{name}", f"{kind} of shape {tuple(parameter.shape)}{frozen}")
 
@@ -157,8 +159,9 @@ def _require_equal(control_group: ControlGroup, job: Job, ends: Sequence[End], m
     for end in ends[1:]:
         other = _described(control_group, job, end)
         if other != first:
-            names = model.words(ends[0]), model.words(end)
-            raise mistakes.ends_differ(model.file, *names, traits=first, other_traits=other)
+            raise mistakes.ends_differ(
+                file=model.file, first=model.words(ends[0]), traits=first, other=model.words(end), other_traits=other
+            )
 
 
 def _described(control_group: ControlGroup, job: Job, end: End) -> str:

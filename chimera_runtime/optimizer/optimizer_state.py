@@ -216,7 +216,7 @@ def by_name(
             for parameter, index in zip(group["params"], saved["params"], strict=True):
                 name = _name(parameter, names)
                 if name in named.groups:
-                    raise mistakes.two_optimizers_step(name)
+                    raise mistakes.two_optimizers_step(parameter=name)
                 named.groups[name] = record
                 if index in indexed["state"]:
                     named.state[name] = dict(indexed["state"][index])
@@ -237,9 +237,11 @@ def refusal(
             of_group = [_name(parameter, names) for parameter in group["params"]]
             for name in of_group:
                 if name not in saved:
-                    return mistakes.state_is_missing(name)
+                    return mistakes.state_is_missing(parameter=name)
                 if not optimizer_class.can_read(saved[name].optimizer):
-                    return mistakes.optimizers_differ(name, f"{saved[name].optimizer}", f"{optimizer_class}")
+                    return mistakes.optimizers_differ(
+                        parameter=name, saved=f"{saved[name].optimizer}", here=f"{optimizer_class}"
+                    )
                 here = [scheduler for scheduler, _ in of_parameter(group["params"][0])]
                 if complaint := _against_schedulers(name, saved[name], here):
                     return complaint
@@ -268,7 +270,9 @@ def _against_one_group(saved: Mapping[str, SavedGroup], first: str, other: str) 
     for key in sorted({*settings, *others}):
         value, different = settings.get(key), others.get(key)
         if fingerprint(value) != fingerprint(different):
-            return mistakes.settings_differ(first, other, key, shown(value), shown(different))
+            return mistakes.settings_differ(
+                first=first, other=other, setting=key, of_first=shown(value), of_other=shown(different)
+            )
     return None
 
 
@@ -334,7 +338,7 @@ def _indexed(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     groups = indexed.get("param_groups")
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     if "state" not in indexed or groups is None or [len(group["params"]) for group in groups] != sizes:
-        raise mistakes.state_dict_has_another_form(f"{class_of(optimizer)}")
+        raise mistakes.state_dict_has_another_form(optimizer=f"{class_of(optimizer)}")
     return indexed
 
 

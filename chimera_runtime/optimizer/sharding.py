@@ -77,7 +77,9 @@ def require_memory_apart(
     Ranks would step shards of the same numbers. Parameters that are the same part of memory have the same shards.
     """
     both = (pair for parameters in groups.values() for pair in combinations(parameters, 2))
-    complaint = next((parameters_overlap(names[a], names[b]) for a, b in both if overlap_in_part(a, b)), None)
+    complaint = next(
+        (parameters_overlap(first=names[a], second=names[b]) for a, b in both if overlap_in_part(a, b)), None
+    )
     control = world.control_group
     ObjectExchange(control.group, "the sharded parameters", control.timeout).require_none(complaint, Misuse)
 
@@ -124,7 +126,7 @@ class Sharding:
         self._name = group_name(group)
         self._group, (_, self._ranks) = group, world.sums[group]
         if any(map(is_spread, parameters)):
-            raise parameters_are_spread_already(self._name)
+            raise parameters_are_spread_already(group=self._name)
         members = sorted(world.control_group.members[rank] for rank in self._ranks)
         self._mine = members.index(world.control_group.members[world.place.rank])
         self._mesh: Any = None
@@ -391,9 +393,11 @@ def sharded_by_name(
 def _require_elementwise(optimizer: Any, elementwise: bool) -> None:
     name = type(optimizer).__name__
     if not isinstance(optimizer, optim.Optimizer):
-        raise mistakes.sharded_is_no_optimizer(name)
+        raise mistakes.sharded_is_no_optimizer(name=name)
     if not elementwise and type(optimizer) not in ELEMENTWISE:
-        raise mistakes.sharded_may_not_be_elementwise(name, [optimizer.__name__ for optimizer in ELEMENTWISE])
+        raise mistakes.sharded_may_not_be_elementwise(
+            name=name, elementwise=[optimizer.__name__ for optimizer in ELEMENTWISE]
+        )
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

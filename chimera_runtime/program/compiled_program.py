@@ -58,17 +58,17 @@ class CompiledProgram:
         try:
             spec.loader.exec_module(script)
         except FileNotFoundError as error:
-            raise mistakes.script_is_missing(self.directory, path.name) from error
+            raise mistakes.script_is_missing(directory=self.directory, name=path.name) from error
         require_interface(script.INTERFACE, path)
         if self.job.program != script.PROGRAM:
-            raise mistakes.script_is_of_another_program(path, FILE)
+            raise mistakes.script_is_of_another_program(path=path, facts=FILE)
         return script  # type: ignore[no-any-return]
 
 
 def require_interface(number: int, path: Path) -> None:
     """Raises `Misuse` unless a file was written for the interface of this package."""
     if number != INTERFACE:
-        raise mistakes.interface_is_another(path, number, INTERFACE)
+        raise mistakes.interface_is_another(path=path, number=number, interface=INTERFACE)
 
 
 def load(directory: Path) -> CompiledProgram:
@@ -79,11 +79,11 @@ def load(directory: Path) -> CompiledProgram:
         require_interface(json.loads(text)["interface"], path)
         return CompiledProgram(directory.resolve(), *parsed(text))
     except (FileNotFoundError, NotADirectoryError):
-        raise mistakes.no_output_directory(directory) from None
+        raise mistakes.no_output_directory(directory=directory) from None
     except OSError as error:
-        raise mistakes.facts_cannot_be_read(path, error.strerror) from error
+        raise mistakes.facts_cannot_be_read(path=path, why=error.strerror) from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise mistakes.facts_are_damaged(path) from error
+        raise mistakes.facts_are_damaged(path=path) from error
 
 
 def parsed(text: str) -> tuple[Job, tuple[RankFacts, ...]]:

@@ -343,11 +343,11 @@ class ObjectExchange:
         except (Misuse, ModelError) as raised:
             error = raised
         except BadCheckpoint as raised:
-            error = mistakes.call_is_refused(refused(f"{raised}"))
+            error = mistakes.call_is_refused(words=refused(f"{raised}"))
         except PeerLost:
             raise
         except Exception as raised:
-            error = mistakes.call_is_refused(refused(mistakes.error_of_a_rank(self.rank, raised)))
+            error = mistakes.call_is_refused(words=refused(mistakes.error_of_a_rank(rank=self.rank, error=raised)))
             error.__cause__ = raised
         results = self.all_gather((_error_text(error), value))
         if error is not None:
@@ -380,7 +380,7 @@ class ObjectExchange:
             late = re.search(r"Rank (\d+) failed to pass", cause)
             if late is not None:
                 cause = f"no answer from rank {late[1]} within {self._timeout.total_seconds():g} s (timeout)"
-            raise mistakes.objects_are_late(self.rank, self._what, cause) from None
+            raise mistakes.objects_are_late(rank=self.rank, what=self._what, why=cause) from None
 
 
 def _error_text(error: Exception | None) -> tuple[type[Exception], str] | None:

@@ -27,11 +27,11 @@ def chosen(job: Job, backend: str, communicators: str | None) -> str:
     if communicators is None:
         return PAIR if PAIR in job.communicators else DIRECTED
     if communicators not in CHOICES:
-        raise mistakes.communicators_are_unknown(communicators, CHOICES)
+        raise mistakes.communicators_are_unknown(communicators=communicators, choices=CHOICES)
     if communicators != DIRECTED and backend == "gloo":
-        raise mistakes.gloo_has_no_choice(communicators)
+        raise mistakes.gloo_has_no_choice(communicators=communicators)
     if communicators not in job.communicators:
-        raise mistakes.communicators_are_not_proven(communicators, job.name)
+        raise mistakes.communicators_are_not_proven(communicators=communicators, program=job.name)
     return communicators
 
 

@@ -171,7 +171,7 @@ def device_of(backend: str, on: str | None = None) -> torch.device:
     kinds = dist.Backend.backend_capability.get(backend, ["cpu"])
     is_cuda = on == "cuda" if on is not None else "cpu" not in kinds
     if backend != "gloo" and on is not None and on not in kinds:
-        raise mistakes.device_is_not_of_the_backend(f"{on}", backend, kinds)
+        raise mistakes.device_is_not_of_the_backend(device=f"{on}", backend=backend, kinds=kinds)
     if not is_cuda:
         return torch.device("cpu")
     if backend != "gloo":
@@ -186,16 +186,16 @@ def known_device(asked: torch.device | str) -> torch.device:
     try:
         device = torch.device(asked)
     except RuntimeError as error:
-        raise mistakes.device_is_unknown(str(asked)) from error
+        raise mistakes.device_is_unknown(device=str(asked)) from error
     if device.type != "cuda":
         return device
     count = torch.cuda.device_count()
     if not count:
-        raise mistakes.device_needs_a_gpu(str(asked), _why_none())
+        raise mistakes.device_needs_a_gpu(device=str(asked), why=_why_none())
     if device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     if device.index >= count:
-        raise mistakes.device_number_is_too_high(str(asked), count)
+        raise mistakes.device_number_is_too_high(device=str(asked), count=count)
     return device
 
 
@@ -209,7 +209,7 @@ def require_own_gpu(store: Store, rank: int, device: torch.device) -> None:
         store.set(f"{key}/first", str(rank))
         return
     first = store.get(f"{key}/first").decode()
-    raise mistakes.gpu_is_shared(first, rank, str(device))
+    raise mistakes.gpu_is_shared(first=first, rank=rank, device=str(device))
 
 
 def _why_none() -> str:

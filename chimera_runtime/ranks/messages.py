@@ -75,7 +75,7 @@ class Names:
     def require_launcher(self) -> None:
         """Raises `PeerLost` if torchrun has started this rank and has died: then all ranks of the job end."""
         if self.launcher.is_gone():
-            raise mistakes.torchrun_has_died(self.rank, self.worker)
+            raise mistakes.torchrun_has_died(rank=self.rank, worker=self.worker)
 
     def operation(self, verb: str, tag: int) -> str:
         """The line of schedule.sir for the message with a tag, such as ``recv m0 s0->s1``: the inverse of `tag_of`."""
@@ -90,7 +90,7 @@ class Names:
         """Returns the error for a failed post or wait for ``peers``, by default all; raises an earlier time-out."""
         self.check()
         if self.launcher.is_gone():
-            return mistakes.torchrun_has_died(self.rank, self.worker)
+            return mistakes.torchrun_has_died(rank=self.rank, worker=self.worker)
         if (cause := self.cause()) is not None:
             return cause
         return mistakes.wait_has_failed(self.rank, self.worker, operation, peers, why=str(error), timeout=self.timeout)

@@ -42,7 +42,7 @@ def find_store(timeout: float) -> tuple[Store, int, int]:
     except (ValueError, RuntimeError) as error:
         where = ":".join(os.environ.get(name, "unset") for name in ("MASTER_ADDR", "MASTER_PORT"))
         headline = str(error).partition("\n")[0]
-        raise mistakes.no_store(where, headline) from error
+        raise mistakes.no_store(where=where, why=headline) from error
     # Ranks that torchrun has started again may get the store that earlier ranks have used, with all of its keys.
     store = PrefixStore(f"chimera/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     store.set_timeout(limit)

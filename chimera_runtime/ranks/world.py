@@ -254,7 +254,7 @@ def begin(
     place = _place(job, rank, size, layout)
     device = device_of(backend, on)
     _agree_on_program(job, place, store, timeout)
-    with limited(timeout, mistakes.connecting_is_late(rank, place.worker, timeout), end):
+    with limited(timeout, mistakes.connecting_is_late(rank=rank, worker=place.worker, timeout=timeout), end):
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=A_DAY)
     return place, device
 
@@ -359,7 +359,7 @@ def _place(job: Job, rank: int, size: int, layout: str) -> Place:
 def _agree_on_program(
     job: Job, place: Place, store: Store, timeout: float, arguments: Mapping[str, object] = MappingProxyType({})
 ) -> None:
-    what = f"{mistakes.place_text(place.rank, place.worker)}: wait for all ranks to start"
+    what = f"{mistakes.place_text(rank=place.rank, worker=place.worker)}: wait for all ranks to start"
     mine = json.dumps({name: str(value) for name, value in arguments.items()})
     text = f"{job.program} {mine}"
     answers = exchange(store, "here", place.rank, len(place.ranks), value=text, what=what, seconds=timeout)
@@ -370,7 +370,7 @@ def _agree_on_program(
         values = [of_rank[name] for of_rank in arguments_of]
         other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
         if other is not None:
-            raise mistakes.arguments_differ(name, values[0], values[other], other)
+            raise mistakes.arguments_differ(name=name, first=values[0], other=values[other], rank=other)
 
 
 def _groups_of(sums: Sums, by_link: Mapping[tuple[int, int], dist.ProcessGroup]) -> set[dist.ProcessGroup]:

@@ -98,7 +98,7 @@ class Carries:
         layout = carry.layout()
         first = self._layouts.setdefault(place, layout)
         if layout != first:
-            raise mistakes.carry_differs(self.stage, place, _words(layout), _words(first))
+            raise mistakes.carry_differs(stage=self.stage, place=place, now=_words(layout), before=_words(first))
 
     def resize(self) -> None:
         """Allows carries of other shapes from now on, for an update of other shapes."""

@@ -370,7 +370,7 @@ def scale_down(parameters: Iterable[torch.nn.Parameter], max_norm: float, norm: 
     Raises `Misuse` if ``max_norm`` is negative, which would turn the gradients around, or not a number.
     """
     if not max_norm >= 0:
-        raise norm_is_negative(max_norm)
+        raise norm_is_negative(max_norm=max_norm)
     share = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     shown = [(parameter.grad, main_gradient(parameter)) for parameter in parameters]
     gradients = {id(gradient): gradient for pair in shown for gradient in pair if gradient is not None}

@@ -105,7 +105,7 @@ def run_pair(stage: "Stage", forward: tuple[Any, ...], other: "Stage", backward:
         finally:
             stage.calls.forward = stage.calls.module
         if not backward_of_pair.begun:
-            raise mistakes.backward_of_pair_did_not_run(METHOD, stage.number)
+            raise mistakes.backward_of_pair_did_not_run(method=METHOD, stage=stage.number)
 
     other.calls.backward = run_both
     try:
@@ -153,7 +153,7 @@ class ModuleRuns:
             return {}
         loaded = self.load_keywords(self._numbering.first, micro)
         if missing := [name for name in names if name not in loaded]:
-            raise mistakes.keyword_argument_is_missing(micro, missing[0])
+            raise mistakes.keyword_argument_is_missing(micro=micro, name=missing[0])
         keywords = {name: loaded[name] for name in names}
         return mapped(keywords, torch.clone) if self._traits.in_place else keywords
 

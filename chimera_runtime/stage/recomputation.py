@@ -78,9 +78,11 @@ class RerunComparison:
         Raises `BadModel` on the CPU if the runs differ. On a GPU the result is known later, and `check` raises it.
         """
         if count == 1:
-            error = mistakes.second_run_differs(self._stage, micro, update + 1)
+            error = mistakes.second_run_differs(stage=self._stage, micro=micro, update=update + 1)
         else:
-            error = mistakes.items_influence_each_other(self._stage, micro, update + 1, count - 1)
+            error = mistakes.items_influence_each_other(
+                stage=self._stage, micro=micro, update=update + 1, others=count - 1
+            )
         if first.kinds != second.kinds:
             raise error
         if not first.numbers:
@@ -320,7 +322,7 @@ class RecomputedForwards:
         the first run did not change, or in an update whose runs are compared a parameter.
         """
         if versions_of_arguments(saved.arguments, saved.target) != saved.versions:
-            raise mistakes.input_was_changed(self._stage)
+            raise mistakes.input_was_changed(stage=self._stage)
         thorough = self.compares(update)
         parameters = self._parameters() if thorough else None
         as_at_first: AbstractContextManager[list[str]] = nullcontext([])
@@ -329,9 +331,9 @@ class RecomputedForwards:
         with as_at_first as strays:
             yield
         if parameters is not None and (changed := parameters.writes().changed):
-            raise mistakes.recomputed_forward_writes_parameter(self._stage, changed)
+            raise mistakes.recomputed_forward_writes_parameter(stage=self._stage, names=changed)
         if strays:
-            raise mistakes.second_run_changes_state(self._stage, strays)
+            raise mistakes.second_run_changes_state(stage=self._stage, names=strays)
 
     def compare(self, update: int, micro: int, saved: SavedInput, values: Callable[[], Iterable[Any]]) -> None:
         """Compares the second run of a forward with the first; errors as in `RerunComparison.compare`."""
@@ -354,7 +356,7 @@ def _drop(_tensor: torch.Tensor) -> None:
 
 
 def _refuse(stage: int, _dropped: None) -> torch.Tensor:
-    raise mistakes.backward_goes_past_its_forward(stage)
+    raise mistakes.backward_goes_past_its_forward(stage=stage)
 
 
 def _needs_saved_tensors(error: BaseException | None) -> bool:

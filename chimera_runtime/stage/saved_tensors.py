@@ -113,13 +113,13 @@ class SavedView:
             return self.unwritten(self.tensor)
         memory, (dtype, offset, shape, stride) = self.storage.memory, self.geometry
         if memory is None:
-            raise mistakes.saved_tensor_is_on_the_host(self.storage.stage)
+            raise mistakes.saved_tensor_is_on_the_host(stage=self.storage.stage)
         return torch.empty(0, dtype=dtype, device=memory.device).set_(memory.untyped_storage(), offset, shape, stride)
 
     def unwritten(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the tensor. Raises `BadModel` if it was written after autograd saved it: autograd does not check."""
         if tensor._version != self.version:
-            raise mistakes.saved_tensor_was_written(self.storage.stage, tuple(self.geometry.shape))
+            raise mistakes.saved_tensor_was_written(stage=self.storage.stage, shape=tuple(self.geometry.shape))
         return tensor
 
     def release(self) -> None:

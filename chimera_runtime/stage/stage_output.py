@@ -86,7 +86,7 @@ def auxiliary_loss(name: str, value: torch.Tensor) -> None:
     if collected is None or not collected.takes or torch._C._current_graph_task_id() != _NO_BACKWARD:
         return
     if not torch.is_grad_enabled():
-        raise mistakes.auxiliary_loss_has_no_gradient(name)
+        raise mistakes.auxiliary_loss_has_no_gradient(name=name)
     collected.append((name, value))
 
 
@@ -119,15 +119,15 @@ def report(name: str, value: float | torch.Tensor, count: float | torch.Tensor |
         return
     collected = _COLLECTED.get()
     if collected is None:
-        raise mistakes.report_is_outside(name)
+        raise mistakes.report_is_outside(name=name)
     if not isinstance(name, str):
         raise TypeError(mistakes.REPORT_HAS_NO_NAME)
     weight = None if count is None else _number(count)
     number = _number(value)
     if number is None or (weight is None and count is not None):
-        raise TypeError(mistakes.report_is_no_number(name, "value" if number is None else "count"))
+        raise TypeError(mistakes.report_is_no_number(name=name, what="value" if number is None else "count"))
     if isinstance(weight, float) and not 0 < weight < math.inf:
-        raise ValueError(mistakes.report_has_wrong_count(name, weight))
+        raise ValueError(mistakes.report_has_wrong_count(name=name, count=weight))
     collected.reports.append(Report(name, number, weight))
 
 
@@ -178,7 +178,7 @@ class Reports:
                 value = next(coming) if isinstance(value, torch.Tensor) else value
                 weight = next(coming) if isinstance(weight, torch.Tensor) else 1.0 if weight is None else weight
                 if not 0 < weight < math.inf:
-                    raise mistakes.report_had_wrong_count(name, weight)
+                    raise mistakes.report_had_wrong_count(name=name, count=weight)
                 total, weights = sums.get(name, (0.0, 0.0))
                 sums[name] = total + value * weight, weights + weight
         return Tally(reports=sums)
@@ -197,7 +197,7 @@ class AuxiliaryLosses:
         """Begins to read a micro-batch's losses. Raises `BadModel` if one has a name that is not in ``names``."""
         names = [name for name, _ in auxiliary]
         if unknown := [name for name in names if name not in self.names]:
-            raise mistakes.auxiliary_loss_is_new(self.stage, unknown[0], micro)
+            raise mistakes.auxiliary_loss_is_new(stage=self.stage, name=unknown[0], micro=micro)
         if names:
             numbers = self.read([value.detach() for _, value in auxiliary])
             self._losses.setdefault(update, []).append((names, numbers))
@@ -244,7 +244,7 @@ class StageInput:
             if not recorded:
                 leaf.grad = None  # the stage called requires_grad_(); no parameter before it needs the gradient
             elif leaf.grad is not None and not expected:
-                raise tensor_was_unused_at_first(self.number)
+                raise tensor_was_unused_at_first(stage=self.number)
         gradients = map(self._take_gradient, compress(leaves, self.before.differentiable))
         return (*gradients, *[count.clone() for count in counts])
 
@@ -283,7 +283,7 @@ class SendOutput:
         tensors, form = taken_apart(returned)
         difference = self.after.at(micros[0]).mismatch(tensors, form, len(micros))
         if difference:
-            raise mistakes.output_differs(self.number, micros[0], difference)
+            raise mistakes.output_differs(stage=self.number, micro=micros[0], difference=difference)
         roots = tuple([root_of(t) for t in compress(tensors, self.after.differentiable)])
         if any(self.after.owned_by_stage):
             pairs = zip(tensors, self.after.owned_by_stage, strict=True)
@@ -386,7 +386,7 @@ That number is ``share``, the weight of a micro-batch in the loss of its update,
 
 def _apart(micros: Sequence[int], returned: Any) -> list[Any]:
     if not is_rows(returned) or any(len(leaf) % len(micros) for leaf in leaves(returned) if leaf is not None):
-        raise mistakes.output_has_no_rows(micros)
+        raise mistakes.output_has_no_rows(micros=micros)
     return parts(returned, len(micros))
 
 

@@ -121,9 +121,9 @@ class LoaderMaker:
     ) -> Loader:
         """Makes a loader; arguments and errors are those of `Pipeline.loader`."""
         if workers.count < 0 or workers.ahead < 1:
-            raise mistakes.loader_numbers_are_too_small(workers.count, workers.ahead)
+            raise mistakes.loader_numbers_are_too_small(num_workers=workers.count, prefetch_factor=workers.ahead)
         if is_stream(dataset) and (shuffle or sampler is not None):
-            raise order_of_iterable("shuffle=True" if sampler is None else "a sampler")
+            raise order_of_iterable(name="shuffle=True" if sampler is None else "a sampler")
         if shuffle and sampler is not None:
             raise Misuse(mistakes.SAMPLER_AND_SHUFFLE)
         if getattr(sampler, "num_replicas", 1) > 1:
@@ -301,7 +301,7 @@ def remarks(job: Job, backend: str, device: torch.device, probed: ProbeResult) -
     evaluating = [s for s, traits in enumerate(probed.traits) if traits.evaluates]
     return [
         *([stages_are_in_evaluation_mode(evaluating)] if evaluating else []),
-        *[forward_writes_parameter(s, t.changed) for s, t in enumerate(probed.traits) if t.changed],
+        *[forward_writes_parameter(stage=s, names=t.changed) for s, t in enumerate(probed.traits) if t.changed],
         *[f"stage {s} {why}: it runs one micro-batch at a time, also where it has several" for s, why in alone if why],
         *[f"stage {s} has {why} in it: its I is a whole backward, and its W does nothing" for s, why in whole if why],
         *[
@@ -317,7 +317,7 @@ def remarks(job: Job, backend: str, device: torch.device, probed: ProbeResult) -
             for s in job.moving_operands
             if not probed.moved_bytes[s].operands
         ],
-        *[backward_is_bent(s) for s in probed.bent],
+        *[backward_is_bent(stage=s) for s in probed.bent],
         *cuda_warnings(backend, device.type),
     ]
 

@@ -73,7 +73,7 @@ def compare_stages(
     what = "for the names and the initial weights of its stages"
     complaint, remarks = control_group.decide(f"stages/{loads}", [*mine.items()], verdict, what)
     if complaint is not None:
-        raise stages_are_refused(complaint)
+        raise stages_are_refused(complaint=complaint)
     return remarks
 
 
@@ -142,17 +142,20 @@ class Comparison:
         lists = [[entry for entry in entries if entry.traits] for entries in (first, other)]
         places = [[f"{entry.name} ({entry.traits})" for entry in entries] for entries in lists]
         if places[0] != places[1]:
-            yield parameters_differ(stage, ranks, *_apart(*places))
+            here, there = _apart(*places)
+            yield parameters_differ(stage=stage, ranks=ranks, here=here, there=there)
         for entry, replica in zip(*lists, strict=False):
             if entry.digest != replica.digest:
                 kind, _, inside = self.model.locate(*entry.end)
                 if kind == "loss":
-                    yield initial_loss_differs(inside, ranks)
-                yield initial_weights_differ(stage, entry.name, ranks)
+                    yield initial_loss_differs(parameter=inside, ranks=ranks)
+                yield initial_weights_differ(stage=stage, parameter=entry.name, ranks=ranks)
         names = {entry.end: entry.in_model for entry in first}
         for end, name in ((entry.end, entry.in_model) for entry in other):
             if names.get(end, name) != name:
-                yield mistakes.names_differ(self.model.file, self.model.words(end), names[end], name, ranks)
+                yield mistakes.names_differ(
+                    file=self.model.file, entry=self.model.words(end), name=names[end], other_name=name, ranks=ranks
+                )
 
     def _equal_names(self) -> Iterator[str]:
         """Yields the names that two entries have. The names of all ends of a tied parameter are its own."""
@@ -166,8 +169,8 @@ class Comparison:
         for entry in (*self._all(), *aliases):
             owner = owners.setdefault(entry.in_model, entry.end)
             if owner != entry.end:
-                words = map(self.model.words, (owner, entry.end))
-                yield mistakes.names_are_equal(self.model.file, entry.in_model, *words)
+                first, second = map(self.model.words, (owner, entry.end))
+                yield mistakes.names_are_equal(file=self.model.file, name=entry.in_model, first=first, second=second)
 
 
 def _apart(first: Sequence[str], other: Sequence[str]) -> tuple[str, str]:

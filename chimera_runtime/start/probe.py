@@ -251,7 +251,7 @@ class _Probe:
             self.footprints += [footprint] if self.measures else []
             boundaries += [boundary] if job.fed[stage] else []
         if unknown := sorted(set(names) - {name for of_stage in traits for name in of_stage.keywords}):
-            raise mistakes.no_stage_takes_keyword(unknown[0])
+            raise mistakes.no_stage_takes_keyword(name=unknown[0])
         return boundaries, traits
 
     def count(self) -> float | None:
@@ -361,7 +361,7 @@ class _Probe:
             self._probed[stage].append(probed)
             carry = probed.next_carry(call)
             if carry.opaque is not None:
-                raise mistakes.carry_is_opaque(stage, carry.opaque)
+                raise mistakes.carry_is_opaque(stage=stage, kind=carry.opaque)
             if probed.traits.takes.carry and micro + 1 < self.world.job.slices and not carry.tensors:
                 raise carry_is_empty(stage, micro)
 
@@ -385,9 +385,9 @@ class _Probe:
             if any(path[stage] != path[fed] for path in world.job.placement for fed in world.job.fed[stage]):
                 require_sendable(stage, probed.outputs, world.backend)
         if probed.traits.in_place and stage in world.job.recomputing:
-            raise mistakes.recomputed_stage_changes_input(stage, probed.traits.in_place)
+            raise mistakes.recomputed_stage_changes_input(stage=stage, what=probed.traits.in_place)
         if stage in world.job.grouped and not is_last and not is_rows(probed.outputs):
-            raise mistakes.output_without_dimensions(stage)
+            raise mistakes.output_without_dimensions(stage=stage)
         return call, probed
 
     def _publish_forward(self, stage: int, writes: Writes) -> None:
@@ -399,7 +399,7 @@ class _Probe:
             refusal = (
                 mistakes.forward_replaces_parameter if writes.replaced else mistakes.forward_writes_large_parameter
             )
-            self._publish(f"forward/{stage}", refusal(stage, *(writes.replaced or writes.lost)[:1]))
+            self._publish(f"forward/{stage}", refusal(stage=stage, name=(writes.replaced or writes.lost)[0]))
             return
         of_slices = self._probed[stage]
         boundary, *others = [Boundary.of(probed.form, probed.outputs) for probed in of_slices]
@@ -407,11 +407,11 @@ class _Probe:
         if job.lengths and job.fed[stage]:
             together = boundary.with_slices(others)
             if together is None:
-                raise mistakes.slices_differ_in_form(stage)
+                raise mistakes.slices_differ_in_form(stage=stage)
             boundary, others = together, []
         for number, other in enumerate(others, start=1):
             if job.fed[stage] and (other.form, other.shapes) != (boundary.form, boundary.shapes):
-                raise mistakes.slices_differ(stage, number, other.shapes, boundary.shapes)
+                raise mistakes.slices_differ(stage=stage, number=number, shapes=other.shapes, first=boundary.shapes)
         traits = traits_of_slices([probed.traits for probed in of_slices])
         traits = replace(traits, changed=writes.changed, touched=writes.touched)
         footprint = footprint_of_slices([probed.footprint for probed in of_slices], job.lengths)
@@ -516,7 +516,7 @@ class VaryingShapes:
 
     def __post_init__(self) -> None:
         if self.world.job.period:
-            raise mistakes.shapes_vary_without_flush(self.world.job.name)
+            raise mistakes.shapes_vary_without_flush(scheme=self.world.job.name)
         if self.world.job.lengths:
             raise Misuse(mistakes.VARYING_IN_UNEQUAL_SLICES)
         example = self._first_inputs(0)
@@ -568,7 +568,7 @@ class VaryingShapes:
         if is_given:
             self._first = self._first or shapes
             if shapes != self._first:
-                raise mistakes.micro_batches_differ_in_shape(micro, shapes, self._first)
+                raise mistakes.micro_batches_differ_in_shape(micro=micro, here=shapes, first=self._first)
 
     def require_fitting(self, inputs: FirstInputs) -> None:
         """Raises `Misuse` if a tensor is larger than in the example in any dimension, or their number differs.
@@ -577,10 +577,10 @@ class VaryingShapes:
         """
         shapes = _shapes_by_item(inputs)
         if len(shapes) != len(self._largest):
-            raise mistakes.number_of_tensors_differs(len(shapes), len(self._largest))
+            raise mistakes.number_of_tensors_differs(here=len(shapes), in_example=len(self._largest))
         for shape, largest in zip(shapes, self._largest, strict=True):
             if len(shape) != len(largest) or any(a > b for a, b in zip(shape, largest, strict=True)):
-                raise mistakes.tensor_is_larger_than_example(shape, largest)
+                raise mistakes.tensor_is_larger_than_example(here=shape, in_example=largest)
 
     def _first_inputs(self, update: int) -> FirstInputs:
         return self.feed.input(update, 0), self.feed.keywords(update, 0)
@@ -643,9 +643,9 @@ class VaryingShapes:
         state.restore(contents)
         rest(module)
         if lost:
-            raise forward_begins_to_write(number, lost[0])
+            raise forward_begins_to_write(stage=number, name=lost[0])
         if excess := largest.excess(tensors, form):
-            raise mistakes.output_is_larger_than_for_example(number, excess)
+            raise mistakes.output_is_larger_than_for_example(stage=number, excess=excess)
         return tensors
 
 

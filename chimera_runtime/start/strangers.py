@@ -103,7 +103,7 @@ class Strangers:
     def complaint(self) -> Misuse | None:
         """The error about a stranger, if there is one; call it when the graphs are gone."""
         if self._written is not None:
-            return mistakes.loss_writes_what_is_unknown(self._written)
+            return mistakes.loss_writes_what_is_unknown(words=self._written)
         if any(ref() is not None for *_, ref in self._found):
             gc.collect()
         for words, is_of_stage, ref in self._found:

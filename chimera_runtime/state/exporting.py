@@ -37,9 +37,9 @@ def require_writable(path: Path) -> None:
     if path.suffix == _SAFE:
         _safetensors()
     if path.exists() and not path.is_file():
-        raise mistakes.weights_cannot_be_written(path, mistakes.NOT_REGULAR)
+        raise mistakes.weights_cannot_be_written(path=path, reason=mistakes.NOT_REGULAR)
     if not path.parent.is_dir():
-        raise mistakes.directory_is_missing(path)
+        raise mistakes.directory_is_missing(path=path)
 
 
 def export_weights(state: State, path: Path, names: Mapping[str, str] | None = None) -> None:
@@ -69,7 +69,7 @@ def export_weights(state: State, path: Path, names: Mapping[str, str] | None = N
     complaint = next(filter(None, exchange.all_gather(complaint)), None)
     state.publish_verdict(complaint)
     if complaint is not None:
-        raise mistakes.export_has_failed(complaint)
+        raise mistakes.export_has_failed(complaint=complaint)
 
 
 def load_weights(state: State, path: Path) -> list[str]:
@@ -91,7 +91,7 @@ def _complaint(path: Path, values: dict[str, Any], state: State) -> str | None:
         _require_readable(path, values)
         _write(path, values, state)
     except Exception as error:  # safetensors has a class of its own, and the other ranks wait for this one
-        return str(mistakes.weights_cannot_be_written(path, getattr(error, "strerror", None) or str(error)))
+        return str(mistakes.weights_cannot_be_written(path=path, reason=getattr(error, "strerror", None) or str(error)))
     return None
 
 
@@ -100,14 +100,16 @@ def _require_readable(path: Path, values: Mapping[str, Any]) -> None:
     others = {name: value for name, value in values.items() if not isinstance(value, torch.Tensor)}
     if path.suffix == _SAFE and others:
         name, value = next(iter(others.items()))
-        raise mistakes.entry_cannot_be_exported(name, type(value).__name__, mistakes.NOT_OF_SAFETENSORS)
+        raise mistakes.entry_cannot_be_exported(name=name, kind=type(value).__name__, why=mistakes.NOT_OF_SAFETENSORS)
     for name, value in others.items():
         file = BytesIO()
         torch.save(value, file)
         try:
             torch.load(BytesIO(file.getvalue()), weights_only=True)
         except pickle.UnpicklingError as error:
-            raise mistakes.entry_cannot_be_exported(name, type(value).__name__, mistakes.NOT_WEIGHTS_ONLY) from error
+            raise mistakes.entry_cannot_be_exported(
+                name=name, kind=type(value).__name__, why=mistakes.NOT_WEIGHTS_ONLY
+            ) from error
 
 
 def _write(path: Path, tensors: dict[str, Any], state: State) -> None:
@@ -138,7 +140,7 @@ def _opened(path: Path, extra: Container[str]) -> Iterator[Mapping[str, Any]]:
         except OSError as error:
             raise mistakes.weights_cannot_be_read(error) from error
         except import_module("safetensors").SafetensorError as error:
-            raise mistakes.not_safetensors(error) from error
+            raise mistakes.not_safetensors(error=error) from error
         with opened as file:
             yield SafetensorsFile(file)
         return

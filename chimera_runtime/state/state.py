@@ -80,7 +80,7 @@ class State:
         for kind, values in here.items():
             for name in values:
                 if name not in state.get(kind, {}):
-                    raise mistakes.state_lacks(name)
+                    raise mistakes.state_lacks(name=name)
         for kind in ("model", "replicas"):
             for name, tensor in here[kind].items():
                 if local(state[kind][name]).data_ptr() != local(tensor).data_ptr():
@@ -115,7 +115,7 @@ class State:
                 rest(module)  # FSDP may have left other parameters after a forward
             unknown = next((name for name, parameter in module.named_parameters() if parameter not in known), None)
             if unknown is not None:
-                raise mistakes.parameter_is_unknown(unknown, stage)
+                raise mistakes.parameter_is_unknown(name=unknown, stage=stage)
 
     # ---- one file with the whole model
 
@@ -291,7 +291,7 @@ def packed(value: Any, what: str) -> bytes:
     try:
         torch.save(value, file)
     except Exception as error:
-        raise mistakes.cannot_be_saved(what, error) from error
+        raise mistakes.cannot_be_saved(what=what, error=error) from error
     return file.getvalue()
 
 
@@ -307,9 +307,9 @@ def _tensors_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _copy(name: str, value: Any, tensor: torch.Tensor) -> None:
     if not isinstance(value, torch.Tensor):
-        raise mistakes.entry_differs_in_file(name, f"a {type(value).__name__}", "a tensor")
+        raise mistakes.entry_differs_in_file(name=name, in_file=f"a {type(value).__name__}", here="a tensor")
     if value.shape != tensor.shape:
-        raise mistakes.entry_differs_in_file(name, tuple(value.shape), tuple(tensor.shape))
+        raise mistakes.entry_differs_in_file(name=name, in_file=tuple(value.shape), here=tuple(tensor.shape))
     tensor.copy_(spread_out(value, tensor))
 
 
@@ -340,13 +340,13 @@ class AverageState:
         }
         unknown = [key for key in entries if not (key in state.modules if key in modules else isinstance(key, str))]
         if unknown:
-            raise mistakes.average_has_unknown_key(what, unknown[0])
+            raise mistakes.average_has_unknown_key(what=what, key=unknown[0])
         self._tensors: dict[str, list[torch.Tensor]] = {}
         by_name = ((name, tensor) for name, tensor in entries.items() if isinstance(name, str))
         for name, tensor in (*by_name, *self._of_modules(modules, state.modules)):
             parameter = state.parameters.get(name)
             if parameter is None or not isinstance(tensor, torch.Tensor) or tensor.shape != parameter.shape:
-                raise mistakes.average_is_not_of_a_parameter(what, name)
+                raise mistakes.average_is_not_of_a_parameter(what=what, name=name)
             self._tensors.setdefault(name, []).append(tensor)
         first: dict[str, Any] = {name: tensors[0] for name, tensors in self._tensors.items()}
         self._state = replace(state, modules=modules, parameters=first)
@@ -374,5 +374,5 @@ class AverageState:
             original = dict(stages[stage].named_parameters(remove_duplicate=False))
             for inside, tensor in module.named_parameters(remove_duplicate=False):
                 if inside not in original:
-                    raise mistakes.average_has_unknown_parameter(self._what, inside, stage)
+                    raise mistakes.average_has_unknown_parameter(what=self._what, name=inside, stage=stage)
                 yield self._names[original[inside]], tensor

@@ -66,9 +66,9 @@ def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
             faults.hint = f"train.py: for a bug report there is {options.bundle}"
         compiled = load_program(directory)
         if compiled.job.program != program:
-            raise mistakes.program_is_another(directory / "train.py")
+            raise mistakes.program_is_another(script=directory / "train.py")
         if program != os.environ.get(_EXPECTED, program):
-            raise mistakes.program_was_replaced(directory)
+            raise mistakes.program_was_replaced(directory=directory)
         _run(train, compiled, store, rank, size=size, options=options, faults=faults, bundle=bundle)
         release(reserved)
     except (Misuse, errors.BadModel, Unwritable, errors.BadCheckpoint) as error:
@@ -138,13 +138,13 @@ def register_backend(backend: str, module: Path) -> None:
     """
     file = module.resolve()
     if not file.is_file():
-        raise mistakes.directory_cannot_be_written("--backend-module", module, of_command.NO_SUCH_FILE)
+        raise mistakes.directory_cannot_be_written(option="--backend-module", path=module, why=of_command.NO_SUCH_FILE)
     spec = importlib.util.spec_from_file_location("chimera_backend", file)
     if spec is None or spec.loader is None:
-        raise mistakes.directory_cannot_be_written("--backend-module", module, of_command.NOT_PYTHON)
+        raise mistakes.directory_cannot_be_written(option="--backend-module", path=module, why=of_command.NOT_PYTHON)
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = loaded
     with UserCode("importing the backend module", MISUSED):
         spec.loader.exec_module(loaded)
     if backend.lower() not in dist.Backend.backend_list:
-        raise of_command.backend_is_not_registered(backend, module)
+        raise of_command.backend_is_not_registered(backend=backend, module=module)

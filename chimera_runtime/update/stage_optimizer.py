@@ -99,7 +99,7 @@ def _made(hooks: StepHooks, named: Named) -> Any:
     with _MAKING:
         optimizer = hooks.optimizer(list(named))
     if not callable(getattr(optimizer, "step", None)):
-        raise not_an_optimizer(type(optimizer).__name__)
+        raise not_an_optimizer(kind=type(optimizer).__name__)
     return optimizer
 
 

@@ -241,7 +241,7 @@ class Outcomes:
     def _compare_update(self, number: int, where: str, facts: Facts, sums: Sequence[float]) -> None:
         self._compare(number, where, facts, sums[len(NOTHING_CLEARED) :])
         if all(sums[: len(NOTHING_CLEARED)]):
-            self._difference = cleared_in_part(where)
+            self._difference = cleared_in_part(where=where)
             raise self._difference
 
     def _compare(self, number: int, where: str, facts: Facts, sums: Sequence[float]) -> None:
@@ -361,10 +361,10 @@ class Accumulation:
         """
         changed = next((name for name, (p, trained) in self._named.items() if p.requires_grad != trained), None)
         if changed is not None:
-            raise mistakes.training_of_parameter_changed(changed)
+            raise mistakes.training_of_parameter_changed(name=changed)
         kept = {name: p for name, (p, _) in self._named.items() if self._is_set(p)}
         if kept and not accumulate:
-            raise mistakes.gradient_is_still_there(next(iter(kept)))
+            raise mistakes.gradient_is_still_there(name=next(iter(kept)))
         last_steps = self.last_steps() if accumulate else {}
         stepped = {p for p, w in self._windows.items() if w.steps and last_steps.get(p, 0) > w.steps[-1].moment}
         # Copies of the gradients that are kept, as the update will overwrite them. No step writes those of frozen ones.
@@ -389,13 +389,13 @@ class Accumulation:
     def _require_mean(self, name: str, parameter: torch.nn.Parameter, scale: float, is_stepped: bool) -> None:
         window = self._windows[parameter]
         if window.left is None:
-            raise mistakes.gradient_is_of_no_step(name)
+            raise mistakes.gradient_is_of_no_step(name=name)
         if is_stepped:
-            raise mistakes.gradient_was_stepped(name)
+            raise mistakes.gradient_was_stepped(name=name)
         if window.steps[-1].scale != scale:
-            raise mistakes.scale_has_changed(name, window.steps[-1].scale, scale)
+            raise mistakes.scale_has_changed(name=name, before=window.steps[-1].scale, now=scale)
         if window.steps[-1].is_counted != (self._mean_in_mesh is not None):
-            raise mistakes.means_and_counts(name)
+            raise mistakes.means_and_counts(name=name)
 
     def clearings(self) -> Clearings:
         """What the loop did to gradients before the step, for the other ranks; call it when the step has gradients."""
@@ -623,10 +623,10 @@ def step_hooks_of(
     """
     if job.period:
         if optimizer is None:
-            raise mistakes.optimizer_is_missing(job.name)
+            raise mistakes.optimizer_is_missing(scheme=job.name)
         return StepHooks(optimizer, before, after)
     if (optimizer, before, after) != (None, None, None):
-        raise mistakes.optimizer_would_not_be_called(job.name)
+        raise mistakes.optimizer_would_not_be_called(scheme=job.name)
     return None
 
 
@@ -647,12 +647,12 @@ class StreamedUpdates(Updates):
     def prepare(self, accumulate: bool, scaler: LossScale | None) -> None:
         """Raises `Misuse` if gradients are to be accumulated or scaled, or the user cleared one during an update."""
         if accumulate:
-            raise mistakes.accumulation_without_flush(self.job.name)
+            raise mistakes.accumulation_without_flush(scheme=self.job.name)
         if scaler is not None:
-            raise mistakes.scaler_without_flush(self.job.name)
+            raise mistakes.scaler_without_flush(scheme=self.job.name)
         for number, stage in self.stages.items():
             if (disturbed := _disturbed(stage)) is not None:
-                raise mistakes.gradient_was_taken_away(number, disturbed)
+                raise mistakes.gradient_was_taken_away(stage=number, name=disturbed)
 
     def run_update(self) -> Outcome | None:
         """Starts one more update; returns the outcome of the update that this call completes, if there is one."""
@@ -768,7 +768,7 @@ class CallGuard:
     def require_flush(self, consequence: str) -> None:
         """Raises a Misuse unless the schedule has a flush; ``consequence`` says why a method needs one."""
         if self.world.job.period:
-            raise schedule_has_no_flush(self.world.job.name, consequence)
+            raise schedule_has_no_flush(scheme=self.world.job.name, consequence=consequence)
 
     def finish(self) -> None:
         """Completes the updates that are under way; errors as in `require_sound`, and those of an update."""

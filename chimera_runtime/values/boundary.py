@@ -59,7 +59,7 @@ class SliceArguments:
         if not self.carry:
             return returned, None
         if type(returned) is not tuple or len(returned) != 2:
-            raise mistakes.carry_is_not_returned(name, type(returned).__name__)
+            raise mistakes.carry_is_not_returned(name=name, kind=type(returned).__name__)
         return returned
 
 
@@ -191,7 +191,7 @@ class KeywordNames:
         """
         self._require(keywords, what)
         if undeclared := [name for name in keywords if isinstance(name, Whole) and name not in self.whole]:
-            raise mistakes.keyword_is_not_whole_in_the_example(what, undeclared[0])
+            raise mistakes.keyword_is_not_whole_in_the_example(what=what, name=undeclared[0])
         if not self.whole:
             return keywords
         return {Whole(name) if name in self.whole else name: value for name, value in keywords.items()}
@@ -201,9 +201,9 @@ class KeywordNames:
         if names == self.example:
             return
         if unknown := sorted(names - self.example):
-            raise mistakes.keyword_is_not_in_the_example(what, unknown[0])
+            raise mistakes.keyword_is_not_in_the_example(what=what, name=unknown[0])
         if missing := sorted(self.needed - names):
-            raise mistakes.keyword_is_missing(what, missing[0])
+            raise mistakes.keyword_is_missing(what=what, name=missing[0])
 
 
 @contextmanager
@@ -217,7 +217,7 @@ def unwritten(stage: int, keywords: Keywords, shared: Collection[str]) -> Iterat
     yield
     for name, tensors in tensors_of.items():
         if versions(tensors) != before[name]:
-            raise mistakes.keyword_was_written(stage, name)
+            raise mistakes.keyword_was_written(stage=stage, name=name)
 
 
 def require_unused(loss: Callable[..., Any], names: Collection[str]) -> None:
@@ -228,7 +228,7 @@ def require_unused(loss: Callable[..., Any], names: Collection[str]) -> None:
         return
     bound = getattr(loss, "keywords", {})  # the arguments of a functools.partial
     if name := next((name for name in [*parameters][2:] if name in names and name not in bound), None):
-        raise mistakes.loss_takes_a_keyword(name)
+        raise mistakes.loss_takes_a_keyword(name=name)
 
 
 def accepted(module: torch.nn.Module, names: Collection[str]) -> tuple[str, ...]:

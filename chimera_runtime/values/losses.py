@@ -116,5 +116,5 @@ class Count:
         negative.
         """
         if not 0 <= count < math.inf:
-            raise mistakes.count_is_impossible(self._stage, count)
+            raise mistakes.count_is_impossible(stage=self._stage, count=count)
         return self._expected / count if count else 0.0

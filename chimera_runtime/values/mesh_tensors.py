@@ -28,7 +28,7 @@ def give_memory(module: torch.nn.Module, device: torch.device, where: str) -> No
         if not tensor.is_meta:
             continue
         if name not in saved:
-            raise mistakes.buffer_has_no_values(where, name)
+            raise mistakes.buffer_has_no_values(where=where, name=name)
         real: torch.Tensor = torch.zeros_like(tensor, device=device)
         if isinstance(tensor, torch.nn.Parameter):
             real = torch.nn.Parameter(real, tensor.requires_grad)
@@ -52,7 +52,7 @@ def require_values(tensors: Mapping[str, torch.Tensor], remedy: str) -> None:
     """Raises `Misuse` if some tensors have no values; ``remedy`` says what gives them values."""
     empty = [name for name, tensor in tensors.items() if is_unfilled(tensor)]
     if empty:
-        raise mistakes.tensors_have_no_values(empty, remedy)
+        raise mistakes.tensors_have_no_values(names=empty, remedy=remedy)
 
 
 _WRAPPERS = ("torch.nn.parallel", "torch.distributed.fsdp.fully_sharded_data_parallel")

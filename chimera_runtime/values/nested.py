@@ -46,18 +46,18 @@ def require_here(stage: int, outputs: Iterable[torch.Tensor], device: torch.devi
     """Raises `Misuse` unless the outputs of a stage are on the rank's device."""
     for output in outputs:
         if not is_on(output, device):
-            raise mistakes.output_is_elsewhere(stage, str(output.device), str(device))
+            raise mistakes.output_is_elsewhere(stage=stage, place=str(output.device), device=str(device))
 
 
 def require_sendable(stage: int, outputs: Iterable[torch.Tensor], backend: str) -> None:
     """Raises `Misuse` if an output of a stage is sparse, nested or quantised, or NCCL has no such dtype."""
     for output in outputs:
         if output.layout != torch.strided:
-            raise mistakes.output_is_not_dense(stage, str(output.layout))
+            raise mistakes.output_is_not_dense(stage=stage, layout=str(output.layout))
         if output.is_quantized:
-            raise mistakes.output_is_quantised(stage, str(output.dtype))
+            raise mistakes.output_is_quantised(stage=stage, dtype=str(output.dtype))
         if backend == "nccl" and output.dtype.to_real() not in _OF_NCCL:
-            raise mistakes.dtype_is_not_of_nccl(stage, str(output.dtype))
+            raise mistakes.dtype_is_not_of_nccl(stage=stage, dtype=str(output.dtype))
 
 
 # Bounds of the slices of a sequence, from their relative lengths.

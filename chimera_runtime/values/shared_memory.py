@@ -64,7 +64,7 @@ def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], inpu
         if is_repeated and storage.nbytes():
             inputs = {tensor.untyped_storage()._cdata for tensor in taken_apart(inputs_of())[0]}
             if storage._cdata not in inputs:
-                raise mistakes.memory_was_returned_twice(stage, earlier[1], micro)
+                raise mistakes.memory_was_returned_twice(stage=stage, earlier=earlier[1], micro=micro)
 
 
 def note_received(values: Any) -> None:

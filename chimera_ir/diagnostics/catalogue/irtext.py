@@ -9,8 +9,7 @@ from chimera_ir.source import Span
 
 
 class UpdateMissing(Diagnostic, code="CH254"):
-    """A pipe without an end in a scheme that does not say when weights are updated."""
-
+    meaning = "A pipe without an end in a scheme that does not say when weights are updated."
     title = "the micro-batches of the pipe `{pipe}` go on for ever, and nothing says when weights are updated"
     label = "without an end"
     help = "add `update every K` above the pipes, or say where the range stops: `0..N`"
@@ -18,8 +17,7 @@ class UpdateMissing(Diagnostic, code="CH254"):
 
 
 class PipeEnds(Diagnostic, code="CH255"):
-    """A pipe with an end in a scheme without a flush."""
-
+    meaning = "A pipe with an end in a scheme without a flush."
     title = "the pipe `{pipe}` ends, while `update every` is for micro-batches that go on for ever"
     label = "stops here"
     help = "write `0..` in every pipe, or leave `update every` out: one update per iteration then"
@@ -29,24 +27,21 @@ class PipeEnds(Diagnostic, code="CH255"):
 
 
 class NeedlessReads(Diagnostic, code="CH256"):
-    """A ``reads version`` line in a synchronous scheme, which has only one version of the weights."""
-
+    meaning = "A `reads version` line in a synchronous scheme, which has only one version of the weights."
     title = "`reads version` chooses among weight versions, and without `update every` there is one"
     label = "nothing to choose from"
     help = "leave the line out, or make the scheme asynchronous: `update every K`, and `0..` for the micro-batches"
 
 
 class NeverLazy(Diagnostic, code="CH257"):
-    """``sync lazy`` in a scheme without a flush, in which a worker's compute has no end to wait for."""
-
+    meaning = "`sync lazy` in a scheme without a flush, in which a worker's compute has no end to wait for."
     title = "`sync lazy` waits for the end of a worker's compute, and an asynchronous scheme has none"
     label = "would never come"
     help = "leave the line out: gradients are summed right after the last backward of an update"
 
 
 class BadUpdate(InInstance, code="CH258"):
-    """An ``update every`` line with a number of micro-batches below 1."""
-
+    meaning = "An `update every` line with a number of micro-batches below 1."
     title = "weights are updated after every 1 or more micro-batches, and this is {count}"
     label = "{count:micro-batch}"
     help = "give the number of micro-batches, over all pipes, whose gradients make one update"
@@ -54,8 +49,7 @@ class BadUpdate(InInstance, code="CH258"):
 
 
 class NumbersNeeded(InInstance, code="CH259"):
-    """A pipe that does not number its micro-batches with ``as``, in a scheme with several pipes without an end."""
-
+    meaning = "A pipe that does not number its micro-batches with `as`, in a scheme with several pipes without an end."
     title = "the pipe `{instance.pipe}` does not number its micro-batches, and there are {count:pipe} without an end"
     label = "no pipe comes after one that never ends"
     help = "say with `as` which numbers are whose, as in `micros m in 0.. as {count}*m`"
@@ -63,8 +57,7 @@ class NumbersNeeded(InInstance, code="CH259"):
 
 
 class GrowingProduct(InFormula, code="CH260"):
-    """A product of two values that both change with the micro-batch, one of which grows without end."""
-
+    meaning = "A product of two values that both change with the micro-batch, one of which grows without end."
     title = "this product is not quasi-affine: neither factor is constant, and one of them grows without end"
     label = "`{left}` and `{right}` change"
     help = "multiply what grows by a constant; two factors that change must both repeat, as `m % 4` does"
@@ -73,8 +66,7 @@ class GrowingProduct(InFormula, code="CH260"):
 
 
 class ChangingDivisor(InFormula, code="CH261"):
-    """A divisor that changes with the micro-batch, in a pipe without end."""
-
+    meaning = "A divisor that changes with the micro-batch, in a pipe without end."
     title = "the divisor `{divisor}` changes with the micro-batch"
     label = "not constant"
     help = "where micro-batches go on for ever, divisors are constants: parameters, values, numbers, the stage"
@@ -82,16 +74,14 @@ class ChangingDivisor(InFormula, code="CH261"):
 
 
 class GrowingCondition(InFormula, code="CH262"):
-    """A condition that changes once and for all at some micro-batch, instead of repeating."""
-
+    meaning = "A condition that changes once and for all at some micro-batch, instead of repeating."
     title = "this condition does not repeat: its sides grow apart without end"
     label = "changes once and for all"
     help = "compare what repeats, as in `m % 2 == 0`; warm-up and drain are derived, and need no cases of their own"
 
 
 class GrowingArgument(InFormula, code="CH263"):
-    """A function that is called with a value that grows without end."""
-
+    meaning = "A function that is called with a value that grows without end."
     title = "`{function}` takes a value that grows without end"
     label = "not quasi-affine"
     help = "use sums, multiples, `/c` and `%c` with constants c"
@@ -104,8 +94,7 @@ GrowingExtreme = GrowingArgument.worded(
 
 
 class GrowingPosition(InFormula, code="CH279"):
-    """An entry of a table at a position that grows without end."""
-
+    meaning = "An entry of a table at a position that grows without end."
     title = "the position in the table `{table}` grows without end"
     label = "not quasi-affine"
     help = "look up a position that repeats, as in `{table}[m % 4]`"
@@ -113,8 +102,7 @@ class GrowingPosition(InFormula, code="CH279"):
 
 
 class WeightDrifts(InFormula, code="CH292"):
-    """Weights of micro-batches that grow without end."""
-
+    meaning = "Weights of micro-batches that grow without end."
     title = "the weights of micro-batches grow by {rate} per micro-batch, and must repeat"
     label = "grows by {rate}"
     help = "write weights that repeat, as in `weigh 1 + m % 2`"
@@ -122,8 +110,7 @@ class WeightDrifts(InFormula, code="CH292"):
 
 
 class BranchesDrift(InFormula, code="CH264"):
-    """An ``if`` whose two values grow at different rates per micro-batch."""
-
+    meaning = "An `if` whose two values grow at different rates per micro-batch."
     title = "the two values of this `if` grow apart without end"
     label = "by {then} per micro-batch if it holds, by {otherwise} if not"
     help = "let both grow alike, or choose by what does not depend on the micro-batch"
@@ -132,8 +119,7 @@ class BranchesDrift(InFormula, code="CH264"):
 
 
 class RepeatsTooLate(InFormula, code="CH265"):
-    """A formula whose values repeat only after too many micro-batches."""
-
+    meaning = "A formula whose values repeat only after too many micro-batches."
     title = "this repeats only after {count:micro-batch} or more, and the limit is {most:,}"
     label = "repeats too late"
     help = "use smaller constants, or ones with common divisors; `--max-operations` raises the limit"
@@ -142,8 +128,7 @@ class RepeatsTooLate(InFormula, code="CH265"):
 
 
 class StageDrifts(InFormula, code="CH266"):
-    """An operation whose stage grows without end from micro-batch to micro-batch."""
-
+    meaning = "An operation whose stage grows without end from micro-batch to micro-batch."
     title = "the stage of this operation grows without end"
     label = "by {rate} per micro-batch"
     help = "let it depend on the stage, and on the micro-batch only by what repeats, as `m % 2` does"
@@ -154,8 +139,7 @@ SliceDrifts = StageDrifts.worded("SliceDrifts", title="the slice of this operati
 
 
 class MicroStrays(InFormula, code="CH267"):
-    """An operation on another micro-batch than the line's variable stands for, such as ``F(m + 1, s)``."""
-
+    meaning = "An operation on another micro-batch than the line's variable stands for, such as `F(m + 1, s)`."
     title = "`{micro}` is not within what `{variable}` stands for"
     label = "expected {expected}"
     help = "shift the clock instead of the micro-batch; for several micro-batches in an operation write `by`"
@@ -165,13 +149,11 @@ class MicroStrays(InFormula, code="CH267"):
 
     @property
     def expected(self) -> str:
-        """The micro-batches that the variable stands for, as in ``m..m+2``."""
         return f"`{self.variable}`" if self.step == 1 else f"`{self.variable}..{self.variable}+{self.step}`, or a part"
 
 
 class ClockStands(InInstance, code="CH268"):
-    """A clock that does not grow from micro-batch to micro-batch, in a pipe without end."""
-
+    meaning = "A clock that does not grow from micro-batch to micro-batch, in a pipe without end."
     title = "this clock does not advance from micro-batch to micro-batch"
     label = "grows by {rate} per micro-batch"
     help = "let it grow: a clock orders the operations of a worker, and micro-batches go on for ever"
@@ -179,8 +161,7 @@ class ClockStands(InInstance, code="CH268"):
 
 
 class LanesDrift(InInstance, code="CH269"):
-    """Two clocks of a pipe without end that grow at different rates per micro-batch."""
-
+    meaning = "Two clocks of a pipe without end that grow at different rates per micro-batch."
     title = "two clocks of the pipe `{instance.pipe}` grow apart without end"
     label = "by {rate} per micro-batch on stage {stage}"
     help = "let all clocks of a pipe grow alike, or operations move away from what they depend on"
@@ -193,8 +174,9 @@ class LanesDrift(InInstance, code="CH269"):
 
 
 class NumbersDrift(InInstance, code="CH270"):
-    """Numbers after ``as`` that grow too fast or too slowly to number the micro-batches of all pipes without gaps."""
-
+    meaning = (
+        "Numbers after `as` that grow too fast or too slowly to number the micro-batches of all pipes without gaps."
+    )
     title = "the numbers of the pipe `{instance.pipe}` grow by {rate} per micro-batch, and should grow by {expected}"
     label = "grows by {rate}"
     help = "give every number to one micro-batch: while this pipe runs {mine} of them, all pipes together run {total}"
@@ -205,8 +187,7 @@ class NumbersDrift(InInstance, code="CH270"):
 
 
 class NumberOutsideTurn(InInstance, code="CH271"):
-    """A number after ``as`` that is negative, or so large that a lower number is left out."""
-
+    meaning = "A number after `as` that is negative, or so large that a lower number is left out."
     title = (
         "the pipe `{instance.pipe}` gives {variable} = {micro} the number {number}; the first {total} are 0 to {last}"
     )
@@ -221,8 +202,7 @@ class NumberOutsideTurn(InInstance, code="CH271"):
 
 
 class VersionsDrift(InInstance, code="CH272"):
-    """A version after ``reads version`` that grows faster or slower than updates make versions."""
-
+    meaning = "A version after `reads version` that grows faster or slower than updates make versions."
     title = "the version that is read grows by {rate} per micro-batch, and weights by {expected}"
     label = "grows by {rate} on stage {stage}"
     help = "let it follow the updates at a distance: `max(0, n/K - 1)` for the global number n and `update every K`"
@@ -232,8 +212,7 @@ class VersionsDrift(InInstance, code="CH272"):
 
 
 class NegativeVersion(InInstance, code="CH273"):
-    """A version after ``reads version`` that is below 0, the first version."""
-
+    meaning = "A version after `reads version` that is below 0, the first version."
     title = "micro-batch {micro} reads version {version} on stage {stage}, and the first version is 0"
     label = "{version} here"
     help = "let the first micro-batches read version 0: `max(0, ..)`"
@@ -243,8 +222,7 @@ class NegativeVersion(InInstance, code="CH273"):
 
 
 class VersionUnsettled(InInstance, code="CH274"):
-    """A micro-batch of the warm-up that reads another version than the rule of the later micro-batches gives."""
-
+    meaning = "A micro-batch of the warm-up that reads another version than the rule of the later micro-batches gives."
     title = (
         "micro-batch {micro} reads version {version} on stage {stage}; by the rule of later ones it would be {expected}"
     )
@@ -257,8 +235,7 @@ class VersionUnsettled(InInstance, code="CH274"):
 
 
 class GroupTorn(InInstance, code="CH275"):
-    """An operation over micro-batches of two different updates, or with two different versions of the weights."""
-
+    meaning = "An operation over micro-batches of two different updates, or with two different versions of the weights."
     title = "one operation takes the micro-batches {first} and {second}, of the {quantity}s {of_first} and {of_second}"
     label = "over both of them"
     help = "let the micro-batches of an operation share an update and a version, or take them one by one"
@@ -270,8 +247,7 @@ class GroupTorn(InInstance, code="CH275"):
 
 
 class TooManyInTurns(InInstance, code="CH276"):
-    """A scheme without a flush whose warm-up, steady state and drain have too many operations."""
-
+    meaning = "A scheme without a flush whose warm-up, steady state and drain have too many operations."
     title = "warm-up, steady state and drain take at least {count:operation}, and the limit is {limit:,}"
     label = "{stages:stage}; the schedule repeats after {period:micro-batch} or more"
     help = "choose smaller parameters, or raise the limit with `--max-operations {count}`"
@@ -282,8 +258,7 @@ class TooManyInTurns(InInstance, code="CH276"):
 
 
 class VersionsTooOld(InFormula, code="CH277"):
-    """Weights that are read so many updates after they were made that no worker could keep all the copies."""
-
+    meaning = "Weights that are read so many updates after they were made that no worker could keep all the copies."
     title = "the weights that are read here are {count:update} old, and the limit is {most:,}"
     label = "far behind"
     help = "read newer weights: a worker keeps a copy of every version that is still to be read"
@@ -295,8 +270,7 @@ class VersionsTooOld(InFormula, code="CH277"):
 
 
 class MissingHeader(Diagnostic, code="CH505"):
-    """A line that every header has is missing."""
-
+    meaning = "A line that every header has is missing."
     title = "the header has no `{word}` line"
     label = "the header begins here"
     help = "add a line such as `{form}`"
@@ -305,8 +279,7 @@ class MissingHeader(Diagnostic, code="CH505"):
 
 
 class PlacementLength(Diagnostic, code="CH509"):
-    """A pipe lists more or fewer workers after ``on`` than there are stages."""
-
+    meaning = "A pipe lists more or fewer workers after `on` than there are stages."
     title = "pipe {pipe} places {placed} of {stages:stage}"
     label = "one worker per stage after `on`"
     help = "name {stages:worker}, in the order of the stages"
@@ -316,8 +289,7 @@ class PlacementLength(Diagnostic, code="CH509"):
 
 
 class MicroTwice(Diagnostic, code="CH510"):
-    """A micro-batch belongs to two pipes, or twice to one."""
-
+    meaning = "A micro-batch belongs to two pipes, or twice to one."
     title = "micro-batch {micro} is given twice"
     label = "the second time"
     help = "every micro-batch 0 to {last} belongs to exactly one pipe"
@@ -326,8 +298,7 @@ class MicroTwice(Diagnostic, code="CH510"):
 
 
 class MicroElsewhere(Diagnostic, code="CH532"):
-    """A pipe that recomputes a micro-batch of another pipe."""
-
+    meaning = "A pipe that recomputes a micro-batch of another pipe."
     title = "the pipe `{pipe}` has no micro-batch {micro} to recompute"
     label = "recomputes micro-batch {micro}"
     help = "behind `of` list micro-batches of this pipe"
@@ -336,8 +307,7 @@ class MicroElsewhere(Diagnostic, code="CH532"):
 
 
 class MicroMissing(Diagnostic, code="CH511"):
-    """A micro-batch belongs to no pipe."""
-
+    meaning = "A micro-batch belongs to no pipe."
     title = "micro-batch {micro} belongs to no pipe{others:(and more)}"
     label = "given to a pipe: {placed} of {micro_batches:micro-batch}"
     help = "add {start} to the runs after `micros` of one pipe, as in `{start}..{after}`"
@@ -350,8 +320,7 @@ class MicroMissing(Diagnostic, code="CH511"):
 
 
 class HeaderTwice(Diagnostic, code="CH514"):
-    """A fact that the header states twice."""
-
+    meaning = "A fact that the header states twice."
     title = "{what} is given twice"
     label = "the second time"
     help = "keep one of the two"
@@ -362,8 +331,7 @@ BoundTwice = HeaderTwice.worded("BoundTwice", title="the bound on {what} is give
 
 
 class BoundLength(Diagnostic, code="CH529"):
-    """A bound lists the limits of more or fewer workers than there are."""
-
+    meaning = "A bound lists the limits of more or fewer workers than there are."
     title = "the bound on {what} has {limits:limit} for {workers:worker}"
     label = "one limit for all workers, or one for each"
     help = "give one limit, or {workers}, in the order of the workers"
@@ -376,15 +344,12 @@ SyncTwice = HeaderTwice.worded("SyncTwice", title="the synchronisation of stage 
 
 
 class EntryTwice(HeaderTwice):
-    """A parameter, a pipe, a kind of operation or a stage that stands twice in the header, or in a line of it."""
-
     title = "{noun} {what} is given twice"
     noun: str
 
 
 class HalvesLeftOver(Diagnostic, code="CH516"):
-    """An odd number of half micro-batches, which do not make whole ones."""
-
+    meaning = "An odd number of half micro-batches, which do not make whole ones."
     title = "{count:half micro-batch} cannot be whole ones"
     label = "an odd number"
     help = "count two for each micro-batch"
@@ -392,12 +357,9 @@ class HalvesLeftOver(Diagnostic, code="CH516"):
 
 
 class UnevenUpdates(Diagnostic, code="CH517"):
-    """Micro-batches that the updates cannot share equally, or a period that is not a number of whole updates.
-
-    ``count`` is the number of micro-batches and ``period`` that of a period; both count slices, ``slices`` to a
-    micro-batch.
-    """
-
+    meaning = "Micro-batches that the updates cannot share equally, or a period that is not a number of whole updates."
+    # ``count`` is the number of micro-batches and ``period`` that of a period; both count slices, ``slices`` to a
+    # micro-batch.
     title = "{updates:update} that repeat every {repeated} cannot be made of {whole:micro-batch}{cut}"
     label = "the updates would not have equally many micro-batches"
     help = "`updates U period L`: U divides the micro-batches, and L is a multiple of what an update takes"
@@ -408,32 +370,25 @@ class UnevenUpdates(Diagnostic, code="CH517"):
 
     @property
     def whole(self) -> int:
-        """The number of whole micro-batches in the text, whose own numbers count slices."""
         return self.count // self.slices
 
     @property
     def cut(self) -> str:
-        """Words on the slices of each micro-batch."""
         return f" of {counted(self.slices, 'slice')}" if self.slices > 1 else ""
 
     @property
     def repeated(self) -> str:
-        """The period, in slices if there are any."""
         return self.parts(self.period)
 
     def parts(self, count: int) -> str:
-        """A number of parts in words."""
         return counted(count, "slice") if self.slices > 1 else str(count)
 
 
 class PeriodTooShort(UnevenUpdates):
-    """A period that is not a number of whole updates."""
-
     label = "an update takes {taken_by_update}"
 
     @property
     def taken_by_update(self) -> str:
-        """The micro-batches of an update, or its slices."""
         return self.parts(self.count // self.updates)
 
 
@@ -443,8 +398,7 @@ UnevenPlan = UnevenUpdates.worded(
 
 
 class WrongUpdates(Diagnostic, code="CH519"):
-    """The `updates` line of a plan in a schedule or a program, or the other way round."""
-
+    meaning = "The `updates` line of a plan in a schedule or a program, or the other way round."
     title = "a {level} without a flush has another `updates` line"
     label = "its lanes are one turn, over and over"
     help = "write `updates U per turn`, the micro-batches of a turn elsewhere, and one turn of every worker"
@@ -459,8 +413,7 @@ TurnInPlan = WrongUpdates.worded(
 
 
 class UnevenTurn(Diagnostic, code="CH520"):
-    """A turn whose updates cannot share its micro-batches equally."""
-
+    meaning = "A turn whose updates cannot share its micro-batches equally."
     title = "{updates:update} of a turn cannot be made of {micro_batches:micro-batch}"
     label = "the updates would not have equally many micro-batches"
     help = "`updates U per turn`: U divides the micro-batches of the turn"
@@ -469,8 +422,7 @@ class UnevenTurn(Diagnostic, code="CH520"):
 
 
 class KindLacking(Diagnostic, code="CH525"):
-    """A ``kinds`` line without the kind of operation that makes what another kind of the line reads."""
-
+    meaning = "A `kinds` line without the kind of operation that makes what another kind of the line reads."
     title = "`{line}`: no operation makes what a {reader} reads"
     label = "as {reason}"
     help = "name the kind that makes it as well; a header without this line has all kinds"
@@ -480,8 +432,7 @@ class KindLacking(Diagnostic, code="CH525"):
 
 
 class KindUnfinished(Diagnostic, code="CH528"):
-    """A ``kinds`` line with operations that leave weight gradients, but without the kind that sums them."""
-
+    meaning = "A `kinds` line with operations that leave weight gradients, but without the kind that sums them."
     title = "`{line}`: no operation sums the weight gradients that {nouns} leave"
     label = "micro-batches with {nouns} would be missing from the update"
     help = "name the kind that sums them as well; a header without this line has all kinds"
@@ -490,8 +441,7 @@ class KindUnfinished(Diagnostic, code="CH528"):
 
 
 class NoUpdates(Diagnostic, code="CH526"):
-    """A line about updates in a header whose kinds of operations make no update."""
-
+    meaning = "A line about updates in a header whose kinds of operations make no update."
     title = "`{word}` is about updates, and there are none"
     label = "nothing to say here"
     help = "leave it out; or remove `{line}`, and add the operations that make an update"
@@ -502,8 +452,7 @@ class NoUpdates(Diagnostic, code="CH526"):
 
 
 class SlicesLeftOver(Diagnostic, code="CH531"):
-    """A count of slices that ends within a micro-batch."""
-
+    meaning = "A count of slices that ends within a micro-batch."
     title = "after {count:slice} no micro-batch ends: each has {slices:slice}"
     label = "not a multiple of {slices}"
     help = "count {slices} for each micro-batch: `micro_batches COUNT slices K`, updates and pipes count slices"
@@ -512,8 +461,7 @@ class SlicesLeftOver(Diagnostic, code="CH531"):
 
 
 class LengthsOfOthers(Diagnostic, code="CH533"):
-    """More or fewer lengths than a micro-batch has slices."""
-
+    meaning = "More or fewer lengths than a micro-batch has slices."
     title = "{count:length} for {slices:slice} of a micro-batch"
     label = "{count:length}"
     help = "give each slice its length, as in `micro_batches 8 slices 4 lengths 3 2 2 1`; or none, if all are equal"
@@ -522,16 +470,14 @@ class LengthsOfOthers(Diagnostic, code="CH533"):
 
 
 class NoTitle(Diagnostic, code="CH501"):
-    """The text does not begin as any level of IR does."""
-
+    meaning = "The text does not begin as any level of IR does."
     title = "this is not the text of a plan, a schedule or a program"
     label = "the first line names the level"
     help = "begin with `plan NAME`, `schedule NAME` or `program NAME`"
 
 
 class MalformedLine(Diagnostic, code="CH502"):
-    """A line whose first word is known, but which does not have the form that this word asks for."""
-
+    meaning = "A line whose first word is known, but which does not have the form that this word asks for."
     title = "this `{word}` line is malformed"
     label = "expected `{form}`"
     help = "write `{form}`, with your own names and numbers, and nothing after it but a comment"
@@ -540,8 +486,7 @@ class MalformedLine(Diagnostic, code="CH502"):
 
 
 class UnknownKind(Diagnostic, code="CH503"):
-    """A line that begins with an unknown word."""
-
+    meaning = "A line that begins with an unknown word."
     title = "no line begins with `{word}`"
     label = "unknown"
     help = "operations are {words}"
@@ -550,23 +495,19 @@ class UnknownKind(Diagnostic, code="CH503"):
 
 
 class MisspeltKind(UnknownKind):
-    """A line that begins with a word that resembles a known one."""
-
     help = "did you mean `{closest}`, as in `{form}`?"
     closest: str
     form: str
 
 
 class OutOfOrder(Diagnostic, code="CH504"):
-    """A line out of order."""
-
+    meaning = "A line out of order."
     title = "this line cannot stand here"
     help = "the order is: level and name, header lines, then the operations{under}"
     lanes: bool
 
     @property
     def under(self) -> str:
-        """The words `` under their `worker` headings`` for a text with lanes; else nothing."""
         return " under their `worker` headings" if self.lanes else ""
 
 
@@ -578,8 +519,7 @@ NoHeading = OutOfOrder.worded("NoHeading", label="an operation before the first 
 
 
 class NumberOutOfRange(Diagnostic, code="CH506"):
-    """A number beyond the limits of the header, or of the compiler."""
-
+    meaning = "A number beyond the limits of the header, or of the compiler."
     title = "{what} {value} is out of range"
     label = "only {first} to {last}"
     help = "keep within {first} to {last}, or change the header if it is too small"
@@ -593,8 +533,7 @@ CountOutOfRange = NumberOutOfRange.worded("CountOutOfRange", title="number of {w
 
 
 class LaneTwice(Diagnostic, code="CH507"):
-    """A worker has two headings."""
-
+    meaning = "A worker has two headings."
     title = "worker {worker} has two lanes"
     label = "the second"
     help = "write everything that worker {worker} does under one heading"
@@ -604,8 +543,7 @@ class LaneTwice(Diagnostic, code="CH507"):
 
 
 class LanesMissing(Diagnostic, code="CH508"):
-    """A worker has no heading."""
-
+    meaning = "A worker has no heading."
     title = "worker {worker} has no lane{others:(and more)}"
     label = "the text has {lanes} of {workers:lane}"
     help = "add the heading `worker {worker}:`; a worker with nothing to do has an empty lane"
@@ -616,8 +554,7 @@ class LanesMissing(Diagnostic, code="CH508"):
 
 
 class WrongLevel(Diagnostic, code="CH513"):
-    """An operation of another level of IR."""
-
+    meaning = "An operation of another level of IR."
     title = "a {level} has no such line"
     label = "this belongs to a {other}"
     help = "{level} lines look like `{form}`; or begin the text with `{other} NAME`"
@@ -627,8 +564,7 @@ class WrongLevel(Diagnostic, code="CH513"):
 
 
 class MoreMistakes(Diagnostic, code="CH515"):
-    """More errors in an IR text than are shown one by one."""
-
+    meaning = "More errors in an IR text than are shown one by one."
     title = "{count:more error} like these"
     label = "the next one is here"
     help = "mend the first errors and compile again"
@@ -636,8 +572,7 @@ class MoreMistakes(Diagnostic, code="CH515"):
 
 
 class VersionUnsaid(Diagnostic, code="CH518"):
-    """An operation without a version where there is no flush, or one with a version where there is one."""
-
+    meaning = "An operation without a version where there is no flush, or one with a version where there is one."
     title = "this `{word}` names no version of the weights"
     label = "the header says `updates`: weights have versions"
     help = "add the version, as in `F m3 s0 v1`"
@@ -659,8 +594,7 @@ NeedlessCopy = NeedlessVersion.worded(
 
 
 class NotOfTurn(Diagnostic, code="CH521"):
-    """A plain number, as in ``m3``, where micro-batches and versions are counted from the turn, as in ``m+1``."""
-
+    meaning = "A plain number, as in `m3`, where micro-batches and versions are counted from the turn, as in `m+1`."
     title = "`{number}` is not counted from the turn"
     label = "the header says `per turn`: this line comes again in every turn"
     help = (
@@ -671,8 +605,7 @@ class NotOfTurn(Diagnostic, code="CH521"):
 
 
 class NoTurnToCountFrom(Diagnostic, code="CH522"):
-    """A number that is counted from a turn, as in ``m+1``, in a level that has no turn."""
-
+    meaning = "A number that is counted from a turn, as in `m+1`, in a level that has no turn."
     title = "`{number}` is counted from a turn, and this {level} has none"
     label = "which one?"
     help = "write its number, as in `m3`; or add `updates U per turn` to the header, for a scheme without a flush"
@@ -686,8 +619,7 @@ NoTurnInPlan = NoTurnToCountFrom.worded(
 
 
 class RingUnsaid(Diagnostic, code="CH523"):
-    """A ``recv`` of a turn that does not say how many slots its messages use one after the other."""
-
+    meaning = "A `recv` of a turn that does not say how many slots its messages use one after the other."
     title = "this `recv` does not say how many slots there are"
     label = "the next turn takes another slot"
     help = "add the number of slots that these messages take in turn, as in `into {slot} of {count}`"
@@ -696,8 +628,7 @@ class RingUnsaid(Diagnostic, code="CH523"):
 
 
 class RingsDiffer(Diagnostic, code="CH524"):
-    """Receives of a turn that give different numbers of slots for the same messages."""
-
+    meaning = "Receives of a turn that give different numbers of slots for the same messages."
     title = "the messages s{source}->s{target} have {count:slot} here and {other:slot} before"
     label = "they go round the same slots"
     help = "say the same number in all of these lines"
@@ -710,16 +641,14 @@ class RingsDiffer(Diagnostic, code="CH524"):
 
 
 class PairInStream(Diagnostic, code="CH527"):
-    """A pair in a level without a flush."""
-
+    meaning = "A pair in a level without a flush."
     title = "a pair has no place where micro-batches go on for ever"
     label = "a pair"
     help = "write the two operations on two lines, one after the other"
 
 
 class LineWithoutSlice(Diagnostic, code="CH530"):
-    """A line of IR text that names no slice though micro-batches have slices."""
-
+    meaning = "A line of IR text that names no slice though micro-batches have slices."
     title = "this line does not say which slice it is about"
     label = "expected a slice"
     help = "write the slice after the micro-batch, as in `m0 q1`: the header cuts a micro-batch into {slices:slice}"

@@ -8,8 +8,7 @@ from chimera_ir.source import Span
 
 
 class BadStep(InInstance, code="CH249"):
-    """A number after ``by`` that is below 1."""
-
+    meaning = "A number after `by` that is below 1."
     title = "a step is 1 or more, and this one is {step}"
     label = "a step of {step}"
     help = "write how many micro-batches one value of the variable stands for, as in `by 2`"
@@ -17,8 +16,7 @@ class BadStep(InInstance, code="CH249"):
 
 
 class EmptyGroup(InInstance, code="CH250"):
-    """An operation over an empty range of micro-batches."""
-
+    meaning = "An operation over an empty range of micro-batches."
     title = "the range {start}..{stop} holds no micro-batch"
     label = "{start}..{stop}"
     help = "a range a..b counts from a to b - 1: make it longer, or guard the line with `when`"
@@ -27,8 +25,7 @@ class EmptyGroup(InInstance, code="CH250"):
 
 
 class RangesOverlap(InInstance, code="CH296"):
-    """Ranges of a line that together name more micro-batches than there are."""
-
+    meaning = "Ranges of a line that together name more micro-batches than there are."
     title = "the ranges of this line name more than all of {micros:micro-batch} on {stages:stage}"
     label = "some are named twice"
     help = "a micro-batch is named once: let the variable count `by` the length of the range, or guard the line"
@@ -37,8 +34,7 @@ class RangesOverlap(InInstance, code="CH296"):
 
 
 class HalvesDiffer(InInstance, code="CH251"):
-    """A pipe that counts whole micro-batches, and another one that counts halves."""
-
+    meaning = "A pipe that counts whole micro-batches, and another one that counts halves."
     title = "the pipe `{pipe}` counts whole micro-batches, and the pipe `{other}` counts halves"
     label = "whole ones"
     help = "write `halves` in every pipe or in none: all count the same micro-batches"
@@ -49,8 +45,7 @@ class HalvesDiffer(InInstance, code="CH251"):
 
 
 class OddHalves(InInstance, code="CH252"):
-    """An odd number of half micro-batches, which do not make whole ones."""
-
+    meaning = "An odd number of half micro-batches, which do not make whole ones."
     title = "{count:half micro-batch} cannot be whole ones"
     label = "the first of the pipes"
     help = "with `halves` a range counts two for each micro-batch, as in `0..2*N`"
@@ -58,8 +53,7 @@ class OddHalves(InInstance, code="CH252"):
 
 
 class SyncDiffers(InInstance, code="CH253"):
-    """Two pipes ask for different strategies, such as lazy and eager, for the gradients of one stage."""
-
+    meaning = "Two pipes ask for different strategies, such as lazy and eager, for the gradients of one stage."
     title = "stage {stage} is synchronised `{mode}` here and `{other_mode}` in the pipe `{other}`"
     label = "`{mode}` here"
     help = "the replicas of a stage are summed together: ask for one strategy, or leave one of the lines out"
@@ -72,8 +66,7 @@ class SyncDiffers(InInstance, code="CH253"):
 
 
 class OtherKinds(Diagnostic, code="CH280"):
-    """A pair of other kinds than a forward and a backward."""
-
+    meaning = "A pair of other kinds than a forward and a backward."
     title = "a pair joins an `F` and a `B`, and this line joins `{first}` and `{second}`"
     label = "not a pair"
     help = "give each of the two a line and a clock of its own"
@@ -82,8 +75,7 @@ class OtherKinds(Diagnostic, code="CH280"):
 
 
 class NoSuchPipe(InInstance, code="CH281"):
-    """A pair with an operation of a pipe that the scheme does not have."""
-
+    meaning = "A pair with an operation of a pipe that the scheme does not have."
     title = "the scheme has no pipe `{name}`"
     label = "there is none"
     help = "name one of its pipes: {known}"
@@ -92,8 +84,7 @@ class NoSuchPipe(InInstance, code="CH281"):
 
 
 class PairApart(InInstance, code="CH282"):
-    """A pair of operations that are on two different workers."""
-
+    meaning = "A pair of operations that are on two different workers."
     title = "a pair runs on one worker: `{first}` is on worker {worker}, `{second}` on worker {other}"
     label = "on workers {worker} and {other}"
     help = "join two operations of one worker, or give each of the two a line and a clock of its own"
@@ -104,8 +95,7 @@ class PairApart(InInstance, code="CH282"):
 
 
 class PairOfOne(InInstance, code="CH283"):
-    """A pair of a forward and a backward of the same micro-batch."""
-
+    meaning = "A pair of a forward and a backward of the same micro-batch."
     title = "`{first}` and `{second}` cannot run together: both are about {micro_batch}"
     label = "the same micro-batch"
     help = "join the forward with the backward of an earlier micro-batch, which needs nothing of it"
@@ -115,8 +105,7 @@ class PairOfOne(InInstance, code="CH283"):
 
 
 class PairUneven(InInstance, code="CH284"):
-    """A pair whose forward and backward are over different numbers of micro-batches."""
-
+    meaning = "A pair whose forward and backward are over different numbers of micro-batches."
     title = "a pair joins as many micro-batches on both sides: `{first}` has {size}, `{second}` has {other}"
     label = "{size} and {other}"
     help = "give both ranges the same length"
@@ -130,8 +119,7 @@ class PairUneven(InInstance, code="CH284"):
 
 
 class SlicesDiffer(InInstance, code="CH285"):
-    """Pipes that cut their micro-batches into different numbers of slices."""
-
+    meaning = "Pipes that cut their micro-batches into different numbers of slices."
     title = "the pipe `{pipe}` has {count:slice} of a micro-batch, and the pipe `{other}` has {other_count}"
     label = "{count:slice}"
     help = "give every pipe the same number of slices: all train the same model"
@@ -144,8 +132,7 @@ class SlicesDiffer(InInstance, code="CH285"):
 
 
 class SlicesNotFromZero(InInstance, code="CH286"):
-    """Slices that are not numbered from 0."""
-
+    meaning = "Slices that are not numbered from 0."
     title = "slices are numbered from 0, and these begin with {start}"
     label = "from {start}"
     help = "write `slices q in 0..k`, and the offset in the formulas that use q"
@@ -162,8 +149,7 @@ NoSlices = SlicesNotFromZero.worded(
 
 
 class SliceNotNamed(Diagnostic, code="CH287"):
-    """An operation that names no slice in a pipe with slices."""
-
+    meaning = "An operation that names no slice in a pipe with slices."
     title = "this operation does not say which slice it is about"
     label = "of which slice?"
     help = "name the slice as the third argument, as in `{letter}(m, s, {variable})`"
@@ -172,8 +158,7 @@ class SliceNotNamed(Diagnostic, code="CH287"):
 
 
 class SliceNamed(Diagnostic, code="CH288"):
-    """An operation that names a slice in a pipe whose micro-batches are not cut into slices."""
-
+    meaning = "An operation that names a slice in a pipe whose micro-batches are not cut into slices."
     title = "this operation names a slice, and the pipe `{pipe}` has none"
     label = "a third argument"
     help = "add the line `slices q in 0..k` to the pipe, or remove the third argument"
@@ -181,8 +166,7 @@ class SliceNamed(Diagnostic, code="CH288"):
 
 
 class SlicesAlone(Diagnostic, code="CH289"):
-    """Slices together with halves, or with operations over several micro-batches."""
-
+    meaning = "Slices together with halves, or with operations over several micro-batches."
     title = "micro-batches that are cut into slices cannot be counted in halves"
     label = "halves"
     help = "remove `halves`, or the line `slices`"
@@ -199,8 +183,7 @@ SlicesUngrouped = SlicesAlone.worded(
 
 
 class NoSuchSlice(InInstance, code="CH290"):
-    """An operation on a slice that micro-batches do not have."""
-
+    meaning = "An operation on a slice that micro-batches do not have."
     title = "there is no slice {slice}"
     label = "slice {slice}"
     help = "the slices are 0 to {last}: guard the line with `when`, or mend the formula"
@@ -209,8 +192,7 @@ class NoSuchSlice(InInstance, code="CH290"):
 
 
 class UnknownName(Diagnostic, code="CH201"):
-    """A name that nothing defines."""
-
+    meaning = "A name that nothing defines."
     title = "nothing is called `{name}`"
     label = "{closest:else not defined}"
     help = "known here: {known}"
@@ -220,15 +202,12 @@ class UnknownName(Diagnostic, code="CH201"):
 
 
 class UnnamedNumber(UnknownName):
-    """A name that nothing defines in a memory bound that names no worker."""
-
     help = "known here: {known}; if `{name}` is the number of the worker, write `memory {quantity} on {name} <= ..`"
     quantity: str
 
 
 class OperationInFormula(Diagnostic, code="CH295"):
-    """An operation where a formula should be: the line before it ends with `@`, `prefer` or `when`."""
-
+    meaning = "An operation where a formula should be: the line before it ends with `@`, `prefer` or `when`."
     title = "`{name}(..)` is an operation, and has no value"
     label = "read as a part of the formula before it"
     help = "write a formula behind the `@`, `prefer` or `when` that stands before it, as in `@ 2*m + s`"
@@ -236,8 +215,7 @@ class OperationInFormula(Diagnostic, code="CH295"):
 
 
 class UsedTooEarly(Diagnostic, code="CH202"):
-    """A name that is defined only further down."""
-
+    meaning = "A name that is defined only further down."
     title = "`{name}` is used before it is defined"
     label = "not known yet"
     help = "move the definition of `{name}` above this line"
@@ -247,8 +225,7 @@ class UsedTooEarly(Diagnostic, code="CH202"):
 
 
 class DefinedByItself(Diagnostic, code="CH203"):
-    """A definition that uses what it defines."""
-
+    meaning = "A definition that uses what it defines."
     title = "`{name}` is defined by itself{way}"
     label = "leads back to the `{name}` that is being defined"
     help = "nothing is computed by recursion: write `{name}` as a formula of names that are known before"
@@ -257,7 +234,6 @@ class DefinedByItself(Diagnostic, code="CH203"):
 
     @property
     def way(self) -> str:
-        """The words `` by way of `` and the names through which the definition leads back to itself, if any."""
         names = [f"`{name}`" for name in self.through]
         if len(names) > 6:
             names[3:-2] = [f"{len(names) - 5} more"]
@@ -265,8 +241,7 @@ class DefinedByItself(Diagnostic, code="CH203"):
 
 
 class DefinedTwice(Diagnostic, code="CH204"):
-    """Two definitions of one name."""
-
+    meaning = "Two definitions of one name."
     title = "`{name}` is defined twice"
     label = "defined again"
     help = "choose another name, such as `{name}2`"
@@ -276,8 +251,7 @@ class DefinedTwice(Diagnostic, code="CH204"):
 
 
 class Shadows(Diagnostic, code="CH205"):
-    """A variable of a pipe or function that has the name of something else in the scheme."""
-
+    meaning = "A variable of a pipe or function that has the name of something else in the scheme."
     title = "the variable `{name}` hides another `{name}`"
     label = "means something else from here on"
     help = "choose another name for the variable, such as `{name}2`"
@@ -287,8 +261,7 @@ class Shadows(Diagnostic, code="CH205"):
 
 
 class RedefinesBuiltin(Diagnostic, code="CH206"):
-    """A definition of a name that is a function of the language."""
-
+    meaning = "A definition of a name that is a function of the language."
     title = "`{name}` is a function of the language"
     label = "cannot be defined again"
     help = "choose another name, such as `{name}2`"
@@ -296,8 +269,7 @@ class RedefinesBuiltin(Diagnostic, code="CH206"):
 
 
 class WrongArity(Diagnostic, code="CH207"):
-    """A call with too many or too few arguments."""
-
+    meaning = "A call with too many or too few arguments."
     title = "`{signature}` takes {least:argument}{or_more}, and here gets {count:argument}"
     label = "gets {count:argument}"
     help = "call it as `{signature}`"
@@ -308,13 +280,11 @@ class WrongArity(Diagnostic, code="CH207"):
 
     @property
     def or_more(self) -> str:
-        """The words `` or more`` after the smallest number of arguments, if the function takes any larger number."""
         return " or more" if self.most is None else ""
 
 
 class NotAFunction(Diagnostic, code="CH208"):
-    """A value that is called like a function."""
-
+    meaning = "A value that is called like a function."
     title = "`{name}` is a value, not a function"
     label = "called like a function"
     help = "for a product write `{name}*(..)`"
@@ -322,8 +292,7 @@ class NotAFunction(Diagnostic, code="CH208"):
 
 
 class FunctionAsValue(Diagnostic, code="CH209"):
-    """A function without its arguments."""
-
+    meaning = "A function without its arguments."
     title = "`{name}` is a function and has no value by itself"
     label = "arguments are missing"
     help = "call it as `{signature}`"
@@ -332,8 +301,7 @@ class FunctionAsValue(Diagnostic, code="CH209"):
 
 
 class NotATable(Diagnostic, code="CH219"):
-    """An entry of something that is not a table."""
-
+    meaning = "An entry of something that is not a table."
     title = "`{name}` is a number, not a table"
     label = "has no entries"
     help = "define it as a table, as in `let {name} = [4, 3, 2, 1]`"
@@ -348,8 +316,7 @@ FunctionIndexed = NotATable.worded(
 
 
 class TableAsValue(Diagnostic, code="CH220"):
-    """A table without the position of an entry."""
-
+    meaning = "A table without the position of an entry."
     title = "`{name}` is a table, and a formula takes one of its numbers"
     label = "which entry is missing"
     help = "write the position in square brackets, as in `{name}[s]`; the first entry is `{name}[0]`"
@@ -362,8 +329,7 @@ TableCalled = TableAsValue.worded(
 
 
 class VariableLacking(Diagnostic, code="CH221"):
-    """A name whose formula depends on a variable that is not known where the name is used."""
-
+    meaning = "A name whose formula depends on a variable that is not known where the name is used."
     title = "`{name}` depends on `{variable}`, which has no value here"
     label = "needs `{variable}`"
     help = "write a formula without `{variable}` here"
@@ -374,8 +340,7 @@ class VariableLacking(Diagnostic, code="CH221"):
 
 
 class WrongType(Diagnostic, code="CH210"):
-    """A condition where a number belongs, or a number where a condition belongs."""
-
+    meaning = "A condition where a number belongs, or a number where a condition belongs."
     title = "{place} takes {expected}, and this is {actual}"
     label = "this is {actual}"
     help = "turn it into a number with `if condition then 1 else 0`"
@@ -388,8 +353,7 @@ NumberAsCondition = WrongType.worded("NumberAsCondition", help="compare it with 
 
 
 class BranchesDiffer(Diagnostic, code="CH211"):
-    """An ``if`` whose two values have different types."""
-
+    meaning = "An `if` whose two values have different types."
     title = "the two values of this `if` are not of one type"
     label = "{then} if it holds, {otherwise} if not"
     help = "give both values one type: two numbers, or two conditions"
@@ -398,8 +362,7 @@ class BranchesDiffer(Diagnostic, code="CH211"):
 
 
 class SecondClause(Diagnostic, code="CH212"):
-    """A second line with a first word that may begin only one line, such as ``workers``."""
-
+    meaning = "A second line with a first word that may begin only one line, such as `workers`."
     title = "{owner} has two `{clause}` lines"
     label = "the second one"
     help = "keep one of them{advice}"
@@ -410,13 +373,11 @@ class SecondClause(Diagnostic, code="CH212"):
 
     @property
     def advice(self) -> str:
-        """Further advice for a second ``micros`` line, which may belong to another pipe."""
         return "; micro-batches of another kind go into a pipe of their own" if self.clause == "micros" else ""
 
 
 class RecomputesTwice(Diagnostic, code="CH218"):
-    """A line ``recompute`` in a pipe that has an operation ``recompute`` with a clock, too."""
-
+    meaning = "A line `recompute` in a pipe that has an operation `recompute` with a clock, too."
     title = "the pipe `{pipe}` has recomputations with a clock and without"
     label = "recomputes at this clock"
     help = "remove the line `recompute`: the stages of these operations are those that recompute"
@@ -426,8 +387,7 @@ class RecomputesTwice(Diagnostic, code="CH218"):
 
 
 class MissingClause(Diagnostic, code="CH213"):
-    """A pipe without a line that it needs, such as ``stages``."""
-
+    meaning = "A pipe without a line that it needs, such as `stages`."
     title = "the pipe `{pipe}` has no {clause} line"
     label = "no {clause} line"
     help = "add a line like `{example}`"
@@ -437,8 +397,7 @@ class MissingClause(Diagnostic, code="CH213"):
 
 
 class NoPipes(Diagnostic, code="CH214"):
-    """A scheme that runs nothing."""
-
+    meaning = "A scheme that runs nothing."
     title = "the scheme `{scheme}` has no pipe"
     label = "runs nothing"
     help = "add a `pipe name {{ .. }}` with its stages, micro-batches and operations"
@@ -446,8 +405,7 @@ class NoPipes(Diagnostic, code="CH214"):
 
 
 class NotSupported(Diagnostic, code="CH215"):
-    """A clause of the language that the compiler does not compile yet."""
-
+    meaning = "A clause of the language that the compiler does not compile yet."
     title = "a pair where micro-batches go on for ever cannot be compiled yet"
     label = "not supported yet"
     help = "give each of the two a line and a clock of its own"
@@ -461,8 +419,7 @@ HalvesNotSupported = NotSupported.worded(
 
 
 class FormulaTooLarge(Diagnostic, code="CH216"):
-    """A formula that is too long once its functions are written out."""
-
+    meaning = "A formula that is too long once its functions are written out."
     title = "this formula has more than {limit:,} {unit} once its functions are written out"
     label = "too large"
     help = (
@@ -480,8 +437,7 @@ FormulaTooDeep = FormulaTooLarge.worded(
 
 
 class Unused(Diagnostic, code="CH217"):
-    """A definition that changes nothing."""
-
+    meaning = "A definition that changes nothing."
     severity = Severity.WARNING
     title = "nothing uses {kind} `{name}`"
     label = "has no effect"

@@ -5,8 +5,7 @@ from chimera_ir.source import Span
 
 
 class NotToml(Diagnostic, code="CH701"):
-    """The text breaks the rules of TOML."""
-
+    meaning = "The text breaks the rules of TOML."
     title = "this is not TOML: {what}"
     label = "here"
     help = "the format is that of toml.io; docs/explanation/performance.md has a whole file of each kind"
@@ -14,8 +13,7 @@ class NotToml(Diagnostic, code="CH701"):
 
 
 class QuotesForgotten(Diagnostic, code="CH702"):
-    """A quantity with its unit, but without quotes."""
-
+    meaning = "A quantity with its unit, but without quotes."
     title = "a number with a unit stands in quotes"
     label = "no quotes"
     help = 'write `{name} = "{text}"`'
@@ -24,8 +22,7 @@ class QuotesForgotten(Diagnostic, code="CH702"):
 
 
 class FileTooLarge(Diagnostic, code="CH703"):
-    """A text that is too large or too deeply nested."""
-
+    meaning = "A text that is too large or too deeply nested."
     title = "the file has more than {most:,} characters"
     label = "not read any further"
     help = "keep the depths and the micro-batch sizes that you want to compare; a file holds one model"
@@ -37,8 +34,7 @@ NestedTooDeeply = FileTooLarge.worded("NestedTooDeeply", title="the file is nest
 
 
 class UnknownEntry(Diagnostic, code="CH704"):
-    """An entry whose name the format of the file does not have."""
-
+    meaning = "An entry whose name the format of the file does not have."
     title = "{where} has no entry `{name}`"
     label = "{closest:else unknown}"
     help = "there are {known}"
@@ -49,8 +45,7 @@ class UnknownEntry(Diagnostic, code="CH704"):
 
 
 class EntryMissing(Diagnostic, code="CH705"):
-    """A missing entry that has no default."""
-
+    meaning = "A missing entry that has no default."
     title = "{where} lacks `{name}`"
     label = "without `{name}`"
     help = "add `{example}`"
@@ -60,8 +55,7 @@ class EntryMissing(Diagnostic, code="CH705"):
 
 
 class WrongKind(Diagnostic, code="CH706"):
-    """A value of the wrong kind, such as a text where a number belongs."""
-
+    meaning = "A value of the wrong kind, such as a text where a number belongs."
     title = "`{name}` is {actual}; it should be {wanted}"
     label = "this is {actual}"
     help = "write it like `{example}`"
@@ -72,8 +66,7 @@ class WrongKind(Diagnostic, code="CH706"):
 
 
 class UnitForgotten(Diagnostic, code="CH707"):
-    """A quantity without a unit."""
-
+    meaning = "A quantity without a unit."
     title = "`{name}` has no unit"
     label = "{number} of what?"
     help = 'the units of a {dimension} are {units}, as in `{name} = "{example}"`'
@@ -85,8 +78,7 @@ class UnitForgotten(Diagnostic, code="CH707"):
 
 
 class UnknownUnit(Diagnostic, code="CH708"):
-    """A unit that does not exist, or measures something else."""
-
+    meaning = "A unit that does not exist, or measures something else."
     title = "`{unit}` is no unit of a {dimension}"
     label = "{closest:else unknown}"
     help = 'the units of a {dimension} are {units}, as in `{name} = "{example}"`'
@@ -99,8 +91,7 @@ class UnknownUnit(Diagnostic, code="CH708"):
 
 
 class NotAQuantity(Diagnostic, code="CH709"):
-    """A value that does not begin with a finite number."""
-
+    meaning = "A value that does not begin with a finite number."
     title = "`{name}` does not begin with a number"
     label = "not a number"
     help = "write a decimal number of at most 64 characters, as in `{example}`"
@@ -109,8 +100,7 @@ class NotAQuantity(Diagnostic, code="CH709"):
 
 
 class OutOfRange(Diagnostic, code="CH710"):
-    """A number out of range: negative, 0, or absurdly large or small."""
-
+    meaning = "A number out of range: negative, 0, or absurdly large or small."
     title = "`{name}` is out of range"
     help = "keep within that, as in `{example}`"
     name: str
@@ -118,24 +108,18 @@ class OutOfRange(Diagnostic, code="CH710"):
 
 
 class BeyondLimits(OutOfRange):
-    """A number without a unit that is out of range."""
-
     label = "it is {least} to {most}"
     least: str
     most: str
 
 
 class QuantityBeyondLimits(BeyondLimits):
-    """A number with a unit that is out of range."""
-
     label = "a {dimension} is {least} to {most} {unit} here"
     dimension: str
     unit: str
 
 
 class ReleasesTooMuch(OutOfRange):
-    """More memory released by the first half of a backward than there are activations."""
-
     label = "the first half of a backward lets go of the activations at most, {activations}"
     activations: str
 
@@ -153,15 +137,12 @@ LeavesTooMuchHalfway = ReleasesTooMuch.worded(
 
 
 class WrongSplit(OutOfRange):
-    """A split whose numbers are not the first layers of its stages."""
-
     label = "it lists the first layer of each of the {stages:stage}, from 0 upwards"
     stages: int
 
 
 class StagesMissing(Diagnostic, code="CH711"):
-    """A depth that describes another number of stages than its ``stages`` says."""
-
+    meaning = "A depth that describes another number of stages than its `stages` says."
     title = "the model is cut into {stages:stage}, and {described:stage} {described:is or are} described"
     label = "needs {stages:stage}"
     help = "give each stage its own `[[depth.stage]]`, in order, or correct `stages`"
@@ -170,8 +151,7 @@ class StagesMissing(Diagnostic, code="CH711"):
 
 
 class DescribedTwice(Diagnostic, code="CH712"):
-    """Two descriptions of the same thing, such as one depth or one micro-batch size."""
-
+    meaning = "Two descriptions of the same thing, such as one depth or one micro-batch size."
     title = "`{name} = {value}` is described twice"
     label = "the second"
     help = "remove one of the two"
@@ -182,8 +162,7 @@ class DescribedTwice(Diagnostic, code="CH712"):
 
 
 class TimesAndWork(Diagnostic, code="CH713"):
-    """A file in which some costs are times and others count work."""
-
+    meaning = "A file in which some costs are times and others count work."
     title = "`{name}` counts work, and other costs of the file are times"
     label = "in FLOP"
     help = "give all costs as times, or all of them as work, which the cluster's [device] turns into time"
@@ -193,8 +172,7 @@ class TimesAndWork(Diagnostic, code="CH713"):
 
 
 class LastStageSends(Diagnostic, code="CH714"):
-    """The last stage or layer has an output to pass on."""
-
+    meaning = "The last stage or layer has an output to pass on."
     title = "{part} is the last, and hands nothing on"
     label = "to whom?"
     help = "remove `{name}`; what the last one ends in is the loss"
@@ -203,8 +181,7 @@ class LastStageSends(Diagnostic, code="CH714"):
 
 
 class NothingLeft(Diagnostic, code="CH715"):
-    """All memory of a worker is reserved, so that none is left for the model."""
-
+    meaning = "All memory of a worker is reserved, so that none is left for the model."
     title = "all of the {memory} are reserved, which leaves nothing for the model"
     label = "{reserved} reserved"
     help = "`reserved` is what a worker needs beside the model: less than `memory`"
@@ -213,8 +190,7 @@ class NothingLeft(Diagnostic, code="CH715"):
 
 
 class NoDevice(Diagnostic, code="CH716"):
-    """A profile that counts work, with a cluster that does not say how fast a device works."""
-
+    meaning = "A profile that counts work, with a cluster that does not say how fast a device works."
     title = "the profile counts work, and the cluster has no [device] to tell how long that takes"
     label = "without [device]"
     help = (
@@ -223,8 +199,7 @@ class NoDevice(Diagnostic, code="CH716"):
 
 
 class NotThatDeep(Diagnostic, code="CH717"):
-    """A profile without a depth that has as many stages as the schedule."""
-
+    meaning = "A profile without a depth that has as many stages as the schedule."
     title = "the schedule has {stages:stage}, and the profile has no such depth"
     label = "depths: {depths}"
     help = "choose a schedule of one of these depths: {depths} (D=..), or add a [[depth]] with `stages = {stages}`"
@@ -233,8 +208,7 @@ class NotThatDeep(Diagnostic, code="CH717"):
 
 
 class NotThatSize(Diagnostic, code="CH718"):
-    """Stages that were not measured with this micro-batch size."""
-
+    meaning = "Stages that were not measured with this micro-batch size."
     title = "stage {stage} of {stages} has no costs for micro-batches of size {size}{count:and more}"
     label = "sizes: {sizes}"
     help = "choose another --micro-batch-size, or add a [[depth.stage.at]] with `micro_batch_size = {size}`"
@@ -246,8 +220,7 @@ class NotThatSize(Diagnostic, code="CH718"):
 
 
 class ClusterTooSmall(Diagnostic, code="CH719"):
-    """A schedule whose copies together need more workers than the cluster has."""
-
+    meaning = "A schedule whose copies together need more workers than the cluster has."
     title = "the schedule needs {needed:worker}, {copies:copy} of {per_copy:worker}, and the cluster has {workers}"
     label = "too few"
     help = "choose fewer --copies, or a schedule on fewer workers"
@@ -258,16 +231,14 @@ class ClusterTooSmall(Diagnostic, code="CH719"):
 
 
 class StepOfWork(Diagnostic, code="CH720"):
-    """A profile in which the optimizer's step is a time, while forwards and backwards count work."""
-
+    meaning = "A profile in which the optimizer's step is a time, while forwards and backwards count work."
     title = "`step` is a time, and the profile counts work"
     label = "of which device?"
     help = "remove `step`, which has no work to count, or give all other costs as times too"
 
 
 class ShortMessages(Diagnostic, code="CH721"):
-    """A second set of costs for short messages, as in older cluster files."""
-
+    meaning = "A second set of costs for short messages, as in older cluster files."
     title = "{where} has `short`, and short messages no longer have costs of their own"
     label = "written by an older version"
     help = "measure again with `chimera profile links`, or remove `short` and let {where} stand for all messages"
@@ -275,8 +246,7 @@ class ShortMessages(Diagnostic, code="CH721"):
 
 
 class StagesAndLayers(Diagnostic, code="CH722"):
-    """A profile describes both stages and layers."""
-
+    meaning = "A profile describes both stages and layers."
     title = "a profile describes stages or layers, and this one has both"
     label = "layers"
     help = "keep every [[layer]], from which stages follow for any split, or every [[depth]]"
@@ -285,8 +255,7 @@ class StagesAndLayers(Diagnostic, code="CH722"):
 
 
 class SizeOfSomeLayers(Diagnostic, code="CH723"):
-    """One layer was measured with micro-batches of a size, and another was not."""
-
+    meaning = "One layer was measured with micro-batches of a size, and another was not."
     title = "layer {missing} has no costs for micro-batches of size {size}, which layer {there} has"
     label = "the sizes differ"
     help = "give all layers the same sizes: a stage takes the costs of all its layers"
@@ -296,8 +265,7 @@ class SizeOfSomeLayers(Diagnostic, code="CH723"):
 
 
 class SlicesOfSomeParts(Diagnostic, code="CH730"):
-    """One stage or layer was measured in another number of slices than another."""
-
+    meaning = "One stage or layer was measured in another number of slices than another."
     title = "{part} has {count:slice} of a micro-batch of {size:item}, and {other} has {there}"
     label = "{count:slice}"
     help = "give all of them a table `slice` for each slice, in the order of the sequence, or none of them"
@@ -309,8 +277,7 @@ class SlicesOfSomeParts(Diagnostic, code="CH730"):
 
 
 class TooFewLayers(Diagnostic, code="CH724"):
-    """The schedule has more stages than the profile has layers."""
-
+    meaning = "The schedule has more stages than the profile has layers."
     title = "the schedule has {stages:stage}, and the profile has {layers:layer}"
     label = "{layers:layer} in all"
     help = "every stage has one layer at least: choose a schedule of fewer stages (D=..)"
@@ -319,8 +286,7 @@ class TooFewLayers(Diagnostic, code="CH724"):
 
 
 class SizeOfNoLayer(Diagnostic, code="CH725"):
-    """A micro-batch size with which the layers of a profile were not measured."""
-
+    meaning = "A micro-batch size with which the layers of a profile were not measured."
     title = "the layers have no costs for micro-batches of size {size}"
     label = "sizes: {sizes}"
     help = "choose another --micro-batch-size, or measure the layers with that one as well"
@@ -335,17 +301,14 @@ class _WithoutLink(Diagnostic):
 
     @property
     def where(self) -> str:
-        """The words ``within a node`` or ``between nodes``, for the messages that the table is about."""
         return {"within": "within a node", "between": "between nodes"}[self.name]
 
     def drawing(self) -> tuple[str, ...]:
-        """Returns the lines to add to the cluster file."""
         return f"[links.{self.name}]", 'latency = "100 us"', 'bandwidth = "1 GB/s"'
 
 
 class LinkMissing(_WithoutLink, code="CH726"):
-    """A cluster file without the cost of messages."""
-
+    meaning = "A cluster file without the cost of messages."
     title = "the file lacks `[links.{name}]`, which says what a message {where} takes"
     label = "{workers:worker}, {per_node} to a node"
     help = "add, with figures of your own:"
@@ -353,15 +316,13 @@ class LinkMissing(_WithoutLink, code="CH726"):
     per_node: int
 
     def notes(self) -> tuple[Note, ...]:
-        """Returns a note on what to write if all workers are in one node after all; none if they already are."""
         if self.workers <= self.per_node:
             return ()
         return (Note(f"with `per_node = {self.workers}` all workers are in one node: `[links.within]` is enough"),)
 
 
 class LinkUnnamed(_WithoutLink, code="CH727"):
-    """A cost of messages in ``[links]`` itself, which does not say for which links it is."""
-
+    meaning = "A cost of messages in `[links]` itself, which does not say for which links it is."
     title = "`{entry}` stands in `[links]`, which does not say for which links"
     label = "within a node, or between nodes?"
     help = "write `[links.{name}]`, for messages {where}, in place of `[links]`:"
@@ -369,12 +330,10 @@ class LinkUnnamed(_WithoutLink, code="CH727"):
 
 
 class NoHostLink(Diagnostic, code="CH728"):
-    """A schedule that moves activations to the host, with a cluster that does not say how long that takes."""
-
+    meaning = "A schedule that moves activations to the host, with a cluster that does not say how long that takes."
     title = "the schedule moves activations to the host, and the cluster has no [host] to tell how long that takes"
     label = "without [host]"
     help = "add, with figures of your own:"
 
     def drawing(self) -> tuple[str, ...]:
-        """Returns the lines to add to the cluster file."""
         return "[host]", 'latency = "20 us"', 'bandwidth = "20 GB/s"'

@@ -9,8 +9,7 @@ from chimera_ir.source import Span
 
 
 class SlotInUse(InLane, code="CH406"):
-    """A receive into a buffer whose content is still needed."""
-
+    meaning = "A receive into a buffer whose content is still needed."
     title = "`{line}` on worker {worker} overwrites slot {slot} while it is in use"
     label = "slot {slot} still holds {content}"
     help = "receive into another slot, or post the receive after `{last_use}`"
@@ -21,7 +20,6 @@ class SlotInUse(InLane, code="CH406"):
     first_use_span: Span
 
     def notes(self) -> tuple[Note, ...]:
-        """Places from which and up to which the slot is in use."""
         return (
             Note("the slot is taken here", self.first_use_span),
             Note(f"and free after `{self.last_use}`", self.last_use_span),
@@ -29,8 +27,7 @@ class SlotInUse(InLane, code="CH406"):
 
 
 class SlotTooHigh(InLane, code="CH407"):
-    """A slot number that is higher than any program for the schedule needs."""
-
+    meaning = "A slot number that is higher than any program for the schedule needs."
     title = "`{line}` on worker {worker} names slot {slot}, beyond any need"
     label = "stage and direction have slots 0 to {last} at most, one per message"
     help = "use a slot from 0 to {last}"
@@ -39,8 +36,7 @@ class SlotTooHigh(InLane, code="CH407"):
 
 
 class ReceivesOutOfOrder(InLane, code="CH408"):
-    """Receives from a peer that are not in the order of its sends."""
-
+    meaning = "Receives from a peer that are not in the order of its sends."
     title = "worker {worker} posts `{line}` where worker {peer} sends `{sent}`"
     label = "number {place} of the receives from worker {peer}"
     help = "post the receives from worker {peer} in the order of its sends: an in-order queue matches them by place"
@@ -64,8 +60,7 @@ class Blocked:
 
 
 class Deadlock(Diagnostic, code="CH409"):
-    """Lanes that wait for each other."""
-
+    meaning = "Lanes that wait for each other."
     title = "{lanes}: the program cannot finish with {transports}"
     label = "worker {first.worker} waits for {first.meaning}"
     help = "on worker {last.peer}, run `{last.needs}` before `{first.line}`"
@@ -74,22 +69,18 @@ class Deadlock(Diagnostic, code="CH409"):
 
     @property
     def lanes(self) -> str:
-        """The beginning of the title, such as ``3 workers wait for each other``."""
         count = len(self.blocked)
         return f"{count:,} workers wait for each other" if count > 1 else f"worker {self.first.worker} waits for itself"
 
     @property
     def first(self) -> Blocked:
-        """The lane that is listed first; it waits for the second one."""
         return self.blocked[0]
 
     @property
     def last(self) -> Blocked:
-        """The lane that is listed last; it waits for the first one."""
         return self.blocked[-1]
 
     def notes(self) -> tuple[Note, ...]:
-        """The cycle, worker by worker."""
         return tuple(
             Note(
                 f"worker {lane.worker} stands at `{lane.line}`, for {lane.meaning},"
@@ -101,8 +92,7 @@ class Deadlock(Diagnostic, code="CH409"):
 
 
 class NotHeld(InLane, code="CH410"):
-    """A line about a weight group on a worker that holds none of the group's stages."""
-
+    meaning = "A line about a weight group on a worker that holds none of the group's stages."
     title = "`{line}` on worker {worker}, which does not hold {group}"
     label = "{group} is held by {holders}"
     help = "remove the line"
@@ -111,8 +101,7 @@ class NotHeld(InLane, code="CH410"):
 
 
 class NotTied(InLane, code="CH421"):
-    """A line about parameters that stages share, for stages that the header does not tie."""
-
+    meaning = "A line about parameters that stages share, for stages that the header does not tie."
     title = "`{line}` on worker {worker}: the stages {stages} share no parameters"
     label = "no line of the header ties them"
     help = "remove the line, or add `{header_line}` to the header"
@@ -131,8 +120,7 @@ class Launches:
 
 
 class LaunchOrder(Diagnostic, code="CH411"):
-    """Workers that launch their sums in orders that contradict each other."""
-
+    meaning = "Workers that launch their sums in orders that contradict each other."
     title = "workers launch the sums of their gradients in orders that contradict each other"
     label = "worker {first.worker} launches {first.earlier} before {first.later}"
     help = "launch them in one order on all workers, so that no two groups of workers wait for each other"
@@ -140,7 +128,6 @@ class LaunchOrder(Diagnostic, code="CH411"):
     others: tuple[Launches, ...]
 
     def notes(self) -> tuple[Note, ...]:
-        """Returns the launches of the other workers, which contradict the first worker's order."""
         return tuple(
             Note(f"worker {order.worker} launches {order.earlier} before {order.later}", order.span)
             for order in self.others
@@ -148,8 +135,7 @@ class LaunchOrder(Diagnostic, code="CH411"):
 
 
 class AfterStep(InLane, code="CH412"):
-    """An operation that reads weights which the update has already changed."""
-
+    meaning = "An operation that reads weights which the update has already changed."
     title = "worker {worker} runs `{line}` after `{step}`"
     label = "reads weights of {group} that are one update too new"
     help = "on worker {worker}, move `{step}` below `{line}`"
@@ -160,8 +146,7 @@ class AfterStep(InLane, code="CH412"):
 
 
 class NoSuchUpdate(InLane, code="CH416"):
-    """A sum or a step that leads to a version which no update makes."""
-
+    meaning = "A sum or a step that leads to a version which no update makes."
     title = "`{line}` on worker {worker} belongs to no update"
     label = "{updates:update} make the versions 1 to {updates}"
     help = "remove the line, or name the version that its update leads to"
@@ -172,15 +157,12 @@ VersionOfOneStep = NoSuchUpdate.worded("VersionOfOneStep", label="a synchronous 
 
 
 class UpdateOfForwards(NoSuchUpdate):
-    """A sum or a step in a program whose operations add to no gradients."""
-
     label = "the header says `{kinds}`: no operation adds to gradients"
     kinds: str
 
 
 class VersionsDiffer(Diagnostic, code="CH417"):
-    """A backward that reads other weights than its forward."""
-
+    meaning = "A backward that reads other weights than its forward."
     title = "`{backward}` reads another version of the weights than `{forward}`"
     label = "gradients of two versions at once are gradients of none"
     help = "let both read the version of the forward, and keep it until the backward"
@@ -191,8 +173,7 @@ class VersionsDiffer(Diagnostic, code="CH417"):
 
 
 class TooManyCopies(Diagnostic, code="CH418"):
-    """A worker that keeps more versions of a group's weights than its operations still read."""
-
+    meaning = "A worker that keeps more versions of a group's weights than its operations still read."
     title = "worker {worker} keeps {kept:copy} of the weights of {group}, {needed} {needed:is or are} needed"
     label = "one more copy from here on"
     help = "run `{first}` right before `{then}`"
@@ -210,15 +191,12 @@ CopyKeptTooLong = TooManyCopies.worded(
 
 
 class CopyInVain(TooManyCopies):
-    """A stashed version that no operation reads."""
-
     help = "remove `{stash}` and `{first}`: nothing reads that version after `{then}`"
     stash: str
 
 
 class BoundExceeded(Diagnostic, code="CH413"):
-    """A declared memory bound that does not hold."""
-
+    meaning = "A declared memory bound that does not hold."
     title = "worker {worker} holds the activations of {peak:micro-batch} (M_a), more than the declared {limit}"
     label = "the peak is reached by `{place}`"
     help = "raise the bound to {peak}, or run backwards earlier"
@@ -269,8 +247,7 @@ NoOrderFitsHost = NoOrderFits.worded(
 
 
 class BoundUnchecked(Diagnostic, code="CH423"):
-    """A bound in bytes where the sizes of the stages are not known."""
-
+    meaning = "A bound in bytes where the sizes of the stages are not known."
     severity = Severity.WARNING
     title = "this bound in bytes is not checked: without a profile no bytes are known"
     label = "not checked"
@@ -278,8 +255,7 @@ class BoundUnchecked(Diagnostic, code="CH423"):
 
 
 class MoreErrors(Diagnostic, code="CH415"):
-    """More errors against one rule than are shown one by one."""
-
+    meaning = "More errors against one rule than are shown one by one."
     title = '{count:more error} by the rule "{rule}"'
     label = "the next one is here"
     help = "mend the first ones and compile again"
@@ -288,16 +264,14 @@ class MoreErrors(Diagnostic, code="CH415"):
 
 
 class MoreWarnings(MoreErrors, code="CH419"):
-    """More warnings about one rule than are shown one by one."""
-
+    meaning = "More warnings about one rule than are shown one by one."
     severity = Severity.WARNING
     title = '{count} more warnings by the rule "{rule}"'
     help = "look at the first ones; these are of their kind"
 
 
 class NothingTrained(Diagnostic, code="CH420"):
-    """A report or scripts for a text whose operations make no update."""
-
+    meaning = "A report or scripts for a text whose operations make no update."
     title = "the header says `{kinds}`: there is no update to report on, and none to write scripts for"
     label = "a part of what is compiled"
     help = "--emit program, or timeline, shows it; scripts come from the scheme, with its backwards"
@@ -305,11 +279,8 @@ class NothingTrained(Diagnostic, code="CH420"):
 
 
 class ScriptDiffers(Diagnostic, code="CH422"):
-    """A script that was generated for a program does something else than the program says.
-
-    ``text`` is line ``number`` of the script, empty if no line is at fault; ``done`` says what the script does there.
-    """
-
+    meaning = "A script that was generated for a program does something else than the program says."
+    # ``text`` is line ``number`` of the script, empty if no line is at fault; ``done`` says what the script does there.
     title = "`{function}` in {script} does not do what the program says"
     label = "the program says {expectation}"
     help = "no script is written: this is an error of chimera_ir, so please report it, with this text and the command"
@@ -322,18 +293,15 @@ class ScriptDiffers(Diagnostic, code="CH422"):
 
     @property
     def expectation(self) -> str:
-        """The program's line at the place where the script differs, or ``nothing more``."""
         return f"`{self.expected}`" if self.expected else "nothing more"
 
     def notes(self) -> tuple[Note, ...]:
-        """Returns a note with the line of the script and what the line does."""
         where = f"line {self.number} of {self.script}, `{self.text}`," if self.text else f"{self.script}"
         return (Note(f"{where} {self.done}"),)
 
 
 class NoTurnFound(Diagnostic, code="CH604"):
-    """Operations without clocks in a pipe without end, whose list schedule never repeats."""
-
+    meaning = "Operations without clocks in a pipe without end, whose list schedule never repeats."
     title = "no turn was found after which the operations without clocks repeat"
     label = "the compiler orders this operation"
     help = "give it a clock, or bound the activations: `memory activations <= ..`"

@@ -19,15 +19,12 @@ class InLane(Diagnostic):
 
 
 class MissingLine(InLane, code="CH401"):
-    """A line that a worker lacks."""
-
+    meaning = "A line that a worker lacks."
     title = "worker {worker} has no `{line}`"
     help = "add `{line}` to the lane of worker {worker}"
 
 
 class MissingSend(MissingLine):
-    """A missing send of a value that another worker needs."""
-
     label = "worker {peer} needs {content} for `{user}`"
     help = MissingLine.help + ", after `{operation}`"
     peer: int
@@ -37,16 +34,12 @@ class MissingSend(MissingLine):
 
 
 class MissingWaitSend(MissingLine):
-    """A send that its worker never waits for."""
-
     label = "nothing waits for this send, so its tensors are never known to be free"
     help = MissingLine.help + ", below `{send}`"
     send: str
 
 
 class MissingWaitMove(MissingLine):
-    """A move of memory that its worker never waits for."""
-
     label = "nothing waits for this {noun}, so it is never known to be over"
     help = MissingLine.help + ", below `{launch}`"
     noun: str
@@ -54,8 +47,6 @@ class MissingWaitMove(MissingLine):
 
 
 class MissingWaitRecv(MissingLine):
-    """A receive that its worker never waits for."""
-
     label = "`{user}` needs {content} (worker {peer})"
     help = MissingLine.help + ", before `{user}`"
     peer: int
@@ -67,8 +58,6 @@ MissingRecv = MissingWaitRecv.worded("MissingRecv", help=MissingWaitRecv.help + 
 
 
 class MissingStep(MissingLine):
-    """A missing step, without which an update leaves weights as they are."""
-
     label = "worker {worker} holds weights of {group}, which every update must change"
     help = MissingLine.help + ", at the end"
     group: str
@@ -81,19 +70,15 @@ MissingStepOfMany = MissingStep.worded(
 
 
 class MissingSum(MissingStep):
-    """A missing launch of a sum in which the worker must take part."""
-
     label = "every worker that holds {part}{group} takes part in the sum of its gradients"
     help = MissingLine.help + ", after its last backward of {whose}"
 
     @property
     def part(self) -> str:
-        """The words ``a stage of `` for a weight group of tied stages; else nothing."""
         return "a stage of " if self.tied else ""
 
     @property
     def whose(self) -> str:
-        """The words for the stage of the weight group, or for its tied stages."""
         return "those stages" if self.tied else "that stage"
 
 
@@ -105,8 +90,6 @@ MissingWaitSum = MissingStep.worded(
 
 
 class MissingStash(MissingLine):
-    """A missing stash of a version that is still read after the next version has been made."""
-
     label = "`{operation}` reads {weights} after `{step}`"
     help = MissingLine.help + ", before `{step}`"
     operation: str
@@ -115,8 +98,6 @@ class MissingStash(MissingLine):
 
 
 class MissingDrop(MissingLine):
-    """A missing drop, without which a stashed version is kept for ever."""
-
     label = "nothing lets {weights} go"
     help = MissingLine.help + ", after `{end}`"
     weights: str
@@ -124,37 +105,28 @@ class MissingDrop(MissingLine):
 
 
 class RedundantLine(InLane, code="CH402"):
-    """A line that repeats another, or changes nothing."""
-
+    meaning = "A line that repeats another, or changes nothing."
     title = "`{line}` on worker {worker} is redundant: a synchronous program has one version"
     label = "redundant"
     help = "remove the line"
 
 
 class NeverReplaced(RedundantLine):
-    """A stash of weights that no later step changes."""
-
     title = "`{line}` on worker {worker} is redundant: no step follows {weights}"
     weights: str
 
 
 class NeverStashed(RedundantLine):
-    """A drop of a version that is not stashed."""
-
     title = "`{line}` on worker {worker} is redundant: {weights} is not stashed"
     weights: str
 
 
 class WaitForNoMove(RedundantLine):
-    """A wait for a move of memory that the worker does not launch."""
-
     title = "`{line}` on worker {worker} is redundant: the worker has no `{launch}`"
     launch: str
 
 
 class WaitRepeated(RedundantLine):
-    """A second wait for a move of memory."""
-
     title = "`{line}` on worker {worker} is redundant: the lane has waited for this {noun} already"
     related = ("first", "the wait is over here")
     noun: str
@@ -162,8 +134,6 @@ class WaitRepeated(RedundantLine):
 
 
 class RepeatedLine(RedundantLine):
-    """A line that repeats what an earlier line has done with weights or a sum."""
-
     title = "`{line}` on worker {worker} is redundant: {content} is already {done}"
     related = ("first", "this line does the same")
     content: str
@@ -177,8 +147,7 @@ RepeatedMessage = RepeatedLine.worded(
 
 
 class LineTooEarly(InLane, code="CH403"):
-    """A line above another line that it must follow."""
-
+    meaning = "A line above another line that it must follow."
     title = "worker {worker} runs `{line}` before `{other}`"
     help = "on worker {worker}, move `{line}` below `{other}`"
     related = ("other_span", "`{other}` comes only here")
@@ -187,8 +156,6 @@ class LineTooEarly(InLane, code="CH403"):
 
 
 class LineAboutContent(LineTooEarly):
-    """A line that is too early for ``content``, which is a message's content or a version of weights."""
-
     content: str
 
 
@@ -213,8 +180,7 @@ DropBeforeRead = LineAboutContent.worded("DropBeforeRead", label="{content} is s
 
 
 class WrongPeer(InLane, code="CH404"):
-    """A message to or from a worker that does not take part in it."""
-
+    meaning = "A message to or from a worker that does not take part in it."
     title = (
         "`{line}` on worker {worker} names worker {peer}, but stage {stage} of this micro-batch is on worker {right}"
     )
@@ -226,54 +192,42 @@ class WrongPeer(InLane, code="CH404"):
 
 
 class UnknownMessage(InLane, code="CH405"):
-    """A line about a message that does not exist, or does not concern this worker."""
-
+    meaning = "A line about a message that does not exist, or does not concern this worker."
     title = _STRAY + "there is no such micro-batch or stage"
     label = "no such message here"
     help = "remove the line, or correct its micro-batch and stages"
 
 
 class NoStageOfMessage(UnknownMessage):
-    """A message from or to a stage that does not exist."""
-
     title = _STRAY + "there is no stage {stage}"
     stage: int
 
 
 class NotNeighbours(UnknownMessage):
-    """A message between two stages that are not neighbours."""
-
     title = _STRAY + "stages {source} and {target} are not neighbours"
     source: int
     target: int
 
 
 class WithinWorker(UnknownMessage):
-    """A message between two stages of one worker."""
-
     title = _STRAY + "both stages of this micro-batch are on worker {holder}, where no message is needed"
     holder: int
 
 
 class PartOfMessage(UnknownMessage):
-    """A line about a message with only a part of what an operation makes; all of it goes in one message."""
-
     title = _STRAY + "one message holds all that `{operation}` makes: `{whole}`"
     operation: str
     whole: str
 
 
 class MessageElsewhere(UnknownMessage):
-    """A send or a receive on another worker than the one that sends or receives the message."""
-
     title = _STRAY + "worker {peer} {verb} it"
     peer: int
     verb: str
 
 
 class RecomputesInPart(Diagnostic, code="CH331"):
-    """An operation over several micro-batches of which a stage recomputes only some."""
-
+    meaning = "An operation over several micro-batches of which a stage recomputes only some."
     title = "`{operation}` is over micro-batches of which stage {stage} recomputes only some{count:and more}"
     label = "on worker {worker}; micro-batch {micro} is recomputed"
     help = "let all micro-batches of an operation recompute, or none of them"
@@ -285,8 +239,7 @@ class RecomputesInPart(Diagnostic, code="CH331"):
 
 
 class OperandsOfWhole(Diagnostic, code="CH332"):
-    """A move of what a weight gradient needs, of a micro-batch whose backward is not split."""
-
+    meaning = "A move of what a weight gradient needs, of a micro-batch whose backward is not split."
     title = "`{move}` moves operands of a backward that is not split{count:and more}"
     label = "on worker {worker}"
     help = "split the backward into `I` and `W`, which have operands between them, or remove both moves"
@@ -299,8 +252,7 @@ class OperandsOfWhole(Diagnostic, code="CH332"):
 
 
 class Conflict(Diagnostic, code="CH301"):
-    """Two operations of one worker on one clock."""
-
+    meaning = "Two operations of one worker on one clock."
     title = "worker {worker} has two operations on clock {clock}{count:and more}"
     label = "`{second}` on clock {clock}"
     help = "give one of the two another clock, or place its stage on another worker"
@@ -314,13 +266,11 @@ class Conflict(Diagnostic, code="CH301"):
     around: tuple[str, ...]
 
     def drawing(self) -> tuple[str, ...]:
-        """Returns a picture of the lanes at the clocks around the conflict."""
         return self.around
 
 
 class WrongWorker(Diagnostic, code="CH304"):
-    """An operation on a worker that does not hold its stage for its pipe."""
-
+    meaning = "An operation on a worker that does not hold its stage for its pipe."
     title = "`{operation}` is on worker {worker}, but pipe {pipe} has stage {stage} on worker {right}{count:and more}"
     label = "on worker {worker}"
     help = "move it to worker {right}, or place stage {stage} of pipe {pipe} on worker {worker}"
@@ -333,8 +283,7 @@ class WrongWorker(Diagnostic, code="CH304"):
 
 
 class PlacedOutside(Diagnostic, code="CH305"):
-    """A pipe places a stage on a worker that does not exist."""
-
+    meaning = "A pipe places a stage on a worker that does not exist."
     title = "pipe {pipe} places stage {stage} on worker {worker}, but there are workers 0 to {last}"
     label = "needs worker {worker}"
     help = "place it on one of the workers 0 to {last}, or have more workers"
@@ -345,8 +294,7 @@ class PlacedOutside(Diagnostic, code="CH305"):
 
 
 class StagesUnplaced(Diagnostic, code="CH306"):
-    """A pipe places too few or too many stages."""
-
+    meaning = "A pipe places too few or too many stages."
     title = "pipe {pipe} places {placed} of {stages:stage}"
     label = "every pipe places every stage once"
     help = "give pipe {pipe} a worker for each of the stages 0 to {last}"
@@ -357,8 +305,7 @@ class StagesUnplaced(Diagnostic, code="CH306"):
 
 
 class MicrosNotNumbered(Diagnostic, code="CH307"):
-    """A micro-batch among 0 to N - 1 that belongs to no pipe, or to several."""
-
+    meaning = "A micro-batch among 0 to N - 1 that belongs to no pipe, or to several."
     title = "micro-batch {micro} belongs to {pipes:pipe}, not to one"
     label = "in a pipe's range of micro-batches"
     help = "number the micro-batches of all pipes 0 to {last}, each number once"
@@ -368,8 +315,7 @@ class MicrosNotNumbered(Diagnostic, code="CH307"):
 
 
 class NoSuchOperation(Diagnostic, code="CH308"):
-    """An operation on a micro-batch or stage that does not exist."""
-
+    meaning = "An operation on a micro-batch or stage that does not exist."
     title = "`{operation}` is on worker {worker}, but it is about no micro-batch{count:and more}"
     label = "there is no such operation"
     help = "stages are numbered 0 to {last_stage}, micro-batches 0 to {last_micro}, workers 0 to {last_worker}"
@@ -382,8 +328,6 @@ class NoSuchOperation(Diagnostic, code="CH308"):
 
 
 class NumberNotThere(NoSuchOperation):
-    """An operation with the number of a stage, a worker, a micro-batch or a version that does not exist."""
-
     title = "`{operation}` is on worker {worker}, but there is no {noun} {number}{count:and more}"
     noun: str
     number: int
@@ -403,8 +347,7 @@ NoVersionNamed = NoSuchOperation.worded(
 
 
 class KindNotThere(Diagnostic, code="CH316"):
-    """An operation of a kind that the header leaves out."""
-
+    meaning = "An operation of a kind that the header leaves out."
     title = "`{operation}` is on worker {worker}, but the header says `{kinds}`{count:and more}"
     label = "of another kind"
     help = "remove the operation, or the `kinds` line of the header"
@@ -415,8 +358,7 @@ class KindNotThere(Diagnostic, code="CH316"):
 
 
 class RecomputesNothing(Diagnostic, code="CH330"):
-    """An operation ``recompute`` on a stage that keeps all that its forward computes."""
-
+    meaning = "An operation `recompute` on a stage that keeps all that its forward computes."
     title = (
         "`{operation}` is on worker {worker}, but stage {stage} of the pipe `{pipe}` keeps everything{count:and more}"
     )
@@ -430,8 +372,9 @@ class RecomputesNothing(Diagnostic, code="CH330"):
 
 
 class ClockNotIncreasing(Diagnostic, code="CH309"):
-    """An operation whose clock is not above that of an operation which it needs: legal, but it may have to wait."""
-
+    meaning = (
+        "An operation whose clock is not above that of an operation which it needs: legal, but it may have to wait."
+    )
     severity = Severity.WARNING
     title = "the clock does not increase from `{before}` to `{after}`{count:and more}"
     label = "`{after}` has clock {after_clock} on worker {after_worker}"
@@ -448,8 +391,7 @@ class ClockNotIncreasing(Diagnostic, code="CH309"):
 
 
 class LaneCount(Diagnostic, code="CH311"):
-    """A level with more or fewer lanes than workers."""
-
+    meaning = "A level with more or fewer lanes than workers."
     title = "the schedule has {lanes:lane} for {workers:worker}"
     label = "one lane per worker"
     help = "give every worker one lane; a worker with nothing to do has an empty one"
@@ -458,8 +400,7 @@ class LaneCount(Diagnostic, code="CH311"):
 
 
 class GroupsDiffer(Diagnostic, code="CH312"):
-    """Neighbouring stages that take the micro-batches in different groups."""
-
+    meaning = "Neighbouring stages that take the micro-batches in different groups."
     title = "`{after}` does not fit `{before}`, whose {what} it needs{count:and more}"
     label = "`{after}` is over other micro-batches"
     help = "an operation hands on all its {what} at once: write both lines over the same micro-batches"
@@ -472,8 +413,7 @@ class GroupsDiffer(Diagnostic, code="CH312"):
 
 
 class PipesMixed(Diagnostic, code="CH313"):
-    """An operation over micro-batches of several pipes."""
-
+    meaning = "An operation over micro-batches of several pipes."
     title = "`{operation}` is over micro-batches of two pipes, {first} and {second}"
     label = "micro-batches that take different ways"
     help = "write one operation for each pipe"
@@ -483,8 +423,7 @@ class PipesMixed(Diagnostic, code="CH313"):
 
 
 class UpdatesMixed(Diagnostic, code="CH314"):
-    """A backward over micro-batches of two updates, whose gradients would count for both."""
-
+    meaning = "A backward over micro-batches of two updates, whose gradients would count for both."
     title = "`{operation}` is over micro-batches of update {first} and of update {second}"
     label = "its gradients are one sum, which one step uses"
     help = "write one backward for each update"
@@ -504,8 +443,7 @@ class CycleStep:
 
 
 class Cycle(Diagnostic, code="CH310"):
-    """Operations that wait for each other in a cycle."""
-
+    meaning = "Operations that wait for each other in a cycle."
     title = "{who} in a cycle"
     label = "`{worst}` can never start"
     help = "let it read an older version of the weights, one that does not need its own gradients"
@@ -514,12 +452,10 @@ class Cycle(Diagnostic, code="CH310"):
 
     @property
     def who(self) -> str:
-        """The beginning of the title, such as ``3 operations wait for each other``."""
         length = len(self.steps)
         return f"{length:,} operations wait for each other" if length > 1 else f"`{self.worst}` waits for itself"
 
     def notes(self) -> tuple[Note, ...]:
-        """The cycle, operation by operation."""
         following = (*self.steps[1:], self.steps[0])
         return tuple(
             Note(
@@ -531,8 +467,6 @@ class Cycle(Diagnostic, code="CH310"):
 
 
 class CycleOfClocks(Cycle):
-    """A cycle in which an operation has a lower clock than one that it needs."""
-
     help = "give `{after}` a clock above {clock}, the clock of `{before}`, which it needs"
     after: str
     clock: int | None
@@ -543,16 +477,12 @@ CycleOfVersions = CycleOfClocks.worded("CycleOfVersions", help=CycleOfClocks.hel
 
 
 class CycleOfPair(Cycle):
-    """A cycle through a pair, whose forward and backward wait for the same things."""
-
     help = "run `{forward}` and `{backward}` one after the other: as a pair they wait for what either needs"
     forward: str
     backward: str
 
 
 class CycleOfLane(Cycle):
-    """A cycle through two operations that their worker runs in the wrong order."""
-
     help = "on worker {worker}, run `{second}` before `{first}`"
     worker: int
     second: str
@@ -560,8 +490,7 @@ class CycleOfLane(Cycle):
 
 
 class NotLowered(Diagnostic, code="CH315"):
-    """A correct schedule for which the compiler finds no program."""
-
+    meaning = "A correct schedule for which the compiler finds no program."
     title = "this schedule is legal, but the compiler finds no program for it"
     label = "in the program that it tries, {problem}"
     help = "let the operations read newer weights, or change their clocks or places"
@@ -569,13 +498,11 @@ class NotLowered(Diagnostic, code="CH315"):
     reason: str
 
     def notes(self) -> tuple[Note, ...]:
-        """Returns a note about the first error in the program that lowering tries."""
         return (Note(f"there, {self.reason}"),) if self.reason else ()
 
 
 class TiesDiffer(Diagnostic, code="CH317"):
-    """Stages that share parameters, but read different versions of them."""
-
+    meaning = "Stages that share parameters, but read different versions of them."
     title = "stages {first} and {other} are tied, but read different versions of the weights"
     label = "`{other_line}` reads another version than `{first_line}`"
     help = (
@@ -591,8 +518,7 @@ class TiesDiffer(Diagnostic, code="CH317"):
 
 
 class Missing(Diagnostic, code="CH302"):
-    """A micro-batch lacks operations on a stage."""
-
+    meaning = "A micro-batch lacks operations on a stage."
     title = "{micro_batch} has no {lacking} on stage {stage}{count:and more}"
     label = "pipe {pipe} runs stage {stage} on worker {worker}"
     help = "add `{operations}` on worker {worker}: every micro-batch meets every stage once{directions}"
@@ -607,7 +533,6 @@ class Missing(Diagnostic, code="CH302"):
 
     @property
     def lacking(self) -> str:
-        """The missing operations in words, as in ``forward and no backward``."""
         return " and no ".join(self.kinds)
 
 
@@ -617,14 +542,12 @@ MissingMove = Missing.worded(
 
 
 class Skipped(Missing, code="CH329"):
-    """A micro-batch has no operation at all on a stage."""
-
+    meaning = "A micro-batch has no operation at all on a stage."
     help = Missing.help + f"; no stage can be skipped; see {LIMITS}"
 
 
 class Duplicate(Diagnostic, code="CH303"):
-    """Two places of a schedule have the same operation."""
-
+    meaning = "Two places of a schedule have the same operation."
     title = "`{operation}` is there twice{count:and more}"
     label = "the second, on worker {worker}"
     help = "keep one of the two: every micro-batch meets every stage once{directions}"
@@ -638,8 +561,9 @@ class Duplicate(Diagnostic, code="CH303"):
 
 
 class DoneTwice(Diagnostic, code="CH318"):
-    """Two operations of different kinds do the same for a micro-batch, such as a backward and an input gradient."""
-
+    meaning = (
+        "Two operations of different kinds do the same for a micro-batch, such as a backward and an input gradient."
+    )
     title = "`{operation}` does again what `{first}` does{count:and more}"
     label = "on worker {worker}"
     help = "on each stage a micro-batch has either one `B`, or one `I` and one `W`"
@@ -653,8 +577,7 @@ class DoneTwice(Diagnostic, code="CH318"):
 
 
 class NoTurn(Diagnostic, code="CH601"):
-    """A lane that shows no full turn of the steady state."""
-
+    meaning = "A lane that shows no full turn of the steady state."
     title = "worker {worker} shows no turn of the steady state"
     label = "the lane is too short, or no operation comes again after {period:micro-batch}"
     help = "show more updates: enough to fill the pipeline, to go round three times, and to drain it"
@@ -663,8 +586,7 @@ class NoTurn(Diagnostic, code="CH601"):
 
 
 class BreaksTurn(Diagnostic, code="CH602"):
-    """A lane whose operations do not repeat from turn to turn."""
-
+    meaning = "A lane whose operations do not repeat from turn to turn."
     title = "the lane of worker {worker} does not repeat every {period:micro-batch}"
     label = "`{line}` stands where the turn has `{wanted}`"
     help = (
@@ -678,8 +600,7 @@ class BreaksTurn(Diagnostic, code="CH602"):
 
 
 class StateDiffers(Diagnostic, code="CH603"):
-    """A worker that falls further behind the other workers with every turn."""
-
+    meaning = "A worker that falls further behind the other workers with every turn."
     title = "the state does not repeat: worker {worker} does not go round once a turn"
     label = "here it waits for what comes a turn later every turn"
     help = "show more updates, or move `{line}` behind what it waits for"

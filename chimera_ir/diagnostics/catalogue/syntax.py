@@ -7,8 +7,7 @@ from chimera_ir.source import Span
 
 
 class Unclosed(Diagnostic, code="CH115"):
-    """An opening bracket whose partner is missing."""
-
+    meaning = "An opening bracket whose partner is missing."
     title = "this `{opener}` is never closed"
     label = "opened here"
     help = "close it with `{closer}` before {token}"
@@ -24,8 +23,7 @@ UnclosedPipe = Unclosed.worded("UnclosedPipe", help="close it with `{closer}` be
 
 
 class StrayCloser(Diagnostic, code="CH116"):
-    """A closing bracket whose partner is missing."""
-
+    meaning = "A closing bracket whose partner is missing."
     title = "this `{closer}` closes nothing"
     label = "no `{opener}` is open here"
     help = "remove it, or add the `{opener}` it belongs to"
@@ -34,8 +32,7 @@ class StrayCloser(Diagnostic, code="CH116"):
 
 
 class WrongCloser(Diagnostic, code="CH117"):
-    """A closing bracket of another shape than the opening one."""
-
+    meaning = "A closing bracket of another shape than the opening one."
     title = "`{opener}` is closed by `{closer}`"
     label = "expected `{expected}`"
     help = "write `{expected}` here"
@@ -47,8 +44,7 @@ class WrongCloser(Diagnostic, code="CH117"):
 
 
 class MissingComma(Diagnostic, code="CH118"):
-    """A comma is missing in a list."""
-
+    meaning = "A comma is missing in a list."
     title = "a comma is missing before {token}"
     label = "expected `,`"
     help = "separate what stands in the brackets: `{before}, {after}`"
@@ -58,8 +54,7 @@ class MissingComma(Diagnostic, code="CH118"):
 
 
 class WrongArguments(Diagnostic, code="CH138"):
-    """An operation whose arguments are not a micro-batch and a stage in round brackets, as in ``F(m, s)``."""
-
+    meaning = "An operation whose arguments are not a micro-batch and a stage in round brackets, as in `F(m, s)`."
     title = "the operation `{letter}` takes a micro-batch and a stage in round brackets"
     label = "found one argument"
     help = "write `{letter}(m, s) @ formula`"
@@ -78,15 +73,12 @@ FourthArgument = WrongArguments.worded(
 
 
 class WrongBrackets(WrongArguments):
-    """An operation whose arguments are not in round brackets."""
-
     label = "found {token}"
     token: str
 
 
 class MissingBrackets(Diagnostic, code="CH141"):
-    """A scheme or function whose parameters are not in brackets."""
-
+    meaning = "A scheme or function whose parameters are not in brackets."
     title = "the parameters of `{name}` stand in brackets"
     label = "expected `(` before {token}"
     help = "write `fn {name}(m) = formula`; a value without parameters is `let {name} = formula`"
@@ -95,15 +87,12 @@ class MissingBrackets(Diagnostic, code="CH141"):
 
 
 class SchemeWithoutBrackets(MissingBrackets):
-    """A scheme whose parameters are not in brackets."""
-
     help = "write `scheme {name}({parameter} = 4)`"
     parameter: str
 
 
 class SeveralValues(Diagnostic, code="CH142"):
-    """Several formulas, separated by commas, where one value belongs."""
-
+    meaning = "Several formulas, separated by commas, where one value belongs."
     title = "one value stands here, and this comma begins a second one"
     label = "unexpected"
     help = "keep one of the two; a clock that orders by a, and then by b, is `a*n + b` with n above every b"
@@ -113,8 +102,7 @@ class SeveralValues(Diagnostic, code="CH142"):
 
 
 class NotText(Diagnostic, code="CH101"):
-    """A character that no text holds: NUL, another control character, or a byte that is not UTF-8."""
-
+    meaning = "A character that no text holds: NUL, another control character, or a byte that is not UTF-8."
     title = "this is not a text: it holds {character}"
     label = "not a character of a text"
     help = "a scheme is plain text in UTF-8; is this the file you meant?"
@@ -122,7 +110,6 @@ class NotText(Diagnostic, code="CH101"):
 
     @property
     def character(self) -> str:
-        """The character in words, as it cannot be shown."""
         if self.token == "\0":
             return "a NUL character"
         if "\udc80" <= self.token <= "\udcff":
@@ -133,8 +120,7 @@ class NotText(Diagnostic, code="CH101"):
 
 
 class TextTooLong(Diagnostic, code="CH102"):
-    """More text than the compiler reads."""
-
+    meaning = "More text than the compiler reads."
     title = "the text has more than {limit:,} characters"
     label = "the compiler reads up to here"
     help = "write repetition as a formula of m and s, or as an indexed pipe `pipe name[i in 0..n] {{ .. }}`"
@@ -151,8 +137,7 @@ NameTooLong = TextTooLong.worded(
 
 
 class TooDeep(Diagnostic, code="CH103"):
-    """An expression nested deeper than the compiler follows."""
-
+    meaning = "An expression nested deeper than the compiler follows."
     title = "this formula is nested deeper than {limit:level}"
     label = "level {limit} is passed here"
     help = "name parts of the formula with `let` or `fn`"
@@ -160,24 +145,21 @@ class TooDeep(Diagnostic, code="CH103"):
 
 
 class NumberTooLarge(Diagnostic, code="CH104"):
-    """A literal beyond 64 bits."""
-
+    meaning = "A literal beyond 64 bits."
     title = "this number is too large"
     label = "beyond 9223372036854775807"
     help = "numbers have 64 bits: the largest is 2**63 - 1"
 
 
 class NothingHere(Diagnostic, code="CH105"):
-    """An empty text."""
-
+    meaning = "An empty text."
     title = "there is no scheme in this text"
     label = "expected `scheme name(parameters)`"
     help = "start with a header like `scheme mine(D = 4, N = 8)`; `chimera compile --list` shows complete schemes"
 
 
 class NoHeader(Diagnostic, code="CH106"):
-    """The first word is not ``scheme``."""
-
+    meaning = "The first word is not `scheme`."
     title = "a scheme starts with `scheme name(parameters)`, not with {token}"
     label = "expected `scheme`"
     help = "put a header like `scheme mine(D = 4, N = 8)` above everything but comments"
@@ -185,8 +167,7 @@ class NoHeader(Diagnostic, code="CH106"):
 
 
 class StrayCharacter(Diagnostic, code="CH107"):
-    """A character that has no meaning here."""
-
+    meaning = "A character that has no meaning here."
     title = "{token} has no meaning in a scheme"
     label = "unexpected"
     help = 'names are made of a-z, A-Z, 0-9 and _; other words belong in a `# comment` or a "message"'
@@ -206,8 +187,7 @@ StrayQuestion = StrayCharacter.worded("StrayQuestion", help="a choice is written
 
 
 class NotAnInteger(Diagnostic, code="CH108"):
-    """A decimal fraction where only integers can stand."""
-
+    meaning = "A decimal fraction where only integers can stand."
     title = "numbers are integers; `{token}` is not"
     label = "not an integer"
     help = "clocks are an order, not a time: scale all of them to integers (durations are set with `--cost`)"
@@ -215,8 +195,7 @@ class NotAnInteger(Diagnostic, code="CH108"):
 
 
 class GluedNumber(Diagnostic, code="CH109"):
-    """A number with letters right behind it."""
-
+    meaning = "A number with letters right behind it."
     title = "`{token}` is neither a number nor a name"
     label = "a number runs into a name"
     help = "for a product write `{number}*{name}`; a name starts with a letter"
@@ -229,8 +208,7 @@ ForeignNumber = GluedNumber.worded("ForeignNumber", help="a number is written in
 
 
 class OpenString(Diagnostic, code="CH110"):
-    """A quoted text, the message of a requirement, without its closing quote."""
-
+    meaning = "A quoted text, the message of a requirement, without its closing quote."
     title = "this message has no closing quote"
     label = "starts here and runs past the end of the line"
     help = 'close it with `"` on the same line'
@@ -241,8 +219,7 @@ LIMITS = '"What a scheme cannot say" in docs/reference/language.md'
 
 
 class KeywordAsName(Diagnostic, code="CH112"):
-    """A word of the language where a name is given or used."""
-
+    meaning = "A word of the language where a name is given or used."
     title = "`{token}` is a word of the language and cannot be a name"
     label = "expected a name"
     help = "choose another name, such as `{token}_`"
@@ -253,8 +230,7 @@ KeywordAsValue = KeywordAsName.worded("KeywordAsValue", label="expected a name o
 
 
 class MissingClock(Diagnostic, code="CH113"):
-    """A formula behind an operation, without ``@``."""
-
+    meaning = "A formula behind an operation, without `@`."
     title = "a formula behind the operation `{operation}` needs a word before it"
     label = "expected `@` or `prefer`"
     help = "write `{operation} @ formula` for a clock; without one the compiler orders the operation"
@@ -265,24 +241,21 @@ ClockBehindEquals = MissingClock.worded("ClockBehindEquals", label="did you mean
 
 
 class ClockAndPreference(Diagnostic, code="CH164"):
-    """A clock and a preference, or two of one of them, on one line."""
-
+    meaning = "A clock and a preference, or two of one of them, on one line."
     title = "an operation has a clock or a preference, not both"
     label = "the line has one already"
     help = "keep one of the two: `@` for a place in the order, `prefer` if the compiler orders the operation"
 
 
 class SingleEquals(Diagnostic, code="CH114"):
-    """``=`` between two values, where only ``==`` compares."""
-
+    meaning = "`=` between two values, where only `==` compares."
     title = "`=` gives a name to a value; it does not compare"
     label = "did you mean `==`?"
     help = "compare with `==`"
 
 
 class MissingIn(Diagnostic, code="CH119"):
-    """A variable without ``in`` and a range."""
-
+    meaning = "A variable without `in` and a range."
     title = "`{variable}` needs a range: `in` is missing"
     label = "expected `in`"
     help = "write `{variable} in 0..n`, which counts from 0 to n - 1"
@@ -290,8 +263,7 @@ class MissingIn(Diagnostic, code="CH119"):
 
 
 class UnknownLetter(Diagnostic, code="CH120"):
-    """An operation letter that does not exist."""
-
+    meaning = "An operation letter that does not exist."
     title = "no operation is called `{token}`"
     label = "expected {letters}"
     help = "the operations are {operations}"
@@ -301,8 +273,7 @@ class UnknownLetter(Diagnostic, code="CH120"):
 
 
 class OutsidePipe(Diagnostic, code="CH121"):
-    """A line of a pipe outside of every pipe."""
-
+    meaning = "A line of a pipe outside of every pipe."
     title = "{token} belongs in a pipe"
     label = "no pipe is open here"
     help = "put it between the braces of `pipe name {{ .. }}`"
@@ -312,8 +283,7 @@ class OutsidePipe(Diagnostic, code="CH121"):
 
 
 class InsidePipe(Diagnostic, code="CH122"):
-    """A line inside a pipe that belongs outside of all pipes."""
-
+    meaning = "A line inside a pipe that belongs outside of all pipes."
     title = "{token} cannot stand inside a pipe"
     label = "inside a pipe"
     help = "put it above the pipe, or close the pipe with `}}` first"
@@ -328,16 +298,14 @@ FunctionInsidePipe = InsidePipe.worded(
 
 
 class UnnamedTable(Diagnostic, code="CH144"):
-    """A table in the middle of a formula, or as something else than the value of a name."""
-
+    meaning = "A table in the middle of a formula, or as something else than the value of a name."
     title = "a table stands behind `let NAME =` alone"
     label = "a formula takes a number"
     help = "name the table, as in `let warm = [4, 3, 2, 1]`, and write `warm[s]` here for its entry number s"
 
 
 class MissingEquals(Diagnostic, code="CH123"):
-    """A definition without ``=``."""
-
+    meaning = "A definition without `=`."
     title = "`{name}` is given no value: `=` is missing"
     label = "expected `=`"
     help = "write `{word} {name} = formula`"
@@ -349,8 +317,7 @@ DefinedByComparison = MissingEquals.worded("DefinedByComparison", label="did you
 
 
 class MissingDefault(Diagnostic, code="CH124"):
-    """A parameter without a default."""
-
+    meaning = "A parameter without a default."
     title = "the parameter `{name}` has no default"
     label = "expected `=` and a value"
     help = "write `{name} = 4` or another value; `{name}=..` on the command line overrides it"
@@ -358,8 +325,7 @@ class MissingDefault(Diagnostic, code="CH124"):
 
 
 class MissingValue(Diagnostic, code="CH125"):
-    """An expression is missing."""
-
+    meaning = "An expression is missing."
     title = "a value is missing after {before}"
     label = "found {token} instead of a value"
     help = "write a number, a name, or a formula after {before}"
@@ -371,8 +337,7 @@ ValueOnNextLine = MissingValue.worded("ValueOnNextLine", label="found {token} on
 
 
 class MissingOperator(Diagnostic, code="CH126"):
-    """Two values without an operator between them."""
-
+    meaning = "Two values without an operator between them."
     title = "nothing joins `{left}` and `{right}`"
     label = "expected an operator before this"
     help = "for a product write `{left}*{right}`"
@@ -381,8 +346,7 @@ class MissingOperator(Diagnostic, code="CH126"):
 
 
 class IncompleteChoice(Diagnostic, code="CH127"):
-    """``if`` without ``then`` or ``else``."""
-
+    meaning = "`if` without `then` or `else`."
     title = "this `if` has no `{missing}`"
     label = "expected `{missing}` before {token}"
     help = "every `if` is a value: `if condition then value else value`"
@@ -391,24 +355,21 @@ class IncompleteChoice(Diagnostic, code="CH127"):
 
 
 class BareChoice(Diagnostic, code="CH128"):
-    """``if`` as an operand without brackets."""
-
+    meaning = "`if` as an operand without brackets."
     title = "an `if` inside a formula needs brackets"
     label = "where it ends would not be clear"
     help = "write `(if condition then value else value)`"
 
 
 class MissingMessage(Diagnostic, code="CH129"):
-    """A ``require`` line without the message for the user."""
-
+    meaning = "A `require` line without the message for the user."
     title = "this `require` has no message"
     label = 'expected `, "message"` after the condition'
     help = 'say what a user should do, as in `require N >= 1, "at least one micro-batch"`'
 
 
 class MissingRange(Diagnostic, code="CH130"):
-    """A single value where a range belongs."""
-
+    meaning = "A single value where a range belongs."
     title = "`{variable}` needs a range, and this is a single value"
     label = "expected `..` before {token}"
     help = "write `0..{value}`, which counts from 0 and stops before `{value}`"
@@ -418,8 +379,7 @@ class MissingRange(Diagnostic, code="CH130"):
 
 
 class MissingPlace(Diagnostic, code="CH131"):
-    """A ``stages`` line without ``on`` and the worker of a stage."""
-
+    meaning = "A `stages` line without `on` and the worker of a stage."
     title = "these stages have no place: `on` is missing"
     label = "expected `on` before {token}"
     help = "say which worker runs stage `{variable}`, as in `on {variable}`"
@@ -428,8 +388,7 @@ class MissingPlace(Diagnostic, code="CH131"):
 
 
 class UnknownStatement(Diagnostic, code="CH132"):
-    """A line whose first word begins no line of the language."""
-
+    meaning = "A line whose first word begins no line of the language."
     title = "no line begins with `{token}`"
     label = "{closest:else not the beginning of a line}"
     help = "outside a pipe, lines begin with {words}"
@@ -442,8 +401,7 @@ UnknownClause = UnknownStatement.worded("UnknownClause", help="in a pipe, lines 
 
 
 class UnknownMode(Diagnostic, code="CH133"):
-    """A word that cannot follow the first word of its line, such as an unknown strategy after ``sync``."""
-
+    meaning = "A word that cannot follow the first word of its line, such as an unknown strategy after `sync`."
     title = "`{clause}` knows no `{token}`"
     label = "expected {choices}"
     help = "write {choices} here"
@@ -453,24 +411,21 @@ class UnknownMode(Diagnostic, code="CH133"):
 
 
 class SecondScheme(Diagnostic, code="CH134"):
-    """Two ``scheme`` headers in one text."""
-
+    meaning = "Two `scheme` headers in one text."
     title = "a text holds one scheme, and this is a second"
     label = "the scheme above would end here"
     help = "move it into a file of its own"
 
 
 class EndlessRange(Diagnostic, code="CH135"):
-    """A range without end where only micro-batches may go on for ever."""
-
+    meaning = "A range without end where only micro-batches may go on for ever."
     title = "only `micros` may go on for ever"
     label = "a range that ends here has no end"
     help = "say where it stops, as in `0..D`"
 
 
 class Unfinished(Diagnostic, code="CH136"):
-    """The text ends where more must follow."""
-
+    meaning = "The text ends where more must follow."
     title = "the text ends in the middle of {unfinished}"
     label = "expected {expected}"
     help = "complete it: {expected} could stand here"
@@ -479,8 +434,7 @@ class Unfinished(Diagnostic, code="CH136"):
 
 
 class Unexpected(Diagnostic, code="CH137"):
-    """A word or sign where another one belongs, if no other code describes the mistake."""
-
+    meaning = "A word or sign where another one belongs, if no other code describes the mistake."
     title = "{token} cannot stand here"
     label = "unexpected"
     help = "here could stand {expected}"
@@ -494,8 +448,7 @@ WorkerBehindLimit = Unexpected.worded(
 
 
 class MissingName(Diagnostic, code="CH139"):
-    """A missing name after a word that a name must follow."""
-
+    meaning = "A missing name after a word that a name must follow."
     title = "a name is missing after `{before}`"
     label = "found {token} instead of a name"
     help = "names are made of a-z, A-Z, 0-9 and _, and do not start with a digit"
@@ -504,8 +457,6 @@ class MissingName(Diagnostic, code="CH139"):
 
 
 class UnnamedPart(MissingName):
-    """A scheme, or a pipe, without a name."""
-
     help = "as in `{example}`"
     example: str
 
@@ -519,8 +470,7 @@ UnnamedIndex = MissingName.worded("UnnamedIndex", help="give the pipes an index,
 
 
 class NeedlessEquals(Diagnostic, code="CH140"):
-    """``=`` after a word that takes its value as it is."""
-
+    meaning = "`=` after a word that takes its value as it is."
     title = "`{before}` takes its value without `=`"
     label = "not needed"
     help = "remove the `=`"

@@ -11,7 +11,6 @@ _Entry = tuple[str, str]
 
 
 def _by_token(table: dict[str, _Entry]) -> dict[str, _Entry]:
-    """The entry of each token, from a table whose keys are tokens with blanks between them."""
     return {token: entry for tokens, entry in table.items() for token in tokens.split()}
 
 
@@ -106,39 +105,32 @@ UNSAYABLE = _by_token(
 
 
 class ForeignSpelling(Diagnostic, code="CH111"):
-    """An operator as other languages write it."""
-
+    meaning = "An operator as other languages write it."
     title = "`{token}` is not an operator here"
-    label = "{meaning}"
+    label = "{operator}"
     help = "{advice}"
     token: str
 
     @property
-    def meaning(self) -> str:
-        """The operator that is meant, or the reason why there is none."""
+    def operator(self) -> str:
         return FOREIGN[self.token.lower()][0]
 
     @property
     def advice(self) -> str:
-        """The way to write in a scheme what the operator means."""
         return FOREIGN[self.token.lower()][1]
 
 
 class UpperCase(ForeignSpelling):
-    """An operator that is a word of the language, in upper case."""
-
     label = "did you mean `{word}`?"
     help = "the words of the language are written in lower case"
 
     @property
     def word(self) -> str:
-        """The operator in lower case."""
         return self.token.lower()
 
 
 class CannotSay(Diagnostic, code="CH143"):
-    """A word for something that a scheme cannot express, such as costs or skipped stages."""
-
+    meaning = "A word for something that a scheme cannot express, such as costs or skipped stages."
     title = "a scheme says nothing about {topic}"
     label = "cannot be said"
     help = "{instead}; see " + LIMITS
@@ -147,16 +139,13 @@ class CannotSay(Diagnostic, code="CH143"):
 
 
 class NoCells(Diagnostic, code="CH801"):
-    """A file without an action, or a rank without one."""
-
+    meaning = "A file without an action, or a rank without one."
     title = "this file has no actions"
     label = "a row for each rank is expected here"
     help = "write a row for each rank and in it a cell for each action, as in `0F0,0F1,0B0,0B1`"
 
 
 class EmptyRow(NoCells):
-    """A row without an operation between rows that have some."""
-
     title = "rank {rank} computes nothing"
     label = "a row of a rank"
     help = "remove the row, or give the rank a stage; rows are ranks, from 0 on"
@@ -164,8 +153,7 @@ class EmptyRow(NoCells):
 
 
 class MalformedCell(Diagnostic, code="CH802"):
-    """A cell that is no action."""
-
+    meaning = "A cell that is no action."
     title = "`{cell}` is not an action of torch.distributed.pipelining"
     label = "expected a stage, a kind and a micro-batch"
     help = "write `2F0`, `1SEND_B3`, `1UNSHARD` or `(0F7;7B3)OVERLAP_F_B`, or leave the cell empty"
@@ -179,8 +167,6 @@ PairOfOthers = MalformedCell.worded(
 
 
 class TrailingText(MalformedCell):
-    """A cell that begins with an action and goes on: torch drops the rest."""
-
     title = "`{cell}` goes on after `{action}`"
     label = "torch reads `{action}` and drops the rest"
     help = "write `{action}`, or separate two actions by a comma"
@@ -191,8 +177,7 @@ NumberTooHigh = NumberOutOfRange.worded("NumberTooHigh", help="keep within {firs
 
 
 class NotationsMixed(Diagnostic, code="CH803"):
-    """A cell in the notation of before 2025 in a file with a cell in today's notation."""
-
+    meaning = "A cell in the notation of before 2025 in a file with a cell in today's notation."
     title = "`BW` is of the notation before 2025, `I` of today's"
     label = "a backward in full, in the older notation"
     help = "write I, W and B for the two halves and a whole backward; before 2025 these were B, W and BW"
@@ -201,8 +186,7 @@ class NotationsMixed(Diagnostic, code="CH803"):
 
 
 class StageTwice(Diagnostic, code="CH804"):
-    """A stage that two ranks compute."""
-
+    meaning = "A stage that two ranks compute."
     title = "stage {stage} is on rank {rank} and on rank {first_rank}"
     label = "on rank {rank}"
     help = "let one rank compute all micro-batches of stage {stage}"
@@ -214,8 +198,7 @@ class StageTwice(Diagnostic, code="CH804"):
 
 
 class StageNowhere(Diagnostic, code="CH805"):
-    """A stage that no rank computes, though a later one is there."""
-
+    meaning = "A stage that no rank computes, though a later one is there."
     title = "no rank computes stage {stage}"
     label = "there is a stage {last}"
     help = "add the operations of stage {stage}, or number the stages from 0 without a gap"
@@ -224,8 +207,7 @@ class StageNowhere(Diagnostic, code="CH805"):
 
 
 class NothingBeyond(Diagnostic, code="CH806"):
-    """A message that would leave or reach the pipeline."""
-
+    meaning = "A message that would leave or reach the pipeline."
     title = "`{cell}`: no stage is at the other end"
     label = "the stages are 0 to {last}"
     help = "remove the cell"
@@ -248,8 +230,7 @@ NeverWaitedFor = NothingBeyond.worded(
 
 
 class ReceivedTooLate(Diagnostic, code="CH808"):
-    """A receive after the operation that reads the message."""
-
+    meaning = "A receive after the operation that reads the message."
     title = "`{operation}` computes before `{cell}`"
     label = "the message is received only here"
     help = "put `{cell}` before `{operation}`"
@@ -260,8 +241,7 @@ class ReceivedTooLate(Diagnostic, code="CH808"):
 
 
 class WrongUpkeep(Diagnostic, code="CH807"):
-    """An action on the weights of a stage at a place where FSDP fails or loses gradients."""
-
+    meaning = "An action on the weights of a stage at a place where FSDP fails or loses gradients."
     title = "`{cell}` comes where the weights are sharded already"
     label = "not unsharded here"
     help = "remove the cell, or put `{stage}UNSHARD` before it"

@@ -44,7 +44,6 @@ class InInstance(Diagnostic):
     instance: Instance
 
     def notes(self) -> tuple[Note, ...]:
-        """Returns notes with the values of the names in the formula, and with the instance."""
         inner = tuple((name, value) for name, value in self.values if (name, value) not in self.instance.values)
         notes = [Note(f"with {listed(inner)}")] if inner else []
         if self.instance.pipe:
@@ -59,7 +58,6 @@ class InFormula(InInstance):
     calls: tuple[Called, ...]
 
     def notes(self) -> tuple[Note, ...]:
-        """Returns notes with the values, and then the calls from the inside out."""
         steps = [
             Note(f"in `{call.function}({', '.join(map(_plain, call.arguments))})`, called here", call.span)
             for call in self.calls
@@ -68,8 +66,7 @@ class InFormula(InInstance):
 
 
 class BadDivisor(InFormula, code="CH230"):
-    """A division by zero or by a negative number."""
-
+    meaning = "A division by zero or by a negative number."
     title = "division by {kind}: `{divisor}` is {value}"
     label = "`{divisor}` is {value} here"
     help = "divisors are 1 or more: guard it with `if {guarded} > 0 then .. else ..`, or `require` that"
@@ -78,26 +75,22 @@ class BadDivisor(InFormula, code="CH230"):
 
     @property
     def guarded(self) -> str:
-        """The divisor as text, in brackets if it could not stand before ``>`` without them."""
         return f"({self.divisor})" if self.divisor.startswith("if ") else self.divisor
 
     @property
     def kind(self) -> str:
-        """The words ``zero`` or ``a negative number`` for the divisor's value."""
         return "zero" if self.value == 0 else "a negative number"
 
 
 class Overflow(InFormula, code="CH231"):
-    """A value beyond 64 bits."""
-
+    meaning = "A value beyond 64 bits."
     title = "this value is too large for 64 bits"
     label = "beyond 2**63 - 1 in size"
     help = "look for a parameter that is far too large, or a clock that grows faster than it needs to"
 
 
 class BadShare(InFormula, code="CH232"):
-    """A call of ``share`` with impossible arguments."""
-
+    meaning = "A call of `share` with impossible arguments."
     title = "share({total}, {parts}, {part}) shares nothing out"
     label = "needs share(N, k, i) with N >= 0, k >= 1 and 0 <= i < k"
     help = "share(N, k, i) is how many of N things fall to part i of k, counted from 0"
@@ -107,8 +100,7 @@ class BadShare(InFormula, code="CH232"):
 
 
 class NoSuchEntry(InFormula, code="CH278"):
-    """A position beyond the entries of a table."""
-
+    meaning = "A position beyond the entries of a table."
     title = "the table `{table}` has no entry {position}: it has {entries:entry}, counted from 0"
     label = "entry {position}"
     help = "give `{table}` an entry for every position that is looked up, or `require` that the parameters fit it"
@@ -118,8 +110,7 @@ class NoSuchEntry(InFormula, code="CH278"):
 
 
 class BadWeight(InInstance, code="CH291"):
-    """A micro-batch whose weight is below one."""
-
+    meaning = "A micro-batch whose weight is below one."
     title = "micro-batch {micro} weighs {weight}: a weight is 1 or more"
     label = "gives {weight}"
     help = "a micro-batch of weight 2 takes twice the costs that are given; weigh the shortest 1, or give smaller costs"
@@ -128,8 +119,7 @@ class BadWeight(InInstance, code="CH291"):
 
 
 class RequirementFails(Diagnostic, code="CH233"):
-    """A condition of the scheme that its parameters do not meet."""
-
+    meaning = "A condition of the scheme that its parameters do not meet."
     title = "{message}"
     label = "required by the scheme, and does not hold"
     help = "choose other parameters: {settings}"
@@ -139,11 +129,9 @@ class RequirementFails(Diagnostic, code="CH233"):
 
     @property
     def settings(self) -> str:
-        """The parameters in the condition, as on the command line."""
         return " ".join(f"{name}=.." for name in self.parameters)
 
     def notes(self) -> tuple[Note, ...]:
-        """The values of the names in the condition."""
         return (Note(f"with {listed(self.values)}"),) if self.values else ()
 
 
@@ -151,8 +139,7 @@ NeverMet = RequirementFails.worded("NeverMet", help="no parameter changes this; 
 
 
 class BackwardRange(InInstance, code="CH234"):
-    """A range that stops before it starts."""
-
+    meaning = "A range that stops before it starts."
     title = "the range {start}..{stop} stops before it starts"
     label = "{start}..{stop}"
     help = "a range a..b counts from a to b - 1; it is empty if a = b, and b is never less than a"
@@ -161,8 +148,7 @@ class BackwardRange(InInstance, code="CH234"):
 
 
 class NoWorkers(InInstance, code="CH235"):
-    """A worker count below one."""
-
+    meaning = "A worker count below one."
     title = "a scheme needs at least one worker, and this is {count}"
     label = "{count:worker}"
     help = "give a number of 1 or more; without this line there are as many workers as stages"
@@ -170,16 +156,14 @@ class NoWorkers(InInstance, code="CH235"):
 
 
 class NoStages(InInstance, code="CH236"):
-    """An empty range of stages."""
-
+    meaning = "An empty range of stages."
     title = "the pipe `{instance.pipe}` has no stages"
     label = "an empty range"
     help = "a model has at least one stage: `stages s in 0..D` with D >= 1"
 
 
 class StagesNotFromZero(InInstance, code="CH237"):
-    """Stages that are not numbered from 0."""
-
+    meaning = "Stages that are not numbered from 0."
     title = "stages are numbered from 0, and these start at {start}"
     label = "starts at {start}"
     help = (
@@ -190,8 +174,7 @@ class StagesNotFromZero(InInstance, code="CH237"):
 
 
 class StagesDiffer(InInstance, code="CH238"):
-    """Pipes that cut the model into different numbers of stages."""
-
+    meaning = "Pipes that cut the model into different numbers of stages."
     title = "the pipe `{pipe}` has {stages:stage} and the pipe `{other}` has {expected}"
     label = "{stages:stage}"
     help = "every pipe is a whole copy of one model: give all of them the same stages"
@@ -204,16 +187,14 @@ class StagesDiffer(InInstance, code="CH238"):
 
 
 class NoMicros(InInstance, code="CH239"):
-    """A scheme whose pipes have no micro-batches at all."""
-
+    meaning = "A scheme whose pipes have no micro-batches at all."
     title = "there are no micro-batches"
     label = "an empty range, as in every pipe"
     help = "an iteration has at least one micro-batch: make one of the ranges longer"
 
 
 class WorkerOutOfRange(InInstance, code="CH240"):
-    """A stage on a worker that does not exist."""
-
+    meaning = "A stage on a worker that does not exist."
     title = "stage {stage} is placed on worker {worker}, and there is none"
     label = "worker {worker}"
     help = "{existing}; wrap around with `% {workers}`, or say how many there are with `workers`"
@@ -223,13 +204,11 @@ class WorkerOutOfRange(InInstance, code="CH240"):
 
     @property
     def existing(self) -> str:
-        """The words that say which workers there are."""
         return "the only worker is 0" if self.workers == 1 else f"the workers are 0 to {self.workers - 1}"
 
 
 class NoSuchWorker(InInstance, code="CH293"):
-    """A worker behind ``except`` that does not exist, or a range without any."""
-
+    meaning = "A worker behind `except` that does not exist, or a range without any."
     title = "there is no worker {named} to leave out: workers are 0 to {last_worker}"
     label = "leaves out {named}"
     help = "behind `except` list numbers of workers, or ranges `a..b` from a to b - 1"
@@ -239,18 +218,15 @@ class NoSuchWorker(InInstance, code="CH293"):
 
     @property
     def named(self) -> str:
-        """The worker's number or, for several workers, their range as in ``2..4``."""
         return f"{self.start}" if self.stop == self.start + 1 else f"{self.start}..{self.stop}"
 
     @property
     def last_worker(self) -> int:
-        """The number of the last worker."""
         return self.workers - 1
 
 
 class WorkerLeftOut(InInstance, code="CH294"):
-    """A stage on a worker that the line ``workers`` leaves out."""
-
+    meaning = "A stage on a worker that the line `workers` leaves out."
     title = "stage {stage} is placed on worker {worker}, which is left out"
     label = "worker {worker}"
     help = "place the stage on another worker, or take worker {worker} out of `except`"
@@ -261,8 +237,7 @@ class WorkerLeftOut(InInstance, code="CH294"):
 
 
 class IdleWorker(Diagnostic, code="CH241"):
-    """A worker without a stage."""
-
+    meaning = "A worker without a stage."
     title = "worker {worker} has no stage{others}"
     label = "{workers:worker}"
     help = "place a stage on it with `on`{ask}, or leave it out: `workers .. except {worker}`"
@@ -274,19 +249,16 @@ class IdleWorker(Diagnostic, code="CH241"):
 
     @property
     def ask(self) -> str:
-        """The words that advise to ask for fewer workers; empty where fewer would not be enough."""
         return f", ask for {counted(self.fewer, 'worker')} (`workers {self.fewer}`)" if self.fewer else ""
 
     @property
     def others(self) -> str:
-        """The words for the number of other workers without a stage; empty if there are none."""
         others = self.idle - 1
         return f", nor {'has' if others == 1 else 'have'} {counted(others, 'other')}" if others else ""
 
 
 class NumberOutside(InInstance, code="CH242"):
-    """A micro-batch whose number, given with ``as``, is not one of 0 to N - 1."""
-
+    meaning = "A micro-batch whose number, given with `as`, is not one of 0 to N - 1."
     title = (
         "micro-batch m = {micro} of the pipe `{instance.pipe}` gets the number {number}, and numbers are 0 to {last}"
     )
@@ -298,8 +270,7 @@ class NumberOutside(InInstance, code="CH242"):
 
 
 class NumberTaken(InInstance, code="CH243"):
-    """Two micro-batches with the same number."""
-
+    meaning = "Two micro-batches with the same number."
     title = "two micro-batches have the number {number}: {first}, and {second}"
     label = "{number} again"
     help = "give each micro-batch a number of its own with `as`; without `as` they are consecutive, pipe by pipe"
@@ -311,14 +282,12 @@ class NumberTaken(InInstance, code="CH243"):
     first_span: Span
 
     def notes(self) -> tuple[Note, ...]:
-        """Returns notes: the instance, the number that no micro-batch has, and the place of the first of the two."""
         *instance, first = InInstance.notes(self)
         return (*instance, Note(f"the number {self.missing} is given to none"), first)
 
 
 class NoSuchMicro(InInstance, code="CH244"):
-    """An operation on a micro-batch that its pipe does not have."""
-
+    meaning = "An operation on a micro-batch that its pipe does not have."
     title = "the pipe `{instance.pipe}` has no micro-batch {micro}"
     label = "micro-batch {micro}"
     help = "its micro-batches are {start} to {last}: guard the line with `when`, or mend the formula"
@@ -328,8 +297,7 @@ class NoSuchMicro(InInstance, code="CH244"):
 
 
 class NoSuchStage(InInstance, code="CH245"):
-    """An operation on a stage that does not exist."""
-
+    meaning = "An operation on a stage that does not exist."
     title = "there is no stage {stage}"
     label = "stage {stage}"
     help = "the stages are 0 to {last}: guard the line with `when`, or mend the formula"
@@ -338,8 +306,7 @@ class NoSuchStage(InInstance, code="CH245"):
 
 
 class TooManyOperations(InInstance, code="CH246"):
-    """A scheme with more operations than the limit allows."""
-
+    meaning = "A scheme with more operations than the limit allows."
     title = "the scheme has {count:operation}, and the limit is {limit:,}"
     label = "{micros:micro-batch} in all, {stages:stage}"
     help = "choose smaller parameters, or raise the limit with `--max-operations {count}`"
@@ -350,8 +317,7 @@ class TooManyOperations(InInstance, code="CH246"):
 
 
 class TooMany(InInstance, code="CH247"):
-    """More workers, stages, micro-batches or pipes than any scheme may have."""
-
+    meaning = "More workers, stages, micro-batches or pipes than any scheme may have."
     title = "this makes {count:{thing}}, and the limit is {limit:,}"
     label = "beyond the limit"
     help = "choose smaller parameters: no option raises this limit"
@@ -368,8 +334,7 @@ TooManyEntries = TooMany.worded(
 
 
 class EmptyIndex(InInstance, code="CH248"):
-    """A range of pipes without values: there is no pipe."""
-
+    meaning = "A range of pipes without values: there is no pipe."
     title = "there are no pipes"
     label = "an empty range makes none"
     help = "a scheme has at least one pipe: make the range longer"

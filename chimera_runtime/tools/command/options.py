@@ -31,7 +31,7 @@ class _Parser(argparse.ArgumentParser):
         write_line(self.format_help().rstrip())
 
     def error(self, message: str) -> NoReturn:
-        raise mistakes.cannot_be_parsed(message)
+        raise mistakes.cannot_be_parsed(message=message)
 
 
 def _refused(text: str, complaint: str) -> argparse.ArgumentTypeError:
@@ -49,7 +49,7 @@ def _positive(text: str, complaint: str, most: float = math.inf) -> float:
 
 
 def _seconds(text: str) -> float:
-    return _positive(text, mistakes.not_seconds(_LONGEST), _LONGEST)
+    return _positive(text, mistakes.not_seconds(most=_LONGEST), _LONGEST)
 
 
 def _norm(text: str) -> float:
@@ -217,30 +217,30 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
     # Combinations that argparse cannot exclude.
     if options.model is None and options.hf is None:
-        raise mistakes.cannot_be_parsed(mistakes.MODEL_IS_MISSING)
+        raise mistakes.cannot_be_parsed(message=mistakes.MODEL_IS_MISSING)
     if options.hf is None and (option := next((name for name in _OF_HF if _differs(parser, options, name)), None)):
-        raise mistakes.cannot_be_parsed(mistakes.needs_transformers(option))
+        raise mistakes.cannot_be_parsed(message=mistakes.needs_transformers(option=option))
     if options.hf is not None and (option := _first_given(options, MODEL) or (options.args and "--")):
-        raise mistakes.cannot_be_parsed(mistakes.excludes_a_model_file(option))
+        raise mistakes.cannot_be_parsed(message=mistakes.excludes_a_model_file(option=option))
     if options.hf is not None and options.text is None:
-        raise mistakes.cannot_be_parsed(mistakes.TEXT_IS_MISSING)
+        raise mistakes.cannot_be_parsed(message=mistakes.TEXT_IS_MISSING)
     if options.backend in BUILT_IN and options.backend_module is not None:
-        raise mistakes.cannot_be_parsed(mistakes.BACKEND_HAS_NO_NAME)
+        raise mistakes.cannot_be_parsed(message=mistakes.BACKEND_HAS_NO_NAME)
     if options.backend not in BUILT_IN and options.backend_module is None:
-        raise mistakes.backend_is_unknown(options.backend)
+        raise mistakes.backend_is_unknown(backend=options.backend)
     if options.backend == "nccl" and options.device == "cpu":
-        raise mistakes.cannot_be_parsed(mistakes.NCCL_IS_FOR_GPUS)
+        raise mistakes.cannot_be_parsed(message=mistakes.NCCL_IS_FOR_GPUS)
     if options.rehearse:
         if _first_given(options, "--clip-norm", "--stop-on-nan"):
-            raise mistakes.rehearsal_excludes(mistakes.NO_GRADIENTS, "--clip-norm and --stop-on-nan")
+            raise mistakes.rehearsal_excludes(why=mistakes.NO_GRADIENTS, options="--clip-norm and --stop-on-nan")
         if option := _first_given(options, "--save", "--resume", "--load", "--export"):
-            raise mistakes.rehearsal_excludes(mistakes.WEIGHTS_STAY, option)
+            raise mistakes.rehearsal_excludes(why=mistakes.WEIGHTS_STAY, options=option)
         if option := _first_given(options, "--eval-every", "--autocast", "--device-peak", "--peak-memory"):
-            raise mistakes.rehearsal_excludes(mistakes.NOTHING_COMPUTED, option)
+            raise mistakes.rehearsal_excludes(why=mistakes.NOTHING_COMPUTED, options=option)
     if options.save_every is not None and options.save is None:
-        raise mistakes.cannot_be_parsed(mistakes.SAVE_HAS_NO_DIRECTORY)
+        raise mistakes.cannot_be_parsed(message=mistakes.SAVE_HAS_NO_DIRECTORY)
     if options.check_only and (option := _first_given(options, "--trace", "--torch-profile")):
-        raise mistakes.check_only_records_nothing(option)
+        raise mistakes.check_only_records_nothing(option=option)
     options.ranges |= options.torch_profile is not None
     return options
 
@@ -258,12 +258,12 @@ def _first_given(options: argparse.Namespace, *names: str) -> str | None:
 def require_fitting(options: argparse.Namespace, job: Job) -> None:
     """Raises `Misuse` if the program cannot do what the options ask for; reads no model file and asks no other rank."""
     if options.clip_norm is not None and job.period:
-        raise mistakes.clipping_needs_a_flush(job.name)
+        raise mistakes.clipping_needs_a_flush(schedule=job.name)
     if options.shard_optimizer and job.period:
-        raise mistakes.sharding_needs_a_flush(job.name)
+        raise mistakes.sharding_needs_a_flush(schedule=job.name)
     size = options.micro_batch_size
     if size % job.row_parts:
-        raise mistakes.micro_batch_is_not_divisible(size, job.name, job.row_parts)
+        raise mistakes.micro_batch_is_not_divisible(size=size, schedule=job.name, parts=job.row_parts)
     seconds = options.rehearse
     if seconds is not None and (lacking := [kind for kind in job.kinds if kind not in seconds]):
         durations = dict.fromkeys(KINDS, 0.005) | seconds

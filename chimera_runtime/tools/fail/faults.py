@@ -100,7 +100,7 @@ class BugReport:
             if os.environ.get("LOCAL_RANK", "0") == "0":
                 _clear(self._path)
         except OSError as error:
-            raise mistakes.file_cannot_be_written("--bundle", options.bundle, error.strerror) from error
+            raise mistakes.file_cannot_be_written(option="--bundle", path=options.bundle, why=error.strerror) from error
 
     @contextmanager
     def noting(self, place: Place, timeout: float) -> Iterator[None]:
@@ -206,7 +206,7 @@ def _stack(frame: FrameType) -> str:
 def _clear(path: Path) -> None:
     """Removes the file of an earlier run, and checks that a new one can be written."""
     if path.exists() and not _is_bundle(path):
-        raise mistakes.path_is_yours("--bundle", path, "name")
+        raise mistakes.path_is_yours(option="--bundle", path=path, other="name")
     path.touch()
     path.unlink()
 
@@ -363,10 +363,10 @@ class Faults:
 
     def fail(self, error: Exception) -> NoReturn:
         """Ends this rank with the message of an error; like `lost` if it is an error of the store."""
-        headline = error_of_a_rank(self._rank, error).partition("\n")[0]
+        headline = error_of_a_rank(rank=self._rank, error=error).partition("\n")[0]
         message = "\n".join([headline, *getattr(error, "__notes__", ())])
         if isinstance(error, dist.DistNetworkError | dist.DistStoreError):
-            self.lost(store_has_failed(message))
+            self.lost(store_has_failed(words=message))
         self.end(f"{self._program}: {message}", FAILED)
 
     def _end_if_orphaned(self) -> None:

@@ -440,12 +440,12 @@ def _make_directory(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise weights_cannot_be_written(path, str(error.strerror)) from error
+        raise weights_cannot_be_written(path=path, reason=str(error.strerror)) from error
 
 
 def _saveable(optimizers: Iterable[Any]) -> list[torch.optim.Optimizer]:
     of_torch = list(optimizers)
     other = next((o for o in of_torch if not isinstance(o, torch.optim.Optimizer)), None)
     if other is not None:
-        raise optimizer_cannot_be_saved(type(other).__name__)
+        raise optimizer_cannot_be_saved(name=type(other).__name__)
     return of_torch

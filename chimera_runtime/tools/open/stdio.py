@@ -55,7 +55,9 @@ def reserve(option: str, path: Path, store: Any) -> Path | None:
     with suppress(OSError):
         if not target.exists() or target.is_file():
             if not locked(lock, store):
-                raise mistakes.directory_cannot_be_written(option, path, mistakes.FILE_IS_OF_ANOTHER_RUN)
+                raise mistakes.directory_cannot_be_written(
+                    option=option, path=path, why=mistakes.FILE_IS_OF_ANOTHER_RUN
+                )
             return lock
     return None
 
@@ -185,7 +187,7 @@ def _put(text: str) -> None:
         drop_unwritable()
     except OSError as error:
         drop_unwritable()
-        raise stdout_cannot_be_written(error.strerror) from error
+        raise stdout_cannot_be_written(why=error.strerror) from error
 
 
 def _write(stream: TextIO, text: str) -> None:

@@ -170,7 +170,9 @@ def prepare(control_group: ControlGroup, directory: Path, scripts: Path) -> None
             _empty(directory, control_group)
             write_atomically(directory / PROGRAM, (scripts / PROGRAM).read_bytes())
     except OSError as error:
-        raise mistakes.directory_cannot_be_written("--trace", error.filename or directory, error.strerror) from error
+        raise mistakes.directory_cannot_be_written(
+            option="--trace", path=error.filename or directory, why=error.strerror
+        ) from error
     control_group.barrier("for the directory of the trace")
 
 
@@ -178,9 +180,11 @@ def _empty(directory: Path, control_group: ControlGroup) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     foreign = any(not path.name.startswith(f".{MARKER}.") for path in directory.iterdir())
     if foreign and not (directory / MARKER).is_file():
-        raise mistakes.path_is_yours("--trace", directory, "directory")
+        raise mistakes.path_is_yours(option="--trace", path=directory, other="directory")
     if not locked(directory / MARKER, control_group.store):
-        raise mistakes.directory_cannot_be_written("--trace", directory, mistakes.DIRECTORY_IS_OF_ANOTHER_RUN)
+        raise mistakes.directory_cannot_be_written(
+            option="--trace", path=directory, why=mistakes.DIRECTORY_IS_OF_ANOTHER_RUN
+        )
     for pattern in ("rank_*.jsonl", "rank_*.jsonl.part"):
         for path in directory.glob(pattern):
             path.unlink(missing_ok=True)
@@ -287,7 +291,9 @@ class Recorder:
         try:
             yield
         except OSError as error:
-            raise mistakes.directory_cannot_be_written("--trace", self._directory, error.strerror) from error
+            raise mistakes.directory_cannot_be_written(
+                option="--trace", path=self._directory, why=error.strerror
+            ) from error
 
 
 def _about(world: World, options: argparse.Namespace) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def peak_seconds(
         device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
         per_second = peak_of(device, dtype, _in_tf32())
         if per_second is None:
-            raise peak_is_unknown(device, str(dtype).removeprefix("torch."))
+            raise peak_is_unknown(device=device, dtype=str(dtype).removeprefix("torch."))
     else:
         per_second = peak * _TERA
     mine = [s for s in modules if world.place.rank == world.place.rank_of(0, world.job.placement[0][s])]

@@ -69,7 +69,7 @@ class Metrics:
             if not self._once:
                 self._save()
         except OSError as error:
-            raise mistakes.file_cannot_be_written("--metrics", path, error.strerror) from error
+            raise mistakes.file_cannot_be_written(option="--metrics", path=path, why=error.strerror) from error
 
     def add(self, loss: float | None, step_seconds: float, cpu_seconds: float) -> None:
         """Adds the numbers of an update, and writes the file now and then; if that fails, it is tried again later."""
@@ -127,7 +127,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise mistakes.package_is_missing(f"{error}") from error
+            raise mistakes.package_is_missing(error=f"{error}") from error
         self._directory = directory
         with self._refusing():
             self._writer: Any = SummaryWriter(str(directory), flush_secs=_FLUSHED_EVERY)
@@ -153,7 +153,9 @@ class TensorBoard:
         try:
             yield
         except OSError as error:
-            raise mistakes.file_cannot_be_written("--tensorboard", self._directory, error.strerror) from error
+            raise mistakes.file_cannot_be_written(
+                option="--tensorboard", path=self._directory, why=error.strerror
+            ) from error
 
 
 def scalars(facts: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -192,10 +194,12 @@ def prepare(store: Any, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         if os.environ.get("LOCAL_RANK", "0") == "0" and not locked(directory / MARKER, store):
             raise mistakes.directory_cannot_be_written(
-                "--torch-profile", directory, mistakes.DIRECTORY_IS_OF_ANOTHER_RUN
+                option="--torch-profile", path=directory, why=mistakes.DIRECTORY_IS_OF_ANOTHER_RUN
             )
     except OSError as error:
-        raise mistakes.directory_cannot_be_written("--torch-profile", directory, error.strerror) from None
+        raise mistakes.directory_cannot_be_written(
+            option="--torch-profile", path=directory, why=error.strerror
+        ) from None
 
 
 def torch_profile(directory: Path, rank: int, updates: int) -> torch.profiler.profile:
@@ -207,7 +211,7 @@ def torch_profile(directory: Path, rank: int, updates: int) -> torch.profiler.pr
     Raises `Misuse` if the run has fewer than two updates.
     """
     if updates <= BEFORE:
-        raise mistakes.updates_are_too_few_to_profile(updates)
+        raise mistakes.updates_are_too_few_to_profile(updates=updates)
     file = directory / f"rank_{rank}.json"
     return torch.profiler.profile(
         schedule=torch.profiler.schedule(wait=0, warmup=BEFORE, active=RECORDED, repeat=1),
@@ -240,7 +244,7 @@ class Validation:
         if self._every is None:
             return
         if model.validation is None:
-            raise mistakes.validation_is_missing(f"{model.file}")
+            raise mistakes.validation_is_missing(file=f"{model.file}")
         dataset = model.held_out()
         with _COUNTING:
             is_map = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
@@ -290,11 +294,13 @@ class Log:
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
-            raise mistakes.file_cannot_be_written("--log-file", path, error.strerror) from error
+            raise mistakes.file_cannot_be_written(option="--log-file", path=path, why=error.strerror) from error
         with suppress(OSError):  # a file system without locks refuses nobody
             if stat.S_ISREG(os.fstat(self._file).st_mode) and not files.lock(self._file):
                 os.close(self._file)
-                raise mistakes.file_cannot_be_written("--log-file", path, mistakes.LOG_IS_OF_ANOTHER_RUN)
+                raise mistakes.file_cannot_be_written(
+                    option="--log-file", path=path, why=mistakes.LOG_IS_OF_ANOTHER_RUN
+                )
 
     def add(self, content: dict[str, Any]) -> None:
         """Writes a line, with null for a number that is not finite. Raises `Unwritable` if it cannot be written."""
@@ -302,7 +308,7 @@ class Log:
         try:
             os.write(self._file, json.dumps(finite).encode() + b"\n")
         except OSError as error:
-            raise mistakes.file_cannot_be_written("--log-file", self._path, error.strerror) from error
+            raise mistakes.file_cannot_be_written(option="--log-file", path=self._path, why=error.strerror) from error
 
     def close(self) -> None:
         """Closes the file; each line was written when it was added."""
@@ -490,7 +496,7 @@ class Progress:
         self._duration = seconds if self._duration is None else (1 - _RECENT) * self._duration + _RECENT * seconds
         self._print(loss, seconds, facts.get("share_of_peak"), details.get("reports", {}))
         if sinks.stop_on_nan and loss is not None and not math.isfinite(loss):
-            raise mistakes.loss_is_not_finite(self._count, loss)
+            raise mistakes.loss_is_not_finite(update=self._count, loss=loss)
 
     @property
     def _number(self) -> str:

@@ -72,4 +72,4 @@ def test_messages_count_items_in_words() -> None:
     require_enough(24, Share(3, 2, 4, 0))
     with pytest.raises(Misuse, match=r"the dataset has 1 item and one update takes B\*N\*W = 3\*2\*4 = 24"):
         require_enough(1, Share(3, 2, 4, 0))
-    assert str(order_of_iterable("shuffle=True")).startswith("shuffle=True is for a map-style dataset")
+    assert str(order_of_iterable(name="shuffle=True")).startswith("shuffle=True is for a map-style dataset")

@@ -31,7 +31,10 @@ def test_what_is_hidden_is_what_the_compiler_hides() -> None:
 def test_messages_remarks_and_lines_show_names_and_obey_none(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for error in (file_cannot_be_written("--export", Path(EVIL), EVIL), program_was_replaced(Path(EVIL))):
+    for error in (
+        file_cannot_be_written(option="--export", path=Path(EVIL), why=EVIL),
+        program_was_replaced(directory=Path(EVIL)),
+    ):
         assert_plain(str(error))
     for kind in (errors.PeerLost, errors.BadModel, errors.BadCheckpoint, errors.CheckFailed, errors.NotFinite):
         assert_plain(str(kind(EVIL)))
