@@ -59,14 +59,6 @@ def clocks(plan: Plan) -> Iterator[Diagnostic]:
         )
 
 
-def cycle(net: Net, plan: Plan | None) -> Diagnostic:
-    """Returns the diagnostic of a shortest known cycle of a net that has one.
-
-    ``plan`` is the plan that the net's schedule comes from, None if it was written as a schedule.
-    """
-    return _Story(net, cycle_in(net), plan).diagnostic()
-
-
 def cycle_in(net: Net) -> tuple[int, ...]:
     """Returns a shortest known cycle among operations that wait for ever; empty if no operation does.
 
@@ -227,4 +219,4 @@ def acyclic(net: Net, plan: Plan | None) -> Iterator[Diagnostic]:
     was written as a schedule, without clocks.
     """
     if len(net.order) < len(net.operations):
-        yield cycle(net, plan)
+        yield _Story(net, cycle_in(net), plan).diagnostic()

@@ -1,6 +1,6 @@
 """Verification: applies the rules level by level, and defines the type of programs for which all rules hold."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -11,8 +11,8 @@ from chimera_ir.diagnostics.catalogue.schedule import LaneCount, NotLowered
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.flow import live
 from chimera_ir.flow.net import Net, net_of, runnable_stream
-from chimera_ir.ir.levels import Header, Plan, Program, Schedule
-from chimera_ir.ir.ops import NOWHERE, Communicators, Compute, Worker, singles
+from chimera_ir.ir.levels import Plan, Program, Schedule
+from chimera_ir.ir.ops import NOWHERE, Communicators, Worker, singles
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of
 from chimera_ir.plural import counted
 from chimera_ir.verify.complete import complete, copies, paired, placed, surplus
@@ -38,11 +38,10 @@ _SEAL = object()
 
 @dataclass(frozen=True)
 class Checked:
-    """A schedule with the findings of the rules on it; without errors, it can be lowered to a program.
+    """A ``schedule`` with the findings of the rules on it; without errors, it can be lowered to a program.
 
-    ``schedule`` is what the rules were applied to. ``level`` is what can be lowered: ``schedule`` itself or, if that
-    shows only the first updates of a stream, the stream. ``net`` is the net of ``schedule``, None if an earlier rule
-    failed. ``needs`` returns the bytes of a program with these operations, None if they are not known.
+    ``level`` is what can be lowered: ``schedule`` itself, or the stream whose first updates it shows. ``net`` is None
+    if an earlier rule failed. ``needs`` returns the bytes of a program, None if they are not known.
     """
 
     level: Schedule | ScheduleStream
@@ -56,11 +55,9 @@ class Checked:
 class Verified:
     """A program for which every rule holds, with the proofs; only `verify_program` makes one.
 
-    ``level`` is the verified program; without a flush it is a stream. ``program`` is what was proven: ``level`` itself,
-    or as many updates of the stream as show all that ever happens. ``checked`` is the schedule of its compute
-    operations, with the findings on it. ``rules`` were applied in full. ``certificates`` has for each transport a
-    global order in which the program finishes. ``live`` has for each worker the most activations that it keeps, in M_a,
-    and ``weights`` the most weights, in M_theta, older versions included.
+    ``program`` is what was proven: ``level`` itself, or as many updates of a stream as show all that ever happens.
+    ``checked`` is its schedule. ``certificates`` has for each transport a global order in which the program finishes.
+    ``live`` has the most activations that each worker keeps, in M_a, and ``weights`` the most weights, in M_theta.
     """
 
     level: Program | ProgramStream
@@ -140,11 +137,9 @@ def verify_schedule(
 ) -> Checked:
     """Applies the rules "conflict-free", "complete", "placed" and "acyclic", and parts of "memory" and "repeats".
 
-    ``level`` is any schedule; one that comes from the text of a stream's plan has the updates that the plan shows.
-    Clocks of ``plan`` that do not increase along a dependency are warnings. Without a plan, the place of an operation
-    in its lane is its clock. ``needs`` returns the bytes of a program; without it, bounds in bytes are not checked, and
-    each gives a warning. ``of_program`` says that the schedule is that of a program: if memory moves, only the lines of
-    the program say how much is kept, so the bounds are checked with the program and not here.
+    Clocks of ``plan`` that do not increase along a dependency are warnings; without a plan, the place of an operation
+    in its lane is its clock. Without ``needs``, the bytes of a program, each bound in bytes gives a warning.
+    ``of_program``: if memory moves, the bounds are checked with the program, whose lines say how much is kept.
     """
     if isinstance(level, ScheduleStream):
         schedule = level.view(level.updates_shown if plan is None else plan.header.updates)
@@ -173,7 +168,11 @@ def verify_operations(schedule: Schedule) -> Findings:
     operations = [
         (Worker(number), operation) for number, lane in enumerate(schedule.lanes) for operation in singles(lane)
     ]
-    return _operations(schedule.header, operations) + check("complete", paired(schedule))
+    findings = apply(Rule.PLACED, placed(schedule.header, operations))
+    if not findings.errors:
+        rules = complete(schedule.header, operations), groups(schedule.header, operations)
+        findings += apply(Rule.COMPLETE, *rules)
+    return findings + check("complete", paired(schedule))
 
 
 def _schedule_findings(schedule: Schedule, plan: Plan | None, *, of_program: bool) -> tuple[Findings, Net | None]:
@@ -190,13 +189,6 @@ def _schedule_findings(schedule: Schedule, plan: Plan | None, *, of_program: boo
     return findings, net
 
 
-def _operations(header: Header, operations: Sequence[tuple[Worker, Compute]]) -> Findings:
-    findings = apply(Rule.PLACED, placed(header, operations))
-    if findings.errors:
-        return findings
-    return findings + apply(Rule.COMPLETE, complete(header, operations), groups(header, operations))
-
-
 def verify_program(level: Program | ProgramStream, checked: Checked | None = None) -> Verified:
     """Applies all rules to any program.
 
@@ -209,7 +201,10 @@ def verify_program(level: Program | ProgramStream, checked: Checked | None = Non
     """
     if isinstance(level, Program) and level.header.asynchronous:
         raise ValueError("some updates of a stream prove nothing about the others")
-    program = level if isinstance(level, Program) else level.view(_updates_proven(level, checked))
+    if isinstance(level, Program):
+        program = level
+    else:
+        program = level.view(max(level.updates_shown, checked.schedule.header.updates if checked else 0))
     checked, findings, proofs = proven(program, checked)
     if isinstance(level, ProgramStream):
         findings += apply(Rule.REPEATS, state_repeats(level, program))
@@ -228,11 +223,6 @@ def verify_program(level: Program | ProgramStream, checked: Checked | None = Non
     )
 
 
-def _updates_proven(stream: ProgramStream, checked: Checked | None) -> int:
-    shown = stream.updates_shown
-    return shown if checked is None else max(shown, checked.schedule.header.updates)
-
-
 def proven(program: Program, checked: Checked | None = None) -> tuple[Checked, Findings, tuple[Certificate, ...]]:
     """Checks a program, which may be some updates of a stream, by all rules but "repeats" and "scripts".
 
@@ -247,7 +237,11 @@ def proven(program: Program, checked: Checked | None = None) -> tuple[Checked, F
         checked = Checked(schedule, schedule, _clocks(None) + findings, net)
     raise_errors(checked.findings.diagnostics)
     # What shows lane by lane: messages, their slots, sums, steps, versions.
-    findings = checked.findings + _messages(program) + check("memory", moves(program)) + _updates(program)
+    in_lanes = cells(program)
+    where = places(program, in_lanes)
+    findings = checked.findings
+    findings += check("channels", messages(program, in_lanes, where), slots(program, in_lanes, where))
+    findings += check("memory", moves(program)) + _updates(program)
     raise_errors(findings.diagnostics)
     findings += apply(Rule.MEMORY, memory_of_program(program, checked.needs))
     raise_errors(findings.diagnostics)
@@ -302,12 +296,6 @@ def schedule_in(level: Schedule | ScheduleStream | Program | ProgramStream) -> S
             return level
         case _:
             assert_never(level)
-
-
-def _messages(program: Program) -> Findings:
-    in_lanes = cells(program)
-    where = places(program, in_lanes)
-    return check("channels", messages(program, in_lanes, where), slots(program, in_lanes, where))
 
 
 def _updates(program: Program) -> Findings:
