@@ -13,7 +13,7 @@ def as_at_run_time(value: Value) -> tuple[bool, str, str]:
 
 
 TABLES: dict[str, Callable[[Kind], bool]] = {
-    "chimera_runtime/program/compiled_program.py": lambda kind: (
+    "chimera_runtime/program/operations.py": lambda kind: (
         (OPERATIONS.get(kind.letter), {*MAKES.get(kind.letter, ())})
         == (kind.method, {value.letter for value in kind.hands_on})
         and MOVES.get(kind.letter) == (kind.method if kind.moves else None)

@@ -80,7 +80,7 @@ SECOND_VALUE = [
 """,
     ),
     (
-        "chimera_runtime/program/compiled_program.py",
+        "chimera_runtime/program/operations.py",
         """\
 +OPERATIONS["N"], MAKES["N"] = "normed_backward", ("dx", "n")
  PAIRED = "pair"

@@ -14,7 +14,10 @@ from tests.e2e.browser import needs_browser, tab
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-PAPER = ("gpipe", "dapple", "gems", "chimera", "pipedream", "pipedream_2bw")
+PAPER = {
+    **{scheme: ("zoo.py", {"D": 4, "N": 4}) for scheme in ("gpipe", "dapple", "gems", "chimera", "pipedream_2bw")},
+    "pipedream": ("zoo.py", {"D": 4}),
+}
 NEWER = {
     "zb_h1": ("zoo.py", {"D": 4, "N": 4}),
     "seq1f1b": ("carried.py", {"D": 4, "N": 2, "k": 3}),
@@ -25,11 +28,10 @@ CHECK = ("--check-only", "--micro-batch-size", "2")
 
 
 def jobs(folder: Path) -> Iterator[Job]:
-    programs = {scheme: compiled(folder, scheme, D=4) for scheme in PAPER}
-    for scheme, directory in programs.items():
-        yield Job(scheme, directory, CHECK)
-    for scheme, (model, parameters) in NEWER.items():
-        yield Job(scheme, compiled(folder, scheme, **parameters), CHECK, model, {"CARRIED": "lists,joins"})
+    schemes = PAPER | NEWER
+    programs = {scheme: compiled(folder, scheme, **parameters) for scheme, (_, parameters) in schemes.items()}
+    for scheme, (model, _) in schemes.items():
+        yield Job(scheme, programs[scheme], CHECK, model)
     steps, saved = ("--micro-batch-size", "2", "--steps"), str(folder / "saved")
     yield Job("undisturbed", programs["gpipe"], (*steps, "4"), "plain.py")
     yield Job("saves", programs["chimera"], (*steps, "2", "--save", saved), "plain.py")
