@@ -30,10 +30,9 @@ from chimera_ir.verify.verify import Verified
 
 @dataclass(frozen=True, slots=True)
 class BodyView:
-    """The body of a function of a rank's script.
+    """The body of a function of a rank's script: the statements of a lane, indented.
 
-    ``bindings`` are assignments that give stages and links the names by which ``lines`` call them. ``lines`` are the
-    statements of the lane, with their indentation. ``has_loops`` says whether there is a loop in ``lines``.
+    ``bindings`` are assignments that give stages and links the names by which ``lines`` call them.
     """
 
     bindings: tuple[str, ...]
@@ -43,11 +42,9 @@ class BodyView:
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """The values for a rank's script: two bodies of functions, and the words and numbers around them.
+    """The values for a rank's script: the bodies for an update (or turn) and for an evaluation, words and numbers.
 
-    ``training`` is the body for an update (or a turn of a stream), ``evaluation`` that for an evaluation. ``counting``
-    is a remark on how micro-batches are counted, ``counter`` is the variable that counts the turns of a stream, and
-    ``per_update`` is the number of micro-batches of an update.
+    ``counting`` is a remark on how micro-batches are counted, ``counter`` the variable that counts turns.
     """
 
     worker: int
@@ -110,7 +107,6 @@ def _body(verified: Verified, worker: Worker) -> BodyView:
 
 
 def _groups(parts: LaneParts) -> list[WeightGroup]:
-    """The weight groups that a lane runs or updates: stages, ascending, then ties."""
     stages = {operation.stage for operation in singles(parts.computes.lines)}
     groups = {(stage,) for stage in stages} | {update.group for update in parts.updates.lines}
     return sorted(groups, key=lambda group: (len(group) > 1, group))
@@ -135,10 +131,7 @@ Facts = dict[str, Any]
 
 
 def facts(verified: Verified, evaluation: Verified) -> Facts:
-    """Returns the content of program.json, but for the digest of the program.
-
-    ``verified`` is the program that trains, ``evaluation`` that of the forwards alone.
-    """
+    """The content of program.json, but for the digest; ``evaluation`` is the program of the forwards alone."""
     program = verified.program
     header = program.header
     turns = runnable_turns(verified.level) if isinstance(verified.level, ProgramStream) else []
@@ -160,7 +153,7 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
         "split_backward": _stages(program, lambda operation: operation.kind.splits),
         "placement": [pipe.workers for pipe in header.pipes],
         "ties": [[*tie] for tie in header.ties],
-        "links": _links(program),
+        "links": sorted({(w, int(send.to)) for w, parts in enumerate(program.parts) for send in parts.sends.lines}),
         "communicators": [
             result.communicators.value for result in verified.with_evaluation(lambda: evaluation) if result.finishes
         ],
@@ -187,31 +180,21 @@ def _lines(value: Any) -> str:
 
 
 def _kinds(program: Program) -> list[str]:
-    """Returns the letters, in table order, of the kinds of operations for which a rehearsal needs a time.
-
-    Only kinds that the program has are listed. Recomputation is left out: unless it has a time of its own, the time of
-    the backward includes it.
-    """
+    """The kinds of the program for which a rehearsal needs a time; a backward's includes its recomputation."""
     letters = {operation.kind.letter for parts in program.parts for operation in parts.computes.lines}
     return [letter for letter in COSTED if letter in letters - {RECOMPUTATION.letter}]
 
 
 def _stages(program: Program, has: Callable[[Compute], bool]) -> list[int]:
-    """The stages with an operation for which ``has`` is true."""
     operations = singles(chain.from_iterable(parts.computes.lines for parts in program.parts))
     return sorted({int(operation.stage) for operation in operations if has(operation)})
 
 
-def _links(program: Program) -> list[tuple[int, int]]:
-    """Returns the pairs (sender, receiver) of workers between which messages go."""
-    return sorted({(worker, int(send.to)) for worker, parts in enumerate(program.parts) for send in parts.sends.lines})
-
-
 def _reads(header: Header, turns: Sequence[RunnableTurn]) -> list[list[tuple[int, int]]]:
-    """Returns for each stage which versions of its weights the micro-batches of a turn read; empty with a flush.
+    """For each stage, which versions of its weights the micro-batches of a turn read; empty with a flush.
 
-    The versions of a stage are runs, in the order of the micro-batches. A run (offset, count) stands for the next
-    ``count`` micro-batches: they read version U + ``offset``, where U updates come before the turn.
+    A run (offset, count) stands for the next ``count`` micro-batches: they read version U + ``offset``, where U updates
+    come before the turn.
     """
     offsets: dict[tuple[int, int], int] = {}
     lines = [line for runnable in turns for line in runnable.turn.instructions]
@@ -258,17 +241,13 @@ def _rank(verified: Verified, worker: Worker, by_worker: Sequence[RunnableTurn])
 
 
 def _kept(header: Header, entry: Sequence[int]) -> Sequence[int]:
-    """Returns the numbers of a `Kept` without some at its end, which are 0 in a program without moves or slices."""
+    """The numbers of a `Kept`, without those at its end that are 0 in a program without moves or slices."""
     if header.moves:
         return entry
     return entry[:-1] if header.slices > 1 else entry[:4]
 
 
 def _moving(program: Program) -> Facts:
-    """Returns an entry with the stages whose activations move to the host, and one for operands of weight gradients.
-
-    There is no entry for operands if none move, and no entry at all if the program has no moves.
-    """
     if not program.header.moves:
         return {}
     operands = _stages(program, lambda operation: operation.kind.moves_operands)
@@ -277,10 +256,6 @@ def _moving(program: Program) -> Facts:
 
 
 def _evaluation(evaluation: Verified, worker: Worker) -> Facts:
-    """Returns the part of program.json on the evaluation of a worker, its forwards alone.
-
-    ``slots`` has the number of receive buffers by stage; ``incoming`` and ``outgoing`` are the names of links.
-    """
     used, receiving = links(evaluation.program.parts[worker]), evaluation.holdings[worker].receiving
     return {
         "slots": {str(stage): slots for stage, slots in sorted((target, slots) for (_, target, _), slots in receiving)},
@@ -290,11 +265,10 @@ def _evaluation(evaluation: Verified, worker: Worker) -> Facts:
 
 
 def _turns(header: Header, runnable: RunnableTurn) -> tuple[Facts, dict[WeightGroup, tuple[int, int]]]:
-    """Returns the entry ``turns`` of program.json for a worker, and for each weight group its entry ``initial``.
+    """The entry ``turns`` of program.json for a worker, and for each weight group its entry ``initial``.
 
-    ``turns`` says at which update the turns begin and end (`reach`), how many updates one takes, and how many updates
-    ahead a turn needs the mini-batches. ``initial`` is a pair of versions, 0 or less: the initial weights are stashed
-    where turns stash the first of them, and dropped where turns drop the second.
+    ``turns`` has where the turns begin and end (`reach`), the updates of one, and how many updates ahead it needs
+    mini-batches. ``initial`` has the versions of `Initial`.
     """
     initials = initial(header, runnable.turn)
     first, behind = reach(header, runnable.turn, initials)
@@ -303,27 +277,20 @@ def _turns(header: Header, runnable: RunnableTurn) -> tuple[Facts, dict[WeightGr
 
 
 def _loaded(header: Header, worker: Worker, neighbours: Sequence[Sequence[Stage]]) -> list[tuple[int, int]]:
-    """Returns the micro-batches, as runs, for which the worker loads inputs, or targets, from the dataset.
-
-    ``neighbours[s]`` decides which of the two. With the stages that feed stage s, the result is for inputs: a stage
-    without such a neighbour takes inputs of the dataset. With the stages that stage s feeds, it is for targets.
-    """
+    """The micro-batches for which the worker loads inputs (by ``feeding``) or targets (by ``fed``), as runs."""
     stages = [stage for stage, others in enumerate(neighbours) if not others]
     return runs(sorted({micro // header.parts for stage in stages for micro in _micros(header, worker, stage)}))
 
 
 def _micros(header: Header, worker: Worker, stage: int, *, recomputing: bool = False) -> set[int]:
-    """Returns the micro-batches that a worker runs on a stage, within an update or, of a stream, a period.
-
-    With ``recomputing`` only those are returned whose forward the stage runs again.
-    """
+    """The micro-batches that a worker runs, or recomputes, on a stage, within an update or a period."""
     cycle = header.period or header.micro_batches
     pipes = [pipe for pipe in header.pipes if pipe.workers[stage] == worker]
     micros = (micro for pipe in pipes for micro in pipe.micros)
     return {micro % cycle for micro in micros if not recomputing or header.recomputes(micro, Stage(stage))}
 
 
-# Makes the files of an output directory as text: templates filled from `view`, and program.json from `facts`.
+# Makes the files of an output directory as text: templates filled from `RankView`, and program.json.
 
 
 def scripts(verified: Verified, evaluation: Verified) -> dict[str, str]:
@@ -361,22 +328,18 @@ def scripts(verified: Verified, evaluation: Verified) -> dict[str, str]:
 
 @cache
 def _environment(folder: Path) -> Environment:
-    """The Jinja environment of a folder of templates, each compiled at its first use and after its file has changed."""
     return Environment(
         loader=FileSystemLoader(folder), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
 
 
 class _Package(NamedTuple):
-    """The files of chimera_runtime by their path in an output directory, and the digest of all of them."""
-
     files: Mapping[str, str]
     digest: str
 
 
 @cache
 def _package(folder: Path) -> _Package:
-    """Returns the package in a folder as the process first read it; ``__init__.py`` files come first."""
     paths = sorted(folder.rglob("*.py"), key=lambda path: (path.name != "__init__.py", path))
     files = {path.relative_to(folder.parent).as_posix(): path.read_text(encoding="utf-8") for path in paths}
     return _Package(files, sha256(repr(files).encode()).hexdigest())

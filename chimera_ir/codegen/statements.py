@@ -175,15 +175,13 @@ class Scribe:
         return self.links.outgoing[_route(message, self.header.worker(message.micros[0], message.target))]
 
     def _stage(self, operation: ops.Compute) -> str:
-        """The expression for an operation's stage, with the version of the weights that the operation reads."""
         stage = f"stage{operation.stage}"
         return stage if operation.version is None else f"{stage}.at({self.notation.version(operation.version)})"
 
     def _arguments(self, operation: ops.Compute) -> list[str]:
-        """The arguments of an operation: micro-batches, then what it needs of the dataset and of neighbouring stages.
+        """The micro-batches, then what an operation needs of the dataset and of neighbouring stages.
 
-        A forward needs inputs and, on the last stage, targets; a backward, or its first half, needs gradients of its
-        outputs, except on the last stage, which makes them itself.
+        The last stage takes targets with a forward, and makes the gradients of its outputs itself.
         """
         header, stage = self.header, operation.stage
         micros = self.notation.micros(operation.micros)
@@ -199,14 +197,10 @@ class Scribe:
         return [micros, *inputs, *([] if header.fed[stage] else [f"lane.target({micros})"])]
 
     def _value(self, message: ops.Message) -> str:
-        """Returns the expression for a message's value on the worker that reads the value.
-
-        The value was made on this worker, or is taken from a received message.
-        """
+        """The expression for a message's value where it is read: made on this worker, or received."""
         if self.header.worker(message.micros[0], message.source) == self.worker:
             return self._made(message)
         return f"{self._incoming(message)}.take({self.notation.micros(message.micros)})"
 
     def _made(self, message: ops.Message) -> str:
-        """Returns the expression for a message's value on the worker that makes the value."""
         return f"stage{message.source}.{message.value.made}({self.notation.micros(message.micros)})"

@@ -94,10 +94,7 @@ def law(expression: ast.Expression, scope: Scope, variable: str, most: int) -> L
 
 
 def eventual_law(expression: ast.Expression, scope: Scope, variable: str, most: int) -> Law:
-    """Returns the law that a formula has for large m, with parameters as in `law`.
-
-    Unlike for `law`, arguments of ``max`` and ``min`` may grow with m.
-    """
+    """The law that a formula has for large m, as `law`; arguments of ``max`` and ``min`` may grow with m."""
     return walk(expression, _Laws(scope, {variable: COUNT}, most, {"max": _larger, "min": _smaller}))
 
 
@@ -110,11 +107,10 @@ def limited(count: int, most: int, span: Span) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Laws:
-    """The domain (see `formulas`) that turns each part of a formula into its law.
+    """The domain (see `evaluate`) that turns each part of a formula into its law, with periods of at most ``most``.
 
-    ``names`` has the laws of the variable, or of the parameters within a function; ``scope`` has the meaning of all
-    other names. Periods are at most ``most``. ``of_growing`` has the builtins that may take growing values, each with a
-    function from two laws to the law of the result.
+    ``names`` has the laws of the variable, or of the parameters within a function; ``of_growing`` has the builtins that
+    may take growing values, each as a function from two laws to the law of the result.
     """
 
     scope: Scope
@@ -246,14 +242,10 @@ class _Laws:
         return entries[position]
 
     def _pointwise(self, node: ast.Expression, apply: Callable[..., int], laws: Sequence[Law]) -> Law:
-        """Returns the law of the values that ``apply`` gives at each m for those of ``laws``, which all repeat."""
         return self._along(node, apply, laws, Fraction(0))
 
     def _along(self, node: ast.Expression, apply: Callable[..., int], laws: Sequence[Law], rate: Fraction) -> Law:
-        """Returns the law of the values that ``apply`` gives at each m for the values of ``laws``.
-
-        ``rate`` is how much these values grow from one m to the next, on average.
-        """
+        """The law of what ``apply`` gives at each m, which grows by ``rate`` on average."""
         period = self._period(node, laws)
         values = map(apply, *(part.stretched(period) for part in laws))
         return _reduced(values, int(rate * period), max(part.since for part in laws))
@@ -265,14 +257,12 @@ class _Laws:
         return Fault(partial(describe, node.span, self._values(node), **facts))
 
     def _values(self, node: ast.Expression) -> Values:
-        """Returns the values, by name, of those names in an expression that have the same value for every m."""
         names = dict.fromkeys(part.text for part in ast.walk(node) if isinstance(part, ast.Name))
         values = ((name, self.fixed(self.name(name))) for name in names)
         return tuple((name, value) for name, value in values if value is not None)
 
 
 def _later(part: Law, bound: Law) -> Law:
-    """Returns the law ``part`` with a later start: the start of ``bound``, unless its own is later still."""
     return replace(part, since=max(part.since, bound.since))
 
 
@@ -294,11 +284,7 @@ def _larger(left: Law, right: Law, period: int) -> Law:
 
 
 def _ahead(m: int, lead: int, gain: int, period: int) -> int:
-    """Returns the first number from which on a difference is never negative, at any of m, m + period, m + 2 period ..
-
-    The difference is ``lead`` at the given ``m``, and each period adds ``gain`` > 0 to it. The result is one more than
-    the last of these numbers at which the difference is negative.
-    """
+    """The first number from which on ``lead`` at ``m``, plus ``gain`` > 0 for each period, is never negative."""
     turns = -(lead // gain)
     return m + (turns - 1) * period + 1
 

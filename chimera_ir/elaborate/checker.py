@@ -52,10 +52,7 @@ def check_clauses(scheme: ast.Scheme) -> Iterator[Diagnostic]:
 
 
 def suggest_workers(scheme: ast.Scheme, mistakes: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
-    """Yields the mistakes of a scheme, some with better help.
-
-    The help is for an unknown name in a memory bound that names no worker: it says how to name the worker.
-    """
+    """Yields the mistakes; for an unknown name in a memory bound without a worker, the help says how to name one."""
     quantities = {
         node.span: item.quantity.value
         for item in scheme.items
@@ -99,10 +96,6 @@ def _lines(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
 
 
 def _slices(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
-    """Yields mistakes of a pipe about slices: operations that lack a slice, or name one although there are none.
-
-    Groups of micro-batches, and halves, are mistakes beside slices.
-    """
     cut = next((line for line in pipe.clauses if isinstance(line, ast.Slices)), None)
     for line in pipe.clauses:
         if isinstance(line, ast.Micros) and line.halves and cut:
@@ -123,7 +116,6 @@ def _once(lines: Iterable[ast.SyntaxNode], kind: type[ast.SyntaxNode], owner: st
 
 
 def _flushed(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
-    """Yields a mistake for each line that only a pipe without end may have, of a pipe whose scheme has a flush."""
     for clause in pipe.clauses:
         match clause:
             case ast.Micros(range=ast.Endless(span=span)):
@@ -135,7 +127,6 @@ def _flushed(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
 
 
 def _streaming(pipe: ast.PipeBlock, update: ast.Update) -> Iterator[Diagnostic]:
-    """Yields a mistake for each line that a pipe without end lacks or may not have; ``update`` is the scheme's line."""
     for clause in pipe.clauses:
         match clause:
             case ast.Micros(range=ast.Range(span=span)):
@@ -263,13 +254,11 @@ def _levels(expression: ast.Expression, known: Mapping[str, FormulaSize]) -> int
 
 
 def _behind(node: ast.Expression, known: Mapping[str, FormulaSize]) -> FormulaSize:
-    """Returns the size of the formula behind ``node``, a name or a call of a function; zero for any other node."""
     name = node.function if isinstance(node, ast.Call) else node
     return known.get(name.text if isinstance(name, ast.Name | ast.Word) else "", FormulaSize(0, 0))
 
 
 def _guess(text: str, known: Collection[str]) -> str | None:
-    """Returns what the undefined name ``text`` may stand for: a known name, or a formula; None without a guess."""
     foreign = FOREIGN_NAMES.get(text.lower())
     return closest(text, known) if foreign is None or text.lower() in map(str.lower, known) else foreign
 
@@ -290,10 +279,7 @@ class FormulaChecker:
         self.announce(defined)
 
     def announce(self, defined: Iterable[Definition]) -> None:
-        """Records that names are defined further down, before their lines are checked.
-
-        So the use of such a name is reported as too early, not as unknown. The names are those of the innermost layer.
-        """
+        """Records names of the innermost layer that are defined further down: using them is too early, not unknown."""
         for definition in defined:
             self.uses[definition.name.text] = definition.names
             self.spans.maps[0].setdefault(definition.name.text, definition.name.span)
@@ -316,8 +302,8 @@ class FormulaChecker:
     ) -> Type | None:
         """Checks a whole formula and returns its type; None if a mistake keeps the type from being known.
 
-        The type must be ``expected``, unless that is None. ``place`` is the formula's place, in words for messages;
-        ``defining`` is the name that the formula defines, if any.
+        The type must be ``expected``, if given. ``place`` is where the formula stands, in words; it defines the name
+        ``defining``, if any.
         """
         inferred = self.type_of(expression, scope, defining)
         self._expect(expression, inferred, expected, place)
@@ -402,10 +388,9 @@ class FormulaChecker:
             self.mistakes.append(say.UnknownName(span, text, guess, listed))
 
     def _way(self, start: str, goal: str, *, far: bool) -> tuple[str, ...] | None:
-        """Returns the chain of names that leads from ``start`` to ``goal``, without ``goal`` itself.
+        """The shortest chain of names from ``start`` to ``goal``, without ``goal``: each is used by the one before.
 
-        Each name is used in the definition of the name before it. The shortest chain is returned, None if there is
-        none. Only with ``far`` set are chains longer than one name looked for, from ``start`` to any ``goal``.
+        Chains of more than one name, from ``start`` to any ``goal``, are looked for only if ``far`` is set.
         """
         came_from = {start: ""}
         pending = [start] if far else []
@@ -498,8 +483,6 @@ def check(scheme: ast.Scheme) -> tuple[Diagnostic, ...]:
 
 
 class _Checker:
-    """A walk over a scheme from top to bottom that collects names, and mistakes in lines and formulas."""
-
     def __init__(self, scheme: ast.Scheme) -> None:
         self._scheme = scheme
         self._definitions = list(definitions(scheme))
@@ -508,11 +491,9 @@ class _Checker:
 
     @property
     def mistakes(self) -> list[Diagnostic]:
-        """All mistakes so far."""
         return self._formulas.mistakes
 
     def check_scheme(self) -> None:
-        """Checks the parameters, declarations and pipes of the scheme; `mistakes` has what is wrong."""
         for parameter in self._scheme.parameters:
             self._formulas.formula(
                 parameter.default, Type.INTEGER, "the default of a parameter", self._defined, parameter.name
@@ -537,16 +518,16 @@ class _Checker:
             case ast.Function():
                 self._function(item)
             case ast.Workers(count, left_out):
-                self._formulas.formula(count, Type.INTEGER, "`workers`", self._defined)
+                self._number(count, "`workers`", self._defined)
                 for part in left_out:
                     if isinstance(part, ast.Range):
                         self._range(part, self._defined)
                     else:
-                        self._formulas.formula(part, Type.INTEGER, "`except`", self._defined)
+                        self._number(part, "`except`", self._defined)
             case ast.Require(condition):
                 self._formulas.formula(condition, Type.TRUTH, "`require`", self._defined)
             case ast.Update(count):
-                self._formulas.formula(count, Type.INTEGER, "`update every`", self._defined)
+                self._number(count, "`update every`", self._defined)
             case ast.Memory(quantity, worker, limit):
                 scope = self._with(self._variables([] if worker is None else [worker]))
                 if quantity in (ast.MemoryQuantity.BYTES, ast.MemoryQuantity.HOST_BYTES):
@@ -554,7 +535,7 @@ class _Checker:
                         name: ValueName(Type.INTEGER, item.span) for name in UNITS if name not in self._formulas.spans
                     }
                     scope = ChainMap(*scope.maps, {**units})
-                self._formulas.formula(limit, Type.INTEGER, "`memory`", scope)
+                self._number(limit, "`memory`", scope)
             case ast.PipeBlock():
                 self._pipe(item)
             case _:
@@ -569,10 +550,7 @@ class _Checker:
             self._defined[name.text] = meaning
 
     def _variables(self, words: Iterable[ast.Word]) -> dict[str, ValueName]:
-        """Returns the variables ``words`` of a pipe or a function, each by its name, as names for integers.
-
-        Records a mistake for each variable whose name already stands for something else.
-        """
+        """The variables as names for integers; records a mistake for a name that already stands for something else."""
         variables: dict[str, ValueName] = {}
         for word in words:
             if word.text in BUILTINS:
@@ -585,7 +563,6 @@ class _Checker:
         return variables
 
     def _with(self, variables: Mapping[str, ValueName]) -> NameLayers:
-        """Returns a scope with all names known so far and, over them, ``variables``."""
         return ChainMap({**variables}, self._defined)
 
     def _function(self, function: ast.Function) -> None:
@@ -624,6 +601,7 @@ class _Checker:
             self._range(pipe.index.range, self._defined)
         inside = outside.new_child({**variables})
         by_stage = outside.new_child({word.text: variables[word.text] for word in of_stage})
+        without_slice = outside.new_child({name: kind for name, kind in variables.items() if name not in of_slice})
         self._formulas.announce(definitions_among(lets))
         self._definitions_of(stages, lets, variables, named, outside)
         for clause in pipe.clauses:
@@ -641,10 +619,8 @@ class _Checker:
                 case ast.Operation():
                     self._operation(clause, inside)
                 case ast.Reads(version):
-                    without_slice = outside.new_child({v: kind for v, kind in variables.items() if v not in of_slice})
-                    self._formulas.formula(version, Type.INTEGER, "`reads version`", without_slice)
+                    self._number(version, "`reads version`", without_slice)
                 case ast.Recompute(guard):
-                    without_slice = outside.new_child({v: kind for v, kind in variables.items() if v not in of_slice})
                     self._guard(guard, without_slice)
                 case ast.Sync(guard=guard):
                     self._guard(guard, by_stage)
@@ -659,12 +635,10 @@ class _Checker:
         named: dict[str, Meaning],
         outside: NameLayers,
     ) -> None:
-        """Checks what the lines ``stages`` and ``let`` of a pipe define, and adds the names in ``lets`` to ``named``.
+        """Checks the lines ``stages`` and ``let`` of a pipe, and adds the names in ``lets`` to ``named``.
 
-        ``variables`` are the variables of the pipe; ``outside`` has the names from outside the pipe. The formula that
-        gives the worker of a stage may use names of ``lets``, and a name of ``lets`` may use the worker. So first the
-        names that do not use the worker are checked, then the formula of the worker, then the names that use the
-        worker.
+        The worker's formula may use names of ``lets``, and these may use the worker. So names without the worker are
+        checked first, then the formula of the worker, then the other names.
         """
         inside = outside.new_child({**variables})
         of_name: dict[str, tuple[str, ...]] = {}
@@ -701,11 +675,7 @@ class _Checker:
         outside: NameLayers,
         inside: NameLayers,
     ) -> None:
-        """Checks a line ``let`` of a pipe, and adds its name to ``named``.
-
-        ``variables`` has for each name of the pipe the variables that it depends on. A formula may use the names known
-        ``inside`` the pipe, the entries of a table only those known ``outside``.
-        """
+        """Checks a line ``let``; a table may use only names from ``outside`` the pipe."""
         name = let.name.text
         if isinstance(let.value, ast.NumberTable):
             named.setdefault(name, self._table(let.value, let.name, outside))
@@ -721,29 +691,28 @@ class _Checker:
 
     def _micros(self, clause: ast.Micros, outside: NameLayers) -> None:
         self._range(clause.range, outside)
-        if clause.step is not None:
-            self._formulas.formula(clause.step, Type.INTEGER, "`by`", outside)
+        self._number(clause.step, "`by`", outside)
         inside = outside.new_child({clause.variable.text: ValueName(Type.INTEGER, clause.variable.span)})
-        for word, formula in (("`as`", clause.number), ("`weigh`", clause.weight)):
-            if formula is not None:
-                self._formulas.formula(formula, Type.INTEGER, word, inside)
+        self._number(clause.number, "`as`", inside)
+        self._number(clause.weight, "`weigh`", inside)
 
     def _operation(self, operation: ast.Operation, inside: NameScope) -> None:
         for subject in operation.subjects:
             if isinstance(subject.micro, ast.Range):
                 self._range(subject.micro, inside)
             else:
-                self._formulas.formula(subject.micro, Type.INTEGER, "a micro-batch number", inside)
-            self._formulas.formula(subject.stage, Type.INTEGER, "a stage number", inside)
-            if subject.slice is not None:
-                self._formulas.formula(subject.slice, Type.INTEGER, "a slice number", inside)
-            if subject.pipe is not None and subject.pipe.index is not None:
-                self._formulas.formula(subject.pipe.index, Type.INTEGER, "the index of a pipe", inside)
-        if operation.clock is not None:
-            self._formulas.formula(operation.clock, Type.INTEGER, "a clock", inside)
-        if operation.preference is not None:
-            self._formulas.formula(operation.preference, Type.INTEGER, "`prefer`", inside)
+                self._number(subject.micro, "a micro-batch number", inside)
+            self._number(subject.stage, "a stage number", inside)
+            self._number(subject.slice, "a slice number", inside)
+            index = None if subject.pipe is None else subject.pipe.index
+            self._number(index, "the index of a pipe", inside)
+        self._number(operation.clock, "a clock", inside)
+        self._number(operation.preference, "`prefer`", inside)
         self._guard(operation.guard, inside)
+
+    def _number(self, formula: ast.Expression | None, place: str, scope: NameScope) -> None:
+        if formula is not None:
+            self._formulas.formula(formula, Type.INTEGER, place, scope)
 
     def _guard(self, guard: ast.Expression | None, scope: NameScope) -> None:
         if guard is not None:
@@ -751,4 +720,4 @@ class _Checker:
 
     def _range(self, range_: ast.Range | ast.Endless, scope: NameScope) -> None:
         for end in (range_.start, range_.stop) if isinstance(range_, ast.Range) else (range_.start,):
-            self._formulas.formula(end, Type.INTEGER, "a range", scope)
+            self._number(end, "a range", scope)

@@ -73,14 +73,12 @@ class Outline:
         operations = _planned(self.shapes, header.pipes, reads)
         reject(torn(operations, reads, header, self.endless.turns))
         moving = _moving(header, operations)
-        rises = self._rises(operations, header, reads) if any(map(_prefers, operations)) else ()
+        prefers = any(isinstance(planned, Unclocked) and planned.preference is not None for planned in operations)
+        rises = self._rises(operations, header, reads) if prefers else ()
         return PlanStream(moving, operations, self.endless.turn.clocks, self.endless.turns, rises)
 
     def _rises(self, operations: Sequence[Listed], header: Header, reads: Readings) -> tuple[int, ...]:
-        """Returns for each operation how much higher its preference is one turn later: the value after ``prefer``.
-
-        ``operations`` are those of the first turn, and ``reads`` are the versions that they read.
-        """
+        """How much higher the value after ``prefer`` of each operation is one turn later."""
         following = tuple(shape.following(len(shape.micro_range)) for shape in self.shapes)
         pairs = zip(operations, _planned(following, header.pipes, reads), strict=True)
         return tuple(_preference(later) - _preference(earlier) for earlier, later in pairs)
@@ -123,10 +121,7 @@ def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tree:
-    """A scheme as a key of a cache, equal only to the same object.
-
-    Schemes that are equal in content may stand at different places of a text, and so have different diagnostics.
-    """
+    """A scheme as a key of a cache: equal schemes may stand at different places of a text, so identity counts."""
 
     scheme: ast.Scheme
 
@@ -139,18 +134,12 @@ class _Tree:
 
 @lru_cache(maxsize=64)
 def _warnings(tree: _Tree) -> tuple[Diagnostic, ...]:
-    """The warnings about a scheme that do not depend on its parameters, found once; raises ``Rejected`` for errors."""
     return check(tree.scheme)
 
 
 def _moving(header: Header, operations: Iterable[Listed]) -> Header:
-    """Returns the header, which now says whether any of these operations moves memory."""
     moves = any(operation.kind.moves for *_, operation in operations)
     return replace(header, moves=True) if moves else header
-
-
-def _prefers(planned: Listed) -> bool:
-    return isinstance(planned, Unclocked) and planned.preference is not None
 
 
 def _preference(planned: Listed) -> int:
@@ -158,12 +147,6 @@ def _preference(planned: Listed) -> int:
 
 
 def _planned(shapes: Sequence[Shape], pipes: Sequence[Pipe], reads: Readings) -> tuple[Listed, ...]:
-    """Returns the operations of all pipes.
-
-    ``shapes`` has the evaluated ranges and the formulas of each pipe, ``pipes`` its workers and global numbers.
-    ``reads`` has the versions that operations read. Raises ``Rejected`` with the first failure of every line that
-    fails.
-    """
     by_name = {shape.name: (shape, pipe) for shape, pipe in zip(shapes, pipes, strict=True)}
     lines = [(line, shape, pipe) for shape, pipe in by_name.values() for line in shape.operations]
     return tuple(chain.from_iterable(made_of(lines, lambda line: operations(*line, reads, by_name))))

@@ -227,9 +227,8 @@ Formula = Callable[[Frame], int]
 class Fault(Exception):
     """Raised by a formula that has no value, as in a division by zero.
 
-    ``describe`` makes the diagnostic, from the pipe and variables for which the formula failed (an `Instance`) and the
-    ``calls`` of functions around the place. It is called only when the diagnostic is needed: a constant part of a
-    formula may fail although its value is never used.
+    ``describe`` makes the diagnostic, from an `Instance` and the ``calls`` around the place, only when it is needed: a
+    constant part of a formula may fail although its value is never used.
     """
 
     def __init__(self, describe: Callable[..., Diagnostic]) -> None:
@@ -301,10 +300,7 @@ class Scope:
         return variable in names
 
     def values_in(self, expression: ast.Expression, frame: Frame) -> Values:
-        """Returns the names in an expression with their values; ``frame`` has the values of variables.
-
-        A name is left out if it stands for a formula that has no value for this frame.
-        """
+        """The names in an expression with their values; without those of formulas that have no value."""
         names = dict.fromkeys(node.text for node in ast.walk(expression) if isinstance(node, ast.Name))
         values = ((name, self._value(name, frame)) for name in names)
         return tuple((name, value) for name, value in values if value is not None)
@@ -346,8 +342,6 @@ class _Closure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Closures:
-    """The domain (see `formulas`) that turns a part of a formula into a closure or, if it is constant, its value."""
-
     scope: Scope
 
     def constant(self, value: int) -> _Closure:
@@ -448,10 +442,7 @@ class _Closures:
         return Fault(lambda instance, calls: describe(node.span, scope.values_in(node, frame), instance, calls, *facts))
 
     def _folded(self, formula: Formula, *parts: _Closure) -> _Closure:
-        """Returns the formula or, if all ``parts`` are constant, its value.
-
-        A constant formula without a value stays a formula, which raises its ``Fault`` when it is called.
-        """
+        """The formula or, if all ``parts`` are constant, its value; without a value it stays, to raise when called."""
         if any(part.constant is None for part in parts):
             return _Closure(formula, None)
         try:

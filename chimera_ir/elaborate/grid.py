@@ -22,8 +22,7 @@ class UndefinedOnGrid(Exception):
 class _Column(NamedTuple):
     """The values of a part of a formula, one micro-batch after the other; those of a micro-batch are stage by stage.
 
-    ``on_micros`` and ``on_stages`` say on which of the two variables the part depends. If it does not depend on one of
-    them, there is one value for all micro-batches, or for all stages.
+    If the part does not depend on micro-batches, or on stages, there is one value for all of them.
     """
 
     on_micros: bool
@@ -42,17 +41,12 @@ class Grid:
         self._domain = _Columns(scope, dict(zip(names, variables, strict=True)), len(micros), len(stages))
 
     def values(self, expression: ast.Expression) -> list[int]:
-        """Returns the value of a formula (of a condition, its truth) for each pair, in the order of the grid.
-
-        Raises `UndefinedOnGrid` if it has none for some pair.
-        """
+        """The value of a formula for each pair, in order; raises `UndefinedOnGrid` if it has none for some pair."""
         return self._domain.spread(walk(expression, self._domain), on_micros=True, on_stages=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The domain (see `formulas`) that turns each part of a formula into a column; ``names`` has the variables."""
-
     scope: Scope
     names: Mapping[str, _Column]
     micros: int
@@ -110,19 +104,12 @@ class _Columns:
         return walk(function.definition.body, replace(self, names=function.bound(arguments)))
 
     def _applied(self, apply: Callable[..., int], *parts: _Column) -> _Column:
-        """Applies a function to the values of ``parts``.
-
-        The result depends on every variable on which any part depends.
-        """
         on_micros, on_stages = any(part.on_micros for part in parts), any(part.on_stages for part in parts)
         columns = (self.spread(part, on_micros=on_micros, on_stages=on_stages) for part in parts)
         return _Column(on_micros, on_stages, list(map(apply, *columns)))
 
     def spread(self, part: _Column, *, on_micros: bool, on_stages: bool) -> list[int]:
-        """Returns the values of ``part`` for all micro-batches (``on_micros``), stages (``on_stages``) or pairs.
-
-        Values are repeated where ``part`` does not depend on the micro-batch or the stage.
-        """
+        """The values for all micro-batches, stages or pairs, repeated where ``part`` does not depend on them."""
         values = part.values
         if on_stages and not part.on_stages:
             values = list(chain.from_iterable(repeat(value, self.stages) for value in values))

@@ -46,8 +46,7 @@ def place(shapes: Sequence[Shape], workers: int, workers_span: Span, left_out: M
     """The pipes with the workers of their stages and the global numbers of their micro-batches or, if cut, slices.
 
     Raises `Rejected` if a stage is placed on no worker, a worker has no stage, or the numbers are not 0 .. N-1, each
-    once. ``workers_span`` is the place in the text that gives the number of workers; ``left_out`` has the workers that
-    have no stage, each with the place that says so.
+    once. ``workers_span`` is where the text gives the number of workers, ``left_out`` where it leaves out some.
     """
     with Attempts() as attempts:
         rows = attempts.each(shapes, lambda shape: tuple(_workers(shape, workers, left_out)))
@@ -65,7 +64,6 @@ def place(shapes: Sequence[Shape], workers: int, workers_span: Span, left_out: M
 def _pipe(
     shape: Shape, workers: tuple[Worker, ...], numbers: Sequence[int], recomputed: Mapping[int, Set[int]]
 ) -> Pipe:
-    """A pipe; ``recomputed`` has the micro-batches, in the pipe's own numbers, that stages recompute."""
     stages = tuple(Stage(stage) for stage in shape.stage_range if stage in recomputed)
     named = dict(zip(shape.micro_range, numbers, strict=True))
     some = tuple(
@@ -77,16 +75,13 @@ def _pipe(
 
 
 def _each_slice(numbers: Sequence[int], slices: int) -> Iterator[Micro]:
-    """Yields the numbers of all slices of the micro-batches ``numbers``."""
     return (Micro(slices * number + place) for number in numbers for place in range(slices))
 
 
 def _recomputed(shape: Shape) -> Mapping[int, Set[int]]:
     """Maps each stage that recomputes to the micro-batches, in the pipe's own numbers, that it recomputes.
 
-    The line ``recompute`` of the pipe says which they are; without this line, its operation lines that are
-    recomputations do. If a formula of such an operation line has no value, the elaboration of the operations reports
-    it.
+    By the line ``recompute`` or, without one, by operation lines; failures of those are reported with the operations.
     """
     clause, (micro_variable, stage_variable) = shape.recompute, shape.names
     if clause and (clause.guard is None or not shape.scope.depends(clause.guard, micro_variable)):
@@ -109,7 +104,7 @@ def _recomputed(shape: Shape) -> Mapping[int, Set[int]]:
 def _recomputations(line: ast.Operation, shape: Shape) -> Iterator[tuple[int, range]]:
     """Yields the stage and the micro-batches of each recomputation of a line; raises ``Fault`` at the first failure.
 
-    It ends where ranges name more micro-batches than there are, which the elaboration of the operations reports.
+    Ends where ranges name more micro-batches than there are, which is reported with the operations.
     """
     scope, subject, micros = shape.scope.with_variables(*shape.names), line.subjects[0], shape.micro_range
     stage, holds = compiled(subject.stage, scope), None if line.guard is None else compiled(line.guard, scope)
@@ -127,7 +122,6 @@ def _recomputations(line: ast.Operation, shape: Shape) -> Iterator[tuple[int, ra
 
 
 def _stages_of(shape: Shape, clause: ast.Recompute | ast.Sync) -> Iterator[Stage]:
-    """The stages of a pipe for which the guard of a clause holds."""
     if clause.guard is None:
         return map(Stage, shape.stage_range)
     guards = shape.values(clause.guard, {shape.stages.variable.text: shape.stage_range})
@@ -137,8 +131,7 @@ def _stages_of(shape: Shape, clause: ast.Recompute | ast.Sync) -> Iterator[Stage
 def strategies(shapes: Sequence[Shape]) -> tuple[tuple[Stage, Strategy], ...]:
     """Returns the stages whose strategy for sums is not the default, each with its strategy, ascending.
 
-    The ``sync`` lines of the pipes give the strategies; of several such lines of a pipe that hold for a stage, the last
-    one counts. A pipe without one for a stage leaves the choice to the other pipes.
+    The last ``sync`` line of a pipe that holds for a stage counts; a pipe without one leaves the choice to the others.
 
     Raises `Rejected` if two pipes ask for different strategies for the same stage.
     """
@@ -158,7 +151,6 @@ def strategies(shapes: Sequence[Shape]) -> tuple[tuple[Stage, Strategy], ...]:
 
 
 def _workers(shape: Shape, workers: int, left_out: Mapping[int, Span]) -> Iterator[Worker]:
-    """Yields the workers of a pipe's stages; raises ``Rejected`` for the first that does not exist or is left out."""
     clause, variable = shape.stages, shape.stages.variable.text
     for (stage,), worker in shape.values(clause.place, {variable: shape.stage_range}):
         if not 0 <= worker < workers or worker in left_out:
@@ -183,7 +175,6 @@ def weights(shapes: Sequence[Shape], pipes: Sequence[Pipe]) -> tuple[int, ...]:
 
 
 def _weights(shape: Shape, pipe: Pipe) -> Iterator[tuple[Micro, int]]:
-    """Yields each global number with the weight of its micro-batch."""
     formula, variable = shape.micros.weight, shape.micros.variable.text
     if formula is None:
         yield from ((number, 1) for number in pipe.micros)
@@ -213,7 +204,6 @@ def global_numbers(shapes: Sequence[Shape]) -> list[list[int]]:
 
 
 def _numbers(shape: Shape, first: int) -> Iterable[int]:
-    """Returns the global numbers of a pipe's micro-batches; without an ``as`` clause they count on from ``first``."""
     if shape.micros.number is None:
         return range(first, first + len(shape.micro_range))
     numbers = shape.values(shape.micros.number, {shape.micros.variable.text: shape.micro_range})
@@ -238,11 +228,7 @@ def _clash(number: int, shape: Shape, micro: int, owners: Mapping[int, tuple[Sha
 
 
 def _where(shape: Shape, micro: int) -> tuple[Span, say.Values, say.Instance]:
-    """Returns what a diagnostic about the global number of a micro-batch shows, as three values.
-
-    They are the place in the text that gives the number, the values of the names there, and the pipe with the
-    micro-batch.
-    """
+    """The place of the formula that numbers a micro-batch, the values of its names, the pipe and micro-batch."""
     number, variable = shape.micros.number, shape.micros.variable.text
     instance = shape.instance((variable, micro))
     if number is None:
@@ -262,8 +248,7 @@ def _where(shape: Shape, micro: int) -> tuple[Span, say.Values, say.Instance]:
 class _Beat:
     """An operation line on one stage, with laws in m: of its clock, if any, and of its guard (after ``when``).
 
-    ``period`` is a number of micro-batches after which all formulas of the line repeat. ``span`` is the place in the
-    text of the clock or preference, or of the whole line.
+    All formulas of the line repeat after ``period`` micro-batches. ``span`` is its clock or preference, or the line.
     """
 
     span: Span
@@ -326,7 +311,6 @@ def rhythm_of(shape: Shape, stages: Sequence[int], most: int) -> Rhythm:
 
 
 def _weight(formula: ast.Expression, shape: Shape, most: int) -> Law:
-    """The law of the weights of micro-batches; raises ``Fault`` unless they repeat."""
     weight = law(formula, shape.scope, shape.micros.variable.text, most)
     if weight.increment:
         raise Fault(partial(irtext.WeightDrifts, formula.span, (), rate=str(weight.rate)))
@@ -334,7 +318,6 @@ def _weight(formula: ast.Expression, shape: Shape, most: int) -> Law:
 
 
 def _recomputed_by_turns(shape: Shape, stages: Sequence[int], most: int) -> Iterator[Law]:
-    """Yields for each stage the law of the condition of the line ``recompute``; nothing if there is no condition."""
     guard = None if shape.recompute is None else shape.recompute.guard
     for stage in stages if guard is not None else ():
         assert guard is not None
@@ -343,7 +326,6 @@ def _recomputed_by_turns(shape: Shape, stages: Sequence[int], most: int) -> Iter
 
 
 def _beats(line: ast.Operation, shape: Shape, stages: Sequence[int], most: int) -> Iterator[_Beat]:
-    """Yields a beat of a line for each stage on which it has operations; raises ``Rejected`` at its first failure."""
     micro_variable, stage_variable = shape.names
     for stage in stages:
         scope = shape.scope.with_value(stage_variable, stage)
@@ -351,7 +333,7 @@ def _beats(line: ast.Operation, shape: Shape, stages: Sequence[int], most: int) 
         with shape.rejecting((stage_variable, stage)):
             guard = ALWAYS if line.guard is None else laws(line.guard)
             if any(guard.values):
-                (subject,) = line.subjects  # a stream has no pairs: see `clauses`
+                (subject,) = line.subjects  # a stream has no pairs: see `check_clauses`
                 places, formula = _places(subject, shape, guard, laws, most), line.clock or line.preference
                 order = ALWAYS if formula is None else laws(formula)
                 clock = None if line.clock is None else order
@@ -359,11 +341,10 @@ def _beats(line: ast.Operation, shape: Shape, stages: Sequence[int], most: int) 
 
 
 def _places(subject: ast.Subject, shape: Shape, guard: Law, laws: Callable[[ast.Expression], Law], most: int) -> int:
-    """Returns a number of micro-batches after which the stage, the slice and the micro-batches of ``subject`` repeat.
+    """Number of micro-batches after which the stage, the slice and the micro-batches of ``subject`` repeat.
 
-    ``subject`` is the operation that a line names; ``laws`` gives the law of a formula. Raises ``Fault`` if the stage
-    or slice grows without end. Raises ``Fault``, too, if the operation is on other micro-batches than those for which
-    its variable stands, m .. m + step - 1, at an m for which ``guard`` holds.
+    Raises ``Fault`` if the stage or slice grows without end, or the operation is, where ``guard`` holds, on other
+    micro-batches than those for which its variable stands, m .. m + step - 1.
     """
     place, part = laws(subject.stage), ALWAYS if subject.slice is None else laws(subject.slice)
     if place.increment:
@@ -385,8 +366,7 @@ def _places(subject: ast.Subject, shape: Shape, guard: Law, laws: Callable[[ast.
 
 
 def _versions(shape: Shape, stages: Sequence[int], most: int) -> Iterator[Law]:
-    """Yields for each stage the law of the version that micro-batches read; raises ``Rejected`` at a failure."""
-    assert shape.reads is not None, "a pipe without end reads versions, see `clauses`"
+    assert shape.reads is not None, "a pipe without end reads versions, see `check_clauses`"
     micro_variable, stage_variable = shape.names
     for stage in stages:
         scope = shape.scope.with_value(stage_variable, stage)
@@ -400,10 +380,7 @@ def _versions(shape: Shape, stages: Sequence[int], most: int) -> Iterator[Law]:
 
 
 def _drifts(beats: Sequence[_Beat], shape: Shape) -> Iterator[Diagnostic]:
-    """Yields a mistake for each clock that grows at another rate than the first clock.
-
-    At a clock that does not grow, yields a mistake for this one and stops.
-    """
+    """Yields a mistake for each clock that grows at another rate than the first; ends at one that does not grow."""
     variable = shape.stages.variable.text
     clocked = [(beat, beat.clock.rate) for beat in beats if beat.clock]
     for beat, rate in clocked:
@@ -462,8 +439,8 @@ def readings(shapes: Sequence[Shape], pipes: Sequence[Pipe], rhythms: Sequence[R
 def torn(planned: Iterable[Planned | Unclocked], reads: Readings, header: Header, turns: int) -> Iterator[Diagnostic]:
     """Yields mistakes in operations whose micro-batches belong to different updates, or read different versions.
 
-    ``planned`` and ``reads`` are the operations and the versions of turn 0. The operations of turns 0 .. ``turns`` - 1
-    are checked, as micro-batches that read different versions later may all read version 0 at first.
+    ``planned`` and ``reads`` are those of turn 0. All of the ``turns`` are checked: micro-batches that read different
+    versions later may all read version 0 at first.
     """
     groups = [part for part in singles(entry.operation for entry in planned) if len(part.micros) > 1]
     per_turn = header.per_turn
@@ -485,11 +462,7 @@ Pipes = Mapping[str, tuple[Shape, Pipe]]
 
 
 class _Single(NamedTuple):
-    """One operation that a line names, the subject, with its pipe; a line with a pair has two of them.
-
-    The pipe is the one that the line is in, or the one that the line names after ``of``. ``shape`` has the formulas of
-    the pipe, ``pipe`` its workers and micro-batches.
-    """
+    """One operation that a line names (a pair has two), with the pipe that it is in or that ``of`` names."""
 
     subject: ast.Subject
     shape: Shape
@@ -502,16 +475,12 @@ class _Single(NamedTuple):
 
     @property
     def cells(self) -> int:
-        """The most micro-batches that all ranges of a line can name, counted once for each stage."""
         return len(self.shape.micro_range) * len(self.shape.stage_range)
 
     def computes(
         self, batches: Iterable[tuple[Micro, ...]], stages: Iterable[Stage], line: ast.Operation, reads: Readings
     ) -> list[Compute]:
-        """Returns an operation for each group of micro-batches in ``batches``, on the stage at its place in ``stages``.
-
-        ``line`` is the origin of all of them; ``reads`` has the versions that they read. Moves read no weights.
-        """
+        """An operation for each group of micro-batches, on the stage at its place; moves read no weights."""
         kind, span = self.subject.kind, line.span
         versions = {} if kind.moves else reads
         return [
@@ -527,8 +496,7 @@ Listed = Planned | Unclocked
 def operations(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings, pipes: Pipes) -> list[Listed]:
     """Returns the operations of a line of a pipe, for all its micro-batches and stages.
 
-    ``shape`` has the formulas of the pipe, ``reads`` the versions that operations read, ``pipes`` all pipes that ``of``
-    may name. Raises ``Rejected`` for the first operation that fails.
+    ``pipes`` are those that ``of`` may name. Raises ``Rejected`` for the first operation that fails.
     """
     return [planned for sliced in shape.by_slice() for planned in _operations(line, sliced, pipe, reads, pipes)]
 
@@ -554,10 +522,9 @@ def _single(subject: ast.Subject, shape: Shape, pipe: Pipe, pipes: Pipes) -> _Si
 
 
 def _all_at_once(line: ast.Operation, singles: Sequence[_Single], shape: Shape, reads: Readings) -> list[Listed]:
-    """Returns the operations of ``line`` for all micro-batches and stages, evaluated as lists instead of one by one.
+    """The operations of ``line``, evaluated as lists instead of one by one.
 
-    ``singles`` has the one operation that the line names, or the two of a pair. Raises `UndefinedOnGrid` or
-    ``Rejected`` if an operation fails, or may fail; then `_one_by_one` finds out.
+    Raises `UndefinedOnGrid` or ``Rejected`` if an operation fails, or may fail; then `_one_by_one` finds out.
     """
     grid = Grid(shape.steps, shape.stage_range, shape.names, shape.scope)
     # Whether the guard holds, for each micro-batch and stage; then workers and operations, and clocks, where it does.
@@ -585,11 +552,7 @@ _Placed = tuple[Worker, Compute]
 def _column(
     line: ast.Operation, single: _Single, grid: Grid, holds: Sequence[int] | None, reads: Readings
 ) -> tuple[list[Worker], list[Compute]]:
-    """Returns the workers and the operations of ``single`` for all micro-batches and stages where the guard holds.
-
-    ``single`` is the operation of ``line``, or a half of its pair. ``grid`` has the pairs; ``holds`` has the guard's
-    truth (the condition after ``when``) for each pair, None if the line has no guard.
-    """
+    """The workers and operations of ``single`` at the pairs of ``grid`` where the guard ``holds``."""
 
     def values(formula: ast.Expression) -> list[int]:
         column = grid.values(formula)
@@ -607,10 +570,7 @@ def _column(
 
 
 def _one_by_one(line: ast.Operation, singles: Sequence[_Single], shape: Shape, reads: Readings) -> Iterator[Listed]:
-    """Yields the operations of ``line``, evaluated one by one; raises ``Rejected`` for the first that fails.
-
-    ``singles`` has the one operation that the line names, or the two of a pair.
-    """
+    """Yields the operations of ``line``, evaluated one by one; raises ``Rejected`` for the first that fails."""
     scope = shape.scope.with_variables(*shape.names)
     guard = None if line.guard is None else compiled(line.guard, scope)
     clock = None if line.clock is None else compiled(line.clock, scope)
@@ -644,11 +604,7 @@ def _one_by_one(line: ast.Operation, singles: Sequence[_Single], shape: Shape, r
 
 
 def _joined(line: ast.Operation, placed: Sequence[_Placed], shape: Shape, *values: tuple[str, int]) -> Operation:
-    """Returns the operation of a line: the one in ``placed``, or the two in ``placed`` as a pair.
-
-    ``values`` are the names and values of variables, for the diagnostic. Raises ``Rejected`` if the two are on
-    different workers, differ in size, or share a micro-batch.
-    """
+    """The operation in ``placed``, or the two in it as a pair; raises ``Rejected`` if two cannot be a pair."""
     if len(placed) == 1:
         return placed[0][1]
     (worker, first), (other, second) = placed
@@ -668,10 +624,9 @@ def _joined(line: ast.Operation, placed: Sequence[_Placed], shape: Shape, *value
 def _batches_on_grid(
     values: Callable[[ast.Expression], list[int]], single: _Single
 ) -> Sequence[tuple[Micro, ...] | None]:
-    """Returns the global numbers of the micro-batches that ``single`` names, for each pair where the guard holds.
+    """The micro-batches that ``single`` names where the guard holds; None for an empty range, or one beyond the pipe.
 
-    ``values`` evaluates a formula for these pairs. None stands for an empty range, or one that leaves the pipe. Raises
-    `UndefinedOnGrid` before ranges are made that name more than the pipe has.
+    Raises `UndefinedOnGrid` before ranges are made that name more than the pipe has.
     """
     micro, numbers = single.subject.micro, single.numbers
     if not isinstance(micro, ast.Range):
@@ -685,20 +640,12 @@ def _batches_on_grid(
 
 
 def _slice(batch: tuple[Micro, ...] | None, place: int, slices: int) -> tuple[Micro, ...] | None:
-    """Returns the global number of slice ``place`` of a micro-batch, which is the only one of ``batch``.
-
-    ``slices`` is the number of slices of a micro-batch. The result is None if the micro-batch or the slice does not
-    exist.
-    """
+    """Slice ``place`` of the only micro-batch of ``batch``; None if the micro-batch or the slice does not exist."""
     return (Micro(batch[0] + place),) if batch is not None and 0 <= place < slices else None
 
 
 def _batches(subject: ast.Subject, scope: Scope, single: _Single) -> Callable[[Frame], tuple[Micro, ...] | None]:
-    """Returns a function from the values of variables (a frame) to the micro-batches that ``subject`` names.
-
-    The micro-batches have their global numbers. The function returns None for an empty range, or one that leaves the
-    pipe.
-    """
+    """As `_batches_on_grid`, for one frame: the values of the variables."""
     if subject.slice is None:
         return _whole_batches(subject.micro, scope, single.numbers)
     batches, place = _whole_batches(subject.micro, scope, single.numbers), compiled(subject.slice, scope)
@@ -722,7 +669,6 @@ def _group(numbers: dict[int, Micro], start: int, stop: int) -> tuple[Micro, ...
 
 
 def _no_such(single: _Single, shape: Shape, frame: Frame) -> Diagnostic:
-    """The diagnostic of an operation on a micro-batch or a stage that its pipe lacks; ``frame`` has the variables."""
     scope, subject = shape.scope.with_variables(*shape.names), single.subject
     instance, micros = shape.instance(*zip(shape.names, frame, strict=True)), single.shape.micro_range
     formulas = (subject.micro.start, subject.micro.stop) if isinstance(subject.micro, ast.Range) else (subject.micro,)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from chimera_ir.diagnostics.catalogue import names
-from chimera_ir.diagnostics.catalogue import names as say_slices
 from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, made_of, reject
@@ -31,9 +30,8 @@ MAX_ENTRIES = 1_000_000
 class Shape:
     """A pipe for given parameters: its ranges are evaluated, its other formulas are not yet.
 
-    ``micro_range`` has the micro-batches of the pipe, ``steps`` the values of the micro-batch variable. An endless pipe
-    has one step until `lengthened` gives it more. ``slices`` is the number of slices of each micro-batch; ``fixed`` has
-    the slice variable with its value in a shape of `by_slice`.
+    ``steps`` are the values of the micro-batch variable; an endless pipe has one until `lengthened` gives it more.
+    ``fixed`` has the slice variable with its value in a shape of `by_slice`.
     """
 
     name: str
@@ -56,10 +54,7 @@ class Shape:
         return Instance(self.name, (*values, *self.fixed))
 
     def by_slice(self) -> Iterator["Shape"]:
-        """Yields a copy of the pipe for each slice, in whose formulas the slice variable has the number of this slice.
-
-        A pipe without such a variable is yielded once, as it is.
-        """
+        """Yields a copy for each slice, whose formulas have the slice's number; the pipe itself if it has no slices."""
         if self.cut is None:
             yield self
             return
@@ -73,10 +68,7 @@ class Shape:
         return self.micros.variable.text, self.stages.variable.text
 
     def values(self, formula: ast.Expression, variables: Mapping[str, Iterable[int]]) -> Iterator[tuple[Frame, int]]:
-        """Yields every combination of the variables' values, with the value that a formula has for it.
-
-        Raises `Rejected` for the first combination for which the formula has no value.
-        """
+        """Yields each combination of variables with the formula's value; raises `Rejected` where it has none."""
         value = compiled(formula, self.scope.with_variables(*variables))
         for frame in product(*variables.values()):
             try:
@@ -129,11 +121,7 @@ def shapes(scheme: ast.Scheme, values: Globals, max_operations: int) -> tuple[Sh
 
 
 def _instances(pipes: Iterable[ast.PipeBlock], scope: Scope) -> list[tuple[ast.PipeBlock, str, Scope]]:
-    """Returns each pipe with its name and scope, an indexed pipe once for each index.
-
-    Raises ``Rejected`` if there are more than `MAX_PIPES`, or more than `MAX_ENTRIES` entries of tables in all of them,
-    before any of them is elaborated.
-    """
+    """Each pipe with its name and scope, an indexed one for each index; raises ``Rejected`` if there are too many."""
     instances: list[tuple[ast.PipeBlock, str, Scope]] = []
     entries = 0
     for pipe in pipes:
@@ -154,7 +142,6 @@ def _instances(pipes: Iterable[ast.PipeBlock], scope: Scope) -> list[tuple[ast.P
 
 
 def _shape(pipe: ast.PipeBlock, name: str, scope: Scope) -> Shape:
-    """The shape of a pipe; raises ``Rejected`` for its first range without a value."""
     clauses, instance = pipe.clauses, Instance(name)
     stages = next(clause for clause in clauses if isinstance(clause, ast.Stages))
     scope = _named(clauses, stages, scope, instance)
@@ -183,7 +170,6 @@ def _shape(pipe: ast.PipeBlock, name: str, scope: Scope) -> Shape:
 
 
 def _named(clauses: Iterable[ast.Clause], stages: ast.Stages, scope: Scope, instance: Instance) -> Scope:
-    """Returns the scope with the names that lines of a pipe define; raises ``Rejected`` for a table without values."""
     worker = stages.worker
     formulas = {} if worker is None else {worker.text: stages.place}
     tables: dict[str, tuple[int, ...]] = {}
@@ -197,13 +183,12 @@ def _named(clauses: Iterable[ast.Clause], stages: ast.Stages, scope: Scope, inst
 
 
 def _slice_count(cut: ast.Slices, scope: Scope, instance: Instance) -> int:
-    """The number of slices of a micro-batch; raises ``Rejected`` if there are none, or if they do not begin at 0."""
     slices = _range(cut.range, scope, instance, MAX_MICRO_BATCHES, "slice")
     where = cut.range.span, _range_values(cut.range, scope), instance
     if not slices:
-        raise Rejected([say_slices.NoSlices(*where, slices.start)])
+        raise Rejected([names.NoSlices(*where, slices.start)])
     if slices.start:
-        raise Rejected([say_slices.SlicesNotFromZero(*where, slices.start)])
+        raise Rejected([names.SlicesNotFromZero(*where, slices.start)])
     return len(slices)
 
 
@@ -219,11 +204,7 @@ def _micro_range(micros: ast.Micros, step: int, scope: Scope, instance: Instance
 
 
 def _range(text: ast.Range, scope: Scope, instance: Instance, most: int, thing: str) -> range:
-    """Returns the value of the range ``text``, of at most ``most`` numbers.
-
-    ``thing`` is what a message calls one of these numbers. Raises ``Rejected`` if the range has no value, runs
-    backward, or has more numbers.
-    """
+    """The value of a range of at most ``most`` numbers, each of which messages call ``thing``."""
     start, stop = evaluate(text.start, scope, instance), evaluate(text.stop, scope, instance)
     if stop < start:
         raise Rejected([say.BackwardRange(text.span, _range_values(text, scope), instance, start, stop)])
@@ -233,13 +214,11 @@ def _range(text: ast.Range, scope: Scope, instance: Instance, most: int, thing: 
 
 
 def _range_values(text: ast.Range | ast.Endless, scope: Scope) -> say.Values:
-    """The names in the ends of a range with their values."""
     ends = (text.start, text.stop) if isinstance(text, ast.Range) else (text.start,)
     return tuple(dict(pair for end in ends for pair in scope.values_in(end, ())).items())
 
 
 def _disagreements(shapes: Sequence[Shape]) -> Iterator[Diagnostic]:
-    """Diagnostics of pipes whose stages are not 0 .. D-1, where D is the number of stages of the first pipe."""
     for shape in shapes:
         text, count, first = shape.stages.range, len(shape.stage_range), shapes[0]
         if count == 0:
@@ -255,7 +234,6 @@ def _disagreements(shapes: Sequence[Shape]) -> Iterator[Diagnostic]:
 
 
 def _halves(shapes: Sequence[Shape]) -> Iterator[Diagnostic]:
-    """Diagnostics of pipes with halves where others have whole micro-batches, and of an odd number of halves."""
     halved = next((shape for shape in shapes if shape.micros.halves is not None), None)
     whole = next((shape for shape in shapes if shape.micros.halves is None), None)
     total = sum(len(shape.micro_range) for shape in shapes)
@@ -268,19 +246,15 @@ def _halves(shapes: Sequence[Shape]) -> Iterator[Diagnostic]:
 
 
 def _slices(shapes: Sequence[Shape]) -> Iterator[Diagnostic]:
-    """Diagnostics of pipes that have another number of slices than the first pipe."""
     for shape in shapes:
         if shape.slices != shapes[0].slices:
             first = shapes[0]
             facts = shape.name, shape.slices, first.name, first.slices, (first.cut or first.micros).span
-            yield say_slices.SlicesDiffer((shape.cut or shape.micros).span, (), Instance(), *facts)
+            yield names.SlicesDiffer((shape.cut or shape.micros).span, (), Instance(), *facts)
 
 
 def _too_many(shapes: Sequence[Shape], pipes: Sequence[ast.PipeBlock], values: Globals, limit: int) -> list[Diagnostic]:
-    """Returns a diagnostic if a scheme has nothing to run, or more operations than ``limit``.
-
-    The operations are counted from the ranges, and not made; one over a range counts for each micro-batch in it.
-    """
+    """A diagnostic if there is nothing to run, or too much, as counted from the ranges before operations are made."""
     if not shapes:
         index = next(pipe.index for pipe in pipes if pipe.index is not None)
         return [say.EmptyIndex(index.range.span, _range_values(index.range, values.scope), Instance())]

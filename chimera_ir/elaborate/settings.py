@@ -80,11 +80,7 @@ def require_settable(scheme: ast.Scheme, settings: Mapping[str, int]) -> None:
 
 
 def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals:
-    """Returns the values of all lines outside of the pipes, for a checked scheme.
-
-    Raises `Rejected` if a line has no value, or a value that is not allowed. If requirements fail, it has all that
-    fail.
-    """
+    """The values of all lines outside of the pipes; raises `Rejected` with all requirements that fail."""
     made = _GlobalsEvaluator(scheme, settings)
     parameters = tuple(made.values.items())
     for item in scheme.items:
@@ -96,10 +92,9 @@ def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals
 
 
 class _GlobalsEvaluator:
-    """Evaluates the lines from top to bottom.
+    """Evaluates the lines from top to bottom; ``scope`` refers to ``values``, ``tables`` and ``functions``, which grow.
 
-    ``scope`` refers to ``values``, ``tables`` and ``functions``, which grow, and to units, which the checker allows
-    only in bounds in bytes. A parameter has the value in ``settings``, or else its default.
+    Units are in it, too: the checker allows them only in bounds in bytes.
     """
 
     def __init__(self, scheme: ast.Scheme, settings: Mapping[str, int]) -> None:
@@ -157,9 +152,8 @@ class _GlobalsEvaluator:
                 assert_never(item)
 
     def _leave_out(self, parts: tuple[ast.Expression | ast.Range, ...], workers: int) -> None:
-        """Records the workers that the text leaves out, each with the place that says so.
+        """Records the workers that the text leaves out; a mistake at numbers beyond ``workers``.
 
-        ``parts`` are numbers and ranges of workers. At one that goes beyond ``workers``, records a mistake and stops.
         Ranges may overlap: a worker costs work once, not once for each range.
         """
         present = bytearray(b"\1") * workers
@@ -183,14 +177,11 @@ class _GlobalsEvaluator:
             self.failed.append(message(item.condition.span, item.message, values, parameters))
 
     def _depends(self, expression: ast.Expression) -> int:
-        """Returns the parameters that an expression depends on, directly or through names in it, as a set of bits."""
+        """The parameters that an expression depends on, also through names, as a set of bits."""
         return reduce(or_, (self._parameters_of.get(name, 0) for name in ast.names_in(expression)), 0)
 
     def _value(self, expression: ast.Expression) -> int:
-        """Returns the value of an expression; raises ``Rejected`` if it has none.
-
-        The error has the mistakes found so far or, if there are none, the reason why the expression has no value.
-        """
+        """The value of an expression; without one, raises the mistakes found so far, else the reason."""
         try:
             return evaluate(expression, self.scope, Instance())
         except Rejected as rejected:

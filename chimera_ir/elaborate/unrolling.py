@@ -79,11 +79,9 @@ def endless(shapes: Sequence[Shape], per_update: int, limit: int) -> EndlessPipe
 
 
 def _measured(shapes: Sequence[Shape], stages: Sequence[int], per_update: int, limit: int) -> EndlessPipes:
-    """Returns the rhythms of the pipes, found on some ``stages`` only, and the turn that follows from these.
+    """The rhythms of the pipes on ``stages`` only, and the turn that follows from these.
 
-    On more stages a turn can only be longer. So a scheme that fails on some stages fails on all.
-
-    Raises `Rejected` if a pipe has no rhythm, or if there would be more than ``limit`` operations to show.
+    On more stages a turn can only be longer: a scheme that fails on some stages fails on all.
     """
 
     def rhythm(shape: Shape) -> Rhythm:
@@ -99,7 +97,6 @@ def _measured(shapes: Sequence[Shape], stages: Sequence[int], per_update: int, l
 
 
 def _turn(rhythms: Sequence[Rhythm], per_update: int) -> TurnSize:
-    """The shortest turn that is a whole number of periods of each pipe, and a whole number of updates."""
     clocks = lcm(*(int(rhythm.rate * rhythm.period) for rhythm in rhythms))
     micros = [int(clocks / rhythm.rate) for rhythm in rhythms]
     times = per_update // gcd(sum(micros), per_update)
@@ -107,10 +104,7 @@ def _turn(rhythms: Sequence[Rhythm], per_update: int) -> TurnSize:
 
 
 def _numbers_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: TurnSize) -> Iterator[Diagnostic]:
-    """Yields a mistake for each pipe whose numbers of micro-batches, after ``as``, grow too fast or too slowly.
-
-    In a turn they must grow by the number of micro-batches of all pipes together.
-    """
+    """In a turn the numbers after ``as`` must grow by the number of micro-batches of all pipes together."""
     for shape, rhythm, count in zip(shapes, rhythms, turn.micros, strict=True):
         expected, text = Fraction(turn.period, count), shape.micros.number or shape.micros.range
         if rhythm.number.rate != expected:
@@ -119,10 +113,7 @@ def _numbers_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: Tur
 
 
 def _versions_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: TurnSize) -> Iterator[Diagnostic]:
-    """Yields a mistake for the first stage of each pipe whose versions do not keep step with the updates.
-
-    In a turn they must grow by the number of updates of a turn.
-    """
+    """In a turn versions must grow by the number of updates of a turn."""
     for shape, rhythm, count in zip(shapes, rhythms, turn.micros, strict=True):
         expected = Fraction(turn.updates, count)
         stage = next((s for s, law in enumerate(rhythm.versions) if law.rate != expected), None)
@@ -135,8 +126,7 @@ def _versions_drift(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: Tu
 def _turns(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: TurnSize) -> int:
     """Returns how many turns to show, so that the turn in the middle is one of the steady state.
 
-    Operations that run at the same time belong to micro-batches up to ``spread`` turns apart. All of these must be
-    shown. They must also read the versions that the laws of their stages give, which is so after ``settled`` turns.
+    Operations that run at the same time are up to ``spread`` turns apart; the laws of versions hold after ``settled``.
     """
     ends = (
         rhythm.last + rhythm.rate * (count - rhythm.period) for rhythm, count in zip(rhythms, turn.micros, strict=True)
@@ -154,11 +144,7 @@ def _turns(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: TurnSize) -
 
 
 def _too_many(shapes: Sequence[Shape], turn: TurnSize, turns: int, limit: int, period: int) -> list[Diagnostic]:
-    """Returns a diagnostic if there would be too many operations to show, or too many micro-batches of a turn.
-
-    Too many is more than ``limit`` for all stages and turns. Both numbers are computed from the ranges alone; they are
-    lower bounds if ``turn``, ``turns`` and ``period`` are.
-    """
+    """A diagnostic if more than ``limit`` operations, or micro-batches of a turn, would be shown: a lower bound."""
     stages = len(shapes[0].stage_range)
     longest = max(turn.micros)
     lines = sum(shape.work(count, longest) for shape, count in zip(shapes, turn.micros, strict=True))

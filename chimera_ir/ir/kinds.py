@@ -119,7 +119,6 @@ class Value:
         return self.letter
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickles a value as its letter, so that every process has one object for it."""
         return _value, (self.letter,)
 
     @property
@@ -128,10 +127,7 @@ class Value:
         return self.readers is not Readers.OWN
 
     def is_made(self, place: int, slices: int) -> bool:
-        """Whether the operation on slice ``place`` makes the value, where a micro-batch has ``slices`` slices.
-
-        It does if both this slice and the slice that would read the value exist.
-        """
+        """Whether both slice ``place``, which would make the value, and the slice that would read it exist."""
         return 0 <= place < slices and 0 <= place + self.slices_on < slices
 
 
@@ -217,7 +213,6 @@ class Kind:
         return self.letter
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickles a kind as the letter of its row, so that every process has one object for it."""
         return _row, (self.letter, self.recomputes)
 
     @cached_property
@@ -343,7 +338,6 @@ class Pairing:
         return self.letter
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickles a pairing as its letter, so that every process has one object for it."""
         return costed, (self.letter,)
 
 
@@ -363,7 +357,6 @@ def _row(letter: str, recomputes: bool) -> Kind:
 
 
 def _value(letter: str) -> Value:
-    """The value with a letter."""
     return next(value for value in (NOTHING, *values()) if value.letter == letter)
 
 
@@ -376,7 +369,6 @@ def values() -> Iterator[Value]:
 def implied(value: Value) -> bool:
     """Whether texts and scripts leave out the name of this value in a message: sender and receiver are enough.
 
-    Forwards hand values to the stages that they feed, backwards to the stages that feed them. In each of the two
-    directions, the first value of the table is implied.
+    In each direction, from fed to feeding stages and back, the first value of the table is implied.
     """
     return value is NOTHING or value is next(first for first in values() if first.readers is value.readers)

@@ -99,9 +99,7 @@ class OneLine:
         return f"<{type(self).__name__} of {header.title}: {sizes}>"
 
 
-# Lengths of the slices of a micro-batch, relative to one another, and what follows from them: extents and loads.
-#
-# Without lengths all slices are equally long.
+# Lengths of the slices of a micro-batch, relative to one another: extents and loads; without any all are equally long.
 
 Extent = tuple[Fraction, Fraction]
 """Start and end of a slice, as shares of the sequence."""
@@ -285,7 +283,6 @@ class Header:
 
     @cached_property
     def _stages(self) -> dict[Value, tuple[tuple[tuple[Stage, ...], ...], ...]]:
-        """Maps a value to two lists: at s, its readers if stage s makes it, and its makers if s reads it."""
         themselves = tuple((Stage(s),) for s in range(self.stages))
         fed, feeding = self.fed, self.feeding
         both = {Readers.FED: (fed, feeding), Readers.FEEDING: (feeding, fed), Readers.OWN: (themselves,) * 2}
@@ -461,7 +458,6 @@ class Header:
 
     @cached_property
     def _recomputed(self) -> dict[tuple[str, Stage], frozenset[int]]:
-        """The micro-batches that a stage of a pipe recomputes, where these are not all."""
         return {(pipe.name, stage): frozenset(micros) for pipe in self.pipes for stage, micros in pipe.recomputed}
 
     @cached_property
@@ -542,10 +538,8 @@ class Program(OneLine):
         return tuple(map(parts_of, self.lanes))
 
 
-# Adds recomputations to lanes whose header only lists the stages that recompute.
-#
-# Plans and schedules may leave recomputations out, as the header lists the stages. In full, a forward on such a stage
-# keeps its input alone, and recompute is an operation of the lane:
+# Adds recomputations to lanes of plans and schedules, whose header lists the stages that recompute: a forward on such
+# a stage keeps its input alone, and recompute is an operation of the lane.
 #
 #     F m0 s0                     F m0 s0
 #     F m1 s0                     F m1 s0
@@ -573,11 +567,7 @@ def recomputes_all(pipe: Pipe, stage: int) -> bool:
 
 
 def in_blocks(header: Header, operations: Sequence[Operation]) -> Sequence[tuple[Operation, ...]]:
-    """Returns a block for each operation: the recomputations that must come right before it, then the operation.
-
-    A forward on a stage that recomputes becomes a forward that keeps only its input. Where ``operations`` already has
-    recomputations of a stage of a pipe, none are added for that stage.
-    """
+    """A block for each operation, as `in_full` has them: its recomputations, then the operation."""
     if not header.recomputing:
         return [(operation,) for operation in operations]
     return cast("list[tuple[Operation, ...]]", list(_blocks(header, operations)))
@@ -600,10 +590,7 @@ def _blocks(header: Header, lane: Sequence[Instruction]) -> Iterator[tuple[Instr
 
 
 def forwards_of_clocked(plan: Plan) -> Iterator[Planned]:
-    """Yields the operations of a plan that have clocks.
-
-    On stages whose recomputations are lines of the plan, forwards are changed to the kind that keeps only its input.
-    """
+    """The operations with clocks; forwards whose recomputations are lines of the plan keep only their input."""
     listed = _listed(plan.header, (planned.operation for planned in plan.operations))
     for planned in plan.clocked:
         operation = planned.operation
@@ -629,7 +616,6 @@ def _parts(instruction: Instruction) -> tuple[Compute, ...]:
 
 
 def _kept(header: Header, operation: Compute) -> Compute:
-    """Returns an operation as it is or, for a forward on a stage that recomputes, one that keeps its input alone."""
     if operation.kind.opens and header.recomputes(operation.micros[0], operation.stage):
         return replace(operation, kind=FORWARD_OF_INPUT)
     return operation

@@ -18,9 +18,7 @@ from typing import Any, Generic, NamedTuple, NewType, TypeVar, cast
 from chimera_ir.ir.kinds import PAIR, Kind, Pairing, Value
 from chimera_ir.source import Span
 
-# Finds the sets of kinds that can make up all operations of a micro-batch on a stage: F and B, or F, I and W.
-#
-# The sets follow from the table of kinds alone.
+# Sets of kinds that can make up all operations of a micro-batch on a stage, by the table alone: F and B, or F, I and W.
 
 
 def unmade(kinds: Iterable[Kind]) -> Iterator[tuple[Kind, Value]]:
@@ -60,10 +58,7 @@ def alternatives(kinds: tuple[Kind, ...]) -> tuple[tuple[Kind, ...], ...]:
 
 
 def _can_run(kinds: Iterable[Kind]) -> bool:
-    """Whether some order of the kinds lets each run after those that make the values it reads.
-
-    Only values of its own stage and slice count.
-    """
+    """Whether in some order each kind finds made what it reads of its own stage and slice."""
     waiting, made = set(kinds), set[Value]()
     while waiting:
         ready = {kind for kind in waiting if all(v.crosses or v.slices_on or v in made for v in kind.reads)}

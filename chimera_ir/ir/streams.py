@@ -91,9 +91,8 @@ class LaneStream(OneLine):
     def updates_shown(self) -> int:
         """The number of updates that a view must have so that its middle turn is one of the steady state.
 
-        Operations that run at the same time may belong to micro-batches that are up to ``spread`` turns apart, and the
-        view must have all of these. Its middle turn must also read the versions that the steady state reads, as turns
-        do from turn ``settled`` on.
+        Operations that run at the same time are up to ``spread`` turns apart, and all of these must be in the view.
+        From turn ``settled`` on, turns read the versions of the steady state.
         """
         per_turn, period = self.header.per_turn, self.header.period
         operations = [operation for turn in self.turns for operation in computes(turn.instructions)]
@@ -160,10 +159,7 @@ def computes(lane: Iterable[Instruction]) -> Iterator[Compute]:
 
 
 def header_of(turn: Header, updates: int) -> Header:
-    """Returns the header for the first ``updates`` updates of a stream, from the header of its turn.
-
-    ``turn`` may also be the header for another number of updates.
-    """
+    """The header for the first ``updates`` updates of a stream, from the header of a turn or of other updates."""
     count, period = updates * turn.per_update, turn.period
 
     def repeated(micros: tuple[Micro, ...]) -> tuple[Micro, ...]:
@@ -176,10 +172,6 @@ def header_of(turn: Header, updates: int) -> Header:
 
 
 def _renumbered(pipe: Pipe, number: Callable[[tuple[Micro, ...]], tuple[Micro, ...]]) -> Pipe:
-    """Returns a pipe with other micro-batches.
-
-    ``number`` takes some of the pipe's micro-batches, and returns those that replace them.
-    """
     recomputed = tuple((stage, number(micros)) for stage, micros in pipe.recomputed)
     return replace(pipe, micros=number(pipe.micros), recomputed=recomputed)
 
@@ -194,10 +186,9 @@ def stream_of(schedule: Schedule) -> ScheduleStream:
 
 
 def turn_in(header: Header, lane: Sequence[Compute]) -> Turn | None:
-    """Finds the turn that a lane repeats; the lane shows some updates of a stream. None if its middle is not repeated.
+    """Finds the turn that a lane of some updates repeats; None if its middle is not repeated.
 
-    The turn begins with the first operation on a micro-batch of the middle turn, and ends where this operation comes
-    again. Micro-batches and versions of the result are counted from the start of the turn.
+    It begins with the first operation on a micro-batch of the middle turn, and ends where this operation comes again.
     """
     if not lane:
         return Turn(())

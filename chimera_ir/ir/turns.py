@@ -36,8 +36,7 @@ Shelf = ops.Crossing
 class Ring(NamedTuple):
     """A ring of receive slots of a worker, ``first`` .. ``first + slots - 1``, which receives take in a circle.
 
-    A receive of a loop's body, such as a turn, comes again in every pass. Each time it takes the slot ``step`` further
-    on; after the last slot comes the first.
+    In each pass of a loop's body, such as a turn, a receive takes the slot ``step`` further on.
     """
 
     step: int
@@ -50,10 +49,7 @@ class Ring(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """The subject of an instruction: micro-batches, of which ``first`` is the lowest and ``last`` the highest.
-
-    With ``of_updates`` it is an update instead, and both numbers are that update.
-    """
+    """The lowest and highest micro-batch of an instruction or, with ``of_updates``, its update, twice."""
 
     first: int
     last: int
@@ -63,9 +59,9 @@ class Extent(NamedTuple):
 class Initial(NamedTuple):
     """Two versions of a weight group, 0 or less, whose stash and drop lines also serve for its initial weights.
 
-    The first micro-batches read the initial weights, version 0, where later turns read versions below 0. Where one of
-    those is kept longer than version 0 is in the steady state, the initial weights are kept as long: a lane stashes
-    them where turns stash version ``stash``, and drops them where turns drop version ``drop``.
+    The first micro-batches read version 0 where later turns read versions below 0. Where one of those is kept longer
+    than version 0 is in the steady state, a lane stashes the initial weights where turns stash version ``stash``, and
+    drops them where turns drop version ``drop``.
     """
 
     stash: int
@@ -81,10 +77,7 @@ class Turn:
 
     @cached_property
     def rings(self) -> Mapping[Shelf, Ring]:
-        """The ring of each shelf, which has all slots of the shelf.
-
-        Its step is the number of messages that a turn receives into the shelf.
-        """
+        """The ring of each shelf, of all its slots; its step is the number of receives of a turn."""
         received = Counter(shelf(line.message) for line in self.instructions if isinstance(line, ops.Recv))
         slots = dict(self.slots)
         return {key: Ring(messages, slots[key]) for key, messages in received.items()}
@@ -94,10 +87,7 @@ _TALK = (ops.Send, ops.Recv, ops.WaitSend, ops.WaitRecv)
 
 
 def extent(instruction: ops.Instruction) -> Extent:
-    """Returns the micro-batches or the update that an instruction is about.
-
-    The lane of some updates has the instruction only if all of these belong to the updates.
-    """
+    """What an instruction is about; the lane of some updates has it only if all of that belongs to them."""
     if isinstance(instruction, _TALK):
         micros = instruction.message.micros
     elif isinstance(instruction, ops.Compute | ops.WaitMove):
@@ -113,10 +103,7 @@ def extent(instruction: ops.Instruction) -> Extent:
 
 
 def unroll(header: Header, turn: Turn, updates: int) -> Iterator[ops.Instruction]:
-    """Yields the lane of the first ``updates`` updates: all turns, without instructions about later or earlier ones.
-
-    The first micro-batches read the initial weights, so no version is below 0.
-    """
+    """The lane of the first ``updates`` updates: all turns, without what is about others; no version is below 0."""
     return (instruction for _, instruction in by_turn(header, turn, updates))
 
 
@@ -136,10 +123,7 @@ def by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, ops
 
 
 def _by_turn(header: Header, turn: Turn, updates: int) -> Iterator[tuple[int, ops.Instruction]]:
-    """Yields the number of a turn and an instruction, as `by_turn` does.
-
-    The numbers in the instruction are those in the turn, which count from its start.
-    """
+    """As `by_turn`, but with the numbers of the turn, which count from its start."""
     per_turn, micro_batches = header.per_turn, updates * header.per_update
     initials = initial(header, turn)
     listed = [(instruction, *extent(instruction), lowest(initials, instruction)) for instruction in turn.instructions]
@@ -193,10 +177,9 @@ def initial(header: Header, turn: Turn) -> dict[WeightGroup, Initial]:
 
 
 def lowest(initials: Mapping[WeightGroup, Initial], instruction: ops.Instruction) -> int:
-    """The lowest number for which a lane has an instruction of the turn: that of its micro-batch or update, 0 or less.
+    """The lowest micro-batch or update for which a lane has an instruction of the turn, 0 or less.
 
-    It is 0 but for stashes and drops, for which ``initials`` (see `initial`) may have a version below 0. Then the lane
-    has the instruction for this version and for versions from 1 on, not for those between.
+    Only stashes and drops have one below 0, by ``initials``: for this version, and for versions from 1 on.
     """
     if not isinstance(instruction, ops.Stash | ops.Drop) or instruction.group not in initials:
         return 0
@@ -205,11 +188,7 @@ def lowest(initials: Mapping[WeightGroup, Initial], instruction: ops.Instruction
 
 
 def turns_of(header: Header, turn: Turn, updates: int, initials: Mapping[WeightGroup, Initial]) -> range:
-    """Returns the numbers of all turns that have an instruction in the lane of the first ``updates`` updates.
-
-    They reach from a turn of the warm-up, which may be negative, to one of the drain. ``initials`` is the result of
-    `initial`.
-    """
+    """The numbers of all turns with a line in the lane of ``updates``, from the warm-up (or below 0) to the drain."""
     starts, stops = list[int](), list[int]()
     for instruction in turn.instructions:
         first, last, of_updates = extent(instruction)
@@ -234,10 +213,7 @@ def turn_number(header: Header, instruction: ops.Instruction) -> int:
 
 
 def served_update(header: Header, instruction: ops.Instruction) -> int:
-    """The update that an instruction is about, or to which its first micro-batch belongs.
-
-    In a lane the update is counted from the first of the run; in a turn, from the first of the turn.
-    """
+    """The update, counted from the start of the lane or turn, of an instruction or of its first micro-batch."""
     first, _, of_updates = extent(instruction)
     return first if of_updates else first // header.per_update
 
@@ -245,8 +221,7 @@ def served_update(header: Header, instruction: ops.Instruction) -> int:
 def in_turn(header: Header, instruction: ops.Instruction) -> tuple[ops.Instruction, int]:
     """Returns the instruction of turn 0 that an instruction repeats, and the number of the turn that it is of.
 
-    The slot of a receive becomes 0, and the version that an operation reads is left out, so that all instructions that
-    come again in every turn give the same result.
+    A receive has slot 0 and an operation no version, so that all repetitions of an instruction give the same result.
     """
     turn = turn_number(header, instruction)
     if isinstance(instruction, ops.Compute):
@@ -256,27 +231,21 @@ def in_turn(header: Header, instruction: ops.Instruction) -> tuple[ops.Instructi
 
 
 def _computed(operation: ops.Compute, micros: int, versions: int) -> ops.Compute:
-    """An operation with ``micros`` and ``versions`` added to its numbers; versions below 0 become 0."""
+    """As `shifted`, for a lane, where versions below 0 become 0."""
     read = operation.version
     version = None if read is None else Version(max(read + versions, 0))
     return ops.Compute(operation.kind, moved(operation.micros, micros), operation.stage, operation.origin, version)
 
 
 def _shown(turn: Turn, instruction: ops.Instruction, number: int) -> ops.Instruction:
-    """An instruction as the lane has it in turn ``number``: a receive gets its slot in that turn.
-
-    Stashes and drops of a version below 0 become those of version 0.
-    """
+    """An instruction as the lane has it in turn ``number``, with its slot; versions below 0 become 0."""
     if isinstance(instruction, ops.Stash | ops.Drop) and instruction.version < 0:
         return replace(instruction, version=Version(0))
     return in_slot(turn.rings, instruction, number)
 
 
 def in_slot(rings: Mapping[Shelf, Ring], instruction: ops.Instruction, number: int) -> ops.Instruction:
-    """Returns a receive with the slot that it has ``number`` turns later, and any other instruction as it is.
-
-    ``rings`` has for each shelf the ring of slots that its receives take in a circle.
-    """
+    """A receive with the slot that it has ``number`` turns later; any other instruction as it is."""
     if not isinstance(instruction, ops.Recv):
         return instruction
     message, source, slot, origin = instruction.message, instruction.source, instruction.slot, instruction.origin

@@ -65,12 +65,7 @@ _WHOLE = Header("", (), 1, 1, 1, ())
 
 
 def _text(part: Given, header: Header) -> str:
-    """Returns an operation as a line of IR text.
-
-    An operation that is a text already keeps its words, with single spaces.
-
-    ``header`` says whether micro-batches are cut into halves or slices.
-    """
+    """A line of IR text; one that is a text already keeps its words, with single spaces."""
     if isinstance(part, str):
         return " ".join(part.split())
     if not isinstance(part, Compute | Pair):
@@ -79,10 +74,9 @@ def _text(part: Given, header: Header) -> str:
 
 
 def _header(lanes: Sequence[Sequence[str]], name: str) -> Header:
-    """Returns the header that follows from ``lanes``, the lines of each worker; it has no halves and no slices.
+    """The header that follows from the lines of each worker: a pipe for micro-batches with the same workers.
 
-    Micro-batches whose stages are on the same workers form a pipe. ``name`` is the name of the scheme. Raises
-    `OptionError` if a micro-batch lacks a stage, or has it on two workers.
+    Raises `OptionError` if a micro-batch lacks a stage, or has it on two workers.
     """
     places: dict[int, dict[int, int]] = defaultdict(dict)
     for worker, lane in enumerate(lanes):
@@ -118,10 +112,7 @@ def _header(lanes: Sequence[Sequence[str]], name: str) -> Header:
 
 
 def _cells(text: str) -> Iterator[tuple[int, int]]:
-    """Yields each micro-batch that a line names, with the stage of its operation; a pair has two operations.
-
-    Parts of the line that name no stage are skipped.
-    """
+    """Yields each micro-batch that a line names, with the stage of its operation."""
     for part in text.split("&"):
         numbers = [(letter, int(digits)) for letter, digits in _NUMBERS.findall(part)]
         stages = [number for letter, number in numbers if letter == "s"]

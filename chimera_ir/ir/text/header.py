@@ -87,11 +87,7 @@ _EXCERPT = 40
 
 
 def explain(text: str, start: int, *, plan: bool, turn: bool) -> Diagnostic:
-    """The diagnostic of a line that the grammar does not know.
-
-    ``text`` is the line without its indentation, which begins at ``start``; ``plan`` says whether it is in a plan,
-    where operations have clocks, ``turn`` whether it is in a turn.
-    """
+    """The diagnostic of a line, without its indentation, that the grammar does not know, in a plan or a turn."""
     forms, clock = FORMS_OF_TURN if turn else FORMS, " @ 3 on w1" if plan else ""
     pair, words = FORMS["F &"], text[:_EXCERPT].split()
     word = words[0] if words else text[:_EXCERPT]
@@ -103,13 +99,10 @@ def explain(text: str, start: int, *, plan: bool, turn: bool) -> Diagnostic:
     if word in forms:
         return MalformedLine(span, word, forms[word] + (clock if word in KINDS else ""))
     choices = listed(line for line in _LINES if " " not in line)
-    at, shown = Span(start, start + len(word)), _printable(word)
+    at = Span(start, start + len(word))
+    shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in word)
     close = get_close_matches(word, forms, n=1)
     return MisspeltKind(at, shown, choices, close[0], forms[close[0]]) if close else UnknownKind(at, shown, choices)
-
-
-def _printable(word: str) -> str:
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in word)
 
 
 _LIMITS = {"WORKERS": MAX_WORKERS, "STAGES": MAX_STAGES, "MICRO_BATCHES": MAX_MICRO_BATCHES}
@@ -135,9 +128,7 @@ def integers(token: Token, text: str) -> list[int]:
 
 
 def read_header(title: Token, lines: list[Token]) -> Header:
-    """The header that the lines of a text below its ``title`` describe.
-
-    In the result every pipe places each stage on a worker within range. The micro-batches of all pipes are 0 .. N-1.
+    """The header of a text: pipes place each stage on a worker within range, and micro-batches are 0 .. N-1.
 
     Raises `Rejected` with the mistakes: several at once, unless one may be the cause of another.
     """
@@ -162,10 +153,7 @@ class _HeaderReader:
         self._attempts = Attempts()
 
     def take(self, token: Token) -> None:
-        """Reads a header line, or keeps it for `finish`.
-
-        If the line is wrong, records the mistake and leaves out the line.
-        """
+        """Reads a header line, or keeps it for `finish`."""
         with self._attempts.step():
             match token.type:
                 case "PARAMETERS":
@@ -213,10 +201,7 @@ class _HeaderReader:
             self._lengths = _lengths(token, integers(token, lengths), count)
 
     def finish(self) -> Header:
-        """Returns the header that all lines taken make.
-
-        Raises ``Rejected`` with the mistakes in the lines, and with the lines that are missing.
-        """
+        """The header; raises ``Rejected`` with the mistakes so far, and the lines that are missing."""
         present = {*self._counts, *self._lines}
         words = [kind.lower() for kind in _REQUIRED if kind not in present]
         missing = [say.MissingHeader(span(self._title), word, FORMS[word]) for word in words]
@@ -244,7 +229,6 @@ class _HeaderReader:
         )
 
     def _read_bounds(self) -> Iterator[Bound]:
-        """Yields the declared memory bounds; a line with a single limit sets this limit on every worker."""
         workers = self._counts["WORKERS"]
         for quantity, (token, limits) in self._bounds.items():
             if len(limits) not in (1, workers):
@@ -252,7 +236,6 @@ class _HeaderReader:
             yield Bound(quantity, tuple(limits * (workers // len(limits))), span(token))
 
     def _read_kinds(self) -> tuple[Kind, ...]:
-        """The kinds that the header restricts operations to, in the order of the table; empty if it allows all."""
         if not self._lines["KINDS"]:
             return ()
         (token,) = self._lines["KINDS"]
@@ -272,14 +255,12 @@ class _HeaderReader:
         return () if len(kinds) == len(listed) else kinds
 
     def _require_nothing_about_updates(self, kinds: Token) -> None:
-        """Raises ``Rejected`` with all lines about updates: none is made if none of ``kinds`` sums gradients."""
         words = [(token, token.split()[0]) for token in (*self._lines["UPDATES"], *self._lines["SYNC"])]
         words += [(token, "recompute") for token in self._lines["PIPE"] if "recompute" in token.split()[4:]]
         if words:
             raise Rejected([say.NoUpdates(span(token), word, str(kinds), span(kinds)) for token, word in words])
 
     def _read_updates(self) -> tuple[int, int]:
-        """Returns the number of updates and the period in micro-batches; 1 and 0 without an ``updates`` line."""
         if not self._lines["UPDATES"]:
             return 1, 0
         (token,) = self._lines["UPDATES"]
@@ -312,7 +293,6 @@ class _HeaderReader:
         return tuple(sorted(chosen.items()))
 
     def _read_weights(self) -> tuple[int, ...]:
-        """The weight of each micro-batch; empty if no line gives one."""
         weights: dict[int, int] = {}
         for token in self._lines["WEIGH"]:
             weight, *ends = integers(token, token)
@@ -384,10 +364,9 @@ class _HeaderReader:
         )
 
     def _recomputing(self, token: Token, pipe: Pipe, parts: list[list[str]]) -> Pipe:
-        """Returns ``pipe`` with the stages that recompute according to ``parts``, word by word, of its line ``token``.
+        """The pipe with the stages that recompute by the words of ``parts``, as in ``recompute 0..2 of 0..4``.
 
-        A part such as ``recompute 0..2 of 0..4`` has stages, then the micro-batches that they recompute; without ``of``
-        these are all micro-batches of the pipe.
+        Without ``of`` they recompute all micro-batches of the pipe.
         """
         again: dict[Stage, tuple[Micro, ...]] = {}
         for words in parts:
@@ -411,7 +390,6 @@ class _HeaderReader:
         return replace(pipe, recompute=tuple(sorted(again)), recomputed=tuple(some))
 
     def _read_stages(self, token: Token, ends: list[int]) -> tuple[Stage, ...]:
-        """The stages in the runs of ``ends`` (see `_run`), ascending; raises ``Rejected`` if a stage is in two runs."""
         stages: set[int] = set()
         for stage in _run(token, ends, self._counts["STAGES"] - 1):
             if stage in stages:
@@ -420,10 +398,7 @@ class _HeaderReader:
         return tuple(map(Stage, sorted(stages)))
 
     def _read_runs(self, token: Token, ends: list[int], earlier: set[int]) -> Iterator[int]:
-        """Yields the micro-batches in the runs of ``ends`` (see `_run`), and adds them to ``earlier``.
-
-        Raises ``Rejected`` at a micro-batch that is in ``earlier`` already.
-        """
+        """Yields the micro-batches in runs, and adds them to ``earlier``, which must not have them yet."""
         last = self._counts["MICRO_BATCHES"] - 1
         for micro in _run(token, ends, last):
             if micro in earlier:
@@ -433,7 +408,6 @@ class _HeaderReader:
 
 
 def _lengths(token: Token, lengths: list[int], slices: int) -> tuple[int, ...]:
-    """The lengths of slices, empty if all are equal; raises ``Rejected`` for a wrong number or one out of range."""
     if lengths and len(lengths) != slices:
         raise Rejected([say.LengthsOfOthers(span(token), len(lengths), slices)])
     for length in lengths:
@@ -443,10 +417,7 @@ def _lengths(token: Token, lengths: list[int], slices: int) -> tuple[int, ...]:
 
 
 def _run(token: Token, ends: list[int], last: int) -> Iterator[int]:
-    """Yields the numbers in runs; raises ``Rejected`` at a run that is empty or goes beyond ``last``.
-
-    ``ends`` alternates between the first number of a run and the number after its last.
-    """
+    """Yields the numbers in the runs start, end, start, end ..; raises ``Rejected`` at a wrong run."""
     for start, end in zip(ends[::2], ends[1::2], strict=True):
         if start >= end or end > last + 1:
             raise Rejected([NumberOutOfRange(span(token), "run", f"{start}..{end}", 0, last)])

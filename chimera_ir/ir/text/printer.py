@@ -52,7 +52,6 @@ def show(level: Level) -> str:
 
 
 def _order(planned: Planned | Unclocked) -> str:
-    """The end of an operation's line in a plan: its clock, its preference, or nothing without both."""
     if isinstance(planned, Planned):
         return f" @ {planned.clock}"
     return "" if planned.preference is None else f" prefer {planned.preference}"
@@ -83,7 +82,6 @@ def numbers_of(header: Header, turn: Turn) -> Numbers:
 
 
 def _of_slices(slices: int, whole: Callable[[int], str]) -> Callable[[Micro], str]:
-    """The function that writes a slice: its micro-batch, which ``whole`` writes, and its place in the micro-batch."""
     return whole if slices == 1 else lambda micro: f"{whole(micro // slices)} q{micro % slices}"
 
 
@@ -171,7 +169,6 @@ def _turns(level: ScheduleStream | ProgramStream) -> Iterator[str]:
 
 
 def _headed(lanes: Iterable[list[str]]) -> Iterator[str]:
-    """Yields each worker's heading and then the worker's lines."""
     for worker, lines in enumerate(lanes):
         yield ""
         yield f"worker {worker}:"

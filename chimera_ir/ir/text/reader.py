@@ -25,8 +25,6 @@ from chimera_ir.ir.turns import Shelf, Turn, shelf
 from chimera_ir.source import Source, Span, parser_of
 
 # Splits a text of IR into lines by the grammar (`grammar/ir.lark`), and finds lines that are malformed or misplaced.
-#
-# `reader` reads what each line says.
 
 MOST_MISTAKES = 50
 """The most mistakes of a text that are reported."""
@@ -39,10 +37,7 @@ _HEADER_LINE = re.compile(rf"^[ \t]*(?:{_HEADER})\b", re.MULTILINE)
 
 
 def count_lines(text: str) -> tuple[int, int]:
-    """Returns how many lines of operations a text has, and how many other lines (header and headings).
-
-    The first word of a line decides what it is; nothing is parsed.
-    """
+    """The number of lines of operations, and of other lines, by their first words: nothing is parsed."""
     lines, headers = (sum(1 for _ in form.finditer(text)) for form in (_ANY_LINE, _HEADER_LINE))
     return lines - headers, headers
 
@@ -54,10 +49,9 @@ def _parser() -> Lark:
 
 
 def tree_of(source: Source) -> Tree[Token]:
-    """Returns the lines of a text as a tree of the title, the header, and the operations or lanes.
+    """The lines of a text as a tree of the title, the header, and the operations or lanes.
 
-    Raises `Rejected` with all lines that the grammar does not know; if there are none, with the first one that is in a
-    wrong place.
+    Raises `Rejected` with all lines that the grammar does not know or, without any, the first in a wrong place.
     """
     try:
         tree = _parser().parse(source.text)
@@ -71,7 +65,6 @@ def tree_of(source: Source) -> Tree[Token]:
 
 
 def _malformed(malformed: list[Token], tokens: list[Token]) -> list[Diagnostic]:
-    """The diagnostics of the lines that the grammar does not know; ``tokens`` are all lines of the text."""
     plan = tokens[0].startswith("plan")
     turn = not plan and any(token.type == "UPDATES" for token in tokens)
     shown = [explain(str(token), token.start_pos or 0, plan=plan, turn=turn) for token in malformed[:MOST_MISTAKES]]
@@ -80,10 +73,7 @@ def _malformed(malformed: list[Token], tokens: list[Token]) -> list[Diagnostic]:
 
 
 def _structure(source: Source, unexpected: Token) -> list[Diagnostic]:
-    """Returns the mistakes of a text in which the line ``unexpected`` is the first that may not stand where it is.
-
-    They are the malformed lines of the text or, if all are well formed, one diagnostic of a line that is out of order.
-    """
+    """The malformed lines of a text or, if there are none, the mistake of the first ``unexpected`` line."""
     tokens = list(_parser().lex(source.text))
     if not tokens:
         return [say.NoTitle(Span(0, 0))]
@@ -121,21 +111,13 @@ def parse(source: Source) -> Level:
     reader = _BodyReader(header, name.split()[0])
     level = reader.read(body, span(name))
     if mistakes := reader.attempts.failed:
-        raise Rejected(_some(mistakes))
+        rest = mistakes[MOST_MISTAKES:]
+        raise Rejected([*mistakes[:MOST_MISTAKES], *([say.MoreMistakes(rest[0].span, len(rest))] if rest else [])])
     return level
 
 
-def _some(mistakes: list[Diagnostic]) -> list[Diagnostic]:
-    """The first `MOST_MISTAKES` mistakes, and a diagnostic with the number of further ones."""
-    rest = mistakes[MOST_MISTAKES:]
-    return [*mistakes[:MOST_MISTAKES], *([say.MoreMistakes(rest[0].span, len(rest))] if rest else [])]
-
-
 class _BodyReader:
-    """Reads operations, and checks them against a header. A line with a mistake is left out, and reading goes on.
-
-    ``attempts`` has the mistakes so far.
-    """
+    """Reads operations, and checks them against a header; records a line with a mistake in ``attempts``."""
 
     def __init__(self, header: Header, level: str) -> None:
         self._header = header
@@ -146,7 +128,6 @@ class _BodyReader:
         self.attempts = Attempts()
 
     def read(self, body: list[Token | Tree[Token]], title: Span) -> Level:
-        """Returns the level with the operations or lanes below the header."""
         if self._level == "plan":
             return Plan(self._header, tuple(self._plan(body)))
         lanes = self._lanes(body, title)
@@ -189,7 +170,6 @@ class _BodyReader:
         return Planned(Clock(order), Worker(worker), operation)
 
     def _lanes(self, body: list[Token | Tree[Token]], title: Span) -> list[list[Token]]:
-        """The lines of every worker, in the order of workers; missing workers are reported at ``title``."""
         workers, failed = self._header.workers, self.attempts.failed
         lanes: dict[int, list[Token]] = {}
         headings: dict[int, Token] = {}
@@ -210,8 +190,6 @@ class _BodyReader:
         return [lanes.get(worker, []) for worker in range(workers)] if not failed else list(lanes.values())
 
     def _operations(self, lane: Iterable[Token]) -> list[ops.Operation]:
-        """The operations of a lane that has no other lines."""
-
         def operation(token: Token) -> ops.Operation:
             if token.type not in ("COMPUTE", "PAIR"):
                 raise self._wrong_level(token)
@@ -244,10 +222,7 @@ class _BodyReader:
                 raise self._wrong_level(token)
 
     def _require_slot(self, token: Token, message: ops.Message, slot: int, count: int | None) -> None:
-        """Raises ``Rejected`` unless a receive has a slot in range.
-
-        ``count`` is the number of slots that the line names: lines of a turn must name it, other lines must not.
-        """
+        """Lines of a turn must name the ``count`` of slots, other lines must not."""
         if not self._stream:
             if count is not None:
                 raise Rejected([say.MalformedLine(span(token), "recv", FORMS["recv"])])
@@ -273,10 +248,7 @@ class _BodyReader:
         return (ops.Stash if token.type == "STASH" else ops.Drop)(group, version, origin)
 
     def _version(self, token: Token, *, named: bool = True) -> Version | None:
-        """The version that a line names; raises ``Rejected`` if the level demands or forbids one.
-
-        Without a flush every line about weights must name one. ``named`` is False for a line that is not about weights.
-        """
+        """The version that a line names: without a flush every line about weights must, no other may."""
         match, word = _VERSION.search(token), token.split()[0]
         if match is None:
             if named and self._header.steps_inside:
@@ -291,10 +263,7 @@ class _BodyReader:
         return Version(version)
 
     def _operation(self, token: Token, numbers: list[int]) -> ops.Operation:
-        """Makes the operation of the line ``token`` from its ``numbers``: micro-batches, then a stage.
-
-        A pair has these numbers twice, first for the forward and then for the backward.
-        """
+        """The operation with these micro-batches and stage; a pair has them twice."""
         if "&" not in token:
             return self._compute(token, numbers[:-1], numbers[-1])
         if self._header.asynchronous:
@@ -316,10 +285,7 @@ class _BodyReader:
         return ops.Compute(kind, numbers, Stage(stage), self._origin(token), version)
 
     def _message(self, token: Token, numbers: list[int], peer: int = 0) -> ops.Message:
-        """Makes the message of the line ``token`` from its ``numbers``: micro-batches, sending stage, receiving stage.
-
-        ``peer``, the worker that the line names, is only checked to exist.
-        """
+        """The message with these micro-batches, sending and receiving stage; ``peer`` must exist."""
         *micros, source, target = numbers
         self._require_range(token, micros, max(source, target))
         self._require(token, "worker", peer, self._last[2])
@@ -327,10 +293,7 @@ class _BodyReader:
         return ops.Message(tuple(map(Micro, micros)), *stages, self._value(token, stages))
 
     def _value(self, token: Token, stages: tuple[Stage, Stage]) -> Value:
-        """Returns the value in the message of a line: the one that the line names or, without a name, the implied one.
-
-        ``stages``, the sender's and the receiver's, imply it.
-        """
+        """The value that a line names or, without a name, the one that its stages imply."""
         match, between = _VALUE.match(token), self._header.value_between
         value = between.get((*stages, match[1] if match else ""))
         if value is None and (*stages, "") in between:
@@ -348,10 +311,7 @@ class _BodyReader:
         self._require(token, "stage", stage, self._last[1])
 
     def _require_of_turn(self, token: Token, what: str, value: int, last: int) -> None:
-        """Raises ``Rejected`` if ``value`` is above ``last``; ``what`` is the noun for it in the message.
-
-        In a turn, where numbers count from its start, ``value`` may be any number up to a fixed limit, and negative.
-        """
+        """As `_require`; in a turn, numbers count from its start, and may be negative."""
         if not self._stream:
             self._require(token, what, value, last)
         elif abs(value) > MAX_MICRO_BATCHES:
@@ -359,16 +319,11 @@ class _BodyReader:
             raise Rejected([say.NumberOutOfRange(span(token), what, f"{value:+}", *limits)])
 
     def _require(self, token: Token, what: str, value: int, last: int) -> None:
-        """Raises ``Rejected`` if ``value`` is above ``last``; ``what`` is the noun for it in the message."""
         if value > last:
             raise Rejected([say.NumberOutOfRange(span(token), what, str(value), 0, last)])
 
     def _numbers(self, token: Token) -> list[int]:
-        """Reads all numbers of a line except its version; with slices, a micro-batch and its slice become one number.
-
-        Numbers of a stream are counted from the start of a turn (``m+1``), all others are not. Raises ``Rejected`` for
-        a line that does otherwise than its level.
-        """
+        """The numbers of a line except its version; a micro-batch and its slice are one number."""
         wrong = (_NOT_OF_TURN if self._stream else _OF_TURN).search(token)
         if wrong and self._stream:
             raise Rejected([say.NotOfTurn(span(token), wrong[1])])
@@ -382,7 +337,7 @@ class _BodyReader:
         return integers(token, _MICRO.sub(lambda micro: (micro[1] or "0").lstrip("+"), text))
 
     def _counting_slices(self, token: Token, text: str) -> str:
-        """Returns a line's text with one number for micro-batch and slice: with 4 slices ``14`` for ``m3 q2``."""
+        """A line's text with one number for micro-batch and slice: with 4 slices ``14`` for ``m3 q2``."""
         slices = self._header.slices
         if slices == 1:
             raise Rejected([say.LineWithSlice(span(token), slices)])
