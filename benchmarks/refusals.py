@@ -39,7 +39,6 @@ def answer(given: Input, folder: Path, timeout: float) -> str:
         command,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env={**os.environ, "CHIMERA_CACHE": ""},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY)),
     )
     signal.signal(signal.SIGALRM, lambda *_: process.kill())

@@ -1,14 +1,14 @@
-"""Makes the answer to a call of chimera compile from the levels of a compilation, or reads it back from the cache."""
+"""Texts and files that chimera compile makes from the levels of a compilation."""
 
-import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
-from pathlib import PurePath
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
+from chimera_ir.ir.text.printer import show
+from chimera_ir.syntax import formatter
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,8 +42,7 @@ ENDINGS: Mapping[Level | None, str] = {
 class Output:
     """The files of the output directory by relative path, with the scheme and the number of workers.
 
-    ``split`` is the first layer of each stage, if a prediction was made from the costs of layers. ``fits`` is whether
-    the workers have enough memory, as far as that is known.
+    ``split`` is the first layer of each stage, if known; ``fits`` whether the workers have the memory, as far as known.
     """
 
     scheme: str
@@ -53,71 +52,15 @@ class Output:
     fits: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The result of a call of chimera compile, ready to be shown: ``printed`` is the text for standard output.
-
-    ``output`` has the files to write, None if a single level was asked for; ``warnings`` are their whole texts.
-    """
-
-    warnings: tuple[str, ...]
-    printed: str
-    output: Output | None
-
-    def as_json(self) -> str:
-        """The answer as a text that `read` understands."""
-        return json.dumps(asdict(self))
-
-
-def read(text: str | bytes) -> Answer | None:
-    """Returns the answer that `Answer.as_json` has written as ``text``; None for any other text."""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    match data:
-        case {"warnings": list(warnings), "printed": str(shown), "output": None} if _strings(warnings):
-            return Answer(tuple(warnings), shown, None)
-        case {
-            "warnings": list(warnings),
-            "printed": str(shown),
-            "output": {
-                "scheme": str(scheme),
-                "workers": int(workers),
-                "files": dict(written),
-                "split": split,
-                "fits": bool(fits),
-            },
-        } if _strings((*warnings, *written.values())) and all(map(_lies_below, (scheme, *written))) and _layers(split):
-            return Answer(tuple(warnings), shown, Output(scheme, workers, written, split and tuple(split), fits))
-    return None
-
-
-def _strings(values: Iterable[object]) -> bool:
-    return all(isinstance(value, str) for value in values)
-
-
-def _layers(split: object) -> bool:
-    return split is None or (isinstance(split, list) and all(type(layer) is int for layer in split))
-
-
-def _lies_below(name: str) -> bool:
-    """Whether a path is relative and stays within its directory, without ``..``."""
-    path = PurePath(name)
-    return not path.anchor and ".." not in path.parts and "\0" not in name
-
-
 def produce(compilation: Compilation, wanted: Level | None, details: bool = False) -> tuple[str, Output | None]:
-    """Returns the text of a level, without files; if ``wanted`` is None, text and files of the whole compilation.
+    """The text of a level, without files; if ``wanted`` is None, text and files of the whole compilation.
 
-    ``details`` adds the tables of all figures to the text of a whole compilation.
-
-    Raises `CompileError` if a level cannot be made, or if the program must fit and does not.
+    ``details`` adds the tables of all figures. Raises `CompileError`, also if the program must fit and does not.
     """
     if compilation.request.require_fit:
         _ = compilation.verified
     if wanted is not None:
-        return _text(compilation, wanted), None
+        return _TEXTS[wanted](compilation), None
     shown, header = _screen(compilation, details), compilation.schedule.header
     forecast = compilation.forecast
     split = None if forecast is None else forecast.split_of(header)
@@ -125,10 +68,7 @@ def produce(compilation: Compilation, wanted: Level | None, details: bool = Fals
 
 
 def starting_in_torch(compilation: Compilation, level: Level | None) -> tuple[str, ...]:
-    """Returns remarks for the user on how torch.distributed.pipelining runs an exported schedule.
-
-    There are none unless ``level`` is one of the two that torch loads.
-    """
+    """Remarks on how torch.distributed.pipelining runs an exported schedule; none for other levels."""
     if level not in (Level.TORCH_CSV, Level.TORCH_CSV_COMMS):
         return ()
     from chimera_ir.torch_text.csv_writer import remarks
@@ -138,10 +78,7 @@ def starting_in_torch(compilation: Compilation, level: Level | None) -> tuple[st
 
 
 def _screen(compilation: Compilation, details: bool) -> str:
-    """Returns the text for a terminal: speed, memory and limits in words, a picture of the timeline, the proven rules.
-
-    With ``details`` it has tables of all figures as well.
-    """
+    """The text for a terminal: speed, memory and limits in words, with ``details`` tables, timeline, proven rules."""
     from chimera_ir.console import printed
     from chimera_ir.cost import report as table
     from chimera_ir.picture import terminal
@@ -162,37 +99,25 @@ def _screen(compilation: Compilation, details: bool) -> str:
     return printed(draw)
 
 
-def _text(compilation: Compilation, level: Level) -> str:
-    from chimera_ir.ir.text.printer import show
-    from chimera_ir.syntax import formatter
+def _timeline(compilation: Compilation) -> str:
+    from chimera_ir.console import printed
+    from chimera_ir.picture import terminal
 
-    match level:
-        case Level.AST:
-            return formatter.show(compilation.scheme)
-        case Level.PLAN:
-            return show(compilation.plan)
-        case Level.SCHEDULE:
-            return f"{compilation.comments}{show(compilation.schedule)}"
-        case Level.PROGRAM:
-            return compilation.program_text
-        case Level.EVALUATION:
-            return show(compilation.evaluation)
-        case Level.TORCH_CSV:
-            return compilation.torch_csv
-        case Level.TORCH_CSV_COMMS:
-            return compilation.torch_csv_comms
-        case Level.GRAPH:
-            return compilation.graph.json
-        case Level.TIMELINE:
-            from chimera_ir.console import printed
-            from chimera_ir.picture import terminal
+    return printed(lambda console: console.print(terminal.draw(compilation.timeline, console.width)))
 
-            return printed(lambda console: console.print(terminal.draw(compilation.timeline, console.width)))
-        case Level.TRACE:
-            return compilation.trace
-        case Level.REPORT:
-            return compilation.report_json
-        case Level.HTML:
-            return compilation.page
-        case _:
-            assert_never(level)
+
+_TEXTS: Mapping[Level, Callable[[Compilation], str]] = {
+    Level.AST: lambda compilation: formatter.show(compilation.scheme),
+    Level.PLAN: lambda compilation: show(compilation.plan),
+    Level.SCHEDULE: lambda compilation: f"{compilation.comments}{show(compilation.schedule)}",
+    Level.PROGRAM: lambda compilation: compilation.program_text,
+    Level.EVALUATION: lambda compilation: show(compilation.evaluation),
+    Level.TORCH_CSV: lambda compilation: compilation.torch_csv,
+    Level.TORCH_CSV_COMMS: lambda compilation: compilation.torch_csv_comms,
+    Level.GRAPH: lambda compilation: compilation.graph.json,
+    Level.TIMELINE: _timeline,
+    Level.TRACE: lambda compilation: compilation.trace,
+    Level.REPORT: lambda compilation: compilation.report_json,
+    Level.HTML: lambda compilation: compilation.page,
+}
+"""Maps each level to its text."""

@@ -29,7 +29,7 @@ def workers_with_stages(header: Header) -> int:
 
 
 def plain_request(request: Request, header: Header) -> Request:
-    """Returns the request for the library's baseline at the size of ``header``: workers with stages, micro-batches.
+    """The request for the library's baseline at the size of ``header``.
 
     Raises `AboveMaxOperations` if the baseline would have more operations than ``request`` allows.
     """
@@ -43,10 +43,7 @@ def plain_request(request: Request, header: Header) -> Request:
 
 
 def plain(request: Request, known: Schedule) -> Schedule:
-    """Returns the schedule of the library's baseline, for as many workers and micro-batches as ``known`` has.
-
-    ``known`` is the request's own schedule; it is returned itself if the request is for this baseline.
-    """
+    """The schedule of the library's baseline at the size of ``known``: that itself if the request is for it."""
     from chimera_ir.elaborate.elaborate import elaborate
     from chimera_ir.lower.lower import order
     from chimera_ir.syntax.parser import parse
@@ -61,10 +58,7 @@ def plain(request: Request, known: Schedule) -> Schedule:
 
 
 def opposing(request: Request, header: Header) -> Request:
-    """Returns the request for the schedule that the report compares with.
-
-    It is for as many workers and micro-batches as ``header`` has. Raises as `plain_request` and `request_against` do.
-    """
+    """The request for the schedule to compare with, at the size of ``header``; raises as `request_against`."""
     if not request.opposes:
         return plain_request(request, header)
     if request.against is None:
@@ -75,8 +69,7 @@ def opposing(request: Request, header: Header) -> Request:
 def request_against(against: Source, request: Request, like: Header) -> Request:
     """The request for a text to compare with, on as many workers with stages and micro-batches as ``like`` has.
 
-    Raises `Incomparable` if no parameters give it this size. Raises `TextError` if the text has mistakes that do not
-    depend on its parameters.
+    Raises `Incomparable` if no parameters give it this size, `TextError` for mistakes that do not depend on them.
     """
     settings = {} if not against.is_scheme else _fitting(against, like, request.max_operations)
     costs = request.costs.of_model_in(like.stages)
@@ -86,10 +79,9 @@ def request_against(against: Source, request: Request, like: Header) -> Request:
 
 
 def weighed(header: Header, like: Header | None) -> Header:
-    """Returns the header with the weights that the micro-batches have in ``like``, so that both compare fairly.
+    """The header with the mean weights that micro-batches have in ``like``, so that both compare fairly.
 
-    The weight of a micro-batch is its mean over the updates of ``like``. The header is returned unchanged if it has
-    weights of its own, or if ``like`` is None, has no weights, or has another number of micro-batches per update.
+    Unchanged if it has its own, or ``like`` is None, has none, or has another number of micro-batches per update.
     """
     if like is None:
         return header
@@ -188,11 +180,9 @@ def same_placement(request: Request, schedule: Schedule) -> Iterator[tuple[str, 
 
 
 def _candidates(names: Sequence[str], like: Header) -> Iterator[Mapping[str, int]]:
-    """Yields settings of the parameters ``names`` to try, so that a scheme gets the size of ``like``.
+    """Settings of ``names`` to try for the size of ``like``: of no parameter, then of one, then of two, to its numbers.
 
-    At first no parameter is set; then one, to the number of workers or of micro-batches; then two, one to each number.
-    Each is tried twice if ``like`` has other parameters among ``names``: first with their values in ``like``, then
-    without.
+    Each is tried first with the values of other parameters in ``like``, if it has such.
     """
     sizes = _sizes(like)
     shared = {name: value for name, value in like.parameters if name in names}
@@ -203,7 +193,7 @@ def _candidates(names: Sequence[str], like: Header) -> Iterator[Mapping[str, int
 
 
 def require_same_size(header: Header, like: Header, name: str) -> None:
-    """Raises `Incomparable` if the text ``name`` has other numbers of workers or micro-batches than ``like``."""
+    """Raises `Incomparable` if the text ``name`` has another size than ``like``."""
     if _sizes(header) != _sizes(like):
         raise Incomparable("against", f" {name}: it is a schedule {_size(header)}, and the one at hand {_size(like)}")
 

@@ -42,28 +42,14 @@ if TYPE_CHECKING:
     from chimera_ir.verify.verify import Checked, ProvenScripts, Verified
 
 
-# Makes the properties of a compilation, each computed at most once.
-
-C = TypeVar("C", bound="Requested")
 T = TypeVar("T")
 
 
-class Requested(Protocol):
-    """An object that was made for a request to compile, and knows this request."""
-
-    @property
-    def request(self) -> Request:
-        """The request to compile."""
-
-
-def _level(make: Callable[[C], T]) -> cached_property[T]:
-    """Decorator: makes ``make`` a property that is computed once, without the garbage collector.
-
-    If ``make`` raises `Rejected`, the property raises `TextError`.
-    """
+def _level(make: Callable[["Compilation"], T]) -> cached_property[T]:
+    """Decorator: a property computed once, without the garbage collector; a `Rejected` becomes a `TextError`."""
 
     @wraps(make)
-    def made(compilation: C) -> T:
+    def made(compilation: "Compilation") -> T:
         with uncollected():
             try:
                 return make(compilation)
@@ -74,7 +60,7 @@ def _level(make: Callable[[C], T]) -> cached_property[T]:
 
 
 class Requesting(Protocol):
-    """Options that turn a source and values of its parameters into a request to compile it, as `Options` do."""
+    """Options that turn a source and values of its parameters into a request, as `Options` do."""
 
     def request(self, source: Source, settings: Mapping[str, int]) -> Request:
         """The request to compile ``source`` with these ``settings`` of parameters."""
@@ -84,9 +70,8 @@ class Requesting(Protocol):
 class Compilation:
     """Levels of a text, from the scheme to the files: each a property, made when first asked for, and verified.
 
-    A level that cannot be made raises a `CompileError`, and so does every level after it. A notebook shows a
-    compilation as its picture. The ``request`` has the text, its parameters and options; ``warn`` gets
-    each warning as soon as it is found, even if an error follows, ``tell`` a few words on each step before it begins.
+    A level that cannot be made raises a `CompileError`, and so does every level after it. ``warn`` gets each warning as
+    soon as it is found, even if an error follows, ``tell`` a few words on each step before it begins.
 
     Examples
     --------
@@ -107,7 +92,6 @@ class Compilation:
         """The compilation of a level that a program has made, such as by `Schedule.from_lanes`.
 
         The level is printed, and that text is compiled: it is proven like any other, and diagnostics quote it.
-        ``options`` are `Options`.
 
         Examples
         --------
@@ -156,7 +140,6 @@ class Compilation:
 
     @_level
     def _proven(self) -> "Verified":
-        """The program with the proof of every rule."""
         from chimera_ir.cost.simulate import ticks
         from chimera_ir.lower.lower import lower
         from chimera_ir.verify.verify import verify_lowered, verify_program
@@ -355,10 +338,7 @@ class Compilation:
         return tuple(blocks((*outlined, *self._checked.findings.diagnostics), self.request.source))
 
     def write(self, directory: str | PathLike[str]) -> None:
-        """Writes the files into a directory that is new, or was written by chimera compile.
-
-        Raises `OutputRefused` if the directory has been written by anything else, or cannot be written.
-        """
+        """Writes the files into a directory that is new or was written so; raises `OutputRefused` for any other."""
         from chimera_ir import output
 
         output.write(Path(directory), self.files, option="")
@@ -368,7 +348,7 @@ class Compilation:
         return f"<Compilation of {self.request.source.name}{settings}>"
 
     def _repr_html_(self) -> str:
-        """HTML for a notebook: the page in a frame, also for a mistake in the text; for any other error its message."""
+        """HTML for a notebook: the page in a frame, also for a mistake in the text; of other errors the message."""
         from chimera_ir import notebook
 
         try:
@@ -380,7 +360,6 @@ class Compilation:
 
     @_level
     def _entry(self) -> Scheme | Text:
-        """The parsed text: a scheme with the request's changes, or the level that an IR text has."""
         from chimera_ir.comparison import weighed
 
         text = parsed(self.request)
@@ -390,7 +369,6 @@ class Compilation:
 
     @_level
     def _outlined(self) -> "Outline":
-        """The header of a scheme, and its pipes without their operations."""
         from chimera_ir.comparison import weighed
         from chimera_ir.elaborate.elaborate import outline
 
@@ -408,15 +386,11 @@ class Compilation:
 
     @_level
     def _durations(self) -> "Durations":
-        """The time that each operation takes: by the profile or, without one, by the costs of the request."""
         return (self.forecast or self.request.costs).durations(self._header)
 
     @property
     def _communicators(self) -> Communicators:
-        """The way in which the evaluation divides messages among communicators (groups of ranks of a transport).
-
-        For the text of a program it is the one with the fewest that lets the program end, else the one of the request.
-        """
+        """How the evaluation shares communicators: for the text of a program, as few as let it end."""
         if isinstance(self._entry, Program | ProgramStream):
             blocked = self.verified.blocked(Communicators.PAIR)
             return Communicators.DIRECTED if blocked else Communicators.PAIR
@@ -424,7 +398,6 @@ class Compilation:
 
     @_level
     def _top(self) -> Text | PlanStream:
-        """The first level that has operations: the plan of a scheme, or the level that an IR text has."""
         return self._outlined.level() if isinstance(self._entry, Scheme) else self._entry
 
     @_level
@@ -446,7 +419,6 @@ class Compilation:
 
     @_level
     def _checked(self) -> "Checked":
-        """The schedule, with the findings of its rules; none is an error."""
         from chimera_ir.verify.verify import verify_schedule
 
         if self.request.search is None or (improvement := self.improvement) is None:
@@ -457,7 +429,7 @@ class Compilation:
 
     @_level
     def _written(self) -> "Checked":
-        """The schedule of the text, in the text's own order, with the findings of its rules; none is an error."""
+        """The schedule in the text's own order, with the findings of its rules."""
         from chimera_ir.orders.search import plan_of
         from chimera_ir.verify.verify import verify_schedule
 
@@ -473,7 +445,6 @@ class Compilation:
 
     @_level
     def _ordered(self) -> Schedule | ScheduleStream:
-        """The schedule of the text, not yet verified."""
         from chimera_ir.orders.search import schedule_of_text
 
         # Costs are checked before operations are made of the text, which may take long.
@@ -482,13 +453,11 @@ class Compilation:
 
     @_level
     def _moved(self) -> "Moved":
-        """The schedule of the text with the moves that are added if the request asks for ``offload``."""
         from chimera_ir.orders.search import with_moves
 
         return with_moves(self._top, self._ordered, self.request.cost_model.durations, self.warn)
 
     def _needs(self, program: Program) -> Mapping[Quantity, Sequence[int]]:
-        """The bytes that each worker of the program needs."""
         assert self.forecast is not None
         return self.forecast.needs(program)
 
@@ -503,10 +472,7 @@ class Compilation:
         return contents.page(unproven.document(error, self.request.source, level))
 
     def _baseline(self) -> tuple[Schedule, tuple[int, ...] | None]:
-        """The schedule that the report compares with, and the weights that each of its workers keeps, in M_theta.
-
-        The second is None where a worker keeps the weights of each of its stages once.
-        """
+        """The schedule that the report compares with, and its weights by worker unless they are each stage's once."""
         from chimera_ir import comparison
 
         request, header = self.request, self.schedule.header

@@ -15,21 +15,12 @@ _WIDE = 160
 
 
 def printed(draw: Callable[[Console], None]) -> str:
-    """Returns the text that ``draw`` prints on a console as wide and as colourful as standard output.
-
-    Its lines have no trailing blanks.
-    """
-    text = io.StringIO()
-    console = _console(text)
+    """The text that ``draw`` prints on a console like standard output (width, colours), without trailing blanks."""
+    text, width = io.StringIO(), None if has_width() else _WIDE
+    console = Console(file=text, highlight=False, force_terminal=_is_terminal() or None, width=width)
     console.push_render_hook(_EscapeHook())
     draw(console)
     return "\n".join(line.rstrip(" ") for line in text.getvalue().split("\n"))
-
-
-def appearance() -> tuple[object, ...]:
-    """The width and colours of standard output, on which the text from `printed` depends."""
-    console = _console(io.StringIO())
-    return console.width, console.is_terminal, console.color_system, console.no_color, console.legacy_windows
 
 
 def has_width() -> bool:
@@ -39,11 +30,6 @@ def has_width() -> bool:
 
 def _is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
-
-
-def _console(text: io.StringIO) -> Console:
-    width = None if has_width() else _WIDE
-    return Console(file=text, highlight=False, force_terminal=_is_terminal() or None, width=width)
 
 
 class _EscapeHook(RenderHook):

@@ -7,10 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Context in which the garbage collector is off; a pass has no use for it.
-
-    The objects that a pass makes stay in use, and do not refer to each other in cycles.
-    """
+    """Context without the garbage collector: what a pass makes stays in use, and has no cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -45,7 +45,6 @@ def keywords(name: str) -> list[str]:
 
 
 def _rules(name: str, *special: tuple[str, object]) -> Iterator[tuple[object, object]]:
-    """Yields the rules of a lexer for the grammar ``name``; those in ``special`` come before names and numbers."""
     yield r"\s+", token.Whitespace
     yield r"#.*", token.Comment.Single
     yield words(keywords(name), prefix=r"\b", suffix=r"\b"), token.Keyword

@@ -25,7 +25,7 @@ from chimera_ir.source import ENDINGS, Source, contents, schemes
 
 
 def named(text: str | PathLike[str] | Source, directories: Iterable[str | PathLike[str]] = ()) -> Source:
-    """The text that a caller names by a string (as in `scheme_or_ir`, with ``directories``), a path or a `Source`."""
+    """The text that a caller names by a string (as in `scheme_or_ir`), a path or a `Source`."""
     match text:
         case Source():
             return text
@@ -45,10 +45,8 @@ def scheme_or_ir(
 ) -> Source:
     """The text that ``scheme`` names: a file if it ends in .chim, .sir or .csv or has a folder, else a library scheme.
 
-    ``directories`` are more directories of the library; messages say that the user named them by ``option``. ``remark``
-    is called with a sentence if the library calls the scheme by another name.
-
-    Raises `UnreadableText` if there is no such text, or several schemes have this name.
+    ``directories`` are more directories of the library, named by ``option``; ``remark`` gets a sentence if the library
+    calls the scheme by another name. Raises `UnreadableText` if there is no such text, or several have this name.
     """
     path = Path(scheme)
     if path.suffix in ENDINGS or len(path.parts) > 1:
@@ -79,10 +77,7 @@ def _is_handed(path: Path) -> bool:
 
 
 def read(path: Path, option: str = "", hint: str = "") -> Source:
-    """The text of a file that a user names; in messages ``option`` stands before its path, ``hint`` at the end.
-
-    Raises `UnreadableText` if the file cannot be read.
-    """
+    """The text of a file that a user names; in messages ``option`` stands before its path, ``hint`` at the end."""
     try:
         data = contents(path, LARGEST, pipes=True)
     except OSError as error:
@@ -119,8 +114,7 @@ class Known:
 def further(named: Iterable[str | os.PathLike[str]] = (), option: str = "library") -> tuple[Path, ...]:
     """The directories ``named`` by the user and those of the environment, each once, without the compiler's own.
 
-    Raises `UnreadableText`, with ``option`` before a directory of the user's, if one is not a directory or cannot be
-    listed.
+    Raises `UnreadableText` if one is not a directory or cannot be listed.
     """
     listed = [(option, Path(path)) for path in named]
     listed += [(VARIABLE, Path(path)) for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
@@ -142,8 +136,8 @@ def names(directories: Further = ()) -> tuple[str, ...]:
 def source(name: str, directories: Further = ()) -> Source:
     """The text of a library scheme; a text from a further directory is named by its path.
 
-    Raises `KeyError` if the library has no such scheme. Raises `UnreadableText` if two files have this name, or the
-    file cannot be read, or the scheme in it has another name than the file.
+    Raises `KeyError` if the library has no such scheme, `UnreadableText` if two files have this name, or the file
+    cannot be read, or the scheme in it is called as another file.
     """
     files = _files(directories)
     path, *others = files[name]
@@ -166,10 +160,7 @@ def summary(name: str, directories: Further = ()) -> str:
 
 
 def use(name: str, directories: Further = ()) -> str:
-    """Advice on when to use a library scheme, from ``[use]`` in the ``library.toml`` beside it; empty if it has none.
-
-    Raises `UnreadableText` as `source`, or if the ``library.toml`` is not written as it should be.
-    """
+    """Advice on when to use a library scheme, from ``[use]`` in the ``library.toml`` beside it, if any."""
     folder = _files(directories)[name][0].parent
     table = _beside(folder).get("use", {}) if isfile(folder / _BESIDE) else {}
     sentence = table.get(name, "") if isinstance(table, dict) else ""
@@ -186,10 +177,7 @@ def parameters(name: str, directories: Further = ()) -> str:
 
 
 def alias(name: str, directories: Further = ()) -> tuple[str, str] | None:
-    """Returns the library's scheme that ``name`` stands for in the literature, and a sentence that says so.
-
-    ``name`` may also differ from the scheme's own name in spelling. The result is None if no scheme is meant.
-    """
+    """The library's scheme that ``name`` means in the literature or by its spelling, with a sentence; else None."""
     known = _known_as(name)
     if known and known.scheme:
         return known.scheme, f"'{name}' is {known.scheme} here: {known.what}"
@@ -234,9 +222,7 @@ def called(scheme: str) -> str:
 
 
 def stated(text: Source) -> Mapping[str, object]:
-    """Returns the values that a plan tries for each parameter of a library scheme, by the parameter's name.
-
-    The ``library.toml`` next to the scheme gives them. The result is empty for any other text.
+    """The values that a plan tries for each parameter, by the ``library.toml`` beside the scheme; else empty.
 
     Raises `UnreadableText` if the ``library.toml`` is not written as it should be.
     """
@@ -256,7 +242,7 @@ def stated(text: Source) -> Mapping[str, object]:
 
 
 def _files(directories: Further) -> dict[str, list[Path]]:
-    """Maps the name of each scheme to the files that have this name; the compiler's own file comes first."""
+    """The files of each scheme's name; the compiler's own file comes first."""
     files = {path.stem: [path] for path in _own_files()}
     for folder in directories:
         for path in sorted(folder.glob(f"*{_ENDING}")):
@@ -272,7 +258,6 @@ def _text(path: Path) -> str:
 
 
 def _beside(folder: Path) -> dict[str, Any]:
-    """The content of a directory's ``library.toml``."""
     from chimera_ir.profile.document import entries  # with the messages of profiles, which few calls need
 
     source = Source(str(folder / _BESIDE), _text(folder / _BESIDE))
@@ -301,8 +286,5 @@ def _known() -> tuple[Known, ...]:
 
 
 def _plain(name: str) -> str:
-    """Returns the letters and digits of a name in lower case, without the word ``schedule`` at its start.
-
-    Names of classes begin with this word.
-    """
+    """The letters and digits of a name in lower case, without the ``schedule`` with which names of classes begin."""
     return "".join(character for character in name.lower() if character.isalnum()).removeprefix("schedule")

@@ -46,7 +46,6 @@ _FIRST, _OTHER = (f'style="padding: 3px 9px; text-align: {side}"' for side in ("
 
 
 def _row(cells: Sequence[str], first: str, other: str) -> str:
-    """HTML of a table's row; ``first`` is the tag of its first cell, ``other`` that of the other cells."""
     tags = [f"{first} {_FIRST}", *(f"{other} {_OTHER}" for _ in cells[1:])]
     closed = (f"<{tag}>{_text(cell)}</{tag.split()[0]}>" for tag, cell in zip(tags, cells, strict=True))
     return f"<tr>{''.join(closed)}</tr>"

@@ -1,6 +1,6 @@
 """Options of the compiler: for Python by `compile`, on the command line by options of the same names."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
@@ -38,9 +38,81 @@ Spell = Callable[[str], str]
 SEARCHED = (Quantity.ACTIVATIONS.value, Quantity.HOST.value)
 """The quantities of memory that a search can limit."""
 
-_LAYOUTS = ("pipeline", "replica")
-_COMMUNICATORS = tuple(choice.value for choice in Communicators)
 _PREDICTING = ("profile", "cluster", "copies", "micro_batch_size", "layout", "split", "shard_optimizer", "require_fit")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Values that an option takes: ``says`` describes them to a user who gave another one.
+
+    The command line offers ``choices``, or checks that a number lies within ``bounds``.
+    """
+
+    says: str
+    has: Callable[[Any], bool]
+    choices: tuple[str, ...] = ()
+    bounds: tuple[int, int | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """An option of the command line that has the field's name, or is called ``word``.
+
+    ``form`` is None for values of several words, which methods of `Options` check.
+    """
+
+    help: str
+    form: Form | None = None
+    metavar: str | None = None
+    word: str = ""
+    repeated: bool = False
+
+
+def _option(default: Any, help: str, form: Form | None = None, metavar: str | None = None, **more: Any) -> Any:
+    """A field of `Options` with what the command line needs to know of it."""
+    declared = {"declared": Declared(help, form, metavar, **more)}
+    return (
+        field(default_factory=dict, metadata=declared) if default is dict else field(default=default, metadata=declared)
+    )
+
+
+def _choice(*names: str, says: str = "", others: Iterable[object] = ()) -> Form:
+    known = (*names, *others)
+    return Form(says or f"it is one of {', '.join(names)}", lambda value: value in known, choices=names)
+
+
+def _whole(least: int, most: int | None = None) -> Form:
+    says = f"it is a whole number from {least} {'on' if most is None else f'to {most:,}'}"
+    return Form(says, lambda value: _is_in(value, most, least), bounds=(least, most))
+
+
+def _list_of(has: Callable[[Any], bool], says: str) -> Form:
+    def has_all(values: Any) -> bool:
+        return isinstance(values, Sequence) and not isinstance(values, str | bytes) and all(map(has, values))
+
+    return Form(says, has_all)
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MOST
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str | PathLike)
+
+
+FLAG = Form("it is True or False", lambda value: isinstance(value, bool))
+_FILE = Form("it is the path of a file", _is_path)
+_SECONDS = Form(f"it is a number of seconds, up to {MOST:,}", _is_seconds)
+_LAYERS = _list_of(lambda layer: type(layer) is int, "it is a list of layers, as in [0, 9, 17, 25]")
+_DIRECTORIES = _list_of(_is_path, "it is a list of directories")
+_LENGTHS = Form(
+    "it is a list of whole numbers from 1 on, as in [640, 512, 448, 448], or 'equal-times'",
+    lambda value: (
+        value == EqualTimes.EQUAL_TIMES.value
+        or (isinstance(value, list | tuple) and all(_is_in(length, MAX_LENGTH) for length in value))
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +123,9 @@ class Options:
 
     Attributes
     ----------
-    costs
-        Cost per micro-batch of the kinds F, B, I and W, as in ``{"B": 2.5}`` or ``{"B": "5/3"}``, or the cost of each
-        of its slices: ``{"F": [2, 3, 4, 5]}``.
-    stage_costs
-        The same costs on each stage, for kinds whose stages cost unequally: ``{"F": [4, 4, 5, 6]}``.
+    costs, stage_costs
+        Costs of the kinds F, B, I and W, per micro-batch as in ``{"B": 2.5}`` or ``{"B": "5/3"}``, for each of its
+        slices as in ``{"F": [2, 3, 4, 5]}``; on each stage, where stages cost unequally, as ``stage_costs``.
     slice_lengths
         The relative lengths of the slices of a micro-batch, as in ``[640, 512, 448, 448]``; by default all are equal.
         With ``"equal-times"`` the profile says with which lengths all take about as long.
@@ -67,17 +137,15 @@ class Options:
     sync
         When every stage's gradients are summed: ``"lazy"``, ``"eager"`` or ``"eager_opt"``.
     tied
-        Groups of stages that share parameters, each stage by its number, ``"first"`` or ``"last"``, as in
-        ``[("first", "last")]``; they are those that the model file's ``tied`` has.
+        Groups of stages that share parameters, by number, ``"first"`` or ``"last"``, as in ``[("first", "last")]``;
+        they are those that the model file's ``tied`` has.
     communicators
         Communicators with which the program must finish where messages are matched by their order, as NCCL does:
         ``"directed"``, the default, is one per directed pair of workers, ``"pair"`` one for both directions.
     profile, cluster
         Paths of the files that say what the model's stages cost and what the model runs on.
-    copies
-        W, how often the pipelines are replicated; 1 by default.
-    micro_batch_size
-        B, the items of a micro-batch.
+    copies, micro_batch_size
+        W, how often the pipelines are replicated, 1 by default, and B, the items of a micro-batch.
     layout
         Which ranks share a node: those of a ``"pipeline"``, which is the default, or of a ``"replica"``.
     shard_optimizer
@@ -85,19 +153,15 @@ class Options:
     split
         The first layer of each stage, for a profile of layers; by default the slowest stage is as fast as possible.
     require_fit
-        Whether the program, and every level that is made of it, is refused with `DoesNotFit` if a worker needs more
-        memory than the cluster file says it has.
+        Whether a program that lacks memory on a worker, and every level made of it, is refused with `DoesNotFit`.
     against
         What the report compares with, in place of the library's baseline or, after a search, of the order before it: a
-        scheme's name, the path of a .chim, .sir or .csv file, or a `Source`. It is compiled for as many workers and
-        micro-batches.
+        scheme's name, the path of a .chim, .sir or .csv file, or a `Source`; for as many workers and micro-batches.
     max_operations
         The most compute operations of a scheme, a text or a baseline; a larger one is refused.
-    search
-        Seconds in which a search looks for the best order of the operations; placement and pipes are kept. It needs
-        OR-Tools.
-    seed
-        The seed of all chance in the search.
+    search, seed
+        Seconds in which a search looks for the best order of the operations, and the seed of all chance in it;
+        placement and pipes are kept. It needs OR-Tools.
     memory
         Limits of every worker in the search, in place of those that the text declares: ``{"activations": 4}`` in
         micro-batches, or ``"host"`` for values in host memory.
@@ -107,65 +171,89 @@ class Options:
     Raises `OptionError` if an option has a value that it cannot have.
     """
 
-    costs: Mapping[str, Cost | Sequence[Cost]] = field(default_factory=dict)
-    stage_costs: Mapping[str, Sequence[Cost]] = field(default_factory=dict)
-    slice_lengths: Sequence[int] | Literal["equal-times"] = ()
-    recompute: bool = False
-    offload: Literal["auto"] | None = None
-    sync: Literal["lazy", "eager", "eager_opt"] | SyncMode | None = None
-    tied: Sequence[Sequence[int | str]] = ()
-    communicators: Literal["directed", "pair"] | None = None
-    profile: str | PathLike[str] | None = None
-    cluster: str | PathLike[str] | None = None
-    copies: int | None = None
-    micro_batch_size: int | None = None
-    layout: Literal["pipeline", "replica"] | None = None
-    shard_optimizer: bool = False
-    split: Sequence[int] | None = None
-    require_fit: bool = False
-    against: str | PathLike[str] | Source | None = None
-    max_operations: int = MAX_OPERATIONS
-    search: float | None = None
-    seed: int = 0
-    memory: Mapping[str, int] = field(default_factory=dict)
-    library: Sequence[str | PathLike[str]] = ()
+    costs: Mapping[str, Cost | Sequence[Cost]] = _option(
+        dict,
+        f"Cost of {listed(COST_LETTERS, 'or')} per micro-batch, or of each slice: F=2,3.",
+        metavar="KIND=VALUE",
+        word="cost",
+        repeated=True,
+    )
+    stage_costs: Mapping[str, Sequence[Cost]] = _option(
+        dict,
+        "Cost of a kind per micro-batch on each stage, where stages cost unequally: F=4,4,5,6.",
+        metavar="KIND=V,V,..",
+        word="stage-cost",
+        repeated=True,
+    )
+    slice_lengths: Sequence[int] | Literal["equal-times"] = _option(
+        (), "Relative lengths of the slices, or equal-times by the profile [default: equal].", _LENGTHS, "L,L,.."
+    )
+    recompute: bool = _option(False, "Every stage keeps only its input, and runs its forward again.", FLAG)
+    offload: Literal["auto"] | None = _option(
+        None,
+        "Move activations to the host and back so that workers keep the least and wait for no transfer.",
+        _choice("auto", says="it is auto"),
+        "auto",
+    )
+    sync: Literal["lazy", "eager", "eager_opt"] | SyncMode | None = _option(
+        None, "When every stage's gradients are summed.", _choice(*(mode.value for mode in SyncMode), others=SyncMode)
+    )
+    tied: Sequence[Sequence[int | str]] = _option(
+        (),
+        "Stages that share parameters, as the model's tied() says: by number, first or last.",
+        metavar="STAGE,STAGE",
+        repeated=True,
+    )
+    communicators: Literal["directed", "pair"] | None = _option(
+        None,
+        "Of messages on NCCL: one for each direction between two workers, or for both [default: directed].",
+        _choice(*(choice.value for choice in Communicators)),
+    )
+    profile: str | PathLike[str] | None = _option(
+        None, "What the model's stages cost; the report is then in seconds, with a prediction.", _FILE, "FILE"
+    )
+    cluster: str | PathLike[str] | None = _option(None, "What the model runs on.", _FILE, "FILE")
+    copies: int | None = _option(None, "Copies of the pipelines [default: 1].", _whole(1, MOST), "W")
+    micro_batch_size: int | None = _option(None, "Items of a micro-batch.", _whole(1, MOST), "B")
+    layout: Literal["pipeline", "replica"] | None = _option(
+        None, "Which ranks share a node [default: pipeline].", _choice("pipeline", "replica")
+    )
+    shard_optimizer: bool = _option(
+        False, "The replicas of a stage share the optimizer's state, as train.py's do.", FLAG
+    )
+    split: Sequence[int] | None = _option(
+        None,
+        "First layer of each stage, for a profile of layers [default: the slowest stage is the fastest].",
+        _LAYERS,
+        "0,L,..",
+    )
+    require_fit: bool = _option(False, "Print and write nothing if a worker lacks memory: exit status 3.", FLAG)
+    against: str | PathLike[str] | Source | None = _option(
+        None, "What the report compares with, at the same size [default: 1F1B with a flush].", metavar="SCHEME"
+    )
+    max_operations: int = _option(MAX_OPERATIONS, "Limit on the size.", _whole(1), "COUNT")
+    search: float | None = _option(
+        None, "Search for the best order of the operations, as chimera search does.", _SECONDS, "SECONDS"
+    )
+    seed: int = _option(0, "Seed of all chance in a search.", _whole(0, 2**31 - 1), "S")
+    memory: Mapping[str, int] = _option(
+        dict,
+        "Limit of each worker in a search, in micro-batches: activations=4.",
+        metavar="QUANTITY=LIMIT",
+        repeated=True,
+    )
+    library: Sequence[str | PathLike[str]] = _option(
+        (), "A directory of further schemes, beside those of CHIMERA_LIBRARY.", _DIRECTORIES, "DIR", repeated=True
+    )
 
     def __post_init__(self) -> None:
+        for option in fields(self):
+            form, value = option.metadata["declared"].form, getattr(self, option.name)
+            if form is not None and not (value is None and option.default is None):
+                _require(form.has(value), option.name, value, form.says)
         self.cost_model()
-        lengths = self.slice_lengths
-        several = isinstance(lengths, list | tuple) and all(_is_in(length, MAX_LENGTH) for length in lengths)
-        says = "it is a list of whole numbers from 1 on, as in [640, 512, 448, 448], or 'equal-times'"
-        _require(several or lengths == EqualTimes.EQUAL_TIMES.value, "slice_lengths", lengths, says)
-        _require(isinstance(self.recompute, bool), "recompute", self.recompute, "it is True or False")
-        _require(self.offload in (None, "auto"), "offload", self.offload, "it is auto")
-        modes = [mode.value for mode in SyncMode]
-        _require(self.sync in (None, *modes, *SyncMode), "sync", self.sync, f"it is one of {', '.join(modes)}")
         self.ties()
-        known = self.communicators in (None, *_COMMUNICATORS)
-        _require(known, "communicators", self.communicators, f"it is one of {', '.join(_COMMUNICATORS)}")
-        for name in ("profile", "cluster"):
-            path = getattr(self, name)
-            _require(path is None or isinstance(path, str | PathLike), name, path, "it is the path of a file")
-        for name in ("copies", "micro_batch_size"):
-            number = getattr(self, name)
-            _require(number is None or _is_in(number, MOST), name, number, f"it is a whole number from 1 to {MOST:,}")
-        _require(self.layout in (None, *_LAYOUTS), "layout", self.layout, f"it is one of {', '.join(_LAYOUTS)}")
-        sharded = self.shard_optimizer
-        _require(isinstance(sharded, bool), "shard_optimizer", sharded, "it is True or False")
-        _require(isinstance(self.require_fit, bool), "require_fit", self.require_fit, "it is True or False")
-        listed = isinstance(self.split, Sequence) and not isinstance(self.split, str)
-        listed = listed and all(type(layer) is int for layer in self.split or ())
-        _require(self.split is None or listed, "split", self.split, "it is a list of layers, as in [0, 9, 17, 25]")
-        _require(_is_in(self.max_operations), "max_operations", self.max_operations, "it is a whole number from 1 on")
-        seconds = self.search
-        timed = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= MOST
-        _require(seconds is None or timed, "search", seconds, f"it is a number of seconds, up to {MOST:,}")
-        seeded = isinstance(self.seed, int) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**31
-        _require(seeded, "seed", self.seed, "it is a whole number from 0 to 2,147,483,647")
         self.limits()
-        several = isinstance(self.library, Sequence) and not isinstance(self.library, str | bytes)
-        several = several and all(isinstance(path, str | PathLike) for path in self.library)
-        _require(several, "library", self.library, "it is a list of directories")
 
     def cost_model(self) -> Costs:
         """The costs, exactly as they were written."""
@@ -188,10 +276,7 @@ class Options:
         return tuple((Quantity(name), limit) for name, limit in self.memory.items())
 
     def budget(self, spell: Spell = str) -> SearchBudget | None:
-        """Returns how long and with which seed to search, None without a search.
-
-        Raises `OptionError` if options of a search are given without ``search``.
-        """
+        """How long and with which seed to search; None without a search, for which options of one must not be given."""
         if self.search is not None:
             return SearchBudget(self.search, self.seed)
         if conflicting := self.memory or self.seed:
@@ -212,8 +297,7 @@ class Options:
         """The request to compile ``source`` with these ``settings`` of parameters; reads the files of a prediction.
 
         Raises `ParameterError` if a text other than a scheme is given parameters, `OptionError` if options do not go
-        together or with the text, `UnreadableText` if the profile, the cluster or the text to compare with cannot be
-        read, and `TextError` with all mistakes of these texts.
+        together or with the text, and `UnreadableText` or `TextError` for the files that they name.
         """
         if not source.is_scheme and settings:
             raise ParameterError(f"{source.name} has no parameters to set; set them when you compile its scheme")
@@ -342,11 +426,7 @@ def read_inputs(profile: str | PathLike[str], cluster: str | PathLike[str], spel
 
 
 def _cost_texts(name: str, by_kind: object, example: str, part: str) -> Iterator[tuple[str, str]]:
-    """Yields each kind with its costs as the command line has them (``2,3``); raises `OptionError` for other values.
-
-    ``name`` is the option, ``example`` a right value for the message. ``part`` says what a list of costs has one for, a
-    slice or a stage.
-    """
+    """Yields each kind with its costs as the command line has them (``2,3``); ``part`` is what a list has one for."""
     if not isinstance(by_kind, Mapping):
         raise OptionError(f"{name} is {by_kind!r:.60}: write them as in {example}")
     for kind, cost in by_kind.items():
@@ -360,7 +440,6 @@ def _cost_texts(name: str, by_kind: object, example: str, part: str) -> Iterator
 
 @contextmanager
 def _as_option(name: str) -> Iterator[None]:
-    """Context in which a `ValueError` is an `OptionError` of an option."""
     try:
         yield
     except ValueError as error:
@@ -373,10 +452,8 @@ def _require(holds: bool, name: str, value: object, says: str) -> None:
 
 
 def _names_stage(value: object) -> bool:
-    """Whether a value is a stage's number, or the name of the first or the last."""
     return value in ("first", "last") or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
 
 
-def _is_in(value: Any, most: int | None = None) -> bool:
-    """Whether a value is an integer of at least 1 and, unless ``most`` is None, at most ``most``."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1 and (most is None or value <= most)
+def _is_in(value: Any, most: int | None = None, least: int = 1) -> bool:
+    return type(value) is int and value >= least and (most is None or value <= most)

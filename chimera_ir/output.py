@@ -1,21 +1,14 @@
-"""Output of commands: written whole or not at all, and no file of the user is touched.
+"""Output of commands: written into a temporary folder that is renamed, and no file of the user is touched.
 
-A directory holds what the command wrote, a manifest that lists it, and whatever the user put there, which stays where
-it is: no file of the user's is moved, copied or opened. The directory is in one of three states; M is the manifest's
-name.
+A directory holds what the command wrote, a manifest M that lists it, and whatever the user put there. New files are
+written into a folder ``M.part.*``, which is renamed to ``M.new``: that commits. Then what M lists is removed, in
+reverse order, and the new files move in, in order, their manifest last. A writer that dies leaves the directory as it
+is, and the next one goes on from there: without ``M.new``, what M lists is there; with it, the moves are not over.
 
-- *Whole*: what M lists is there. Folders ``M.part.*`` are of writers that died before their files were complete.
-- *Committed*: the folder ``M.new`` holds all new files and their manifest. What M lists is removed, in reverse order;
-  then the new files move in, in order, and their manifest at last.
-- *Placed*: ``M.new`` has no manifest any more, and is removed.
-
-One rename commits. A writer that dies leaves the directory in the state that it is in, and the next one goes on from
-there before it does anything else. Old and new files are never there together, and a file comes after those that it
-relies on and goes before them: a program that is incomplete lacks its ``train.py``.
-
-Writers take turns by a lock on the directory itself, which the system releases when its holder dies. Where there are no
-such locks (Windows), or the writers are on several machines, one of two at once may end in an error, and the next run
-goes on. All this is about processes that die: nothing is forced onto the disk in case the machine does.
+So old and new files are never there together, and a file comes after those that it relies on and goes before them: a
+program that is incomplete lacks its ``train.py``. Writers take turns by a lock on the directory, which the system
+releases when its holder dies; without such locks, one of two at once may end in an error. All this is about processes
+that die: nothing is forced onto the disk in case the machine does.
 """
 
 import os
@@ -23,7 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path, PurePath
@@ -48,11 +41,10 @@ class OutputRefused(CompileError):
 def write(directory: Path, files: Mapping[str, str], manifest: str = MANIFEST, option: str = "--out ") -> None:
     """Writes the files, by path relative to the directory, and ``manifest``, which is a dot and the command's name.
 
-    Each of the files may rely on those before it only. An existing directory is replaced if the same command wrote it.
-    If anything fails before the commitment, the directory is as it was before.
+    Each file may rely on those before it only. An existing directory is replaced if the same command wrote it. If
+    anything fails before the commitment, the directory is as it was before.
 
-    Raises `OutputRefused` if the directory was written by anything else, or cannot be written; the message has
-    ``option``, by which the user named the directory.
+    Raises `OutputRefused`, with ``option`` before the directory, if anything else wrote it, or it cannot be written.
     """
     with _refusals(f"{option}{directory}"):
         target = _resolved(directory)
@@ -72,10 +64,9 @@ _FORCE = "choose another file, or write over it with --force"
 
 
 def refuse_file(file: Path, mark: str, force: bool, option: str = "--out", remedy: str = _FORCE) -> None:
-    """Makes sure that a file can be written, before the work that fills it begins.
+    """Raises `OutputRefused` if a file cannot be written, or exists without ``mark`` at its beginning and ``force``.
 
-    Raises `OutputRefused` if it cannot be written, or if it exists, does not begin with ``mark``, and ``force`` is not
-    set; the message has ``option``, by which the user named the file, and for such a file the ``remedy``.
+    The message has ``option``, by which the user named the file, and for a file without ``mark`` the ``remedy``.
     """
     with _refusals(f"{option} {file}"):
         if file.is_dir():
@@ -92,10 +83,7 @@ def refuse_file(file: Path, mark: str, force: bool, option: str = "--out", remed
 
 
 def write_file(file: Path, text: str, mark: str, force: bool, option: str = "--out", remedy: str = _FORCE) -> None:
-    """Writes the line ``mark`` and a text to a file. An old file without that line stays, unless ``force`` is set.
-
-    Raises `OutputRefused` as `refuse_file`; the file is then as it was before.
-    """
+    """Writes the line ``mark`` and a text to a file, whole; raises as `refuse_file`, and leaves the file as it was."""
     refuse_file(file, mark, force, option, remedy)
     with _refusals(f"{option} {file}"):
         target = _resolved(file)
@@ -107,7 +95,8 @@ def write_file(file: Path, text: str, mark: str, force: bool, option: str = "--o
             try:
                 with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as stream:
                     stream.write(mark + text)
-                fresh.chmod(0o666 & ~_umask())
+                os.umask(mask := os.umask(0))
+                fresh.chmod(0o666 & ~mask)
                 fresh.replace(target)
             finally:
                 fresh.unlink(missing_ok=True)
@@ -115,7 +104,6 @@ def write_file(file: Path, text: str, mark: str, force: bool, option: str = "--o
 
 @contextmanager
 def _refusals(where: str) -> Iterator[None]:
-    """Context in which every refusal and error of the system becomes an `OutputRefused` that begins with ``where``."""
     try:
         yield
     except (OSError, OutputRefused) as error:
@@ -133,15 +121,8 @@ def _reason(error: OSError | OutputRefused) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 @contextmanager
 def _turn(folder: Path) -> Iterator[None]:
-    """Context in which this writer has locked the folder, after waiting for other writers on this machine."""
     if sys.platform == "win32":
         yield
         return
@@ -196,10 +177,7 @@ def _replace(target: Path, files: Mapping[str, str], manifest: str) -> None:
 
 
 def _settle(target: Path, committed: Path, manifest: str) -> None:
-    """Finishes what a writer began: removes the files that ``manifest`` lists, and moves in those in ``committed``.
-
-    It may have been interrupted at any point before.
-    """
+    """Removes the files that ``manifest`` lists, and moves in those in ``committed``, from wherever that has ended."""
     if _is_file(committed / manifest):
         ours, fresh = _listed(target / manifest), _listed(committed / manifest)
         waiting = {name for name in fresh if os.path.lexists(committed / name)}
@@ -216,7 +194,7 @@ def _settle(target: Path, committed: Path, manifest: str) -> None:
 
 
 def _remove(target: Path, name: str) -> None:
-    """Removes ``name``, a file in ``target`` that the command wrote, its bytecode, and folders that are empty then."""
+    """Removes a file that the command wrote, its bytecode, and folders that are empty then."""
     path, folders = target / name, _folders(target, [name])
     if not (all(map(_is_folder, folders)) and _is_file(path)):
         return
@@ -233,25 +211,22 @@ def _remove_empty(folders: Iterable[Path]) -> None:
             folder.rmdir()
 
 
-def _refuse_others(target: Path, names: Iterable[str], ours: Mapping[str, None], manifest: str) -> None:
-    """Raises `OutputRefused` if the files ``names`` would replace something in ``target`` other than ``ours``.
+def _refuse_others(target: Path, names: Collection[str], ours: Mapping[str, None], manifest: str) -> None:
+    """Raises `OutputRefused` if ``names`` would replace something other than ``ours``, which ``manifest`` lists."""
 
-    ``ours`` are the files that ``manifest`` lists.
-    """
-    paths = {name: target / name for name in names}
-    for folder in _folders(target, paths):
+    def in_the_way(path: Path) -> OutputRefused:
+        name = path.relative_to(target).as_posix()
+        return OutputRefused(f"{name} was not written by {manifest[1:]} and is in the way")
+
+    for folder in _folders(target, names):
         if os.path.lexists(folder) and not _is_folder(folder):
-            raise _in_the_way(target, folder, manifest)
+            raise in_the_way(folder)
         if _is_folder(folder) and not os.access(folder, os.W_OK | os.X_OK):
             raise OutputRefused(f"{folder.relative_to(target)} cannot be written")
-    for name, path in paths.items():
+    for name in names:
+        path = target / name
         if os.path.lexists(path) and not (name in ours and _is_file(path)):
-            raise _in_the_way(target, path, manifest)
-
-
-def _in_the_way(target: Path, path: Path, manifest: str) -> OutputRefused:
-    name = path.relative_to(target).as_posix()
-    return OutputRefused(f"{name} was not written by {manifest[1:]} and is in the way")
+            raise in_the_way(path)
 
 
 def _folders(target: Path, names: Iterable[str]) -> list[Path]:

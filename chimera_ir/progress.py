@@ -12,10 +12,7 @@ AFTER, EVERY = 1.0, 8.0
 
 @contextmanager
 def shown(quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Yields a function that sets the text of a progress line; after a second, the line shows on standard error.
-
-    With ``quiet``, or if standard error is not a terminal, nothing is shown. Afterwards the terminal is as it was.
-    """
+    """Yields a function that sets the text of a progress line, which shows after a second; nothing with ``quiet``."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -47,10 +44,7 @@ def shown(quiet: bool = False) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def logged() -> Iterator[Callable[[str], None]]:
-    """Yields a function that sets a text; every few seconds, the text of that moment is written to standard error.
-
-    Each line has the seconds since the beginning. A block that is over before the first line writes nothing.
-    """
+    """Yields a function that sets a text; every few seconds, it goes to standard error with the time."""
     start, over, last = monotonic(), Event(), ["starting"]
 
     def write() -> None:

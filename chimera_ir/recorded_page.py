@@ -36,8 +36,8 @@ class StoppedPage(NamedTuple):
 def recorded_page(trace: Trace, lanes: Sequence[Lane], comparison: TraceComparison | None) -> str:
     """The page of a run; ``lanes`` are those of all ranks.
 
-    Its operations take the times that the prediction of the ``comparison`` has or, without a prediction, the times that
-    were measured in the run. Without a comparison the run ended before any update was complete.
+    Operations take the times of the prediction in ``comparison`` or those measured. Without a comparison the run ended
+    before any update was complete.
     """
     compilation = Compilation(Request(Source(PROGRAM, trace.text), max_operations=sys.maxsize))
     schedule = _schedule(compilation, trace, lanes, comparison)
@@ -48,10 +48,7 @@ def recorded_page(trace: Trace, lanes: Sequence[Lane], comparison: TraceComparis
 
 
 def stopped_page(bundle: Bundle) -> StoppedPage:
-    """The page of a run that ended early, from what its ranks recorded then, with the times of operations alone.
-
-    Raises `BadTrace` if the program is damaged, or the ranks are not of a run of it.
-    """
+    """The page of a run that ended early, from what ranks recorded then; raises `BadTrace` if that is damaged."""
     compilation = Compilation(Request(Source(PROGRAM, bundle.text), max_operations=sys.maxsize))
     try:
         verified, scripts = compilation.verified, compilation.scripts
@@ -70,7 +67,6 @@ _OTHER_TURNS = "marks on the lanes are in turns of the steady state, which stand
 
 
 def _page(what: str, text: str, compilation: Compilation, schedule: ShownSchedule, recorded: TraceTable) -> str:
-    """The page of a run of the program ``text``; ``what`` says in its title what the page shows."""
     document = PageDocument(
         title=f"{name_of(schedule.header)}: {what}",
         notes=recorded.notes,
@@ -87,10 +83,7 @@ def _page(what: str, text: str, compilation: Compilation, schedule: ShownSchedul
 def _schedule(
     compilation: Compilation, trace: Trace, lanes: Sequence[Lane], comparison: TraceComparison | None
 ) -> ShownSchedule:
-    """Returns the schedule that the page shows, with the durations of the prediction.
-
-    Without a prediction it has the durations that were measured in the run, and no sizes in bytes.
-    """
+    """The schedule that the page shows, with durations of the prediction or, without it, as measured."""
     verified, source = compilation.verified, comparison.source if comparison else None
     setting = source.setting if source else _measured_setting(trace, lanes, comparison)
     events = events_of(verified.program, Charges(verified.program.header, setting))

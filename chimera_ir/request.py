@@ -38,19 +38,12 @@ Tie = tuple[int | str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A text, the parameters and clauses that the user set, durations, and a limit on its size.
+    """A text, the parameters and clauses that the user set, durations, and a limit on its size; see `Options`.
 
-    ``ties`` are the stages that share parameters, which depends on the model and not on the scheme. Programs must
-    finish with the ``communicators``. With ``offload`` activations move to the host where that costs no time.
-
-    With a ``forecast`` the durations come from its profile instead of ``costs``, and the report has a prediction. The
-    report compares the schedule with the text ``against``; without that, with the library's baseline or, after a
-    search, with the order before the search. With ``require_fit`` a program is refused if its workers lack the memory.
-
-    With ``search`` the schedule is the best order of its operations that a search finds within this budget and within
-    the ``limits`` of memory, which take the place of the limits that the text declares. Micro-batches have the weights
-    of the header ``weighed_like``, unless the text gives weights. Slices have these relative ``slice_lengths``, or
-    lengths that the forecast finds; without any they are equal.
+    Durations come from the ``forecast`` or, without it, from ``costs``. The report compares with the text ``against``;
+    without that, with the library's baseline or, after a search, with the order before it. The ``limits`` of a search
+    take the place of those that the text declares. Micro-batches have the weights of the header ``weighed_like``,
+    unless the text gives weights.
     """
 
     source: Source
@@ -83,9 +76,8 @@ class Request:
 def groups(ties: Iterable[Tie], stages: int) -> tuple[WeightGroup, ...]:
     """The weight groups that the ties make in a scheme of ``stages`` stages, sorted, each once.
 
-    A tie of the first and the last stage is left out if the scheme has a single stage, whose module is both.
-
-    Raises `NoSuchTie` if the scheme lacks a stage of a tie, or a tie has fewer than two stages.
+    A tie of the first and the last stage is left out if the scheme has a single stage. Raises `NoSuchTie` if a stage of
+    a tie is missing, or a tie has fewer than two.
     """
     across = (tie for tie in ties if not (stages == 1 and {"first", "last"} <= {*tie} <= {"first", "last", 0}))
     return tuple(sorted({_group(tie, stages) for tie in across}))
@@ -103,10 +95,7 @@ def _group(tie: Tie, stages: int) -> WeightGroup:
 
 
 def with_lengths(request: Request, header: Header) -> Header:
-    """The header of a scheme, with the lengths of slices that the request asks for.
-
-    Raises `WrongOption` if micro-batches have another number of slices, or equal times cannot be found.
-    """
+    """The header with the lengths of slices that are asked for; raises `WrongOption` if they do not fit."""
     lengths = request.slice_lengths
     if not lengths:
         return header
@@ -123,10 +112,7 @@ def with_lengths(request: Request, header: Header) -> Header:
 
 
 def parsed(request: Request) -> Scheme | Level:
-    """The text of a request: a scheme with its changes, or the level that another text has.
-
-    Raises `TooLarge` if such a text is larger than the limits. Raises `Rejected` with the mistakes of a text.
-    """
+    """The scheme with its changes, or the level of another text; raises `TooLarge` or `Rejected`."""
     source, most = request.source, request.max_operations
     if source.is_csv:
         from chimera_ir.torch_text.csv_reader import count_cells

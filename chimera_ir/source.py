@@ -8,7 +8,6 @@ import stat
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from errno import EISDIR
@@ -18,10 +17,10 @@ from importlib.util import cache_from_source
 from io import BytesIO
 from os import strerror
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import lark
-from lark import Lark
+if TYPE_CHECKING:
+    from lark import Lark
 
 # Paths of grammars, templates and library schemes: inside an installed package, or next to it in a checkout.
 
@@ -59,17 +58,6 @@ def schemes() -> Path:
     return _PACKAGE / "schemes"
 
 
-def everything() -> Iterator[Path]:
-    """Yields all files of the compiler, those in Python included, folder by folder, each folder sorted by path."""
-    for folder in (_PACKAGE, _folder("grammar"), templates(), runtime()):
-        yield from sorted(
-            Path(place, name)
-            for place, _, names in os.walk(folder)
-            if os.path.basename(place) != "__pycache__"
-            for name in names
-        )
-
-
 LARGEST = 2**30
 """Bytes of the largest file that is read."""
 
@@ -85,12 +73,9 @@ _CSV = re.compile(r"[\s,]*+\(?[0-9]+(?:[FIBW]|UNSHARD|RECV)")
 
 
 def contents(path: Path, most: int = LARGEST, *, pipes: bool = False) -> bytes:
-    """The contents of a regular file of at most ``most`` bytes; with ``pipes`` also of a pipe, until it is closed.
+    """The contents of a regular file of at most ``most`` bytes; with ``pipes`` also of a pipe such as ``<(command)``.
 
-    A shell passes ``<(command)`` as a pipe.
-
-    Raises `OSError` if the file cannot be read, is not a regular one (a device, a pipe), or is larger than ``most``, or
-    if nobody writes to the pipe; ``strerror`` says which.
+    Raises `OSError` if the file cannot be read, is not a regular one, or is larger, or if nobody writes to the pipe.
     """
     # A pipe without a writer: opening it must not wait, so that reading can give up.
     _refuse(path.stat(), pipes)
@@ -100,11 +85,6 @@ def contents(path: Path, most: int = LARGEST, *, pipes: bool = False) -> bytes:
         return _all(handle, most)
     finally:
         os.close(handle)
-
-
-def is_written_by(state: os.stat_result, *owners: int) -> bool:
-    """Whether what ``state`` describes belongs to this user or to ``owners``, and nobody else may write it."""
-    return not hasattr(os, "getuid") or (state.st_uid in (os.getuid(), *owners) and not state.st_mode & 0o022)
 
 
 def _refuse(state: os.stat_result, pipes: bool) -> None:
@@ -139,11 +119,7 @@ def _all(handle: int, most: int) -> bytes:
 
 
 class Span(NamedTuple):
-    """Characters ``start`` to ``end`` (exclusive) of the text that is compiled.
-
-    If the characters are a line of a turn, ``turn`` says which turn, by the micro-batch and the version that m and v
-    stand for; otherwise it is empty.
-    """
+    """Characters ``start`` to ``end`` (exclusive) of the text; in a turn, ``turn`` has what m and v stand for."""
 
     start: int
     end: int
@@ -220,31 +196,36 @@ class Source:
 # Makes parsers from grammar files. The tables that lark computes for a parser are kept in ``__pycache__``.
 
 
-def parser_of(name: str, more: str = "", **options: object) -> Lark:
-    """Returns the parser of the grammar file ``name``, with the lines ``more`` added; ``options`` are those of lark.
+def parser_of(name: str, more: str = "", **options: object) -> "Lark":
+    """The parser of the grammar file ``name``, with the lines ``more`` added; ``options`` are those of lark.
 
-    The parser's tables take longer to compute than most texts take to parse, so they are written to a file. They are
-    computed again if the lines, the options, lark or Python have changed, the file is damaged, or it belongs to another
-    user than the grammar does and may run code of that user: lark unpickles it. Options are compared
-    by their repr, which must not contain an address.
+    Its tables take longer to compute than most texts to parse, so they are kept in a file. They are computed again if
+    anything has changed, the file is damaged, or a user other than the grammar's may write it: lark unpickles it.
+    Options are compared by their repr, which must not contain an address.
     """
+    import lark  # takes a while, and not every command parses
+
     source = grammar(name)
     text = source.read_text(encoding="utf-8") + more
     facts = repr((text, options, lark.__version__)).encode()
     path = Path(cache_from_source(str(source))).with_suffix(".tables")
     with suppress(OSError):
         digest, _, tables = path.read_bytes().partition(b"\n")
-        if digest == _digest(facts, tables) and is_written_by(path.stat(), source.stat().st_uid):
-            return Lark.load(BytesIO(tables))
-    parser = Lark(text, parser="lalr", lexer="basic", **options)
+        if digest == _digest(facts, tables) and _is_trusted(path.stat(), source.stat().st_uid):
+            return lark.Lark.load(BytesIO(tables))
+    parser = lark.Lark(text, parser="lalr", lexer="basic", **options)
     if not sys.dont_write_bytecode:
         with suppress(OSError):
             _write(parser, facts, path)
     return parser
 
 
-def _write(parser: Lark, facts: bytes, path: Path) -> None:
-    """Writes the tables of a parser whole or not at all, even if other processes write the same ones."""
+def _is_trusted(file: os.stat_result, owner: int) -> bool:
+    """Whether a file belongs to this user or to ``owner``, and nobody else may write it."""
+    return not hasattr(os, "getuid") or (file.st_uid in (os.getuid(), owner) and not file.st_mode & 0o022)
+
+
+def _write(parser: "Lark", facts: bytes, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     tables = BytesIO()
     parser.save(tables)

@@ -54,7 +54,7 @@ def stage() -> Iterator[tuple[Path, dict[str, str]]]:
         script.chmod(0o755)
         path = os.pathsep.join((programs, str(python.parent), os.environ["PATH"]))
         kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")}
-        yield Path(place), {**kept, "PATH": path, "CHIMERA_CACHE": ""}
+        yield Path(place), {**kept, "PATH": path}
 
 
 def run(commands: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Settings of all tests: which only `make test-all` runs, fixed examples, no cache and no terminal of the user's."""
+"""Settings of all tests: which only `make test-all` runs, fixed examples, no terminal of the user's."""
 
 import os
 import signal
@@ -14,9 +14,6 @@ settings.load_profile(PROFILE)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes away from what it runs in the background
 
-os.environ["CHIMERA_CACHE"] = ""
-"""Nothing that a test compiles comes from the user's cache, or goes there; processes inherit that."""
-
 for variable in ("COLUMNS", "FORCE_COLOR", "NO_COLOR"):
     os.environ.pop(variable, None)
 
@@ -25,7 +22,7 @@ CORE = "e2e/test_core.py"
 FULL = (
     *("e2e", "test_docs.py", "test_every_kind.py", "test_page_scripts.py"),
     *(f"property/test_{name}.py" for name in ("carries", "mutations", "stream_mutations")),
-    *(f"unit/test_{name}.py" for name in ("caching", "cli_process", "output", "standard_streams", "waiting")),
+    *(f"unit/test_{name}.py" for name in ("cli_process", "output", "standard_streams", "waiting")),
     *("unit/runtime/data/test_data_workers.py", "unit/runtime/huggingface", "unit/runtime/tools/fail/test_faults.py"),
     *("unit/runtime/tools/open", "unit/runtime/tools/test_launch.py"),
 )

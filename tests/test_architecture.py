@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir import cache as kept
 from chimera_ir import library
 from tests.patience import PATIENCE
 from tests.syntax_trees import imported, nodes, python
@@ -114,7 +113,6 @@ IMPORTS = {
         "source",
         "trace",
     },
-    "cache": {"answer", "source"},
     "compare": {
         "comparison",
         "compilation",
@@ -170,7 +168,6 @@ IMPORTS = {
     "commands": {
         "__version__",
         "answer",
-        "cache",
         "compare",
         "compilation",
         "console",
@@ -289,7 +286,6 @@ def test_the_compiler_imports_nothing_but_the_standard_library_and_what_it_decla
     tops = {module.split(".")[0] for path in compiler for module, _ in imported(path)}
     assert tops - allowed == set()
     assert declared <= tops
-    assert declared == {*kept.LIBRARIES}, "what is kept depends on the versions of all of them"
 
 
 def test_compiling_and_reading_the_options_of_training_import_neither_torch_nor_numpy() -> None:

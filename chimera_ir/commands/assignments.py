@@ -21,17 +21,18 @@ _DIGITS = 18
 
 
 def setting(parse: Parse, help: str, texts: bool = False) -> Callable[[Function], Function]:
-    """Decorator that adds ``--set``, described by ``help``, and words NAME=VALUE to a command.
+    """Decorator that adds ``--set`` and words NAME=VALUE to a command, whose function gets them as ``settings``.
 
-    The command's function gets all of them, parsed by ``parse``, as ``settings``. With ``texts`` words may also be
-    paths of IR texts and of schedules of torch, which it gets as ``others``.
+    With ``texts`` words may also be paths of IR texts and of schedules of torch, which it gets as ``others``.
     """
 
     def decorate(function: Function) -> Function:
         @wraps(function)
         def parsed(*, settings: tuple[str, ...], assignments: tuple[str, ...], **options: Any) -> None:
             if texts:
-                options["others"] = tuple(word for word in assignments if "=" not in word and _is_order(word))
+                options["others"] = tuple(
+                    word for word in assignments if "=" not in word and Path(word).suffix in (".sir", ".csv")
+                )
                 assignments = tuple(word for word in assignments if word not in options["others"])
             _require_order(options.get("scheme"), assignments)
             function(settings=parse((*settings, *assignments)), **options)
@@ -47,16 +48,11 @@ def setting(parse: Parse, help: str, texts: bool = False) -> Callable[[Function]
 
 
 def _require_order(scheme: str | None, words: Iterable[str]) -> None:
-    """Raises `WrongCommand` if ``scheme``, the first word, is NAME=VALUE, or if any of the other ``words`` is not."""
     if scheme and _ASSIGNMENT.fullmatch(scheme):
         raise WrongCommand(f"{scheme}: the scheme comes first, then its parameters")
     for word in words:
         if "=" not in word:
             raise WrongCommand(f"unexpected word '{word}'; parameters are written NAME=VALUE, as in D=8")
-
-
-def _is_order(word: str) -> bool:
-    return Path(word).suffix in (".sir", ".csv")
 
 
 def single_values(given: Iterable[str]) -> dict[str, int]:
@@ -76,7 +72,6 @@ def listed_values(given: Iterable[str]) -> dict[str, tuple[int, ...]]:
 
 
 def _texts(given: Iterable[str]) -> dict[str, str]:
-    """Maps each name to its value as text, from words NAME=VALUE; raises `WrongCommand` if a name stands twice."""
     texts: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")

@@ -36,11 +36,7 @@ SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_
 
 
 class SectionedCommand(click.Command):
-    """A command whose help shows its options in sections.
-
-    ``sections`` has the options of each section by its heading, in the order of the help: first what most calls need.
-    An option that no section names is in the last.
-    """
+    """A command whose help shows its options in ``sections``; those that no section names are in the last."""
 
     def __init__(self, name: str | None, *, sections: Mapping[str, str], **rest: Any) -> None:
         super().__init__(name, **rest, context_settings=SETTINGS)
@@ -61,10 +57,7 @@ class SectionedCommand(click.Command):
 
 
 def all_of(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
-    """Decorator that applies several others, such as the options of a command, the last one first.
-
-    That is as if they stood one below the other above the function.
-    """
+    """Decorator that applies several others as if they stood one below the other above the function."""
     return lambda function: reduce(lambda decorated, decorate: decorate(decorated), reversed(decorators), function)
 
 
@@ -241,10 +234,7 @@ class _Errors(_StandardOutput):
 
 
 def _discard(stream: TextIO) -> None:
-    """Writes out what a stream still buffers; if it cannot, drops this text and all later text.
-
-    Otherwise the interpreter would fail when it flushes the stream at its end.
-    """
+    """Writes out what a stream buffers, else drops it and all later text, so that the last flush cannot fail."""
     try:
         stream.flush()
     except OSError:
@@ -253,10 +243,7 @@ def _discard(stream: TextIO) -> None:
 
 
 def _open_closed() -> None:
-    """Opens those standard streams that the caller has closed, so that no other file gets their numbers.
-
-    Writing to them still fails.
-    """
+    """Opens closed standard streams, so that no other file gets their numbers; writing to them still fails."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -292,15 +279,9 @@ def _status(command: click.Command, name: str) -> Any:
         if sys.stderr.isatty():
             click.echo(f"\nmore on this message: chimera explain {error.diagnostics[0].code}", err=True)
         return WRONG_TEXT
-    except DoesNotFit as error:
-        _show(click.ClickException(str(error)))
-        return DOES_NOT_FIT
-    except NotFitted as error:
-        _show(click.ClickException(str(error)))
-        return WRONG_TEXT
     except CompileError as error:
-        _show(WrongCommand(str(error)))
-        return WRONG_COMMAND
+        _show(click.ClickException(str(error)))
+        return {DoesNotFit: DOES_NOT_FIT, NotFitted: WRONG_TEXT}.get(type(error), WRONG_COMMAND)
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except SystemExit as end:

@@ -15,12 +15,11 @@ from chimera_ir.commands.common import (
     as_json,
     general,
     is_quiet,
-    remark,
     write,
     write_json,
 )
 from chimera_ir.commands.compile_command import as_written, compile_command, option_errors
-from chimera_ir.commands.cost_options import PAGE, refuse_page, write_page
+from chimera_ir.commands.cost_options import PAGE, refuse_page, scheme_named, write_page
 from chimera_ir.options import Options
 from chimera_ir.request import Request
 from chimera_ir.source import ENDINGS, Source
@@ -85,21 +84,13 @@ def compare_command(
 
 
 def _sources(schemes: Sequence[str], directories: tuple[Path, ...]) -> list[Source]:
-    """Reads the texts that ``schemes`` name; if it is empty, all library schemes, the baseline first.
-
-    ``directories`` have further schemes besides the library's.
-    """
-    spelling = as_written("library")
+    """The texts that ``schemes`` name; without any, all library schemes, the baseline first."""
     if schemes:
-        return [library.scheme_or_ir(scheme, directories, spelling, _remark) for scheme in schemes]
-    further = library.further(directories, spelling)
+        return [scheme_named(scheme, directories) for scheme in schemes]
+    further = library.further(directories, as_written("library"))
     baseline, _ = library.baseline(1, 1)
     others = (library.source(name, further) for name in library.names(further))
     return [baseline, *(source for source in others if source != baseline)]
-
-
-def _remark(text: str) -> None:
-    remark(f"remark: {text}")
 
 
 compare_command.params += [option for option in compile_command.params if option.name in AS_IN_COMPILE]

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from chimera_ir import cache, errors, library, output, progress
-from chimera_ir.answer import ENDINGS, Answer, Level, Output, produce, starting_in_torch
+from chimera_ir import errors, library, output, progress
+from chimera_ir.answer import ENDINGS, Level, Output, produce, starting_in_torch
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import listed_values, setting
 from chimera_ir.commands.common import (
@@ -31,38 +31,22 @@ from chimera_ir.commands.common import (
     write,
     write_json,
 )
-from chimera_ir.commands.cost_options import (
-    COMMUNICATORS,
-    OFFLOAD,
-    PAGE,
-    SECONDS,
-    SLICE_LENGTHS,
-    TIED,
-    costing,
-    parse_split,
-    refuse_page,
-    searching,
-    write_page,
-)
+from chimera_ir.commands.cost_options import PAGE, option, options_named, refuse_page, scheme_named, write_page
 from chimera_ir.compare import TableForm
 from chimera_ir.compilation import Compilation
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.render import blocks
 from chimera_ir.escapes import as_argument, command_line, visible
-from chimera_ir.options import MOST, Options
+from chimera_ir.options import Options
 from chimera_ir.plural import listed
-from chimera_ir.request import MAX_OPERATIONS, Request
+from chimera_ir.request import Request
 from chimera_ir.source import Source
-from chimera_ir.syntax.ast import SyncMode
 
 # The list of library schemes that ``chimera compile --list`` prints.
 
 
 def listed_library(further: tuple[Path, ...]) -> str:
-    """A line for each scheme, of the library and of ``further`` directories: its name, parameters and summary.
-
-    Where standard output has a width, longer summaries continue below themselves.
-    """
+    """A line for each scheme: name, parameters and summary, which continues below itself where there is a width."""
     from rich.table import Column, Table
     from rich.text import Text
 
@@ -98,32 +82,9 @@ SCHEME = "scheme"
 """The value of ``--emit`` that prints a scheme, whose clocks are formulas fitted to the orders of several sizes."""
 
 compiling = all_of(
-    costing,
-    SLICE_LENGTHS,
-    click.option("--recompute", is_flag=True, help="Every stage keeps only its input, and runs its forward again."),
-    OFFLOAD,
-    click.option(
-        "--sync", type=click.Choice([mode.value for mode in SyncMode]), help="When every stage's gradients are summed."
-    ),
-    TIED,
-    COMMUNICATORS,
+    options_named("costs", "stage_costs", "slice_lengths", "recompute", "offload", "sync", "tied", "communicators"),
     click.option("--out", type=FILE, metavar="DIR", help="Output directory [default: ./<scheme>.out]."),
-    click.option(
-        "--max-operations",
-        type=click.IntRange(min=1),
-        default=MAX_OPERATIONS,
-        show_default=True,
-        metavar="COUNT",
-        help="Limit on the size.",
-    ),
-    click.option("--no-cache", is_flag=True, help="Take nothing from earlier calls, and keep nothing."),
-    click.option(
-        "--library",
-        type=FILE,
-        multiple=True,
-        metavar="DIR",
-        help="A directory of further schemes, beside those of CHIMERA_LIBRARY.",
-    ),
+    options_named("max_operations", "library"),
 )
 """Decorator that adds to a command's function the options that all compiling commands share, except ``--set``."""
 
@@ -159,46 +120,14 @@ compiling = all_of(
     metavar="LEVEL",
     help=f"Print one level and write nothing: {listed([*(level.value for level in Level), SCHEME], 'or')}.",
 )
-@click.option(
-    "--profile",
-    type=FILE,
-    metavar="FILE",
-    help="What the model's stages cost; the report is then in seconds, with a prediction.",
-)
-@click.option("--cluster", type=FILE, metavar="FILE", help="What the model runs on.")
-@click.option("--copies", type=click.IntRange(1, MOST), metavar="W", help="Copies of the pipelines [default: 1].")
-@click.option("--micro-batch-size", type=click.IntRange(1, MOST), metavar="B", help="Items of a micro-batch.")
-@click.option(
-    "--layout", type=click.Choice(["pipeline", "replica"]), help="Which ranks share a node [default: pipeline]."
-)
-@click.option(
-    "--shard-optimizer", is_flag=True, help="The replicas of a stage share the optimizer's state, as train.py's do."
-)
-@click.option(
-    "--split",
-    callback=parse_split,
-    metavar="0,L,..",
-    help="First layer of each stage, for a profile of layers [default: the slowest stage is the fastest].",
-)
-@click.option("--require-fit", is_flag=True, help="Print and write nothing if a worker lacks memory: exit status 3.")
-@click.option(
-    "--against",
-    metavar="SCHEME",
-    shell_complete=completion.schemes,
-    help="What the report compares with, at the same size [default: 1F1B with a flush].",
-)
+@options_named("profile", "cluster", "copies", "micro_batch_size", "layout", "shard_optimizer", "split", "require_fit")
+@option("against")
 @click.option(
     "--table",
     type=click.Choice([form.value for form in TableForm]),
     help="Form of the table that --set with several values prints [default: text].",
 )
-@click.option(
-    "--search",
-    type=SECONDS,
-    metavar="SECONDS",
-    help="Search for the best order of the operations, as chimera search does.",
-)
-@searching
+@options_named("search", "memory", "seed")
 @click.option("--list", "listing", is_flag=True, help="List the library schemes.")
 @as_json("Print the report, the table or the list as JSON.")
 @general
@@ -211,7 +140,6 @@ def compile_command(
     details: bool,
     emit: str | None,
     table: str | None,
-    no_cache: bool,
     listing: bool,
     as_json: bool,
     **options: Any,
@@ -248,39 +176,37 @@ def compile_command(
         form = TableForm.JSON if as_json else TableForm(table or TableForm.TEXT)
         compiles = _sweep(scheme, settings, options, form)
         click.get_current_context().exit(0 if compiles else WRONG_TEXT)
-    # One compilation, from the cache if an earlier call has made it.
+    # One compilation.
     wanted = Level(emit) if emit else None
     values = {name: value for name, (value,) in settings.items()}
     if html is not None:
-        _show_page(html, requested(scheme, values, options), no_cache)
+        _show_page(html, requested(scheme, values, options))
         return
-    request, answer = answered(scheme, values, options, wanted, no_cache, details)
-    if answer.output is None:
-        write(_in_colours(answer.printed, wanted))
+    request = requested(scheme, values, options)
+    text, made = compiled(request, wanted, details)
+    if made is None:
+        write(_in_colours(text, wanted))
         return
     # The output directory, and the command that runs it.
-    directory = delivered("" if as_json else answer.printed, answer.output, out)
-    workers, script = answer.output.workers, f"{directory}/train.py"
+    directory = delivered("" if as_json else text, made, out)
+    workers, script = made.workers, f"{directory}/train.py"
     words = ["torchrun", f"--nproc-per-node={workers}", as_argument(script), "--model", "MODEL.py"]
     forecast = request.forecast
-    line = forecast.torchrun(workers, script, answer.output.split) if forecast else command_line(words)
+    line = forecast.torchrun(workers, script, made.split) if forecast else command_line(words)
     if as_json:
-        figures = json.loads(answer.output.files["report.json"])
+        figures = json.loads(made.files["report.json"])
         write_json({"directory": str(directory), "run": line, "report": figures})
     else:
         page = f"chimera view {command_line([as_argument(str(directory))])}"
         wrote = f"wrote {visible(str(directory))} (page: {page}; all figures: report.json, --details)"
         report(f"{wrote}: run it with\n  {line} --check\n")
-    if not answer.output.fits:
+    if not made.fits:
         click.echo("the program does not fit the memory of the cluster's workers", err=True)
         click.get_current_context().exit(DOES_NOT_FIT)
 
 
 def _fitted(texts: Sequence[str], values: Mapping[str, tuple[int, ...]], options: Mapping[str, Any]) -> str:
-    """Returns the text of a scheme that was fitted: its clocks, formulas, give the orders of SCHEME at several sizes.
-
-    With several ``texts``, the formulas give the order of each text, at the size of that text.
-    """
+    """The text of a scheme whose clocks give the orders of SCHEME at several sizes, or of each of several ``texts``."""
     from chimera_ir.fitting.scheme_fit import fitted, fitted_texts
 
     sources = [_text(text, options) for text in texts]
@@ -297,14 +223,11 @@ def _fitted(texts: Sequence[str], values: Mapping[str, tuple[int, ...]], options
     return fit.remark + fit.text
 
 
-def _show_page(file: Path, request: Request, no_cache: bool) -> None:
-    """Writes the page of a request to ``file``.
-
-    If the text has a mistake, writes a page that shows the mistake, and raises the error.
-    """
+def _show_page(file: Path, request: Request) -> None:
+    """Writes the page of a request or, before it raises the error, of the mistake in its text."""
     refuse_page(file, PAGE_MARK)
     try:
-        page = _answer_to(request, Level.HTML, no_cache, details=False).printed
+        page, _ = compiled(request, Level.HTML)
     except errors.TextError as error:
         if any(source is not request.source for source, _ in error.texts):
             raise
@@ -314,12 +237,10 @@ def _show_page(file: Path, request: Request, no_cache: bool) -> None:
 
 
 def _first_given(options: Mapping[str, object]) -> str:
-    """The name of the first option in ``options`` whose value is not None; empty if there is none."""
     return next((name for name, value in options.items() if value is not None), "")
 
 
 def _in_colours(text: str, level: Level | None) -> str:
-    """The text of a scheme or of IR in colours, if standard output takes them; only colours import the lexers."""
     if not colored(sys.stdout):
         return text
     from chimera_ir import highlight
@@ -327,56 +248,32 @@ def _in_colours(text: str, level: Level | None) -> str:
     return highlight.colored(text, ENDINGS.get(level, ""))
 
 
-def answered(
-    scheme: str,
-    settings: Mapping[str, int],
-    options: Mapping[str, Any],
-    wanted: Level | None,
-    no_cache: bool,
-    details: bool = False,
-) -> tuple[Request, Answer]:
-    """Compiles SCHEME, or takes the answer from the cache, and prints the warnings; returns the request and the answer.
-
-    ``settings`` are values of parameters, ``options`` fields of `Options`, ``wanted`` and ``details`` as in `produce`.
-    With ``no_cache`` the cache is neither read nor written.
-    """
-    request = requested(scheme, settings, options)
-    return request, _answer_to(request, wanted, no_cache, details)
-
-
 def requested(scheme: str, settings: Mapping[str, int], options: Mapping[str, Any]) -> Request:
-    """The request for SCHEME; arguments as in `answered`."""
+    """The request for SCHEME: ``settings`` are values of parameters, ``options`` fields of `Options`."""
     source = _text(scheme, options)
     with option_errors(source):
         return Options(**options).request(source, settings, as_written)
 
 
-def _answer_to(request: Request, wanted: Level | None, no_cache: bool, details: bool) -> Answer:
-    color = colored(sys.stderr)
-    with option_errors(request.source):
-        make = partial(_compiled, request, wanted, color, details)
-        # A search that the clock or the user ends may find another order next time.
-        answer = (
-            make()
-            if no_cache or request.search
-            else cache.recall(partial(_question, request, wanted, color, details), make)
-        )
-    _say(answer.warnings)
-    return answer
+def compiled(request: Request, wanted: Level | None, details: bool = False) -> tuple[str, Output | None]:
+    """Compiles the request, prints its warnings, also before an error, and returns as `produce`."""
+    color, warnings = colored(sys.stderr), list[Diagnostic]()
+    try:
+        with option_errors(request.source), progress.shown(is_quiet()) as tell:
+            compilation = Compilation(request, warn=warnings.append, tell=tell)
+            made = produce(compilation, wanted, details)
+    finally:
+        _say(blocks(warnings, request.source, color))
+    _say(starting_in_torch(compilation, wanted))
+    return made
 
 
 def _text(scheme: str, options: Mapping[str, Any]) -> Source:
-    """The text that SCHEME names; prints a remark if the library calls it by another name."""
-    return library.scheme_or_ir(
-        "/dev/stdin" if scheme == "-" else scheme,
-        options["library"],
-        as_written("library"),
-        lambda text: remark(f"remark: {text}"),
-    )
+    return scheme_named("/dev/stdin" if scheme == "-" else scheme, options["library"])
 
 
 def _sweep(scheme: str, values: Mapping[str, tuple[int, ...]], options: Mapping[str, Any], form: TableForm) -> bool:
-    """Prints a sweep's warnings, each once, and its table; returns whether SCHEME compiles with any of the values."""
+    """Prints a sweep's warnings, each once, and its table; whether SCHEME compiles with any of the values."""
     from chimera_ir.compare.sweep import shown, swept
 
     source = _text(scheme, options)
@@ -391,10 +288,7 @@ def _sweep(scheme: str, values: Mapping[str, tuple[int, ...]], options: Mapping[
 
 @contextmanager
 def option_errors(source: Source) -> Iterator[None]:
-    """Context that turns errors about options into `WrongCommand`, with options as the user writes them.
-
-    ``source`` is named where the text is too large.
-    """
+    """Context that turns errors about options into `WrongCommand`, with options as the user writes them."""
     try:
         yield
     except errors.ParameterError as error:
@@ -423,29 +317,6 @@ def delivered(printed: str, made: Output, out: Path | None) -> Path:
 def as_written(name: str) -> str:
     """The spelling of an option on the command line: ``--micro-batch-size`` for ``micro_batch_size``."""
     return next(option.opts[0] for option in compile_command.params if option.name == name)
-
-
-def _question(request: Request, wanted: Level | None, color: bool, details: bool) -> str:
-    """The key of an answer in the cache: a text with everything that the answer depends on, except the compiler."""
-    if wanted not in (None, Level.TIMELINE):
-        return repr((request, wanted, color))
-    from chimera_ir.console import appearance
-
-    return repr((request, wanted, color, details, appearance()))
-
-
-def _compiled(request: Request, wanted: Level | None, color: bool, details: bool) -> Answer:
-    """Compiles the request, whose answer the cache lacks; after an error, the warnings found before are still shown."""
-    warnings: list[Diagnostic] = []
-    try:
-        with progress.shown(is_quiet()) as tell:
-            compilation = Compilation(request, warn=warnings.append, tell=tell)
-            shown, written = produce(compilation, wanted, details)
-    except BaseException:
-        _say(blocks(warnings, request.source, color))
-        raise
-    started = starting_in_torch(compilation, wanted)
-    return Answer((*blocks(warnings, request.source, color), *started), shown, written)
 
 
 def _say(warnings: Iterable[str]) -> None:

@@ -1,19 +1,38 @@
-"""``--cost`` and ``--stage-cost``: how long operations of each kind take."""
+"""Options that several commands share, made from the fields of `Options`, and the file of a page."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
-from chimera_ir import output
-from chimera_ir.commands.common import FiniteRange, GivenPath, WrongCommand, all_of, as_misuse, report
+from chimera_ir import library, output
+from chimera_ir.commands import completion
+from chimera_ir.commands.common import (
+    FILE,
+    FiniteRange,
+    Function,
+    GivenPath,
+    WrongCommand,
+    all_of,
+    as_misuse,
+    remark,
+    report,
+)
 from chimera_ir.cost.durations import COST_LETTERS, SINGLE_LETTERS, Costs
 from chimera_ir.escapes import visible
-from chimera_ir.options import MOST, SEARCHED
+from chimera_ir.options import FLAG, MOST, SEARCHED, Declared, Options
 from chimera_ir.plural import listed
-from chimera_ir.request import EqualTimes
+from chimera_ir.request import MAX_OPERATIONS, EqualTimes
+from chimera_ir.source import Source
 from chimera_runtime.errors import Misuse
+
+
+def scheme_named(scheme: str, directories: Iterable[Path]) -> Source:
+    """The text that SCHEME names; prints a remark if the library calls it by another name."""
+    return library.scheme_or_ir(scheme, directories, "--library", lambda text: remark(f"remark: {text}"))
+
 
 # Checks and writes the file of a page, which the option ``--html`` names.
 
@@ -36,10 +55,7 @@ PAGE = PagePath(path_type=Path)
 
 
 def refuse_page(file: Path, mark: str) -> None:
-    """Raises `OutputRefused` if `write_page` could not write to ``file``; called before the page is made.
-
-    A page of this command begins with the text ``mark``. A file that begins otherwise is never overwritten.
-    """
+    """Raises `OutputRefused` if `write_page` could not write to ``file``: no file without ``mark`` is overwritten."""
     output.refuse_file(file, mark, force=False, option=_OPTION, remedy=_REMEDY)
 
 
@@ -49,14 +65,7 @@ def write_page(file: Path, page: str, mark: str) -> None:
     report(f"wrote {visible(str(file))}: open it in a browser\n")
 
 
-# The options of a search, which chimera compile and chimera search share.
-
-SECONDS = FiniteRange(0, MOST, min_open=True)
-"""The type of an option that says how many seconds to search."""
-
-SEED = click.option(
-    "--seed", type=click.IntRange(0, 2**31 - 1), default=0, metavar="S", help="Seed of all chance in a search."
-)
+# Options whose values are several words: KIND=COST, QUANTITY=LIMIT, STAGE,STAGE, and lists of numbers.
 
 
 def _limits(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> dict[str, int]:
@@ -72,22 +81,6 @@ def _limits(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> di
             raise WrongCommand(f"--memory {quantity}: given twice")
         limits[quantity] = int(limit)
     return limits
-
-
-searching = all_of(
-    click.option(
-        "--memory",
-        multiple=True,
-        callback=_limits,
-        metavar="QUANTITY=LIMIT",
-        help="Limit of each worker in a search, in micro-batches: activations=4.",
-    ),
-    SEED,
-)
-"""Adds to a command's function the options of a search, except how long it takes."""
-
-
-# Options about the model: ``--tied`` and ``--split`` of its stages, ``--slice-lengths`` of its sequences.
 
 
 def parse_ties(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[list[int | str]]:
@@ -126,52 +119,17 @@ def parse_lengths(_: click.Context, __: click.Parameter, text: str | None) -> tu
 
 
 def tied_by_transformer(source: Path) -> list[list[int | str]]:
-    """The groups of stages that share parameters in a model of the transformers library; needs torch.
-
-    Raises `WrongCommand` if the model cannot be read, or cut into layers.
-    """
+    """The groups of stages that share parameters in a model of the transformers library; needs torch."""
     from chimera_runtime.huggingface.layers import layers
 
     with as_misuse(Misuse):
         return [["first", "last"]] if layers(source).tied(2) else []
 
 
-SLICE_LENGTHS = click.option(
-    "--slice-lengths",
-    callback=parse_lengths,
-    metavar="L,L,..",
-    help="Relative lengths of the slices, or equal-times by the profile [default: equal].",
-)
-
-TIED = click.option(
-    "--tied",
-    multiple=True,
-    callback=parse_ties,
-    metavar="STAGE,STAGE",
-    help="Stages that share parameters, as the model's tied() says: by number, first or last.",
-)
-
-OFFLOAD = click.option(
-    "--offload",
-    type=click.Choice(["auto"]),
-    metavar="auto",
-    help="Move activations to the host and back so that workers keep the least and wait for no transfer.",
-)
-
-COMMUNICATORS = click.option(
-    "--communicators",
-    type=click.Choice(["directed", "pair"]),
-    help="Of messages on NCCL: one for each direction between two workers, or for both [default: directed].",
-)
-
-
 def _by_kind(
     option: str, kinds: Sequence[str], example: str, check: Callable[[str, str], object]
 ) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, str]]:
-    """Makes the callback of an option whose words are KIND=COST; ``check`` raises `ValueError` for a wrong cost.
-
-    The callback checks the words, and returns the cost of each kind as the user wrote it.
-    """
+    """Makes the callback of an option whose words are KIND=COST; ``check`` raises `ValueError` for a wrong cost."""
 
     def callback(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> dict[str, str]:
         by_kind: dict[str, str] = {}
@@ -192,22 +150,54 @@ def _by_kind(
     return callback
 
 
-costing = all_of(
-    click.option(
-        "--cost",
-        "costs",
-        multiple=True,
-        callback=_by_kind("--cost", COST_LETTERS, "B=2.5", Costs().using),
-        metavar="KIND=VALUE",
-        help=f"Cost of {listed(COST_LETTERS, 'or')} per micro-batch, or of each slice: F=2,3.",
-    ),
-    click.option(
-        "--stage-cost",
-        "stage_costs",
-        multiple=True,
-        callback=_by_kind("--stage-cost", SINGLE_LETTERS, "F=4,4,5,6", Costs().using_stages),
-        metavar="KIND=V,V,..",
-        help="Cost of a kind per micro-batch on each stage, where stages cost unequally: F=4,4,5,6.",
-    ),
-)
-"""Decorator that adds ``--cost`` and ``--stage-cost`` to a command's function."""
+# Options of the command line, made from the fields of `Options`.
+
+_PARSE: Mapping[str, Callable[[click.Context, click.Parameter, Any], object]] = {
+    "costs": _by_kind("--cost", COST_LETTERS, "B=2.5", Costs().using),
+    "stage_costs": _by_kind("--stage-cost", SINGLE_LETTERS, "F=4,4,5,6", Costs().using_stages),
+    "slice_lengths": parse_lengths,
+    "tied": parse_ties,
+    "split": parse_split,
+    "memory": _limits,
+}
+
+SECONDS = FiniteRange(0, MOST, min_open=True)
+"""The type of an option that says how many seconds to search."""
+
+_DECLARED: Mapping[str, Declared] = {option.name: option.metadata["declared"] for option in fields(Options)}
+_SHOWN: Mapping[str, dict[str, Any]] = {
+    "max_operations": {"default": MAX_OPERATIONS, "show_default": True},
+    "seed": {"default": 0},
+}
+_TYPES: "Mapping[str, click.ParamType[Any]]" = {"FILE": FILE, "DIR": FILE, "SECONDS": SECONDS}
+_COMPLETED = {"against": completion.schemes}
+
+
+def option(name: str, **changed: Any) -> Callable[[Function], Function]:
+    """The option of the command line for a field of `Options`; ``changed`` replaces arguments of `click.option`."""
+    declared = _DECLARED[name]
+    word = declared.word or name.replace("_", "-")
+    arguments: dict[str, Any] = {
+        "is_flag": declared.form is FLAG,
+        "type": _type(declared),
+        "multiple": declared.repeated,
+        "callback": _PARSE.get(name),
+        "shell_complete": _COMPLETED.get(name),
+        "metavar": declared.metavar,
+        "help": declared.help,
+    }
+    return click.option(f"--{word}", name, **(arguments | _SHOWN.get(name, {}) | changed))
+
+
+def _type(declared: Declared) -> "click.ParamType[Any] | None":
+    form = declared.form
+    if form is not None and form.choices:
+        return click.Choice(form.choices)
+    if form is not None and form.bounds:
+        return click.IntRange(*form.bounds)
+    return _TYPES.get(declared.metavar or "")
+
+
+def options_named(*names: str) -> Callable[[Function], Function]:
+    """Decorator that adds options of these names to a command's function, in this order."""
+    return all_of(*map(option, names))

@@ -52,7 +52,6 @@ def exceptions() -> dict[str, type[Exception]]:
 
 
 def _listed(code: str | None) -> dict[str, type]:
-    """Messages and errors to list: all if there is no code, a group's messages for ``CH1``, none for any other code."""
     if code is None:
         return {**messages(), **exceptions()}
     group = re.fullmatch(r"ch(\d{1,2})(?:xx)?", code.lower())

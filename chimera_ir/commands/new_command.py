@@ -49,13 +49,11 @@ def _template(file: Path) -> str:
 
 
 def _identifier(stem: str) -> str:
-    """Turns the stem of a file's name into a valid name of a scheme."""
     name = re.sub(r"\W", "_", stem, flags=re.ASCII)
     return f"{name}_" if name in KEYWORDS else name if re.match(r"[A-Za-z_]", name) else f"_{name}"
 
 
 def _trial(template: str, file: Path) -> str:
-    """The command line that runs ``file``, which was made from ``template``."""
     path = command_line((as_argument(str(file)),))
     lines = {
         _SCHEME: f"chimera compile {path}",

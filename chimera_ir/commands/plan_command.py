@@ -3,15 +3,14 @@
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 
-from chimera_ir import library, output
+from chimera_ir import output
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import setting, single_values
 from chimera_ir.commands.common import (
-    FILE,
     WRONG_TEXT,
     FiniteRange,
     SectionedCommand,
@@ -25,7 +24,7 @@ from chimera_ir.commands.common import (
     write,
     write_json,
 )
-from chimera_ir.commands.cost_options import SECONDS, SEED, TIED, tied_by_transformer
+from chimera_ir.commands.cost_options import option, scheme_named, tied_by_transformer
 from chimera_ir.console import printed
 from chimera_ir.orders.search import ORDER_MARK
 from chimera_ir.planner import listing
@@ -36,10 +35,7 @@ from chimera_ir.planner.searched import SEARCHED
 from chimera_ir.planner.space import MAX_OPERATIONS
 from chimera_ir.plural import counted
 from chimera_ir.progress import shown
-from chimera_ir.source import Source
 from chimera_ir.syntax.ast import SyncMode
-
-_LIBRARY = "--library"
 
 
 @click.command(
@@ -51,8 +47,8 @@ _LIBRARY = "--library"
         "Output": "--error --json --quiet",
     },
 )
-@click.option("--profile", type=FILE, required=True, metavar="FILE", help="What the model's stages cost.")
-@click.option("--cluster", type=FILE, required=True, metavar="FILE", help="What the model runs on.")
+@option("profile", required=True, help="What the model's stages cost.")
+@option("cluster", required=True)
 @click.option("--mini-batch", type=click.IntRange(1, MOST), required=True, metavar="ITEMS", help="Items of an update.")
 @click.option("--workers", type=click.IntRange(1, MOST), metavar="P", help="How many to use [default: the cluster's].")
 @click.option(
@@ -83,24 +79,15 @@ _LIBRARY = "--library"
     default=[SyncMode.EAGER_OPT.value],
     help="Consider this strategy [default: eager_opt].",
 )
-@TIED
+@option("tied")
 @click.option("--hf", metavar="PATH_OR_NAME", help="Stages are tied as in this model of transformers.")
-@click.option(
-    "--layout", type=click.Choice(["pipeline", "replica"]), default="pipeline", help="Which ranks share a node."
-)
-@click.option(
-    "--shard-optimizer",
-    "sharded_optimizer",
-    is_flag=True,
-    help="The replicas of a stage share the optimizer's state, where there is a flush.",
-)
-@click.option(
-    "--search",
-    type=SECONDS,
-    metavar="SECONDS",
+@option("layout", default="pipeline", help="Which ranks share a node.")
+@option("shard_optimizer", help="The replicas of a stage share the optimizer's state, where there is a flush.")
+@option(
+    "search",
     help=f"Search for a better order of each of the first {SEARCHED} rows, each for so long; rank them again.",
 )
-@SEED
+@option("seed")
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, metavar="K", help="How many to show.")
 @click.option("--all", "everything", is_flag=True, help="Show every configuration, not only the best of each scheme.")
 @click.option("--why", is_flag=True, help="Show what was left out, and why.")
@@ -118,48 +105,20 @@ _LIBRARY = "--library"
     show_default=True,
     help="Error of a prediction, as a share: closer choices count as equal.",
 )
-@click.option(
-    "--max-operations",
-    type=click.IntRange(min=1),
-    default=MAX_OPERATIONS,
-    show_default=True,
-    help="Leave out schedules of more compute operations.",
-)
-@click.option(
-    _LIBRARY,
-    "directories",
-    type=FILE,
-    multiple=True,
-    metavar="DIR",
-    help="A directory of further schemes, beside those of CHIMERA_LIBRARY.",
-)
+@option("max_operations", default=MAX_OPERATIONS, metavar=None, help="Leave out schedules of more compute operations.")
+@option("library")
 @as_json("Everything, as JSON.")
 @general
 def plan_command(
-    profile: Path,
-    cluster: Path,
-    mini_batch: int,
-    workers: int | None,
     schemes: tuple[str, ...],
-    settings: dict[str, int],
-    asynchronous: bool | None,
-    greedy: bool,
-    recompute: bool | None,
-    syncs: tuple[str, ...],
-    tied: list[list[int | str]],
     hf: str | None,
-    layout: Literal["pipeline", "replica"],
-    sharded_optimizer: bool,
-    search: float | None,
-    seed: int,
     top: int,
     everything: bool,
     why: bool,
     choose: int,
     error: float,
-    max_operations: int,
-    directories: tuple[Path, ...],
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Rank every way to train a model on a cluster that fits its memory.
 
@@ -171,33 +130,23 @@ def plan_command(
     Exit status: 0, 1 something is wrong in a file or no configuration is left, 2 on the command line, 70 in the
     compiler; 130 interrupted.
     """
-    if hf is not None and not tied:
+    if hf is not None and not options["tied"]:
         require_torch("reading a model of transformers")
-        tied = tied_by_transformer(Path(hf))
+        options["tied"] = tied_by_transformer(Path(hf))
     files = Files(
-        str(profile), str(cluster), layout == "replica", max_operations, tuple(map(tuple, tied)), sharded_optimizer
+        profile=str(options["profile"]),
+        cluster=str(options["cluster"]),
+        replica_layout=options["layout"] == "replica",
+        max_operations=options["max_operations"],
+        ties=tuple(map(tuple, options["tied"])),
+        sharded_optimizer=options["shard_optimizer"],
     )
     with shown(is_quiet()) as doing:
         ranked = rank_schemes(
-            *(_scheme(name, directories) for name in schemes),
-            profile=profile,
-            cluster=cluster,
-            mini_batch=mini_batch,
-            workers=workers,
-            settings=settings,
-            asynchronous=asynchronous,
-            greedy=greedy,
-            recompute=recompute,
-            syncs=syncs,
-            tied=tied,
-            layout=layout,
-            shard_optimizer=sharded_optimizer,
-            search=search,
-            seed=seed,
+            *(scheme_named(name, options["library"]) for name in schemes),
+            **options,
             top=max(top, choose),
-            max_operations=max_operations,
-            library=directories,
-            spell=_spelled,
+            spell=lambda argument: "--set" if argument == "settings" else f"--{argument.replace('_', '-')}",
             warn=lambda words: remark(f"warning: {words}"),
             tell=doing,
         )
@@ -211,7 +160,9 @@ def plan_command(
     remarks = notes(ranking, error, ranked.warnings)
     chosen = rows[choose - 1] if rows else None
     if chosen and chosen.order:
-        _write_order(chosen.order.text, Path(order_file(chosen.choice, chosen.scheme)))
+        text, file = chosen.order.text.removeprefix(ORDER_MARK), Path(order_file(chosen.choice, chosen.scheme))
+        remedy = "move it, so that the order that was found can be written there"
+        output.write_file(file, text, ORDER_MARK, force=False, option="--search", remedy=remedy)
     if as_json:
         write_json(listing.as_json(ranking, answer, remarks, ranked.warnings, chosen, files))
     else:
@@ -221,21 +172,6 @@ def plan_command(
             write(listing.lines(chosen, ranking, files))
     if not rows:
         sys.exit(WRONG_TEXT)
-
-
-def _spelled(argument: str) -> str:
-    """An argument of `rank_schemes` as it is written on the command line."""
-    return "--set" if argument == "settings" else f"--{argument.replace('_', '-')}"
-
-
-def _write_order(text: str, file: Path) -> None:
-    """Writes an order that a search found; ``file`` must be new, or have an order that an earlier call wrote."""
-    remedy = "move it, so that the order that was found can be written there"
-    output.write_file(file, text.removeprefix(ORDER_MARK), ORDER_MARK, force=False, option="--search", remedy=remedy)
-
-
-def _scheme(name: str, directories: tuple[Path, ...]) -> Source:
-    return library.scheme_or_ir(name, directories, _LIBRARY, lambda text: remark(f"remark: {text}"))
 
 
 main = partial(run, plan_command, "chimera-plan")

@@ -47,7 +47,6 @@ KIB = 1024
 
 
 def _numbers(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[int, ...]:
-    """The numbers of an option that takes several and may be repeated: ascending, each once."""
     words = [word for text in given for word in text.replace(",", " ").split()]
     wrong = [word for word in words if not (word.isascii() and word.isdecimal() and 0 < int(word) < 10**6)]
     if wrong:
@@ -177,10 +176,7 @@ def _measure(
     as_json: bool,
     once: bool = False,
 ) -> None:
-    """Measures a model, cut into each number of stages in ``depths`` or, without any, by layers; writes the profile.
-
-    ``once`` measures only one of several equal layers.
-    """
+    """Measures a model, cut into each number of stages or by layers (equal ones ``once``), and writes the profile."""
     require_torch("measuring")
     if (model is None) == (hf is None):
         raise WrongCommand("give either MODEL.py or --hf PATH_OR_NAME")
@@ -290,10 +286,7 @@ def links(
 
 
 def _commented(before: str, lines: tuple[str, ...]) -> str:
-    """Turns lines, which tell later users how certain the figures are, into comments of a file.
-
-    ``before`` stands in front of the first comment. Without lines the result is empty.
-    """
+    """Lines that tell later users how certain the figures are, as comments below ``before``."""
     return before + "".join(f"# {line}\n" for line in lines) if lines else ""
 
 
@@ -308,10 +301,7 @@ def _warnings(remarks: tuple[str, ...]) -> tuple[str, ...]:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Yields a function that shows what is measured, how many steps are done, and how many there are in all.
-
-    With ``--quiet`` it shows nothing.
-    """
+    """Yields a function that shows what is measured, how many steps are done, and how many there are in all."""
     console = Console(stderr=True)
     if is_quiet():
         yield _no_bar

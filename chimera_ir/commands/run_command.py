@@ -23,10 +23,9 @@ from chimera_ir.commands.common import (
     report,
     require_torch,
 )
-from chimera_ir.commands.compile_command import answered, compiling, delivered
-from chimera_ir.commands.cost_options import tied_by_transformer
+from chimera_ir.commands.compile_command import compiled, compiling, delivered, requested
+from chimera_ir.commands.cost_options import option, tied_by_transformer
 from chimera_ir.escapes import as_argument, command_line, visible
-from chimera_ir.options import MOST
 from chimera_ir.request import EqualTimes
 from chimera_runtime.errors import Misuse as Refused
 from chimera_runtime.model.model_text import require_plausible
@@ -66,10 +65,7 @@ def _refuse_machines(_: click.Context, option: click.Parameter, given: object) -
 
 
 def _training(function: Function) -> Function:
-    """Adds the options of train.py to a command's function, and refuses torchrun's options for several machines.
-
-    Values stay texts, which train.py parses; for an option that is not given, train.py has the default.
-    """
+    """Adds the options of train.py, whose values stay texts, and refuses torchrun's for several machines."""
     refused = (
         click.option(name, hidden=True, expose_value=False, callback=_refuse_machines, metavar="VALUE")
         for name in _MACHINES
@@ -79,7 +75,6 @@ def _training(function: Function) -> Function:
 
 
 def _as_click(option: Option) -> Callable[[Function], Function]:
-    """Makes an option of the command from one of train.py, with a help in the form of the command's other options."""
     help = re.sub(r"\((default: .*)\)$", r"[\1]", f"{option.help[0].upper()}{option.help[1:]}") + "."
     if option.type is None:
         return click.option(option.name, is_flag=True, help=help)
@@ -95,7 +90,7 @@ def _backends(_context: click.Context, _option: click.Parameter, begun: str) -> 
 
 
 class _WithModelArguments(SectionedCommand):
-    """A command whose function is given the words behind ``--``, unread, as ``model_arguments``."""
+    """A command whose function gets the words behind ``--``, unread, as ``model_arguments``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the words before ``--``, and keeps those behind it unread."""
@@ -125,16 +120,13 @@ class _WithModelArguments(SectionedCommand):
 @click.argument("scheme", shell_complete=completion.schemes)
 @setting(single_values, "Set a parameter, as NAME=VALUE alone does.")
 @compiling
-@click.option(
-    "--copies", type=click.IntRange(1, MOST), default=1, metavar="W", help="Copies of the pipelines [default: 1]."
-)
+@option("copies", default=1)
 @_training
 @general
 def run_command(
     scheme: str,
     settings: dict[str, int],
     out: Path | None,
-    no_cache: bool,
     copies: int,
     model_arguments: tuple[str, ...],
     **options: Any,
@@ -171,14 +163,14 @@ def run_command(
         except Refused as error:
             raise WrongText(str(error)) from error
     # Compile; then the options have to fit the program, as with the micro-batches of a replica.
-    _, answer = answered(scheme, settings, of_compiler, None, no_cache)
-    assert answer.output is not None, "a whole compilation has an output directory"
-    job, _ = parsed(answer.output.files["program.json"])
+    text, made = compiled(requested(scheme, settings, of_compiler), None)
+    assert made is not None, "a whole compilation has an output directory"
+    job, _ = parsed(made.files["program.json"])
     with as_misuse(Refused):
         require_fitting(given, job)
-    directory = delivered(answer.printed, answer.output, out)
+    directory = delivered(text, made, out)
     # This process becomes torchrun, so that signals and the exit status are those of the training.
-    ranks = copies * answer.output.workers
+    ranks = copies * made.workers
     started = ["--standalone", f"--nproc-per-node={ranks}", as_argument(f"{directory}/train.py"), *of_train]
     started += ["--", *model_arguments] if model_arguments else []
     report(f"wrote {visible(str(directory))}, running\n  {command_line(('torchrun', *started))}\n")
@@ -189,12 +181,7 @@ def run_command(
 
 
 def _with_transformer(options: dict[str, Any]) -> dict[str, Any]:
-    """Replaces the name of a model of transformers in the options by its directory, and adds the ties of its stages.
-
-    Ties that the user gives stay.
-
-    A model that cannot be cut into layers is refused before anything is compiled.
-    """
+    """Replaces the name of a model of transformers by its directory, and adds the ties of its stages."""
     from chimera_runtime.huggingface.layers import local
 
     with as_misuse(Refused):
@@ -204,7 +191,6 @@ def _with_transformer(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _words(training: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the options of train.py that were given, each as one word such as ``--steps=5``."""
     for name, value in training.items():
         option = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):
@@ -214,7 +200,7 @@ def _words(training: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _become(command: list[str], variables: dict[str, str]) -> NoReturn:
-    """Replaces this process by ``command``, whose exit status is then ours; its environment also has ``variables``."""
+    """Replaces this process by ``command``, with more environment ``variables``."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:

@@ -19,6 +19,7 @@ from chimera_ir.commands.common import (
     run,
     write_json,
 )
+from chimera_ir.commands.cost_options import option
 from chimera_ir.console import printed
 from chimera_ir.cost.durations import rounded
 from chimera_ir.escapes import visible
@@ -28,12 +29,12 @@ from chimera_ir.profile.document import WARNING, shown
 from chimera_ir.recorded_page import recorded_page, stopped_page
 from chimera_ir.trace import presentation
 from chimera_ir.trace.bundles import read_bundle
-from chimera_ir.trace.compare import TraceComparison, compare, has_whole_updates
+from chimera_ir.trace.compare import compare, has_whole_updates
 from chimera_ir.trace.drawing import draw
 from chimera_ir.trace.forecast import profile_source
 from chimera_ir.trace.match import lanes
 from chimera_ir.trace.recorded_events import recorded_trace
-from chimera_ir.trace.trace_files import BadTrace, Lane, Trace, read
+from chimera_ir.trace.trace_files import BadTrace, read
 
 NAME = "chimera-trace"
 
@@ -49,8 +50,8 @@ NAME = "chimera-trace"
     type=FILE,
     help="Where to write; by default the folder view in DIR, or NAME.view beside NAME.zip.",
 )
-@click.option("--profile", type=FILE, metavar="FILE", help="What the model's stages cost; with it goes --cluster.")
-@click.option("--cluster", type=FILE, metavar="FILE", help="What the model runs on: compares with that prediction.")
+@option("profile", help="What the model's stages cost; with it goes --cluster.")
+@option("cluster", help="What the model runs on: compares with that prediction.")
 @as_json("Print the residuals as JSON.")
 @general
 def trace_command(recording: Path, out: Path | None, profile: Path | None, cluster: Path | None, as_json: bool) -> None:
@@ -77,7 +78,10 @@ def trace_command(recording: Path, out: Path | None, profile: Path | None, clust
             return
         trace = read(recording)
         recorded = lanes(trace)
-        comparison = _compared(trace, recorded, inputs)
+        # A run that ended before every rank had recorded an update has nothing to compare.
+        comparison = None
+        if not trace.ended_early or has_whole_updates(trace, recorded):
+            comparison = compare(trace, recorded, profile_source(trace, inputs) if inputs else None)
     except BadTrace as error:
         raise WrongText(str(error)) from error
     files = {"trace.html": recorded_page(trace, recorded, comparison)}
@@ -94,7 +98,6 @@ def trace_command(recording: Path, out: Path | None, profile: Path | None, clust
 
 
 def _write_stopped(bundle: Path, out: Path | None, inputs: Inputs | None, as_json: bool) -> None:
-    """Writes and prints where every rank stopped, from the zip file of ``--bundle``."""
     if inputs is not None:
         raise WrongCommand(f"{bundle}: has no times to compare with --profile and --cluster; name a trace")
     page, stops = stopped_page(read_bundle(bundle))
@@ -105,13 +108,6 @@ def _write_stopped(bundle: Path, out: Path | None, inputs: Inputs | None, as_jso
         return
     report(printed(lambda console: console.print(presentation.stops_text(stops))))
     report(f"wrote {visible(str(target))}: trace.html\n")
-
-
-def _compared(trace: Trace, recorded: tuple[Lane, ...], inputs: Inputs | None) -> TraceComparison | None:
-    """Compares a recording with the prediction; None for a run that ended before every rank had recorded an update."""
-    if trace.ended_early and not has_whole_updates(trace, recorded):
-        return None
-    return compare(trace, recorded, profile_source(trace, inputs) if inputs else None)
 
 
 def _inputs(profile: Path | None, cluster: Path | None) -> Inputs | None:

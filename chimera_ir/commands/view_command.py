@@ -36,7 +36,6 @@ def view_command(directory: Path) -> None:
 
 
 def _reason(directory: Path) -> str:
-    """The reason why there is no picture, with a remedy."""
     output = Path(f"{directory}.out")
     if output.is_dir():
         return f"a directory is asked for, such as {output}"

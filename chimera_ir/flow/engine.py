@@ -16,12 +16,10 @@ from fractions import Fraction
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
-import networkx as nx
-
 if TYPE_CHECKING:
+    import networkx as nx
+
     IntGraph = nx.DiGraph[int]
-else:
-    IntGraph = nx.DiGraph
 
 
 # Graphs of networkx, and the shortest cycles in them. The only module that knows networkx.
@@ -30,8 +28,10 @@ _SEARCH = 2_000_000
 """The most edges that the search for a shortest cycle looks at before it stops."""
 
 
-def digraph(nodes: Iterable[Mapping[str, object]], edges: Iterable[tuple[int, int, int]]) -> IntGraph:
+def digraph(nodes: Iterable[Mapping[str, object]], edges: Iterable[tuple[int, int, int]]) -> "IntGraph":
     """Makes a graph of networkx: node n has the attributes ``nodes[n]``; an edge is (from, to, delay)."""
+    import networkx as nx  # takes a while, and few calls need it
+
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from((number, dict(attributes)) for number, attributes in enumerate(nodes))
     graph.add_weighted_edges_from(edges, weight="delay")
@@ -46,12 +46,16 @@ def shortest_cycle(waits: Mapping[int, Collection[int]]) -> tuple[int, ...]:
     >>> shortest_cycle({0: [1], 1: [2, 3], 2: [0], 3: [1]})
     (1, 3)
     """
+    import networkx as nx
+
     graph = nx.DiGraph([(node, other) for node, others in waits.items() for other in others])
     return _shortest(waits, set[int]().union(*_knots(graph)))
 
 
 def _knots(graph: "nx.DiGraph[int]") -> list[set[int]]:
     """The strongly connected components that have a cycle; every cycle is within one of them."""
+    import networkx as nx
+
     knots = nx.strongly_connected_components(graph)
     return [knot for knot in knots if len(knot) > 1 or any(graph.has_edge(node, node) for node in knot)]
 

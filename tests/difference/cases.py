@@ -91,7 +91,7 @@ def cases(root: Path) -> Iterator[Case]:
 
 
 def _compile(name: str, *arguments: str) -> Case:
-    return Case(name, "chimera-compile", (*arguments, "--no-cache"))
+    return Case(name, "chimera-compile", arguments)
 
 
 def _texts(root: Path, *folders: str) -> Iterator[str]:

@@ -141,7 +141,7 @@ def test_the_group_imports_nothing_that_a_command_needs() -> None:
         "chimera()"
     )
     assert called(sys.executable, "-c", program, "--version").stdout.splitlines()[-1] == ""
-    loaded = called(sys.executable, "-c", program, "compile", "gems", "--emit", "program", "--no-cache").stdout
+    loaded = called(sys.executable, "-c", program, "compile", "gems", "--emit", "program").stdout
     assert "chimera_ir.compilation" in loaded.splitlines()[-1]
     assert not {"torch", "networkx", "rich", "jinja2", "chimera_ir.planner"} & {*loaded.splitlines()[-1].split()}
 

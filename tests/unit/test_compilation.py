@@ -83,7 +83,7 @@ def test_what_a_level_does_not_need_is_not_imported() -> None:
         schedule & {"rich", "jinja2", "click", "chimera_ir.codegen", "chimera_ir.predict", "chimera_ir.profile"}
         == set()
     )
-    arguments = "['chimera', '--emit', 'program', '--no-cache']"
+    arguments = "['chimera', '--emit', 'program']"
     program = imported(
         "from chimera_ir.commands.compile_command import compile_command; "
         f"compile_command({arguments}, standalone_mode=False)"

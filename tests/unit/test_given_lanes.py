@@ -79,7 +79,7 @@ def test_a_text_that_is_no_operation_is_quoted() -> None:
 def test_a_program_that_must_fit_is_refused_where_a_worker_lacks_the_memory(run: Run, tmp_path: Path) -> None:
     text = (EXAMPLES / "small.cluster.toml").read_text()
     (small := tmp_path / "small.toml").write_text(text.replace('"16 GB"', '"1030 MB"'))
-    words = ["--profile", str(FILES["profile"]), "--micro-batch-size", "8", "--require-fit", "--no-cache"]
+    words = ["--profile", str(FILES["profile"]), "--micro-batch-size", "8", "--require-fit"]
     for more in (["--out", "o"], ["--emit", "schedule"], ["--html", "page.html"]):
         ended = run("chimera", "--cluster", str(small), *words, *more)
         assert (ended.status, ended.out) == (3, "")

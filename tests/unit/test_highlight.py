@@ -84,7 +84,7 @@ def test_colours_change_nothing_but_colours_and_a_text_that_is_too_long_or_not_o
 
 def test_an_emitted_level_has_colours_on_a_terminal_and_nowhere_else(tmp_path: Path) -> None:
     look = {"TERM": "xterm-256color"}
-    arguments = ("chimera", "--set", "D=2", "--emit", "schedule", "--no-cache")
+    arguments = ("chimera", "--set", "D=2", "--emit", "schedule")
     for variables, shows in ((look, True), (look | {"NO_COLOR": "1"}, False)):
         shown = on_a_terminal(EMIT, *arguments, cwd=tmp_path, env=variables).out
         assert ("\x1b[34mworker\x1b[" in shown) == shows

@@ -15,7 +15,7 @@ from chimera_ir.verify import verify
 from tests.sizes import of_stages
 from tests.unit.command import Ended, Run
 
-FILES = "--profile", "m.toml", "--cluster", "c.toml", "--micro-batch-size", "1", "--no-cache"
+FILES = "--profile", "m.toml", "--cluster", "c.toml", "--micro-batch-size", "1"
 EQUAL = (10, 20), (10, 20), (10, 20), (10, 20)
 FAST_MIDDLE = (10, 20), (10, 10), (10, 10), (10, 20)
 SLOW_END = (10, 20), (10, 20), (10, 20), (20, 40)
@@ -129,7 +129,7 @@ def test_a_bound_in_bytes_holds_for_what_is_predicted_and_not_for_a_byte_less(ru
     ended = bounded(each.format(*needed[:2], needed[2] - 1, needed[3]), "--emit", "program")
     assert (ended.status, ended.out) == (WRONG_TEXT, "")
     assert f"worker 2 needs {needed[2]:,} bytes, more than the declared {needed[2] - 1:,}" in ended.err
-    ended = run(scheme, "--emit", "program", "--no-cache")
+    ended = run(scheme, "--emit", "program")
     assert ended.status == 0
     assert ended.err.startswith("warning[CH423]: this bound in bytes is not checked")
 

@@ -37,7 +37,7 @@ def own(name: str, clause: str = "") -> Path:
 
 
 def compiled(plan: Plan, model: str, on: str, line: str) -> dict[str, Any]:
-    words = [*shlex.split(line)[2:], "--emit", "report", "--no-cache"]
+    words = [*shlex.split(line)[2:], "--emit", "report"]
     return found(plan(model, on, *words, command=compile_command.main, name="chimera-compile"))
 
 

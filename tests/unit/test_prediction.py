@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir import cache
 from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
 from tests.unit.command import Ended, Run
 
@@ -226,21 +225,6 @@ def test_a_mistake_of_the_files_is_said_whatever_is_wanted(run: Run, files: tupl
     (tmp_path / "m.toml").write_text(PROFILE.replace('"10 ms"', "10"), encoding="utf-8")
     (tmp_path / "c.toml").write_text(CLUSTER.replace("= 4", "= 0"), encoding="utf-8")
     run(*DAPPLE, *files, "--emit", "plan").assert_refused(WRONG_TEXT, "CH707", "m.toml:8", "CH710", "c.toml:4")
-
-
-def test_an_answer_that_was_kept_is_not_given_for_another_profile(
-    run: Run, files: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in (("WORTHWHILE", 0.0), ("SETTLED", 0.0)):
-        monkeypatch.setattr(cache, name, value)
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "kept"))
-    asked = *DAPPLE, *files, "--emit", "report"
-    first = predicted(run(*asked))
-    (tmp_path / "m.toml").write_text(PROFILE.replace("10 ms", "20 ms"), encoding="utf-8")
-    second = predicted(run(*asked))
-    assert (first["F_t"], second["F_t"]) == (0.01, 0.02)
-    assert predicted(run(*asked, "--copies", "2"))["copies"] == 2
-    assert len([*(tmp_path / "kept").iterdir()]) == 3
 
 
 def test_the_line_that_runs_a_program_is_the_one_that_was_predicted(run: Run, tmp_path: Path) -> None:

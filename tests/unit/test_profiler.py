@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir import console
+from chimera_ir import progress
 from chimera_ir.commands import common, profile_command
 from chimera_ir.commands.common import INTERRUPTED, WRONG_COMMAND
 from chimera_ir.measure import stages as samples
@@ -41,7 +41,7 @@ def profile(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(console, "EVERY", 3600.0)
+    monkeypatch.setattr(progress, "EVERY", 3600.0)
 
     def call(*arguments: str) -> Ended:
         monkeypatch.setattr(sys, "argv", ["chimera-profile", *arguments])

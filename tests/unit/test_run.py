@@ -153,7 +153,6 @@ def test_it_takes_every_option_of_train_py_with_the_same_choices(capsys: pytest.
         "sync",
         "out",
         "max_operations",
-        "no_cache",
         "library",
         "tied",
         "copies",
