@@ -145,7 +145,6 @@ def plan_command(
         ranked = rank_schemes(
             *(scheme_named(name, options["library"]) for name in schemes),
             **options,
-            top=max(top, choose),
             spell=lambda argument: "--set" if argument == "settings" else f"--{argument.replace('_', '-')}",
             warn=lambda words: remark(f"warning: {words}"),
             tell=doing,

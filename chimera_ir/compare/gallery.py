@@ -4,17 +4,17 @@ a(D, N), b(P, N)  D=8 N=32  ->  a D=8 N=32: report    b P=8 N=32: report
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
 from chimera_ir import library
-from chimera_ir.compare.sweep import Refused, Settings, grid, in_short, reasons, times_as_fast
+from chimera_ir.compare.sweep import Refused, Settings, in_short, reasons, tabled, times_as_fast
 from chimera_ir.comparison import fitting, require_same_size, workers_with_stages
 from chimera_ir.compilation import Compilation
 from chimera_ir.console import printed
@@ -35,16 +35,16 @@ from chimera_ir.plural import counted, listed
 from chimera_ir.predict.screen import size as in_bytes
 from chimera_ir.request import Request
 from chimera_ir.source import Source, templates
+from chimera_ir.tables import Table
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Figures and timeline of a schedule, whose stages are made comparable with those of the gallery.
+    """Figures and timeline of a schedule for the gallery's model, cut into the stages of this schedule.
 
-    Times and memory are those for the gallery's model, cut into the stages of this schedule; the unit of memory is a
-    stage of the gallery. ``weights``, ``activations`` and ``stashed_inputs`` are those of the fullest worker.
-    ``messages`` is how many an update sends. If a profile is given, ``seconds`` is the replayed time of an update, and
-    ``needed`` the bytes of the fullest worker. The ``timeline`` of a stream ends with a turn of the steady state.
+    ``weights``, ``activations`` and ``stashed_inputs`` are those of the fullest worker, in stages of the gallery;
+    ``messages`` are those of an update. With a profile, ``seconds`` is the replayed time of an update, and ``needed``
+    the bytes of the fullest worker. The ``timeline`` of a stream ends with a turn of the steady state.
     """
 
     report: Report
@@ -59,10 +59,9 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
-    """A text of a gallery with its settings, and its figures and picture, or why it is refused.
+    """A text of a gallery with its settings, its figures and picture, or why it is refused.
 
-    ``summary`` describes the text in a line, ``use`` says in a line when to use it; they are empty if the library has
-    none.
+    ``summary`` is a line on the text, ``use`` one on when to use it; they are empty if the library has none.
     """
 
     name: str
@@ -74,10 +73,7 @@ class Exhibit:
 
 @dataclass(frozen=True, slots=True)
 class Gallery:
-    """Texts that are compared (exhibits), with the same numbers of workers and micro-batches as ``header``.
-
-    Times and memory are given in units of a stage of that header.
-    """
+    """Texts that are compared with as many workers and micro-batches as ``header``, in units of its stages."""
 
     header: Header
     exhibits: tuple[Exhibit, ...]
@@ -120,17 +116,29 @@ def gallery(
     Raises `ParameterError` if no text has all parameters of ``settings``, and the error of the first that has them if
     none compiles.
     """
-    schemes = [_scheme_of(source, ask) for source in sources]
-    fitted = [scheme for scheme in schemes if settings.keys() <= scheme.parameters]
-    if not fitted:
-        names = listed([*settings])
-        raise ParameterError(f"{names}: no scheme has {'all these parameters' if len(settings) > 1 else 'it'}")
-    header = _first_header([ask(scheme.source, settings) for scheme in fitted])
+    parameters = [_parameters(source, ask) for source in sources]
+    requests = [
+        ask(source, settings) for source, names in zip(sources, parameters, strict=True) if settings.keys() <= {*names}
+    ]
+    if not requests:
+        raise ParameterError(
+            f"{listed([*settings])}: no scheme has {'all these parameters' if len(settings) > 1 else 'it'}"
+        )
+    header = _first_header(requests)
     exhibits = []
-    for position, scheme in enumerate(schemes, 1):
-        tell(f"compiling {position} of {len(schemes)}: {scheme.name}")
-        exhibits.append(_exhibit(scheme, settings, header, ask, further))
+    for position, (source, names) in enumerate(zip(sources, parameters, strict=True), 1):
+        tell(f"compiling {position} of {len(sources)}: {Path(source.name).stem}")
+        fixed = {name: value for name, value in settings.items() if name in names}
+        exhibits.append(_exhibit(source, fixed, header, ask, further))
     return Gallery(header, tuple(exhibits))
+
+
+def _parameters(source: Source, ask: Ask) -> Sequence[str]:
+    """The names of a text's parameters; none of a text with a mistake, or that is not a scheme."""
+    try:
+        return parameter_names(Compilation(ask(source, {})).scheme)
+    except CompileError:
+        return ()
 
 
 def _first_header(requests: Sequence[Request]) -> Header:
@@ -144,44 +152,27 @@ def _first_header(requests: Sequence[Request]) -> Header:
     raise errors[0]
 
 
-@dataclass(frozen=True, slots=True)
-class _Text:
-    """A text with its name and the names of its parameters; none of a text with a mistake, or that is not a scheme."""
-
-    source: Source
-    name: str
-    parameters: frozenset[str]
-
-
-def _scheme_of(source: Source, ask: Ask) -> _Text:
-    name = Path(source.name).stem
+def _exhibit(source: Source, fixed: Settings, like: Header, ask: Ask, further: Further) -> Exhibit:
+    name, summary, use = Path(source.name).stem, "", ""
+    if name in library.names(further) and library.source(name, further) == source:
+        summary, use = library.summary(name, further), library.use(name, further)
     try:
-        scheme = Compilation(ask(source, {})).scheme
-    except CompileError:
-        return _Text(source, name, frozenset())
-    return _Text(source, name, frozenset(parameter_names(scheme)))
-
-
-def _exhibit(text: _Text, settings: Settings, like: Header, ask: Ask, further: Further) -> Exhibit:
-    in_library = text.name in library.names(further) and library.source(text.name, further) == text.source
-    summary, use = (library.summary(text.name, further), library.use(text.name, further)) if in_library else ("", "")
-    try:
-        chosen = _fitted(text, settings, like, ask)
-        outcome: Shown | Refused = chosen if isinstance(chosen, Refused) else _shown(ask(text.source, chosen), like)
+        settings = _fitted(source, fixed, like, ask)
+        if isinstance(settings, Refused):
+            return Exhibit(name, summary, use, {}, settings)
+        return Exhibit(name, summary, use, settings, _shown(ask(source, settings), like))
     except CompileError as error:
-        chosen, outcome = {}, Refused.by(error)
-    return Exhibit(text.name, summary, use, {} if isinstance(chosen, Refused) else chosen, outcome)
+        return Exhibit(name, summary, use, {}, Refused.by(error))
 
 
-def _fitted(text: _Text, settings: Settings, like: Header, ask: Ask) -> Mapping[str, int] | Refused:
+def _fitted(source: Source, fixed: Settings, like: Header, ask: Ask) -> Settings | Refused:
     """Finds settings that give a text as many workers and micro-batches as the header ``like``; else says why not.
 
     A text that is not a scheme gets no settings.
     """
-    if not text.source.is_scheme:
+    if not source.is_scheme:
         return {}
-    request = ask(text.source, {})
-    fixed = {name: value for name, value in settings.items() if name in text.parameters}
+    request = ask(source, {})
     chosen = fitting(Compilation(request).scheme, like, request.max_operations, fixed)
     if isinstance(chosen, Rejected):
         return Refused.of(chosen.diagnostics)
@@ -192,14 +183,15 @@ def _fitted(text: _Text, settings: Settings, like: Header, ask: Ask) -> Mapping[
 
 
 def _shown(request: Request, like: Header) -> Shown:
-    """Figures and timeline of the schedule of a request; costs are those of a stage of the header ``like``."""
+    # The costs are those of a stage of the header ``like``.
     compilation = Compilation(replace(request, costs=request.costs.of_model_in(like.stages)))
     header = compilation.schedule.header
     require_same_size(header, like, request.source.name)
     report, prediction, size = compilation.report, compilation.prediction, Fraction(like.stages, header.stages)
+    window = steady_window(compilation.timeline)
     return Shown(
         report=report,
-        timeline=_beginning(compilation.timeline),
+        timeline=compilation.timeline if window is None else beginning(compilation.timeline, window),
         weights=max(report.weights) * size,
         activations=max(report.activations) * size,
         stashed_inputs=max(report.stashed_inputs) * size,
@@ -207,12 +199,6 @@ def _shown(request: Request, like: Header) -> Shown:
         seconds=prediction.replay.seconds if prediction else None,
         needed=max(need.total for need in prediction.memory) if prediction else None,
     )
-
-
-def _beginning(timeline: Timeline) -> Timeline:
-    """The timeline; of a stream the part up to the end of a turn of the steady state."""
-    window = steady_window(timeline)
-    return timeline if window is None else beginning(timeline, window)
 
 
 def messages(program: Program | ProgramStream) -> Fraction:
@@ -228,16 +214,12 @@ def messages(program: Program | ProgramStream) -> Fraction:
 
 def text(gallery: Gallery) -> str:
     """The gallery as a table; below it the reasons of refusals, and when to use which scheme."""
-    rows = [words(exhibit) for exhibit in gallery.exhibits]
-    heads = list(dict.fromkeys(head for row in rows for head in row))
-    uses = Table.grid(padding=(0, 2))
+    uses = Grid.grid(padding=(0, 2))
     for exhibit in gallery.exhibits:
         if exhibit.use:
             uses.add_row(exhibit.name, exhibit.use)
     refusals = reasons(exhibit.outcome for exhibit in gallery.exhibits)
-    table = grid(heads, ([row.get(head, "") for head in heads] for row in rows))
-    table.columns[0].justify = table.columns[1].justify = "left"
-    parts: list[RenderableType] = [Text(heading(gallery)), table, *map(Text, refusals)]
+    parts: list[RenderableType] = [Text(heading(gallery)), _table(gallery).for_terminal(), *map(Text, refusals)]
     parts += [Text("When to use which"), uses] if uses.row_count else []
     return printed(lambda console: console.print(Group(*parts)))
 
@@ -252,49 +234,50 @@ def heading(gallery: Gallery) -> str:
     return f"{', '.join(counted(*size) for size in sizes)}{costs}; M_theta and M_a are those of one of these stages"
 
 
-def words(exhibit: Exhibit) -> Mapping[str, str]:
-    """The figures of an exhibit as words, by the heads of their columns."""
-    match exhibit.outcome:
-        case Refused() as refused:
-            return {"scheme": exhibit.name, "size": _size(exhibit.settings), "makespan": in_short(refused)}
-        case Shown() as shown:
-            size = _size(shown.report.parameters)
-            return {"scheme": exhibit.name, "size": size, **dict(_figures(shown, shown.report))}
+def _table(gallery: Gallery) -> Table:
+    return tabled(("scheme", "size"), [_cells(exhibit) for exhibit in gallery.exhibits], words=2)
 
 
-def _size(settings: Mapping[str, int]) -> str:
-    return " ".join(f"{name}={value}" for name, value in settings.items())
-
-
-def _figures(shown: Shown, report: Report) -> Iterator[tuple[str, str]]:
-    yield "makespan", report.durations.unit.show(report.makespan)
-    yield "times as fast", decimal(times_as_fast(report))
-    yield "bubble ratio", percent(report.bubble_ratio)
-    yield "of own spans", percent(report.span_bubble_ratio) if report.spans else ""
-    yield "M_theta", decimal(shown.weights)
-    yield "M_a", decimal(shown.activations)
-    if any(report.stashed_inputs):
-        yield "stashed", decimal(shown.stashed_inputs)
-    yield "messages", decimal(shown.messages)
-    if shown.seconds is not None:
-        yield "T by replay", seconds(shown.seconds)
-    if shown.needed is not None:
-        yield "memory", in_bytes(shown.needed)
+def _cells(exhibit: Exhibit) -> tuple[Sequence[str], Mapping[str, str]]:
+    shown = exhibit.outcome
+    parameters = exhibit.settings if isinstance(shown, Refused) else shown.report.parameters
+    names = exhibit.name, " ".join(f"{name}={value}" for name, value in parameters.items())
+    if isinstance(shown, Refused):
+        return names, {"makespan": in_short(shown)}
+    report = shown.report
+    return names, {
+        "makespan": report.durations.unit.show(report.makespan),
+        "times as fast": decimal(times_as_fast(report)),
+        "bubble ratio": percent(report.bubble_ratio),
+        "of own spans": percent(report.span_bubble_ratio) if report.spans else "",
+        "M_theta": decimal(shown.weights),
+        "M_a": decimal(shown.activations),
+        **({"stashed": decimal(shown.stashed_inputs)} if any(report.stashed_inputs) else {}),
+        "messages": decimal(shown.messages),
+        **({} if shown.seconds is None else {"T by replay": seconds(shown.seconds)}),
+        **({} if shown.needed is None else {"memory": in_bytes(shown.needed)}),
+    }
 
 
 def as_json(gallery: Gallery) -> list[dict[str, object]]:
     """The gallery as a JSON list: for each exhibit its name, settings, words and report, or why it is refused."""
-    return [_entry(exhibit) for exhibit in gallery.exhibits]
+    return [
+        {
+            "name": exhibit.name,
+            "summary": exhibit.summary,
+            "use": exhibit.use,
+            "set": dict(exhibit.settings),
+            **_outcome(exhibit.outcome),
+        }
+        for exhibit in gallery.exhibits
+    ]
 
 
-def _entry(exhibit: Exhibit) -> dict[str, object]:
-    about = {"name": exhibit.name, "summary": exhibit.summary, "use": exhibit.use, "set": dict(exhibit.settings)}
-    match exhibit.outcome:
-        case Refused(code, reason):
-            return {**about, "code": code, "refused": reason}
-        case Shown(report=report, messages=messages, seconds=replayed):
-            predicted = {} if replayed is None else {"T_replay": replayed}
-            return {**about, "messages": number(messages), **predicted, "report": report.as_json()}
+def _outcome(outcome: Shown | Refused) -> dict[str, object]:
+    if isinstance(outcome, Refused):
+        return {"code": outcome.code, "refused": outcome.reason}
+    predicted = {} if outcome.seconds is None else {"T_replay": outcome.seconds}
+    return {"messages": number(outcome.messages), **predicted, "report": outcome.report.as_json()}
 
 
 # A gallery as a page that needs no other file: a table, and for each exhibit its picture, all on one scale.
@@ -307,57 +290,43 @@ _STYLES = re.compile(r"<style>.*?</style>\n", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class GallerySection:
-    """An exhibit on a page; ``drawings`` has its picture, or nothing if it is refused for the ``reason``."""
+    """An exhibit on a page: the cells of its row, and a picture among ``drawings``, or the ``reason`` of a refusal."""
 
     anchor: str
     name: str
+    cells: Sequence[str]
     size: str
     summary: str
     use: str
     reason: str
-    drawings: tuple[Inlined, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PageRow:
-    """A row of the table: the name of an exhibit, the anchor of its section further down, and the other cells."""
-
-    anchor: str
-    name: str
-    cells: tuple[str, ...]
+    drawings: Sequence[Inlined]
 
 
 def page(gallery: Gallery) -> str:
     """The gallery as a page, of which the content security policy admits the style sheet alone."""
-    rows = [words(exhibit) for exhibit in gallery.exhibits]
-    heads = list(dict.fromkeys(head for row in rows for head in row))
-    unit = _unit(gallery.shown)
+    table, unit = _table(gallery), _unit(gallery.shown)
     panels = []
-    for position, (exhibit, row) in enumerate(zip(gallery.exhibits, rows, strict=True)):
-        drawings: tuple[Inlined, ...] = ()
-        reason = ""
-        match exhibit.outcome:
-            case Refused(code, why):
-                reason = f"{code}: {why}"
-            case Shown(timeline=timeline):
-                drawings = (_drawing(timeline, unit, position),)
+    for position, (exhibit, (name, *cells)) in enumerate(zip(gallery.exhibits, table.rows, strict=True)):
+        outcome = exhibit.outcome
         panels.append(
             GallerySection(
-                f"scheme-{position}", exhibit.name, row["size"], exhibit.summary, exhibit.use, reason, drawings
+                anchor=f"scheme-{position}",
+                name=name,
+                cells=cells,
+                size=cells[0],
+                summary=exhibit.summary,
+                use=exhibit.use,
+                reason=f"{outcome.code}: {outcome.reason}" if isinstance(outcome, Refused) else "",
+                drawings=[] if isinstance(outcome, Refused) else [_drawing(outcome.timeline, unit, position)],
             )
         )
-    table = [
-        PageRow(panel.anchor, panel.name, tuple(row.get(head, "") for head in heads[1:]))
-        for panel, row in zip(panels, rows, strict=True)
-    ]
     style = (templates() / "gallery.css").read_text(encoding="utf-8")
     return filled(
         "gallery.html.j2",
         style=Inlined(style),
         source=policy_source(style),
         heading=heading(gallery),
-        heads=heads,
-        rows=table,
+        heads=[column.head for column in table.columns],
         panels=panels,
     )
 

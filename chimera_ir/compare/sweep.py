@@ -6,7 +6,7 @@ chimera D=4..8  ->  D=4: report    D=5: refused, "D stages must split evenly ove
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import assert_never
 
 from rich import text as rich_text
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
-from rich.table import Table
 
 from chimera_ir import library, notebook
 from chimera_ir.compare import TableForm
@@ -32,29 +30,7 @@ from chimera_ir.options import Options, integer, require_parameters
 from chimera_ir.plural import counted
 from chimera_ir.request import Request
 from chimera_ir.source import Source
-
-# The figures of a report by flat names, for tables that programs read.
-
-_SIZES = ("workers", "stages", "micro_batches", "makespan", "bubble_ratio", "steady_period", "clock_span")
-
-
-def figures_of(report: Report) -> Mapping[str, int | str | Fraction]:
-    """The figures of a report, keyed by their names in report.json.
-
-    Of a figure that each worker has, it is the largest. Figures of the baseline have names with ``baseline_`` in front.
-    """
-    return {
-        **{name: getattr(report, name) for name in _SIZES},
-        **report.critical_path,
-        **{name: max(getattr(report, name)) for name in ("weights", "activations", "stashed_inputs")},
-        **{f"baseline_{name}": getattr(report.baseline, name) for name in ("scheme", "makespan", "bubble_ratio")},
-    }
-
-
-def times_as_fast(report: Report) -> Fraction:
-    """The makespan of the baseline over that of the schedule, rounded to thousandths."""
-    return Fraction(round(1000 * report.baseline.makespan / report.makespan), 1000)
-
+from chimera_ir.tables import Table
 
 MOST = 10_000
 """The most combinations of values."""
@@ -64,6 +40,9 @@ Settings = Mapping[str, int]
 Text = str | PathLike[str] | Source
 """A text as a caller names it."""
 
+_FIGURES = ("workers", "stages", "micro_batches", "makespan", "bubble_ratio", "steady_period", "clock_span")
+_PEAKS = ("weights", "activations", "stashed_inputs")
+_OF_BASELINE = ("scheme", "makespan", "bubble_ratio")
 _REFUSAL = ("code", "refused")
 """The columns of what is refused, which a table has at its end."""
 
@@ -97,10 +76,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class SizeRow:
-    """A combination of values for a scheme, and its report or refusal.
-
-    ``seconds`` is the replayed time of an update, if a profile is given.
-    """
+    """Values for a scheme with the report or refusal; ``seconds`` is the replayed time, if a profile is given."""
 
     scheme: str
     settings: Settings
@@ -110,9 +86,9 @@ class SizeRow:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Sweep:
-    """The results of a sweep, in the order of the texts and values, and the names of the parameters that were set.
+    """The results of a sweep, in the order of texts and values, and the names of the parameters that were set.
 
-    ``rows`` are the same as plain values, for a table of pandas or polars. A notebook shows a sweep as its table.
+    ``rows`` are plain values, for a table of pandas or polars. A notebook shows a sweep as its table.
 
     Examples
     --------
@@ -159,18 +135,22 @@ class Sweep:
         return f"<Sweep of {', '.join(self.schemes)}{over}: {sizes}>"
 
     def _repr_html_(self) -> str:
-        """The table that a notebook shows."""
-
         return html(self)
 
 
 def _cells(row: SizeRow) -> dict[str, Cell]:
     settings: dict[str, Cell] = {"scheme": row.scheme, **row.settings}
-    if isinstance(row.outcome, Refused):
-        return {**settings, **dict(zip(_REFUSAL, (row.outcome.code, row.outcome.reason), strict=True))}
-    figures = figures_of(row.outcome)
-    predicted = {} if row.seconds is None else {"T_replay": row.seconds}
+    report = row.outcome
+    if isinstance(report, Refused):
+        return {**settings, **dict(zip(_REFUSAL, (report.code, report.reason), strict=True))}
+    figures = {
+        **{name: getattr(report, name) for name in _FIGURES},
+        **report.critical_path,
+        **{name: max(getattr(report, name)) for name in _PEAKS},
+        **{f"baseline_{name}": getattr(report.baseline, name) for name in _OF_BASELINE},
+    }
     plain = {name: float(value) if isinstance(value, Fraction) else value for name, value in figures.items()}
+    predicted = {} if row.seconds is None else {"T_replay": row.seconds}
     return {**settings, **plain, **predicted, **dict.fromkeys(_REFUSAL, "")}
 
 
@@ -204,20 +184,22 @@ def sweep(
     sources = [library.named(name, options.library) for name in named]
     if not sources:
         raise OptionError("there are no texts")
-    together = {name: _integers(name, values) for name, values in (zipped or {}).items()}
-    values = {name: _integers(name, value) for name, value in parameters.items()}
+    together = {name: _integers(name, numbers) for name, numbers in (zipped or {}).items()}
+    values = {name: _integers(name, numbers) for name, numbers in parameters.items()}
     if both := together.keys() & values.keys():
         raise OptionError(f"{min(both)}: its values are given twice")
     if len(lengths := {len(numbers) for numbers in together.values()}) > 1:
         raise OptionError(f"zipped: {' and '.join(together)} need as many values as one another, not {sorted(lengths)}")
     parameter_sets = [_parameters(source) for source in sources] if len(sources) > 1 else [{*together, *values}]
     nowhere = {*together, *values}.difference(*parameter_sets)
-    swept_texts = []
+    results: list[SizeRow] = []
     for source, names in zip(sources, parameter_sets, strict=True):
-        wanted = names | nowhere
-        first = {name: numbers[0] for name, numbers in {**together, **values}.items() if name in wanted}
-        swept_texts.append(swept(options.request(source, first), _of(values, wanted), together=_of(together, wanted)))
-    results = (row for swept_text in swept_texts for row in swept_text.results)
+        zips, alone = (
+            {name: numbers for name, numbers in several.items() if name in names | nowhere}
+            for several in (together, values)
+        )
+        first = {name: numbers[0] for name, numbers in {**zips, **alone}.items()}
+        results += swept(options.request(source, first), alone, together=zips).results
     return Sweep((*together, *values), tuple(results))
 
 
@@ -251,24 +233,17 @@ def swept(
     for number, (first, chosen) in enumerate(product(joint, product(*values.values())), 1):
         tell(f"compiling {number} of {combinations}")
         settings = dict(zip((*zipped, *values), (*first, *chosen), strict=True))
-        rows.append(_row(Compilation(replace(request, settings=settings), warn=warn), name, settings))
+        compilation = Compilation(replace(request, settings=settings), warn=warn)
+        try:
+            report, prediction = compilation.report, compilation.prediction
+        except CompileError as error:
+            rows.append(SizeRow(name, settings, Refused.by(error)))
+        else:
+            rows.append(SizeRow(name, settings, report, prediction.replay.seconds if prediction else None))
     return Sweep((*zipped, *values), tuple(rows))
 
 
-def _row(compilation: Compilation, name: str, settings: Settings) -> SizeRow:
-    try:
-        report, prediction = compilation.report, compilation.prediction
-    except CompileError as error:
-        return SizeRow(name, settings, Refused.by(error))
-    return SizeRow(name, settings, report, prediction.replay.seconds if prediction else None)
-
-
-def _of(values: Mapping[str, Sequence[int]], names: Iterable[str]) -> dict[str, Sequence[int]]:
-    return {name: numbers for name, numbers in values.items() if name in names}
-
-
 def _parameters(source: Source) -> set[str]:
-    """The names of a text's parameters; none if it is not a scheme."""
     if not source.is_scheme:
         return set()
     from chimera_ir.elaborate.settings import parameter_names
@@ -302,25 +277,14 @@ def shown(sweep: Sweep, form: TableForm) -> str:
 
 def text(sweep: Sweep) -> RenderableType:
     """The sweep as a table for a console of any width; below it the reason for each code of a refusal."""
-    heads, rows = _words(sweep)
     refusals = reasons(row.outcome for row in sweep.results)
-    return Group(rich_text.Text(_heading(sweep)), grid(heads, rows), *(rich_text.Text(reason) for reason in refusals))
+    return Group(rich_text.Text(_heading(sweep)), _table(sweep).for_terminal(), *map(rich_text.Text, refusals))
 
 
 def html(sweep: Sweep) -> str:
     """The sweep as an HTML table; below it the reason for each code of a refusal."""
     refusals = "\n".join(reasons(row.outcome for row in sweep.results))
-    return notebook.table(_heading(sweep), *_words(sweep)) + (notebook.message(refusals) if refusals else "")
-
-
-def grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table of numbers for a terminal."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for head in heads:
-        table.add_column(head, justify="right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return _table(sweep).html(_heading(sweep)) + (notebook.message(refusals) if refusals else "")
 
 
 def reasons(outcomes: Iterable[object]) -> list[str]:
@@ -335,19 +299,28 @@ def in_short(refused: Refused) -> str:
     return f"refused {refused.code}"
 
 
-def _words(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
-    """The heads of a table and its rows, as words for people."""
-    rows = [(row, _row_texts(row)) for row in sweep.results]
-    heads = list(dict.fromkeys(head for _, words in rows for head in words))
+def times_as_fast(report: Report) -> Fraction:
+    """The makespan of the baseline over that of the schedule, rounded to thousandths."""
+    return Fraction(round(1000 * report.baseline.makespan / report.makespan), 1000)
+
+
+def tabled(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], Mapping[str, str]]], words: int = 0) -> Table:
+    """The table of a comparison: cells under ``heads``, of which ``words`` are no numbers, then figures by their heads.
+
+    A figure that a row does not have is an empty cell.
+    """
+    figures = list(dict.fromkeys(head for _, by_head in rows for head in by_head))
+    cells = [[*first, *(by_head.get(head, "") for head in figures)] for first, by_head in rows]
+    return Table.of_numbers([*heads, *figures], cells, words)
+
+
+def _table(sweep: Sweep) -> Table:
     several = ["scheme"] if len(sweep.schemes) > 1 else []
-    return [*several, *sweep.names, *heads], [
-        [
-            *(row.scheme for _ in several),
-            *(str(row.settings.get(name, "")) for name in sweep.names),
-            *(words.get(head, "") for head in heads),
-        ]
-        for row, words in rows
+    rows = [
+        ([row.scheme for _ in several] + [str(row.settings.get(name, "")) for name in sweep.names], _figures(row))
+        for row in sweep.results
     ]
+    return tabled([*several, *sweep.names], rows)
 
 
 def _heading(sweep: Sweep) -> str:
@@ -359,26 +332,23 @@ def _heading(sweep: Sweep) -> str:
     return f"{report.scheme}: {report.durations.summary(report.header, report.counts)}; {memory}"
 
 
-def _row_texts(row: SizeRow) -> Mapping[str, str]:
-    """The cells of a row as words, by the heads of their columns."""
-    if isinstance(row.outcome, Refused):
-        return {"makespan": in_short(row.outcome)}
-    replayed = {} if row.seconds is None else {"T by replay": seconds(row.seconds)}
-    return {**dict(_figures(row.outcome)), **replayed}
-
-
-def _figures(report: Report) -> Iterator[tuple[str, str]]:
+def _figures(row: SizeRow) -> Mapping[str, str]:
+    report = row.outcome
+    if isinstance(report, Refused):
+        return {"makespan": in_short(report)}
     unit, baseline = report.durations.unit, report.baseline
-    yield "makespan", unit.show(report.makespan)
-    yield "bubble ratio", percent(report.bubble_ratio)
-    yield "steady period", unit.show(report.steady_period)
-    yield from ((f"C_{kind.lower()}", decimal(count)) for kind, count in report.counts.items())
-    yield "M_theta", decimal(max(report.weights))
-    yield "M_a", decimal(max(report.activations))
-    if any(report.stashed_inputs):
-        yield "stashed", decimal(max(report.stashed_inputs))
-    yield f"baseline: {baseline.scheme}", unit.show(baseline.makespan)
-    yield "times as fast", decimal(times_as_fast(report))
+    return {
+        "makespan": unit.show(report.makespan),
+        "bubble ratio": percent(report.bubble_ratio),
+        "steady period": unit.show(report.steady_period),
+        **{f"C_{kind.lower()}": decimal(count) for kind, count in report.counts.items()},
+        "M_theta": decimal(max(report.weights)),
+        "M_a": decimal(max(report.activations)),
+        **({"stashed": decimal(max(report.stashed_inputs))} if any(report.stashed_inputs) else {}),
+        f"baseline: {baseline.scheme}": unit.show(baseline.makespan),
+        "times as fast": decimal(times_as_fast(report)),
+        **({} if row.seconds is None else {"T by replay": seconds(row.seconds)}),
+    }
 
 
 def as_csv(sweep: Sweep) -> str:
@@ -386,12 +356,10 @@ def as_csv(sweep: Sweep) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, sweep.rows[0], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({head: _number(cell) for head, cell in row.items()} for row in sweep.rows)
+    for row in sweep.rows:
+        whole = {head: int(cell) for head, cell in row.items() if isinstance(cell, float) and cell.is_integer()}
+        writer.writerow({**rounded(row), **whole})
     return out.getvalue()
-
-
-def _number(cell: Cell) -> Cell:
-    return int(cell) if isinstance(cell, float) and cell.is_integer() else rounded(cell)
 
 
 def as_json(sweep: Sweep) -> str:

@@ -5,12 +5,9 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import NamedTuple
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from chimera_ir import notebook
 from chimera_ir.cost.durations import Durations, Unit, decimal, exact, number, percent, weighing
 from chimera_ir.cost.simulate import (
     Launched,
@@ -31,6 +28,7 @@ from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import Operation, WeightGroup, singles
 from chimera_ir.ir.text.printer import group_name
 from chimera_ir.plural import counted
+from chimera_ir.tables import Column, Table
 
 _Json = dict[str, object]
 
@@ -413,7 +411,7 @@ Show = Callable[[Fraction], str]
 
 def show(report: Report) -> RenderableType:
     """All figures of a report, for a console of any width; colours add no information to the words."""
-    return Group(_table(report), *_launches(report), *_communicator_lines(report))
+    return Group(_table(report, _both(report)).for_terminal(), *_launches(report), *_communicator_lines(report))
 
 
 def heading(report: Report) -> Text:
@@ -459,18 +457,12 @@ def html(report: Report) -> str:
     for name, value, base in _both(report):
         parent = parent if name.startswith(" ") else name
         rows.append((name if name == parent else f"{parent}: {name.strip()}", value, base))
-    heads = ("figure", report.scheme, f"baseline: {report.baseline.scheme}")
-    return notebook.table(str(heading(report)), heads, rows)
+    return _table(report, rows, "figure").html(str(heading(report)))
 
 
-def _table(report: Report) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("")
-    table.add_column(report.scheme, style="bold", overflow="fold")
-    table.add_column(f"baseline: {report.baseline.scheme}", overflow="fold")
-    for row in _both(report):
-        table.add_row(*row)
-    return table
+def _table(report: Report, rows: Sequence[tuple[str, str, str]], corner: str = "") -> Table:
+    names = report.scheme, f"baseline: {report.baseline.scheme}"
+    return Table([Column(corner), Column(names[0], style="bold"), Column(names[1])], rows)
 
 
 def _both(report: Report) -> list[tuple[str, str, str]]:

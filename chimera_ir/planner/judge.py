@@ -1,14 +1,13 @@
 """Predicts time and memory of configurations: compiles each as far as both need it, then applies equation 1.
 
 Configurations that cannot fit are left out early: first by the bytes that a worker keeps all the time, then by the
-lower bound on the whole. If a configuration fits by the upper bound, its exact bytes are computed ("weighed") only when
-it is shown.
+lower bound on the whole; of the others the exact bytes are computed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from operator import gt, le, sub
+from operator import gt, sub
 from sys import maxsize
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ from chimera_ir.ir.kinds import RECOMPUTATION
 from chimera_ir.ir.levels import Header, Quantity, Schedule
 from chimera_ir.ir.text.printer import show
 from chimera_ir.orders.search import Improvement
-from chimera_ir.planner.compiled import UNIT_COSTS, CompiledScheme, Variant, least, most, standing
+from chimera_ir.planner.compiled import UNIT_COSTS, CompiledScheme, Variant, least, standing
 from chimera_ir.planner.space import Configuration, LeftOut, Reason, Recomputation, refusal
 from chimera_ir.plural import counted
 from chimera_ir.predict.equation import seconds_of
@@ -41,10 +40,7 @@ from chimera_ir.syntax.formatter import Change
 
 @dataclass(frozen=True, slots=True)
 class FoundOrder:
-    """A verified order that a search found, of the operations of a configuration.
-
-    ``before`` are the seconds of an update by a replay of the scheme's own order.
-    """
+    """A verified order of a configuration's operations; ``before`` are the replayed seconds of the scheme's order."""
 
     improvement: Improvement
     before: float
@@ -56,7 +52,7 @@ class FoundOrder:
 
     @property
     def text(self) -> str:
-        """The text of the schedule, which compiles to it again, below comments that say how it was found."""
+        """The schedule as text, below comments that say how it was found."""
         return f"{self.improvement.comments}{show(self.schedule)}"
 
     def as_json(self) -> dict[str, object]:
@@ -71,7 +67,7 @@ class FoundOrder:
 
 
 class TimeParts(NamedTuple):
-    """The parts of an update's time, in seconds; their sum is the whole time.
+    """The parts of an update's time, in seconds.
 
     ``work`` and ``recomputation`` are the times that a worker computes and recomputes, ``bubbles`` is the time that it
     idles where links, sums and steps are free: means over all workers. ``steps``, ``messages`` and ``sums`` are how
@@ -87,10 +83,7 @@ class TimeParts(NamedTuple):
 
 
 def time_parts(variant: Variant, setting: Setting, replays: bool) -> TimeParts:
-    """Divides the predicted time of an update into its parts.
-
-    Predictions are replays of the program if ``replays``, else those of equation 1, which counts no steps.
-    """
+    """Divides the time of an update: by replays of the program if ``replays``, else by equation 1, without steps."""
     cluster, stages = setting.cluster, setting.stages
     no_sums = replace(setting, cluster=replace(cluster, sums=FREE))
     no_messages = replace(no_sums, cluster=replace(no_sums.cluster, within=FREE, between=FREE))
@@ -114,10 +107,6 @@ def time_parts(variant: Variant, setting: Setting, replays: bool) -> TimeParts:
 
 
 def _computing(variant: Variant, setting: Setting) -> tuple[float, float]:
-    """Returns the seconds of an update in which a worker computes, without recomputation, and in which it recomputes.
-
-    Both are means over all workers.
-    """
     header, measured = variant.header, Measured.of(setting)
     computing, repeating = Fraction(), Fraction()
     for operation in (operation for lane in variant.compiled.lanes for operation in lane):
@@ -141,11 +130,10 @@ ALONE = "data parallelism"
 class Judged:
     """A configuration that fits, with its predictions.
 
-    ``equation`` is T of equation 1 in seconds per update, ``least`` a time that no replay undercuts. ``memory`` has the
-    bytes of each worker (empty where the bounds showed that it fits), ``operations`` is the number of compute
-    operations. ``recomputes`` says whether any stage recomputes; ``replayed`` is the time of the replay in seconds per
-    update, if there was one. ``digest`` is `Variant.digest`; ``equal`` are the configurations of other names that
-    compile to the same program. ``order`` is the order that a search found, in place of the scheme's own.
+    ``equation`` is T of equation 1 in seconds per update, ``least`` a time that no replay undercuts, ``replayed`` the
+    time of a replay, if there was one. ``memory`` has the bytes of each worker, ``operations`` is the number of compute
+    operations; ``recomputes`` says whether any stage does. ``digest`` is `Variant.digest`; ``equal`` are configurations
+    of other names that compile to the same program. ``order`` is the order that a search found.
     """
 
     choice: Configuration
@@ -168,7 +156,7 @@ class Judged:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the configuration is plain data parallelism: the model as one stage that recomputes nothing."""
+        """Whether it is plain data parallelism: the model as one stage that recomputes nothing."""
         return self.is_alone and self.choice.stages == 1 and not self.recomputes
 
     @property
@@ -198,10 +186,7 @@ class Judged:
         return _rounded(self.choice.mini_batch / self.least)
 
     def over(self, other: "Judged") -> float:
-        """The throughput of this configuration divided by the one of ``other``; 1.1 means that this one is 10 % faster.
-
-        Both are throughputs of replays or, if one of the two has no replay, of equation 1.
-        """
+        """The throughput divided by that of ``other``: both by replays or, if one lacks a replay, by equation 1."""
         replays = self.replayed is not None and other.replayed is not None
         seconds, other_seconds = (self.seconds, other.seconds) if replays else (self.equation, other.equation)
         return _rounded(self.choice.mini_batch / seconds / (other.choice.mini_batch / other_seconds))
@@ -218,8 +203,8 @@ Verdict = Judged | LeftOut
 class Judge:
     """Predicts time and memory of configurations on a cluster; ``trusted`` texts are not verified again.
 
-    ``ties`` are the stages that share parameters in the model. With a ``sharded_optimizer`` the replicas of a stage
-    share its state, where there is a flush.
+    ``ties`` are stages that share parameters. With a ``sharded_optimizer`` the replicas of a stage share its state,
+    where there is a flush.
     """
 
     schemes: Mapping[Source, Scheme]
@@ -238,7 +223,7 @@ class Judge:
         return self.cluster.memory - self.cluster.reserved
 
     def room(self, header: Header) -> tuple[int, ...]:
-        """The bytes that each worker has for the model, or fewer if the scheme declares a bound in bytes."""
+        """The bytes that each worker has for the model; fewer if the scheme declares a bound."""
         return header.limits(Quantity.BYTES, self.available)
 
     def setting(self, choice: Configuration) -> Setting:
@@ -249,7 +234,7 @@ class Judge:
         return Setting(stages, *where, self.sharded_optimizer)
 
     def all_of(self, choices: Sequence[Configuration]) -> list[Verdict]:
-        """Judges each configuration; if it lacks memory, again with moves to the host, and then with recomputation."""
+        """Judges each configuration; if it lacks memory, again with moves to the host, then with recomputation."""
         compiler, verdicts = _Compiler(self), list[Verdict]()
         for choice in choices:
             for again in MODES[self.recomputation]:
@@ -262,10 +247,7 @@ class Judge:
         return verdicts
 
     def first_of(self, choices: Sequence[Configuration]) -> list[Verdict]:
-        """Judges configurations in order until one fits, and returns all verdicts up to that one.
-
-        All are tried as they are, then with moves to the host, then with recomputation; `Recomputation` may skip modes.
-        """
+        """Judges configurations in order until one fits: all as they are, then with moves, then with recomputation."""
         compiler, verdicts = _Compiler(self), list[Verdict]()
         for again in MODES[self.recomputation]:
             left_out: list[tuple[Configuration, LeftOut]] = []
@@ -281,7 +263,7 @@ class Judge:
         return verdicts
 
     def _moving(self, compiler: "_Compiler", choice: Configuration, left_out: LeftOut) -> Judged | None:
-        """The verdict on a configuration with moves to the host, if it fits only with them; None in any other case.
+        """The verdict on a configuration with moves to the host, if it fits only with them.
 
         A configuration that recomputes keeps nothing that could move.
         """
@@ -289,11 +271,6 @@ class Judge:
             return None
         verdict = compiler.moving(choice)
         return verdict if isinstance(verdict, Judged) else None
-
-    def weighed(self, judged: Iterable[Judged]) -> tuple[Judged, ...]:
-        """The configurations with ``memory`` computed: the exact bytes of each worker."""
-        compiler = _Compiler(self)
-        return tuple(replace(fitting, memory=tuple(compiler.needed(fitting.choice))) for fitting in judged)
 
     def replayed(self, judged: Iterable[Judged]) -> tuple[Judged, ...]:
         """The configurations with ``replayed`` computed: the seconds of an update by a replay."""
@@ -352,7 +329,7 @@ class _Compiler:
             return LeftOut.of(choice, Reason.REFUSED, f"--tied {error.tie}: {error.problem}")
 
     def moving(self, choice: Configuration) -> Verdict | None:
-        """The verdict on a configuration with moves to the host; None if nothing can move, or weights do not fit."""
+        """The verdict with moves to the host; None if nothing can move, or weights alone do not fit."""
         judge, header = self._judge, self.variant(choice).header
         if header.moves or header.workers == 1:
             return None
@@ -363,7 +340,7 @@ class _Compiler:
         return self.verdict(choice.offloading)
 
     def _split(self, choice: Configuration) -> Verdict:
-        """The verdict on a configuration with a split that fits, and whose slowest stage takes the least time."""
+        """The verdict with a split that fits, and whose slowest stage takes the least time."""
         judge, variant = self._judge, self.variant(choice)
         splits = LayerSplits(
             judge.profile.layers, variant.header, choice.micro_batch_size, choice.copies, judge.sharded_optimizer
@@ -391,15 +368,13 @@ class _Compiler:
             detail = "it has no times of split backwards: input_gradient and weight_gradient"
             return LeftOut.of(choice, Reason.PROFILE, detail)
         variant.check()
-        # Memory, from cheap to dear: two lower bounds, an upper bound, and only between them the exact bytes.
+        # Memory, from cheap to dear: two lower bounds, then the exact bytes.
         room = self._judge.room(header)
         for bound in (standing, least):
             needed = bound(variant, setting)
             if any(map(gt, needed, room)):
                 return self._over(choice, needed, room, "at least ")
-        enough = most(variant, setting)
-        fits = enough is not None and all(map(le, enough, room))
-        needed = [] if fits else self.needed(choice)
+        needed = self.needed(choice)
         if any(map(gt, needed, room)):
             return self._over(choice, needed, room, "")
         if header.moves or any(bound.quantity is Quantity.HOST_BYTES for bound in header.bounds):
@@ -464,10 +439,7 @@ class _Compiler:
         return [need.total for need in self._needs(choice)]
 
     def _cut(self, choice: Configuration) -> Configuration:
-        """Computes the lengths of slices that are to take equally long, which depend on the split of the layers.
-
-        Returns a configuration whose lengths are numbers; one whose lengths are numbers already is returned as it is.
-        """
+        """The configuration with numbers for the lengths of slices that take equally long."""
         if choice.lengths is not EqualTimes.EQUAL_TIMES:
             return choice
         judge = self._judge
@@ -509,10 +481,6 @@ class _Compiler:
         return replace(choice, split=tuple(stage * layers // choice.stages for stage in range(choice.stages)))
 
     def _over(self, choice: Configuration, needed: Sequence[int], room: Sequence[int], prefix: str) -> LeftOut:
-        """The refusal of a configuration that does not fit; ``needed`` and ``room`` have the bytes of each worker.
-
-        Its text names the worker that lacks most; ``prefix`` stands before the bytes, such as "at least ".
-        """
         lacking = list(map(sub, needed, room))
         worker = lacking.index(max(lacking))
         declared = room[worker] not in (self._judge.available, self._judge.setting(choice).host.memory)

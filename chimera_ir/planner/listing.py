@@ -5,9 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Group, JustifyMethod, RenderableType
-from rich.table import Table
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from chimera_ir import library
@@ -23,6 +21,7 @@ from chimera_ir.profile.cluster import torchrun
 from chimera_ir.profile.document import WARNING, shown
 from chimera_ir.request import EqualTimes, Tie
 from chimera_ir.source import Source
+from chimera_ir.tables import Column, Table
 
 # Command lines that compile and start a configuration.
 
@@ -50,9 +49,8 @@ def scheme_argument(source: Source) -> str:
 def compile_line(choice: Configuration, files: Files, order: str = "") -> str:
     """The ``chimera compile`` line that compiles this configuration and predicts its time.
 
-    If a search found the configuration's order, ``order`` is the file of that schedule. It stands in the line in place
-    of the scheme, its parameters and its clauses. The report compares the schedule with the baseline, which may have
-    more operations; so the line may raise the limit on operations.
+    The file ``order`` of a schedule that a search found stands in place of the scheme with its clauses. The line may
+    raise the limit on operations, because the baseline of the report may have more.
     """
     words = [as_argument(order)] if order else _scheme_words(choice, files.ties)
     words += ["--profile", as_argument(files.profile), "--cluster", as_argument(files.cluster)]
@@ -67,7 +65,6 @@ def compile_line(choice: Configuration, files: Files, order: str = "") -> str:
 
 
 def _scheme_words(choice: Configuration, ties: Iterable[Tie]) -> list[str]:
-    """The words that name a scheme with its parameters, and the clauses that are added to it."""
     words = [as_argument(scheme_argument(choice.source))]
     words += [f"{name}={value}" for name, value in choice.settings]
     words += ["--slice-lengths", ",".join(map(str, choice.known_lengths))] if choice.known_lengths else []
@@ -77,7 +74,7 @@ def _scheme_words(choice: Configuration, ties: Iterable[Tie]) -> list[str]:
 
 
 def order_file(choice: Configuration, scheme: str) -> str:
-    """The name of the file for the order that a search found: that of the scheme and its parameters."""
+    """The name of the file for the order that a search found."""
     return "-".join((scheme, *(f"{name}{value}" for name, value in choice.settings))) + ".sir"
 
 
@@ -92,28 +89,20 @@ _WORTH_SAYING = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The advice to run the first choice, in one sentence, and the reasons, in one sentence each."""
+    """The advice to run the first choice, and the reasons, in one sentence each."""
 
     answer: str
     reasons: tuple[str, ...] = ()
 
 
 def recommendation(ranking: Ranking) -> Recommendation:
-    """The answer of a ranking: the first choice in words, with reasons.
-
-    The reasons say whether the model fits one worker, and for the fastest configuration of another name what makes it
-    slower; both are computed from the predictions.
-    """
+    """The first choice in words, and why: whether the model fits one worker, and what makes others slower."""
     if not ranking.choices:
         return _nothing(ranking)
     return Recommendation(_answer(ranking.choices[0]), tuple(_reasons(ranking)))
 
 
 def _nothing(ranking: Ranking) -> Recommendation:
-    """The answer where no configuration is left.
-
-    It names the cause if that is known: workers lack memory, or no B of the profile divides the mini-batch.
-    """
     nothing, need = "no configuration is left", nearest(ranking)
     items, profile = ranking.question.mini_batch, ranking.judge.profile
     sizes = sorted(
@@ -130,7 +119,6 @@ def _nothing(ranking: Ranking) -> Recommendation:
 
 
 def _written(choice: Configuration) -> str:
-    """A configuration as text: the scheme with its parameters, B, and recomputation."""
     words = [scheme_argument(choice.source), *(f"{name}={value}" for name, value in choice.settings)]
     again = ", recompute" if choice.change.recompute else ""
     return f"{' '.join(words)}, B={choice.micro_batch_size}{again}"
@@ -148,9 +136,8 @@ def _answer(first: Judged) -> str:
 
 def _reasons(ranking: Ranking) -> Iterator[str]:
     first, *others = ranking.rows()
-    memory = f"{size(max(first.memory))} of" if first.memory else "at most"
     speed = f"{first.throughput:.4g} items/s, {seconds(first.seconds)} for an update"
-    yield f"predicted: {speed}; the fullest worker needs {memory} {size(ranking.judge.available)}"
+    yield f"predicted: {speed}; the fullest worker needs {size(max(first.memory))} of {size(ranking.judge.available)}"
     if idle := first.choice.idle(ranking.question.workers):
         stay = f"{idle} of {counted(ranking.question.workers, 'worker')} {'stays' if idle == 1 else 'stay'} idle"
         yield f"{stay}: a copy takes {first.choice.workers}, and none that uses all is predicted to be faster"
@@ -172,11 +159,7 @@ def _reasons(ranking: Ranking) -> Iterator[str]:
 
 
 def _parallelism(alone: Judged) -> str:
-    """The name of a configuration of data parallelism, such as "data parallelism that recomputes its activations".
-
-    Plain data parallelism runs the model as one stage and recomputes nothing; the words after the name say what
-    differs.
-    """
+    """The name of a configuration of data parallelism, such as "data parallelism that recomputes its activations"."""
     stages = alone.choice.stages
     if alone.is_plain:
         return f"plain {alone.name}"
@@ -201,10 +184,7 @@ def _without_plain(ranking: Ranking) -> Iterator[str]:
 
 
 def _longer(ranking: Ranking, first: Judged, other: Judged) -> str:
-    """Words for how much longer an update of ``other`` takes than one of ``first``, such as "takes 3 % longer".
-
-    Behind them stand the parts of an update, such as bubbles, on which it spends more or less.
-    """
+    """How much longer an update of ``other`` takes than one of ``first``, and on which of its parts."""
     behind = first.over(other) - 1
     if behind <= 0:
         return "is as fast"
@@ -231,10 +211,9 @@ def percent(share: float) -> str:
 
 
 def notes(ranking: Ranking, error: float, warnings: Sequence[str]) -> tuple[str, ...]:
-    """The notes below a ranking, a sentence each: warnings, how close the choices are, and what differs in training.
+    """The notes below a ranking, a sentence each.
 
-    They also compare the first choice with plain 1F1B. ``error`` is how far predictions may be off, as a share;
-    ``warnings`` are those of the profile and the cluster file.
+    ``error`` is how far predictions may be off, as a share; ``warnings`` are those of the profile and the cluster file.
     """
     return (
         *(f"{WARNING}{warning}" for warning in shown(warnings)),
@@ -267,7 +246,6 @@ def _close(ranking: Ranking, error: float) -> Iterator[str]:
 
 
 def _baseline(ranking: Ranking) -> Iterator[str]:
-    """Yields how the baseline compares with the first choice, unless the table has a row of the baseline's name."""
     reference, first = ranking.reference, next(iter(ranking.choices), None)
     if reference is None or first is None or reference.name in {judged.name for judged in ranking.rows()}:
         return
@@ -279,7 +257,6 @@ def _baseline(ranking: Ranking) -> Iterator[str]:
 
 
 def _stale(ranking: Ranking) -> Iterator[str]:
-    """Yields a warning if the first choice has no flush: it may need more updates to learn as much."""
     first = next(iter(ranking.choices), None)
     if first is None or not first.asynchronous:
         return
@@ -292,14 +269,12 @@ def _stale(ranking: Ranking) -> Iterator[str]:
 
 
 def _uneven(ranking: Ranking) -> Iterator[str]:
-    """Yields what slices of unequal lengths ask of the model, if the first choice has such slices."""
     first = next(iter(ranking.choices), None)
     if first and first.choice.lengths:
         yield f"the slices of {first.scheme} have unequal lengths: `loss` must return a sum and a count, not a mean"
 
 
 def _smaller(ranking: Ranking) -> Iterator[str]:
-    """Yields a remark if updates have fewer items than asked for, because schemes fix their number of micro-batches."""
     asked = ranking.question.mini_batch
     best = (same[0] for same in grouped(ranking.choices, lambda judged: judged.scheme))
     items = {judged.scheme: judged.choice.mini_batch for judged in best}
@@ -322,20 +297,16 @@ def _replays(ranking: Ranking) -> Iterator[str]:
         yield f"{done}; none of the others (*) can be faster than the first"
 
 
-_COLUMNS = ("", "scheme", "W", "D", "B", "N", "more", "items/s", "time", "memory")
-_LEFT = ("scheme", "more")
-_FOLDED = "more"
-"""The column whose words go over several lines on a narrow terminal; figures stay whole."""
+_COLUMNS = (
+    *(Column("", "right", whole=True), Column("scheme", whole=True)),
+    *(Column(name, "right", whole=True) for name in ("W", "D", "B", "N")),
+    *(Column("more"), *(Column(name, "right", whole=True) for name in ("items/s", "time", "memory"))),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Options of the table.
-
-    The table shows the first ``top`` configurations. With ``everything`` they are the first of all, else the first of
-    the best of each name. With ``why`` a second table counts the configurations that were left out, by scheme and
-    reason.
-    """
+    """The first ``top`` rows, of ``everything`` or of the best of each name; ``why`` counts what was left out."""
 
     top: int
     everything: bool
@@ -343,10 +314,7 @@ class View:
 
 
 def table(ranking: Ranking, answer: Recommendation, notes: Sequence[str], view: View) -> RenderableType:
-    """All that ``chimera plan`` prints above its command lines, for a console.
-
-    It is the recommendation (``answer``), the table of the first choices, the notes, and what was left out.
-    """
+    """All that ``chimera plan`` prints above its command lines, for a console."""
     return Group(
         Text(_sentence(answer.answer), "bold"),
         *map(Text, map(_sentence, answer.reasons)),
@@ -382,17 +350,11 @@ def _choices(ranking: Ranking, view: View) -> RenderableType:
     if not ranking.choices:
         return Text()
     rows = ranking.rows(view.everything)
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in _COLUMNS:
-        justify: JustifyMethod = "left" if column in _LEFT else "right"
-        shown.add_column(column, justify=justify, overflow="fold", no_wrap=column != _FOLDED)
-    for place, judged in enumerate(rows[: view.top], 1):
-        shown.add_row(*_row(place, judged, ranking))
-    return Group(shown, *_hidden(ranking, rows, view))
+    cells = [[*_row(place, judged, ranking)] for place, judged in enumerate(rows[: view.top], 1)]
+    return Group(Table(_COLUMNS, cells).for_terminal(gap=1), *_hidden(ranking, rows, view))
 
 
 def _hidden(ranking: Ranking, rows: Sequence[Judged], view: View) -> Iterator[Text]:
-    """Yields a line with the number of configurations that are not shown, and the options that show them."""
     shown = rows[: view.top]
     below = len(rows) - len(shown)
     hidden = len(ranking.choices) - len(rows)
@@ -408,11 +370,10 @@ def _row(place: int, judged: Judged, ranking: Ranking) -> Iterator[str]:
     yield from (str(place), judged.name, *map(str, counts), _more(judged, ranking))
     yield f"{judged.throughput:.4g}" + ("*" if judged.replayed is None else "")
     yield "" if judged is first else f"+{percent(max(0.0, first.over(judged) - 1))}"
-    yield size(max(judged.memory)) if judged.memory else "fits"
+    yield size(max(judged.memory))
 
 
 def _more(judged: Judged, ranking: Ranking) -> str:
-    """Text of the column ``more``: parameters, equal times, recomputation, moves, sums, idle workers, found order."""
     choice, change = judged.choice, judged.choice.change
     roles, idle = ranking.roles[choice.source], choice.idle(ranking.question.workers)
     settings = roles.without_micro_batches(choice.settings)
@@ -433,10 +394,7 @@ def _sentence(said: str) -> str:
 
 
 def _left_out(ranking: Ranking, why: bool) -> Iterator[RenderableType]:
-    """Yields how many configurations were left out for each reason.
-
-    An example for each reason is added if no configuration remains; with ``why`` there is one per scheme and reason.
-    """
+    """The number of configurations left out by reason; an example of each if none is left or ``why`` asks for it."""
 
     def key(left_out: LeftOut) -> tuple[str, str]:
         return scheme_argument(left_out.source) if why else "", left_out.reason.value
@@ -449,16 +407,14 @@ def _left_out(ranking: Ranking, why: bool) -> Iterator[RenderableType]:
         counts = ", ".join(f"{len(members)} {members[0].reason.value}" for members in largest_first)
         yield Text(f"Left out: {counts}; --why says which and why.")
         return
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("left out", "why", "how many", "for example")[not why :]:
-        is_count = column == "how many"
-        shown.add_column(column, justify="right" if is_count else "left", overflow="fold", no_wrap=is_count)
+    rows = []
     for members in sorted(groups, key=lambda members: key(members[0])):
         nearest = min(members, key=lambda left_out: left_out.needed)
         scheme, reason, count = scheme_argument(nearest.source), nearest.reason.value, str(len(members))
         example = f"{', '.join(_attempted(nearest, ranking.roles[nearest.source]))}: {nearest.detail}"
-        shown.add_row(*((scheme, reason, count, example) if why else (reason, count, f"{scheme} {example}")))
-    yield from (Text(), shown)
+        rows.append((scheme, reason, count, example) if why else (reason, count, f"{scheme} {example}"))
+    columns = Column("left out"), Column("why"), Column("how many", "right", whole=True), Column("for example")
+    yield from (Text(), Table(columns[not why :], rows).for_terminal())
 
 
 def _attempted(left_out: LeftOut, roles: Roles) -> Iterator[str]:
@@ -523,7 +479,7 @@ def as_values(judged: Judged, workers: int) -> dict[str, object]:
         "T": rounded(judged.equation),
         "T_replay": rounded(judged.replayed),
         "throughput": rounded(judged.throughput),
-        "memory": list(judged.memory) or None,
+        "memory": list(judged.memory),
         **({} if choice.split is None else {"split": list(choice.split)}),
         **({"slice_lengths": list(choice.known_lengths)} if choice.known_lengths else {}),
         **({} if judged.order is None else {"search": judged.order.as_json()}),

@@ -33,10 +33,7 @@ _RECOMPUTATION = {None: Recomputation.WHERE_NEEDED, True: Recomputation.ALWAYS, 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RankedSchemes:
-    """Configurations that fit a cluster, best first; `compilation` compiles one as it was predicted.
-
-    ``warnings`` are about the profile and the cluster. All compilations share ``options``.
-    """
+    """Configurations that fit a cluster, best first; `compilation` compiles one as it was predicted."""
 
     ranking: Ranking
     warnings: tuple[str, ...]
@@ -129,7 +126,7 @@ def rank_schemes(
     search, seed
         Seconds that a search for a better order may take for each of the first rows, and the seed of its chance.
     top
-        How many configurations are weighed to the byte.
+        Of no effect: the bytes of all configurations are exact.
     spell
         Returns the name of an argument as messages show it.
     warn
@@ -194,7 +191,7 @@ def rank_schemes(
         ties=shared.ties(),
         sharded_optimizer=shard_optimizer,
     )
-    ranking = rank(sources, question, judge, greedy, top, tell)
+    ranking = rank(sources, question, judge, greedy, tell)
     if budget is not None:
         ranking = searched(ranking, budget, tell)
     return RankedSchemes(ranking, tuple(inputs.warnings), replace(shared, search=None, seed=0))
@@ -225,7 +222,6 @@ def _library(
 
 
 def _parsed(sources: tuple[Source, ...], settings: dict[str, int], spell: Spell) -> dict[Source, Scheme]:
-    """Parses ``sources`` and the library's baseline; raises `OptionError` for a setting that no source has."""
     parsed = {source: Compilation(Request(source)).scheme for source in sources}
     parameters = dict.fromkeys(name for scheme in parsed.values() for name in parameter_names(scheme))
     for name in settings:

@@ -1,8 +1,7 @@
 """The ranking of all configurations: by equation 1 on all processors, then the best by a replay event by event.
 
-A replay costs far more than equation 1, so the best configurations by equation 1 are replayed, then those that can
-still be faster than the best of these: whose operations alone take less time. A limit on their operations may end this.
-The replayed ones come first, sorted by their replays; all others follow, sorted by equation 1.
+The best by equation 1 are replayed, then those that can still be faster than the best of these, because their
+operations alone take less time; a limit on their operations may end this. The replayed ones come first.
 """
 
 import os
@@ -23,9 +22,6 @@ from chimera_ir.source import Source
 
 REPLAYED = 20
 """The most configurations that are replayed in addition to the first of each name."""
-
-WEIGHED_OPERATIONS = 30_000
-"""The most compute operations, in total, of configurations whose exact bytes are computed only to be shown."""
 
 REPLAYED_OPERATIONS = 20_000
 """The most compute operations, in total, of the configurations that are replayed."""
@@ -55,11 +51,10 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The configurations that fit, best first, and the configurations that were left out.
+    """The configurations that fit, best first, and those that were left out.
 
     Of configurations that compile to the same program only one is listed. ``reference`` is the best configuration of
-    the baseline scheme, whether or not the user asked for that scheme. ``roles`` has for each scheme the roles of its
-    parameters. ``searched`` has a sentence on each search for a better order.
+    the baseline scheme, asked for or not. ``searched`` has a sentence on each search for a better order.
     """
 
     question: Question
@@ -75,10 +70,8 @@ class Ranking:
         return self.choices if everything else _first_of_each_name(self.choices)
 
 
-def rank(
-    sources: Sequence[Source], question: Question, judge: Judge, greedy: bool, top: int, progress: Progress
-) -> Ranking:
-    """Ranks the configurations of ``sources``; the memory of the first ``top`` is computed to the byte.
+def rank(sources: Sequence[Source], question: Question, judge: Judge, greedy: bool, progress: Progress) -> Ranking:
+    """Ranks the configurations of ``sources``.
 
     With ``greedy``, only one counts of configurations that differ in nothing but B and N: the first that fits, in the
     order of `_by_preference`. The judge knows the schemes of ``sources`` and the baseline.
@@ -115,10 +108,6 @@ def rank(
             results = chain.from_iterable(pool.do(Judge.replayed, _families(chosen)))
             replayed = {judged.choice.unjudged: judged for judged in results}
             asked = by_throughput((replayed.get(judged.choice.unjudged, judged) for judged in asked), baseline)
-        # Exact bytes only for the rows that are shown; for the others the bounds are enough.
-        shown = dict.fromkeys([*_first_of_each_name(asked)[:top], *asked[:top]])
-        weighed = {judged.choice: judged for judged in _weighed([*shown, *unasked[:1]], pool, progress)}
-        asked, unasked = ([weighed.get(judged.choice, judged) for judged in ranked] for ranked in (asked, unasked))
     # The refusals of the schemes that the user asked for, and the baseline for comparison.
     discarded = (verdict for verdict in verdicts if isinstance(verdict, LeftOut) and verdict.source in sources)
     of_baseline = (j for j in [*asked, *unasked] if baseline in {choice.source for choice in (j.choice, *j.equal)})
@@ -141,10 +130,7 @@ def grouped(things: Iterable[_Thing], key: Callable[[_Thing], Hashable]) -> list
 
 
 def affordable(candidates: Iterable[_Thing], cost: Callable[[_Thing], int], limit: int) -> Iterator[_Thing]:
-    """Yields candidates in order, as long as their costs add up to no more than ``limit``.
-
-    A candidate whose cost would exceed what is left of the limit is skipped, and cheaper ones after it may follow.
-    """
+    """Yields candidates in order, as long as their costs add up to no more than ``limit``; dearer ones are skipped."""
     for candidate in candidates:
         if cost(candidate) <= limit:
             limit -= cost(candidate)
@@ -200,16 +186,15 @@ def _first_of_each_name(ranked: Iterable[Judged]) -> tuple[Judged, ...]:
 
 
 def _left_out_key(left_out: LeftOut, of_scheme: Roles) -> tuple[object, ...]:
-    """The sort key of configurations that were left out: scheme and parameters other than N, then B."""
     settings = of_scheme.without_micro_batches(left_out.settings)
     return left_out.source.name, settings, left_out.micro_batch_size or 0, left_out.recompute
 
 
 def _by_preference(choices: Iterable[Configuration], of_scheme: Roles) -> Iterator[list[Configuration]]:
-    """Yields families: lists of configurations that differ in B and N only, sorted by the order in which to try them.
+    """Yields families of configurations that differ in B and N only, in the order in which to try them.
 
-    The greedy rule takes the first of a family that fits. Configurations with at least as many micro-batches as workers
-    come first, the largest B first; then those that leave a pipeline partly empty, the smallest B first.
+    Those with at least as many micro-batches as workers come first, the largest B first; then those that leave a
+    pipeline partly empty, the smallest B first.
     """
 
     def preference(choice: Configuration) -> tuple[bool, int]:
@@ -224,16 +209,12 @@ def _by_preference(choices: Iterable[Configuration], of_scheme: Roles) -> Iterat
 
 
 def _operations(family: Sequence[Configuration]) -> int:
-    """An estimate of the work of judging a family, in compute operations."""
     return sum(choice.operations for choice in family)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """Runs work on ``count`` processes, each with a judge of its own.
-
-    Without an executor, this process does all of the work.
-    """
+    """Runs work on ``count`` processes, each with a judge; without an executor, in this process."""
 
     count: int = 1
     executor: Executor | None = None
@@ -265,10 +246,7 @@ def _with_kept_judge(work: Callable[[Judge, _Task], _Result], task: _Task) -> _R
 
 @contextmanager
 def _pool(judge: Judge, operations: int) -> Iterator[_Pool]:
-    """Yields a pool with as many processes as are worth starting to judge ``operations`` compute operations.
-
-    If further processes would save no time, the pool does the work in this process.
-    """
+    """Yields a pool with as many processes as are worth starting to judge ``operations`` compute operations."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(count, operations // _ALONE + 1)
     if count < 2:
@@ -298,10 +276,7 @@ def _judge_part(
 
 
 def _replayed(candidates: Sequence[Judged], pool: _Pool, progress: Progress) -> Iterator[Judged]:
-    """Replays candidates within `REPLAYED` and `REPLAYED_OPERATIONS`.
-
-    The best of each name and of plain data parallelism come first, then the next ones.
-    """
+    """Replays candidates within `REPLAYED` and `REPLAYED_OPERATIONS`: first the best of each name."""
     left, chosen = REPLAYED_OPERATIONS, list[Judged]()
     first = [*_first_of_each_name(candidates), *islice((judged for judged in candidates if judged.is_plain), 1)]
     for judged in dict.fromkeys([*first, *candidates]):
@@ -312,15 +287,7 @@ def _replayed(candidates: Sequence[Judged], pool: _Pool, progress: Progress) -> 
     return chain.from_iterable(pool.do(Judge.replayed, _families(chosen)))
 
 
-def _weighed(candidates: Iterable[Judged], pool: _Pool, progress: Progress) -> Iterator[Judged]:
-    """Computes the bytes of candidates whose bytes are not known, in order, up to `WEIGHED_OPERATIONS`."""
-    unknown = (judged for judged in candidates if not judged.memory)
-    progress("weighing the first choices")
-    families = _families(affordable(unknown, lambda judged: judged.operations, WEIGHED_OPERATIONS))
-    return chain.from_iterable(pool.do(Judge.weighed, families))
-
-
 def _families(candidates: Iterable[Judged]) -> list[list[Judged]]:
-    """Groups candidates by scheme and parameters, so that a scheme is compiled once; the largest candidates first."""
+    """Groups candidates by scheme and parameters, so that a scheme is compiled once; the largest first."""
     families = grouped(candidates, lambda judged: (judged.choice.source, judged.choice.settings))
     return sorted(families, key=lambda family: -family[0].operations)

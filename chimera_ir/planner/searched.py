@@ -26,14 +26,12 @@ LEAST_GAIN = 0.005
 
 @dataclass(frozen=True, slots=True)
 class _SearchResult:
-    """A configuration after its search, in the better order if one was found, and why the search ended."""
-
     judged: Judged
     ended: Ended
 
 
 def searched(ranking: Ranking, budget: SearchBudget, progress: Progress) -> Ranking:
-    """The ranking with better orders for its first choices, where a search finds them; each gets the whole budget.
+    """The ranking with better orders for its first choices, where a search with this budget finds them.
 
     Not searched are schedules without a flush, those that move activations, and single workers.
     """
@@ -68,13 +66,12 @@ def _is_searchable(judge: Judge, judged: Judged) -> bool:
 def _result(judge: Judge, judged: Judged, budget: SearchBudget, tell: Progress) -> _SearchResult:
     """Searches for an order in which a configuration is faster and still fits; keeps the old order if there is none.
 
-    In the first search, each worker may fill its free bytes with more activations. If the order that is found needs too
-    many bytes nevertheless, a second search allows each worker only as much as it keeps in the scheme's own order.
+    First each worker may fill its free bytes with activations; if the order needs too many bytes nevertheless, each may
+    keep only what it keeps in the scheme's order.
     """
     setting, variant = judge.setting(judged.choice), judge.variant(judged)
     measured = Measured.of(setting)
-    (weighed,) = (judged,) if judged.memory else judge.weighed([judged])
-    free = list(map(sub, judge.room(variant.header), weighed.memory))
+    free = list(map(sub, judge.room(variant.header), judged.memory))
     for room in dict.fromkeys((tuple(free), (0,) * len(free))):
         better = improvement(bounded(variant.schedule, setting, room), measured, {}, {}, budget, tell)
         reordered = judge.in_order(judged, better)
@@ -86,7 +83,6 @@ def _result(judge: Judge, judged: Judged, budget: SearchBudget, tell: Progress) 
 
 
 def _sentence(result: _SearchResult) -> str:
-    """A sentence on what a search gained, for the notes below the table."""
     judged, order = result.judged, result.judged.order
     name = scheme_argument(judged.choice.source)
     why = {

@@ -1,8 +1,7 @@
 """Lists all configurations: schemes, their parameters, and the ways to split the mini-batch (section 2, Table 1).
 
-W copies of a pipeline take the P workers; fewer than a copy needs may be left, and stay idle. With N micro-batches of B
-items in each copy, the mini-batch is B N W items. A scheme that fixes how many micro-batches make an update has that N,
-and its updates may be smaller than the mini-batch.
+W copies of a pipeline take the P workers; what is left stays idle. With N micro-batches of B items in each copy, the
+mini-batch is B N W items; it may be smaller where a scheme fixes N.
 """
 
 import math
@@ -47,10 +46,9 @@ SLICES = (2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The roles of a scheme's parameters in the planner.
+    """The roles of a scheme's parameters: ``sizes`` give stages and workers, ``micro_batches`` is N, if there is one.
 
-    ``sizes`` give the numbers of stages and workers, ``micro_batches`` is N, if there is one. For ``divisors`` the
-    planner tries the divisors of the sizes, for ``listed`` the values in the list. Any other parameter keeps its
+    For ``divisors`` the planner tries the divisors of the sizes, for ``listed`` these values; others keep their
     default.
     """
 
@@ -65,10 +63,7 @@ class Roles:
 
 
 def roles(source: Source, scheme: Scheme, max_operations: int) -> Roles:
-    """The roles of a scheme's parameters: which give its size, which is N, and which the planner tries values of.
-
-    The ``library.toml`` next to the scheme may state roles. All other roles are derived from the scheme's headers;
-    ``max_operations`` limits each compilation to a header.
+    """The roles of a scheme's parameters, as the ``library.toml`` beside it states or else its headers show.
 
     Raises `UnreadableText` if the ``library.toml`` names an unknown parameter or an impossible role.
     """
@@ -101,7 +96,7 @@ def _stated(source: Source, scheme: Scheme) -> dict[str, str | tuple[int, ...]]:
 
 
 def _derived(scheme: Scheme, max_operations: int) -> Mapping[str, str | tuple[int, ...]]:
-    """Maps each parameter to the role that follows from the scheme's headers; empty if it refuses its own defaults."""
+    """The role of each parameter by the scheme's headers; empty if it refuses its own defaults."""
     header = _header(scheme, {}, max_operations)
     if header is None:
         return {}
@@ -112,7 +107,6 @@ def _derived(scheme: Scheme, max_operations: int) -> Mapping[str, str | tuple[in
 def _role(
     name: str, defaults: Mapping[str, int], header: Header, scheme: Scheme, max_operations: int
 ) -> str | tuple[int, ...]:
-    """The role of a parameter, from the headers at its default and at the first other value that the scheme accepts."""
     for settings in _variations(name, defaults):
         other = _header(scheme, settings, max_operations)
         if other is None:
@@ -127,10 +121,7 @@ def _role(
 
 
 def _variations(name: str, defaults: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Yields settings that give a parameter another value.
-
-    In the first ones all other parameters have their defaults as fixed values; in the last ones they are not set.
-    """
+    """Yields settings that give a parameter another value; the last ones leave all other parameters unset."""
     value = defaults[name]
     values = [2 * value, value + 1, value + 2, 3 * value, 4 * value, value // 2, value - 1]
     for fixed in (dict(defaults), {}):
@@ -154,9 +145,8 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 def sample(columns: Sequence[Sequence[_Value]], most: int) -> Iterator[tuple[_Value, ...]]:
     """Yields every combination of a value from each column, or ``most`` of them if there are more.
 
-    The sample is spread evenly. It goes round the list of all combinations in steps of about the golden ratio of the
-    list's length, so it leaves out no large part and has no combination twice. It begins with the first value of each
-    column.
+    The sample is spread evenly: it goes round all combinations in steps of about the golden ratio, without repetition,
+    from the first value of each column.
 
     Examples
     --------
@@ -175,7 +165,6 @@ def sample(columns: Sequence[Sequence[_Value]], most: int) -> Iterator[tuple[_Va
 
 
 def _combination(columns: Sequence[Sequence[_Value]], number: int) -> tuple[_Value, ...]:
-    """The combination with this number, counted from 0 in the order of `itertools.product`."""
     values = []
     for column in reversed(columns):
         number, place = divmod(number, len(column))
@@ -184,10 +173,7 @@ def _combination(columns: Sequence[Sequence[_Value]], number: int) -> tuple[_Val
 
 
 _CHANGED = {None: None, SyncMode.LAZY: SyncMode.LAZY, SyncMode.EAGER: SyncMode.EAGER, SyncMode.EAGER_OPT: None}
-"""Maps a strategy for sums that is to be considered to the one that all stages of a scheme are changed to.
-
-None changes nothing: for eager_opt, every scheme is tried with its own strategies.
-"""
+"""The strategy that all stages are changed to for each that is considered; eager_opt leaves every scheme its own."""
 
 MAX_OPERATIONS = 100_000
 """The most compute operations of a schedule that is considered, unless the user sets another limit."""
@@ -220,10 +206,9 @@ class Recomputation(Enum):
 class Question:
     """The question that a plan answers: how many workers, how many items in an update, and what to consider.
 
-    ``settings`` are fixed parameters, ``syncs`` the strategies for gradient sums to consider. ``asynchronous`` says
-    whether schemes without a flush are considered as well, and ``sliced`` whether schemes are that cut micro-batches
-    into slices. ``hosted`` says whether the cluster has a link to the host; without it, schemes that off-load are left
-    out. ``max_operations`` is the most compute operations of a schedule.
+    ``settings`` are fixed parameters, ``syncs`` strategies for gradient sums. ``asynchronous`` and ``sliced`` admit
+    schemes without a flush and with slices; ``hosted`` says whether the cluster has a link to the host, without which
+    schemes that off-load are left out.
     """
 
     workers: int
@@ -241,11 +226,9 @@ class Question:
 class Configuration:
     """A scheme with its parameters, D stages, the workers of a copy, W copies, N micro-batches of B items.
 
-    ``change`` is applied to the scheme, for example recomputation of every stage. ``split`` is the first layer of each
-    stage; it is None if the profile has no layers, or until the `Judge` has chosen a split. A micro-batch is cut into
-    ``slices``; ``lengths`` are their relative lengths, empty if all are equal. `EqualTimes` as ``lengths`` asks for
-    slices that take equally long; the judge puts numbers in its place. With ``offload`` activations move to the host as
-    with `--offload auto`.
+    ``change`` is applied to the scheme. ``split`` is the first layer of each stage; None if the profile has no layers,
+    or until the `Judge` has chosen one. ``lengths`` are the relative lengths of the ``slices``, empty if all are equal;
+    the judge puts numbers in place of `EqualTimes`. With ``offload`` activations move as with `--offload auto`.
     """
 
     source: Source
@@ -268,7 +251,7 @@ class Configuration:
 
     @property
     def unjudged(self) -> "Configuration":
-        """The configuration as it was before it was judged: without a split, and without computed lengths of slices."""
+        """The configuration as it was before it was judged."""
         return replace(self, split=None, lengths=EqualTimes.EQUAL_TIMES if self.lengths else ())
 
     @property
@@ -313,9 +296,8 @@ class Reason(Enum):
 class LeftOut:
     """A configuration that was left out, and the reason.
 
-    If it was left out before it was complete, ``settings`` are the parameters chosen so far, and ``choice`` is None;
-    else ``choice`` is the configuration. ``needed`` is a lower bound on the bytes of the fullest worker, 0 if memory is
-    not the reason.
+    ``choice`` is None if it was left out before it was complete; ``settings`` are those chosen so far. ``needed`` is a
+    lower bound on the bytes of the fullest worker, 0 if memory is not the reason.
     """
 
     source: Source
@@ -337,10 +319,7 @@ class LeftOut:
 def refusal(
     refused: Rejected | ParameterError, source: Source, settings: Iterable[tuple[str, int]], size: int | None
 ) -> LeftOut:
-    """Makes a `LeftOut` from a scheme's refusal of its parameters; its reason is the first error.
-
-    ``size`` is B, or None if B was not chosen yet.
-    """
+    """Makes a `LeftOut` of the first error of a scheme; ``size`` is B, or None if it was not chosen yet."""
     if isinstance(refused, ParameterError):
         return LeftOut(source, tuple(settings), size, Reason.REFUSED, str(refused))
     first = refused.diagnostics[0]
@@ -391,25 +370,18 @@ class _Search:
             yield self._out(self._fixed, None, Reason.SPACE, text)
 
     def _others(self, sizes: Sequence[_Setting]) -> list[list[_Setting]]:
-        """The settings to try of each parameter that is neither a size nor N, given the settings of the sizes.
-
-        Each parameter has a list of its settings.
-        """
+        """For each parameter that is neither a size nor N, the settings to try with these sizes."""
         divisors = _divisors(math.prod(value for _, value in sizes) if sizes else max(self._depths))
         tried = [self._values(name, divisors) for name in self._roles.divisors]
         return [*tried, *(self._values(name, values) for name, values in self._roles.listed), *self._defaults()]
 
     def _may_fit(self, sizes: Sequence[_Setting]) -> bool:
-        """Whether a scheme with these sizes has a number of stages that is to be tried, or may have one.
-
-        Further parameters have their fixed or their default values. If the scheme refuses these, the answer is yes.
-        """
+        """Whether a scheme with these sizes may have a number of stages that is to be tried."""
         fixed = [setting for values in self._defaults() for setting in values]
         outlined = self._outlined(dict((*sizes, *fixed)))
         return isinstance(outlined, LeftOut) or self._has(outlined.stages)
 
     def _with(self, settings: dict[str, int]) -> Iterator[Configuration | LeftOut]:
-        """Yields the configurations with these settings of all parameters but N, or a refusal of the settings."""
         outlined = self._outlined(settings)
         if isinstance(outlined, LeftOut):
             yield from [outlined] if self._is_missed(settings) else []
@@ -429,18 +401,11 @@ class _Search:
             yield self._out(settings, None, Reason.PROFILE, f"depth {outlined.stages}; the profile has {depths}")
 
     def _has(self, stages: int) -> bool:
-        """Whether configurations with so many stages are considered.
-
-        The depths to try are. Where the user fixed all sizes, so is any number of stages up to the number of the
-        profile's layers.
-        """
+        """Whether so many stages are considered: the depths to try or, where all sizes are fixed, up to all layers."""
         return stages in self._depths or (self._is_fixed and stages <= len(self._profile.layers))
 
     def _is_missed(self, settings: Mapping[str, int]) -> bool:
-        """Whether the user may miss a combination, and is to be told why it was refused.
-
-        That is so if the product of its sizes is a depth to try, or if the user fixed the sizes.
-        """
+        """Whether the user may miss a combination: its sizes give a depth to try, or the user fixed them."""
         sizes = self._roles.sizes
         return math.prod(settings[name] for name in sizes) in self._depths or self._is_fixed
 
@@ -457,10 +422,7 @@ class _Search:
         return [[(name, value)] for name, value in self._fixed.items() if name not in tried]
 
     def _outlined(self, settings: dict[str, int]) -> Header | LeftOut:
-        """The header of the scheme with these settings, or the refusal of them.
-
-        N has its fixed or its default value. If the scheme refuses its default N, N is the product of the sizes.
-        """
+        """The header of the scheme with these settings, or the refusal of them."""
         name = self._roles.micro_batches
         # A scheme may refuse its default N for these sizes, as where N must be a multiple of D; their product is one.
         tries = [settings]
@@ -497,10 +459,7 @@ class _Search:
                 yield from self._choices(settings, outlined, copies, number, size)
 
     def _micro_batches(self, outlined: Header, together: int) -> int | str:
-        """Returns how many micro-batches N a copy needs for the mini-batch, or words that say why no N fits.
-
-        ``together`` is W B: the items of one micro-batch from each of W copies.
-        """
+        """How many micro-batches N a copy needs, or why no N fits; ``together`` is W B."""
         name, mini_batch = self._roles.micro_batches, self._question.mini_batch
         if name is None:
             count = outlined.whole_micro_batches
@@ -540,9 +499,8 @@ def _count(columns: Iterable[tuple[object, Sequence[Sequence[_Setting]]]]) -> in
 def _depths(profile: ModelProfile, workers: int) -> frozenset[int]:
     """The numbers of stages to try.
 
-    Of a profile of stages: the depths that it has. Of a profile of layers: each divisor of P, for one stage on a
-    worker, and twice each divisor, for two stages on a worker; and other numbers that leave less than a `_IDLE`-th of
-    the workers idle, if fewer stages would have more layers.
+    Of a profile of layers: each divisor of P, and twice each divisor, for two stages on a worker; and other numbers
+    that leave less than a `_IDLE`-th of the workers idle, if fewer stages would have more layers.
     """
     if not profile.layers:
         return frozenset(profile.depths)
@@ -558,5 +516,4 @@ def _depths(profile: ModelProfile, workers: int) -> frozenset[int]:
 
 @cache
 def _divisors(number: int) -> tuple[int, ...]:
-    """The divisors of a number, ascending, up to the largest depth that a profile may have."""
     return tuple(divisor for divisor in range(1, min(number, document.MOST) + 1) if number % divisor == 0)

@@ -6,9 +6,12 @@ from itertools import islice
 
 from chimera_ir import library
 from chimera_ir.planner.judge import MODES, Judge
-from chimera_ir.planner.rank import WEIGHED_OPERATIONS, Ranking, affordable
+from chimera_ir.planner.rank import Ranking, affordable
 from chimera_ir.planner.space import Configuration, configurations
 from chimera_ir.profile.costs import ModelProfile, merged
+
+WEIGHED_OPERATIONS = 30_000
+"""The most compute operations, in total, of configurations whose exact bytes are computed for this."""
 
 _WEIGHED = 20
 """The most configurations whose exact bytes are computed to find the one that is nearest to fitting."""
@@ -23,11 +26,10 @@ class Need:
 
 
 def plain_need(ranking: Ranking) -> Need | None:
-    """The least memory that plain data parallelism needs, with the model as one stage; None if it cannot be configured.
+    """The least memory of plain data parallelism, with the model as one stage; None if it cannot be configured.
 
-    The scheme is the baseline, whatever schemes and parameters the user asked for. A worker keeps one micro-batch at a
-    time, so the number of micro-batches makes no difference, and one is compiled. If the profile has no depth of 1, the
-    stages of its smallest depth are merged into one.
+    The scheme is the baseline, whatever the user asked for. A worker keeps one micro-batch at a time, so one is
+    compiled. If the profile has no depth of 1, the stages of its smallest depth are merged.
     """
     profile, (baseline, _) = _with_one_stage(ranking.judge.profile), library.baseline(1, 1)
     judge = replace(ranking.judge, ties=(), profile=profile)
@@ -52,10 +54,7 @@ def _with_one_stage(profile: ModelProfile) -> ModelProfile:
 
 
 def nearest(ranking: Ranking) -> Need | None:
-    """The configuration that is nearest to fitting, of those that lack memory; None if there are none.
-
-    Exact bytes are computed for those with the least lower bounds, and the one that needs least is taken.
-    """
+    """The configuration that is nearest to fitting, of those with the least lower bounds on their memory."""
     unfit = [(left_out.needed, left_out.choice) for left_out in ranking.left_out if left_out.needed and left_out.choice]
     unfit.sort(key=lambda pair: (pair[0], pair[1].micro_batch_size, pair[1].operations))
     candidates = affordable((choice for _, choice in unfit), lambda choice: choice.operations, WEIGHED_OPERATIONS)

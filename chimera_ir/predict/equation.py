@@ -28,10 +28,10 @@ from chimera_ir.profile.costs import Timing
 
 @dataclass(frozen=True, slots=True)
 class FreeRegion:
-    """Seconds for which a worker is idle, and in which it can sum the gradients of a group.
+    """Seconds in which a worker is idle and can sum the gradients of a group.
 
-    With a flush, they lie between the earliest start of the sum and the iteration's end. Without one, they are all idle
-    seconds of the worker in an update of the steady state.
+    With a flush, they lie between the earliest start of the sum and the iteration's end; without one, they are all its
+    idle seconds in an update of the steady state.
     """
 
     group: WeightGroup
@@ -40,10 +40,7 @@ class FreeRegion:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A further term of equation 1, for pairs or for one half of split backwards.
-
-    ``kind`` is the letter of the operations, ``seconds`` the time of one, ``count`` their number on the critical path.
-    """
+    """A further term of equation 1: the time of one operation of a kind, and their number on the critical path."""
 
     kind: str
     seconds: float
@@ -61,9 +58,8 @@ class Equation:
     forwards, backwards
         C_f and C_b, counted in micro-batches.
     further
-        Terms for input gradients, weight gradients, recomputations and pairs, if the schedule has them: (I_t +
-        Comm_p2p) C_i + W_t C_w + recompute_t C_recompute + (pair_t + Comm_p2p) C_pair. A pair takes F_t + B_t unless
-        the profile has its time.
+        Input gradients, weight gradients, recomputations and pairs, if there are any: (I_t + Comm_p2p) C_i + W_t
+        C_w + recompute_t C_recompute + (pair_t + Comm_p2p) C_pair. A pair takes F_t + B_t unless the profile has it.
     p2p
         Comm_p2p of the message that takes longest.
     compute
@@ -94,7 +90,7 @@ class Equation:
 
 
 def equation(program: Program, setting: Setting) -> Equation:
-    """Returns all terms of equation 1 for a verified program."""
+    """All terms of equation 1 for a verified program."""
     lanes = tuple(tuple(parts.computes.lines) for parts in program.parts)
     schedule = Schedule(program.header, lanes)
     return _EquationTerms(schedule, structure_of(schedule), launch_places(program), setting).equation()
@@ -103,14 +99,13 @@ def equation(program: Program, setting: Setting) -> Equation:
 def seconds_of(schedule: Schedule, structure: Structure, launched: LaunchPlaces, setting: Setting) -> float:
     """T of equation 1 for a verified schedule: seconds of an iteration or, without a flush, of an update.
 
-    ``launched`` lists for each worker the sums that it launches, each as a pair: after how many of the worker's
-    operations, and the weight group. Without a flush the lists are not used.
+    ``launched`` has for each worker the sums that it launches with a flush: after how many operations, and the group.
     """
     return _EquationTerms(schedule, structure, launched, setting).seconds
 
 
 class _EquationTerms:
-    """Computes the terms of equation 1 for a verified schedule.
+    """The terms of equation 1 for a verified schedule.
 
     In ``_run`` every operation starts as early as possible. It takes its F_t or B_t, and Comm_p2p if it sends a
     message.
@@ -129,7 +124,6 @@ class _EquationTerms:
 
     @property
     def seconds(self) -> float:
-        """T: the seconds of an iteration or, without a flush, of an update."""
         return self._compute + max(unoverlapped for _, unoverlapped in self._overlaps)
 
     @property
@@ -137,7 +131,7 @@ class _EquationTerms:
         return float(self._run.length * self._run.tick)
 
     def equation(self) -> Equation:
-        """Returns all terms. C_f and C_b, which `seconds` does not need, take another walk along the schedule."""
+        """All terms; C_f and C_b, which `seconds` does not need, take another walk along the schedule."""
         costs, counts = self._costs, self._run.critical_path.counts
         return Equation(
             forward=float(costs["F"]),
@@ -156,17 +150,15 @@ class _EquationTerms:
 
 
 def _with_message(costs: Costs, seconds: Fraction) -> Costs:
-    """Adds the ``seconds`` of a message to the cost of each kind of operation that sends one."""
     senders = [letter for letter, kind in COSTED.items() if any(part.hands_on for part in kind.kinds)]
     return costs.changed({letter: costs[letter] + seconds for letter in senders})
 
 
 def _costs(schedule: Schedule, setting: Setting) -> Costs:
-    """Exact F_t, B_t, I_t and W_t of the slowest stage, in seconds per micro-batch.
+    """Exact F_t, B_t, I_t and W_t of the slowest stage, in seconds per micro-batch, of operations of the usual size.
 
-    Operations may run over several micro-batches: the costs are those of operations of the most frequent size. I_t and
-    W_t are both of the stage with the largest sum of the two. The largest of each would be too much together: the first
-    stage, for instance, computes no gradient of its input, so its whole backward may be W.
+    I_t and W_t are both of the stage with the largest sum of the two. The largest of each would be too much together:
+    the first stage, for instance, computes no gradient of its input, so its whole backward may be W.
     """
     header = schedule.header
     forwards = _timings(schedule, setting, opening=True)
@@ -191,11 +183,10 @@ def _costs(schedule: Schedule, setting: Setting) -> Costs:
 
 
 def _timings(schedule: Schedule, setting: Setting, *, opening: bool) -> list[tuple[Timing, float]]:
-    """Returns the costs per micro-batch of each stage's forwards if ``opening``, else of its backwards.
+    """Each stage's timing of forwards if ``opening``, else of backwards, and a factor to seconds per micro-batch.
 
-    The costs of a stage are a timing, and a factor on the timing's seconds. Operations may run over several
-    micro-batches: the costs are those of operations of the most frequent size, which is looked up on the first worker
-    that has operations; all workers run the same pipes.
+    Operations may run over several micro-batches: the costs are those of operations of the most frequent size, which is
+    looked up on the first worker that has operations; all workers run the same pipes.
     """
     header = schedule.header
     lane = next((lane for lane in schedule.lanes if lane), ())
@@ -232,11 +223,7 @@ _Overlap = tuple[tuple[FreeRegion, ...], float]
 def _flushed(
     structure: Structure, run: TimedRun, launched: LaunchPlaces, sums: Mapping[WeightGroup, float]
 ) -> list[_Overlap]:
-    """Returns the free regions and Comm_unoverlapped of each worker of a schedule with a flush.
-
-    ``launched`` is as in `seconds_of`, ``sums`` has the seconds of each group's sum. A sum can begin once all workers
-    that hold its group have launched it.
-    """
+    """The overlaps of a schedule with a flush; a sum can begin once all workers that hold its group launched it."""
     begin: dict[WeightGroup, int] = defaultdict(int)
     for lane, places in zip(structure.net.lanes, launched, strict=True):
         for done, group in places:
@@ -251,9 +238,8 @@ def _flushed(
 class _Gaps:
     """The gaps of a lane, in which its worker idles, up to the end of the iteration.
 
-    ``total`` is the idle time in all gaps, ``before(time)`` the idle time up to a time. The methods count time in parts
-    of a tick, ``parts`` to the tick; the lists count it in ticks. ``_starts`` and ``_ends`` have the start and the end
-    of each gap, ``_through[n]`` is the idle time up to the end of gap n.
+    Methods count time in parts of a tick, ``parts`` to the tick; lists in ticks. ``_through[n]`` is the idle time up to
+    the end of gap n.
     """
 
     def __init__(self, lane: range, run: TimedRun, parts: int) -> None:
@@ -285,12 +271,10 @@ class _Gaps:
 
 
 def _overlap(sums: Iterable[tuple[WeightGroup, int, Fraction]], lane: range, run: TimedRun) -> _Overlap:
-    """Returns the free regions of a worker whose sums run one after another in its gaps, and its Comm_unoverlapped.
+    """The overlap of a worker whose ``sums`` (group, earliest start, length in ticks) run one by one in its gaps.
 
-    Each of ``sums`` is a group, the earliest start of its sum, and the length of the sum in ticks; ``lane`` has the
-    indices of the worker's operations in ``run``. Regions are in the order in which sums can begin; with two stages on
-    each worker they are those of Figure 6. Comm_unoverlapped is the part of the sums that remains when the iteration's
-    last operation ends.
+    Regions are in the order in which sums can begin; with two stages on each worker they are those of Figure 6.
+    Comm_unoverlapped is the part of the sums that remains when the iteration's last operation ends.
     """
     ordered = sorted(sums, key=itemgetter(1))
     # Integers instead of fractions: a tick has as many parts as all lengths need.
@@ -307,11 +291,7 @@ def _overlap(sums: Iterable[tuple[WeightGroup, int, Fraction]], lane: range, run
 def _streams(
     schedule: Schedule, structure: Structure, run: TimedRun, sums: Mapping[WeightGroup, float]
 ) -> list[_Overlap]:
-    """The free regions and Comm_unoverlapped of each worker of a stream.
-
-    Each free region is all the idle time of the worker in an update; Comm_unoverlapped is what its sums take beyond
-    that.
-    """
+    """The overlaps of a stream: a free region is all idle time of an update; what its sums take beyond is exposed."""
     header = schedule.header
     counted = header.micro_batches - header.micro_batches % header.period
     overlaps = []

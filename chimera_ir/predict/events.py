@@ -65,8 +65,7 @@ class StageLoad(NamedTuple):
 class LayerSplits:
     """Searches for a fast split of ``layers`` into the stages of a header, for micro-batches of ``size`` items.
 
-    ``replicas`` is W, the number of copies of the pipelines. With a ``sharded_optimizer`` and a flush, the ranks that
-    hold a stage share the optimizer's state.
+    ``replicas`` is W. With a ``sharded_optimizer`` and a flush, the ranks of a stage share the optimizer's state.
     """
 
     layers: Sequence[StageCosts]
@@ -84,9 +83,8 @@ class LayerSplits:
         """Yields a few splits to try, the fastest first; the caller takes the first that fits.
 
         The first split is the fastest without a limit on memory, the second the fastest within ``room``, the bytes of
-        each worker. Bytes are counted as in `_within`, with the ``loads`` of the stages, and so not exactly. Before
-        each further split the limits are lowered by as much as the last split exceeds ``room``; ``needed`` gives the
-        exact bytes of each worker with a split.
+        each worker as `_within` counts them, so not exactly. Before each further split the limits are lowered by as
+        much as the last split exceeds ``room`` by ``needed``, the exact bytes of each worker with it.
         """
         limits: tuple[int, ...] | None = None
         for _ in range(_TRIES):
@@ -109,11 +107,11 @@ class LayerSplits:
         return durations(self.layers, self.size, recomputing=everywhere)
 
     def _within(self, limits: Sequence[int], loads: Sequence[StageLoad]) -> Split | None:
-        """The split whose slowest stage takes the least time within ``limits``, bytes by worker; None if there is none.
+        """The split whose slowest stage takes the least time within ``limits``, bytes by worker; None if none is.
 
         The bytes of a stage are its weights in all their copies, gradients, optimizer state, and the activations of the
-        largest number of micro-batches that wait for a backward at once. Messages do not count. The gradients that a
-        first backward makes count for the largest stage of a worker.
+        most micro-batches that wait for a backward at once; messages do not count. The gradients that a first backward
+        makes count for the largest stage of a worker.
         """
         header, layers, size = self.header, self.layers, self.size
         shards = self.sharded_optimizer and not header.steps_inside
@@ -144,7 +142,7 @@ class LayerSplits:
 
 
 def loads_of(header: Header, held: Iterable[Holdings]) -> list[StageLoad]:
-    """The most that each stage keeps on any worker, from the holdings of each worker: what it holds at its fullest."""
+    """The most that each stage keeps on any worker, from the holdings of each worker."""
     loads = [StageLoad(1, 0)] * header.stages
     for holdings in held:
         for stage, copies in holdings.copies:
@@ -161,7 +159,7 @@ def _fastest(seconds: tuple[float, ...], stages: int) -> Split | None:
 
 
 def _until(sizes: Sequence[int]) -> list[int]:
-    """Running totals: for each layer the bytes of all layers before it, and at the end the bytes of all layers."""
+    """Running totals: for each layer the sum over all layers before it, and at the end that of all layers."""
     return [0, *accumulate(sizes)]
 
 
@@ -183,8 +181,8 @@ class Role(Enum):
 class Node(NamedTuple):
     """An event, with its role, the instruction that causes it, the workers that take part, and its length in seconds.
 
-    An event with the role "begin" has the lane's first instruction. The workers of a wire and of a flight are the
-    sender and the receiver, those of a notice the receiver and the sender.
+    A "begin" has the lane's first instruction. The workers of a wire and of a flight are sender and receiver, those of
+    a notice receiver and sender.
     """
 
     role: Role
@@ -196,8 +194,7 @@ class Node(NamedTuple):
 class Port(NamedTuple):
     """One direction of a link at a worker: where messages leave (``leaving``), or where they arrive.
 
-    A link to the ``host`` has one port for both directions; ``worker`` is then the first of the workers that share the
-    link. In `Events.ports`, where a move has two ports, it stands as both of them.
+    A link to the ``host`` has one port for both directions, at the first of the workers that share the link.
     """
 
     worker: Worker
@@ -209,11 +206,10 @@ class Port(NamedTuple):
 class Events(NamedTuple):
     """All events of a program; outside ``nodes``, an event is given by its index in ``nodes``.
 
-    ``before[e]`` has the events that event e waits for. ``posted[e]``, for a message, a sum, a move or a wait for one
-    of these, has the events after which it is posted: one at each end of a message, one at each member of a sum.
-    ``lanes`` has the events of each worker in order: its begin, if it has any instruction, then computes and waits, and
-    the posts and steps that take time. ``ports[e]``, for a wire or a move on a shared link, has its two ports; the
-    ``seconds`` of such an event are those that it would take alone on its link.
+    ``before[e]`` has the events that event e waits for. ``posted[e]``, for a message, a sum, a move or a wait for one,
+    has the events after which it is posted, one at each end or member. ``lanes`` has the events of each worker in
+    order: its begin, if it has any instruction, computes and waits, and posts and steps that take time. ``ports[e]``,
+    for a wire or a move on a shared link, has its two ports; its ``seconds`` are those that it would take alone.
     """
 
     nodes: Sequence[Node]
@@ -240,10 +236,7 @@ def events_of(program: Program, charges: Charges) -> Events:
 
 
 class _Gathered:
-    """Collects events lane by lane.
-
-    The first lane that posts a message or a sum adds its event; other lanes only add what that event waits for.
-    """
+    """Collects events lane by lane; the first lane that posts a message or a sum adds its event."""
 
     def __init__(self, charges: Charges) -> None:
         self.nodes: list[Node] = []
@@ -331,10 +324,7 @@ class _Gathered:
         self.posted[event] += now
 
     def _wire(self, send: ops.Send, source: Worker, target: Worker) -> int:
-        """Returns the event that is the wire of a message, which ``send`` takes from worker ``source`` to ``target``.
-
-        The first call for a message adds its wire and its flight, which has the next index.
-        """
+        """The wire of a message that ``send`` takes from ``source`` to ``target``; the next index is its flight."""
         message = send.message
         if message not in self._wires:
             link, ends = self._charges.link(source, target), (source, target)
@@ -372,7 +362,7 @@ class _Gathered:
 
 
 def with_shared_ports(events: Events) -> Events:
-    """Returns the events, in which wires take longer where several share a port.
+    """The events, in which wires take longer where several share a port.
 
     Wires are simulated as fluids: between any two moments at which an event begins or ends, every message under way has
     a constant share of its ports.
@@ -415,9 +405,8 @@ def _wire_seconds(events: Events) -> dict[int, float]:
 class _Flows:
     """The wires under way, in a simulation of time.
 
-    ``under_way`` maps a wire to the seconds that its rest would take alone on its ports. ``seconds_of`` maps each
-    finished wire to the seconds that it took. ``next`` is the time at which the next wire ends if no other begins
-    before, and the number of that wire.
+    ``under_way`` has for each wire the seconds that its rest would take alone, ``seconds_of`` for each finished one
+    those that it took. ``next`` is when the next wire ends if no other begins before, and its number.
     """
 
     def __init__(self, ports: Mapping[int, tuple[Port, Port]]) -> None:
@@ -430,7 +419,6 @@ class _Flows:
         self.next: tuple[float, int] = (inf, -1)
 
     def begin(self, number: int, now: float, seconds: float) -> None:
-        """Begins wire ``number`` at time ``now``; alone it would take ``seconds``."""
         self._flow_until(now)
         self.under_way[number], self._began[number] = seconds, now
         self._share()

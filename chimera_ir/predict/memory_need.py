@@ -22,10 +22,9 @@ from chimera_runtime.program.kept_bytes import MicroBatchBytes, hosted_bytes, ke
 
 
 def bounded(schedule: Schedule, setting: Setting, free: Iterable[int]) -> Schedule:
-    """Returns the schedule with a bound on each worker's activations: its own peak, and as many more as fit.
+    """The schedule with a bound on each worker's activations: its peak, and as many more as its ``free`` bytes hold.
 
-    ``free`` has the bytes that each worker has left at its peak. A bound that the schedule declares stays where it is
-    smaller.
+    A bound that the schedule declares stays where it is smaller.
     """
     header = schedule.header
     all_of_them = [sum(len(pipe.micros) * pipe.workers.count(w) for pipe in header.pipes) for w in _workers(schedule)]
@@ -46,7 +45,6 @@ def _workers(schedule: Schedule) -> Sequence[int]:
 
 
 def _sizes(schedule: Schedule, setting: Setting, worker: int) -> list[int]:
-    """The bytes of a micro-batch's activations on each stage of a worker."""
     header = schedule.header
     return [setting.as_cut(stage, header).activations for stage in header.stages_of[worker]]
 
@@ -55,22 +53,11 @@ def _sizes(schedule: Schedule, setting: Setting, worker: int) -> list[int]:
 class MemoryNeed:
     """Memory that a worker needs at most, in bytes, by purpose; the parts need not be largest at the same time.
 
-    Attributes
-    ----------
-    weights
-        All copies of the weights of the worker's stages, one for each version.
-    gradients
-        The flat tensors that are summed, and the gradients that the first backward of the largest stage makes.
-    optimizer
-        The optimizer's state, or this worker's share of it.
-    messages
-        Receive buffers, and messages on their way to other workers.
-    activations
-        Activations that wait for a backward, the inputs of stages that recompute, and values between the halves of a
-        backward. Received values are in their receive buffers and count as messages.
-    host
-        Activations in the memory of the worker's host, and what stays of them there between the halves of a backward.
-        This memory is no part of the total.
+    ``weights`` are one copy for each version, ``gradients`` the tensors that are summed and those that the first
+    backward of the largest stage makes, ``optimizer`` is the worker's share of the state. ``messages`` are receive
+    buffers, with the values in them, and messages under way; ``activations`` all else that waits for a backward: inputs
+    of stages that recompute, and values between the halves of a backward. ``host`` is memory of the host, and no part
+    of the total.
     """
 
     weights: int
@@ -97,10 +84,7 @@ def memory(program: Program, setting: Setting) -> tuple[MemoryNeed, ...]:
 
 
 def memory_of(header: Header, setting: Setting, held: Iterable[Holdings]) -> tuple[MemoryNeed, ...]:
-    """Memory that each worker needs.
-
-    ``held`` says for each worker what it keeps at its fullest moments, and which messages it sends and receives.
-    """
+    """Memory that each worker needs; ``held`` has what each keeps at its fullest moments, and its messages."""
     return tuple(_Worker(header, setting, worker).need(holding) for worker, holding in enumerate(held))
 
 
@@ -115,11 +99,10 @@ def carry_bytes(program: Program, setting: Setting) -> Iterator[tuple[Worker, St
 
 
 def worker_bytes(header: Header, setting: Setting, worker: int, need: MemoryNeed) -> WorkerBytes:
-    """Returns the bytes of a worker in two parts: all but activations, and those that a micro-batch takes.
+    """Bytes of a worker: all but activations, and those that a micro-batch takes on a stage, by what is kept.
 
-    The second part is a function from a stage to bytes, keyed by what is kept (`Counted`). Received values count in the
-    first part, with their buffers, and not in the second. What the first half of a split backward needs only while it
-    runs is in neither part.
+    Received values count in the first part, with their buffers. What the first half of a split backward needs only
+    while it runs is in neither.
     """
     sizes = _Worker(header, setting, worker)
 
@@ -140,10 +123,7 @@ def worker_bytes(header: Header, setting: Setting, worker: int, need: MemoryNeed
 
 
 class _Worker:
-    """Computes the memory of a worker.
-
-    Sizes are in bytes of whole micro-batches, counts in the units of which a micro-batch has `Header.units`.
-    """
+    """The memory of a worker: sizes in bytes of whole micro-batches, counts in `Header.units` of a micro-batch."""
 
     def __init__(self, header: Header, setting: Setting, worker: int) -> None:
         self._header = header
@@ -153,7 +133,6 @@ class _Worker:
         self._sizes: dict[int, MicroBatchBytes] = {}
 
     def need(self, held: Holdings) -> MemoryNeed:
-        """The worker's memory, by purpose."""
         stages, units = self._setting.stages, self._header.units
         longest = max(self._header.slice_lengths)
         messages = [*held.sending, *((edge, micros) for edge, slots in held.receiving for micros in slots)]

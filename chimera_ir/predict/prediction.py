@@ -33,10 +33,9 @@ from chimera_ir.verify.holdings import holdings
 class Prediction:
     """Time and memory of an iteration, or of an update of the steady state, in seconds and bytes.
 
-    The time is given twice: by equation 1, and by a replay of the program. ``expected`` is the mean time of many
-    updates that follow one another if times scatter as in the profile; None if the profile has no noise. ``memory`` is
-    what each worker needs. An iteration or update trains on ``items`` items. ``warnings`` are those about the profile
-    and the cluster file.
+    The time is given by equation 1, and by a replay of the program. ``expected`` is the mean time of many updates whose
+    times scatter as in the profile; None if it has no noise. ``memory`` is what each worker needs. ``warnings`` are
+    about the profile and the cluster file.
     """
 
     setting: Setting
@@ -122,8 +121,8 @@ class BaselinePrediction(NamedTuple):
 class Forecast:
     """The conditions of a prediction, from which a `Setting` follows once the program's stages are known.
 
-    ``inputs`` are the profile and the cluster, ``copies`` is W. ``split`` has the first layer of each stage; if it is
-    None, the fastest split is taken. ``replica_layout`` and ``sharded_optimizer`` are as in `Setting`.
+    ``inputs`` are the profile and the cluster, ``copies`` is W. ``split`` has the first layer of each stage; None takes
+    the fastest split. ``replica_layout`` and ``sharded_optimizer`` are as in `Setting`.
     """
 
     inputs: Inputs
@@ -146,8 +145,8 @@ class Forecast:
     def within_bounds(self, level: Schedule | ScheduleStream | Program | ProgramStream) -> "Forecast":
         """The forecast with the fastest split of the profile's layers that keeps declared bounds in bytes.
 
-        This forecast is returned if it has a split, if the profile has no layers, or if no split keeps the bounds.
-        ``level`` is a program, or a verified schedule.
+        It is this one if it has a split, if the profile has no layers, or if no split keeps the bounds. ``level`` is a
+        program, or a verified schedule.
         """
         header, layers = level.header, self.inputs.counts.layers
         if self.split or not layers or not any(bound.quantity is Quantity.BYTES for bound in header.bounds):
@@ -174,16 +173,16 @@ class Forecast:
     def durations(self, header: Header) -> Measured:
         """Durations, from the profile, of the operations of a program or schedule with this header.
 
-        Raises `Unfit` if the profile has no costs for them, or the cluster too few workers. Raises `OptionError` if
-        ``sharded_optimizer`` is set for a schedule without a flush, inside which stages step.
+        Raises `Unfit` if the profile has no costs for them, or the cluster too few workers; `OptionError` if
+        ``sharded_optimizer`` is set where stages step inside the schedule.
         """
         return Measured.of(self._setting(header))
 
     def equal_times(self, header: Header) -> tuple[int, ...]:
         """The lengths of slices that take equally long, as `Setting.equal_times` finds them.
 
-        They add up to the length of an item, or to a round number if the profile does not have it. Raises `WrongOption`
-        if the profile has no costs of slices, and the errors of `durations`.
+        They add up to the length of an item, if the profile has it. Raises `WrongOption` if the profile has no costs of
+        slices, and the errors of `durations`.
         """
         setting, length = self._setting(header), self.inputs.counts.positions
         if not setting.slices_known:
@@ -202,10 +201,7 @@ class Forecast:
         return Setting(stages, cluster, self.copies, self.micro_batch_size, self.replica_layout, self.sharded_optimizer)
 
     def baseline(self, program: Program, like: Header) -> BaselinePrediction | None:
-        """The prediction for a verified program that trains the same model as one with the header ``like``.
-
-        None if there is no setting for it.
-        """
+        """The prediction for a verified program that trains the same model as ``like``; None if it has no setting."""
         setting = self.setting_of_baseline(program.header, like)
         if setting is None:
             return None
@@ -215,8 +211,7 @@ class Forecast:
     def setting_of_baseline(self, header: Header, like: Header) -> Setting | None:
         """The setting of a program with ``header`` that trains the same model as one with the header ``like``.
 
-        The profile has costs for the stages of ``like``. If the program has fewer stages, each consists of an equal
-        number of these in a row; the result is None if there is no such number.
+        If it has fewer stages, each consists of an equal number of those of ``like`` in a row; None if that cannot be.
         """
         larger, rest = divmod(like.stages, header.stages)
         if rest:
@@ -225,10 +220,7 @@ class Forecast:
         return replace(setting, stages=stages_of(setting.stages, range(0, like.stages, larger)))
 
     def needs(self, program: Program) -> Mapping[Quantity, Sequence[int]]:
-        """The bytes that each worker of a verified program needs, in its own memory and in that of its host.
-
-        Raises the errors of `durations`.
-        """
+        """The bytes that each worker of a verified program needs, and those on its host; errors as in `durations`."""
         needs = memory(program, self._setting(program.header))
         return {
             Quantity.BYTES: [need.total for need in needs],
@@ -236,7 +228,7 @@ class Forecast:
         }
 
     def with_room(self, schedule: Schedule) -> Schedule:
-        """Returns the verified schedule with a bound on each worker's activations: no more than its memory holds.
+        """The verified schedule with a bound on each worker's activations: no more than its memory holds.
 
         What the schedule itself keeps is always allowed. A schedule with moves to the host is returned as it is. Raises
         the errors of `durations`.
@@ -273,9 +265,8 @@ _Json = dict[str, object]
 class Speed:
     """The time of an update and that of the baseline, in the same unit.
 
-    ``is_baseline`` is whether the schedule is the baseline itself. The times are those of replays on a cluster if
-    ``messages_counted``; otherwise messages, sums and steps take no time. ``throughput`` is in items per second, None
-    without a prediction; ``baseline_fits`` is None where the memory that the baseline needs is not known.
+    The times are those of replays on a cluster if ``messages_counted``; otherwise messages, sums and steps are free.
+    ``throughput`` is in items per second, None without a prediction; ``baseline_fits`` is None where that is not known.
     """
 
     baseline: str
@@ -309,8 +300,8 @@ class Speed:
 class Copies:
     """Memory in the paper's units, each number the largest of all workers, which need not be the same worker's.
 
-    Weights are in M_theta, activations and ``host`` (what is in the memory of a host) in M_a, ``stashed_inputs`` in
-    micro-batches. ``stages`` is the number of stages of the worker that keeps most weights.
+    Weights are in M_theta, activations and ``host`` (memory of a host) in M_a, ``stashed_inputs`` in micro-batches.
+    ``stages`` is the number of stages of the worker that keeps most weights.
     """
 
     weights: Fraction
@@ -342,8 +333,8 @@ class Copies:
 class Bytes:
     """Memory in bytes of ``worker``, the fullest one: what it needs, what it has, and the name of the largest part.
 
-    ``too_full`` is the number of workers that need more than they have. ``host`` is the most bytes that any worker
-    needs in its host's memory, ``host_available`` the bytes that it has there; None if they are not limited.
+    ``too_full`` is the number of workers that need more than they have. ``host`` is the most that any worker needs of
+    its host, ``host_available`` what it has there; None if that is not limited.
     """
 
     worker: int
@@ -390,8 +381,8 @@ class Bytes:
 class TimePart(Enum):
     """A part of the time of an update on the busiest worker; the values are words for a reader.
 
-    ``COMPUTE`` is the mean work of all workers, and ``UNEVEN`` the additional work of the busiest one. ``WAITING``
-    stands for bubbles, messages, sums and steps together, in an update without a flush on a cluster.
+    ``COMPUTE`` is the mean work of all workers, ``UNEVEN`` the additional work of the busiest one. ``WAITING`` stands
+    for all other parts together, in an update without a flush on a cluster.
     """
 
     COMPUTE = "computing"
@@ -406,10 +397,7 @@ class TimePart(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The parts of the time of an update on ``worker``, the busiest one, as shares of the whole time.
-
-    ``evenly`` says whether all workers have the same work.
-    """
+    """The parts of the time of an update on ``worker``, the busiest one, as shares; ``evenly``: all work the same."""
 
     worker: int
     evenly: bool
@@ -429,10 +417,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Summary:
-    """The answers to a user's first questions: how fast is it, does it fit, what limits it.
-
-    ``baseline_memory`` is in bytes if it is an integer, and None if it is not known.
-    """
+    """The answers to a user's first questions; ``baseline_memory`` is in bytes if it is an integer."""
 
     speed: Speed
     memory: Copies | Bytes
@@ -482,10 +467,7 @@ def _speed(report: Report, prediction: Prediction | None, baseline: BaselinePred
 
 
 def _limit(figures: Figures, time: Fraction, replay: Replay | None) -> Limit:
-    """Divides the ``time`` of an update into parts, as shares.
-
-    With a ``replay`` of a schedule with a flush, waits are divided by their causes.
-    """
+    """Divides the ``time`` of an update; with a ``replay`` of a schedule with a flush, waits by their causes."""
     work = figures.work
     busiest = max(range(len(work)), key=work.__getitem__, default=0)
     most, even = max(work, default=Fraction(0)), mean(work)
@@ -501,7 +483,6 @@ def _limit(figures: Figures, time: Fraction, replay: Replay | None) -> Limit:
 
 
 def _waits(replay: Replay, worker: int) -> dict[TimePart, Fraction]:
-    """The seconds of a replay in which ``worker`` does not compute: idle time by its cause, posts, and steps."""
     times: defaultdict[TimePart, float] = defaultdict(float)
     for stretch in idle(replay)[worker]:
         times[_PARTS[stretch.cause]] += stretch.end - stretch.start
@@ -523,8 +504,8 @@ _PARTS = {
 def exposed(replay: Replay) -> dict[WeightGroup, float]:
     """Seconds of each group's sum that no computing hides.
 
-    With a flush, they are the seconds for which the sum goes on after the last operation of all workers. Without one,
-    they are the waits for the sum on the worker that waits longest, as a mean over the updates.
+    With a flush, the sum goes on for so long after the last operation of all workers. Without one, they are the waits
+    for the sum on the worker that waits longest, as a mean over the updates.
     """
     ends = sorted(
         (event.instruction.group, event.end) for event in replay.sums if isinstance(event.instruction, AllReduce)

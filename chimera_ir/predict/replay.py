@@ -1,7 +1,6 @@
 """Replay of a program event by event, with the times of one copy of the workers, on a cluster or with free messages.
 
-The module `events` has the events and their waits. All copies run in the same way, so only one is replayed; the others
-make its sums take longer.
+All copies run in the same way, so only one is replayed; the others make its sums take longer.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,8 +23,8 @@ from chimera_ir.predict.steady import longer_by, period, turn_of
 class Event(NamedTuple):
     """An event with its times in seconds: an operation, step, post, wait, message (with its send), sum or notice.
 
-    ``posted`` is the time at which both ends of a message, or all members of a sum, have posted it. A wait has the time
-    at which the awaited message or sum is posted, or its own start if that is later. Any other event has its own start.
+    ``posted`` is the time at which both ends of a message, or all members of a sum, have posted it. Of a wait it is
+    that of what it waits for, or its start if that is later; of any other event its start.
     """
 
     role: Role
@@ -40,15 +39,15 @@ class Event(NamedTuple):
 class Replay(OneLine):
     """All events of a program with their times from the start, in seconds or in the unit of the costs.
 
-    ``conditions`` are the copies, the micro-batch size and the cluster in a few words, or the costs of operations.
-    ``span`` is the end of the last event. ``seconds`` is the time of an update: with a flush the span, without one the
-    time of an update in the steady state.
+    ``conditions`` are the copies, the micro-batch size and the cluster, or the costs, in a few words. ``span`` is the
+    end of the last event, ``seconds`` the time of an update: with a flush the span, without one that of the steady
+    state.
 
     ``lanes`` has for each worker its computes, steps, posts and waits, one after another without a gap. ``messages``
-    (each from the first byte sent to the last byte received), ``sums`` over several ranks and ``moves`` are sorted by
-    start. ``critical`` is the critical path: its events fill the time from 0 to the end without a gap, and each waits
-    for the event before it; of a message or a notice it has only the part that the next event waits for. ``events`` has
-    all events with their waits; there a wire on a shared link has the seconds that it would take alone.
+    (from the first byte sent to the last byte received), ``sums`` over several ranks and ``moves`` are sorted by start.
+    ``critical`` is the critical path: its events fill the time from 0 to the end, and each waits for the one before; of
+    a message or a notice it has only the part that the next event waits for. ``events`` has all events with their
+    waits; there a wire on a shared link has the seconds that it would take alone.
     """
 
     header: Header
@@ -67,8 +66,7 @@ class Replay(OneLine):
 def replay(program: Program, setting: Setting) -> Replay:
     """Replay of one copy of a verified program, in time linear in its instructions.
 
-    Raises `ValueError` if the setting has another number of stages than the program, or the program does not finish and
-    so was not verified.
+    Raises `ValueError` if the setting has another number of stages, or the program does not finish.
     """
     conditions = f"W={setting.copies} B={setting.micro_batch_size} on {setting.cluster.name}"
     with uncollected():
@@ -87,8 +85,7 @@ def free_replay(program: Program, durations: Durations) -> Replay:
 def pace(program: Program, setting: Setting) -> float:
     """Seconds from an update to the next in the long run, where updates follow one another without a barrier.
 
-    A worker begins its next update while other workers still finish theirs. So the result is at most the seconds of a
-    replay, and equal if one lane begins first and ends last. Arguments and errors as in `replay`.
+    At most the seconds of a replay, and equal if one lane begins first and ends last. Errors as in `replay`.
     """
     with uncollected():
         events = with_shared_ports(_events(program, setting))
@@ -98,8 +95,7 @@ def pace(program: Program, setting: Setting) -> float:
 def expected(program: Program, setting: Setting) -> float:
     """Mean seconds of an update in the long run, where operations and steps scatter as they did in the profile.
 
-    The result is `pace` plus the seconds that noise adds (`spread`). Messages and sums take the same time as in a
-    replay. Arguments and errors as in `replay`.
+    It is `pace` plus the seconds that noise adds (`longer_by`). Errors as in `replay`.
     """
     with uncollected():
         events, charges = with_shared_ports(_events(program, setting)), Charges(program.header, setting)
@@ -119,7 +115,6 @@ def _events(program: Program, setting: Setting) -> Events:
 
 
 def _replay(header: Header, alone: Events, unit: Unit, conditions: str) -> Replay:
-    """Replays events; ``alone`` has for each wire the seconds that it would take alone on its link."""
     events = with_shared_ports(alone)
     times = _times(events)
     span = max(times.ends, default=0.0)
@@ -140,10 +135,9 @@ def _replay(header: Header, alone: Events, unit: Unit, conditions: str) -> Repla
 
 
 class _EventTimes(NamedTuple):
-    """Starts and ends of all events, and why each starts when it does.
+    """Starts and ends of all events; event n begins when ``decided[n]`` ends, or waits for nothing if that is n.
 
-    Event n begins when event ``decided[n]`` ends, the last one that it waits for; ``decided[n]`` is n itself if event n
-    waits for nothing. ``order`` has every event after all events that it waits for.
+    ``order`` has every event after all that it waits for.
     """
 
     starts: Sequence[float]
@@ -164,7 +158,7 @@ def _times(events: Events) -> _EventTimes:
 
 
 def _event(events: Events, times: _EventTimes, number: int) -> Event:
-    """Event ``number`` with its times; if the event is a wait, it begins when the event before it on its lane ends."""
+    """Event ``number`` with its times; a wait begins when the event before it on its lane ends."""
     role, instruction, workers, _ = events.nodes[number]
     start, end = times.starts[number], times.ends[number]
     posted = max((times.ends[other] for other in events.posted.get(number, ())), default=start)
@@ -183,10 +177,7 @@ def _whole(wire: Event, flight: Event) -> Event:
 
 
 def _critical(events: Sequence[Event], times: _EventTimes) -> list[Event]:
-    """The critical events from 0 to the end of the last one, without waits.
-
-    The wire and the flight of a message are joined into one event.
-    """
+    """The critical events from 0 to the end of the last one, without waits; a wire and its flight are one event."""
     if not events:
         return []
     # Back from the event that ends last, always to the event that decides the start.
@@ -211,10 +202,8 @@ def _critical(events: Sequence[Event], times: _EventTimes) -> list[Event]:
 class Cause(Enum):
     """Cause of a worker's idle time.
 
-    ``BUBBLE``: another worker has not yet posted its end of a message, launched a sum, or finished. ``MESSAGE``: both
-    ends have posted the message, and it is on its way. ``SUM``: all members have launched the sum, and it is running.
-    ``MOVE``: the link to the host is busy with the move that the worker waits for, or with an earlier move of the
-    worker.
+    ``BUBBLE``: another worker has not yet posted its end of a message, launched a sum, or finished. ``MESSAGE`` and
+    ``SUM``: all have, and it is under way. ``MOVE``: the link to the host is busy with a move of the worker.
     """
 
     BUBBLE = "bubble"

@@ -5,9 +5,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import assert_never
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from chimera_ir.cost.durations import decimal, percent, seconds
@@ -29,6 +27,7 @@ from chimera_ir.predict.prediction import (
     hiding_time,
 )
 from chimera_ir.profile.document import WARNING, shown
+from chimera_ir.tables import Column, Table
 
 # A prediction as a table for a terminal: the terms of equation 1, the replay, the memory of the fullest worker.
 
@@ -37,12 +36,8 @@ _SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 def table(prediction: Prediction) -> RenderableType:
     """All terms of the prediction, for a console of any width."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("equation 1")
-    table.add_column("predicted", style="bold", overflow="fold")
-    for name, value in _rows(prediction):
-        table.add_row(name, value)
-    return Group(heading(prediction), table)
+    columns = Column("equation 1"), Column("predicted", style="bold")
+    return Group(heading(prediction), Table(columns, [*_rows(prediction)]).for_terminal())
 
 
 def size(value: float) -> str:
@@ -99,7 +94,6 @@ def _listed(values: tuple[float, ...]) -> str:
 
 
 def _joined(value: float) -> str:
-    """Seconds without a blank, for lines with several values."""
     return seconds(value).replace(" ", "")
 
 
@@ -129,10 +123,10 @@ _INDENT = 8
 def show(
     report: Report, summary: Summary, prediction: Prediction | None, width: int, baseline: str, searched: str = ""
 ) -> list[Text]:
-    """Returns the paragraphs of the screen, in lines up to ``width``: one for each answer, remark and warning.
+    """The paragraphs of the screen, in lines up to ``width``: one for each answer, remark and warning.
 
-    ``baseline`` is the name under which readers know the baseline. ``searched`` says in words what a search found; it
-    is empty without a search.
+    ``baseline`` is the name under which readers know the baseline. ``searched`` says what a search found, if there was
+    one.
     """
     ratio = summary.speed.times_as_fast
     lines = [
@@ -225,7 +219,6 @@ def _baseline_memory(summary: Summary, report: Report) -> str:
 
 
 def _copies(memory: Copies) -> str:
-    """The memory of the fullest workers in words: stages, copies of weights, activations, stashed inputs."""
     copies = "" if memory.weights == memory.stages else f" ({counted(int(memory.weights), 'copy')} in all)"
     weights = f"weights of {counted(memory.stages, 'stage')}{copies}"
     kept = [f"activations of up to {_forwards(memory.activations)}"] if memory.activations else []
@@ -239,7 +232,6 @@ def _forwards(count: Fraction) -> str:
 
 
 def _advice(memory: Bytes, report: Report, prediction: Prediction | None) -> str:
-    """Names the largest part of the memory and the option that makes it smaller."""
     header = report.header
     sharded = prediction is None or prediction.setting.sharded_optimizer or header.steps_inside
     fewer = {
@@ -298,13 +290,11 @@ def _path(figures: Figures, prediction: Prediction | None) -> str:
 
 
 def _moves(report: Report) -> str:
-    """Text on the moves to the host, and on what `--offload auto` gains and costs; empty if nothing moves."""
     words = [] if report.without_offload is None else [_offload(report, report.without_offload)]
     return "; ".join([*words, *([_transfers(report)] if any(report.host) else [])])
 
 
 def _transfers(figures: Figures) -> str:
-    """Says how long the busiest link to a host is in use, and for how much of that time its worker computes."""
     worker = max(range(figures.workers), key=lambda worker: figures.transfers[worker])
     time, hidden = figures.host_links[worker]
     share = Fraction(time, figures.makespan) if figures.makespan else Fraction(0)
@@ -314,7 +304,6 @@ def _transfers(figures: Figures) -> str:
 
 
 def _offload(report: Report, unmoved: Unmoved) -> str:
-    """Says what `--offload auto` moves, how much memory that saves, and how much time it costs."""
     if not unmoved.offloads:
         is_bounded = any(bound.quantity is Quantity.ACTIVATIONS for bound in report.header.bounds)
         reason = "the declared bound holds without" if is_bounded else "no worker would keep less in the same time"
@@ -328,7 +317,7 @@ def _offload(report: Report, unmoved: Unmoved) -> str:
 
 
 def _unchanged(report: Report, unmoved: Unmoved) -> str:
-    """Words for moves that do not lower the peak: what workers keep with and without them; empty if they lower it."""
+    """What workers keep with and without moves that do not lower the peak; empty if they lower it."""
     now, before = report.activations, unmoved.activations
     fullest = [worker for worker, peak in enumerate(now) if peak == max(now)]
     if any(now[worker] != before[worker] for worker in fullest):
@@ -362,7 +351,7 @@ def _times(prediction: Prediction) -> str:
 
 
 def _sums(report: Report, prediction: Prediction | None) -> str:
-    """Says how many gradient sums there are, how many computing hides, and which are exposed; empty without sums."""
+    """How many gradient sums there are, how many computing hides, and which are exposed; empty without sums."""
     if prediction is not None:
         costs = exposed(prediction.replay)
         late = sorted((group for group in costs if costs[group] > 0), key=lambda group: -costs[group])
@@ -379,10 +368,7 @@ def _sums(report: Report, prediction: Prediction | None) -> str:
 
 
 def _exposed(names: Sequence[str], groups: Sequence[WeightGroup]) -> str:
-    """Says which sums are exposed, that is, not hidden by computing; empty if there are none.
-
-    ``groups`` are the groups of the exposed sums, ``names`` the words for the first few; the others are only counted.
-    """
+    """Names the sums that computing does not hide; of more than the first ``names`` it has the number."""
     if not groups:
         return ""
     further = f" and {len(groups) - len(names)} more" if len(groups) > len(names) else ""

@@ -48,8 +48,7 @@ class Setting:
     """The setting of a program: the costs of its stages, the cluster, ``copies`` (W) and ``micro_batch_size`` (B).
 
     With ``replica_layout`` (``--layout replica``) a worker of a copy is rank worker * W + copy, else it is rank copy *
-    workers + worker. With ``sharded_optimizer`` each replica of a stage keeps one share of the optimizer's state if the
-    schedule has a flush.
+    workers + worker. With ``sharded_optimizer`` replicas of a stage share the optimizer's state if there is a flush.
     """
 
     stages: tuple[StageCosts, ...]
@@ -75,10 +74,10 @@ class Setting:
         return all(self.timing(stage).slices for stage in range(len(self.stages)))
 
     def equal_times(self, slices: int, length: int) -> tuple[int, ...]:
-        """The lengths of ``slices`` slices, ``length`` in all, for which the slowest slice takes the least time.
+        """The lengths of ``slices`` slices, ``length`` in all, whose slowest takes least; empty if they are equal.
 
-        The result is empty if equal lengths are best. The time of a slice is that on the stage where it takes longest.
-        The costs of slices are known, and ``length`` is at least their number.
+        The time of a slice is that on its slowest stage. The costs of slices are known; ``length`` is at least their
+        number.
         """
         stages = [(self.timing(stage), costs.overhead) for stage, costs in enumerate(self.stages)]
         return normalized(equal_times(slices, length, slowest_stage(stages, length)))
@@ -88,10 +87,7 @@ class Setting:
         return self.stages[stage].at[self.micro_batch_size]
 
     def as_cut(self, stage: int, header: Header) -> Timing:
-        """Costs of a micro-batch on a stage, added up over the slices into which the schedule cuts it.
-
-        If there are no slices, or the profile has no costs of them, they are the costs of the whole micro-batch.
-        """
+        """Costs of a micro-batch on a stage, added up over the slices of the schedule if the profile has them."""
         timing = self.timing(stage)
         if header.slices == 1 or not timing.slices:
             return timing
@@ -108,9 +104,8 @@ class Setting:
     def over(self, stage: int, micros: int, parts: int) -> tuple[Timing, Fraction]:
         """The costs of an operation over ``micros`` parts of micro-batches, as a timing and a factor on its times.
 
-        A whole micro-batch has ``parts`` parts. If the profile has costs for as many items as the operation has, the
-        timing is theirs and the factor 1: a large operation uses a device better than two small ones. Otherwise the
-        timing is that of a micro-batch, and the factor the operation's number of micro-batches.
+        A whole micro-batch has ``parts`` parts. Costs of as many items in the profile have the factor 1: a large
+        operation uses a device better than two small ones. Otherwise a micro-batch's timing counts as many times.
         """
         if micros == parts:
             return self.timing(stage), _WHOLE
@@ -122,10 +117,10 @@ class Setting:
     def compute(self, stage: int, operation: Compute, header: Header) -> tuple[tuple[float, Fraction], ...]:
         """Time of an operation outside a pair, as terms to be added: each is seconds, such as F_t, and a factor on it.
 
-        An operation over a part of a micro-batch takes that part of the time, but all of the overhead that an operation
-        of any size has: a second term adds the rest of the overhead. A slice takes the time that the profile has for
-        it, or for the measured slices that it overlaps. Weights of micro-batches multiply times without overheads. A
-        move takes the latency of the host link and the time of its bytes, as if no other move were on the link.
+        An operation over a part of a micro-batch takes that part of the time, but all of the overhead of an operation:
+        a second term adds the rest of it. A slice takes the time that the profile has for it, or for the measured
+        slices that it overlaps. Weights of micro-batches multiply times without overheads. A move takes the latency of
+        the host link and the time of its bytes, as if no other move were on the link.
         """
         if operation.kind.moves:
             share = Fraction(header.length(operation.micros), header.units)
@@ -150,16 +145,13 @@ class Setting:
         return self.cluster.host or HostLink(FREE)
 
     def transfer(self, stage: int, move: Kind) -> tuple[float, float]:
-        """Seconds of a micro-batch's transfer to the host or back: the latency of the link, and the time of the bytes.
-
-        ``move`` is the kind of the operation.
-        """
+        """Seconds of a micro-batch's move to the host or back: the latency of the link, and the time of the bytes."""
         link, sizes = self.host.link, self.timing(stage).kept.moved
         size = sizes.operands if move.moves_operands else sizes.activations
         return link.alpha, round(link.beta * size, _DIGITS)
 
     def host_link(self, workers: int, worker: int) -> tuple[Worker, float]:
-        """The first of the workers that share a worker's link to the host, and a factor on the seconds of transfers.
+        """The first of the workers that share a worker's link to the host, and a factor on seconds of transfers.
 
         The factor is how many ranks of all copies are on the link, divided by how many workers of this copy are:
         transfers of other copies count as if they were spread evenly. A copy has ``workers`` workers.
@@ -172,7 +164,6 @@ class Setting:
         return Worker(sharing[0]), sum(self._host_link_of(rank, of_node) == link for rank in every) / len(sharing)
 
     def _host_link_of(self, rank: int, of_node: int) -> tuple[int, int]:
-        """The node of a rank, and the number of its link to the host among those of the node."""
         node, place = divmod(rank, of_node)
         return node, place // self.host.workers
 
@@ -243,10 +234,7 @@ class Charges:
         return sum(seconds * times.numerator / times.denominator for seconds, times in terms)
 
     def host_link(self, worker: Worker) -> tuple[Worker, float]:
-        """The first of the workers that share a worker's link to the host, and a factor on the seconds of transfers.
-
-        The factor says how much longer transfers take because ranks of other copies use the link as well.
-        """
+        """`Setting.host_link` of a worker, kept."""
         if worker not in self._host_links:
             self._host_links[worker] = self.setting.host_link(self.header.workers, worker)
         return self._host_links[worker]
@@ -358,7 +346,7 @@ class Measured:
         return sum((_exact(seconds) if times == 1 else _exact(seconds) * times for seconds, times in terms), _ZERO)
 
     def tick(self, header: Header) -> Fraction:
-        """Returns a unit of time such that the durations of all operations, of every size, are multiples of it."""
+        """A unit of time of which the durations of all operations, of every size, are multiples."""
         stages = self.setting.stages
         whole = [timing for stage in stages for timing in stage.at.values()]
         timings = [*whole, *(part for timing in whole for part in timing.slices)]
@@ -377,10 +365,9 @@ class Measured:
         return Measured(self.setting, stage_shares(stages, into))
 
     def report_costs(self, header: Header, path: Sequence[Operation]) -> tuple[tuple[str, Fraction], ...]:
-        """The mean cost per micro-batch (of weight 1) for each kind of operation on ``path``, with the kind's letter.
+        """The mean cost per micro-batch (of weight 1) of each kind of operation on ``path``, by its letter.
 
-        The length of ``path`` is the sum of these means, each multiplied by the kind's number of micro-batches on the
-        path.
+        The length of ``path`` is the sum of these means, each times the kind's number of micro-batches on it.
         """
         means = []
         for letter in COSTED:
@@ -392,17 +379,11 @@ class Measured:
         return tuple(means)
 
     def for_baseline(self, splits: bool) -> "Measured":
-        """Returns the durations for a report's baseline: the same, whether or not the schedule ``splits`` backwards.
-
-        Where the profile lacks the halves of a backward, each takes half of it.
-        """
+        """These durations, also for the report's baseline: a half that the profile lacks is half a backward."""
         return self
 
     def summary(self, header: Header, kinds: Collection[str]) -> str:
-        """Says how long each kind of operation takes on a micro-batch: the shortest and the longest time of all stages.
-
-        ``kinds`` are the letters of the kinds that the text names.
-        """
+        """The shortest and the longest time of a micro-batch on all stages, for the letters ``kinds``."""
         micros = next((pipe.micros[: header.parts] for pipe in header.pipes if pipe.micros), ())
 
         def operation(kind: Kind | Pairing, stage: Stage) -> Operation:

@@ -19,11 +19,10 @@ from chimera_ir.predict.events import Events, Node, Role
 
 
 class TimedTurn(NamedTuple):
-    """One turn of the events that repeat: the nodes of the graph of their waits, and how long each takes.
+    """One turn of the events that repeat: node n is event ``events[n]`` and takes ``seconds[n]``.
 
-    Node n is event ``events[n]`` and takes ``seconds[n]``. ``waits[n]`` lists the nodes that node n waits for, each
-    with a number of turns: 0 is the same turn, 1 the turn before, as in `flow.cycles`. The number is negative for a
-    later turn, which is possible where turns overlap. A turn makes ``updates`` updates.
+    ``waits[n]`` lists the nodes that node n waits for, each with how many turns ago, as in `flow.cycles`: 0 is the same
+    turn, a negative number a later one, where turns overlap. A turn makes ``updates`` updates.
     """
 
     events: Sequence[int]
@@ -33,7 +32,7 @@ class TimedTurn(NamedTuple):
 
 
 def turn_of(header: Header, events: Events, order: Sequence[int]) -> TimedTurn:
-    """The turn that a program without barriers repeats; ``order`` has its events, each after all that it waits for."""
+    """The turn that a program without barriers repeats; ``order`` has events after all that they wait for."""
     return _folded(header, events, order) if header.asynchronous else _whole(events, order)
 
 
@@ -144,11 +143,9 @@ def sigma(noise: float) -> float:
 def longer_by(turn: TimedTurn, noise: Sequence[float], joint: Sequence[bool], copies: int) -> float:
     """Seconds by which noise makes the mean update longer, in the long run.
 
-    ``noise`` has the spread of the time of each node of the turn, 0 for a fixed time. ``joint`` says whether each node
-    is one event of all ``copies`` together, which waits for all of them, as a sum does. Of many copies of a large
-    program only some are simulated.
-
-    The same turns are played with and without noise, so that the effect of the start cancels out.
+    ``noise`` has the spread of the time of each node of the turn, ``joint`` whether it is one event of all ``copies``
+    together, as a sum is. Of many copies of a large program only some are simulated. The same turns are played with and
+    without noise, so that the effect of the start cancels out.
     """
     player, nodes = _TurnPlayer(turn, joint), len(turn.seconds)
     copies = max(1, min(copies, MOST // max(1, FEWEST * nodes)))
@@ -158,10 +155,7 @@ def longer_by(turn: TimedTurn, noise: Sequence[float], joint: Sequence[bool], co
 
 
 class _TurnPlayer:
-    """Simulator of turns whose events (nodes of a `TimedTurn`) take random times.
-
-    ``_order`` has every node after the nodes of the same turn that it waits for.
-    """
+    """Simulator of turns whose events take random times; ``_order`` has nodes after those that they wait for."""
 
     def __init__(self, turn: TimedTurn, joint: Sequence[bool]) -> None:
         self._seconds = turn.seconds
@@ -171,10 +165,7 @@ class _TurnPlayer:
         self._longest = max((ago for waits in self._waits for _, ago in waits), default=0)
 
     def mean(self, sigmas: Sequence[float], copies: int, turns: int) -> float:
-        """Mean seconds from the end of a turn to the end of the next one, in a simulation of ``turns`` turns.
-
-        ``sigmas`` has for each node the standard deviation of the logarithm of its time.
-        """
+        """Mean seconds of a turn, of ``turns``; ``sigmas`` are deviations of the logarithms of nodes' times."""
         random = Random(_SEED)
         rows: list[_Row] = [[[0.0] * copies] * len(sigmas)] * self._longest
         ends = []
@@ -186,10 +177,7 @@ class _TurnPlayer:
         return (ends[-1] - ends[first]) / (turns - 1 - first)
 
     def _row(self, rows: Sequence[_Row], sigmas: Sequence[float], copies: int, random: Random) -> _Row:
-        """Plays one more turn; returns when each of its events ends, in each copy.
-
-        ``rows`` has these times for the turns before, the last turn first.
-        """
+        """When each event of one more turn ends, in each copy; ``rows`` are the turns before, the last one first."""
         now: list[Sequence[float]] = [()] * len(sigmas)
         past, nothing = [now, *rows], [0.0] * copies
         for node in self._order:
@@ -210,8 +198,7 @@ class _TurnPlayer:
 def _forward(waits: Waits) -> Waits:
     """Renumbers turns so that no node waits for a later turn: a node that did so is counted to that later turn.
 
-    The waits stay equivalent. Raises `ValueError` if a node waits for itself within a turn, or for one of its own later
-    turns.
+    Raises `ValueError` if a node waits for itself within a turn, or for one of its own later turns.
     """
     later = [0] * len(waits)
     for _ in range(len(waits) + 1):
@@ -229,7 +216,6 @@ def _forward(waits: Waits) -> Waits:
 
 
 def _ordered(waits: Waits) -> list[int]:
-    """The indices of all nodes, each after the nodes of the same turn that it waits for."""
     now = {node: [before for before, ago in node_waits if not ago] for node, node_waits in enumerate(waits)}
     try:
         return [*TopologicalSorter(now).static_order()]

@@ -13,10 +13,10 @@ Account = Counter[tuple[str, str]]
 
 
 def account(header: Header, lane: Lane, window: UpdateWindow, barriered: bool) -> Account:
-    """Divides the time of a window of a rank's lane; returns nanoseconds by activity and cause, which add up to it.
+    """Divides the time of a window of a rank's lane: nanoseconds by activity and cause, which add up to it.
 
-    Time outside of operations counts as `Activity.BETWEEN`; after the last operation, if the run is ``barriered`` (has
-    a barrier after each update), as `Activity.FLUSH`.
+    Time outside of operations counts as `Activity.BETWEEN`; after the last operation of a ``barriered`` run, as
+    `Activity.FLUSH`.
     """
     nanoseconds: Account = Counter()
     now = window.start
@@ -37,11 +37,10 @@ def inside(lane: Lane, window: UpdateWindow) -> Sequence[LaneSpan]:
 
 
 def windows(header: Header, lanes: Sequence[Lane], barriered: bool) -> list[tuple[UpdateWindow, ...]]:
-    """Returns the windows of each update that every rank has finished: when each rank begins and ends the update.
+    """The windows of each update that every rank has finished: when each rank begins and ends the update.
 
-    If the run is ``barriered`` (has a barrier before each update), all ranks have the same window, from the first
-    operation of any rank to the last. Otherwise a rank's window begins where its window of the update before ends, and
-    its first window begins with its first operation.
+    If the run is ``barriered``, all ranks have the same window, from the first operation of any rank to the last.
+    Otherwise a rank's window begins where that of the update before ends, and its first with its first operation.
     """
     # Ranks without operations finish nothing: they get the windows of the others.
     finished = [ends(lane) for lane in lanes if lane]
@@ -67,5 +66,5 @@ def windows(header: Header, lanes: Sequence[Lane], barriered: bool) -> list[tupl
 
 
 def length(window: Iterable[UpdateWindow]) -> float:
-    """Length of an update in nanoseconds: the mean over ``window``, its windows on all ranks."""
+    """Length of an update in nanoseconds: the mean over its windows on all ranks."""
     return fmean(end - start for start, end in window)

@@ -51,11 +51,9 @@ class StoppedRank:
     """The place where a rank stopped.
 
     ``line`` is the line of the program, empty if the rank has left no record or had done everything. ``event`` is the
-    number, on the page, of the event of this line or else of the next line that has one; -1 if no such line follows in
-    the update. ``update`` is 0 if the rank has left no record. ``begun`` is False if the rank had not begun the update,
-    and stopped before ``line`` and not in it. ``awaited`` is the worker whose message it waited for, or that was to
-    take one; -1 if there is none. ``seconds`` is how long the rank had been there, 0 if that is not known. ``message``
-    is the error message with which it ended.
+    number, on the page, of the event of this line or of the next that has one in the update; else -1. ``begun`` is
+    False if the rank stopped before ``line`` and not in it. ``awaited`` is the worker at the other end of its message,
+    or -1. ``seconds`` is how long it had been there, 0 if that is not known; ``message`` is how it ended.
     """
 
     rank: int
@@ -70,11 +68,7 @@ class StoppedRank:
 
 
 class Stopped(NamedTuple):
-    """The end of a run that ended early.
-
-    ``update`` is the last update that any worker of copy 0 began. ``lanes`` are the recorded lanes of the workers of
-    copy 0. ``ranks`` says where each rank stopped.
-    """
+    """The end of a run that ended early, in the last update that any worker of copy 0 began; its recorded ``lanes``."""
 
     update: int
     lanes: Sequence[Lane]
@@ -116,10 +110,9 @@ def _stop(trace: Trace, lane: Lane, events: Events, number: int) -> StoppedRank:
 
 
 def event_at(events: Events, worker: int, instructions: Iterable[Instruction]) -> int:
-    """Returns the number of the first event on the lane of ``worker`` that belongs to one of ``instructions``.
+    """The number of the event of the first of ``instructions`` that has one on the lane of ``worker``, or -1.
 
-    Of ``instructions``, the first that has an event decides; the result is -1 if none has one. Events are numbered lane
-    by lane, as on a page.
+    Events are numbered lane by lane, as on a page.
     """
     before = sum(map(len, events.lanes[:worker]))
     places = {
@@ -151,8 +144,7 @@ class RankStop(NamedTuple):
     """Record of where a rank stopped.
 
     ``place`` is its place in its script, None outside of updates; the script counts updates from ``update`` on.
-    ``text`` is the line of the script. ``peers`` are the ranks that it waited for. ``seconds`` is how long it had been
-    there, 0 if that is not known.
+    ``text`` is the line of the script. ``peers`` are the ranks that it waited for, for ``seconds`` if that is not 0.
     """
 
     rank: int
@@ -303,10 +295,7 @@ In a stream, counters count from the turn, so that an instruction has the same p
 
 
 class _LaneInstruction(NamedTuple):
-    """The instruction that a rank was in (``done``), and the one that the page shows for it (``shown``).
-
-    ``update`` is the update that the instruction serves, counted from the first update of the rank's record.
-    """
+    """The instruction that a rank was in, that which the page shows for it, and the update that it serves."""
 
     done: Instruction
     shown: Instruction
@@ -316,11 +305,7 @@ class _LaneInstruction(NamedTuple):
 def _instructions(
     header: Header, lane: Sequence[Instruction], places: Sequence[CallPlace]
 ) -> Mapping[_Key, Mapping[int, Instruction]]:
-    """Maps each place in a script to the instructions there.
-
-    Without a flush a place has an instruction for each turn, keyed by the first update of the turn. With a flush it has
-    one instruction, with the key 0.
-    """
+    """The instructions at each place in a script, by the first update of their turn; 0 with a flush."""
     instructions: dict[_Key, dict[int, Instruction]] = defaultdict(dict)
     for instruction, place in zip(lane, places, strict=True):
         instructions[_key(header, place)][_turn(header, place)] = instruction
@@ -360,7 +345,6 @@ def _turn(header: Header, place: CallPlace) -> int:
 
 
 def _silent(number: int, ranks: Sequence[RankStop]) -> str:
-    """Text on a rank that recorded nothing, with the ranks that waited for it."""
     waiting = [str(rank.rank) for rank in ranks if number in rank.peers and len(rank.peers) == 1]
     waits = f"; rank{'s' if len(waiting) > 1 else ''} {', '.join(waiting)} waited for it" if waiting else ""
     return f"left no record: it was stopped or killed, or its machine has a bundle of its own{waits}"

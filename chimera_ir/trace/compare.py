@@ -39,8 +39,7 @@ class Residual:
 class Side:
     """One update, predicted or measured: the lane of each worker, in nanoseconds from the beginning of the update.
 
-    ``windows[w]`` is the part of lane w to show: from the update's start on worker w to its end there or, if updates
-    overlap, from its first start on any worker to its last end.
+    ``windows[w]`` is the part of lane w to show: the update on worker w or, if updates overlap, on all workers.
     """
 
     lanes: tuple[Lane, ...]
@@ -60,14 +59,14 @@ class TraceComparison:
     """Prediction and measurement of a run, side by side.
 
     ``source`` is that of the prediction, None if it was made from the run itself. Of the ``updates`` that were recorded
-    completely, measured figures are averaged over the ``chosen`` ones. ``typical`` is the chosen update of median
-    length, which begins at ``origin`` nanoseconds; the predicted one begins at ``begins``. ``rows`` has the residuals
-    of each worker; they add up to its `step`, predicted and measured.
+    completely, measured figures are means of the ``chosen`` ones. ``typical`` is the chosen update of median length,
+    which begins at ``origin`` nanoseconds; the predicted one begins at ``begins``. ``rows`` has the residuals of each
+    worker, which add up to its `step`.
 
-    ``predicted`` and ``measured`` are the update that is compared: the predicted one, and the typical one of copy 0.
-    ``operations`` has its operations, each predicted and measured; it is empty if updates overlap. ``recorded`` has the
-    lanes of all ranks, and ``windows[u]`` their windows of update u; ``first_copy`` are the ranks of copy 0. ``ended``
-    says how the run ended early, None if it did not. ``memory`` has the bytes of carries and on the host.
+    ``predicted`` and ``measured`` are the update that is compared, of copy 0. ``operations`` has its operations on both
+    sides; none if updates overlap. ``recorded`` has the lanes of all ranks, ``windows[u]`` their windows of update u;
+    ``first_copy`` are the ranks of copy 0. ``ended`` says how the run ended early, None if it did not. ``memory`` has
+    the bytes of carries and on the host.
     """
 
     about: RunInfo
@@ -105,7 +104,7 @@ class TraceComparison:
 
     @property
     def bubbles(self) -> tuple[float, float]:
-        """The shares of all workers' time in which they compute nothing (bubble ratios): predicted, measured."""
+        """The shares of all workers' time in which they compute nothing: predicted, measured."""
         busy = [row for rows in self.rows for row in rows if row.kind in BUSY]
         predicted, measured = (total * len(self.rows) for total in self.steps)
         return (
@@ -125,11 +124,9 @@ def has_whole_updates(trace: Trace, recorded: Sequence[Lane]) -> bool:
 
 
 def compare(trace: Trace, recorded: tuple[Lane, ...], source: ProfileSource | None = None) -> TraceComparison:
-    """Comparison of a trace with a prediction from ``source`` or, if that is None, from the run's own operations.
+    """Comparison of a trace with a prediction from ``source`` or, if that is None, from the run's operations.
 
-    ``recorded`` are the lanes of all ranks.
-
-    Raises `BadTrace` if no update was recorded completely.
+    ``recorded`` are the lanes of all ranks. Raises `BadTrace` if no update was recorded completely.
     """
     # The measured updates: all that were recorded completely, and the typical ones among them.
     header, about = trace.header, trace.about
@@ -184,8 +181,8 @@ def compare(trace: Trace, recorded: tuple[Lane, ...], source: ProfileSource | No
 def choose(lengths: Sequence[float], apart: int) -> list[int]:
     """Indices of the updates of typical length: the middle half, by length, of the updates in the steady state.
 
-    The first ``apart`` updates warm up and are left out. If ``apart`` is greater than 1, updates overlap, so the last
-    ``apart`` updates are a drain and are left out, too.
+    The first ``apart`` updates warm up and are left out; if updates overlap, ``apart`` is greater than 1, and the last
+    ones drain and are left out, too.
     """
     last = len(lengths) - (apart if apart > 1 else 0)
     steady = range(apart, last) if last - apart >= 1 else range(len(lengths))
@@ -200,10 +197,10 @@ def costs(
     lanes: Sequence[Lane],
     chosen: Iterable[Sequence[UpdateWindow]],
 ) -> Callable[[Instruction], int]:
-    """Returns a function from an operation to nanoseconds: a rehearsal's sleep, or a median over ranks and updates.
+    """A function from an operation to nanoseconds: a rehearsal's sleep, or a median over ranks and updates.
 
     ``rehearse`` has the seconds of sleep by kind. If it is None, the median is over equal operations of all ranks in
-    the updates whose windows are ``chosen``. Posting costs nothing, so that its measured time shows as a difference.
+    the ``chosen`` windows. Posting costs nothing, so that its measured time shows as a difference.
     """
     if rehearse is not None:
         lengths = {letter: round(seconds * 1e9) for letter, seconds in rehearse.items()}
@@ -246,10 +243,7 @@ def _like(operation: _Timeable, header: Header) -> _Likeness:
 
 
 def forecast(trace: Trace, cost: Callable[[Instruction], int], barriered: bool, typical: int) -> PredictedLanes:
-    """Prediction from ``cost``, the nanoseconds of an operation, with messages that take no time.
-
-    ``barriered`` says that a barrier precedes each update; ``typical`` is the update of the run to compare with.
-    """
+    """Prediction from the nanoseconds of operations (``cost``), to compare with the update ``typical`` of a run."""
     header = trace.header
     updates = played_updates(trace.program, barriered)
     played = play(trace.program, updates, cost)
@@ -291,7 +285,7 @@ def later(span: LaneSpan, by: int) -> LaneSpan:
 def _paired(
     prediction: PredictedLanes, recorded: Sequence[Lane], typical: int, origins: tuple[int, int]
 ) -> Iterator[Paired]:
-    """Yields the operations of update ``typical``, each as predicted and as recorded; it overlaps with no other update.
+    """Yields the operations of an update that overlaps with no other, each as predicted and as recorded.
 
     ``origins`` are the starts of the update in the prediction and in the record, from which times are then counted.
     """

@@ -39,17 +39,12 @@ FILLS: dict[str, tuple[str, str]] = {
     Activity.POST: ("url(#post)", "posts or loads"),
     Activity.LOAD: ("url(#post)", ""),
 }
-"""The fill of each activity that computes nothing, and its name in the legend.
-
-A fill is a colour or a pattern; the name is empty if the legend has the fill already.
-"""
+"""The fill of each activity that computes nothing, and its name for the legend, empty if the legend has it already."""
 
 _PATTERNS = {"idle": BUBBLE, "wait-message": MESSAGE, "wait-sum": SUM, "wait-send": SEND, "post": POST}
 
 
 class _DrawnLane(NamedTuple):
-    """A lane with its upper edge at ``y`` pixels, and the ``window`` of time in which it is drawn."""
-
     y: int
     lane: Lane
     window: UpdateWindow
@@ -98,17 +93,14 @@ def draw(comparison: TraceComparison) -> str:
 
 
 def _signs(moves: bool) -> dict[str, str]:
-    """The meanings for the legend of the colours and patterns that are no computing, keyed by colour or pattern.
-
-    If memory moves (``moves``), a wait for a move looks like a wait for a send.
-    """
+    """What colours and patterns mean that are no computing; a wait for a move looks like a wait for a send."""
     signs = {fill: name for fill, name in FILLS.values() if name}
     signs |= {FILLS[Activity.MOVE][0]: "waits for a send or for the host"} if moves else {}
     return signs | {"url(#idle)": "idle, or between operations"}
 
 
 def summary(comparison: TraceComparison) -> str:
-    """Text with the time of an update and the bubble ratio, predicted and measured, in one line."""
+    """The time of an update and the bubble ratio, predicted and measured, in one line."""
     predicted, measured = comparison.steps
     predicted_bubble, measured_bubble = comparison.bubbles
     return (

@@ -58,7 +58,7 @@ def predicted_trace(replay: Replay) -> str:
 
 
 class _Drawn:
-    """Makes the events of a trace file from a ``replay``; ``_timed`` has, for each lane, its events that take time."""
+    """Makes the events of a trace file from a ``replay``; ``_timed`` has the events of each lane that take time."""
 
     def __init__(self, replay: Replay) -> None:
         self._replay = replay
@@ -68,7 +68,6 @@ class _Drawn:
         ]
 
     def names(self) -> Iterator[TraceEvent]:
-        """Yields the names of processes and threads."""
         for worker in range(len(self._timed)):
             process = FIRST_PROCESS + worker
             yield metadata("process_name", process, 0, name=f"worker {worker}, predicted")
@@ -76,7 +75,6 @@ class _Drawn:
             yield metadata("thread_name", process, 0, name="lane")
 
     def operations(self) -> Iterator[TraceEvent]:
-        """Yields the operations and waits of all lanes."""
         for worker, lane in enumerate(self._timed):
             for event in lane:
                 start, end = self._at(event.start), self._at(event.end)
@@ -87,8 +85,8 @@ class _Drawn:
     def messages(self) -> Iterator[TraceEvent]:
         """Yields an arrow for each message, and its way from the sender's process if that takes time.
 
-        The arrow begins in the event during which, or at whose end, it is sent. It ends in the wait for it or, if that
-        takes no time, in the event behind the wait.
+        The arrow leads from the event during which, or at whose end, it is sent, to the wait for it or, if that takes
+        no time, to the event behind the wait.
         """
         takers = [dict(self._takers(lane)) for lane in self._replay.lanes]
         starts = [[event.start for event in lane] for lane in self._timed]
@@ -122,7 +120,6 @@ class _Drawn:
                 yield event.instruction.message, taker
 
     def sums(self) -> Iterator[TraceEvent]:
-        """Yields a stretch for each sum that takes time, in the process of every member."""
         for event in self._replay.sums:
             if self._at(event.start) < self._at(event.end):
                 for worker in event.workers:
@@ -130,7 +127,6 @@ class _Drawn:
                     yield from trace_files.stretch(name, "sum", process, self._at(event.start), self._at(event.end))
 
     def moves(self) -> Iterator[TraceEvent]:
-        """Yields a stretch for each move of memory that takes time, in the process of its worker."""
         for event in self._replay.moves:
             if self._at(event.start) < self._at(event.end):
                 name, process = line(event.instruction, self._replay.header), FIRST_PROCESS + event.workers[0]
@@ -159,10 +155,7 @@ class _Drawn:
 
 
 def _amounts(changes_made: Sequence[tuple[int, int]]) -> Mapping[int, int]:
-    """Maps each time at which an amount changes to the amount from then on.
-
-    Each of ``changes_made`` is a time and the number that is added to the amount then.
-    """
+    """The amount from each time on at which it changes, by the times and amounts of changes."""
     change_at: dict[int, int] = {}
     for time, change in sorted(changes_made):
         change_at[time] = change_at.get(time, 0) + change
@@ -189,8 +182,7 @@ Cost = Callable[[Instruction], int]
 class PredictedLanes(NamedTuple):
     """A prediction: ``windows[u][w]`` is the window of update u on worker w, whose lane is ``lanes[w]``.
 
-    ``shown`` is the update to show next to a measured one. The predicted time of an update is the mean of the
-    ``counted`` updates.
+    ``shown`` is the update to show next to a measured one; a predicted time is the mean of the ``counted`` updates.
     """
 
     lanes: tuple[Lane, ...]
@@ -202,8 +194,8 @@ class PredictedLanes(NamedTuple):
 def played_updates(program: Program | ProgramStream, barriered: bool) -> int:
     """Number of updates to predict so that one of them is like the measured ones.
 
-    One if the run is ``barriered`` (has a barrier before each update), four if updates follow one another, and for a
-    stream (a program without a flush) as many as its view has, which shows all that ever happens.
+    One if a barrier precedes each update (``barriered``), four if updates follow one another; of a stream as many as
+    its view has, which shows all that ever happens.
     """
     return view_of(program).header.updates if isinstance(program, ProgramStream) else 1 if barriered else 4
 
@@ -211,15 +203,14 @@ def played_updates(program: Program | ProgramStream, barriered: bool) -> int:
 def like_typical(header: Header, updates: int, typical: int) -> int:
     """Index, among ``updates`` predicted updates, of the one that is most like ``typical``, an update of a run.
 
-    The middle update is taken. Without a flush, even and odd updates differ: if only one of the middle update and
-    ``typical`` is even, the update before the middle one is taken.
+    The middle update is taken or, as even and odd updates of a stream differ, the one before.
     """
     shown = updates // 2
     return shown - (shown - typical) % 2 if header.asynchronous and shown > 1 else shown
 
 
 def play(program: Program | ProgramStream, updates: int, cost: Cost) -> tuple[Lane, ...]:
-    """Lanes of ``updates`` updates of a verified program, in which everything runs as early as possible, from time 0.
+    """Lanes of ``updates`` updates of a verified program in which everything runs as early as possible, from time 0.
 
     The wait for a message ends when the message is sent, the wait for a sum when the last holder launches it.
     """
@@ -244,10 +235,9 @@ _Served = Sequence[tuple[int, Instruction]]
 
 
 def _waits(served: Iterable[_Served], lanes: Iterable[range]) -> list[list[int]]:
-    """Lists, for each instruction, the instructions that it waits for.
+    """Lists, for each instruction, those that it waits for: the one before it, and posts of its message or sum.
 
-    They are the instruction before it in its lane and, for a wait, the posts of the message or sum. An instruction is
-    given by its index, counted lane by lane: ``lanes`` has the indices of each lane in ``served``.
+    An instruction is given by its index, counted lane by lane: ``lanes`` has the indices of each lane in ``served``.
     """
     posted: dict[Hashable, list[int]] = defaultdict(list)
     awaited: dict[int, Hashable] = {}
@@ -293,12 +283,10 @@ class ProfileSource:
 
 
 def profile_source(trace: Trace, inputs: Inputs) -> ProfileSource:
-    """Source of a prediction for a trace: profile and cluster of ``inputs``, with copies, layout and sizes of the run.
+    """Source of a prediction for a trace: profile and cluster of ``inputs``, with copies and sizes of the run.
 
     For a rehearsal only the sizes of the profile count: an operation takes the rehearsed time of its kind, whether it
-    recomputes or not, and a step takes none.
-
-    Raises `Unfit` if the profile has no costs for these stages and sizes, or the cluster too few workers.
+    recomputes or not, and a step takes none. Raises `Unfit` if the profile or the cluster does not fit the run.
     """
     header, about = trace.header, trace.about
     wanted = Wanted(header.stages, header.workers, about.copies, about.micro_batch_size)
@@ -314,11 +302,11 @@ def profile_source(trace: Trace, inputs: Inputs) -> ProfileSource:
 def predict_from_profile(
     program: Program | ProgramStream, setting: Setting, barriered: bool, typical: int
 ) -> PredictedLanes:
-    """Returns the lanes of a program replayed in a setting, and which updates in them to compare with ``typical``.
+    """The lanes of a program replayed in a setting, and which updates in them to compare with ``typical``.
 
-    ``typical`` is an update of a run. If a barrier precedes each update (``barriered``), one update is replayed.
-    Otherwise the counted updates are whole turns that take exactly as long as updates in the long run. If there are
-    none, which is possible on shared links, the turn that ends with the shown update counts.
+    If a barrier precedes each update (``barriered``), one update is replayed. Otherwise the counted updates are whole
+    turns that take exactly as long as updates in the long run. If there are none, which is possible on shared links,
+    the turn that ends with the shown update counts.
     """
     header = view_of(program).header
     updates = played_updates(program, barriered)
@@ -342,7 +330,6 @@ def predict_from_profile(
 def _steady(
     lanes: Sequence[Lane], update_windows: Sequence[Sequence[UpdateWindow]], counted: range, nanoseconds: float
 ) -> bool:
-    """Whether the counted updates take ``nanoseconds`` each, as a mean, on every worker, apart from rounding."""
     whole = len(counted) * nanoseconds
     return all(
         abs(update_windows[counted[-1]][worker].end - update_windows[counted[0]][worker].start - whole) <= 2
@@ -352,7 +339,6 @@ def _steady(
 
 
 def _replayed(program: Program | ProgramStream, setting: Setting, updates: int) -> tuple[tuple[Lane, ...], float]:
-    """Lanes of a replay of ``updates`` updates, and the seconds from one update to the next in the long run."""
     whole = longer(program, updates)
     replayed = replay(whole, setting)
     lanes = tuple(
@@ -365,11 +351,10 @@ def _replayed(program: Program | ProgramStream, setting: Setting, updates: int) 
 def _profiled_spans(
     serving: Iterator[tuple[int, Instruction]], lane: Sequence[Instruction], timed: Sequence[Event]
 ) -> Iterator[LaneSpan]:
-    """Yields the instructions of a lane with their times in a replay; an instruction without an event takes no time.
+    """Yields the instructions of a lane with their times in a replay; one without an event takes no time.
 
-    ``serving`` has each instruction as in the run, with the update that it serves; ``lane`` has it as in the replayed
-    program. ``timed`` has the events of ``lane``. All three are in one order, and no instruction occurs twice in
-    ``lane``.
+    ``serving`` has each instruction as in the run, ``lane`` as in the replayed program, of which ``timed`` has the
+    events. All are in one order, and no instruction occurs twice in ``lane``.
     """
     now, events = 0, iter(timed)
     ahead = next(events, None)

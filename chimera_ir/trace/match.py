@@ -40,7 +40,7 @@ def whole_updates(trace: Trace, lanes: Sequence[Lane]) -> int:
 
 
 def _first_ahead(trace: Trace, rank: Rank, lane: Lane) -> int:
-    """The first update in which a rank had still something to do; the number of updates if it had done everything."""
+    """The first update in which a rank had still something to do; all updates if it had done everything."""
     rest = (update for update, _ in ahead(trace, rank, lane))
     first = next(rest, None)
     if first is None:

@@ -34,7 +34,6 @@ def memory_rows(trace: Trace, source: ProfileSource | None) -> Iterator[MemoryRo
 
 
 def _predicted(program: Program, source: ProfileSource) -> dict[tuple[int, str], int]:
-    """The predicted bytes, keyed by worker and purpose, as far as the profile knows them."""
     header, setting = program.header, source.setting
     needs = memory(program, setting)
     bytes_of = {(worker, HOST): need.host for worker, need in enumerate(needs) if header.moves}
@@ -46,5 +45,5 @@ def _predicted(program: Program, source: ProfileSource) -> dict[tuple[int, str],
 
 
 def carries_of(stage: int) -> str:
-    """The name under which a rank's file has the bytes of a stage's carries, such as ``carries s0``."""
+    """The purpose of a stage's carries in a rank's file, such as ``carries s0``."""
     return f"carries s{stage}"

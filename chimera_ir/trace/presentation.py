@@ -8,9 +8,7 @@ from itertools import chain
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from chimera_ir.escapes import visible_lines
@@ -21,6 +19,7 @@ from chimera_ir.picture.looks import shown_micro
 from chimera_ir.plural import counted, listed
 from chimera_ir.predict.screen import size
 from chimera_ir.profile.costs import NO_OVERHEAD, StageCosts, Timing
+from chimera_ir.tables import Column, Table
 from chimera_ir.trace.account import length
 from chimera_ir.trace.bundles import Stopped, StoppedRank
 from chimera_ir.trace.compare import Residual, Side, TraceComparison, costs, later
@@ -38,11 +37,10 @@ from chimera_ir.trace.trace_files import BUSY, Activity, Lane, LaneSpan, Trace, 
 def run_stages(
     trace: Trace, lanes: Sequence[Lane], windows: Iterable[Sequence[UpdateWindow]]
 ) -> tuple[StageCosts, ...]:
-    """Returns the costs of each stage of a traced program.
+    """The costs of each stage of a traced program: medians, or sleeps of a rehearsal; sizes are not known.
 
-    ``windows`` has, for each update that counts, the part of every rank's lane that the update takes. An operation that
-    was never recorded takes the mean time of its kind or, if its kind was never recorded either, a time in proportion
-    to its cost in the table of kinds. Sizes are not known and count as 0.
+    ``windows`` has, for each update that counts, the part of every rank's lane. An operation that was never recorded
+    takes the mean time of its kind or, without one, a time in proportion to its cost in the table of kinds.
     """
     header, size = trace.header, trace.about.micro_batch_size
     seconds = _RunSeconds(costs(header, trace.about.rehearse, lanes, windows))
@@ -82,7 +80,7 @@ class _RunSeconds:
         self._per_unit = fmean(lengths) if lengths else self._per_unit
 
     def of(self, instruction: Instruction) -> float:
-        """Returns the seconds of an instruction; an operation that was never recorded gets an estimate, never 0."""
+        """Seconds of an instruction; an operation that was never recorded gets an estimate, never 0."""
         if nanoseconds := self._cost(instruction):
             return nanoseconds / 1e9
         if isinstance(instruction, Compute | Pair):
@@ -95,10 +93,9 @@ def _weight(operation: Compute | Pair) -> float:
 
 
 def _stage(times: Mapping[int, Mapping[str, float]], size: int, step: float) -> StageCosts:
-    """Returns the costs of a stage; ``times`` has, for each number of items, the seconds of each kind of operation.
+    """The costs of a stage from the seconds of each kind of operation by number of items; a step takes ``step``.
 
-    A micro-batch has ``size`` items. Where the time of a kind is known for a whole micro-batch alone, the time for
-    fewer items is taken in proportion. ``step`` is the seconds of the stage's optimizer step.
+    Where the time of a kind is known for a whole micro-batch (``size`` items) alone, fewer items take their share.
     """
     unknown = StageCosts(0, 0, 0, dict.fromkeys(times, Timing(NO_OVERHEAD, 0, 0, 0, 0)))
     at: dict[int, Timing] = {}
@@ -181,7 +178,6 @@ def _line(name: str, predicted: float, measured: float, whole: float) -> Line:
 
 
 def _signed(seconds: float) -> str:
-    """A difference, given in seconds, as text in milliseconds with its sign."""
     return f"{seconds * 1e3:+.3f}"
 
 
@@ -197,28 +193,25 @@ def text(comparison: TraceComparison) -> RenderableType:
         Text(f"in milliseconds; {basis(comparison)}{_early(comparison)}"),
         Text(ground(comparison)),
         *(_table(block.name, block.lines, block.total) for block in shown),
-        _table("where the bubble was", longest, None),
+        _table("where the bubble was", longest, Line("", "", "", "", "")),
         *([_memory(comparison.memory)] if comparison.memory else []),
     )
 
 
-def _memory(rows: Iterable[MemoryRow]) -> Table:
-    """Table of the most bytes of carries and on the host, which are in no other table."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("memory", overflow="fold")
-    table.add_column("predicted", justify="right")
-    table.add_column("measured", justify="right", style="bold")
-    for row in rows:
-        predicted = "" if row.predicted is None else size(row.predicted)
-        table.add_row(f"worker {row.worker}: {row.purpose}", predicted, size(row.measured))
-    return table
+def _memory(memory: Iterable[MemoryRow]) -> RenderableType:
+    columns = Column("memory"), Column("predicted", "right"), Column("measured", "right", "bold")
+    rows = [
+        (
+            f"worker {row.worker}: {row.purpose}",
+            "" if row.predicted is None else size(row.predicted),
+            size(row.measured),
+        )
+        for row in memory
+    ]
+    return Table(columns, rows).for_terminal()
 
 
 def _largest(comparison: TraceComparison) -> str:
-    """A sentence on the activity that adds most to the difference between prediction and measurement.
-
-    Times are means of all workers.
-    """
     rows = [row for worker_rows in comparison.rows for row in worker_rows]
     kinds = _by_kind(rows, len(comparison.rows)).items()
     predicted, measured = comparison.steps
@@ -239,7 +232,6 @@ def basis(comparison: TraceComparison) -> str:
 
 
 def _early(comparison: TraceComparison) -> str:
-    """The end of a sentence on a run: that it ended early, and with which message; empty if it did not."""
     return f"; the run ended early: {comparison.ended}" if comparison.ended else ""
 
 
@@ -301,15 +293,15 @@ def ended_as_json(trace: Trace) -> dict[str, Any]:
     return {"scheme": trace.about.scheme, "updates": 0, "ranks": messages}
 
 
-def _table(name: str, lines: Sequence[Line], total: Line | None) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_footer=total is not None)
-    row_name, *figures = total or Line("", "", "", "", "")
-    table.add_column(name, footer=row_name, overflow="fold")
-    for column, figure in zip(("predicted", "measured", "difference", "share"), figures, strict=True):
-        table.add_column(column, footer=figure, justify="right", style="bold" if column == "measured" else "")
-    for line in lines:
-        table.add_row(*line)
-    return table
+def _table(name: str, lines: Sequence[Line], total: Line) -> RenderableType:
+    columns = [
+        Column(name, footer=total.name),
+        Column("predicted", "right", footer=total.predicted),
+        Column("measured", "right", "bold", total.measured),
+        Column("difference", "right", footer=total.difference),
+        Column("share", "right", footer=total.share),
+    ]
+    return Table(columns, lines).for_terminal()
 
 
 def as_json(comparison: TraceComparison) -> dict[str, Any]:
@@ -388,8 +380,8 @@ Numbers = list[int]
 class SpanTable:
     """The spans of an update as columns, one entry a span: what ranks did and, as other spans, the time between.
 
-    ``operation`` is the row of the span's operation in the page's table, or -1 if the span has none. ``activity`` and
-    ``line`` are indices into the lists ``activities`` and ``lines`` of `TraceTable`.
+    ``operation`` is the span's row in the page's table, or -1; ``activity`` and ``line`` are indices into the lists of
+    `TraceTable`.
     """
 
     worker: Numbers
@@ -419,10 +411,7 @@ class ActivityRow:
 
 @dataclass(frozen=True, slots=True)
 class ResidualRow:
-    """Seconds that a worker spends on one activity in an update, predicted and measured.
-
-    ``activity`` is an index into ``activities`` of `TraceTable`.
-    """
+    """Seconds of a worker in one activity (an index into those of `TraceTable`), predicted and measured."""
 
     worker: int
     activity: int
@@ -443,10 +432,9 @@ class MeasuredFigures:
 class TraceTable:
     """The table of a recorded run.
 
-    ``typical`` is the index of the update that a page shows first. ``start`` is the time in seconds at which that
-    update begins in the schedule that the page draws. ``lines`` are the lines of the program that were run, each once.
-    ``measured`` is None if no update was recorded whole. ``hang`` says where ranks stopped; None if the run did not end
-    early.
+    A page shows the update ``typical`` first, which begins at ``start`` seconds in the schedule that it draws.
+    ``lines`` are the program's lines that were run, each once. ``measured`` is None if no update was recorded whole,
+    ``hang`` if the run did not end early.
     """
 
     updates: list[UpdateTable]
@@ -464,7 +452,7 @@ class RunTables:
     """Collects the tables of a run.
 
     ``operations`` has the worker and the operation of each row of the page's table. ``barriered`` says whether a
-    barrier follows each update. Activities and lines get their numbers in the order in which they first occur.
+    barrier follows each update. Activities and lines are numbered in the order in which they first occur.
     """
 
     def __init__(self, header: Header, operations: Iterable[tuple[int, Compute]], barriered: bool) -> None:
@@ -477,8 +465,7 @@ class RunTables:
     def table(self, comparison: TraceComparison | None, stopped: Stopped | None) -> TraceTable:
         """The table of a run that was compared with its prediction, or that ended early, or both.
 
-        Without a flush an update begins in the middle of the schedule. Of a run that ended early, the update in which
-        it ended is shown first.
+        Without a flush an update begins in the middle of the schedule. The update in which a run ended is shown first.
         """
         updates, residuals, notes, measured = [], [], [], None
         typical = begins = 0
@@ -512,7 +499,6 @@ class RunTables:
         )
 
     def _last(self, stopped: Stopped) -> UpdateTable:
-        """Returns the update in which a run ended, with the spans that were recorded of it."""
         spans = [[span for span in lane if span.update == stopped.update] for lane in stopped.lanes]
         origin = min((lane[0].start for lane in spans if lane), default=0)
         lanes = tuple(tuple(later(span, -origin) for span in lane) for lane in spans)
@@ -544,7 +530,7 @@ class RunTables:
         return str(span) if isinstance(span, Activity) else words(span.operation, self._header)
 
     def _operations(self, worker: int, span: LaneSpan | Activity) -> Sequence[int]:
-        """Returns the rows of a span's operation in the page's table: two for a pair, -1 if it computes nothing."""
+        """The rows of a span's operation in the page's table: two for a pair, -1 if it computes nothing."""
         if isinstance(span, LaneSpan) and isinstance(span.operation, Compute | Pair):
             return [self._rows.get(_key(self._header, worker, part), -1) for part in span.operation.parts]
         return [-1]
@@ -561,9 +547,9 @@ class RunTables:
 def _filled(
     lane: Lane, window: UpdateWindow, shortest: float, behind: Activity
 ) -> Iterator[tuple[LaneSpan | Activity, int, int]]:
-    """Yields what a lane does in a window: its spans and the gaps between them, each with its start and its end.
+    """Yields what a lane does in a window: spans, and gaps of at least ``shortest``, each with start and end.
 
-    Gaps shorter than ``shortest`` are left out. The gap after the last span has the activity ``behind``.
+    The gap after the last span has the activity ``behind``.
     """
     now = window.start
     for span in lane:
@@ -581,10 +567,7 @@ _OperationKey = tuple[int, str, tuple[int, ...], int]
 
 
 def _rows(header: Header, operations: Iterable[tuple[int, Compute]]) -> Mapping[_OperationKey, int]:
-    """Maps the key of each operation to the operation's row in the page's table.
-
-    Operations of a stream that differ by whole turns have one key, and the row of the first of them.
-    """
+    """The row of each operation in the page's table; of those that differ by whole turns, the first one."""
     rows: dict[_OperationKey, int] = {}
     for row, (worker, operation) in enumerate(operations):
         rows.setdefault(_key(header, worker, operation), row)
@@ -592,17 +575,13 @@ def _rows(header: Header, operations: Iterable[tuple[int, Compute]]) -> Mapping[
 
 
 def _key(header: Header, worker: int, operation: Compute) -> _OperationKey:
-    """Returns a key of an operation; operations of a stream that differ by whole turns have the same key."""
     first = shown_micro(header, operation.micros[0])
     micros = tuple(int(micro - operation.micros[0] + first) for micro in operation.micros)
     return worker, operation.kind.letter, micros, int(operation.stage)
 
 
 def _chosen(comparison: TraceComparison) -> list[int]:
-    """Returns the numbers of the updates that a page shows, the typical one always among them.
-
-    These are all updates or, if that is too much for a page, every k-th one.
-    """
+    """The numbers of the updates that a page shows: all or every k-th one, the typical one always among them."""
     spans = sum(len(lane) for lane in comparison.recorded) / comparison.about.copies
     step = max(1, -(-int(spans) // MOST_SPANS))
     return sorted({*range(0, comparison.updates, step), comparison.typical})

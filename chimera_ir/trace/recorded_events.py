@@ -29,7 +29,7 @@ MEASURED, PREDICTED = 0, 1
 
 
 def recorded_trace(trace: Trace, comparison: TraceComparison) -> str:
-    """Returns the text of a file with the operations of a recorded run and the predicted update of ``comparison``."""
+    """The text of a file with the operations of a recorded run and the predicted update of ``comparison``."""
     about = trace.about
     return file_text(
         chain(_names(trace), _recorded(trace, comparison), _predicted(trace, comparison)),
@@ -53,11 +53,7 @@ def _names(trace: Trace) -> Iterator[TraceEvent]:
 
 
 def _recorded(trace: Trace, comparison: TraceComparison) -> Iterator[TraceEvent]:
-    """Yields the operations of all ranks, with an arrow for each message and a stretch for each sum.
-
-    An arrow leads from a send to the end of the wait for its message. A stretch lasts from the launch of a sum to the
-    end of the wait for it.
-    """
+    """Yields the operations of all ranks, with an arrow for each message and a stretch for each sum, to their waits."""
     arrived = {
         (rank.copy, span.update, span.operation.message)
         for rank, lane in zip(trace.ranks, comparison.recorded, strict=True)
@@ -89,7 +85,7 @@ def _sum(phase: str, rank: int, update: int, group: WeightGroup, time: int) -> T
 
 
 def _id(header: Header, copy: int, span: LaneSpan) -> str:
-    """Returns the id of the message that ``span`` sends or waits for; only a send and its wait have the same id."""
+    """The id of the message that ``span`` sends or waits for, which only these two have."""
     operation = span.operation
     assert isinstance(operation, Send | Recv | WaitRecv)
     return f"{copy}/{span.update}/{words(WaitRecv(operation.message), header).removeprefix('wait recv ')}"

@@ -158,7 +158,7 @@ class UpdateWindow(NamedTuple):
 
 
 def activity(operation: ops.Instruction | Load) -> str:
-    """Returns what a rank does in an operation: the noun of its kind if it computes (`BUSY`), else an `Activity`."""
+    """What a rank does in an operation: the noun of its kind if it computes (`BUSY`), else an `Activity`."""
     match operation:
         case ops.Compute() | ops.Pair():
             return operation.kind.noun
@@ -228,8 +228,8 @@ def words(operation: ops.Instruction | Load, header: Header) -> str:
 def recorded(instruction: ops.Instruction) -> Iterator[str]:
     """Yields the texts under which a rank records an instruction.
 
-    A forward or a backward over several micro-batches, and a wait for a move, have a text for each micro-batch; other
-    instructions have one text. Ranks number slices through, as if each were a micro-batch.
+    A forward or a backward over several micro-batches, and a wait for a move, have a text for each micro-batch; ranks
+    number slices through, as if each were a micro-batch.
     """
     counted = absolute(1)
     match instruction:
@@ -253,15 +253,12 @@ def recorded(instruction: ops.Instruction) -> Iterator[str]:
 
 
 def _first(message: ops.Message) -> ops.Message:
-    """Returns a message with only the first of its micro-batches, which is how ranks record a message."""
+    """A message with only the first of its micro-batches, which is how ranks record it."""
     return message._replace(micros=message.micros[:1])
 
 
 def ends(lane: Iterable[LaneSpan]) -> dict[int, int]:
-    """Maps each update to the time at which it ends on a lane: the end of its last optimizer step there.
-
-    Updates without a step on the lane are left out.
-    """
+    """The time at which each update ends on a lane: the end of its last optimizer step there, if it has one."""
     ends: dict[int, int] = {}
     for span in lane:
         if isinstance(span.operation, ops.Step):
@@ -288,9 +285,8 @@ class BadTrace(Exception):
 class RunInfo:
     """Description of the run, the same in every rank's file.
 
-    ``program`` is the digest of the program's text. In a rehearsal, ``rehearse`` has the seconds of sleep of each kind
-    of operation, by its letter; otherwise it is None. ``sharded_optimizer`` says whether the replicas of a stage
-    divided the optimizer's state among them; old traces do not say, which counts as no.
+    ``program`` is the digest of the program's text. ``rehearse`` has the seconds of sleep of each kind of operation in
+    a rehearsal; else None. Old traces have no ``sharded_optimizer``, which counts as no.
     """
 
     scheme: str
@@ -326,8 +322,8 @@ class Rank:
     """The content of a rank's file.
 
     ``ended`` says why the run ended early, None if it did not; ``ended_at`` is the time of that, if it is known.
-    ``is_recorded`` is False if the run ended early and the rank left no complete file. ``memory`` has the most bytes
-    that the rank used, by purpose: ``host``, and ``carries s0`` for the carries of stage 0; old traces have none.
+    ``is_recorded`` is False if the rank left no complete file. ``memory`` has the most bytes that the rank used, by
+    purpose: ``host``, and ``carries s0`` for the carries of stage 0; old traces have none.
     """
 
     rank: int
@@ -352,7 +348,7 @@ class Trace:
 
     @property
     def header(self) -> Header:
-        """The header of the program; for a stream, the header of the updates that are shown of it."""
+        """The header of the program; for a stream, that of the updates that are shown of it."""
         return view_of(self.program).header
 
     @property
@@ -400,10 +396,7 @@ def _require_place(path: Path, rank: Rank, about: RunInfo, workers: int) -> None
 
 
 def place_of(rank: int, layout: str, copies: int, workers: int) -> tuple[int, int]:
-    """Returns the copy and the worker of a rank, in a run with ``copies`` copies of ``workers`` workers.
-
-    In the layout ``pipeline`` the ranks of a copy have consecutive numbers, in the other layout the ranks of a worker.
-    """
+    """The copy and the worker of a rank; in the layout ``pipeline`` the ranks of a copy have consecutive numbers."""
     if layout == "pipeline":
         return divmod(rank, workers)
     worker, copy = divmod(rank, copies)
@@ -411,7 +404,6 @@ def place_of(rank: int, layout: str, copies: int, workers: int) -> tuple[int, in
 
 
 def _unrecorded(rank: int, about: RunInfo, workers: int) -> Rank:
-    """A rank of a run that ended early, which left no complete file: it was killed."""
     copy, worker = place_of(rank, about.layout, about.copies, workers)
     return Rank(rank, worker, copy, (), (), "left no record: it was killed", is_recorded=False)
 
@@ -436,7 +428,6 @@ _NAME = re.compile(r"rank_([0-9]{1,9})\.jsonl")
 
 
 def _hint(directory: Path, missing: list[int]) -> str:
-    """A hint on where the files of the ``missing`` ranks may be, or of all ranks if ``missing`` is empty."""
     names = [f"rank_{rank}.jsonl.part" for rank in missing] or ["rank_*.jsonl.part"]
     if any(any(directory.glob(name)) for name in names):
         return "; what is called .part belongs to a rank that still runs or was killed"
@@ -444,13 +435,11 @@ def _hint(directory: Path, missing: list[int]) -> str:
 
 
 def _missing(ranks: Sequence[Rank], expected: int) -> Iterator[int]:
-    """Yields the numbers below ``expected`` of which there is no rank."""
     present = {rank.rank for rank in ranks}
     return (rank for rank in range(expected) if rank not in present)
 
 
 def _require_all(directory: Path, ranks: Sequence[Rank], expected: int) -> None:
-    """Raises `BadTrace` unless all ``expected`` ranks have a file; the message names the first ranks without one."""
     missing = list(islice(_missing(ranks, expected), _NAMED + 1))
     if missing:
         plural = "s" if len(missing) > 1 else ""
@@ -544,10 +533,7 @@ def _about(line: Mapping[str, Any]) -> RunInfo:
 
 
 def _require_times(path: Path, about: RunInfo, program: Program) -> None:
-    """Raises `BadTrace` if the trace of a rehearsal lacks the seconds of a kind of operation that the program has.
-
-    Recomputations need none.
-    """
+    """Raises `BadTrace` if a rehearsal lacks the seconds of a kind of operation; recomputations need none."""
     kinds = {operation.kind.letter for lane in program.parts for operation in lane.computes.lines}
     kinds.discard(RECOMPUTATION.letter)
     lacking = [] if about.rehearse is None else [kind for kind in COSTED if kind in kinds - about.rehearse.keys()]
@@ -569,7 +555,6 @@ def _offset(value: Any) -> ClockOffset:
 
 
 def _clock(offsets: list[ClockOffset]) -> tuple[ClockOffset, ...]:
-    """The offsets as a tuple; raises ValueError if a clock goes backwards between the first and the last one."""
     first, last = (offsets[0], offsets[-1]) if offsets else (ClockOffset(0, 0, 0),) * 2
     if last.at < first.at or last.at + last.offset < first.at + first.offset:
         raise ValueError("a clock goes backwards")
@@ -590,7 +575,6 @@ def _on_one_clock(ranks: list[Rank]) -> tuple[Rank, ...]:
 
 
 def _retimed(rank: Rank, change: Callable[[int], int]) -> Rank:
-    """Returns a rank's file in which ``change`` has been applied to every time."""
     changed = (
         operation._replace(start=change(operation.start), end=change(operation.end)) for operation in rank.operations
     )
@@ -598,10 +582,10 @@ def _retimed(rank: Rank, change: Callable[[int], int]) -> Rank:
 
 
 def aligned(clock: tuple[ClockOffset, ...], time: int) -> int:
-    """The time on rank 0's clock for a time on a rank's clock, which has the offsets ``clock``.
+    """The time on rank 0's clock for a time on a rank's ``clock``, whose offset changes evenly between measurements.
 
-    The offset is assumed to change evenly between its two measurements. An offset smaller than its uncertainty counts
-    as 0: the ranks of one machine share its clock, and a measured offset would only add errors.
+    An offset smaller than its uncertainty counts as 0: the ranks of one machine share its clock, and a measured offset
+    would only add errors.
     """
     if all(abs(offset.offset) <= offset.uncertainty for offset in clock):
         return time

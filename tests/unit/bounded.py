@@ -1,6 +1,6 @@
 """What the planner knows of a configuration's memory, against the program that is compiled in the end."""
 
-from chimera_ir.planner.compiled import Variant, least, most, standing
+from chimera_ir.planner.compiled import Variant, least, standing
 from chimera_ir.predict.memory_need import memory_of
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster
@@ -10,8 +10,8 @@ from chimera_ir.verify.holdings import holdings
 ALONE = Cluster("any", 10**6, 1, 10**12, 0, FREE, FREE, FREE)
 
 
-def bounded(one: Variant, costs: tuple[StageCosts, ...]) -> bool:
-    """Whether there is an upper bound; all that is known is right.
+def assert_bounded(one: Variant, costs: tuple[StageCosts, ...]) -> None:
+    """What is known without messages is right.
 
     Raises
     ------
@@ -25,8 +25,6 @@ def bounded(one: Variant, costs: tuple[StageCosts, ...]) -> bool:
     needed = [each.total for each in memory_of(program.header, setting, held)]
     assert [each.total for each in memory_of(program.header, setting, one.holdings(setting))] == needed
     assert [dict(each.copies) for each in held] == list(one.compiled.copies)
-    at_least, at_most = least(one, setting), most(one, setting)
+    at_least = least(one, setting)
     assert all(map(int.__le__, standing(one, setting), at_least))
     assert all(map(int.__le__, at_least, needed)), f"{at_least} {needed}"
-    assert at_most is None or all(map(int.__le__, needed, at_most)), f"{needed} {at_most}"
-    return at_most is not None

@@ -401,17 +401,12 @@ def test_several_processes_say_what_one_says(plan: Plan, monkeypatch: pytest.Mon
 
 
 def test_what_fits_fits_to_the_byte(plan: Plan) -> None:
-    """Whether a configuration is weighed or not: PipeDream's versions take room where one copy would have fitted."""
+    """PipeDream's versions take room where one copy would have fitted."""
     asked = profile((4,), (1, 2, 4), weights="2 MB"), cluster(8, memory="18 MB"), "--mini-batch", 16
     asked += "--json", "--asynchronous", *named("amdp", "chimera", "dapple", "pipedream", "zb_h1")
     few, all_of_them = (found(plan(*asked, "--top", count)) for count in (1, 1000))
-    weighed = [max(each["memory"]) for each in all_of_them["choices"]]
-    assert max(weighed) <= all_of_them["memory_available"]
-    assert sum(each["memory"] is not None for each in few["choices"]) < len(weighed)
-    assert [{**each, "memory": None} for each in few["choices"]] == [
-        {**each, "memory": None} for each in all_of_them["choices"]
-    ]
-    assert few["left_out"] == all_of_them["left_out"]
+    assert max(max(each["memory"]) for each in all_of_them["choices"]) <= all_of_them["memory_available"]
+    assert few == all_of_them
     assert "out of memory" in few["left_out_by_reason"]
 
 
