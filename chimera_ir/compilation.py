@@ -268,7 +268,7 @@ class Compilation:
     @_level
     def trace(self) -> str:
         """The replay in the Trace Event Format, which Perfetto and chrome://tracing show."""
-        from chimera_ir.trace.forecast import predicted_trace
+        from chimera_ir.trace.event_files import predicted_trace
 
         return predicted_trace(self.replay)
 

@@ -29,9 +29,8 @@ from chimera_ir.console import printed
 from chimera_ir.orders.search import ORDER_MARK
 from chimera_ir.planner import listing
 from chimera_ir.planner.listing import Files, View, notes, order_file, recommendation
-from chimera_ir.planner.planning import MOST, rank_schemes
+from chimera_ir.planner.planning import MOST, SEARCHED, rank_schemes
 from chimera_ir.planner.rank import ERROR
-from chimera_ir.planner.searched import SEARCHED
 from chimera_ir.planner.space import MAX_OPERATIONS
 from chimera_ir.plural import counted
 from chimera_ir.progress import shown

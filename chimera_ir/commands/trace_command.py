@@ -31,9 +31,9 @@ from chimera_ir.trace import presentation
 from chimera_ir.trace.bundles import read_bundle
 from chimera_ir.trace.compare import compare, has_whole_updates
 from chimera_ir.trace.drawing import draw
+from chimera_ir.trace.event_files import recorded_trace
 from chimera_ir.trace.forecast import profile_source
 from chimera_ir.trace.match import lanes
-from chimera_ir.trace.recorded_events import recorded_trace
 from chimera_ir.trace.trace_files import BadTrace, read
 
 NAME = "chimera-trace"

@@ -56,6 +56,11 @@ class Shown:
     seconds: float | None
     needed: int | None
 
+    def as_json(self) -> dict[str, object]:
+        """The figures with the content of report.json."""
+        predicted = {} if self.seconds is None else {"T_replay": self.seconds}
+        return {"messages": number(self.messages), **predicted, "report": self.report.as_json()}
+
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
@@ -267,17 +272,10 @@ def as_json(gallery: Gallery) -> list[dict[str, object]]:
             "summary": exhibit.summary,
             "use": exhibit.use,
             "set": dict(exhibit.settings),
-            **_outcome(exhibit.outcome),
+            **exhibit.outcome.as_json(),
         }
         for exhibit in gallery.exhibits
     ]
-
-
-def _outcome(outcome: Shown | Refused) -> dict[str, object]:
-    if isinstance(outcome, Refused):
-        return {"code": outcome.code, "refused": outcome.reason}
-    predicted = {} if outcome.seconds is None else {"T_replay": outcome.seconds}
-    return {"messages": number(outcome.messages), **predicted, "report": outcome.report.as_json()}
 
 
 # A gallery as a page that needs no other file: a table, and for each exhibit its picture, all on one scale.

@@ -62,6 +62,10 @@ class Refused:
         """The refusal by the errors of a text."""
         return Refused(diagnostics[0].code, titles(diagnostics))
 
+    def as_json(self) -> dict[str, object]:
+        """The code and the reason, in the order of a row."""
+        return {"code": self.code, "refused": self.reason}
+
     @staticmethod
     def by(error: CompileError) -> "Refused":
         """The refusal for an error of a compilation."""
@@ -142,7 +146,7 @@ def _cells(row: SizeRow) -> dict[str, Cell]:
     settings: dict[str, Cell] = {"scheme": row.scheme, **row.settings}
     report = row.outcome
     if isinstance(report, Refused):
-        return {**settings, **dict(zip(_REFUSAL, (report.code, report.reason), strict=True))}
+        return {**settings, "code": report.code, "refused": report.reason}
     figures = {
         **{name: getattr(report, name) for name in _FIGURES},
         **report.critical_path,

@@ -1,7 +1,7 @@
 """Compiles schemes as far as predictions of time and memory need it, once for all micro-batch sizes B."""
 
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from itertools import accumulate, chain
@@ -45,6 +45,7 @@ All numbers are 1 where no worker has several gradient sums to launch.
 """
 
 
+@dataclass(eq=False)
 class CompiledScheme:
     """A scheme with its parameters, compiled on demand; what all changes of the scheme share is computed once.
 
@@ -57,62 +58,46 @@ class CompiledScheme:
     scheme lacks a stage of a tie.
     """
 
-    def __init__(
-        self,
-        scheme: Scheme,
-        settings: tuple[tuple[str, int], ...],
-        change: Change,
-        max_operations: int,
-        trusted: bool,
-        ties: tuple[Tie, ...] = (),
-        durations: Durations = UNIT_COSTS,
-        order: Schedule | ScheduleStream | None = None,
-        lengths: tuple[int, ...] = (),
-    ) -> None:
-        self.trusted, self._order, self._lengths = trusted, order, lengths
-        self._scheme, self._settings, self._change = scheme, dict(settings), change
-        self._max_operations, self._ties, self._durations = max_operations, ties, durations
-        self._outlines: dict[Change, Outline] = {}
-        self._others: dict[bool, CompiledScheme] = {}
+    scheme: Scheme
+    settings: tuple[tuple[str, int], ...]
+    change: Change
+    max_operations: int
+    trusted: bool
+    ties: tuple[Tie, ...] = ()
+    durations: Durations = UNIT_COSTS
+    order: Schedule | ScheduleStream | None = None
+    lengths: tuple[int, ...] = ()
+    _outlines: dict[Change, Outline] = field(default_factory=dict, init=False)
+    _others: "dict[bool, CompiledScheme]" = field(default_factory=dict, init=False)
 
     def outline(self, change: Change) -> Outline:
         """The header with ties and lengths of slices, and what is needed to make operations."""
         if change not in self._outlines:
-            outlined = outline(change.of(self._scheme), self._settings, self._max_operations)
-            ties, header = groups(self._ties, outlined.header.stages), outlined.header
-            self._outlines[change] = replace(outlined, header=replace(header, ties=ties, lengths=self._lengths))
+            outlined = outline(change.of(self.scheme), dict(self.settings), self.max_operations)
+            ties, header = groups(self.ties, outlined.header.stages), outlined.header
+            self._outlines[change] = replace(outlined, header=replace(header, ties=ties, lengths=self.lengths))
         return self._outlines[change]
 
     def header(self, change: Change) -> Header:
         """The header of the schedule of a change."""
         header = replace(self.outline(change).header, moves=self.moves)
-        return header if self._order is None else replace(header, bounds=self._order.header.bounds)
+        return header if self.order is None else replace(header, bounds=self.order.header.bounds)
 
     def like(self, change: Change) -> "CompiledScheme":
         """The compiled scheme with the lanes of ``change``: this one if both recompute, or neither does."""
-        if change.recompute == self._change.recompute:
+        if change.recompute == self.change.recompute:
             return self
         if change.recompute not in self._others:
-            options = self._max_operations, self.trusted, self._ties, self._durations, None, self._lengths
-            self._others[change.recompute] = CompiledScheme(
-                self._scheme, tuple(self._settings.items()), change, *options
-            )
+            self._others[change.recompute] = replace(self, change=change, order=None)
         return self._others[change.recompute]
 
     def reordered(self, order: Schedule | ScheduleStream, trusted: bool = False) -> "CompiledScheme":
         """The compiled scheme with the lanes of ``order``, another schedule of it; verified unless ``trusted``."""
-        settings = tuple(self._settings.items())
-        options = self._max_operations, trusted, self._ties, self._durations, order, self._lengths
-        return CompiledScheme(self._scheme, settings, self._change, *options)
-
-    @property
-    def is_reordered(self) -> bool:
-        """Whether the lanes are those of another schedule."""
-        return self._order is not None
+        return replace(self, order=order, trusted=trusted)
 
     @property
     def _outline(self) -> Outline:
-        return self.outline(self._change)
+        return self.outline(self.change)
 
     @cached_property
     def plan(self) -> Plan:
@@ -122,9 +107,9 @@ class CompiledScheme:
     @cached_property
     def level(self) -> Schedule | ScheduleStream:
         """The schedule or, without a flush, its stream."""
-        if self._order is not None:
-            return self._order
-        return scheduled(self._outline.level(), Costing.of(self._durations, self._outline.header))
+        if self.order is not None:
+            return self.order
+        return scheduled(self._outline.level(), Costing.of(self.durations, self._outline.header))
 
     @cached_property
     def lanes(self) -> tuple[tuple[Operation, ...], ...]:
@@ -135,11 +120,7 @@ class CompiledScheme:
     @cached_property
     def structure(self) -> Structure:
         """What does not depend on costs: operations, and what each waits for."""
-        return structure_of(self._schedule)
-
-    @cached_property
-    def _schedule(self) -> Schedule:
-        return Schedule(self.header(self._change), self.lanes)
+        return structure_of(Schedule(self.header(self.change), self.lanes))
 
     @cached_property
     def copies(self) -> tuple[dict[Stage, int], ...]:
@@ -155,7 +136,7 @@ class CompiledScheme:
 
         An amount is below 0 where fewer wait; a whole micro-batch counts as `Header.units`.
         """
-        change = waiting(self.header(self._change))
+        change = waiting(self.header(self.change))
         lanes = map(singles, self.lanes)
         return tuple(
             (
@@ -166,23 +147,15 @@ class CompiledScheme:
         )
 
     @cached_property
-    def begun(self) -> list[int]:
-        """The most that waits for a backward on each stage at one time, on the worker where it is most.
-
-        A whole micro-batch counts as `Header.units`.
-        """
-        peaks = [highest_by_key(zip(stages, counts, strict=True)) for stages, counts in self.waiting]
-        return [
-            max((of_worker[stage].amount for of_worker in peaks if stage in of_worker), default=0)
-            for stage in map(Stage, range(self._outline.header.stages))
-        ]
-
-    @cached_property
     def loads(self) -> list[StageLoad]:
-        """The load of each stage: the most copies of its weights on a worker, and its entry in `begun`."""
-        holders = self._outline.header.holders
-        copies = [max(self.copies[w][Stage(stage)] for w in workers) for stage, workers in enumerate(holders)]
-        return list(map(StageLoad, copies, self.begun))
+        """The most copies of each stage's weights, and the most that waits for its backwards at once, on any worker."""
+        peaks = [highest_by_key(zip(stages, counts, strict=True)) for stages, counts in self.waiting]
+        loads = []
+        for number, workers in enumerate(self._outline.header.holders):
+            stage = Stage(number)
+            copies = max(self.copies[w][stage] for w in workers)
+            loads.append(StageLoad(copies, max((peak[stage].amount for peak in peaks if stage in peak), default=0)))
+        return loads
 
     @cached_property
     def splits(self) -> bool:
@@ -279,7 +252,7 @@ class Variant:
         """The schedule with the findings of `verify_schedule`; raises the errors of `check`."""
         from chimera_ir.verify.verify import verify_schedule  # which imports every rule
 
-        plan = None if self.compiled.is_reordered else replace(self.compiled.plan, header=self.header)
+        plan = None if self.compiled.order is not None else replace(self.compiled.plan, header=self.header)
         checked = verify_schedule(self.level, plan)
         raise_errors(checked.findings.diagnostics)
         return checked

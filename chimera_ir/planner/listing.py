@@ -1,8 +1,9 @@
 """A ranking as a terminal table and as JSON."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import PurePath
 
 from rich.console import Group, RenderableType
@@ -12,9 +13,8 @@ from chimera_ir import library
 from chimera_ir.cost.durations import rounded, seconds
 from chimera_ir.escapes import as_argument, command_line
 from chimera_ir.planner.judge import ALONE, Judged
-from chimera_ir.planner.rank import CONTENDING_OPERATIONS, Ranking, contenders, grouped
+from chimera_ir.planner.rank import CONTENDING_OPERATIONS, Ranking, contenders, grouped, nearest, plain_need
 from chimera_ir.planner.space import MAX_OPERATIONS, Configuration, LeftOut, Reason, Recomputation, Roles
-from chimera_ir.planner.unfit_needs import nearest, plain_need
 from chimera_ir.plural import counted, listed
 from chimera_ir.predict.screen import size
 from chimera_ir.profile.cluster import torchrun
@@ -52,7 +52,14 @@ def compile_line(choice: Configuration, files: Files, order: str = "") -> str:
     The file ``order`` of a schedule that a search found stands in place of the scheme with its clauses. The line may
     raise the limit on operations, because the baseline of the report may have more.
     """
-    words = [as_argument(order)] if order else _scheme_words(choice, files.ties)
+    if order:
+        words = [as_argument(order)]
+    else:
+        words = [as_argument(scheme_argument(choice.source)), *(f"{name}={value}" for name, value in choice.settings)]
+        words += ["--slice-lengths", ",".join(map(str, choice.known_lengths))] if choice.known_lengths else []
+        words += ["--recompute"] if choice.change.recompute else []
+        words += ["--sync", choice.change.sync.value] if choice.change.sync else []
+        words += [word for tie in files.ties for word in ("--tied", ",".join(map(str, tie)))]
     words += ["--profile", as_argument(files.profile), "--cluster", as_argument(files.cluster)]
     words += ["--offload", "auto"] if choice.offload else []
     words += ["--copies", str(choice.copies), "--micro-batch-size", str(choice.micro_batch_size)]
@@ -62,15 +69,6 @@ def compile_line(choice: Configuration, files: Files, order: str = "") -> str:
     limit = max(files.max_operations, 2 * choice.workers * choice.micro_batches)
     words += ["--max-operations", str(limit)] if limit > MAX_OPERATIONS else []
     return f"chimera compile {command_line(words)}"
-
-
-def _scheme_words(choice: Configuration, ties: Iterable[Tie]) -> list[str]:
-    words = [as_argument(scheme_argument(choice.source))]
-    words += [f"{name}={value}" for name, value in choice.settings]
-    words += ["--slice-lengths", ",".join(map(str, choice.known_lengths))] if choice.known_lengths else []
-    words += ["--recompute"] if choice.change.recompute else []
-    words += ["--sync", choice.change.sync.value] if choice.change.sync else []
-    return [*words, *(word for tie in ties for word in ("--tied", ",".join(map(str, tie))))]
 
 
 def order_file(choice: Configuration, scheme: str) -> str:
@@ -220,8 +218,7 @@ def notes(ranking: Ranking, error: float, warnings: Sequence[str]) -> tuple[str,
         *_close(ranking, error),
         *_baseline(ranking),
         *(f"for {scheme_argument(out.source)} {out.detail}" for out in ranking.left_out if out.reason is Reason.SPACE),
-        *_stale(ranking),
-        *_uneven(ranking),
+        *_in_training(ranking),
         *_smaller(ranking),
         *_replays(ranking),
         *ranking.searched,
@@ -256,22 +253,19 @@ def _baseline(ranking: Ranking) -> Iterator[str]:
         yield f"{plain} is beaten by {first.name} by {percent(first.over(reference) - 1)}"
 
 
-def _stale(ranking: Ranking) -> Iterator[str]:
-    first = next(iter(ranking.choices), None)
-    if first is None or not first.asynchronous:
-        return
-    remark = f"{first.scheme} has no flush: its gradients are of older weights, so that it may need more updates"
-    flushed = [(place, judged) for place, judged in enumerate(ranking.choices, 1) if not judged.asynchronous]
-    if flushed:
-        place, other = flushed[0]
-        remark += f"; the first with a flush is number {place}, {other.scheme}"
-    yield remark
-
-
-def _uneven(ranking: Ranking) -> Iterator[str]:
-    first = next(iter(ranking.choices), None)
-    if first and first.choice.lengths:
-        yield f"the slices of {first.scheme} have unequal lengths: `loss` must return a sum and a count, not a mean"
+def _in_training(ranking: Ranking) -> Iterator[str]:
+    """Yields what differs in training with the first choice: older weights, and slices of unequal lengths."""
+    for first in ranking.choices[:1]:
+        if first.asynchronous:
+            remark = (
+                f"{first.scheme} has no flush: its gradients are of older weights, so that it may need more updates"
+            )
+            flushed = ((place, judged) for place, judged in enumerate(ranking.choices, 1) if not judged.asynchronous)
+            for place, other in islice(flushed, 1):
+                remark += f"; the first with a flush is number {place}, {other.scheme}"
+            yield remark
+        if first.choice.lengths:
+            yield f"the slices of {first.scheme} have unequal lengths: `loss` must return a sum and a count, not a mean"
 
 
 def _smaller(ranking: Ranking) -> Iterator[str]:

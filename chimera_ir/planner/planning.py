@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import sub
 from os import PathLike
 from typing import Literal
 
 from chimera_ir import library as schemes_of_library
-from chimera_ir import library as texts
 from chimera_ir.compilation import Compilation
 from chimera_ir.diagnostics.model import closest
 from chimera_ir.elaborate.elaborate import parameter_names
@@ -14,12 +14,14 @@ from chimera_ir.errors import CompileError, OptionError
 from chimera_ir.escapes import visible
 from chimera_ir.options import Options, Spell, integer, read_inputs
 from chimera_ir.orders.cp_sat import require_solver
+from chimera_ir.orders.search import Ended, SearchBudget, improvement
 from chimera_ir.planner.judge import Judge, Judged
-from chimera_ir.planner.listing import as_values
-from chimera_ir.planner.rank import Progress, Ranking, rank
-from chimera_ir.planner.searched import searched
-from chimera_ir.planner.space import MAX_OPERATIONS, Question, Recomputation
+from chimera_ir.planner.listing import as_values, percent, scheme_argument
+from chimera_ir.planner.rank import Progress, Ranking, by_throughput, rank
+from chimera_ir.planner.space import MAX_OPERATIONS, Configuration, Question, Recomputation
 from chimera_ir.plural import counted
+from chimera_ir.predict.memory_need import bounded
+from chimera_ir.predict.setting import Measured
 from chimera_ir.profile.choose import Inputs
 from chimera_ir.request import Request
 from chimera_ir.source import Source
@@ -160,7 +162,7 @@ def rank_schemes(
         require_solver("a search")
     # Files and schemes first: their mistakes end the call before any work.
     fixed = {name: integer(name, value) for name, value in (settings or {}).items()}
-    named = tuple(texts.named(scheme, library) for scheme in schemes)
+    named = tuple(schemes_of_library.named(scheme, library) for scheme in schemes)
     if other := next((source for source in named if not source.is_scheme), None):
         raise OptionError(f"{spell('scheme')} {other.name}: it has no parameters to choose; name its scheme")
     sources = named or _library(library, spell, warn)
@@ -245,3 +247,74 @@ def _workers(inputs: Inputs, asked: int | None, spell: Spell) -> int:
         reason = f"a node has {cluster.per_node}, and torchrun starts equally many on each"
         raise OptionError(f"{spell('workers')} {asked}: {reason}")
     return asked
+
+
+# Better orders of the first choices of a ranking. A search counts measured costs, messages and the memory of workers;
+# an order is kept if its bytes fit and its replay, which also counts shared links and sums, is shorter.
+
+SEARCHED = 3
+"""The most configurations whose orders are searched: the first of each name."""
+
+LEAST_GAIN = 0.005
+"""The least share of the time that an order must gain: with less, the scheme's own order stays."""
+
+
+def searched(ranking: Ranking, budget: SearchBudget, progress: Progress) -> Ranking:
+    """The ranking with better orders for its first choices, where a search with this budget finds them.
+
+    Not searched are schedules without a flush, those that move activations, and single workers.
+    """
+    judge, (baseline, _) = ranking.judge, schemes_of_library.baseline(1, 1)
+    judged_of: dict[Configuration, Judged] = {}
+    sentences = []
+    candidates = (judged for judged in ranking.rows() if _is_searchable(judge, judged))
+    for number, judged in zip(range(1, 1 + SEARCHED), candidates, strict=False):
+
+        def tell(words: str, name: str = f"searching {judged.name} ({number} of {SEARCHED})") -> None:
+            progress(f"{name}: {words}")
+
+        best, ended = _best_order(judge, judged, budget, tell)
+        judged_of[best.choice] = best
+        sentences.append(_sentence(best, ended))
+        if ended is Ended.INTERRUPTED:
+            break
+    choices = by_throughput((judged_of.get(judged.choice, judged) for judged in ranking.choices), baseline)
+    reference = ranking.reference and judged_of.get(ranking.reference.choice, ranking.reference)
+    return replace(ranking, choices=tuple(choices), reference=reference, searched=tuple(sentences))
+
+
+def _is_searchable(judge: Judge, judged: Judged) -> bool:
+    if judged.asynchronous or judged.replayed is None or judged.choice.workers == 1:
+        return False
+    return not judge.variant(judged).header.moves
+
+
+def _best_order(judge: Judge, judged: Judged, budget: SearchBudget, tell: Progress) -> tuple[Judged, Ended]:
+    """The configuration in a faster order that still fits or, without one, as it is; and how the search ended.
+
+    First each worker may fill its free bytes with activations; if the order needs too many bytes nevertheless, each may
+    keep only what it keeps in the scheme's order.
+    """
+    setting, variant = judge.setting(judged.choice), judge.variant(judged)
+    measured = Measured.of(setting)
+    free = list(map(sub, judge.room(variant.header), judged.memory))
+    for room in dict.fromkeys((tuple(free), (0,) * len(free))):
+        better = improvement(bounded(variant.schedule, setting, room), measured, {}, {}, budget, tell)
+        reordered = judge.in_order(judged, better)
+        if reordered is not None or better.result.ended is Ended.INTERRUPTED:
+            break
+    if reordered is None or reordered.over(judged) < 1 + LEAST_GAIN:
+        return judged, better.result.ended
+    return reordered, better.result.ended
+
+
+def _sentence(judged: Judged, ended: Ended) -> str:
+    name, order = scheme_argument(judged.choice.source), judged.order
+    why = {
+        Ended.CLOCK: " (the clock ended the search; another one may find another order)",
+        Ended.INTERRUPTED: " (the search was interrupted)",
+    }.get(ended, "")
+    if order is None:
+        return f"no order was found that makes {name} faster by {percent(LEAST_GAIN)}{why}"
+    gain = percent(1 - judged.seconds / order.before)
+    return f"the order that was found for {name} takes {gain} less time than its own{why}"

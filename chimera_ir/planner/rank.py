@@ -15,9 +15,10 @@ from typing import TypeVar
 
 from chimera_ir import library
 from chimera_ir.garbage import uncollected
-from chimera_ir.planner.judge import Judge, Judged, Verdict
+from chimera_ir.planner.judge import MODES, Judge, Judged, Verdict
 from chimera_ir.planner.space import Configuration, LeftOut, Question, Roles, configurations, roles
 from chimera_ir.plural import counted
+from chimera_ir.profile.costs import merged
 from chimera_ir.source import Source
 
 REPLAYED = 20
@@ -111,7 +112,12 @@ def rank(sources: Sequence[Source], question: Question, judge: Judge, greedy: bo
     # The refusals of the schemes that the user asked for, and the baseline for comparison.
     discarded = (verdict for verdict in verdicts if isinstance(verdict, LeftOut) and verdict.source in sources)
     of_baseline = (j for j in [*asked, *unasked] if baseline in {choice.source for choice in (j.choice, *j.equal)})
-    left_out = sorted(discarded, key=lambda verdict: _left_out_key(verdict, roles_of[verdict.source]))
+
+    def place(left_out: LeftOut) -> tuple[object, ...]:
+        settings = roles_of[left_out.source].without_micro_batches(left_out.settings)
+        return left_out.source.name, settings, left_out.micro_batch_size or 0, left_out.recompute
+
+    left_out = sorted(discarded, key=place)
     return Ranking(question, judge, roles_of, tuple(asked), tuple(left_out), next(of_baseline, None))
 
 
@@ -185,11 +191,6 @@ def _first_of_each_name(ranked: Iterable[Judged]) -> tuple[Judged, ...]:
     return tuple(same[0] for same in grouped(ranked, lambda judged: judged.name))
 
 
-def _left_out_key(left_out: LeftOut, of_scheme: Roles) -> tuple[object, ...]:
-    settings = of_scheme.without_micro_batches(left_out.settings)
-    return left_out.source.name, settings, left_out.micro_batch_size or 0, left_out.recompute
-
-
 def _by_preference(choices: Iterable[Configuration], of_scheme: Roles) -> Iterator[list[Configuration]]:
     """Yields families of configurations that differ in B and N only, in the order in which to try them.
 
@@ -218,13 +219,6 @@ class _Pool:
 
     count: int = 1
     executor: Executor | None = None
-
-    def parts(self, work: Sequence[_Task]) -> list[Sequence[_Task]]:
-        """Divides ``work``, which is sorted from long to short, into parts that take about equally long."""
-        if self.executor is None:
-            return [[task] for task in work]
-        count = min(_PARTS * self.count, len(work))
-        return [work[start::count] for start in range(count)]
 
     def do(self, work: Callable[[Judge, _Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
         do = partial(_with_kept_judge, work)
@@ -262,7 +256,10 @@ def _pool(judge: Judge, operations: int) -> Iterator[_Pool]:
 
 
 def _judged(families: list[list[Configuration]], greedy: bool, pool: _Pool, progress: Progress) -> Iterator[Verdict]:
-    parts = pool.parts(sorted(families, key=_operations, reverse=True))
+    # Parts that take about equally long: every so many-th of the families, from long to short.
+    long_first = sorted(families, key=_operations, reverse=True)
+    count = len(families) if pool.executor is None else min(_PARTS * pool.count, len(families))
+    parts = [long_first[start::count] for start in range(count)]
     work = Judge.first_of if greedy else Judge.all_of
     for done, verdicts in enumerate(pool.do(partial(_judge_part, work), parts), 1):
         progress(f"judging configurations: {done} of {len(parts)} parts")
@@ -291,3 +288,57 @@ def _families(candidates: Iterable[Judged]) -> list[list[Judged]]:
     """Groups candidates by scheme and parameters, so that a scheme is compiled once; the largest first."""
     families = grouped(candidates, lambda judged: (judged.choice.source, judged.choice.settings))
     return sorted(families, key=lambda family: -family[0].operations)
+
+
+# Memory of configurations that do not fit: plain data parallelism, and the one that is nearest to fitting.
+
+WEIGHED_OPERATIONS = 30_000
+"""The most compute operations, in total, of configurations whose exact bytes are computed for this."""
+
+_WEIGHED = 20
+"""The most configurations whose exact bytes are computed to find the one that is nearest to fitting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A configuration, and the bytes that its fullest worker needs."""
+
+    choice: Configuration
+    size: int
+
+
+def plain_need(ranking: Ranking) -> Need | None:
+    """The least memory of plain data parallelism, with the model as one stage; None if it cannot be configured.
+
+    The scheme is the baseline, whatever the user asked for. A worker keeps one micro-batch at a time, so one is
+    compiled. If the profile has no depth of 1, the stages of its smallest depth are merged.
+    """
+    profile, (baseline, _) = ranking.judge.profile, library.baseline(1, 1)
+    if profile.depths and 1 not in profile.depths:
+        whole = merged(profile.depths[min(profile.depths)], opens=True)
+        profile = replace(profile, depths={**profile.depths, 1: (whole,)})
+    judge = replace(ranking.judge, ties=(), profile=profile)
+    of_baseline = ranking.roles[baseline]
+    single = dict.fromkeys(of_baseline.sizes, 1)
+    question = replace(ranking.question, settings=single)
+    candidates = configurations(baseline, judge.schemes[baseline], of_baseline, profile, question)
+    settings = tuple({**single, of_baseline.micro_batches: 1}.items()) if of_baseline.micro_batches else ()
+    choices = (
+        replace(choice, settings=settings, micro_batches=1, split=(0,) if profile.layers else None)
+        for choice in candidates
+        if isinstance(choice, Configuration)
+    )
+    return _least(judge, (choice.recomputing(again) for choice in choices for again in MODES[judge.recomputation]))
+
+
+def nearest(ranking: Ranking) -> Need | None:
+    """The configuration that is nearest to fitting, of those with the least lower bounds on their memory."""
+    unfit = [(left_out.needed, left_out.choice) for left_out in ranking.left_out if left_out.needed and left_out.choice]
+    unfit.sort(key=lambda pair: (pair[0], pair[1].micro_batch_size, pair[1].operations))
+    candidates = affordable((choice for _, choice in unfit), lambda choice: choice.operations, WEIGHED_OPERATIONS)
+    return _least(ranking.judge, islice(candidates, _WEIGHED))
+
+
+def _least(judge: Judge, choices: Iterable[Configuration]) -> Need | None:
+    needs = (Need(choice, judge.needed(choice)) for choice in choices)
+    return min(needs, key=lambda need: need.size, default=None)

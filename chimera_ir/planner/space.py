@@ -161,15 +161,12 @@ def sample(columns: Sequence[Sequence[_Value]], most: int) -> Iterator[tuple[_Va
         return
     step = next(number for number in count(round(size * _GOLDEN)) if math.gcd(number, size) == 1)
     for number in range(most):
-        yield _combination(columns, number * step % size)
-
-
-def _combination(columns: Sequence[Sequence[_Value]], number: int) -> tuple[_Value, ...]:
-    values = []
-    for column in reversed(columns):
-        number, place = divmod(number, len(column))
-        values.append(column[place])
-    return tuple(reversed(values))
+        # The combination with this number, in the order of `itertools.product`.
+        rest, values = number * step % size, list[_Value]()
+        for column in reversed(columns):
+            rest, place = divmod(rest, len(column))
+            values.append(column[place])
+        yield tuple(reversed(values))
 
 
 _CHANGED = {None: None, SyncMode.LAZY: SyncMode.LAZY, SyncMode.EAGER: SyncMode.EAGER, SyncMode.EAGER_OPT: None}

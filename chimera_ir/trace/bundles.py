@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from itertools import chain, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from chimera_ir.escapes import visible_lines
 from chimera_ir.ir.levels import Header
@@ -231,7 +231,10 @@ def _rank(name: str, number: int, text: str) -> RankStop:
             update=0 if content["update"] is None else whole(content["update"]),
             place=None
             if content["line"] is None
-            else CallPlace(whole(content["line"], 1), _counters(content["counters"])),
+            else CallPlace(
+                whole(content["line"], 1),
+                {name: whole(n, -LONGEST) for name, n in of_type(dict, "an object", content["counters"]).items()},
+            ),
             text=word(content["text"]),
             peers=[whole(peer) for peer in of_type(list, "a list", content["waits_for"])],
             seconds=float(seconds) if type(seconds) in (int, float) and 0 <= seconds <= LONGEST / 1e9 else 0.0,
@@ -239,10 +242,6 @@ def _rank(name: str, number: int, text: str) -> RankStop:
         )
     except (KeyError, ValueError, RecursionError) as error:
         raise BadTrace(f"{name}: garbles what a rank records: {error}; copy the file again") from error
-
-
-def _counters(value: Any) -> Mapping[str, int]:
-    return {name: whole(count, -LONGEST) for name, count in of_type(dict, "an object", value).items()}
 
 
 def stopped_ranks(bundle: Bundle, verified: Verified, scripts: ProvenScripts, events: Events) -> list[StoppedRank]:

@@ -10,18 +10,23 @@ from typing import NamedTuple
 from chimera_ir.ir.kinds import Kind, Pairing
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Drop, Instruction, Pair, Stash, Step, WeightGroup
+from chimera_ir.ir.streams import view_of
 from chimera_ir.plural import counted
-from chimera_ir.trace.account import Account, account, inside, length, windows
+from chimera_ir.predict.memory_need import carry_bytes, memory
 from chimera_ir.trace.forecast import (
+    Account,
     PredictedLanes,
     ProfileSource,
+    account,
+    inside,
+    length,
     like_typical,
     play,
     played_updates,
     predict_from_profile,
+    windows,
 )
 from chimera_ir.trace.match import whole_updates
-from chimera_ir.trace.memory_rows import MemoryRow, memory_rows
 from chimera_ir.trace.trace_files import BUSY, Activity, BadTrace, Lane, LaneSpan, Load, RunInfo, Trace, UpdateWindow
 
 
@@ -52,6 +57,15 @@ class Paired(NamedTuple):
     worker: int
     predicted: LaneSpan
     measured: LaneSpan
+
+
+class MemoryRow(NamedTuple):
+    """The most bytes of carries or on the host of a worker, in the copy that used most; as predicted by a profile."""
+
+    worker: int
+    purpose: str
+    predicted: int | None
+    measured: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +125,23 @@ class TraceComparison:
             1 - sum(row.predicted for row in busy) / predicted if predicted else 0.0,
             1 - sum(row.measured for row in busy) / measured if measured else 0.0,
         )
+
+
+def memory_rows(trace: Trace, source: ProfileSource | None) -> Iterator[MemoryRow]:
+    """Yields a row for each worker and each purpose of memory that was measured, in the order of workers."""
+    used: dict[tuple[int, str], int] = {}
+    for rank in trace.ranks:
+        for purpose, measured in rank.memory.items():
+            used[rank.worker, purpose] = max(used.get((rank.worker, purpose), 0), measured)
+    predicted: dict[tuple[int, str], int] = {}
+    if source and used:
+        program, setting = view_of(trace.program), source.setting
+        if trace.header.moves:
+            predicted |= {(worker, "host"): need.host for worker, need in enumerate(memory(program, setting))}
+        if trace.header.slices > 1 and setting.slices_known:
+            predicted |= {(worker, f"carries s{stage}"): size for worker, stage, size in carry_bytes(program, setting)}
+    for (worker, purpose), measured in sorted(used.items()):
+        yield MemoryRow(worker, purpose, predicted.get((worker, purpose)), measured)
 
 
 def is_barriered(about: RunInfo, header: Header) -> bool:

@@ -1,179 +1,88 @@
-"""Prediction from the costs of operations; messages and sums take no time."""
+"""Prediction of a run: from the costs of operations, with free messages and sums, or by a replay from a profile."""
 
-from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
+from statistics import fmean
 from typing import NamedTuple
 
-from chimera_ir.cost.durations import Unit
 from chimera_ir.flow import engine
-from chimera_ir.flow.live import changes, is_at_end, to_its_end
-from chimera_ir.ir.kinds import Counted
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import AllReduce, Compute, Instruction, Pair, Send, WaitAllReduce, WaitRecv
+from chimera_ir.ir.ops import AllReduce, Instruction, Send, WaitAllReduce, WaitRecv
 from chimera_ir.ir.streams import ProgramStream, longer, view_of
-from chimera_ir.ir.text.printer import absolute, line, message_text
-from chimera_ir.predict.replay import Event, Replay, pace, replay
+from chimera_ir.predict.replay import Event, pace, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.choose import Inputs, Wanted
-from chimera_ir.trace import trace_files
-from chimera_ir.trace.account import windows
 from chimera_ir.trace.match import instructions
-from chimera_ir.trace.trace_files import Lane, LaneSpan, Trace, TraceEvent, UpdateWindow, activity, metadata
+from chimera_ir.trace.trace_files import Activity, Lane, LaneSpan, Trace, UpdateWindow, activity, cause, ends
 
-# A replay in the Trace Event Format, for Perfetto and chrome://tracing: the file of ``chimera compile --emit trace``.
-#
-# Every worker is a process with one thread, whose operations have the names that ``train.py --torch-profile`` gives
-# them: so a prediction can lie beside a profile of torch. Its process numbers are above those that an operating system
-# gives. Times are in microseconds; where no profile is given, a cost of 1 is a millisecond.
+# Time of an update by activity and cause; the times add up to the length of the update.
 
-FIRST_PROCESS = 10_000_000
-"""The number of worker 0's process; Linux has at most 4,194,304 processes."""
-
-_KEPT = {
-    Counted.ACTIVATIONS: "activations in M_a",
-    Counted.INPUT: "inputs kept",
-    Counted.OPERANDS: "operands of split backwards",
-    Counted.HOST: "activations on the host in M_a",
-    Counted.HOST_OPERANDS: "operands on the host",
-    Counted.CARRIES: "carries of whole micro-batches",
-    Counted.CARRY_GRADIENTS: "gradients of carries of whole micro-batches",
-}
-"""Names of the counters of memory; values on their way to other stages are not counted."""
-
-_NANOSECONDS = {Unit.SECOND: 10**9, Unit.COST: 10**6}
-"""Nanoseconds of a unit of a replay's times."""
+Account = Counter[tuple[str, str]]
+"""Nanoseconds, keyed by an activity and, of a wait, its cause; the cause of any other activity is empty."""
 
 
-def predicted_trace(replay: Replay) -> str:
-    """The text of a file with the operations, messages, sums and kept activations of a replay."""
-    drawn = _Drawn(replay)
-    return trace_files.file_text(
-        chain(drawn.names(), drawn.operations(), drawn.messages(), drawn.sums(), drawn.moves(), drawn.memory()),
-        {"schedule": replay.header.title, "conditions": replay.conditions},
-    )
+def account(header: Header, lane: Lane, window: UpdateWindow, barriered: bool) -> Account:
+    """Divides the time of a window of a rank's lane: nanoseconds by activity and cause, which add up to it.
+
+    Time outside of operations counts as `Activity.BETWEEN`; after the last operation of a ``barriered`` run, as
+    `Activity.FLUSH`.
+    """
+    nanoseconds: Account = Counter()
+    now = window.start
+    for span in inside(lane, window):
+        start, end = max(span.start, now), min(span.end, window.end)
+        nanoseconds[Activity.BETWEEN, ""] += start - now
+        nanoseconds[activity(span.operation), cause(header, span.operation)] += max(end - start, 0)
+        now = max(end, start)
+    nanoseconds[Activity.FLUSH if barriered else Activity.BETWEEN, ""] += window.end - now
+    return nanoseconds
 
 
-class _Drawn:
-    """Makes the events of a trace file from a ``replay``; ``_timed`` has the events of each lane that take time."""
+def inside(lane: Lane, window: UpdateWindow) -> Sequence[LaneSpan]:
+    """The spans of a lane that lie in a window, wholly or in part."""
+    first = bisect_right(lane, window.start, key=lambda span: span.end)
+    last = bisect_left(lane, window.end, key=lambda span: span.start)
+    return lane[first:last]
 
-    def __init__(self, replay: Replay) -> None:
-        self._replay = replay
-        self._scale = _NANOSECONDS[replay.unit]
-        self._timed = [
-            [event for event in lane if self._at(event.start) < self._at(event.end)] for lane in replay.lanes
+
+def windows(header: Header, lanes: Sequence[Lane], barriered: bool) -> list[tuple[UpdateWindow, ...]]:
+    """The windows of each update that every rank has finished: when each rank begins and ends the update.
+
+    If the run is ``barriered``, all ranks have the same window, from the first operation of any rank to the last.
+    Otherwise a rank's window begins where that of the update before ends, and its first with its first operation.
+    """
+    # Ranks without operations finish nothing: they get the windows of the others.
+    finished = [ends(lane) for lane in lanes if lane]
+    updates = range(min(map(len, finished), default=0))
+    if barriered:
+        starts = [{span.update: span.start for span in reversed(lane)} for lane in lanes if lane]
+        shared = [
+            UpdateWindow(min(start[update] for start in starts), max(end[update] for end in finished))
+            for update in updates
         ]
-
-    def names(self) -> Iterator[TraceEvent]:
-        for worker in range(len(self._timed)):
-            process = FIRST_PROCESS + worker
-            yield metadata("process_name", process, 0, name=f"worker {worker}, predicted")
-            yield metadata("process_sort_index", process, 0, sort_index=worker)
-            yield metadata("thread_name", process, 0, name="lane")
-
-    def operations(self) -> Iterator[TraceEvent]:
-        for worker, lane in enumerate(self._timed):
-            for event in lane:
-                start, end = self._at(event.start), self._at(event.end)
-                about = _about(self._replay.header, event)
-                name, category = line(event.instruction, self._replay.header), activity(event.instruction)
-                yield trace_files.slice_of(name, category, (FIRST_PROCESS + worker, 0), start, end, about)
-
-    def messages(self) -> Iterator[TraceEvent]:
-        """Yields an arrow for each message, and its way from the sender's process if that takes time.
-
-        The arrow leads from the event during which, or at whose end, it is sent, to the wait for it or, if that takes
-        no time, to the event behind the wait.
-        """
-        takers = [dict(self._takers(lane)) for lane in self._replay.lanes]
-        starts = [[event.start for event in lane] for lane in self._timed]
-        for sent in self._replay.messages:
-            assert isinstance(sent.instruction, Send)
-            message = sent.instruction.message
-            sender, receiver = sent.workers
-            name, start, end = (
-                message_text(message, absolute(self._replay.header.slices)),
-                self._at(sent.start),
-                self._at(sent.end),
-            )
-            if start < end:
-                yield from trace_files.stretch(name, "message", FIRST_PROCESS + sender, start, end)
-            before = bisect_left(starts[sender], sent.start) - 1
-            taker = takers[receiver].get(message)
-            if before >= 0 and taker is not None:
-                last = self._at(self._timed[sender][before].end) - 1
-                yield trace_files.arrow("s", name, (FIRST_PROCESS + sender, 0), min(start, last))
-                is_wait = isinstance(taker.instruction, WaitRecv)
-                at = self._at(taker.end) - 1 if is_wait else self._at(taker.start)
-                yield trace_files.arrow("f", name, (FIRST_PROCESS + receiver, 0), at)
-
-    def _takers(self, lane: Sequence[Event]) -> Iterator[tuple[object, Event]]:
-        """Yields each message that a lane waits for with an event that takes time: the wait, or the first after it."""
-        taker: Event | None = None
-        for event in reversed(lane):
-            if self._at(event.start) < self._at(event.end):
-                taker = event
-            if isinstance(event.instruction, WaitRecv) and taker is not None:
-                yield event.instruction.message, taker
-
-    def sums(self) -> Iterator[TraceEvent]:
-        for event in self._replay.sums:
-            if self._at(event.start) < self._at(event.end):
-                for worker in event.workers:
-                    name, process = line(event.instruction, self._replay.header), FIRST_PROCESS + worker
-                    yield from trace_files.stretch(name, "sum", process, self._at(event.start), self._at(event.end))
-
-    def moves(self) -> Iterator[TraceEvent]:
-        for event in self._replay.moves:
-            if self._at(event.start) < self._at(event.end):
-                name, process = line(event.instruction, self._replay.header), FIRST_PROCESS + event.workers[0]
-                yield from trace_files.stretch(name, "move", process, self._at(event.start), self._at(event.end))
-
-    def memory(self) -> Iterator[TraceEvent]:
-        """Yields counters of what every worker keeps.
-
-        A value counts from the start of the operation that makes it to the end of the operation that frees it.
-        """
-        header = self._replay.header
-        for worker, lane in enumerate(self._timed):
-            changes_of: dict[Counted, list[tuple[int, int]]] = {unit: [] for unit in _KEPT}
-            for event in lane:
-                if isinstance(event.instruction, Compute | Pair):
-                    for step, unit, amount in changes(header, to_its_end(event.instruction), list(_KEPT)):
-                        time = event.end if is_at_end(step, unit, amount) else event.start
-                        changes_of[unit].append((self._at(time), amount))
-            for unit, unit_changes in changes_of.items():
-                for time, amount in _amounts(unit_changes).items():
-                    value = float(Fraction(amount, header.units))
-                    yield trace_files.counter(_KEPT[unit], FIRST_PROCESS + worker, time, value)
-
-    def _at(self, time: float) -> int:
-        return round(time * self._scale)
+        return [(window,) * len(lanes) for window in shared]
+    everywhere = [max(end[update] for end in finished) for update in updates]
+    ends_by_lane = [ends(lane) if lane else dict(enumerate(everywhere)) for lane in lanes]
+    opening = min((lane[0].start for lane in lanes if lane), default=0)
+    begins = [lane[0].start if lane else opening for lane in lanes]
+    return [
+        tuple(
+            UpdateWindow(lane_ends[update - 1] if update else begin, lane_ends[update])
+            for begin, lane_ends in zip(begins, ends_by_lane, strict=True)
+        )
+        for update in updates
+    ]
 
 
-def _amounts(changes_made: Sequence[tuple[int, int]]) -> Mapping[int, int]:
-    """The amount from each time on at which it changes, by the times and amounts of changes."""
-    change_at: dict[int, int] = {}
-    for time, change in sorted(changes_made):
-        change_at[time] = change_at.get(time, 0) + change
-    times = [time for time, change in change_at.items() if change]
-    return dict(zip(times, accumulate(change_at[time] for time in times), strict=True))
+def length(window: Iterable[UpdateWindow]) -> float:
+    """Length of an update in nanoseconds: the mean over its windows on all ranks."""
+    return fmean(end - start for start, end in window)
 
 
-def _about(header: Header, event: Event) -> Mapping[str, object]:
-    """Micro-batches, stages and pipes of an operation, which a viewer shows beside its name."""
-    if not isinstance(event.instruction, Compute | Pair):
-        return {}
-    parts = event.instruction.parts
-    return {
-        "micro-batches": [int(micro) for part in parts for micro in part.micros],
-        "stages": [int(part.stage) for part in parts],
-        "pipes": [header.pipe_of[part.micros[0]].name for part in parts],
-    }
-
+# Prediction from the costs of operations.
 
 Cost = Callable[[Instruction], int]
 """Nanoseconds of an operation; never called for a wait."""

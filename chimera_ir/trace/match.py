@@ -36,17 +36,14 @@ def ahead(trace: Trace, rank: Rank, lane: Lane) -> Iterator[tuple[int, Instructi
 
 def whole_updates(trace: Trace, lanes: Sequence[Lane]) -> int:
     """Number of updates of which every rank recorded every operation."""
-    return min(_first_ahead(trace, rank, lane) for rank, lane in zip(trace.ranks, lanes, strict=True))
-
-
-def _first_ahead(trace: Trace, rank: Rank, lane: Lane) -> int:
-    """The first update in which a rank had still something to do; all updates if it had done everything."""
-    rest = (update for update, _ in ahead(trace, rank, lane))
-    first = next(rest, None)
-    if first is None:
-        return trace.about.updates
     # A lane alternates between at most as many updates as there are workers.
-    return min([first, *takewhile(lambda update: update <= first + trace.header.workers, rest)])
+    everything, workers = trace.about.updates, trace.header.workers
+    firsts = []
+    for rank, lane in zip(trace.ranks, lanes, strict=True):
+        rest = (update for update, _ in ahead(trace, rank, lane))
+        first = next(rest, everything)
+        firsts.append(min([first, *takewhile(lambda update, last=first + workers: update <= last, rest)]))
+    return min(firsts)
 
 
 def _lane(trace: Trace, rank: Rank) -> Iterator[LaneSpan]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -20,12 +20,10 @@ from chimera_ir.plural import counted, listed
 from chimera_ir.predict.screen import size
 from chimera_ir.profile.costs import NO_OVERHEAD, StageCosts, Timing
 from chimera_ir.tables import Column, Table
-from chimera_ir.trace.account import length
 from chimera_ir.trace.bundles import Stopped, StoppedRank
-from chimera_ir.trace.compare import Residual, Side, TraceComparison, costs, later
+from chimera_ir.trace.compare import MemoryRow, Residual, Side, TraceComparison, costs, later
 from chimera_ir.trace.drawing import milliseconds, summary
-from chimera_ir.trace.forecast import Cost
-from chimera_ir.trace.memory_rows import MemoryRow
+from chimera_ir.trace.forecast import length
 from chimera_ir.trace.trace_files import BUSY, Activity, Lane, LaneSpan, Trace, UpdateWindow, activity, cause, words
 
 # Costs of stages, taken from a recorded run.
@@ -43,53 +41,35 @@ def run_stages(
     takes the mean time of its kind or, without one, a time in proportion to its cost in the table of kinds.
     """
     header, size = trace.header, trace.about.micro_batch_size
-    seconds = _RunSeconds(costs(header, trace.about.rehearse, lanes, windows))
+    cost = costs(header, trace.about.rehearse, lanes, windows)
     instructions = [*chain.from_iterable(view_of(trace.program).lanes)]
-    seconds.learn(instructions)
+
+    def weight(operation: Compute | Pair) -> float:
+        return operation.size * sum(part.kind.cost for part in operation.parts)
+
+    computes = [operation for operation in instructions if isinstance(operation, Compute | Pair)]
+    per_unit = [cost(operation) / 1e9 / weight(operation) for operation in computes if cost(operation)]
+    usual = fmean(per_unit) if per_unit else 1e-3
+
+    def seconds(instruction: Instruction) -> float:
+        if nanoseconds := cost(instruction):
+            return nanoseconds / 1e9
+        return usual * weight(instruction) if isinstance(instruction, Compute | Pair) else 0.0
+
     # The times of each stage by the number of items; an operation over a part of a micro-batch gives those of a whole.
     times: list[dict[int, dict[str, float]]] = [{size: {}} for _ in range(header.stages)]
-    for operation in instructions:
-        if isinstance(operation, Compute | Pair):
-            for part in operation.parts:
-                of_stage = times[part.stage]
-                for single in {operation, part}:
-                    share, weight = Fraction(part.size, header.parts), Fraction(header.weight(part), part.size)
-                    length = float(seconds.of(single) / weight)
-                    if share == 1 or single.kind.letter not in of_stage[size]:
-                        of_stage[size][single.kind.letter] = float(length / share)
-                    if share != 1 and (size * share).denominator == 1:
-                        of_stage.setdefault(int(size * share), {})[single.kind.letter] = length
-    steps: dict[int, float] = {line.group[0]: seconds.of(line) for line in instructions if isinstance(line, Step)}
+    for operation in computes:
+        for part in operation.parts:
+            of_stage = times[part.stage]
+            share, heavier = Fraction(part.size, header.parts), Fraction(header.weight(part), part.size)
+            for single in {operation, part}:
+                length = float(seconds(single) / heavier)
+                if share == 1 or single.kind.letter not in of_stage[size]:
+                    of_stage[size][single.kind.letter] = float(length / share)
+                if share != 1 and (size * share).denominator == 1:
+                    of_stage.setdefault(int(size * share), {})[single.kind.letter] = length
+    steps: dict[int, float] = {line.group[0]: seconds(line) for line in instructions if isinstance(line, Step)}
     return tuple(_stage(of_stage, size, steps.get(stage, 0.0)) for stage, of_stage in enumerate(times))
-
-
-class _RunSeconds:
-    """Seconds of instructions: those recorded in the run, and estimates for operations that were never recorded."""
-
-    def __init__(self, cost: Cost) -> None:
-        self._cost = cost
-        self._per_unit: float = 1e-3
-
-    def learn(self, instructions: Iterable[Instruction]) -> None:
-        """Computes from the recorded operations how many seconds one unit of cost in the table of kinds takes."""
-        lengths = [
-            self._cost(operation) / 1e9 / (operation.size * _weight(operation))
-            for operation in instructions
-            if isinstance(operation, Compute | Pair) and self._cost(operation)
-        ]
-        self._per_unit = fmean(lengths) if lengths else self._per_unit
-
-    def of(self, instruction: Instruction) -> float:
-        """Seconds of an instruction; an operation that was never recorded gets an estimate, never 0."""
-        if nanoseconds := self._cost(instruction):
-            return nanoseconds / 1e9
-        if isinstance(instruction, Compute | Pair):
-            return self._per_unit * instruction.size * _weight(instruction)
-        return 0.0
-
-
-def _weight(operation: Compute | Pair) -> float:
-    return sum(part.kind.cost for part in operation.parts)
 
 
 def _stage(times: Mapping[int, Mapping[str, float]], size: int, step: float) -> StageCosts:
@@ -109,38 +89,20 @@ IN_FULL = 8
 """The most workers that each get a table on the terminal; for more workers it shows the mean alone."""
 
 
-class Line(NamedTuple):
-    """A line of a table, as text: times in milliseconds, and the measured time's share of an update in percent."""
-
-    name: str
-    predicted: str
-    measured: str
-    difference: str
-    share: str
+_Line = tuple[str, str, str, str, str]
+"""A name, milliseconds as predicted and measured, their difference, and the measured time's share of an update."""
 
 
-class Block(NamedTuple):
-    """A table with its name; ``total`` is the sum of its lines."""
-
-    name: str
-    lines: tuple[Line, ...]
-    total: Line
-
-
-def blocks(comparison: TraceComparison) -> list[Block]:
-    """Tables of times by kind of activity: first the mean of all workers, then a table for every worker."""
+def _blocks(comparison: TraceComparison) -> Iterator[RenderableType]:
+    """Yields tables of times by kind of activity: the mean of all workers and, if they are few, one for each."""
     rows = comparison.rows
-    all_workers = _by_kind([row for worker_rows in rows for row in worker_rows], len(rows))
-    return [
-        _block("mean of all workers", all_workers, *comparison.steps),
-        *(
-            _block(f"worker {worker}", _by_kind(worker_rows, 1), *comparison.step(worker))
-            for worker, worker_rows in enumerate(rows)
-        ),
-    ]
+    all_workers = _by_kind(chain.from_iterable(rows), len(rows))
+    yield _block("mean of all workers", all_workers, *comparison.steps)
+    for worker, worker_rows in enumerate(rows if len(rows) <= IN_FULL else ()):
+        yield _block(f"worker {worker}", _by_kind(worker_rows, 1), *comparison.step(worker))
 
 
-def bubbles(comparison: TraceComparison) -> list[Line]:
+def _bubbles(comparison: TraceComparison) -> list[_Line]:
     """A line for each activity of each worker that computes nothing, the longest first."""
     named = [
         (f"worker {worker}: {cause_of(row.kind, row.cause)}", row, comparison.step(worker)[1])
@@ -167,14 +129,14 @@ def _by_kind(rows: Iterable[Residual], workers: int) -> dict[str, tuple[float, f
     return times
 
 
-def _block(name: str, kinds: dict[str, tuple[float, float]], predicted: float, measured: float) -> Block:
+def _block(name: str, kinds: dict[str, tuple[float, float]], predicted: float, measured: float) -> RenderableType:
     lines = [_line(kind, *kinds[kind], measured) for kind in (*BUSY, *Activity) if kind in kinds]
-    return Block(name, tuple(lines), _line("update", predicted, measured, measured))
+    return _table(name, lines, _line("update", predicted, measured, measured))
 
 
-def _line(name: str, predicted: float, measured: float, whole: float) -> Line:
+def _line(name: str, predicted: float, measured: float, whole: float) -> _Line:
     share = f"{100 * measured / whole:.1f}%" if whole else ""
-    return Line(name, milliseconds(predicted), milliseconds(measured), _signed(measured - predicted), share)
+    return name, milliseconds(predicted), milliseconds(measured), _signed(measured - predicted), share
 
 
 def _signed(seconds: float) -> str:
@@ -183,17 +145,15 @@ def _signed(seconds: float) -> str:
 
 def text(comparison: TraceComparison) -> RenderableType:
     """Tables for a terminal; everything is readable without colour."""
-    mean, *workers = blocks(comparison)
-    shown = [mean, *(workers if len(workers) <= IN_FULL else [])]
-    longest = bubbles(comparison)[: 2 * IN_FULL]
+    ended = f"; the run ended early: {comparison.ended}" if comparison.ended else ""
     return Group(
         Text(comparison.about.scheme, "bold"),
         Text(summary(comparison)),
         Text(_largest(comparison)),
-        Text(f"in milliseconds; {basis(comparison)}{_early(comparison)}"),
+        Text(f"in milliseconds; {basis(comparison)}{ended}"),
         Text(ground(comparison)),
-        *(_table(block.name, block.lines, block.total) for block in shown),
-        _table("where the bubble was", longest, Line("", "", "", "", "")),
+        *_blocks(comparison),
+        _table("where the bubble was", _bubbles(comparison)[: 2 * IN_FULL]),
         *([_memory(comparison.memory)] if comparison.memory else []),
     )
 
@@ -229,10 +189,6 @@ def basis(comparison: TraceComparison) -> str:
         f"the mean of {count} of {counted(comparison.updates, 'update')}, "
         f"those in the middle by length{copies}; {about.backend}{slept}"
     )
-
-
-def _early(comparison: TraceComparison) -> str:
-    return f"; the run ended early: {comparison.ended}" if comparison.ended else ""
 
 
 def ground(comparison: TraceComparison) -> str:
@@ -293,14 +249,10 @@ def ended_as_json(trace: Trace) -> dict[str, Any]:
     return {"scheme": trace.about.scheme, "updates": 0, "ranks": messages}
 
 
-def _table(name: str, lines: Sequence[Line], total: Line) -> RenderableType:
-    columns = [
-        Column(name, footer=total.name),
-        Column("predicted", "right", footer=total.predicted),
-        Column("measured", "right", "bold", total.measured),
-        Column("difference", "right", footer=total.difference),
-        Column("share", "right", footer=total.share),
-    ]
+def _table(name: str, lines: Sequence[_Line], total: _Line = ("",) * 5) -> RenderableType:
+    columns = [Column(name, footer=total[0])]
+    for head, figure in zip(("predicted", "measured", "difference", "share"), total[1:], strict=True):
+        columns.append(Column(head, "right", "bold" if head == "measured" else "", figure))
     return Table(columns, lines).for_terminal()
 
 
@@ -517,12 +469,16 @@ class RunTables:
         table = SpanTable([], [], [], [], [], [])
         for worker, (lane, window) in enumerate(zip(side.lanes, side.windows, strict=True)):
             for span, start, end in _filled(lane, window, length * _SHORTEST_GAP, self._behind):
+                if isinstance(span, Activity):
+                    number = self._activity(span, "")
+                else:
+                    number = self._activity(activity(span.operation), cause(self._header, span.operation))
                 for row in self._operations(worker, span):
                     table.worker.append(worker)
                     table.start.append(start)
                     table.end.append(end)
                     table.operation.append(row)
-                    table.activity.append(self._activity_of(span))
+                    table.activity.append(number)
                     table.line.append(self._lines.setdefault(self._line(span), len(self._lines)))
         return table
 
@@ -534,11 +490,6 @@ class RunTables:
         if isinstance(span, LaneSpan) and isinstance(span.operation, Compute | Pair):
             return [self._rows.get(_key(self._header, worker, part), -1) for part in span.operation.parts]
         return [-1]
-
-    def _activity_of(self, span: LaneSpan | Activity) -> int:
-        if isinstance(span, Activity):
-            return self._activity(span, "")
-        return self._activity(activity(span.operation), cause(self._header, span.operation))
 
     def _activity(self, kind: str, reason: str) -> int:
         return self._activities.setdefault((kind, reason), len(self._activities))

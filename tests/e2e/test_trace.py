@@ -15,8 +15,8 @@ import pytest
 
 from chimera_ir.commands.trace_command import main
 from chimera_ir.ir.ops import AllReduce, Send, WaitAllReduce, WaitRecv
+from chimera_ir.trace.event_files import recorded_trace
 from chimera_ir.trace.match import lanes
-from chimera_ir.trace.recorded_events import recorded_trace
 from chimera_ir.trace.trace_files import Trace, read
 from tests import forkserver
 from tests.e2e.ranks import MODELS, SCRIPT, Job, Outcome, compiled, environment, interrupted, run_all, torchrun

@@ -19,7 +19,7 @@ from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, HostLink, Link
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.source import Source
-from chimera_ir.trace.forecast import predicted_trace
+from chimera_ir.trace.event_files import predicted_trace
 from tests.executor import verdicts
 from tests.simulator import Simulator
 from tests.test_architecture import ROOT

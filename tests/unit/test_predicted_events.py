@@ -18,7 +18,7 @@ from chimera_ir.ir.ops import Recv
 from chimera_ir.ir.streams import view_of
 from chimera_ir.ir.text.printer import line
 from chimera_ir.request import Request
-from chimera_ir.trace.forecast import FIRST_PROCESS
+from chimera_ir.trace.event_files import FIRST_PROCESS
 from tests.unit.command import Run
 from tests.unit.trace_events import assert_valid
 

@@ -18,9 +18,8 @@ from chimera_ir.ir.ops import Compute, Instruction, Pair
 from chimera_ir.ir.streams import ProgramStream, view_of
 from chimera_ir.request import Request
 from chimera_ir.trace import presentation
-from chimera_ir.trace.account import windows
 from chimera_ir.trace.compare import choose
-from chimera_ir.trace.forecast import play
+from chimera_ir.trace.forecast import play, windows
 from chimera_ir.trace.trace_files import Activity, ClockOffset, aligned, read
 from tests.instructions import what
 from tests.repeatable import also
