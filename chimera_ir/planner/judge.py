@@ -94,7 +94,11 @@ def time_parts(variant: Variant, setting: Setting, replays: bool) -> TimeParts:
             return replay(variant.lowered(of), of).seconds
         return seconds_of(variant.schedule, variant.compiled.structure, variant.launched(of), of)
 
-    work, recomputation = _computing(variant, setting)
+    header, measured, times = variant.header, Measured.of(setting), [Fraction(), Fraction()]
+    for lane in variant.compiled.lanes:
+        for operation in lane:
+            times[operation.kind is RECOMPUTATION] += measured.duration(operation, header)
+    work, recomputation = (float(time) / (header.workers * header.updates) for time in times)
     bare, stepping, talking, whole = map(seconds, (no_steps, no_messages, no_sums, setting))
     return TimeParts(
         work,
@@ -104,19 +108,6 @@ def time_parts(variant: Variant, setting: Setting, replays: bool) -> TimeParts:
         messages=talking - stepping,
         sums=whole - talking,
     )
-
-
-def _computing(variant: Variant, setting: Setting) -> tuple[float, float]:
-    header, measured = variant.header, Measured.of(setting)
-    computing, repeating = Fraction(), Fraction()
-    for operation in (operation for lane in variant.compiled.lanes for operation in lane):
-        seconds = measured.duration(operation, header)
-        if operation.kind is RECOMPUTATION:
-            repeating += seconds
-        else:
-            computing += seconds
-    shares = header.workers * header.updates
-    return float(computing) / shares, float(repeating) / shares
 
 
 MODES = {Recomputation.WHERE_NEEDED: (False, True), Recomputation.ALWAYS: (True,), Recomputation.NEVER: (False,)}

@@ -9,12 +9,13 @@ backward B_t + Comm_p2p. The sums of all stages of a worker share the worker's f
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 from math import lcm
 from operator import itemgetter
+from typing import NamedTuple
 
 from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.host_plan import LaunchPlaces, launch_places
@@ -93,7 +94,22 @@ def equation(program: Program, setting: Setting) -> Equation:
     """All terms of equation 1 for a verified program."""
     lanes = tuple(tuple(parts.computes.lines) for parts in program.parts)
     schedule = Schedule(program.header, lanes)
-    return _EquationTerms(schedule, structure_of(schedule), launch_places(program), setting).equation()
+    terms = _terms(schedule, structure_of(schedule), launch_places(program), setting)
+    costs, counts = terms.costs, terms.run.critical_path.counts
+    return Equation(
+        forward=float(costs["F"]),
+        backward=float(costs["B"]),
+        forwards=counts.get("F", Fraction(0)),
+        backwards=counts.get("B", Fraction(0)),
+        further=tuple(
+            Term(kind, float(cost), counts[kind]) for kind, cost in costs.items() if kind in {*counts} - {"F", "B"}
+        ),
+        p2p=terms.p2p,
+        compute=terms.compute,
+        all_reduce=tuple(terms.sums.values()),
+        regions=tuple(regions for regions, _ in terms.overlaps),
+        unoverlapped=tuple(unoverlapped for _, unoverlapped in terms.overlaps),
+    )
 
 
 def seconds_of(schedule: Schedule, structure: Structure, launched: LaunchPlaces, setting: Setting) -> float:
@@ -101,57 +117,39 @@ def seconds_of(schedule: Schedule, structure: Structure, launched: LaunchPlaces,
 
     ``launched`` has for each worker the sums that it launches with a flush: after how many operations, and the group.
     """
-    return _EquationTerms(schedule, structure, launched, setting).seconds
+    terms = _terms(schedule, structure, launched, setting)
+    return terms.compute + max(unoverlapped for _, unoverlapped in terms.overlaps)
 
 
-class _EquationTerms:
-    """The terms of equation 1 for a verified schedule.
+_Overlap = tuple[tuple[FreeRegion, ...], float]
+"""Free regions of a worker, and its Comm_unoverlapped."""
 
-    In ``_run`` every operation starts as early as possible. It takes its F_t or B_t, and Comm_p2p if it sends a
-    message.
+
+class _Terms(NamedTuple):
+    """Terms of equation 1 for a verified schedule; C_f and C_b take another walk along it.
+
+    In ``run`` every operation starts as early as possible. It takes its F_t or B_t, and Comm_p2p if it sends a message.
     """
 
-    def __init__(self, schedule: Schedule, structure: Structure, launched: LaunchPlaces, setting: Setting) -> None:
-        header = schedule.header
-        self._header, self._costs, self._p2p = header, _costs(schedule, setting), _p2p(header, setting)
-        self._run = earliest(header, structure, _with_message(self._costs, Fraction(self._p2p)))
-        self._sums = {group: setting.all_reduce(header, group) for group in header.groups}
-        self._overlaps = (
-            _streams(schedule, structure, self._run, self._sums)
-            if structure.waits
-            else _flushed(structure, self._run, launched, self._sums)
-        )
+    costs: Costs
+    p2p: float
+    run: TimedRun
+    sums: Mapping[WeightGroup, float]
+    overlaps: Sequence[_Overlap]
 
     @property
-    def seconds(self) -> float:
-        return self._compute + max(unoverlapped for _, unoverlapped in self._overlaps)
-
-    @property
-    def _compute(self) -> float:
-        return float(self._run.length * self._run.tick)
-
-    def equation(self) -> Equation:
-        """All terms; C_f and C_b, which `seconds` does not need, take another walk along the schedule."""
-        costs, counts = self._costs, self._run.critical_path.counts
-        return Equation(
-            forward=float(costs["F"]),
-            backward=float(costs["B"]),
-            forwards=counts.get("F", Fraction(0)),
-            backwards=counts.get("B", Fraction(0)),
-            further=tuple(
-                Term(kind, float(cost), counts[kind]) for kind, cost in costs.items() if kind in {*counts} - {"F", "B"}
-            ),
-            p2p=self._p2p,
-            compute=self._compute,
-            all_reduce=tuple(self._sums.values()),
-            regions=tuple(regions for regions, _ in self._overlaps),
-            unoverlapped=tuple(unoverlapped for _, unoverlapped in self._overlaps),
-        )
+    def compute(self) -> float:
+        return float(self.run.length * self.run.tick)
 
 
-def _with_message(costs: Costs, seconds: Fraction) -> Costs:
+def _terms(schedule: Schedule, structure: Structure, launched: LaunchPlaces, setting: Setting) -> _Terms:
+    header = schedule.header
+    costs, p2p = _costs(schedule, setting), _p2p(header, setting)
     senders = [letter for letter, kind in COSTED.items() if any(part.hands_on for part in kind.kinds)]
-    return costs.changed({letter: costs[letter] + seconds for letter in senders})
+    run = earliest(header, structure, costs.changed({letter: costs[letter] + Fraction(p2p) for letter in senders}))
+    sums = {group: setting.all_reduce(header, group) for group in header.groups}
+    overlaps = _streams(schedule, structure, run, sums) if structure.waits else _flushed(structure, run, launched, sums)
+    return _Terms(costs, p2p, run, sums, overlaps)
 
 
 def _costs(schedule: Schedule, setting: Setting) -> Costs:
@@ -214,10 +212,6 @@ def _p2p(header: Header, setting: Setting) -> float:
         ),
         default=0.0,
     )
-
-
-_Overlap = tuple[tuple[FreeRegion, ...], float]
-"""Free regions of a worker, and its Comm_unoverlapped."""
 
 
 def _flushed(
