@@ -339,7 +339,7 @@ class _Gathered:
     def _move(self, move: ops.Compute, worker: Worker, before: list[int]) -> int:
         first, factor = self._charges.host_link(worker)
         event = self._add(Role.MOVE, move, (worker,), factor * self._charges.compute(move), before)
-        if self._charges.host_is_shared:
+        if self._charges.setting.host.workers > 1:
             link = self._charges.setting.host.link
             self.ports[event] = Port(first, True, link, host=True), Port(first, False, link, host=True)
         return event
@@ -347,8 +347,9 @@ class _Gathered:
     def _sum(self, launch: ops.AllReduce) -> int:
         key = launch.group, launch.version
         if key not in self._sums:
-            members = self._charges.header.members(launch.group)
-            self._sums[key] = self._add(Role.SUM, launch, members, self._charges.all_reduce(launch.group), [])
+            header = self._charges.header
+            seconds = self._charges.setting.all_reduce(header, launch.group)
+            self._sums[key] = self._add(Role.SUM, launch, header.members(launch.group), seconds, [])
             self.posted[self._sums[key]] = []
         return self._sums[key]
 

@@ -150,23 +150,6 @@ class Setting:
         size = sizes.operands if move.moves_operands else sizes.activations
         return link.alpha, round(link.beta * size, _DIGITS)
 
-    def host_link(self, workers: int, worker: int) -> tuple[Worker, float]:
-        """The first of the workers that share a worker's link to the host, and a factor on seconds of transfers.
-
-        The factor is how many ranks of all copies are on the link, divided by how many workers of this copy are:
-        transfers of other copies count as if they were spread evenly. A copy has ``workers`` workers.
-        """
-        of_node = ranks_on_node(workers * self.copies, self.cluster.per_node)
-        ranks = [self._rank(workers, 0, w) for w in range(workers)]
-        link = self._host_link_of(ranks[worker], of_node)
-        sharing = [w for w in range(workers) if self._host_link_of(ranks[w], of_node) == link]
-        every = (self._rank(workers, copy, w) for copy in range(self.copies) for w in range(workers))
-        return Worker(sharing[0]), sum(self._host_link_of(rank, of_node) == link for rank in every) / len(sharing)
-
-    def _host_link_of(self, rank: int, of_node: int) -> tuple[int, int]:
-        node, place = divmod(rank, of_node)
-        return node, place // self.host.workers
-
     def joint(self, pair: Pair, header: Header) -> tuple[float, Fraction] | None:
         """The time of a pair as two factors, seconds and a number of micro-batches; None without one in the profile."""
         times = [self.timing(part.stage).times.get(pair.kind.letter) for part in pair.parts]
@@ -190,11 +173,6 @@ class Setting:
         """Bytes of a stage's optimizer state on a rank that holds it."""
         return -(-self.stages[stage].optimizer // self.shares(header, stage))
 
-    def step(self, header: Header, stage: Stage) -> float:
-        """Seconds of a stage's optimizer step: to step a rank's share of the parameters, and to gather the weights."""
-        shares = self.shares(header, stage)
-        return self.stages[stage].step / shares + self.cluster.sums.all_gather(self.stages[stage].gradients, shares)
-
     def link(self, workers: int, source: int, target: int) -> Link:
         """The link between two of the ``workers`` workers of a copy, in the copy where it is slowest."""
         if source == target:
@@ -203,9 +181,10 @@ class Setting:
         return self.cluster.within if all(a == b for a, b in nodes) else self.cluster.between
 
     def _node(self, workers: int, copy: int, worker: int) -> int:
-        return self._rank(workers, copy, worker) // ranks_on_node(workers * self.copies, self.cluster.per_node)
+        return self.rank(workers, copy, worker) // ranks_on_node(workers * self.copies, self.cluster.per_node)
 
-    def _rank(self, workers: int, copy: int, worker: int) -> int:
+    def rank(self, workers: int, copy: int, worker: int) -> int:
+        """The rank of a worker of a copy that has ``workers`` workers."""
         return worker * self.copies + copy if self.replica_layout else copy * workers + worker
 
 
@@ -234,19 +213,34 @@ class Charges:
         return sum(seconds * times.numerator / times.denominator for seconds, times in terms)
 
     def host_link(self, worker: Worker) -> tuple[Worker, float]:
-        """`Setting.host_link` of a worker, kept."""
+        """The first of the workers that share a worker's link to the host, and a factor on seconds of transfers.
+
+        The factor is how many ranks of all copies are on the link, divided by how many workers of this copy are:
+        transfers of other copies count as if they were spread evenly.
+        """
         if worker not in self._host_links:
-            self._host_links[worker] = self.setting.host_link(self.header.workers, worker)
+            setting, workers = self.setting, self.header.workers
+            of_node = ranks_on_node(workers * setting.copies, setting.cluster.per_node)
+
+            def link_of(copy: int, worker: int) -> tuple[int, int]:
+                node, place = divmod(setting.rank(workers, copy, worker), of_node)
+                return node, place // setting.host.workers
+
+            link = link_of(0, worker)
+            sharing = [w for w in range(workers) if link_of(0, w) == link]
+            ranks = sum(link_of(copy, w) == link for copy in range(setting.copies) for w in range(workers))
+            self._host_links[worker] = Worker(sharing[0]), ranks / len(sharing)
         return self._host_links[worker]
 
-    @property
-    def host_is_shared(self) -> bool:
-        """Whether several workers have one link to the host."""
-        return self.setting.host.workers > 1
-
     def step(self, group: WeightGroup) -> float:
-        """Seconds of the optimizer step of a weight group; 0 for a tie, whose step is part of its stages' steps."""
-        return self.setting.step(self.header, group[0]) if len(group) == 1 else 0.0
+        """Seconds of the optimizer step of a weight group; 0 for a tie, whose step is part of its stages' steps.
+
+        A rank steps its share of the parameters, and gathers the weights of all shares.
+        """
+        if len(group) > 1:
+            return 0.0
+        costs, shares = self.setting.stages[group[0]], self.setting.shares(self.header, group[0])
+        return costs.step / shares + self.setting.cluster.sums.all_gather(costs.gradients, shares)
 
     def noise(self, instruction: Instruction) -> float:
         """Spread of the times of an operation or a step, as a share of their median; 0 if the profile has none."""
@@ -287,10 +281,6 @@ class Charges:
     def ranks(self, group: WeightGroup) -> int:
         """The number r of ranks, of all copies together, that sum the gradients of a group."""
         return self.setting.ranks(self.header, group)
-
-    def all_reduce(self, group: WeightGroup) -> float:
-        """Comm_allreduce of a group's gradients over its r ranks."""
-        return self.setting.all_reduce(self.header, group)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from chimera_ir.options import Options
 from chimera_ir.predict.events import Role, with_shared_ports
 from chimera_ir.predict.replay import replay
 from chimera_ir.predict.screen import show
-from chimera_ir.predict.setting import Setting
+from chimera_ir.predict.setting import Charges, Setting
 from chimera_ir.profile.cluster import FREE, Cluster, HostLink, Link
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.source import Source
@@ -258,7 +258,8 @@ def test_workers_share_a_link_with_their_neighbours_and_copies(
 ) -> None:
     """Four workers of a copy, four ranks to a node; with replicas next to each other a link has both copies of one."""
     shared = setting(HostLink(FREE, workers), copies=copies, replicas=replicas)
-    assert [shared.host_link(4, worker) for worker in map(Worker, range(4))] == links
+    charges = Charges(chimera_ir.compile("dapple", D=4, N=4).schedule.header, shared)
+    assert [charges.host_link(worker) for worker in map(Worker, range(4))] == links
 
 
 def test_transfers_at_once_over_one_link_take_twice_as_long() -> None:
