@@ -85,41 +85,27 @@ _WORTH_SAYING = 0.005
 """The least difference, as a share of the fastest time, that is named as a reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recommendation:
-    """The advice to run the first choice, and the reasons, in one sentence each."""
-
-    answer: str
-    reasons: tuple[str, ...] = ()
+def recommendation(ranking: Ranking) -> tuple[str, ...]:
+    """The advice to run the first choice, then the reasons: whether the model fits one worker, what slows others."""
+    return (_answer(ranking.choices[0]), *_reasons(ranking)) if ranking.choices else _nothing(ranking)
 
 
-def recommendation(ranking: Ranking) -> Recommendation:
-    """The first choice in words, and why: whether the model fits one worker, and what makes others slower."""
-    if not ranking.choices:
-        return _nothing(ranking)
-    return Recommendation(_answer(ranking.choices[0]), tuple(_reasons(ranking)))
-
-
-def _nothing(ranking: Ranking) -> Recommendation:
+def _nothing(ranking: Ranking) -> tuple[str, ...]:
     nothing, need = "no configuration is left", nearest(ranking)
     items, profile = ranking.question.mini_batch, ranking.judge.profile
     sizes = sorted(
         {number for parts in (profile.layers, *profile.depths.values()) for part in parts for number in part.at}
     )
     if need:
-        lacks = f"the nearest to fitting needs {size(need.size)} on its fullest worker ({_written(need.choice)})"
-        remedy = "more workers, smaller micro-batches or --shard-optimizer may help"
-        return Recommendation(f"{nothing}: {lacks}, and there are {size(ranking.judge.available)}", (remedy,))
+        choice, again = need.choice, ", recompute" if need.choice.change.recompute else ""
+        words = " ".join((scheme_argument(choice.source), *(f"{name}={value}" for name, value in choice.settings)))
+        nearest_one = f"{size(need.size)} on its fullest worker ({words}, B={choice.micro_batch_size}{again})"
+        lacks = f"the nearest to fitting needs {nearest_one}, and there are {size(ranking.judge.available)}"
+        return f"{nothing}: {lacks}", "more workers, smaller micro-batches or --shard-optimizer may help"
     if sizes and all(items % number for number in sizes):
         multiples = listed(sizes, "or")
-        return Recommendation(f"{nothing}: the mini-batch of {items} is no multiple of {multiples} (B in the profile)")
-    return Recommendation(nothing)
-
-
-def _written(choice: Configuration) -> str:
-    words = [scheme_argument(choice.source), *(f"{name}={value}" for name, value in choice.settings)]
-    again = ", recompute" if choice.change.recompute else ""
-    return f"{' '.join(words)}, B={choice.micro_batch_size}{again}"
+        return (f"{nothing}: the mini-batch of {items} is no multiple of {multiples} (B in the profile)",)
+    return (nothing,)
 
 
 def _answer(first: Judged) -> str:
@@ -307,11 +293,11 @@ class View:
     why: bool
 
 
-def table(ranking: Ranking, answer: Recommendation, notes: Sequence[str], view: View) -> RenderableType:
+def table(ranking: Ranking, answer: Sequence[str], notes: Sequence[str], view: View) -> RenderableType:
     """All that ``chimera plan`` prints above its command lines, for a console."""
     return Group(
-        Text(_sentence(answer.answer), "bold"),
-        *map(Text, map(_sentence, answer.reasons)),
+        Text(_sentence(answer[0]), "bold"),
+        *map(Text, map(_sentence, answer[1:])),
         Text(),
         _heading(ranking),
         _choices(ranking, view),
@@ -425,7 +411,7 @@ def _attempted(left_out: LeftOut, roles: Roles) -> Iterator[str]:
 
 def as_json(
     ranking: Ranking,
-    answer: Recommendation,
+    answer: Sequence[str],
     notes: Sequence[str],
     warnings: Sequence[str],
     chosen: Judged | None,
@@ -440,7 +426,7 @@ def as_json(
         "workers": question.workers,
         "mini_batch": question.mini_batch,
         "memory_available": judge.available,
-        "recommendation": [answer.answer, *answer.reasons],
+        "recommendation": list(answer),
         "choices": [as_values(judged, question.workers) for judged in ranking.choices],
         "baseline": as_values(ranking.reference, question.workers) if ranking.reference else None,
         "notes": list(notes),
