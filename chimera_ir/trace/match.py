@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice, takewhile
+from operator import ge
 
 from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Instruction
@@ -42,7 +44,7 @@ def whole_updates(trace: Trace, lanes: Sequence[Lane]) -> int:
     for rank, lane in zip(trace.ranks, lanes, strict=True):
         rest = (update for update, _ in ahead(trace, rank, lane))
         first = next(rest, everything)
-        firsts.append(min([first, *takewhile(lambda update, last=first + workers: update <= last, rest)]))
+        firsts.append(min([first, *takewhile(partial(ge, first + workers), rest)]))
     return min(firsts)
 
 
