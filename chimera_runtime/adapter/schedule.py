@@ -1,7 +1,7 @@
 """`CompiledSchedule`: a compiled schedule with the interface of those of torch.distributed.pipelining."""
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -155,22 +155,12 @@ def require_rows(arguments: Sequence[CutArgument], rows: int | None) -> None:
             raise mistakes.argument_has_other_rows(argument.name, argument.shape, rows)
 
 
-def has_inputs(batch: CutBatch) -> bool:
-    """Whether a batch has positional inputs or keyword arguments."""
-    args, _, keywords = batch.triples[0]
-    return bool(args or keywords["keywords"])
-
-
-def has_targets(batch: CutBatch) -> bool:
-    """Whether a batch has targets."""
-    return batch.triples[0][1][1] is not None
-
-
 def require(batch: CutBatch, *, inputs: bool, targets: bool) -> None:
     """Raises `Misuse` if a batch lacks inputs or targets that this rank needs."""
-    if inputs and not has_inputs(batch):
+    args, (_, target), keywords = batch.triples[0]
+    if inputs and not (args or keywords["keywords"]):
         raise Misuse(mistakes.INPUTS_ARE_MISSING)
-    if targets and not has_targets(batch):
+    if targets and target is None:
         raise Misuse(mistakes.TARGETS_ARE_MISSING)
 
 
@@ -296,11 +286,6 @@ class Results:
 
 def _judged(results: Results, _loss: Any, output: Any, numbered_target: tuple[int, Any]) -> torch.Tensor:
     return results.judge(output, numbered_target)
-
-
-def losses_of(results: Iterable[Result]) -> list[torch.Tensor]:
-    """The losses of micro-batches that have one."""
-    return [result.loss for result in results if result.loss is not None]
 
 
 @dataclass(frozen=True)
@@ -689,7 +674,7 @@ class CompiledSchedule:
             return None
         results = pipeline.take_results()
         if losses is not None:
-            losses[:] = losses_of(results)
+            losses[:] = [result.loss for result in results if result.loss is not None]
         if not return_outputs:
             return None
         outputs = [result.output for result in results]

@@ -37,10 +37,6 @@ class _TrackedOptimizer:
         self.last = 0
         self._digests: dict[int, tuple[list[Any], int]] = {}
 
-    @property
-    def has_changed(self) -> bool:
-        return len(_groups(self.optimizer())) != self.groups
-
     def refresh(self) -> list[dict[str, Any]]:
         groups = _groups(self.optimizer())
         self.groups, self._digests = len(groups), {}
@@ -109,7 +105,7 @@ class OptimizerFacts:
         """
         facts = {}
         if self._tracked and self._compared:
-            if any(tracked.has_changed for tracked in self._tracked):
+            if any(len(_groups(tracked.optimizer())) != tracked.groups for tracked in self._tracked):
                 self._plan()
             chosen = self._plans if groups is None else [group for group in groups if group in self._plans]
             facts = {self._keys[group]: self._fact(*self._plans[group]) for group in chosen}

@@ -14,7 +14,7 @@ from itertools import count
 from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -137,13 +137,6 @@ def _switches() -> dict[str, tuple[bool, str]]:
     return switches
 
 
-class CommunicatorHolder(Protocol):
-    """An object that holds communicators until `release`."""
-
-    def release(self) -> None:
-        """Frees the communicators that the object holds."""
-
-
 @dataclass(frozen=True)
 class World:
     """A rank of a program, with its device and its communicators.
@@ -153,7 +146,8 @@ class World:
     (sender, receiver) that of their messages; it is empty for gloo, whose messages use that of ``control_group``.
 
     ``staging`` carries messages and sums of a GPU by gloo. ``read`` reads losses from the device. ``host_link`` moves
-    memory between the device and its host. ``holders`` are objects outside of the world that hold communicators.
+    memory between the device and its host. ``holders`` are outside of the world and hold communicators until
+    their ``release()``.
     """
 
     job: Job
@@ -166,7 +160,7 @@ class World:
     staging: Staging | None = None
     read: Reader = from_host
     host_link: LinkToHost = field(default_factory=lambda: LinkToHost(CpuAccelerator()))
-    holders: WeakSet[CommunicatorHolder] = field(default_factory=WeakSet)
+    holders: WeakSet[Any] = field(default_factory=WeakSet)
 
     @property
     def place(self) -> Place:

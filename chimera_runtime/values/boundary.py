@@ -189,21 +189,16 @@ class KeywordNames:
         Raises `Misuse` if the example lacks a name in ``keywords``, or has it without the declaration, or if
         ``keywords`` lacks one that this rank needs. ``what`` names the keyword arguments in the error.
         """
-        self._require(keywords, what)
+        names = keywords.keys()
+        if unknown := sorted(names - self.example):
+            raise mistakes.keyword_is_not_in_the_example(what=what, name=unknown[0])
+        if missing := sorted(self.needed - names):
+            raise mistakes.keyword_is_missing(what=what, name=missing[0])
         if undeclared := [name for name in keywords if isinstance(name, Whole) and name not in self.whole]:
             raise mistakes.keyword_is_not_whole_in_the_example(what=what, name=undeclared[0])
         if not self.whole:
             return keywords
         return {Whole(name) if name in self.whole else name: value for name, value in keywords.items()}
-
-    def _require(self, keywords: Mapping[str, Any], what: str) -> None:
-        names = keywords.keys()
-        if names == self.example:
-            return
-        if unknown := sorted(names - self.example):
-            raise mistakes.keyword_is_not_in_the_example(what=what, name=unknown[0])
-        if missing := sorted(self.needed - names):
-            raise mistakes.keyword_is_missing(what=what, name=missing[0])
 
 
 @contextmanager
@@ -245,8 +240,7 @@ def accepted(module: torch.nn.Module, names: Collection[str]) -> tuple[str, ...]
         del parameters[0]
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
         return tuple(names)
-    taken_by_name = {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
-    by_name = {parameter.name for parameter in parameters if parameter.kind in taken_by_name}
+    by_name = {parameter.name for parameter in parameters if parameter.kind in _BY_NAME}
     return tuple(name for name in names if name in by_name)
 
 
