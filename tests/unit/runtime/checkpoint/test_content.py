@@ -16,19 +16,31 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 
+from chimera_runtime.blame import ModelError
 from chimera_runtime.checkpoint.content import (
     FORMAT,
     INFO,
     CheckpointContent,
     CheckpointInfo,
     Objects,
+    absent,
+    entries_of,
+    flat,
+    give,
     names_in,
+    packed_state,
+    packed_states,
     paths_of,
+    require_equal,
+    shown_states,
+    states_of,
+    unpacked_state,
     value_of,
 )
-from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import BadCheckpoint, Misuse
 from chimera_runtime.optimizer.optimizer_state import SavedGroup
 from chimera_runtime.ranks.world import World
+from chimera_runtime.state.state import packed
 from tests.unit.runtime.kept import WIDTH, Count, adam, mini_batch, pipeline
 
 WEIGHT = "stages.0.0.weight"
@@ -271,3 +283,77 @@ def test_a_buffer_that_is_in_no_state_dict_and_has_changed_is_named(alone: World
     of.pipe.stages[1].get_buffer("cache").add_(1)
     assert of.info().unsaved == ["stages.1.cache"]
     assert "0/stages.1.cache" not in of.saved()["replicas"]
+
+
+# The entries of a checkpoint: what an optimizer keeps of a parameter goes there and back, of whatever type.
+
+
+def test_the_state_of_a_parameter_comes_back_with_its_types() -> None:
+    kept: dict[Any, Any] = {"step": 3, "exp": torch.ones(2), "parts": [torch.zeros(1)], "names": {"a": (1, "b")}}
+    stored = packed_state(kept)
+    assert isinstance(stored["exp"], torch.Tensor)
+    assert all(isinstance(value, bytes) for key, value in stored.items() if key != "exp")
+    assert unpacked_state(stored) == kept
+    odd = {0: torch.ones(1), "x": None}
+    assert unpacked_state(packed_state(odd)) == odd
+    with pytest.raises(Misuse, match="the optimizer's made cannot be saved"):
+        packed_state({"made": lambda: None})
+
+
+def test_values_of_either_format_are_read() -> None:
+    assert value_of(packed({"a": 1}, "it")) == value_of(({"a": 1},)) == {"a": 1}
+
+
+def test_paths_are_those_of_the_nested_state() -> None:
+    there = Metadata(
+        {"model.a.b": BytesStorageMetadata(), "extra.0/a._extra_state": BytesStorageMetadata()},
+        planner_data={"model.a.b": ("model", "a.b"), "extra.0/a._extra_state": ("extra", "0/a._extra_state")},
+    )
+    assert [path for path, _ in entries_of(there)] == [("model", "a.b"), ("extra", "0/a._extra_state")]
+    assert names_in(there, "model") == {"a.b"}
+    assert names_in(there, "extra") == {"a._extra_state"}
+    assert [*flat({"a": {"b": 1}, "c": {}})] == [(("a", "b"), 1)]
+    assert absent(("extra", "0/a"), {}) == "it has no entry of a state_dict 0/a, which this model has"
+
+
+# Objects with a state: what differs between ranks is named; an error of theirs is the user's, one of ours is not.
+
+
+class Thing:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.state, self._error = {"scale": 2.0}, error
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._error is not None:
+            raise self._error
+        self.state = state
+
+
+def test_states_are_said_by_name_and_taken() -> None:
+    assert states_of("shared", {"a": Thing()}) == {"a": {"scale": 2.0}}
+    thing = Thing()
+    give(thing, {"scale": 1.0}, "shared['a']")
+    assert thing.state == {"scale": 1.0}
+    with pytest.raises(Misuse, match=r"shared\['a'\] cannot be saved"):
+        packed_states("shared", {"a": lambda: None})
+
+
+def test_errors_of_an_object_are_told_as_such() -> None:
+    with pytest.raises(ModelError, match=r"load_state_dict\(\) of shared\['a'\]: .*ValueError: no"):
+        give(Thing(ValueError("no")), {}, "shared['a']")
+    with pytest.raises(BadCheckpoint, match=r"^another length$"):
+        give(Thing(BadCheckpoint("another length")), {}, "shared['a']")
+
+
+def test_what_differs_is_named_with_its_ranks() -> None:
+    one, other = shown_states({"a": {"scale": 2.0, "n": 1}}), shown_states({"a": {"scale": 4.0, "n": 1}})
+    require_equal("shared", [(0, one), (2, one)], "of_rank=")
+    with pytest.raises(Misuse) as refused:
+        require_equal("shared", [(0, one), (1, one), (2, other)], "of_rank=")
+    assert str(refused.value) == (
+        "shared['a'] is not the same on rank 0 and on rank 2: scale is 2.0 and 4.0; of_rank= keeps what differs"
+    )
+    assert shown_states({"a": [1]}) != shown_states({"a": [2]})

@@ -1,6 +1,7 @@
 """The mini-batches of a dataset that a rank gets: their order, their beginning, and what the rank loads for them."""
 
 import multiprocessing
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -8,12 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import RandomSampler, WeightedRandomSampler
+from torch.utils.data import IterableDataset, RandomSampler, WeightedRandomSampler
 
-from chimera_runtime.data.loader import Loader
+from chimera_runtime.blame import ModelError
+from chimera_runtime.data.item_order import Share
+from chimera_runtime.data.iterable_reader import EpochEnd, IterableReader, ReadBatch, ReadPosition
+from chimera_runtime.data.loader import Loader, Messages, ReaderMessages
 from chimera_runtime.data.micro_batch_source import Batches
-from chimera_runtime.data.mini_batch import MiniBatch
-from chimera_runtime.errors import BadCheckpoint, Misuse
+from chimera_runtime.data.mini_batch import ItemLoading, MiniBatch
+from chimera_runtime.errors import BadCheckpoint, Misuse, PeerLost
 from chimera_runtime.ranks.world import World
 from tests.unit.runtime.datasets import (
     Drawing,
@@ -374,3 +378,148 @@ def test_mini_batches_have_positions_that_differ_where_their_items_do(alone: Wor
     ascending, descending = positions(sampler=[*range(26)]), positions(sampler=[*range(25, -1, -1)])
     assert ascending[0] != descending[0]
     assert positions(sampler=[*map(str, range(26))]) == positions(sampler=[*map(str, range(26))])
+
+
+# An iterable dataset as mini-batches, in one process; test_loader.py has it in several, and resumed.
+
+
+SHARE = Share(2, 2, 2, 1)
+
+
+def stream(dataset: Any, begin: ReadPosition | None = None, **changed: Any) -> Iterator[Any]:
+    given = {"uses": {1: frozenset({0})}, "drop_last": True, "collate": None} | changed
+    loading = ItemLoading(dataset, 0, given["collate"])
+    return iter(IterableReader(loading, SHARE, given["uses"], given["drop_last"], begin or ReadPosition()))
+
+
+def test_all_is_read_and_what_is_used_is_collated_epoch_after_epoch() -> None:
+    """Items of the second micro-batch of the second copy, in mini-batches of 8."""
+    collated = []
+
+    def collate(items: list[Any]) -> Any:
+        collated.extend(int(x) for x, _ in items)
+        return torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
+
+    dataset = Flowing(20)
+    elements = [*islice(stream(dataset, collate=collate), 4)]
+    assert [type(element) for element in elements] == [ReadBatch, ReadBatch, EpochEnd, ReadBatch]
+    assert [numbers(read.batch) for read in elements if isinstance(read, ReadBatch)] == [[6, 7], [14, 15], [6, 7]]
+    assert [(read.items, read.batch.items) for read in elements if isinstance(read, ReadBatch)] == [(8, 4)] * 3
+    assert collated == [6, 7, 14, 15, 6, 7]
+    assert dataset.read == [*range(20), *range(8)]
+
+
+def test_the_dataset_is_told_the_epoch() -> None:
+    class Turning(Flowing):
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self) -> Iterator[Any]:
+            yield from ((torch.tensor(100.0 * self.epoch + number), 0) for number in range(8))
+
+    reads = [read for read in islice(stream(Turning(), ReadPosition(3)), 3) if isinstance(read, ReadBatch)]
+    assert [numbers(read.batch) for read in reads] == [[306, 307], [406, 407]]
+
+
+def test_a_state_is_that_after_the_mini_batch_and_no_view_of_it() -> None:
+    first, second = islice(stream(Stateful()), 2)
+    assert [read.state for read in (first, second)] == [{"of_iterator": False, "state": {"next": n}} for n in (8, 16)]
+    dataset = Stateful()
+    (again,) = islice(stream(dataset, ReadPosition(0, 8, first.state)), 1)
+    assert numbers(again.batch) == numbers(second.batch) == [14, 15]
+    assert dataset.read == [*range(8, 16)]
+
+
+def test_a_length_ends_the_reading_though_more_would_come() -> None:
+    dataset = Sized(30, said=17)
+    elements = [*islice(stream(dataset), 3)]
+    assert [type(element) for element in elements] == [ReadBatch, ReadBatch, EpochEnd]
+    assert dataset.read == [*range(17)]
+
+
+def test_an_error_names_the_item_and_is_the_datasets() -> None:
+    class Failing(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            yield from [(1.0, 1.0)] * 3
+            raise ConnectionError("reset by peer")
+
+    with pytest.raises(ModelError, match=r"item 3 of the dataset: .*ConnectionError: reset by peer"):
+        next(stream(Failing()))
+
+    class Unopened(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            raise FileNotFoundError("shard-0")
+
+    with pytest.raises(ModelError, match=r"the beginning of the dataset: .*FileNotFoundError: shard-0"):
+        next(stream(Unopened()))
+
+
+def test_a_stream_that_is_too_short_is_refused_with_what_a_mini_batch_takes() -> None:
+    words = r"the dataset ended after 7 items, and a mini-batch takes B\*N\*W = 2\*2\*2 = 8"
+    with pytest.raises(Misuse, match=words):
+        next(stream(Flowing(7)))
+    (read, end) = islice(stream(Flowing(7), drop_last=False), 2)
+    assert (read.items, read.batch.items, numbers(read.batch)) == (7, 3, [6])
+    assert end == EpochEnd()
+    with pytest.raises(Misuse, match="the dataset ended after 0 items"):
+        next(stream(Flowing(0), drop_last=False))
+
+
+# Messages about a dataset to the ranks that do not read it; test_loader.py has them in a loader.
+
+
+LONG = 300
+THREE: Any = {"workers": 3, "stages": 3, "placement": ((0, 1, 2),)}
+
+
+def test_the_first_reader_of_each_copy_tells_and_the_others_of_the_copy_hear_in_order(alone: World) -> None:
+    """Worker 1 reads, as does worker 2, which neither tells nor hears; a reader may be some way ahead."""
+
+    def run(reader_messages: ReaderMessages, world: World) -> list[int]:
+        if world.place.worker:
+            for items in range(LONG):
+                reader_messages.send_items(1000 * world.place.copy + items)
+            return []
+        time.sleep(0.1)
+        return [reader_messages.receive_items() for _ in range(LONG)]
+
+    with worlds(alone, job(**THREE), copies=2) as ranks:
+        told = [Messages() for _ in ranks]
+        made = [
+            ReaderMessages(world.control_group, frozenset({1, 2}), 4, mine)
+            for world, mine in zip(ranks, told, strict=True)
+        ]
+        heard = together([lambda pair=pair: run(*pair) for pair in zip(made, ranks, strict=True)])  # type: ignore[misc]
+        assert heard == [[*range(LONG)], [], [], [*range(1000, 1000 + LONG)], [], []]
+        assert [*map(len, told)] == [0, 256, 0] * 2, "the last of which may not have been heard yet"
+
+
+def test_loaders_of_two_numbers_do_not_mix(alone: World) -> None:
+    with worlds(alone, job()) as ranks:
+        kept = Messages()
+        telling, hearing = (
+            [ReaderMessages(world.control_group, frozenset({0}), number, kept) for number in (1, 2)] for world in ranks
+        )
+        for number, reader_messages in enumerate(telling):
+            reader_messages.send_items(number)
+        del telling, reader_messages
+        assert [reader_messages.receive_items() for reader_messages in reversed(hearing)] == [1, 0]
+
+
+def test_all_ranks_learn_what_the_reader_of_the_first_copy_has(alone: World) -> None:
+    with worlds(alone, job(**THREE), copies=2) as ranks:
+
+        def run(world: World) -> list[Any]:
+            reader_messages = ReaderMessages(world.control_group, frozenset({1}), 4, Messages())
+            return [reader_messages.share_state({"of": world.place.rank, "time": time}) for time in range(2)]
+
+        share_state = together([lambda world=world: run(world) for world in ranks])  # type: ignore[misc]
+    assert share_state == [[{"of": 1, "time": 0}, {"of": 1, "time": 1}]] * 6
+
+
+def test_a_reader_that_says_nothing_is_named(alone: World) -> None:
+    with (
+        worlds(alone, job(), timeout=0.1) as ranks,
+        pytest.raises(PeerLost, match="for the state of the dataset"),
+    ):
+        ReaderMessages(ranks[1].control_group, frozenset({0}), 1, Messages()).share_state(None)

@@ -1,7 +1,11 @@
 """Devices: what a backend is for, what is asked for, and ranks that share a GPU."""
 
 import os
-from typing import NamedTuple
+import platform
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -9,8 +13,10 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.ranks.devices import device_of, known_device, require_own_gpu
+from chimera_runtime.ranks.devices import Accelerator, device_of, give_back, keep_memory, known_device, require_own_gpu
 from chimera_runtime.ranks.world import begin
+from chimera_runtime.tools.watch.memory import resident
+from tests.patience import PATIENCE
 from tests.unit.runtime.thread_ranks import alone_job
 
 for name, kinds in {"of_cpus": ["cpu"], "of_gpus": ["cuda"], "of_both": ["cpu", "cuda"]}.items():
@@ -162,3 +168,188 @@ def test_two_ranks_on_one_gpu_are_refused_on_the_later_one(monkeypatch: pytest.M
     monkeypatch.delenv("NCCL_HOSTID")
     with pytest.raises(Misuse, match=r"ranks 1 and 2 are on one GPU, cuda:0 of rank 2, .* torch\.cuda\.set_device"):
         require_own_gpu(store, 2, torch.device("cuda", 0))
+
+
+# torch.cuda as staging uses it: what it is asked for, as far as that can be seen without a GPU.
+
+
+DEVICE = torch.device("cuda", 1)
+
+
+class Calls(list[Any]):
+    """What torch.cuda was asked for."""
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """In place of torch.cuda's streams and events."""
+    made = Calls()
+
+    class Stream:
+        def __init__(self, device: torch.device) -> None:
+            made.append(("stream", device))
+
+        def wait_event(self, event: Any) -> None:
+            made.append(("wait", self, event))
+
+    class Event:
+        def __init__(self, **options: bool) -> None:
+            made.append(("event", options))
+
+        def record(self, stream: Stream) -> None:
+            made.append(("record", self, stream))
+
+        def query(self) -> bool:
+            return False
+
+        def synchronize(self) -> None:
+            made.append(("synchronise", self))
+
+    @contextmanager
+    def on(stream: Stream) -> Any:
+        made.append(("on", stream))
+        yield
+        made.append("off")
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ("current", device))
+    return made
+
+
+def test_streams_and_events_are_those_of_the_device(calls: Calls) -> None:
+    """A thread sleeps while it waits for an event: it does not spin."""
+    gpu = Accelerator(DEVICE)
+    assert gpu.computing == ("current", DEVICE)  # type: ignore[comparison-overlap]
+    stream = gpu.stream()
+    event = gpu.record(stream)
+    gpu.wait(stream, event)
+    gpu.synchronise(event)
+    assert gpu.is_over(event) is False
+    assert calls == [
+        ("stream", DEVICE),
+        ("event", {"blocking": True}),
+        ("record", event, stream),
+        ("wait", stream, event),
+        ("synchronise", event),
+    ]
+
+
+def test_a_copy_is_put_into_its_stream_and_does_not_wait(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Accelerator(DEVICE)
+    stream: Any = gpu.stream()
+
+    class Target:
+        def copy_(self, source: Any, non_blocking: bool) -> None:
+            calls.append(("copy", source, non_blocking))
+
+    gpu.copy(stream, Target(), "a tensor")  # type: ignore[arg-type]
+    assert calls[1:] == [("on", stream), ("copy", "a tensor", True), "off"]
+
+
+def test_a_thread_begins_on_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", entered.append)
+    Accelerator(DEVICE).enter()
+    assert entered == [DEVICE]
+
+
+def test_pinned_memory_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(torch, "empty", lambda *sizes, **options: asked.append((sizes, options)))
+    Accelerator(DEVICE).pinned(512)
+    assert asked == [((512,), {"dtype": torch.uint8, "pin_memory": True})]
+
+
+# Memory that a process frees: kept, or given back to the kernel and cleared anew.
+
+
+ROUNDS = """
+import ctypes, resource, sys
+from chimera_runtime.ranks.devices import keep_memory
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+PR_SET_THP_DISABLE = 41
+ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
+if sys.argv[1] == "keep":
+    assert keep_memory()
+for _ in range(8):
+    before = faults()
+    under_way = [b"x" * (1 << 26)] + [b"x" * (1 << 20) for _ in range(16)]
+    del under_way
+    print(faults() - before)
+"""
+
+
+class Library:
+    """A C library that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int]] = []
+
+    def mallopt(self, what: int, value: int) -> int:
+        self.told.append((what, value))
+        return 1
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    made = Library()
+    monkeypatch.setattr("ctypes.CDLL", lambda _: made)
+    return made
+
+
+def rounds(how: str) -> list[int]:
+    """The page faults of rounds that take 80 MiB in small pages and free them, the first three aside."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", ROUNDS, how], env=environ, capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
+    return [int(each) for each in done.stdout.split()[3:]]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the malloc of the GNU C library")
+def test_what_is_freed_is_taken_again_without_a_page_fault() -> None:
+    """Also what is larger than any threshold of malloc, 32 MiB; without the call every round faults again."""
+    kept, given_back = rounds("keep"), rounds("give back")
+    assert 20 * max(kept) < min(given_back)
+
+
+def test_nothing_is_trimmed_and_nothing_mapped_on_its_own(library: Library) -> None:
+    """M_TRIM_THRESHOLD and M_MMAP_MAX, whatever is set of something else, as launchers like to set arenas."""
+    assert keep_memory({"MALLOC_ARENA_MAX": "2", "GLIBC_TUNABLES": "glibc.malloc.arena_max=2"})
+    assert library.told == [(-1, -1), (-4, 0)]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"MALLOC_TRIM_THRESHOLD_": "131072"},
+        {"MALLOC_MMAP_MAX_": "65536"},
+        {"MALLOC_MMAP_THRESHOLD_": "131072"},
+        {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1:glibc.malloc.mmap_max=65536"},
+    ],
+)
+def test_settings_of_the_environment_stand(library: Library, setting: dict[str, str]) -> None:
+    """Whoever set them wants them."""
+    assert not keep_memory(setting)
+    assert not library.told
+
+
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without ``mallopt``, as musl or macOS."""
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
+    assert not keep_memory({})
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not GNU's")
+def test_memory_that_is_free_between_what_is_in_use_goes_back() -> None:
+    pieces = [bytearray(b"x" * 100_000) for _ in range(640)]
+    pieces[:-1] = []
+    before = resident()
+    give_back()
+    assert before - resident() > 32 << 20

@@ -1,8 +1,13 @@
 """Places of ranks, communicators, and what ranks leave for one another."""
 
-from collections.abc import Iterator
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +20,18 @@ from torch.distributed import HashStore
 from chimera_runtime.errors import Misuse, PeerLost
 from chimera_runtime.program.job import Job, Place
 from chimera_runtime.ranks import world as world_module
+from chimera_runtime.ranks.communicators import CHOICES, DIRECTED, PAIR, channels, chosen
 from chimera_runtime.ranks.messages import Peer, StagedGroup
-from chimera_runtime.ranks.world import World, _agree_on_program, _backend, begin, join_group, staging_of
+from chimera_runtime.ranks.world import (
+    A_DAY,
+    ProcessGroups,
+    World,
+    _agree_on_program,
+    _backend,
+    begin,
+    join_group,
+    staging_of,
+)
 from tests.unit.runtime.gpu_model import ModelGpu
 from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
 
@@ -252,3 +267,178 @@ def test_ranks_that_give_other_arguments_do_not_start() -> None:
     assert {*together([partial(said, rank) for rank in range(2)])} == {
         "seed is 0 on rank 0 and 1 on rank 1: every rank makes the pipeline with the same arguments"
     }
+
+
+# Pipelines over a part of the ranks: the communicators of all are made together, once all ranks have come.
+
+
+@pytest.fixture
+def four(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], str]]:
+    """This is rank 2 of four; the communicators that are made, each by its ranks and backend."""
+    made: list[tuple[list[int], str]] = []
+
+    def new_group(ranks: list[int], timeout: Any, backend: str) -> Any:
+        assert timeout == A_DAY
+        made.append((ranks, backend))
+        return f"{ranks}"
+
+    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr(dist, "get_rank", lambda: 2)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    return made
+
+
+def test_all_ranks_make_the_communicators_of_all_pipelines_in_one_order(four: list[tuple[list[int], str]]) -> None:
+    store = HashStore()
+    for rank, members in enumerate(("[0, 1]", "[0, 1]", "", "[2, 3]")):
+        store.set(f"members/{rank}", members)
+    groups = ProcessGroups(0, (2, 3), store, 20.0)
+    assert str(groups.everyone()) == "[2, 3]"
+    assert groups.make([1], "nccl") is None
+    assert four == [([0, 1], "gloo"), ([2, 3], "gloo"), ([1], "nccl"), ([3], "nccl")]
+
+
+def test_a_rank_that_makes_no_pipeline_is_named_in_time(four: list[tuple[list[int], str]]) -> None:
+    store = HashStore()
+    store.set("members/0", "[0, 1]")
+    with pytest.raises(PeerLost) as lost:
+        ProcessGroups(0, (2, 3), store, 0.05)
+    assert str(lost.value) == (
+        "rank 2: wait for all ranks of the default process group to make a pipeline: no answer from rank 1 within "
+        "0.05 s (timeout)"
+    )
+    assert (lost.value.peers, four) == ((1,), [])
+
+
+def test_pipelines_over_all_ranks_need_not_ask(alone: World) -> None:
+    assert ProcessGroups(0, (0,), HashStore(), 0.05).members == (0,)
+
+
+# A process with sums of gloo ends with the status that it has earned.
+
+
+ROOT = Path(__file__).resolve().parents[4]
+
+PROCESS = """
+import sys, torch, torch.distributed as dist
+from chimera_runtime.ranks.world import wait_for_gloo_at_exit
+sys.setswitchinterval(1000)  # no thread gets the interpreter before this one sleeps
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+if sys.argv[1] == "waits":
+    wait_for_gloo_at_exit()
+dist.all_reduce(torch.ones(1), async_op=True)
+sum(range(10_000_000))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone shows what threads do")
+def test_a_sum_that_is_over_when_the_process_ends_does_not_end_it_with_an_abort() -> None:
+    done = subprocess.run([sys.executable, "-c", PROCESS, "waits"], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_thread_that_goes_on_waiting_or_works_holds_the_end_up_for_a_limited_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(world_module, "_EXIT_LIMIT", 0.3)
+    states = iter([{}, {"7": (True, "1")}, {"7": (True, "2")}, {"7": (False, "2")}, {"7": (False, "2")}])
+    monkeypatch.setattr(world_module, "_switches", lambda: next(states, {"7": (True, "3")}))
+    world_module.wait_for_gloo()
+    assert next(states, None) is None, "it has looked until the thread slept twice in a row"
+    monkeypatch.setattr(world_module, "_switches", lambda: {"7": (True, str(time.monotonic()))})
+    start = time.monotonic()
+    world_module.wait_for_gloo()
+    assert 0.3 <= time.monotonic() - start < 5
+
+
+def test_threads_of_others_are_not_waited_for() -> None:
+    is_over = threading.Event()
+    thread = threading.Thread(target=is_over.wait)
+    thread.start()
+    assert str(thread.native_id) not in world_module._switches()
+    is_over.set()
+
+
+# The communicators of messages, and which programs may have them.
+
+
+RING = replace(job(workers=3, stages=3, placement=((0, 1, 2),)), links=((0, 1), (1, 0), (1, 2), (2, 0), (2, 1)))
+
+
+class Maker:
+    """Makes a name for each communicator, for the rank that asks, and remembers in which order."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.made: list[tuple[int, ...]] = []
+
+    def __call__(self, ranks: Sequence[int], backend: str) -> Any:
+        assert backend == "nccl"
+        self.made.append(tuple(ranks))
+        return f"{len(self.made)}" if self.rank in ranks else None
+
+
+def made(of: Job, rank: int, communicators: str, copies: int = 1) -> tuple[dict[tuple[int, int], Any], Maker]:
+    maker = Maker(rank)
+    return channels(of, Place(rank, 3, copies, "pipeline"), "nccl", maker, communicators), maker
+
+
+def test_each_direction_has_one() -> None:
+    mine, maker = made(RING, 1, DIRECTED)
+    assert maker.made == [*RING.links]
+    assert mine == {(0, 1): "1", (1, 0): "2", (1, 2): "3", (2, 1): "5"}
+
+
+def test_both_directions_share_one() -> None:
+    mine, maker = made(RING, 1, PAIR)
+    assert maker.made == [(0, 1), (0, 2), (1, 2)]
+    assert mine == {(0, 1): "1", (1, 0): "1", (1, 2): "3", (2, 1): "3"}
+    assert made(RING, 0, PAIR)[0] == {(0, 1): "1", (1, 0): "1", (0, 2): "2", (2, 0): "2"}
+
+
+@pytest.mark.parametrize("communicators", CHOICES)
+def test_all_ranks_make_all_of_them_in_one_order_and_have_those_of_their_copy(communicators: str) -> None:
+    makers = [made(RING, rank, communicators, copies=2) for rank in range(6)]
+    assert len({tuple(maker.made) for _, maker in makers}) == 1
+    assert len(makers[0][1].made) == 2 * (5 if communicators == DIRECTED else 3)
+    for (first, _), (second, _) in zip(makers[:3], makers[3:], strict=True):
+        assert first.keys() == second.keys()
+        assert not {*first.values()} & {*second.values()}
+
+
+def test_gloo_needs_none() -> None:
+    assert channels(RING, Place(0, 3, 1, "pipeline"), "gloo", Maker(0), DIRECTED) == {}
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl", "strict"])
+def test_one_for_each_direction_is_always_proven(backend: str) -> None:
+    assert chosen(RING, backend, DIRECTED) == DIRECTED
+
+
+def test_what_is_proven_is_taken() -> None:
+    assert chosen(replace(RING, communicators=("directed", "pair")), "nccl", PAIR) == PAIR
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize(
+    ("proven", "choice"),
+    [(("directed",), DIRECTED), (("directed", "pair"), PAIR)],
+)
+def test_by_default_it_is_the_fewest_that_are_proven(backend: str, proven: tuple[str, ...], choice: str) -> None:
+    assert chosen(replace(RING, communicators=proven), backend, None) == choice
+
+
+@pytest.mark.parametrize(
+    ("of", "backend", "communicators", "words"),
+    [
+        (RING, "nccl", PAIR, "two could wait for ever with one communicator for both directions"),
+        (replace(RING, communicators=CHOICES), "gloo", PAIR, "gloo finds messages by their tags, so there is nothing"),
+        (RING, "nccl", "single", "communicators single: it is one of directed, pair"),
+    ],
+)
+def test_what_could_wait_for_ever_or_means_nothing_is_refused(
+    of: Job, backend: str, communicators: str, words: str
+) -> None:
+    with pytest.raises(Misuse) as error:
+        chosen(of, backend, communicators)
+    assert words in str(error.value)

@@ -1,13 +1,28 @@
 """What stages hand to one another: buffers for it, and what differs from it."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from chimera_runtime.values.boundary import Boundary
+from chimera_runtime.errors import BadModel, Misuse
+from chimera_runtime.values.boundary import (
+    NO_CARRY,
+    Boundary,
+    Carry,
+    KeywordNames,
+    SliceArguments,
+    Stack,
+    accepted,
+    require_unused,
+    slice_arguments,
+    slice_length,
+)
 from chimera_runtime.values.nested import ONE_TENSOR, taken_apart
+from tests.unit.runtime.carrying import WIDTH, Joining, Listing
 from tests.unit.runtime.staged import tuple_of
 
 CPU = torch.device("cpu")
@@ -106,3 +121,169 @@ def test_slices_of_unequal_lengths_have_shapes_of_their_own_in_buffers_for_the_l
         assert (tuple(view.shape), tuple(gradient.shape), view.data_ptr()) == (shape, shape, memory[0].data_ptr())
     assert first.with_slices([replace(other, dtypes=(torch.float64,))]) is None
     assert first.at(3) is first
+
+
+# Which stages look back, and the carry of a stack of layers.
+
+
+class Placed(nn.Module):
+    def forward(self, x: torch.Tensor, start: int = 0) -> torch.Tensor:
+        return x + start
+
+
+class Taking(nn.Module):
+    def forward(self, x: torch.Tensor, **_others: Any) -> torch.Tensor:
+        assert not _others
+        return x
+
+
+@pytest.mark.parametrize(
+    ("module", "takes"),
+    [
+        (Listing(), SliceArguments(carry=True, start=True)),
+        (Placed(), SliceArguments(start=True)),
+        (Taking(), SliceArguments()),
+        (nn.Linear(2, 2), SliceArguments()),
+        (Stack({"0": nn.Identity(), "1": Placed()}), SliceArguments(start=True, by_layer=True)),
+        (Stack({"0": Placed(), "1": Joining()}), SliceArguments(carry=True, start=True, by_layer=True)),
+        (torch.compile(Listing(), backend="eager"), SliceArguments(carry=True, start=True)),
+    ],
+)
+def test_a_stage_says_by_its_signature_that_it_looks_back(module: nn.Module, takes: SliceArguments) -> None:
+    assert slice_arguments(module) == takes
+
+
+def test_keyword_arguments_of_micro_batches_go_before_those_of_slices() -> None:
+    assert slice_arguments(Listing()).without({"start"}) == SliceArguments(carry=True)
+
+
+def test_a_stack_of_layers_gives_each_layer_its_own_carry() -> None:
+    """In two slices the layers return what they return, one after the other, for the whole sequence."""
+    layers = Stack({"3": Taking(), "4": Listing(), "5": nn.Identity(), "6": Joining()})
+    x = torch.randn(2, 6, WIDTH, generator=torch.Generator().manual_seed(3))
+    takes = slice_arguments(layers)
+    first, left = layers(x[:, :2], **NO_CARRY.arguments(takes, ()))
+    assert [*left] == ["4", "6"]
+    carry = Carry.of(left, 2)
+    second, _ = layers(x[:, 2:], **carry.arguments(takes, carry.tensors))
+    whole = layers["6"](layers["4"](x)[0])[0]
+    torch.testing.assert_close(torch.cat([first, second], 1), whole)
+
+
+def test_a_stack_gives_its_layers_keyword_arguments_that_are_called_as_those_of_slices() -> None:
+    class Adding(nn.Module):
+        def forward(self, x: torch.Tensor, carry: torch.Tensor) -> torch.Tensor:
+            return x + carry
+
+    class Shifting(nn.Module):
+        def forward(self, x: torch.Tensor, **others: torch.Tensor) -> torch.Tensor:
+            return x + others["start"]
+
+    layers, keywords = Stack({"0": Adding(), "1": Shifting()}), {"carry": torch.ones(2), "start": torch.full((2,), 5.0)}
+    slice_values = NO_CARRY.arguments(slice_arguments(layers).without(keywords), ())
+    assert layers(torch.zeros(2), **keywords, **slice_values).tolist() == [6.0, 6.0]
+
+
+@pytest.mark.parametrize("returned", [torch.ones(1), (1, 2, 3), [1, 2]])
+def test_only_a_pair_is_an_output_with_a_carry(returned: Any) -> None:
+    with pytest.raises(BadModel, match="the forward of layer 4 has a parameter carry and returned a"):
+        SliceArguments(carry=True).split_result("layer 4", returned)
+
+
+def test_a_carry_that_may_hide_tensors_is_opaque() -> None:
+    assert Carry.of([torch.ones(1), (2, None, "a")], 0).opaque is None
+    assert Carry.of([torch.ones(1), nn.Identity()], 0).opaque == "Identity"
+
+
+def test_the_length_of_a_slice_is_dimension_1_of_its_first_tensor_that_has_one() -> None:
+    assert slice_length({"a": torch.ones(3), "b": [torch.ones(3, 5), torch.ones(3, 7)]}) == 5
+    assert slice_length(torch.ones(3)) == 0
+
+
+# Which keyword arguments a stage takes.
+
+
+NAMES = ("x", "mask", "index")
+
+
+class Masked(nn.Module):
+    def forward(self, x: torch.Tensor, mask: Any = None, *, flag: bool = False) -> torch.Tensor:
+        return x
+
+
+class Everything(nn.Module):
+    def forward(self, x: torch.Tensor, **others: Any) -> torch.Tensor:
+        return x
+
+
+class Bare(nn.Module):
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return tensors[0]
+
+
+class Behind(nn.Module):
+    def forward(self, x: torch.Tensor, mask: Any, /, index: Any) -> torch.Tensor:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        (nn.Linear(2, 2), ()),
+        (nn.Sequential(Masked()), ()),
+        (Masked(), ("mask",)),
+        (Everything(), NAMES),
+        (Bare(), ()),
+        (Behind(), ("index",)),
+        (Stack({"0": Behind(), "1": nn.Linear(2, 2), "2": Masked()}), ("mask", "index")),
+    ],
+)
+def test_a_stage_takes_the_names_of_its_parameters_but_the_first(module: nn.Module, names: tuple[str, ...]) -> None:
+    assert accepted(module, NAMES) == names
+
+
+def test_a_compiled_stage_takes_what_it_took_before() -> None:
+    class Compiled(nn.Module):
+        """As what torch.compile returns."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._orig_mod = Masked()
+
+        def forward(self, *arguments: Any, **named: Any) -> Any:
+            return self._orig_mod(*arguments, **named)
+
+    assert accepted(Compiled(), NAMES) == ("mask",)
+
+
+def test_layers_in_a_row_are_given_what_each_knows() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor, *, by: float) -> torch.Tensor:
+            return x * by
+
+    class Shifted(nn.Module):
+        def forward(self, x: torch.Tensor, by: float, further: float) -> torch.Tensor:
+            return x + by + further
+
+    rows = Stack({"0": Scaled(), "1": nn.Identity(), "2": Shifted(), "3": Scaled()})
+    assert rows(torch.tensor(5.0), by=2.0, further=10.0) == (5 * 2 + 2 + 10) * 2
+
+
+def test_a_mini_batch_has_the_names_of_the_example_or_those_that_a_rank_needs() -> None:
+    names = KeywordNames(frozenset({"mask", "index"}), frozenset({"mask"}))
+    names.declared({"mask": 1, "index": 2}, "it")
+    names.declared({"mask": 1}, "it")
+    with pytest.raises(Misuse, match="it has no keyword argument mask, and the example of the pipeline has one"):
+        names.declared({"index": 1}, "it")
+    with pytest.raises(Misuse, match="it has the keyword argument bias and the example of the pipeline has none"):
+        names.declared({"mask": 1, "index": 2, "bias": 3}, "it")
+
+
+def test_a_loss_that_waits_for_a_keyword_argument_of_stages_is_refused() -> None:
+    def loss(output: Any, target: Any, mask: Any = None) -> None: ...
+
+    with pytest.raises(Misuse, match=r"loss has a parameter mask, but keyword arguments are for stages"):
+        require_unused(loss, ["mask"])
+    require_unused(loss, ["index"])
+    require_unused(partial(loss, mask=1), ["mask"])
+    require_unused(min, ["mask"])

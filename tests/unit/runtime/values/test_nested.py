@@ -1,25 +1,51 @@
 """Batches in tuples, lists and dicts: taken apart, put together, moved."""
 
+import copy
+import hashlib
 import pickle
+import random
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from fractions import Fraction
+from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils import _pytree as pytree
 
-from chimera_runtime.errors import BadModel
+from chimera_runtime.check.reference import items_of_slices
+from chimera_runtime.errors import BadModel, Misuse
 from chimera_runtime.values.nested import (
     ONE_TENSOR,
+    all_generators_kept,
+    digest,
+    draw_seed,
     form_of,
+    generators_kept,
+    has_drawn,
+    is_on,
     is_rows,
+    join,
     joined,
     leaves,
     obstacle,
+    part,
     parts,
+    plain,
+    require_here,
+    require_sendable,
+    seed_all,
+    seed_torch,
+    slice_bounds,
+    states_beside_torch,
     taken_apart,
     to_device,
 )
@@ -206,3 +232,261 @@ def test_a_form_can_be_told_to_another_rank(value: Any) -> None:
     told = pickle.loads(pickle.dumps(form))
     assert told == form
     assert (told is ONE_TENSOR) == (value is ...)
+
+
+# Parts of messages, seeds, and the bits of tensors.
+
+
+def message(micros: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of two tensors, the first with two rows a micro-batch, the second with one."""
+    return torch.arange(2.0 * micros * 3).reshape(-1, 3), torch.arange(micros)
+
+
+@given(st.integers(1, 6), st.data())
+def test_a_part_is_the_rows_of_its_micro_batches_in_place(micros: int, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, micros - 1))
+    stop = data.draw(st.integers(start + 1, micros))
+    whole = message(micros)
+    rows, numbers = part(whole, start, stop, micros)
+    assert torch.equal(rows, whole[0][2 * start : 2 * stop])
+    assert numbers.tolist() == [*range(start, stop)]
+    assert rows.untyped_storage().data_ptr() == whole[0].untyped_storage().data_ptr()
+
+
+def test_parts_that_are_joined_are_the_message() -> None:
+    whole = message(3)
+    again = join([part(whole, micro, micro + 1, 3) for micro in range(3)])
+    assert all(map(torch.equal, again, whole))
+
+
+def test_messages_without_tensors_stay_so() -> None:
+    assert part((), 0, 1, 2) == ()
+    assert join([(), ()]) == ()
+
+
+def test_a_seed_is_the_documented_hash_and_of_63_bits() -> None:
+    bits = int.from_bytes(hashlib.blake2b(b"forward/1/22/3", digest_size=8).digest(), "big")
+    assert draw_seed("forward", 1, 22, 3) == bits // 2 < 2**63
+    assert draw_seed("forward", 12, 2, 3) != draw_seed("forward", 1, 22, 3)
+
+
+def test_seeding_is_that_of_torch() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    seed_torch(5)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor([1 + 2j, 3j]).conj(),
+        torch._neg_view(torch.tensor([1.0, -2.0])),
+        torch.arange(6).reshape(2, 3).t(),
+        torch.ones(1).expand(4),
+        torch.ones(3),
+    ],
+)
+def test_a_plain_tensor_has_the_same_values_in_one_piece(tensor: torch.Tensor) -> None:
+    made = plain(tensor)
+    assert torch.equal(made, tensor)
+    assert made.is_contiguous()
+    assert not made.is_conj()
+    assert not made.is_neg()
+    assert made.untyped_storage().nbytes() == made.numel() * made.element_size()
+
+
+def test_a_digest_is_of_the_bits() -> None:
+    one = torch.tensor([1.0, 0.0])
+    assert digest([one]) == digest([one.clone()])
+    assert digest([one]) != digest([torch.tensor([1.0, -0.0])])
+    assert digest([one]) != digest([one, None]) != digest([None, one])
+    strided = torch.stack([one, torch.ones(2)], dim=1)[:, 0]
+    assert digest([strided]) == digest([one])
+
+
+def test_generators_are_kept_also_where_an_error_is_raised() -> None:
+    seed_torch(4)
+    expected = torch.rand(2)
+    seed_torch(4)
+    with suppress(KeyError), generators_kept():
+        seed_torch(5)
+        raise KeyError
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_every_generator_goes_on_where_it_was() -> None:
+    def draw() -> tuple[float, float, float]:
+        return torch.rand(()).item(), random.random(), numpy.random.rand()
+
+    torch.manual_seed(1)
+    random.seed(1)
+    numpy.random.seed(1)
+    expected = draw()
+    torch.manual_seed(1)
+    random.seed(1)
+    numpy.random.seed(1)
+    with all_generators_kept():
+        seed_all(2)
+        assert draw() != expected
+    assert draw() == expected
+
+
+@pytest.mark.parametrize("held_back", [False, True])
+def test_numpy_goes_on_where_it_was_also_within_a_pair_of_normal_numbers(held_back: bool) -> None:
+    numpy.random.seed(1)
+    if held_back:
+        numpy.random.randn()
+    expected = copy.deepcopy(numpy.random.mtrand._rand).randn(3)
+    with all_generators_kept():
+        seed_all(2)
+        inside = numpy.random.randn()
+        with all_generators_kept():
+            seed_all(3)
+            numpy.random.randn()
+        assert [inside, numpy.random.randn()] == numpy.random.RandomState(2).randn(2).tolist()
+    assert numpy.array_equal(numpy.random.randn(3), expected)
+
+
+def test_numpy_keeps_bits_of_another_kind() -> None:
+    before = numpy.random.get_bit_generator()
+    try:
+        numpy.random.set_bit_generator(numpy.random.PCG64(1))
+        with all_generators_kept():
+            seed_all(2)
+            drawn = numpy.random.rand()
+            seed_all(2)
+            assert numpy.random.rand() == drawn
+        assert numpy.random.rand() == numpy.random.RandomState(numpy.random.PCG64(1)).rand()
+    finally:
+        numpy.random.set_bit_generator(before)
+
+
+def test_numpy_keeps_its_bits_also_where_threads_end_in_another_order_than_they_began() -> None:
+    """Another thread may be drawing from these: they must not be let go, nor another's be left."""
+    before = numpy.random.get_bit_generator()
+    first, second = all_generators_kept(), all_generators_kept()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert numpy.random.get_bit_generator() is before
+
+
+def test_whether_somebody_has_drawn_is_seen_of_python_and_numpy() -> None:
+    for draw, is_seen in ((random.random, True), (numpy.random.randn, True), (lambda: torch.rand(()), False)):
+        with all_generators_kept():
+            states = states_beside_torch()
+            assert not has_drawn(states)
+            draw()  # type: ignore[operator]
+            assert has_drawn(states) == is_seen
+
+
+def test_generators_are_kept_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "numpy")
+    state = random.getstate()
+    with all_generators_kept():
+        seed_all(2)
+    assert random.getstate() == state
+
+
+def test_a_seed_decides_what_every_generator_draws() -> None:
+    draws = []
+    for seed in (2**62 + 1, 2**62 + 1, 2**62):
+        seed_all(seed)
+        draws.append((torch.rand(()).item(), random.random(), numpy.random.rand()))
+    assert draws[0] == draws[1]
+    assert not {*draws[0]} & {*draws[2]}
+
+
+# What a stage must not hand on, and which dtypes go where: gloo sends bytes, NCCL numbers that it knows.
+
+
+CPU = torch.device("cpu")
+
+
+def refused(output: torch.Tensor, backend: str = "gloo") -> str:
+    with pytest.raises(Misuse) as error:
+        require_sendable(3, [torch.zeros(1), output], backend)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.uint16, torch.uint32, torch.uint64])
+def test_what_nccl_does_not_know_is_refused_there_alone(dtype: torch.dtype) -> None:
+    output = torch.zeros(2, dtype=dtype)
+    require_sendable(3, [output], "gloo")
+    assert refused(output, "nccl").startswith(
+        f"stage 3 returned a tensor of {dtype}, which the backend nccl cannot send: return it in another dtype"
+    )
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
+        *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2),
+    ],
+)
+def test_what_nccl_knows_passes_and_complex_numbers_as_pairs(dtype: torch.dtype) -> None:
+    require_sendable(3, [torch.zeros(2, dtype=dtype)], "nccl")
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl", "strict"])
+def test_a_sparse_tensor_is_no_message(backend: str) -> None:
+    assert "stage 3 returned a tensor of layout torch.sparse_coo" in refused(torch.eye(2).to_sparse(), backend)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantized tensor creation")
+def test_a_quantised_tensor_is_no_message() -> None:
+    output: Any = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    assert refused(output).startswith("stage 3 returned a quantised tensor, of torch.qint8, which is no message")
+
+
+def test_a_tensor_elsewhere_is_refused_with_both_devices() -> None:
+    require_here(3, [torch.zeros(2)], CPU)
+    with pytest.raises(Misuse, match="stage 3 returned a tensor on meta, and its rank computes on cpu: make what"):
+        require_here(3, [torch.zeros(2), torch.zeros(2, device="meta")], CPU)
+
+
+def test_the_cpu_is_one_device_and_a_gpu_one_of_several() -> None:
+    on_cpu = torch.zeros(1, device="cpu:0")
+    assert is_on(on_cpu, CPU)
+    assert not is_on(on_cpu, torch.device("cuda", 0))
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        on_gpu = torch.zeros(1, device="cuda:1")
+    assert [is_on(on_gpu, torch.device(name)) for name in ("cuda:1", "cuda", "cuda:0", "cpu")] == [
+        *(True, True, False, False)
+    ]
+
+
+# Bounds of slices: at the nearest items, and those that the check cuts by, which computes them by itself.
+
+
+@pytest.mark.parametrize(
+    ("length", "lengths", "sizes"),
+    [
+        (2048, (640, 512, 448, 448), [640, 512, 448, 448]),
+        (1024, (640, 512, 448, 448), [320, 256, 224, 224]),
+        (3, (1, 1, 98), [1, 1, 1]),
+        (10, (1, 1, 1), [3, 4, 3]),
+    ],
+)
+def test_sequences_are_cut_in_proportion_to_the_lengths(
+    length: int, lengths: tuple[int, ...], sizes: list[int]
+) -> None:
+    assert [end - start for start, end in slice_bounds(length, lengths)] == sizes
+
+
+def test_every_slice_has_an_item_and_no_boundary_is_further_than_needed() -> None:
+    rng = random.Random(5)
+    for _ in range(300):
+        lengths = [rng.choice([1, 2, 3, 50]) for _ in range(rng.randint(1, 6))]
+        length = rng.randint(len(lengths), 40)
+        bounds = slice_bounds(length, lengths)
+        assert [start for start, _ in bounds] == [0, *(end for _, end in bounds[:-1])]
+        assert bounds[-1][1] == length
+        assert all(start < end for start, end in bounds)
+        assert [end - start for start, end in bounds] == items_of_slices(length, lengths)
+        exact = [Fraction(length * until, sum(lengths)) for until in accumulate(lengths)]
+        roomy = length * min(lengths) >= 2 * sum(lengths)
+        assert not roomy or all(abs(end - e) <= Fraction(1, 2) for (_, end), e in zip(bounds, exact, strict=True))
