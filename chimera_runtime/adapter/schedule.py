@@ -28,7 +28,7 @@ from chimera_runtime.ranks.world import refuse_to_join
 from chimera_runtime.values.boundary import Keywords, Whole, borders_in, cut_alone
 from chimera_runtime.values.last_stage import alone, modules_in
 from chimera_runtime.values.mesh_tensors import local, settled
-from chimera_runtime.values.nested import Tensors, is_mask, mapped, to_device
+from chimera_runtime.values.nested import is_mask, mapped, to_device
 
 # Batches of a schedule of torch: cuts them into micro-batches as torch does, and merges outputs.
 
@@ -278,10 +278,9 @@ class Results:
         self.by_micro[micro] = Result(None if loss is None else loss.detach(), noted)
         return torch.zeros(()) if loss is None else loss
 
-    def finish(self, _micro: int, _items: int, returned: Any, target: Any) -> Tensors:
-        """Notes the output of a forward without a backward, and its loss; returns no tensors to send."""
+    def __call__(self, _micro: int, _items: int, returned: Any, target: Any) -> None:
+        """Notes the output of a forward without a backward, and its loss."""
         self.judge(returned, target)
-        return ()
 
 
 def _judged(results: Results, _loss: Any, output: Any, numbered_target: tuple[int, Any]) -> torch.Tensor:

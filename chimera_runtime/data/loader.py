@@ -37,12 +37,8 @@ from chimera_runtime.values.nested import all_generators_kept
 # The data workers of a rank: processes of torch's DataLoader that load mini-batches while the rank computes.
 #
 # They are processes and not threads, because threads would compete with the lane for the interpreter, and would share
-# random generators with stages that draw dropout.
-#
-# Their priority is normal. If stages need all cores, eight workers take 11 ms of CPU from a step of 63 ms: 5 ms to wake
-# up from the sleeps that stand for loading, and 5 ms that instant items cost as well (benchmarks/loading.py). With
-# lower priorities (nice 10, SCHED_BATCH, SCHED_IDLE) a step took 1.02 to 1.04 of its time without workers, and 1.07
-# with the normal one: within the scatter. And other work on the machine would starve them.
+# random generators with stages that draw dropout. Their priority is normal: with lower ones a step was no faster beyond
+# the scatter (benchmarks/loading.py), and other work on the machine would starve them.
 
 _STARTING = UserCode("starting the data workers", MISUSED)
 

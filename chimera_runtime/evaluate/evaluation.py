@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 
@@ -60,11 +60,8 @@ from chimera_runtime.values.shared_memory import Slots, unshared
 # Output of the last stage in an evaluation: losses are added up, or outputs are stored.
 
 
-class LastOutput(Protocol):
-    """The end of an evaluation's last stage: takes what the module returns for each micro-batch, and its target."""
-
-    def finish(self, micro: int, items: int, returned: Any, target: Any) -> Tensors:
-        """Takes what the module ``returned`` for a micro-batch of ``items`` items; returns no tensors to send."""
+LastOutput = Callable[[int, int, Any, Any], None]
+"""Takes a micro-batch's number and items, what the last stage has returned for it, and its target."""
 
 
 class LossTotal:
@@ -76,14 +73,13 @@ class LossTotal:
         self.items = 0
         self.count = 0.0
 
-    def finish(self, _micro: int, items: int, returned: Any, target: Any) -> Tensors:
-        """Adds the loss of a micro-batch; returns no tensors to send."""
+    def __call__(self, _micro: int, items: int, returned: Any, target: Any) -> None:
+        """Adds the loss of a micro-batch."""
         loss, count = as_pair(self._judge(returned, target))
         total = loss.reshape(()).double()
         self.total = self.total.to(loss.device) + (total * items if count is None else total)
         self.items += items
         self.count += items if count is None else count.item()
-        return ()
 
 
 class OutputStore:
@@ -92,10 +88,9 @@ class OutputStore:
     def __init__(self) -> None:
         self._outputs: dict[int, Any] = {}
 
-    def finish(self, micro: int, _items: int, returned: Any, _target: Any) -> Tensors:
-        """Stores what the module ``returned`` for a micro-batch; returns no tensors to send."""
+    def __call__(self, micro: int, _items: int, returned: Any, _target: Any) -> None:
+        """Stores what the module ``returned`` for a micro-batch."""
         self._outputs[micro] = mapped(returned, lambda tensor: settled(tensor).clone())
-        return ()
 
     def take(self) -> dict[int, Any]:
         """Returns the stored values and forgets them."""
@@ -103,33 +98,12 @@ class OutputStore:
         return outputs
 
 
-@dataclass(frozen=True)
-class SentOutput:
-    """Takes the outputs of a stage that feeds another one: checks them, and returns the tensors to send.
-
-    ``current`` is the running round, and ``whole`` the number of items of a whole micro-batch.
-    """
-
-    number: int
-    current: "_CurrentRound"
-    whole: int
-
-    def finish(self, micro: int, items: int, returned: Any, _target: Any) -> Tensors:
-        """Returns the tensors to send. Raises `BadModel` if they are not as in training, but for their rows."""
-        boundary = self.current.boundaries[self.number].at(micro)
-        expected = boundary if items == self.whole else boundary.of_items(items, self.whole)
-        assert expected is not None, "Evaluation.evaluation_batches has refused that"
-        tensors, form = taken_apart(returned)
-        if difference := expected.mismatch(tensors, form, 1):
-            raise mistakes.evaluation_output_differs(stage=self.number, micro=micro, difference=difference)
-        return tuple([plain(tensor.detach()) for tensor in tensors])
-
-
 class _CurrentRound:
-    """The round that is running, and what each stage sends for a whole micro-batch of it."""
+    """The round that is running, and what each stage sends for a micro-batch of it with all of its ``whole`` items."""
 
-    def __init__(self, boundaries: Sequence[Boundary]) -> None:
+    def __init__(self, boundaries: Sequence[Boundary], whole: int) -> None:
         self.boundaries = boundaries
+        self.whole = whole
         self.round = EvaluationBatch((), lambda _micro: (None, None, {}))
 
     def size(self, micros: Micros) -> int:
@@ -144,15 +118,25 @@ class _CurrentRound:
         """Inputs (``which`` 0), targets (1) or keyword arguments (2) of a micro-batch; None if it has no items."""
         return to_device(self.round.load(micro)[which], device) if self.has(micro) else None
 
+    def sent(self, stage: int, micro: int, returned: Any) -> Tensors:
+        """Returns the tensors to send. Raises `BadModel` if they are not as in training, but for their rows."""
+        boundary, items = self.boundaries[stage].at(micro), self.size(micro)
+        expected = boundary if items == self.whole else boundary.of_items(items, self.whole)
+        assert expected is not None, "Evaluation.evaluation_batches has refused that"
+        tensors, form = taken_apart(returned)
+        if difference := expected.mismatch(tensors, form, 1):
+            raise mistakes.evaluation_output_differs(stage=stage, micro=micro, difference=difference)
+        return tuple([plain(tensor.detach()) for tensor in tensors])
+
 
 @dataclass
 class EvaluationStage:
-    """A stage for forwards alone, which keeps nothing but its outputs until they are sent."""
+    """A stage for forwards alone, which keeps nothing but its outputs until they are sent; the last has ``output``."""
 
     number: int
     module: torch.nn.Module
     before: Boundary | None
-    output: SentOutput | LastOutput
+    output: LastOutput | None
     current: _CurrentRound
     load_keywords: Callable[[int], Keywords]
     carries: Carries
@@ -165,7 +149,7 @@ class EvaluationStage:
             return
         arguments = [(micros, inputs, targets)] if isinstance(micros, int) else self._split(micros, inputs, targets)
         outputs = [self._run(micro, *values) for micro, *values in arguments if self.current.has(micro)]
-        if isinstance(self.output, SentOutput):
+        if self.output is None:
             self._outputs[micros] = outputs[0] if len(outputs) == 1 else join(outputs)
 
     def outputs(self, micros: Micros) -> Tensors:
@@ -188,8 +172,12 @@ class EvaluationStage:
         with UserCode(f"the forward of stage {self.number} in an evaluation", FAILED), collecting(auxiliary):
             returned, new_carry = takes.split_result(f"stage {self.number}", self.module(argument, **keywords))
         self.carries.keep(micro, carry, inputs, new_carry)
-        with collecting(auxiliary):
-            outputs = self.output.finish(micro, self.current.size(micro), returned, target)
+        outputs: Tensors = ()
+        if self.output is None:
+            outputs = self.current.sent(self.number, micro, returned)
+        else:
+            with collecting(auxiliary):
+                self.output(micro, self.current.size(micro), returned, target)
         if self.reports is not None and auxiliary.reports:
             auxiliary.weigh(self.current.size(micro))
             self.reports.add(0, auxiliary.reports)
@@ -206,16 +194,15 @@ def _share(tensor: torch.Tensor, start: int, end: int, items: int) -> torch.Tens
 class _PartlyIncoming(Incoming):
     """An incoming link whose messages may fill only a part of a slot: they have fewer items, or smaller shapes."""
 
-    def __init__(self, peer: Peer, route: Route, job: Job, slots: Slots, *, current: _CurrentRound, whole: int) -> None:
+    def __init__(self, peer: Peer, route: Route, job: Job, slots: Slots, *, current: _CurrentRound) -> None:
         super().__init__(peer, route, job, slots)
         self._current = current
-        self._whole = whole
 
     def _buffers(self, micros: Micros, into: int) -> Tensors:
         room = self._slots.rooms[into]
         first = micros[0] if isinstance(micros, tuple) else micros
         buffers = self._current.boundaries[self._route.source].views(self._slots.vacant(into), room, first)
-        items, whole = self._current.size(micros), room * self._whole
+        items, whole = self._current.size(micros), room * self._current.whole
         return buffers if items == whole else tuple(_share(tensor, 0, items, whole) for tensor in buffers)
 
 
@@ -242,7 +229,7 @@ class Evaluation:
         self._boundaries = context.probed.boundaries
         self._names = keyword_names(context.probed.traits, self.stages)
         # The lane has its own stages, slots and links; all of them read the sizes of the current round.
-        current = self._current = _CurrentRound(self._boundaries)
+        current = self._current = _CurrentRound(self._boundaries, self._whole)
         slots = {
             stage: Slots(rooms, partial(self._boundaries[feeding].buffers, world.device))
             for stage, rooms in facts.slots.items()
@@ -251,7 +238,7 @@ class Evaluation:
 
         def incoming(route: Route) -> Incoming:
             link = world.peer(route.worker), route, world.job, slots[route.target]
-            return _PartlyIncoming(*link, current=current, whole=self._whole)
+            return _PartlyIncoming(*link, current=current)
 
         parts = LaneComponents(
             stages={number: self._stage(number, stage) for number, stage in self.stages.items()},
@@ -318,7 +305,7 @@ class Evaluation:
             number=number,
             module=alone(stage.module),
             before=probed.before(number, world.job),
-            output=SentOutput(number, current, self._whole) if world.job.fed[number] else self.output,
+            output=None if world.job.fed[number] else self.output,
             current=current,
             load_keywords=load_keywords,
             # Micro-batches may differ in the number of their items, and so may their carries in shapes.

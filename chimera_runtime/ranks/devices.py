@@ -64,13 +64,10 @@ class Accelerator:
 
 
 class CpuAccelerator(Accelerator):
-    """A CPU in the place of an accelerator: it does everything at once, so that every event is over."""
+    """A CPU at the end of a `LinkToHost`: it copies at once and makes no events, so that there is none to wait for."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
-
-    def enter(self) -> None:
-        """Does nothing: threads have no device to select."""
 
     @property
     def computing(self) -> Any:
@@ -97,13 +94,6 @@ class CpuAccelerator(Accelerator):
         """Allocates ``size`` bytes."""
         return torch.empty(size, dtype=torch.uint8)
 
-    def is_over(self, event: Any) -> bool:
-        """Every event is over."""
-        return True
-
-    def synchronise(self, event: Any) -> None:
-        """Does nothing: the event is over."""
-
 
 def accelerator_of(device: torch.device) -> Accelerator:
     """Makes the accelerator of a device."""
@@ -114,12 +104,8 @@ def accelerator_of(device: torch.device) -> Accelerator:
 #
 # The C library hands large pieces of freed memory back to the kernel, which clears every page anew when it is next
 # asked for one. The memory of a pipeline grows and shrinks with each update, by an M_a for each micro-batch that is
-# under way.
-#
-# An update of examples/gpt.py in two stages, micro-batches of 8 items, has 4,392 page faults with two micro-batches
-# under way and 19,586 with eight; with memory kept it has 35 and 102 (runs of 16 updates less runs of 6). In a loop
-# over the first stage that keeps two micro-batches, the second forward took 75 ms with malloc's own settings, instead
-# of 55. Peak memory (VmHWM) differs by 1 % at most.
+# under way. An update of examples/gpt.py with eight micro-batches under way has 19,586 page faults, and 102 with memory
+# kept; a forward took 55 ms instead of 75. Peak memory (VmHWM) differs by 1 % at most.
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """Numbers from malloc.h of the GNU C library."""

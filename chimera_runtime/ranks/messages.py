@@ -212,9 +212,8 @@ def waiter(timeout: float) -> Settle:
 # receive that the lane posts ahead is early. The event of a receive is recorded when it is posted: by then the last use
 # of its slot is in the computing stream.
 #
-# A tensor that is sent stays untouched until the send has been waited for. By then gloo has sent the copy, so the copy
-# is over, and the memory may go back to torch. Pinned memory is used again when gloo has sent it; after a receive, when
-# an event says that it was copied to the GPU.
+# A tensor that is sent stays untouched until the send has been waited for. Pinned memory is used again when gloo has
+# sent it; after a receive, when an event says that it was copied to the GPU.
 
 _SMALLEST = 512
 """Smallest piece of pinned memory, in bytes."""
@@ -471,12 +470,9 @@ class Readout:
 # to device    memory is taken, .., event        wait event, copy, event'
 # wait         wait event', ..                                               memory may be used again
 #
-# The copies of a link have a CUDA stream of their own: they run one after the other, in the order in which they are
-# launched, and the host never waits for them. Memory of the device is free when the computing stream has come to the
-# wait: whatever is computed in it later comes after the copy. Pinned memory may be used again as soon as the copy back
-# is launched: whatever is copied into it later comes after that in the same stream.
-#
-# On the CPU a launch copies, and a wait has nothing to wait for.
+# The copies of a link have a CUDA stream of their own, and the host never waits for them. Memory of the device is free
+# when the computing stream has come to the wait. Pinned memory may be used again as soon as the copy back is launched:
+# later copies come after it in the same stream. On the CPU a launch copies, and a wait has nothing to wait for.
 
 
 class LinkToHost:

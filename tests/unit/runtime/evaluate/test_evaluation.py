@@ -15,7 +15,6 @@ from chimera_runtime.evaluate.evaluation import (
     Evaluation,
     LossTotal,
     OutputStore,
-    SentOutput,
     _CurrentRound,
     evaluating,
 )
@@ -46,23 +45,23 @@ def batch(items: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_a_micro_batch_counts_by_its_items() -> None:
     losses = LossTotal(lambda output, target: (output - target).mean())
-    losses.finish(0, 3, torch.tensor([1.0, 2.0, 3.0]), torch.zeros(3))
-    losses.finish(1, 1, torch.tensor([10.0]), torch.zeros(1))
+    losses(0, 3, torch.tensor([1.0, 2.0, 3.0]), torch.zeros(3))
+    losses(1, 1, torch.tensor([10.0]), torch.zeros(1))
     assert (losses.total.item(), losses.count, losses.items) == (16.0, 4, 4)
 
 
 def test_sums_and_counts_are_added_as_they_are() -> None:
     losses = LossTotal(lambda output, target: ((output - target).sum(), target.count_nonzero()))
     for micro, target in enumerate(([0.0, 1.0], [2.0, 3.0], [0.0, 0.0])):
-        assert losses.finish(micro, 2, torch.tensor([3.0, 3.0]), torch.tensor(target)) == ()
+        losses(micro, 2, torch.tensor([3.0, 3.0]), torch.tensor(target))
     assert (losses.total.item(), losses.count) == (12.0, 3.0)
 
 
 def test_outputs_are_kept_in_memory_of_their_own() -> None:
     slot, computed = torch.zeros(4), torch.ones(4)
     store = OutputStore()
-    store.finish(1, 2, {"x": (slot[2:], computed)}, None)
-    store.finish(0, 2, [slot[:2]], None)
+    store(1, 2, {"x": (slot[2:], computed)}, None)
+    store(0, 2, [slot[:2]], None)
     slot.fill_(7.0)
     computed.fill_(7.0)
     outputs = store.take()
@@ -73,11 +72,12 @@ def test_outputs_are_kept_in_memory_of_their_own() -> None:
 
 @torch.no_grad()
 def test_what_is_handed_on_is_as_in_training_but_for_its_items() -> None:
-    sent = SentOutput(0, _CurrentRound([Boundary(ONE_TENSOR, ((4, 5),), (DOUBLE,), (True,), (True,))]), whole=2)
-    assert sent.finish(0, 2, torch.zeros(4, 5, dtype=DOUBLE), None)[0].shape == (4, 5)
-    assert sent.finish(0, 1, torch.zeros(2, 5, dtype=DOUBLE), None)[0].shape == (2, 5)
-    with pytest.raises(BadModel, match=r"stage 0 returned for micro-batch 7 of an evaluation: tensor 0 is \(4, 4\)"):
-        sent.finish(7, 2, torch.zeros(4, 4, dtype=DOUBLE), None)
+    current = _CurrentRound([Boundary(ONE_TENSOR, ((4, 5),), (DOUBLE,), (True,), (True,))], whole=2)
+    current.round = EvaluationBatch((2, 1, 2), lambda _micro: (None, None, {}))
+    assert current.sent(0, 0, torch.zeros(4, 5, dtype=DOUBLE))[0].shape == (4, 5)
+    assert current.sent(0, 1, torch.zeros(2, 5, dtype=DOUBLE))[0].shape == (2, 5)
+    with pytest.raises(BadModel, match=r"stage 0 returned for micro-batch 2 of an evaluation: tensor 0 is \(4, 4\)"):
+        current.sent(0, 2, torch.zeros(4, 4, dtype=DOUBLE))
 
 
 # A rank that holds both stages.
