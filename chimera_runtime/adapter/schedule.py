@@ -16,7 +16,6 @@ from chimera_runtime.data.evaluation_batches import EvaluationBatch
 from chimera_runtime.data.micro_batch_source import CutBatch
 from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import start as mistakes
-from chimera_runtime.errors.start import NO_PROCESS_GROUP, argument_looks_like_borders
 from chimera_runtime.errors.tools import module_cannot_be_sent
 from chimera_runtime.model.model import Model
 from chimera_runtime.pipeline import Pipeline
@@ -322,7 +321,7 @@ class BatchPipeline(Pipeline):
         self._rising: list[str] = []
         super().__init__(directory, build_stage, results.loss, batch, name=name, **options)
         self._results = results
-        self._add_remarks(argument_looks_like_borders(name=name) for name in self._rising)
+        self._add_remarks(mistakes.argument_looks_like_borders(name=name) for name in self._rising)
         self._sent: dict[int, Any] = {}
         self._run_round = self._inference.runner(results)
 
@@ -489,7 +488,7 @@ class CompiledSchedule:
         if job.slices > 1:
             raise mistakes.schedule_has_slices(scheme=job.name)
         if not dist.is_initialized():
-            raise Misuse(NO_PROCESS_GROUP)
+            raise Misuse(mistakes.NO_PROCESS_GROUP)
         of_rank = GivenStages.of(stages, job)
         self._modules, self._group = of_rank.modules, group or of_rank.group
         self._ranks = dist.get_process_group_ranks(self._group or dist.group.WORLD)

@@ -18,12 +18,6 @@ from chimera_runtime.data.evaluation_batches import EvaluationBatch, evaluation_
 from chimera_runtime.data.mini_batch import CutSlice
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import stage as mistakes
-from chimera_runtime.errors.stage import (
-    NOTHING_TO_EVALUATE,
-    PREDICTIONS_HAVE_NO_ITEMS,
-    PREDICTIONS_HAVE_NO_SEQUENCE,
-    forward_begins_to_write,
-)
 from chimera_runtime.lane.lane import Incoming, Lane, LaneComponents, Outgoing
 from chimera_runtime.lane.profiler_ranges import ranged, ranges_on
 from chimera_runtime.lane.stream_lane import StreamLink
@@ -400,7 +394,7 @@ class Inference:
                 exchange = ObjectExchange(control_group.group, "what an evaluation reports", control_group.timeout)
                 reported = added(Tally(reports=of_rank) for of_rank in exchange.all_gather(dict(reported.reports)))
         if not items:
-            raise Misuse(NOTHING_TO_EVALUATE)
+            raise Misuse(mistakes.NOTHING_TO_EVALUATE)
         return EvaluationLoss(Tally(total, count).mean, reported.report_means)
 
     def predictor(self) -> Callable[[Any], Any]:
@@ -418,12 +412,12 @@ class Inference:
                     evaluation.run(micro_batches)
                     outputs += gathered(world.control_group, world.job.holders[-1], store.take()).values()
             if not all(map(is_rows, outputs)):
-                raise Misuse(PREDICTIONS_HAVE_NO_ITEMS)
+                raise Misuse(mistakes.PREDICTIONS_HAVE_NO_ITEMS)
             slices = world.job.slices
             if slices > 1:
                 length = None if callable(batch) else slice_length(batch[0])
                 if not _are_slices(outputs, length, world.job.lengths or (1,) * slices):
-                    raise Misuse(PREDICTIONS_HAVE_NO_SEQUENCE)
+                    raise Misuse(mistakes.PREDICTIONS_HAVE_NO_SEQUENCE)
             return joined([joined(outputs[i : i + slices], dimension=1) for i in range(0, len(outputs), slices)])
 
         return outputs_of
@@ -451,7 +445,7 @@ class Inference:
             lost = state.writes(before).lost
             state.restore(before)
             if lost:
-                raise forward_begins_to_write(stage=number, name=lost[0])
+                raise mistakes.forward_begins_to_write(stage=number, name=lost[0])
 
     def _evaluation(self, output: LastOutput, reports: Reports | None = None) -> Evaluation:
         return Evaluation(self.context, self.stages, self.size, output, self.varying, self.cut_slice, reports)

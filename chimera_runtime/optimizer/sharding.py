@@ -21,7 +21,6 @@ from torch import optim
 from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.errors import stage as mistakes
-from chimera_runtime.errors.stage import parameters_are_spread_already, parameters_overlap
 from chimera_runtime.optimizer.optimizer_state import parameters_of
 from chimera_runtime.program.rank_facts import Group, group_name
 from chimera_runtime.ranks.agreement import ObjectExchange
@@ -78,7 +77,7 @@ def require_memory_apart(
     """
     both = (pair for parameters in groups.values() for pair in combinations(parameters, 2))
     complaint = next(
-        (parameters_overlap(first=names[a], second=names[b]) for a, b in both if overlap_in_part(a, b)), None
+        (mistakes.parameters_overlap(first=names[a], second=names[b]) for a, b in both if overlap_in_part(a, b)), None
     )
     control = world.control_group
     ObjectExchange(control.group, "the sharded parameters", control.timeout).require_none(complaint, Misuse)
@@ -126,7 +125,7 @@ class Sharding:
         self._name = group_name(group)
         self._group, (_, self._ranks) = group, world.sums[group]
         if any(map(is_spread, parameters)):
-            raise parameters_are_spread_already(group=self._name)
+            raise mistakes.parameters_are_spread_already(group=self._name)
         members = sorted(world.control_group.members[rank] for rank in self._ranks)
         self._mine = members.index(world.control_group.members[world.place.rank])
         self._mesh: Any = None

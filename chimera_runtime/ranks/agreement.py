@@ -28,7 +28,6 @@ from torch.distributed.distributed_c10d import Store
 from chimera_runtime.blame import ModelError, describe
 from chimera_runtime.errors import BadCheckpoint, Misuse, PeerLost, RanksDiffer
 from chimera_runtime.errors import start as mistakes
-from chimera_runtime.errors.start import PIPELINE_IS_CLOSED
 from chimera_runtime.program.job import Job, Place
 from chimera_runtime.program.rank_facts import Group, group_name
 from chimera_runtime.ranks.messages import Names, Pending, Settle, unrecorded, waiter
@@ -87,7 +86,7 @@ class ControlGroup:
         Raises `PeerLost` if it fails or is late, or an earlier wait was; `Misuse` after `release`.
         """
         if not hasattr(self, "group"):
-            raise Misuse(PIPELINE_IS_CLOSED)
+            raise Misuse(mistakes.PIPELINE_IS_CLOSED)
         self.check()
         try:
             yield

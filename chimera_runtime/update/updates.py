@@ -23,7 +23,6 @@ from chimera_runtime.blame import Located
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.errors import Misuse, PeerLost, RanksDiffer, visible
 from chimera_runtime.errors import stage as mistakes
-from chimera_runtime.errors.stage import SCALER_WITH_WIDER_SUMS, cleared_in_part
 from chimera_runtime.errors.start import PIPELINE_IS_CLOSED, UPDATE_HAS_FAILED, schedule_has_no_flush
 from chimera_runtime.lane.lane import Lane, LaneComponents
 from chimera_runtime.lane.stream_lane import Driver
@@ -241,7 +240,7 @@ class Outcomes:
     def _compare_update(self, number: int, where: str, facts: Facts, sums: Sequence[float]) -> None:
         self._compare(number, where, facts, sums[len(NOTHING_CLEARED) :])
         if all(sums[: len(NOTHING_CLEARED)]):
-            self._difference = cleared_in_part(where=where)
+            self._difference = mistakes.cleared_in_part(where=where)
             raise self._difference
 
     def _compare(self, number: int, where: str, facts: Facts, sums: Sequence[float]) -> None:
@@ -586,7 +585,7 @@ class FlushedUpdates(Updates):
     def prepare(self, accumulate: bool, scaler: LossScale | None) -> None:
         """Clears all gradients, after copying them if the update is to ``accumulate``, and scales the loss."""
         if scaler is not None and self.sums_wider:
-            raise Misuse(SCALER_WITH_WIDER_SUMS)
+            raise Misuse(mistakes.SCALER_WITH_WIDER_SUMS)
         # The scale that a scaler has is the factor by which it multiplies; a new one is initialized by the call.
         scale = 1.0 if scaler is None else float(scaler.scale(torch.ones((), device=self.device)))
         self.accumulation.begin(accumulate, scale)
