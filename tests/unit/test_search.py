@@ -61,6 +61,7 @@ SPLIT = {"F": 2, "I": 3, "W": 2}
         ("zb_h1", SPLIT, 2, {"D": 4, "N": 8}, 99),
         ("zb_h1", SPLIT, 3, {"D": 4, "N": 8}, 75),
         ("zb_v", {"F": 1, "I": 1, "W": 1}, 8, {"P": 4, "N": 8}, 51),
+        ("chimera", {"F": 1, "B": 2}, 2, {"D": 2, "N": 4}, 12),
     ],
 )
 def test_known_optima_are_reached_and_proven(
