@@ -40,6 +40,7 @@ def run(words: Sequence[str], environment: Mapping[str, str], folder: Path, pati
 
 def _become(words: Sequence[str], environment: Mapping[str, str], folder: Path, out: Path, err: Path) -> None:
     os.setsid()
+    multiprocessing.set_start_method(None, force=True)  # that of an interpreter, not this one's own
     for file, number in ((out, 1), (err, 2)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
