@@ -476,7 +476,7 @@ class Pipeline:
         )
 
     def _checked_feed(self, batch: Any, micro_batches: Sequence[Pair] | None) -> Feed:
-        """Returns a feed that has a mini-batch as update 0. Raises `Misuse` if the pipeline cannot be checked on it."""
+        """Returns a feed that has a mini-batch as update 0. Raises `Misuse` if it does not fit."""
         if (batch is None) == (micro_batches is None):
             raise Misuse(CHECK_TAKES_ONE_OF_TWO)
         self._state.require_values()

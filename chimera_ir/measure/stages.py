@@ -311,7 +311,7 @@ def of_file(file: Path) -> Load:
 
 def of_transformer(source: str, length: int | None) -> Load:
     """Returns a function that loads a model of transformers, with items of ``length`` tokens."""
-    from chimera_runtime.huggingface.model_file import without_text
+    from chimera_runtime.huggingface.layers import without_text
 
     return lambda split: without_text(source, length, split)
 

@@ -32,7 +32,7 @@ from chimera_runtime.start import stage_probe
 from chimera_runtime.start.probe import memory_report, wanted_bytes
 from chimera_runtime.start.stage_probe import ProbedForward, StageCall
 from chimera_runtime.tools.watch.memory import bytes_of, input_bytes
-from chimera_runtime.values.boundary import NO_CARRY, Boundary, Keywords, Traits, accepted, traits_of_slices
+from chimera_runtime.values.boundary import Boundary, Keywords, Traits, accepted, traits_of_slices
 from chimera_runtime.values.nested import Tensors, draw_seed, to_device
 
 # Memory of the machine that a rank runs on.
@@ -389,25 +389,25 @@ def _forwards(
     measures: bool,
 ) -> list[tuple[StageCall, ProbedForward]]:
     """Runs a stage on each slice of the first micro-batch; returns each call and what was seen of it."""
-    opens, last = not feeding(cut.stages)[stage], not fed(cut.stages)[stage]
-    batches, carry = cut.batches(shape), NO_CARRY
-    forwards: list[tuple[StageCall, ProbedForward]] = []
-    for place in range(shape.slices):
-        argument = to_device(batches.input(0, place) if opens else handed[place], cut.device)
-        target = to_device(batches.target(0, place), cut.device) if last else None
+    opens, is_last = not feeding(cut.stages)[stage], not fed(cut.stages)[stage]
+    batches = cut.batches(shape)
+
+    def load(place: int) -> Any:
+        argument = batches.input(0, place) if opens else handed[place]
+        target = batches.target(0, place) if is_last else None
         loaded = batches.keywords(0, place)
-        keywords = to_device({name: loaded[name] for name in accepted(module, loaded)}, cut.device)
-        call = StageCall(before, argument, target, last, keywords, carry, leaves_carry=place + 1 < shape.slices)
-        trace = _trace(cut, stage, module, call, measures)
-        forwards.append((call, trace))
-        carry = trace.next_carry(call)
-    return forwards
+        keywords = {name: loaded[name] for name in accepted(module, loaded)}
+        return to_device((argument, target, keywords), cut.device)
 
+    loaded = [*map(load, range(shape.slices))]
 
-def _trace(cut: ModelCut, stage: int, module: torch.nn.Module, call: StageCall, measures: bool) -> ProbedForward:
-    torch.manual_seed(draw_seed("shapes", cut.seed, stage))
+    def loaded_and_seeded(place: int) -> Any:
+        torch.manual_seed(draw_seed("shapes", cut.seed, stage))
+        return loaded[place]
+
+    arguments = cut.model, stage, module, loaded_and_seeded, shape.slices
     with cut.here():
-        return stage_probe.probe_forward(cut.model, stage, module, call, measures)
+        return [*stage_probe.probe_slices(*arguments, before=before, is_last=is_last, measures=measures)]
 
 
 def _boundary(trace: ProbedForward) -> Boundary:

@@ -13,15 +13,14 @@ from typing import Any, NamedTuple
 import torch
 
 from chimera_runtime.blame import Located, UserCode
-from chimera_runtime.check import full_model, whole_sequences
+from chimera_runtime.check import side_by_side
 from chimera_runtime.check.compare import RankResult, ResultsOfRanks, compare, sample
 from chimera_runtime.check.reference import Reference, Training
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.data.micro_batch_source import MicroBatchSource
 from chimera_runtime.errors import FAILED, CheckFailed
 from chimera_runtime.errors import tools as mistakes
-from chimera_runtime.model.arguments import label
-from chimera_runtime.model.model import Model, ModelFile
+from chimera_runtime.model.model import Model, ModelFile, label
 from chimera_runtime.model.naming import parameters_by_name
 from chimera_runtime.model.ties import by_group, refuse_undeclared
 from chimera_runtime.optimizer.sharding import ShardedOptimizer
@@ -62,7 +61,7 @@ class Report(NamedTuple):
 
 @dataclass
 class WatchedOptimizer:
-    """Optimizer that copies the gradients of each of its steps to the host's memory."""
+    """Optimizer that copies the gradients of its steps to the host's memory."""
 
     parameters: list[torch.nn.Parameter]
     optimizer: Any
@@ -102,13 +101,11 @@ class SampledStage(Stage):
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check compares: the pipeline of this rank, and one process.
+    """What a check compares: the ``modules`` of this rank's stages, and one process.
 
-    ``modules`` are those of this rank's stages. ``optimizer_of`` makes the optimizer with which the ranks step a weight
-    group. ``is_unchanged`` says that the modules must be as the reference builds them; otherwise the one process begins
-    with the state that they have now, and if it ``tells``, the report says where that is another one. ``number`` counts
-    the checks of a pipeline. ``answers`` has what rank 0 may ask for in addition. ``located`` is the context of the
-    calls of the pipeline.
+    ``optimizer_of`` makes the optimizer of a weight group on the ranks. If ``is_unchanged``, the modules must be as the
+    reference builds them; otherwise the one process begins with their state, and if it ``tells``, the report says where
+    that differs. ``number`` counts the checks of a pipeline, ``answers`` has what rank 0 may ask for in addition.
     """
 
     context: RankContext
@@ -133,7 +130,7 @@ class Checked:
                 restore()
                 name = f"check/{self.number}"
                 results = ResultsOfRanks.gather(control, context.world.job, result, context.probed.auxiliary, name)
-            answers: dict[str, Callable[..., Any]] = {"part": result.part, "outputs": result.samples}
+            answers: dict[str, Callable[..., Any]] = {"part": result.part, "outputs": lambda: result.outputs}
             answers |= {"stage": self._state_of, **self.answers}
             enquiry = Enquiry(control, name, answers, "for the one-process reference")
             if control.place.rank:
@@ -193,7 +190,6 @@ class Checked:
             return Report(verdict.passed, "\n  ".join([f"{verdict}", *lines]))
 
     def _trained(self) -> RankResult:
-        """Trains the modules of this rank by its script; returns what the updates have computed."""
         context, updates = self.context, checked_updates(self.context.world.job)
         watched: list[WatchedOptimizer] = []
         groups = iter(by_group(self.modules, context.ties))
@@ -225,17 +221,14 @@ class Checked:
     # ---- the state with which both begin
 
     def _state_of(self, stage: int) -> Any:
-        """The parameters, buffers and plain attributes of a stage of this rank, and what requires a gradient."""
         module = self.modules[stage]
         tables = {name: _plain(part) for name, part in module.named_modules()}
         trained = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         return {"tables": tables, "trained": trained}
 
     def _take_state(self, stage: int, module: torch.nn.Module, state: Mapping[str, Any]) -> Iterator[str]:
-        """Yields the names of the parameters and buffers of a stage that have other values on the ranks.
-
-        A tied parameter is compared at its first end, whose value the others get.
-        ``module`` was made for one process. If the ranks' need not be as it was made, it gets their ``state``.
+        """Yields the names of parameters and buffers that have other values on the ranks, a tied one at its first end.
+        ``module`` gets the ranks' ``state`` if theirs need not be as it was made.
         """
         parts = dict(module.named_modules())
         later_ends = {end for tie in self.context.ties for ends in tie.parameters for end in ends[1:]}
@@ -266,72 +259,50 @@ class Checked:
 
 
 def _plain(part: torch.nn.Module) -> dict[str, Any]:
-    """The parameters and buffers of a module, without those of modules in it, and its attributes that are plain."""
     attributes = {} if type(part).__module__.startswith("chimera_runtime") else vars(part)
     plain = {
         key: value.detach() if isinstance(value, torch.Tensor) else value
         for key, value in {**attributes, **part._parameters, **part._buffers}.items()
         if value is None or isinstance(value, bool | int | float | str | torch.Tensor)
     }
-    return {key: value for key, value in plain.items() if not isinstance(value, torch.Tensor) or _is_dense(value)}
+    return {
+        key: value
+        for key, value in plain.items()
+        if not isinstance(value, torch.Tensor) or (value.layout == torch.strided and not value.is_quantized)
+    }
 
 
 def _are_alike(mine: torch.Tensor, value: Any) -> bool:
     return isinstance(value, torch.Tensor) and mine.shape == value.shape and mine.dtype == value.dtype
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_quantized
-
-
 @contextmanager
 def kept(modules: Mapping[int, torch.nn.Module]) -> Iterator[Callable[[], None]]:
-    """Context in which modules may be trained; the function that it returns restores them, and so does its end.
-
-    In the meantime parameters have no gradients. There are copies of all parameters and buffers.
+    """Context in which modules may be trained, without gradients at first; its function restores parameters, buffers
+    and state, and so does its end.
     """
     parameters = dict.fromkeys(parameter for module in modules.values() for parameter in module.parameters())
-    snapshots = [Snapshot(parameter) for parameter in parameters]
+    before = [(p, p.data, p.detach().clone(), p.grad, dict(vars(p))) for p in parameters]
+    for parameter in parameters:
+        parameter.grad = None
     states = [state_of(module) for module in modules.values()]
 
     def restore() -> None:
         for state, contents in states:
             state.restore(contents)
-        for snapshot in snapshots:
-            snapshot.restore()
+        for parameter, memory, values, *_ in before:
+            parameter.data = memory
+            parameter.data.copy_(values)
+            parameter.grad = None
 
     try:
         yield restore
     finally:
         restore()
-        for snapshot in snapshots:
-            snapshot.end()
-
-
-class Snapshot:
-    """Values of a parameter, and the memory that they are in: `restore` gives the parameter both, without a gradient.
-
-    `end` gives it back its gradient, and attributes as `main_grad`.
-    """
-
-    def __init__(self, parameter: torch.nn.Parameter) -> None:
-        self._parameter = parameter
-        self._place = parameter.data
-        self._values = parameter.detach().clone()
-        self._gradient, self._attributes = parameter.grad, dict(vars(parameter))
-        parameter.grad = None
-
-    def restore(self) -> None:
-        """Gives the parameter its memory and values again, without a gradient."""
-        self._parameter.data = self._place
-        self._parameter.data.copy_(self._values)
-        self._parameter.grad = None
-
-    def end(self) -> None:
-        """Gives the parameter its gradient and its attributes again."""
-        self._parameter.grad = self._gradient
-        vars(self._parameter).clear()
-        vars(self._parameter).update(self._attributes)
+        for parameter, *_, gradient, attributes in before:
+            parameter.grad = gradient
+            vars(parameter).clear()
+            vars(parameter).update(attributes)
 
 
 def checked_updates(job: Job) -> int:
@@ -373,10 +344,8 @@ def check(
     built: dict[int, torch.nn.Module],
     optimizer_of: MakeOptimizer,
 ) -> str | None:
-    """Checks the pipeline of a model file, before it trains; returns the report on rank 0, else None.
-
-    ``built`` are the modules of this rank's stages, as they will train; they are restored. ``optimizer_of`` makes the
-    optimizer with which the ranks step a weight group.
+    """Checks the pipeline of a model file with the modules ``built``, which are restored; returns the report on rank 0,
+    else None. ``optimizer_of`` makes the optimizers of the ranks.
 
     Raises `CheckFailed` on rank 0, if ranks and one process differ by more than the tolerance.
     """
@@ -388,10 +357,10 @@ def check(
     def before(reference: Reference, make: MakeStages) -> list[str]:
         agreements: list[object] = []
         if reference.slices > 1:
-            agreements.append(whole_sequences.compare(reference, model.autocast, make))
+            agreements.append(side_by_side.compare_slices(reference, model.autocast, make))
         if model.reference is not None:
             tied = [ends for tie in context.ties for ends in tie.parameters]
-            agreements.append(full_model.compare(whole_sequences.unsliced(reference), model, tied))
+            agreements.append(side_by_side.compare_with_model(side_by_side.unsliced(reference), model, tied))
         return [*map(str, agreements)]
 
     checked = Checked(context, built, optimizer_of)
@@ -405,10 +374,8 @@ def check(
 
 @dataclass
 class OneBatch(MicroBatchSource):
-    """One mini-batch of this copy for every update, from ``feed``, which has it as update 0.
-
-    Every reader gets copies of its tensors. ``used`` are the parts of micro-batches that stages of this rank have read,
-    by micro-batch and number, as in `MicroBatchSource.component`.
+    """One mini-batch of this copy for every update, which ``feed`` has as update 0; every reader gets copies. ``used``
+    are the parts that stages of this rank have read, by micro-batch and number of the part.
     """
 
     feed: Feed
@@ -424,10 +391,7 @@ class OneBatch(MicroBatchSource):
 
 
 class BoundedSteps:
-    """Optimizer that moves a parameter along its gradient by a thousandth of its largest number, or of 0.01.
-
-    So it needs no learning rate that would fit the model.
-    """
+    """Optimizer without a learning rate: moves by a thousandth of a parameter's largest number, or of 0.01."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters = parameters
@@ -451,13 +415,10 @@ def check_batch(
     located: Located,
     **options: Any,
 ) -> str:
-    """Checks a pipeline in a loop of one's own on a mini-batch; returns the report. Every rank calls it.
+    """Checks a pipeline in a loop of one's own on the mini-batch in ``feed``; returns the report. Every rank calls it.
 
-    ``feed`` has the mini-batch of this copy as update 0. ``model_of`` returns the model in one process, on rank 0.
-    ``options`` are fields of `Checked`.
-
-    Raises `CheckFailed` on all ranks if ranks and one process differ by more than the tolerance, `Misuse` or
-    `ModelError` if the model cannot be made in one process.
+    ``model_of`` returns the model in one process, on rank 0; ``options`` are fields of `Checked`. Raises `CheckFailed`
+    on all ranks if ranks and one process differ, `Misuse` or `ModelError` if the model cannot be made there.
     """
     place, source = context.world.place, OneBatch(feed)
     context = replace(context, source=source)
@@ -469,7 +430,7 @@ def check_batch(
         return reference_for(context, alone, feed.size, data=_data(enquiry, context))
 
     def before(reference: Reference, make: MakeStages) -> list[str]:
-        return [str(whole_sequences.compare(reference, None, make))] if reference.slices > 1 else []
+        return [str(side_by_side.compare_slices(reference, None, make))] if reference.slices > 1 else []
 
     answers = {"data": lambda: source.used, **options.pop("answers", {})}
     checked = Checked(
@@ -491,9 +452,8 @@ def check_batch(
 
 
 def _data(enquiry: Enquiry, context: RankContext) -> Callable[[int], Iterator[list[list[Any]]]]:
-    """Returns a function that yields, for each update, the mini-batch of all copies, which their ranks have used.
-
-    Its argument is the number of slices: 1 joins the slices of a sequence.
+    """Returns a function of the number of slices, 1 to join them, that yields the mini-batches that the ranks of all
+    copies have used.
     """
     place, job = context.world.place, context.world.job
     micro_batches: list[list[Any]] = []

@@ -43,13 +43,23 @@ LARGEST_TOLERANCE = 0.5
 
 
 def tolerance(dtype: torch.dtype, summands: int) -> float:
-    """Largest error that rounding explains in a sum of gradients of ``summands`` micro-batches.
+    """Largest error that rounding explains in a sum of gradients of ``summands`` micro-batches, relative to the
+    largest.
 
-    It is relative to the largest gradient. Rounding errors of both signs add up like a random walk, over the sums of
-    the ranks and those of one process; the largest of many such sums is off by a few times as much (Higham and Mary, "A
-    New Approach to Probabilistic Rounding Error Analysis", 2019).
+    Rounding errors of both signs add up like a random walk; the largest of many such sums is off by a few times as much
+    (Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019).
     """
     return min(max(TOLERANCES[dtype], 4 * math.sqrt(summands) * torch.finfo(dtype).eps), LARGEST_TOLERANCE)
+
+
+def coarsest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """The dtype with the largest tolerance."""
+    return max({*dtypes} & TOLERANCES.keys(), key=TOLERANCES.__getitem__, default=torch.float64)
+
+
+def bound_of(dtypes: Iterable[torch.dtype], autocast: torch.dtype | None, summands: int) -> float:
+    """The `tolerance` of parameters of some dtypes, under ``autocast`` if that is given."""
+    return tolerance(coarsest({*dtypes, *([] if autocast is None else [autocast])}), summands)
 
 
 @dataclass(frozen=True)
@@ -68,10 +78,6 @@ class RankResult:
     def part(self, number: int, group: Sequence[int]) -> Gradients:
         """Result ``number`` of a weight group: the gradients of that update or, after these, the final weights."""
         return (*self.gradients[*group,], self.weights[*group,])[number]
-
-    def samples(self) -> Mapping[tuple[int, int], Sequence[torch.Tensor]]:
-        """Returns the ``outputs``."""
-        return self.outputs
 
 
 _SAMPLE = 256
@@ -99,11 +105,8 @@ class ResultsOfRanks:
     def gather(
         cls, control_group: ControlGroup, job: Job, result: RankResult, names: Sequence[str], key: str
     ) -> "ResultsOfRanks":
-        """Gathers the results of all ranks, which all call it; ``names`` are those of the auxiliary losses.
-
-        ``key`` is a prefix of keys in the store.
-
-        Raises `CheckFailed` if a stage has made more or fewer steps than there are updates.
+        """Gathers the results of all ranks, which all call it. ``names`` are those of the auxiliary losses, ``key`` is
+        a prefix of keys in the store.
         """
         digests = {
             group_text(group): (len(gradients), digest(t for part in (*gradients, result.weights[group]) for t in part))
@@ -131,11 +134,7 @@ class ResultsOfRanks:
 
 @dataclass(frozen=True)
 class Deviation:
-    """Largest error of a weight group, of gradients or of weights.
-
-    ``error`` is relative to the largest gradient, or the largest step, of the group. ``what`` says which gradients or
-    weights differ, of which update; ``parameter`` is the parameter with the largest error.
-    """
+    """Largest error of a weight group, relative to its largest gradient or step: of ``what``, most in ``parameter``."""
 
     group: Group
     what: str
@@ -151,9 +150,8 @@ class Deviation:
 class Verdict:
     """Errors of the ranks compared with one process, and tolerances.
 
-    ``unequal`` has lines on replicas that differ. ``differing`` and ``told`` have lines on parameters and buffers with
-    which the ranks begin otherwise than the one process would: by mistake, or since they were changed. ``first`` names
-    the first tensor that differs; it is empty if none does.
+    ``unequal`` has lines on replicas that differ; ``differing`` and ``told`` on state with which the ranks begin
+    otherwise, by mistake or since it was changed. ``first`` names the first tensor that differs, if any.
     """
 
     updates: int
@@ -225,8 +223,8 @@ def compare(
 ) -> Verdict:
     """Compares the results of all ranks with training in one process; rank 0 alone calls it.
 
-    The other ranks answer ``enquiry`` meanwhile, by the methods of `RankResult`: ``part`` and ``outputs``. ``begin``
-    starts the training in one process. ``outputs`` has then samples of what its stages have handed on in the first
+    The other ranks answer ``enquiry`` meanwhile: ``part`` and ``outputs`` of their `RankResult`. ``begin`` starts
+    the training in one process. ``outputs`` has then samples of what its stages have handed on in the first
     update, by stage, micro-batch and copy.
 
     Raises `CheckFailed` if a stage has made more or fewer steps than there are updates.
@@ -234,7 +232,7 @@ def compare(
     unequal = list(results.unequal(job))
     updates, place = len(results.tallies), results.place
     training, gradients, weights = _train_in_one_process(enquiry, job, place, updates, begin)
-    dtype = max(training.dtypes & TOLERANCES.keys(), key=TOLERANCES.__getitem__, default=torch.float64)
+    dtype = coarsest(training.dtypes)
     adaptive = any(history.is_adaptive for history in training.histories)
     losses = [tally.mean for tally in results.tallies]
     errors = [abs(loss - wanted) for loss, wanted in zip(losses, training.losses, strict=True)]
@@ -265,17 +263,12 @@ def compare(
 def _train_in_one_process(
     enquiry: Enquiry, job: Job, place: Place, updates: int, begin: Callable[[], Training]
 ) -> tuple[Training, list[Deviation], list[Deviation]]:
-    """Trains in one process, stepping with the gradients of the ranks.
-
-    Returns the training, the errors of the ranks' gradients, and the errors of their weights. Arguments are those of
-    `compare`.
-    """
+    """Returns the training in one process, the errors of the ranks' gradients, and the errors of their weights."""
     gradients: list[Deviation] = []
     weights: list[Deviation] = []
     alone = UserCode("training in one process, to compare with", FAILED)
 
     def received(group: Group, part: int) -> Gradients:
-        """A part of the results, see `RankResult.part`, of the first rank that holds a weight group."""
         of_rank: Gradients = enquiry.ask(place.ranks_of(job.members(group))[0], "part", part, group)
         return of_rank
 
@@ -302,7 +295,6 @@ def _first_output(
     outputs: Mapping[tuple[int, int, int], Sequence[torch.Tensor]],
     bound: float,
 ) -> str:
-    """Words for the first output of a stage that differs, from stage to stage and micro-batch to micro-batch."""
     of_ranks = {
         (stage, micro, copy): tensors
         for copy in range(place.copies)
@@ -321,10 +313,7 @@ def _first_output(
 
 
 def _first_of(verdict: Verdict, loss_error: float) -> str:
-    """Words for the first tensor that differs, if all that stages hand on in the first update agrees.
-
-    ``loss_error`` is the error of the first update's loss. Backwards begin with the last stage.
-    """
+    """Words for the first tensor that differs, if all that stages hand on agrees; backwards begin with the last."""
     if loss_error > verdict.gradient_tolerance:
         return f"{_FIRST} the loss, in update 1, as all that stages hand on agrees"
     beyond = [gradient for gradient in verdict.gradients if gradient.error > verdict.gradient_tolerance]
@@ -346,11 +335,7 @@ def share_of(error: float, scale: float) -> float:
 
 
 def _deviation(history: History, group: Group, what: str, errors: Iterable[float], scale: float) -> Iterator[Deviation]:
-    """Yields one `Deviation`, with the largest error of a weight group; none if the group has no parameters.
-
-    ``errors`` has the absolute error of each parameter, in the order of ``history.names``. They are divided by
-    ``scale``, the largest gradient or the largest step of the group.
-    """
+    """Yields the largest error of a weight group, relative to ``scale``; nothing if the group has no parameters."""
     shares = [share_of(error, scale) for error in errors]
     if shares:
         worst = max(range(len(shares)), key=shares.__getitem__)

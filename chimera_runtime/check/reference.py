@@ -59,10 +59,9 @@ def mini_batches(
 
 
 def _items_of_epoch(model: Any, dataset: Any, seed: int, epoch: int) -> Iterator[Any]:
-    """Yields the items of an epoch in order; each is loaded after a seed of its own."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         seed_all(seed_of("item", seed, epoch, "begin"))
-        getattr(dataset, "set_epoch", _no_epoch)(epoch)
+        _set_epoch(dataset, epoch)
         items = iter(dataset)
         for place in itertools.count():
             seed_all(seed_of("item", seed, epoch, place))
@@ -77,11 +76,16 @@ def _items_of_epoch(model: Any, dataset: Any, seed: int, epoch: int) -> Iterator
     else:
         sampler = model.sampler(dataset)
         seed_all(of_order)
-        getattr(sampler, "set_epoch", _no_epoch)(epoch)
+        _set_epoch(sampler, epoch)
         order = list(sampler)
     for key in order:
         seed_all(seed_of("item", seed, epoch, key))
         yield dataset[key]
+
+
+def _set_epoch(source: Any, epoch: int) -> None:
+    if hasattr(source, "set_epoch"):
+        source.set_epoch(epoch)
 
 
 def _collated(model: Any, items: list[Any]) -> list[Any]:
@@ -102,15 +106,8 @@ def _is_whole(name: str) -> bool:
 def _by_item(triple: Sequence[Any], part: Callable[[Any], Any], device: torch.device) -> list[Any]:
     """Returns a part of input, target and keyword arguments; of these, those that are declared as whole are whole."""
     *pair, named = triple
-    parts: list[Any] = [
-        *map(part, pair),
-        {name: v if _is_whole(name) else part(v) for name, v in named.items()},
-    ]
+    parts: list[Any] = [*map(part, pair), {name: v if _is_whole(name) else part(v) for name, v in named.items()}]
     return [pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value) for value in parts]
-
-
-def _no_epoch(_epoch: int) -> None:
-    """Stands in for the ``set_epoch`` of a dataset or a sampler without one."""
 
 
 def seed_devices(seed: int) -> None:
@@ -129,7 +126,6 @@ def seed_all(seed: int) -> None:
 
 
 def _part(value: Any, number: int, parts: int) -> Any:
-    """Returns part ``number`` of ``parts`` of a batch, cut between the rows of each tensor that has rows."""
 
     def part(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.chunk(parts)[number] if tensor.dim() else tensor
@@ -138,7 +134,6 @@ def _part(value: Any, number: int, parts: int) -> Any:
 
 
 def _slice(value: Any, number: int, lengths: Sequence[int]) -> Any:
-    """Returns slice ``number`` of a batch, cut along the sequence of each tensor that has one."""
 
     def part(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dim() < 2:
@@ -177,15 +172,14 @@ If the key is a single stage, layers of that stage share them.
 class Reference:
     """The model and the data that one process trains on: B*N*W items per update.
 
-    If micro-batches are cut into ``parts``, it runs one part after another. Each part has its own dropout and batch
-    statistics, and its own share of the loss. ``listening`` makes a context that collects the auxiliary losses of the
-    forwards inside, by name: by default none. ``label`` gives the parameters of stages their names in the model, by
-    default no names. ``with_loss`` joins the last stage and a copy of the module that the loss is, if it is one; then
-    ``alone`` returns the stage in it, and ``judge_in`` the loss. ``data`` yields the micro-batches of each update in
-    place of the dataset of the ``model``; its argument is the number of slices into which they are cut.
+    If micro-batches are cut into ``parts``, it runs one part after another, each with its own dropout, batch statistics
+    and share of the loss. If the parts are ``slices`` of sequences, with relative ``lengths`` if these differ, they run
+    with the carries between them, in one graph.
 
-    If the parts are ``slices`` of sequences, they run one after another with the carries between them, in one graph;
-    they have relative ``lengths`` if these differ.
+    ``listening`` makes a context that collects auxiliary losses by name. ``label`` gives parameters their names in the
+    model. ``with_loss`` joins the last stage and a copy of the module that the loss is, if it is one; then ``alone``
+    returns the stage in it, and ``judge_in`` the loss. ``data`` yields, for a number of slices, the micro-batches of
+    each update in place of the dataset of the ``model``.
     """
 
     model: Any
@@ -264,7 +258,6 @@ class Reference:
         return module if stage in range(self.stages - 1) else self.with_loss(module).to(self.device)
 
     def _made(self, number: int, make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
-        """Makes a stage or a layer, with random numbers that follow from its number."""
         torch.manual_seed(seed_of("weights", self.seed, number))
         return make()
 
@@ -285,7 +278,7 @@ class _InTurn(torch.nn.ModuleDict):
     """Layers in sequence: each is called with the output of the layer before."""
 
     def in_turn(self, value: Any, named: Mapping[str, Any], carries: Any, start: int) -> tuple[Any, Any]:
-        """Returns the output of the last layer, and the carries that all layers leave."""
+        """Returns the last output, and the carries of all layers."""
         left = {}
         for number, layer in enumerate(self.values()):
             value, left[number] = _called(layer, value, named, None if carries is None else carries[number], start)
@@ -293,10 +286,8 @@ class _InTurn(torch.nn.ModuleDict):
 
 
 def _called(module: torch.nn.Module, value: Any, named: Mapping[str, Any], carry: Any, start: int) -> tuple[Any, Any]:
-    """Calls a module on the slice that begins at ``start``, with the carry of the slice before.
-
-    ``named`` are the micro-batch's keyword arguments, of which the module gets those that it takes. Returns the output
-    and the carry for the next slice; the carry is None where the module has none.
+    """Calls a module on the slice that begins at ``start``, with those of the keyword arguments ``named`` that it
+    takes; returns the output, and the carry for the next slice or None.
     """
     if isinstance(module, _InTurn):
         return module.in_turn(value, named, carry, start)
@@ -310,12 +301,7 @@ def _called(module: torch.nn.Module, value: Any, named: Mapping[str, Any], carry
     return output, left
 
 
-def _nothing(*_arguments: Any) -> None:
-    """Stands in for a function that is to note something."""
-
-
 def _items(value: Any) -> int:
-    """The number of items along the sequence of a value; 0 if it has none."""
     leaves = pytree.tree_leaves(value)
     return next((leaf.shape[1] for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim() > 1), 0)
 
@@ -329,15 +315,13 @@ def _takes(module: torch.nn.Module, name: str) -> bool:
 
 
 class Training:
-    """Training of the reference: for every update `gradients`, then a `step` with the gradients of the ranks.
+    """Training of the reference: for every update `gradients`, then a `step` with the gradients of the ranks, which
+    have been compared. So the next update begins on the weights of the ranks, and no optimizer magnifies a rounding
+    error.
 
-    A step uses the gradients of the ranks, which have been compared with those of the reference. So the next update
-    begins on the weights of the ranks, and no optimizer magnifies a rounding error by a division.
-
-    ``reads`` says for each stage which version of the weights each micro-batch of a period reads. It has pairs (offset,
-    count): the next ``count`` micro-batches read version (updates in earlier periods) + offset. ``modules`` are the
-    stages, by default new ones. ``note`` is called in the first update with copy, micro-batch, stage and output of each
-    forward.
+    ``reads`` has for each stage pairs (offset, count): the next ``count`` micro-batches of a period read version
+    (updates in earlier periods) + offset. ``modules`` are the stages, by default new ones. ``note`` is called in the
+    first update with copy, micro-batch, stage and output of each forward.
     """
 
     def __init__(
@@ -375,7 +359,6 @@ class Training:
             self.dtypes.add(reference.model.autocast)
 
     def _trained(self, group: tuple[int, ...]) -> dict[str, torch.nn.Parameter]:
-        """Returns the trained parameters of a weight group by name: those of a stage alone, or those of a tie."""
         ties = self._ties
         shared = {
             f"{name} of stage {stage}": dict(self.modules[stage].named_parameters(remove_duplicate=False))[name]
@@ -389,11 +372,11 @@ class Training:
         return {name: p for name, p in named if p.requires_grad and id(p) not in apart}
 
     def gradients(self) -> list[Gradients]:
-        """Computes the gradients of the next update, by weight group, and appends its loss to ``losses``.
+        """Computes the gradients of the next update, by weight group; appends its loss, the mean absolute loss of its
+        micro-batches, and both numbers of each auxiliary loss.
 
-        Also appends the mean absolute loss of its micro-batches to ``loss_sizes``, and both numbers of each auxiliary
-        loss to ``auxiliary``. Gradients are those of the sum of all losses, divided by the sum of all counts; if that
-        is 0, gradients are 0 and the loss is not a number.
+        Gradients are those of the sum of all losses, divided by the sum of all counts; if that is 0, they are 0 and the
+        loss is NaN.
         """
         reference = self._reference
         batches = next(self._batches)
@@ -416,10 +399,8 @@ class Training:
         return [history.take_gradients(factor) for history in self.histories]
 
     def _passes(self, batches: Sequence[Any], copy: int, first: int) -> Iterator[tuple[float, float, dict[str, float]]]:
-        """Yields loss, count and auxiliary losses of a micro-batch, or of each of its slices; then runs the backward.
-
-        ``first`` is the number of the micro-batch or of its first slice. The backward starts from all of these losses,
-        divided by the number of micro-batches of all copies; it adds to the gradients.
+        """Yields loss, count and auxiliary losses of a micro-batch, or of each slice from number ``first`` on; then
+        runs the backward of all, divided by the micro-batches of all copies.
         """
         reference = self._reference
         for history in self.histories:
@@ -427,9 +408,10 @@ class Training:
         carries: dict[int, Any] = {}
         roots: list[torch.Tensor] = []
         for place, batch in enumerate(batches[: reference.slices]):
-            note = partial(self._note if self._update == 0 else _nothing, copy, first + place)
-            passed = self._update, copy, first + place, carries, note
-            loss, count, auxiliary = reference.loss(self.modules, batch, *passed)
+            numbers = self._update, copy, first + place
+            of_pass = partial(self._note, copy, first + place)
+            note: Callable[[int, Any], None] = of_pass if self._update == 0 else lambda _stage, _output: None
+            loss, count, auxiliary = reference.loss(self.modules, batch, *numbers, carries, note)
             self.dtypes.add(loss.dtype)
             sums: dict[str, float] = {}
             for name, value in auxiliary:
@@ -492,9 +474,8 @@ class History:
         return not isinstance(self._optimizer, torch.optim.SGD | None)
 
     def show(self, micro: int, updates: int) -> None:
-        """Points the parameters to the version that a micro-batch reads, and forgets versions that no later one reads.
-
-        ``updates`` is the number of updates of a period.
+        """Points the parameters to the version that a micro-batch reads, and forgets versions that no later one reads;
+        a period has ``updates``.
         """
         if not self._has_versions:
             return

@@ -1,9 +1,10 @@
 """A causal language model of transformers as `Layers`, with its ties, names, loss, reference and export."""
 
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from importlib import import_module
 from operator import itemgetter
 from pathlib import Path
@@ -14,10 +15,19 @@ import torch
 from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import model as mistakes
 from chimera_runtime.errors.stage import weights_cannot_be_written
-from chimera_runtime.huggingface.exported import ADAPTER_FILE, GENERATION_FILE, WEIGHTS_FILE, write_companions
-from chimera_runtime.huggingface.given import adapters, given, names_of_adapter
-from chimera_runtime.huggingface.skeleton import Skeleton
+from chimera_runtime.huggingface.skeleton import (
+    Skeleton,
+    TextItems,
+    adapters,
+    given,
+    has_tokenizer,
+    names_of_adapter,
+    read_text,
+)
 from chimera_runtime.huggingface.weights import (
+    ADAPTER_FILE,
+    GENERATION_FILE,
+    WEIGHTS_FILE,
     Embedding,
     Head,
     Routing,
@@ -25,8 +35,9 @@ from chimera_runtime.huggingface.weights import (
     Surroundings,
     TransformerLayer,
     fill,
+    write_companions,
 )
-from chimera_runtime.model.model import Layers
+from chimera_runtime.model.model import Layers, ModelFile
 from chimera_runtime.values.files import require_regular
 
 IGNORED = -100
@@ -130,7 +141,6 @@ class TransformerLayers(Layers):
             self.describe(directory)
 
     def _export_adapters(self, pipe: Any, directory: Path, found: dict[str, Any]) -> None:
-        """Writes what ``save_pretrained`` of peft writes: each adapter, and not the weights of the model."""
         for name, adapter in found.items():
             folder = directory if name == "default" else directory / name
             folder.mkdir(exist_ok=True)
@@ -142,9 +152,8 @@ class TransformerLayers(Layers):
                 written.save_pretrained(folder)
 
     def describe(self, directory: Path) -> None:
-        """Writes the files, other than weights, that ``from_pretrained`` reads, and removes weights in other files.
-
-        Raises `BadCheckpoint` if a file cannot be written.
+        """Writes the files, other than weights, that ``from_pretrained`` reads, and removes other weights. Raises
+        `BadCheckpoint` if a file cannot be written.
         """
 
         def save(new: Path) -> None:
@@ -247,10 +256,7 @@ def layers(
 
 
 def library() -> Any:
-    """The package transformers.
-
-    Raises `Misuse` if it is not installed.
-    """
+    """The package transformers. Raises `Misuse` if it is not installed."""
     try:
         return import_module("transformers")
     except ImportError as error:
@@ -258,9 +264,8 @@ def library() -> Any:
 
 
 def local(source: Path | str) -> Path:
-    """Returns the path of a model: ``source`` if there is such a path, else where the files of the hub's model are.
-
-    Raises `Misuse` if there is neither.
+    """Returns the path of a model: ``source``, or where the files of the hub's model are. Raises `Misuse` if there is
+    neither.
     """
     library()
     path = Path(source)
@@ -274,10 +279,7 @@ def local(source: Path | str) -> Path:
 
 
 def read_config(source: Path | str) -> tuple[Path | None, Any]:
-    """Returns the directory and the configuration of a model, of a path or of the hub.
-
-    The directory of a configuration file is None: it has no weights.
-    """
+    """Returns the directory of a model, None for a file, and its configuration, of a path or of the hub."""
     path = local(source)
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -286,3 +288,61 @@ def read_config(source: Path | str) -> tuple[Path | None, Any]:
     except Exception as error:  # transformers refuses configurations with errors of any kind
         raise mistakes.source_cannot_be_read(source=str(file), why=mistakes.reason(error)) from error
     return (path if path.is_dir() else None), config
+
+
+# ``--hf``: a model of transformers, a text and AdamW in place of a model file.
+
+LENGTH = 512
+"""Tokens of an item, unless ``--length`` says otherwise or the model has fewer positions."""
+
+
+def model_file(options: Namespace, split: Sequence[int] | None) -> ModelFile:
+    """Returns the functions of a model file for a model of transformers. Raises `Misuse` if it cannot be read or cut,
+    or an item is longer than its positions.
+    """
+    model = layers(options.hf, checkpoints=options.checkpoint_layers, split=split)
+    length = _length(model, options.length)
+    tokenizer = options.tokenizer
+    if tokenizer is None and has_tokenizer(model.directory):
+        tokenizer = model.directory
+    model = replace(model, tokenizer=tokenizer)
+
+    @cache
+    def items() -> TextItems:
+        return read_text(options.text, tokenizer, length, int(model.config.vocab_size))
+
+    def dataset() -> Any:
+        return items() if options.eval_every is None else items().split()[0]
+
+    file = _file(options.hf, model, dataset, options.learning_rate)
+    return replace(file, reference=model.reference, validation=lambda: items().split()[1])
+
+
+def without_text(source: str, length: int | None, split: Sequence[int] | None) -> ModelFile:
+    """Returns the functions of a model file, with equal items of ``length`` tokens, for measurements; errors as in
+    `model_file`.
+    """
+    model = layers(source, split=split)
+    tokens = torch.zeros(2 * _length(model, length), dtype=torch.int64)
+    return _file(source, model, lambda: TextItems(tokens, len(tokens) // 2), 0.0)
+
+
+def _file(source: str, model: TransformerLayers, dataset: Callable[[], Any], rate: float) -> ModelFile:
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=rate, weight_decay=0.0)
+
+    return ModelFile(
+        *(Path(source), model, model.loss),
+        tied=model.tied,
+        name=model.name,
+        dataset=dataset,
+        optimizer=optimizer,
+        describe=model.describe,
+    )
+
+
+def _length(model: TransformerLayers, length: int | None) -> int:
+    most = int(getattr(model.config, "max_position_embeddings", LENGTH))
+    if length is not None and length > most:
+        raise mistakes.sequence_is_too_long(length=length, most=most)
+    return min(LENGTH, most) if length is None else length

@@ -52,9 +52,8 @@ class TextItems(Dataset[Item]):
 
 
 def read_text(path: Path, tokenizer: Path | None, length: int, vocabulary: int) -> TextItems:
-    """Reads a text file by the tokenizer of a directory, or as bytes if there is none.
-
-    Raises `Misuse` if a file cannot be read, the text is shorter than two items, or a token is outside the vocabulary.
+    """Reads a text file by the tokenizer of a directory, or as bytes without one. Raises `Misuse` if a file cannot be
+    read, the text is shorter than two items, or a token is outside the vocabulary.
     """
     try:
         text = require_regular(path).read_bytes()
@@ -107,9 +106,8 @@ class LayersReached(Exception):
 
 
 class StandIn(torch.nn.Module):
-    """Stand-in for a layer, without parameters, that calls ``visit`` instead of computing.
-
-    It has the attributes of the layer that are no parameters, buffers or modules, as the model may read them.
+    """Stand-in for a layer that calls ``visit`` instead of computing; it has the layer's plain attributes, as the model
+    may read them.
     """
 
     stands_for: int
@@ -137,11 +135,10 @@ class Absent(torch.nn.Module):
 class Skeleton:
     """A model, cut at its transformer layers.
 
-    ``path`` is the name of the list of transformer layers in the model, and ``count`` its length. ``before`` and
-    ``after`` are the names of the modules with parameters that run before and after these layers. ``as_result`` turns
-    hidden states into the form in which a layer returns them. ``dtype`` is that of the hidden states before the first
-    layer. If the model ``is_given``, its parts are its own modules; otherwise it is on the meta device, and parts are
-    copies. ``before``, ``after``, ``as_result`` and ``dtype`` are known after `cut`.
+    ``path`` is the name of their list, ``count`` its length. After `cut`, ``before`` and ``after`` are the names of the
+    modules with parameters that run before and after them, ``as_result`` turns hidden states into the form in which a
+    layer returns them, whose ``dtype`` is that before the first. If the model ``is_given``, its parts are its own
+    modules; otherwise it is on the meta device, and parts are copies.
     """
 
     def __init__(self, model: Any, config: Any, *, is_given: bool) -> None:
@@ -160,9 +157,8 @@ class Skeleton:
 
     @classmethod
     def of_config(cls, config: Any, dtype: torch.dtype) -> "Skeleton":
-        """Makes a model without memory for its weights, of a configuration.
-
-        Raises `Misuse` if the architecture cannot be cut.
+        """Makes a model of a configuration, without memory for its weights. Raises `Misuse` if the architecture cannot
+        be cut.
         """
         config = deepcopy(config)
         if dtype is torch.float64:  # for which torch has no grouped product of matrices
@@ -220,10 +216,8 @@ class Skeleton:
         return frozenset(name for name, place in self.names.items() if place in later)
 
     def surroundings(self, present: Collection[str], visit: Visit) -> Any:
-        """Returns a copy of the model with parameters only in the modules that are ``present``.
-
-        These are the model's own modules if it is given. `Absent` objects take the place of all other modules with
-        parameters, and `StandIn` objects, which call ``visit``, that of its transformer layers.
+        """Returns a copy of the model with parameters only in the modules that are ``present``, its own if it is given.
+        `Absent` objects replace other modules with parameters, and `StandIn` objects, which call ``visit``, its layers.
         """
         memo: dict[int, Any] = {}
         for name in self._owners:
@@ -266,9 +260,8 @@ class Skeleton:
         return outside[0]
 
     def cut(self) -> None:
-        """Finds out what runs before and after the layers, and in which form layers return their results.
-
-        Raises `Misuse` if the model is not a chain of layers.
+        """Finds what runs before and after the layers, and the form of their results. Raises `Misuse` if the model is
+        not a chain.
         """
         failure: Exception | None = None
         device = next(self.model.parameters()).device
@@ -329,11 +322,8 @@ class _NotAChain(Exception):
 
 
 class _ChainTrace:
-    """Record of a forward of the model with `StandIn` objects in place of its transformer layers.
-
-    ``hidden`` has the hidden states that each stand-in returned. ``forms`` has, for each, the structure, shapes and
-    types of its arguments other than hidden states. ``before`` and ``after`` are the names of the modules with
-    parameters that ran before the first stand-in and after the last one.
+    """Record of a forward with `StandIn` objects: their ``hidden`` states, ``forms`` of their other arguments, and the
+    names of modules with parameters that ran ``before`` the first and ``after`` the last one.
     """
 
     def __init__(self, count: int, as_result: Callable[[torch.Tensor], Any]) -> None:
@@ -344,17 +334,14 @@ class _ChainTrace:
         self.after: list[str] = []
 
     def called(self, name: str) -> None:
-        """Notes that a module with parameters runs."""
         reached = len(self.hidden)
         if 0 < reached < self.count:
             raise _NotAChain(mistakes.runs_between_layers(name=name))
         (self.after if reached else self.before).append(name)
 
     def visit(self, index: int, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Returns new hidden states in place of layer ``index``, which the model calls with these arguments.
-
-        Raises `_NotAChain` unless the hidden states that the layer gets are those that the layer before returned, and
-        no other argument depends on weights.
+        """Returns new hidden states in place of layer ``index``. Raises `_NotAChain` unless it gets those that the
+        layer before returned, and no other argument depends on weights.
         """
         hidden, others = apart(arguments, keywords)
         if index != len(self.hidden) or (self.hidden and hidden is not self.hidden[-1]):
@@ -393,7 +380,6 @@ def _called(trace: _ChainTrace, name: str, _module: torch.nn.Module, _inputs: An
 
 
 def _owners(model: torch.nn.Module, path: str, prefix: str = "") -> Iterator[str]:
-    """The names of the outermost modules with parameters that do not have the transformer layers inside."""
     for name, module in model.named_children():
         full = f"{prefix}{name}"
         if path.startswith(f"{full}.") or (
@@ -402,3 +388,107 @@ def _owners(model: torch.nn.Module, path: str, prefix: str = "") -> Iterator[str
             yield from _owners(module, path, f"{full}.")
         elif full != path and any(True for _ in module.parameters()):
             yield full
+
+
+# A model that is handed over: what layers made of its modules would leave out is refused, with what to do.
+
+_HOOKS = {
+    "_forward_hooks": "forward hook",
+    "_forward_pre_hooks": "forward pre-hook",
+    "_backward_hooks": "backward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+}
+
+_LIBRARY = ("transformers", "transformers_modules")
+"""Packages in which the forwards of models are, the second of code that comes with a model."""
+
+
+def given(source: torch.nn.Module, dtype: torch.dtype | None) -> Skeleton:
+    """Returns the skeleton of a model whose own modules become layers. Raises `Misuse` if these would not compute what
+    the model does.
+    """
+    model: Any = source
+    if hasattr(model, "peft_config") and hasattr(
+        model, "get_base_model"
+    ):  # the adapters are in the modules of the base
+        for adapter in model.peft_config.values():
+            _require_lora(adapter)
+        model = model.get_base_model()
+    if not isinstance(model, import_module("transformers").PreTrainedModel):
+        raise mistakes.model_is_wrapped(kind=type(model).__name__)
+    config = deepcopy(model.config)
+    if getattr(config, "quantization_config", None) is not None or getattr(model, "hf_quantizer", None) is not None:
+        raise mistakes.model_is_quantized(architecture=str(config.model_type))
+    skeleton = Skeleton(model, config, is_given=True)
+    for obstacle, remedy in _obstacles(skeleton):
+        raise mistakes.model_cannot_be_kept(obstacle=obstacle, remedy=remedy)
+    if dtype is not None:
+        model.to(dtype)
+    skeleton.cut()
+    for first, other in _unusual_ties(skeleton):
+        raise mistakes.tie_is_not_of_the_library(first=first, other=other)
+    return skeleton
+
+
+def _require_lora(adapter: Any) -> None:
+    """Raises `Misuse` unless an adapter of peft is LoRA, without what peft computes outside the layers."""
+    kind = str(getattr(adapter.peft_type, "value", adapter.peft_type))
+    if kind != "LORA":
+        raise mistakes.adapter_is_not_lora(kind=kind)
+    for option in ("alora_invocation_tokens", "trainable_token_indices", "layer_replication"):
+        if getattr(adapter, option, None):
+            raise mistakes.adapter_is_not_lora(kind=f"LORA with {option}")
+
+
+def adapters(model: Any) -> dict[str, Any]:
+    """The configurations of the adapters that peft has put into a model, by name."""
+    return dict(getattr(model, "peft_config", None) or {})
+
+
+def names_of_adapter(model: Any, adapter: str) -> dict[str, str]:
+    """The names of the weights of an adapter in a file of peft, each with that in the model."""
+    peft = import_module("peft")
+    names = peft.get_peft_model_state_dict(model, {name: name for name in model.state_dict()}, adapter)
+    return {f"base_model.model.{name}": of for name, of in names.items()}
+
+
+def _obstacles(skeleton: Skeleton) -> Iterator[tuple[str, str]]:
+    """Yields what the forward of a pipeline would leave out, and what to do."""
+    model = skeleton.model
+    for name, module in model.named_modules():
+        if hasattr(module, "_hf_hook"):
+            yield mistakes.place(name, module) + " has a hook of accelerate", mistakes.WITHOUT_DEVICE_MAP
+    for name, module in skeleton.containers.items():
+        place = mistakes.place(name, module)
+        for attribute, kind in _HOOKS.items():
+            if getattr(module, attribute):
+                yield f"{place} has a {kind}", mistakes.HOOK_ON_LAYERS
+        if "forward" in vars(module):
+            yield f"the forward of {place} was replaced", mistakes.FORWARD_IS_NOT_CUT
+        owner = type(module).forward.__module__
+        if owner.partition(".")[0] not in _LIBRARY:
+            yield f"the forward of {place} is of {owner}, not of the library", mistakes.FORWARD_IS_NOT_CUT
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            yield f"{place} was compiled", mistakes.COMPILE_LAYERS
+    if hasattr(model, "_loss_function"):
+        yield f"the loss_function of {type(model).__name__} was replaced", mistakes.LOSS_OF_ONES_OWN
+    blocks = [skeleton.block(index) for index in range(skeleton.count)]
+    if any(getattr(module, "gradient_checkpointing", False) for module in (*skeleton.containers.values(), *blocks)):
+        functions = [getattr(block, "_gradient_checkpointing_func", None) for block in blocks]
+        if not all(isinstance(f, partial) and f.keywords.get("use_reentrant") is False for f in functions):
+            yield "its layers are checkpointed in a way of their own", mistakes.CHECKPOINTS
+
+
+def _unusual_ties(skeleton: Skeleton) -> Iterator[tuple[str, str]]:
+    """Yields the names of parameters that are one, but not in every model of the architecture."""
+    usual = getattr(skeleton.model, "all_tied_weights_keys", None) or {}
+    names = {place: name for name, place in skeleton.names.items()}
+    for first, *others in skeleton.ties:
+        for other in others:
+            if not {_unwrapped(names[first]), _unwrapped(names[other])} & usual.keys():
+                yield names[first], names[other]
+
+
+def _unwrapped(name: str) -> str:
+    """The name that a parameter has without the wrappers of peft."""
+    return name.replace(".base_layer.", ".").replace(".original_module.", ".")

@@ -1,20 +1,22 @@
 """Values for the parameters and buffers of a part of a model: from safetensors, or random."""
 
 import json
+import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from chimera_runtime.errors import model as mistakes
-from chimera_runtime.huggingface.exported import INDEX_FILE, WEIGHTS_FILE
 from chimera_runtime.huggingface.skeleton import LayersReached, Skeleton, apart
 from chimera_runtime.values.files import require_regular
 
@@ -43,9 +45,8 @@ class Routing:
 
     @classmethod
     def of(cls, model: Any, config: Any) -> "Routing | None":
-        """Returns the routing of a model if its configuration asks for the auxiliary loss, else None.
-
-        Raises `Misuse` if the auxiliary loss of the model is not that of the Switch Transformer.
+        """Returns the routing of a model if its configuration asks for the auxiliary loss, else None. Raises `Misuse`
+        if that loss is not the Switch Transformer's.
         """
         if not getattr(config, "output_router_logits", False):
             return None
@@ -120,11 +121,9 @@ class SavedWeights:
 
     @classmethod
     def of_directory(cls, directory: Path, tied: Collection[str]) -> "SavedWeights | None":
-        """The weights of a directory as ``save_pretrained`` writes it; None if it has only a configuration.
-
-        As in ``from_pretrained``, one file counts before an index, which may be of weights of before.
-
-        Raises `Misuse` if the weights are in files that have to be read as a whole.
+        """The weights of a directory as ``save_pretrained`` writes it, one file before an index, as in
+        ``from_pretrained``; None if it has only a configuration. Raises `Misuse` if weights are in files that have to
+        be read as a whole.
         """
         single, index = directory / WEIGHTS_FILE, directory / INDEX_FILE
         files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
@@ -143,9 +142,8 @@ class SavedWeights:
         return cls(directory, by_name, tied) if files else None
 
     def remarks(self, model: Any, names: Mapping[str, Any]) -> list[str]:
-        """Returns what to tell of weights that a model with parameters and buffers of these ``names`` does not have.
-
-        It is nothing of those that ``from_pretrained`` passes over, such as the frequencies of rotary embeddings.
+        """Returns what to tell of weights that the model with ``names`` lacks, without those that ``from_pretrained``
+        passes over.
         """
         _, is_known = _names_in(model, names)
         passed_over = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()), *_NOT_SAVED_ANY_MORE]
@@ -161,9 +159,8 @@ class SavedWeights:
         )
 
     def load(self, part: Any) -> None:
-        """Gives a part of a model on the meta device its values.
-
-        Raises `Misuse` if some are missing, or have another shape than the part.
+        """Gives a part of a model on the meta device its values. Raises `Misuse` if some are missing, or of another
+        shape.
         """
         conversions, is_known = _names_in(part, part.state_dict())
         wanted = [name for name in self.files if is_known(name)]
@@ -183,7 +180,6 @@ class SavedWeights:
 
     @contextmanager
     def _opened(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Tensors by name, which are read when they are used."""
         with ExitStack() as stack:
             opened = {file: stack.enter_context(_safe_open(file)) for file in {self.files[name] for name in names}}
             try:
@@ -194,9 +190,7 @@ class SavedWeights:
 
 def fill(part: Any, weights: SavedWeights | None = None) -> None:
     """Gives a part of a model on the meta device memory and values: those of ``weights``, else the initial ones.
-
-    Initial values are drawn as the architecture draws them. Buffers that are not saved, such as the frequencies of
-    rotary embeddings, get their values in either case.
+    Buffers that are not saved, such as the frequencies of rotary embeddings, get theirs in either case.
     """
     if weights is not None:
         weights.load(part)
@@ -211,7 +205,7 @@ def fill(part: Any, weights: SavedWeights | None = None) -> None:
 
 
 def _names_in(model: Any, state: Mapping[str, Any]) -> tuple[Any, Callable[[str], bool]]:
-    """Returns how weights of checkpoints become those of a model, and whether a name there becomes one of ``state``."""
+    """Returns how weights of checkpoints become those of a model, and whether a name becomes one of ``state``."""
     loading = _loading()
     conversions = import_module("transformers.conversion_mapping").get_model_conversion_mapping(model)
     renamings = [entry for entry in conversions if isinstance(entry, loading.WeightRenaming)]
@@ -243,7 +237,7 @@ def _safe_open(file: Path) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides the progress bar that transformers shows when it loads: each layer is loaded by itself."""
+    """Hides the progress bar of transformers: each layer is loaded by itself."""
     logging = import_module("transformers.utils.logging")
     was_shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -282,9 +276,8 @@ class Embedding(torch.nn.Module):
 
 
 class TransformerLayer(torch.nn.Module):
-    """A transformer layer, with the masks and positions that the model gives it.
-
-    With ``checkpoints`` it keeps only its input, and runs again for the backward.
+    """A transformer layer, with the masks and positions that the model gives it. If it ``checkpoints``, it runs again
+    for the backward.
     """
 
     def __init__(
@@ -354,10 +347,9 @@ class _Injection:
 class Surroundings:
     """Computes what the model gives to its layers besides hidden states: masks, positions and rotary embeddings.
 
-    These arguments depend on the shape of the hidden states and on the keyword arguments of the micro-batch. So they
-    are computed once for all layers of a stage, and again only when shape or keyword arguments change. They have the
-    dtype that the hidden states have before the first layer. ``fill`` gives values to the buffers of a model, such as
-    the frequencies of rotary embeddings.
+    They depend on the shape of the hidden states and on keyword arguments, so they are computed once for all layers of
+    a stage, and again when these change; in the dtype of hidden states before the first layer. ``fill`` gives values to
+    buffers, such as the frequencies of rotary embeddings.
     """
 
     def __init__(self, skeleton: Skeleton, fill: Callable[[Any], None]) -> None:
@@ -405,3 +397,72 @@ def _taken_apart(value: Hidden) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]
 def _tensor(result: Any) -> torch.Tensor:
     hidden: torch.Tensor = result if isinstance(result, torch.Tensor) else result[0]
     return hidden
+
+
+# Files that ``from_pretrained`` reads in a directory besides weights, and old weights, which it would read, too.
+
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
+ADAPTER_FILE = "adapter_model.safetensors"
+GENERATION_FILE = "generation_config.json"
+
+_OLDER = (
+    *(INDEX_FILE, "model-*-of-*.safetensors"),
+    *("pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.index.json"),
+    *("adapter_config.json", ADAPTER_FILE, "adapter_model.bin"),
+)
+"""Weights in other files than `WEIGHTS_FILE`, and an adapter, which ``from_pretrained`` would put upon new weights."""
+
+_OF_TOKENIZER = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "additional_chat_templates/*"),
+    *("vocab.*", "vocab-*", "merges.txt", "bpe.codes", "tekken.json", "*.model", "*.spm", "*.tiktoken", "*.bpe.*"),
+)
+
+_OF_OTHERS = (GENERATION_FILE, "*processor_config.json", "audio_tokenizer_config.json", "normalizer.json")
+"""Files of generation and of processors, whose code may be in the directory, too: `_OF_CODE`."""
+
+_OF_CODE = ("*.py", "custom_generate/*")
+
+
+def write_companions(
+    directory: Path, source: Path | None, tokenizer: Path | None, save: Callable[[Path], object]
+) -> None:
+    """Writes what belongs to new weights in a directory, each file as a whole, and removes weights and files of a
+    tokenizer of before. ``save`` writes files of the model; others come from ``source`` and ``tokenizer``.
+    """
+    with TemporaryDirectory(prefix=".writing-", dir=directory) as name:
+        new = Path(name)
+        save(new)
+        for origin, patterns in ((source, (*_OF_OTHERS, *_OF_CODE)), (tokenizer, _OF_TOKENIZER)):
+            for file in [] if origin is None else _files(origin, patterns):
+                assert origin is not None
+                copy = new / file.relative_to(origin)
+                copy.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, copy)
+        written = [file.relative_to(new) for file in _files(new, ("*", "*/*"))]
+        for path in written:
+            (directory / path).parent.mkdir(exist_ok=True)
+            os.replace(new / path, directory / path)
+    if tokenizer is not None:
+        for file in _files(directory, _OF_TOKENIZER):
+            if file.relative_to(directory) not in written:
+                file.unlink()
+    _remove_older_weights(directory)
+
+
+def _remove_older_weights(directory: Path) -> None:
+    """Removes weights in other files than `WEIGHTS_FILE`: the index first, so that nothing leads to what is missing."""
+    listed: set[str] = set()
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        listed = {*map(str, json.loads((directory / INDEX_FILE).read_bytes())["weight_map"].values())}
+    for file in _files(directory, _OLDER):
+        file.unlink()
+    for name in listed - {WEIGHTS_FILE}:
+        if Path(name).name == name and name.endswith(".safetensors"):
+            (directory / name).unlink(missing_ok=True)
+
+
+def _files(directory: Path, patterns: Sequence[str]) -> Iterator[Path]:
+    for file in dict.fromkeys(file for pattern in patterns for file in sorted(directory.glob(pattern))):
+        if file.is_file() or file.is_symlink():
+            yield file

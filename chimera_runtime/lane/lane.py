@@ -16,10 +16,7 @@ from chimera_runtime.values.shared_memory import Slots, versions
 
 
 class _MessageLink:
-    """A link on which a value of one stage goes to a stage on another worker, in messages.
-
-    A message is known by its micro-batches.
-    """
+    """A link to a stage on another worker; a message is known by its micro-batches."""
 
     def __init__(self, peer: Any, route: Route, job: Job) -> None:
         self._peer = peer
@@ -40,10 +37,8 @@ class Outgoing(_MessageLink):
         self._under_way[micros] = self._peer.isend(tensors, self._tag(micros)), versions(tensors)
 
     def wait(self, micros: Micros) -> None:
-        """Returns when the peer has taken a message; errors as in `MessageTransfer.wait`.
-
-        Raises `BadModel` if the tensors were written while the message was under way, because the peer may have got
-        the old or the new values.
+        """Returns when the peer has taken a message; errors as in `MessageTransfer.wait`. Raises `BadModel` if the
+        tensors were written in the meantime.
         """
         transfer, before = self._under_way.pop(micros)
         if versions(transfer.tensors) != before:
@@ -73,7 +68,6 @@ class Incoming(_MessageLink):
         return tensors
 
     def _buffers(self, micros: Micros, into: int) -> Tensors:
-        """The part of a slot that a message with the given micro-batches needs."""
         count, first = (len(micros), micros[0]) if isinstance(micros, tuple) else (1, micros)
         buffers, room = self._slots.vacant(into, first), self._slots.rooms[into]
         return part(buffers, 0, count, room) if count < room else buffers

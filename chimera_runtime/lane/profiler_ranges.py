@@ -109,9 +109,8 @@ class WrappedStage(WrappedPart):
 def wrapped(
     components: LaneComponents, around: Around, begun: Callable[[int], None] = lambda _update: None
 ) -> LaneComponents:
-    """Wraps stages, ties and links of a lane: ``around`` replaces each method that runs a line of the program.
-
-    ``begun`` is called with the number of an update before a stage begins it.
+    """Wraps stages, ties and links of a lane as `WrappedPart`; ``begun`` is called with an update before a stage begins
+    it.
     """
 
     def link(kind: str, route: Route, part: Any) -> WrappedPart:
@@ -147,10 +146,7 @@ def _lines_of_weights(group: Group, weights: Any) -> Lines:
 
 
 def ranged(components: LaneComponents, within: Within, slices: int = 1) -> LaneComponents:
-    """Wraps the components of a lane: a call that runs a line of the program is a range, named as in schedule.sir.
-
-    ``slices`` is the number of slices of a micro-batch.
-    """
+    """Wraps the components of a lane: a call that runs a line of the program is a range, named as in schedule.sir."""
 
     def around(method: Callable[..., Any], line: Callable[..., ProgramLine]) -> Callable[..., Any]:
         def in_range(*arguments: Any, **keywords: Any) -> Any:

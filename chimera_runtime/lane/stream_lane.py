@@ -36,9 +36,9 @@ class UpdateRange:
 class StreamWeights:
     """The weights of a stage or a tie in a run of a stream: calls for versions that no update of it makes do nothing.
 
-    There are two exceptions. The first micro-batches would read versions below 0; they read version 0, the initial
-    weights, instead. So the call that stashes version ``stashed`` keeps version 0, and the call that drops version
-    ``dropped`` frees it; both numbers are 0 or less.
+    The first micro-batches would read versions below 0, and read the initial weights instead. So the call that stashes
+    version ``stashed`` keeps version 0, and the call that drops version ``dropped`` frees it; both numbers are 0 or
+    less.
     """
 
     def __init__(self, weights: Any, run: UpdateRange, stashed: int, dropped: int) -> None:
@@ -55,10 +55,7 @@ class StreamWeights:
             getattr(self._weights, method)()
 
     def stash(self, version: int) -> None:
-        """Keeps the newest weights for later operations.
-
-        The last version of a run is not kept: no step follows that would change the weights.
-        """
+        """Keeps the newest weights; those of the last version of a run are not kept, as no step follows."""
         if version == self._stashed or 0 < version < self._run.updates:
             self._weights.stash(max(0, version))
 
@@ -87,10 +84,7 @@ class StreamStage(StreamWeights):
             getattr(self._stage.at(self._version), method)(micros, *values)
 
     def _call(self, method: str, micros: Micros) -> Any:
-        """Calls a method that reads no weights: one that moves memory or waits for that, or returns what was made.
-
-        Returns no tensors for micro-batches outside the run.
-        """
+        """Calls a method that reads no weights; returns no tensors for micro-batches outside the run."""
         return getattr(self._stage, method)(micros) if self._run.has(micros) else ()
 
     def begin(self, update: int) -> None:

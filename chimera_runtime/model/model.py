@@ -7,7 +7,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, update_wrapper, wraps
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -18,7 +18,6 @@ import torch
 from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED, MISUSED, Misuse
 from chimera_runtime.errors import model as mistakes
-from chimera_runtime.model.arguments import bound, takes, takes_names, with_names
 from chimera_runtime.model.model_text import REQUIRED
 from chimera_runtime.program.rank_facts import fed
 from chimera_runtime.values.boundary import Stack
@@ -107,6 +106,66 @@ class Layers:
         return bisect_right(self.first(stages), layer) - 1
 
 
+# Arguments that functions of a model file may take by name, in addition to their positional ones.
+
+_NAMED = "named_parameters"
+_NAME = "_name_in_model"
+"""Attribute of a parameter with its name, for an optimizer that takes named parameters."""
+
+
+def bound(function: Callable[..., Any], positional: int, offered: Mapping[str, Any], file: Path) -> Callable[..., Any]:
+    """Returns the function with those parameters filled in that have the name of an ``offered`` argument: it takes the
+    first ``positional`` ones alone. Raises `Misuse`, with the ``file`` of the function, if it needs another argument.
+    """
+    by_name = _by_name(function, positional)
+    by_keyword = {p.name: offered[p.name] for p in by_name if p.name in offered}
+    unknown = [p.name for p in by_name if p.name not in offered and p.default is p.empty]
+    if unknown:
+        name = getattr(function, "__name__", "a function")
+        raise mistakes.parameter_is_unknown(file, name, unknown, offered)
+    if not by_keyword:
+        return function
+
+    return update_wrapper(partial(function, **by_keyword), function)
+
+
+def takes(function: Any, positional: int, name: str) -> bool:
+    """Whether `bound` would fill in ``name``: the function has such a parameter after its ``positional`` first ones."""
+    return any(parameter.name == name for parameter in _by_name(function, positional))
+
+
+def _by_name(function: Any, positional: int) -> list[inspect.Parameter]:
+    try:
+        parameters = [*inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):
+        return []
+    return [p for p in parameters[positional:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+
+
+def takes_names(optimizer: Callable[..., Any]) -> bool:
+    """Whether the first parameter of a function that makes an optimizer is called ``named_parameters``."""
+    try:
+        return next(iter(inspect.signature(optimizer).parameters), None) == _NAMED
+    except (TypeError, ValueError):
+        return False
+
+
+def label(parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    """Stores the name of each parameter in the parameter itself, for `with_names`."""
+    for name, parameter in parameters.items():
+        setattr(parameter, _NAME, name)
+
+
+def with_names(optimizer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns a function of parameters that calls ``optimizer`` with (name, parameter) pairs; see `label`."""
+
+    @wraps(optimizer)
+    def of_parameters(parameters: Sequence[torch.nn.Parameter]) -> Any:
+        return optimizer([(getattr(parameter, _NAME), parameter) for parameter in parameters])
+
+    return of_parameters
+
+
 _STAGES = {"build_stage": 2, "layers": 0}
 _OTHERS = {
     "loss": 2,
@@ -172,10 +231,9 @@ class Model:
     def stage(
         self, stage: int, stages: int, seed: int, device: torch.device, members: Sequence[int] | None = None
     ) -> torch.nn.Module:
-        """Builds a stage with its initial weights, which depend only on the seed and on the stage or the layer.
-
-        The weights of a stage that is built on the meta device are zeros, and `is_unfilled` is true of them until they
-        are loaded. ``members`` are the ranks of the pipelines, if the stage may be spread over other ranks.
+        """Builds a stage with its initial weights, which depend only on the seed and on the stage or the layer; on the
+        meta device they are zeros until they are loaded. ``members`` are the ranks of the pipelines, if the stage may
+        be spread over others.
         """
         build: Any = self.build_stage
         if isinstance(build, Layers):
@@ -212,7 +270,6 @@ class Model:
         return LastStage(module, modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules), loss)
 
     def _build(self, what: str, make: Callable[[], Any], seed: int, number: int) -> torch.nn.Module:
-        """Calls the function that makes a stage or a layer, after seeding torch for its ``number``."""
         torch.manual_seed(draw_seed("weights", seed, number))
         with UserCode(what, MISUSED):
             module = make()
@@ -248,12 +305,11 @@ class Model:
 class ModelFile(Model):
     """The functions of a model file; those with a default are optional. Errors as in `Model`.
 
-    ``reference()`` returns the model for one process, ``scheduler(optimizer, steps)`` makes a learning-rate scheduler
-    for a number of updates, ``collate(items)`` makes a micro-batch from a list of items, ``cut_slice(value, which,
-    number, slices)`` cuts a slice of its input, target or keyword arguments, ``sampler(dataset)`` returns the order of
-    items, ``validation()`` returns held-out items, and ``on_step(pipe, outcome)`` is called after every
-    update. ``describe(directory)`` writes what a library needs to read a model besides its weights. Stages and loss
-    compute in the dtype ``autocast``, if there is one.
+    ``reference()`` returns the model for one process, ``scheduler(optimizer, steps)`` a learning-rate scheduler,
+    ``collate(items)`` a micro-batch, ``cut_slice(value, which, number, slices)`` a slice of its input, target or
+    keyword arguments, ``sampler(dataset)`` the order of items, and ``validation()`` held-out items. ``on_step(pipe,
+    outcome)`` is called after every update. ``describe(directory)`` writes what a library needs to read a model besides
+    its weights. Stages and loss compute in the dtype ``autocast``, if there is one.
     """
 
     dataset: Callable[[], Any]
@@ -383,9 +439,8 @@ def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int] | None = None) -> ModelFile:
     """Loads a model file. Its functions may take ``offered`` arguments by name; ``split`` cuts its layers into stages.
 
-    Raises `Misuse` if the file cannot be read or lacks a function, if a function needs an argument that is not offered,
-    if ``args`` are offered and no function takes them, or if the split does not fit the layers. Raises `ModelError` if
-    importing the file raises an error.
+    Raises `Misuse` if the file cannot be read, lacks a function, needs an argument that is not offered or takes no
+    ``args``, or the split does not fit; `ModelError` if importing it fails.
     """
     try:
         file = path.resolve()

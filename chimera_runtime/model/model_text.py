@@ -21,9 +21,8 @@ _DYNAMIC_ATTRIBUTES = {"__dict__", "import_module", "modules"}
 
 
 def require_plausible(path: Path) -> None:
-    """Raises `Misuse` if the text of a model file is not Python, or does not define a required function.
-
-    There is no error unless the file is certain to fail when ranks import it.
+    """Raises `Misuse` if the text of a model file is certain to fail when ranks import it: no Python, or a function
+    missing.
     """
     if path.suffix != ".py" or not path.is_file():
         return
@@ -54,7 +53,6 @@ def _bound(table: symtable.SymbolTable) -> set[str]:
 
 
 def _is_dynamic(tree: ast.Module) -> bool:
-    """Whether the module may get names that its text does not show."""
     for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(names=[ast.alias(name="*")]):

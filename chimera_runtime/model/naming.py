@@ -44,10 +44,8 @@ def names_in_model(model: Model, stage: int, module: torch.nn.Module) -> dict[st
 
 
 def parameters_by_name(model: Model, built: Modules, ties: Sequence[Tie]) -> dict[str, torch.nn.Parameter]:
-    """Returns the parameters of some stages, each once, by the model's own names; `start.inventory` compares these.
-
-    A parameter that stages share has the name of its first end, a stage and the parameter's name in that stage; so the
-    name is the same on every rank.
+    """Returns the parameters of some stages, each once, by the model's own names. A shared one has the name of its
+    first end, the same on every rank.
     """
     return {name_in_model(model, *end): parameter for end, parameter in named(built, ties).items()}
 
@@ -63,9 +61,8 @@ def buffers_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, boo
 
 
 def further_entries(stage: int, module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yields name and value of the entries in the ``state_dict`` of a stage that are no parameters or buffers.
-
-    Raises `ModelError` if the stage cannot make its ``state_dict``.
+    """Yields name and value of the entries in the ``state_dict`` of a stage that are no parameters or buffers. Raises
+    `ModelError` if the stage cannot make it.
     """
     tensors = dict((*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)))
     ids = {id(tensor) for tensor in tensors.values()}

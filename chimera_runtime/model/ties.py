@@ -43,9 +43,8 @@ class Tie:
 
 
 def declared(model: Model, job: Job) -> tuple[Tie, ...]:
-    """Returns the ties that a model declares: across stages, in the order of the program, then within one stage.
-
-    Raises `Misuse` if the declaration is malformed, or the program was compiled for other ties.
+    """Returns the ties that a model declares: across stages, in the order of the program, then within one stage. Raises
+    `Misuse` if the declaration is malformed, or not what the program was compiled for.
     """
     returned: Any = []
     if model.tied is not None:
@@ -93,10 +92,8 @@ def _read(returned: Any, stages: int, model: Model) -> Iterator[tuple[End, ...]]
 
 
 def unite(control_group: ControlGroup, job: Job, built: Modules, ties: Sequence[Tie], model: Model) -> None:
-    """Makes each tied parameter one object on this rank, with the value of its first end. Every rank must call it.
-
-    Raises `Misuse` if an end does not exist, ends differ in shape, dtype or requires_grad, or stages share an
-    undeclared parameter.
+    """Makes each tied parameter one object on this rank, with the value of its first end; every rank calls it. Raises
+    `Misuse` if an end is missing or unlike the others, or stages share an undeclared parameter.
     """
     refuse_undeclared(built, ties, model)
     place = control_group.place
@@ -136,7 +133,6 @@ def _unite(built: Modules, ends: Sequence[End]) -> None:
 
 
 def _describe(control_group: ControlGroup, built: Modules, ends: Sequence[End], model: Model) -> None:
-    """Puts text about each end that this rank holds into the store: dtype, shape, and whether it is frozen."""
     for stage, name in ends:
         if stage not in built:
             continue
@@ -165,7 +161,6 @@ def _require_equal(control_group: ControlGroup, job: Job, ends: Sequence[End], m
 
 
 def _described(control_group: ControlGroup, job: Job, end: End) -> str:
-    """Text about an end, from the first rank that holds it: see `_describe`."""
     stage, name = end
     what = f"for what {name} of stage {stage} is like, which another stage shares"
     holder = control_group.place.ranks_of(job.members((stage,)))[0]
@@ -173,7 +168,6 @@ def _described(control_group: ControlGroup, job: Job, end: End) -> str:
 
 
 def _send_initial(control_group: ControlGroup, job: Job, built: Modules, *, tie: Tie, ends: Sequence[End]) -> None:
-    """Sends an initial value from the first rank with the first end to the ranks that hold only other ends."""
     first, name = ends[0]
     place = control_group.place
     holders = place.ranks_of(job.members((first,)))
@@ -208,7 +202,6 @@ def named(built: Modules, ties: Sequence[Tie]) -> dict[End, torch.nn.Parameter]:
 
 
 def _held(built: Modules, ends: Sequence[End]) -> torch.nn.Parameter:
-    """A tied parameter, from the first of its ends on this rank."""
     stage, name = next(end for end in ends if end[0] in built)
     parameter = parameter_of(built[stage], name)
     assert parameter is not None

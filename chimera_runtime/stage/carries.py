@@ -74,10 +74,8 @@ class Carries:
         return self._are_used and (micro + 1) % self.slices != 0
 
     def keep(self, micro: int, before: Carry, inputs: Any, value: Any) -> None:
-        """Keeps ``value``, the carry that a forward has returned, if a slice follows that reads it.
-
-        ``before`` is the carry that the forward has read. The length of ``inputs``, the input of the forward, tells
-        where the next slice starts. Raises `BadModel` if the carry is empty, or differs from that of an earlier
+        """Keeps ``value``, the carry that a forward has returned, if a slice follows that reads it; ``before`` is the
+        carry that the forward has read. Raises `BadModel` if the carry is empty, or differs from that of an earlier
         micro-batch.
         """
         if not self.has_reader(micro):
@@ -117,10 +115,8 @@ class Carries:
         )
 
     def begin_backward(self, micro: int, graph: CarryGraph) -> tuple[Tensors, Tensors]:
-        """Returns roots in the carry that a micro-batch's forward has returned, and the gradient of each.
-
-        Roots without a gradient are left out. Gradients of tensors that the forward has passed on unchanged go to the
-        leaves.
+        """Returns the roots in the carry of a micro-batch that have a gradient, and their gradients. Those of tensors
+        that the forward has passed on go to the leaves.
         """
         self.held -= self._sizes.pop(micro, 0)
         gradients = self._gradients.pop(micro, None)

@@ -35,10 +35,7 @@ def is_due(update: int) -> bool:
 
 
 class Replicas:
-    """Weights on this rank that other ranks hold as well, by weight group; the groups have one order on all ranks.
-
-    ``names`` has for each parameter the words that stand for it in messages.
-    """
+    """Weights on this rank that other ranks hold as well, by weight group, and the ``names`` of parameters."""
 
     def __init__(
         self, parameters: Mapping[Group, Sequence[torch.Tensor]], names: Mapping[torch.Tensor, str], read: Reader
@@ -48,9 +45,8 @@ class Replicas:
         self._read = read
 
     def begin(self, groups: Iterable[Group] | None = None) -> dict[Group, Callable[[], Fact]]:
-        """Begins to read digests of the newest weights of each group, by default of all.
-
-        Returns for each group a function that ends the reading, and returns a fact that ranks compare.
+        """Begins to read digests of the newest weights; returns for each group a function that ends it with a fact to
+        compare.
         """
         chosen = self._parameters if groups is None else [group for group in groups if group in self._parameters]
         return {group: partial(self._fact, group, self._read(_sums(self._parameters[group]))) for group in chosen}
@@ -129,7 +125,6 @@ class GradientSum:
         self._readable: list[torch.Tensor] = []
 
     def _lay_out(self, numbers: Iterable[int]) -> None:
-        """Allocates the flat buffers with the given numbers; later gradients go there."""
         for number in numbers:
             parameters = self._kinds[number]
             sizes = [local(p).numel() for p in parameters]
@@ -145,7 +140,6 @@ class GradientSum:
             self._views_of.setdefault(mesh_of(parameter), []).append(view)
 
     def _shown(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """Makes the tensor by which ``grad`` of a parameter shows its part of the flat buffer."""
         return spread_like(parameter, self._views[parameter].data)
 
     def count(self, counts: Tensors) -> None:
@@ -154,9 +148,8 @@ class GradientSum:
             self.loss_count.add(counts)
 
     def collect(self) -> None:
-        """Moves gradients that are new in this update into the flat buffer. Call it after each backward.
-
-        From then on ``grad`` is a part of the buffer, so later backwards of the update add to the buffer.
+        """Moves gradients that are new in this update into the flat buffer, of which ``grad`` is a part from then on.
+        Call it after each backward.
         """
         new = [p for p in self._absent if p.grad is not None]
         if not new:
@@ -193,7 +186,6 @@ class GradientSum:
         self.group = None
 
     def _counted(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """The element of the flat buffer that says how many ranks have a gradient for a parameter."""
         flat, place = self._places[parameter]
         return self._flats[flat][place]
 
@@ -213,10 +205,8 @@ class GradientSum:
         return self.names.lost(f"all_reduce {self.name}", others, error)
 
     def wait(self) -> None:
-        """Returns when ``grad`` of every parameter is the sum over all members, or None if no member had one.
-
-        Raises `BadModel` if the count of an update is negative. Raises `PeerLost` if the sum takes longer than the
-        time-out, or a member has ended.
+        """Returns when ``grad`` of every parameter is the sum over all members, or None if no member had one. Raises
+        `BadModel` if the count of an update is negative, `PeerLost` if the sum times out or a member has ended.
         """
         self._settle_all()
         if self.group is None:
@@ -318,9 +308,8 @@ def main_gradient(parameter: torch.nn.Parameter) -> torch.Tensor | None:
 
 
 def set_gradient(parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
-    """Sets ``grad`` of a parameter, rounded to the parameter's dtype; then the gradient itself is ``main_grad``.
-
-    If the gradient has the same dtype as the parameter, nothing is rounded, and ``main_grad`` stays as it is.
+    """Sets ``grad`` of a parameter, rounded to its dtype; if that is another one, the gradient itself becomes
+    ``main_grad``.
     """
     if gradient.dtype == parameter.dtype:
         parameter.grad = gradient
@@ -338,10 +327,8 @@ def _dense(parameter: torch.nn.Parameter) -> torch.Tensor:
 def total_norm(
     control_group: ControlGroup, job: Job, gradients: Mapping[Group, Sequence[torch.Tensor]], norm_type: float
 ) -> torch.Tensor:
-    """Returns the norm over all weights, a number in float64, the same on every rank. Every rank must call it.
-
-    ``gradients`` are the gradients on this rank by weight group. All ranks that hold a group have equal gradients, so
-    only the first of them counts the group.
+    """Returns the norm over all weights in float64, the same on every rank; every rank must call it. ``gradients`` are
+    those on this rank by weight group, which only the first of its ranks counts.
     """
     counted = [g for group, tensors in gradients.items() if _counts(control_group.place, job, group) for g in tensors]
     numbers = torch.tensor(norms(counted, norm_type), dtype=torch.float64)
@@ -365,9 +352,8 @@ def gradients_of(parameters: Mapping[Group, Iterable[torch.nn.Parameter]]) -> di
 
 
 def scale_down(parameters: Iterable[torch.nn.Parameter], max_norm: float, norm: torch.Tensor) -> None:
-    """Scales gradients in place to a norm of at most ``max_norm``, as torch.nn.utils.clip_grads_with_norm_ does.
-
-    Raises `Misuse` if ``max_norm`` is negative, which would turn the gradients around, or not a number.
+    """Scales gradients in place as torch.nn.utils.clip_grads_with_norm_. Raises `Misuse` if ``max_norm`` is negative or
+    NaN.
     """
     if not max_norm >= 0:
         raise norm_is_negative(max_norm=max_norm)
@@ -382,9 +368,8 @@ def scale_down(parameters: Iterable[torch.nn.Parameter], max_norm: float, norm: 
 def agree_on_infinite(
     control_group: ControlGroup, device: torch.device, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Makes all ranks skip the step if ``scaler.unscale_(optimizer)`` found infinite gradients on any rank.
-
-    Every rank must call it. A rank without gradients, such as a rank with a frozen stage, counts as finite.
+    """Makes all ranks skip the step if ``scaler.unscale_(optimizer)`` found infinite gradients on any; every rank calls
+    it. A rank without gradients counts as finite.
     """
     flags: dict[Any, torch.Tensor] = scaler._found_inf_per_device(optimizer)
     if not flags:

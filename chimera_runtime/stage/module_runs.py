@@ -83,10 +83,8 @@ class ModuleCalls:
 
 
 def run_pair(stage: "Stage", forward: tuple[Any, ...], other: "Stage", backward: tuple[Any, ...]) -> None:
-    """Runs a pair: ``stage.forward(*forward)`` and ``other.backward(*backward)``; both may be one stage.
-
-    If the module of ``stage`` has the method `METHOD`, a call of the method runs both. If the backward's forward is
-    recomputed, its second run comes before this call, because the method runs the backward on the graph.
+    """Runs a pair: ``stage.forward(*forward)`` and ``other.backward(*backward)``; both may be one stage. If the module
+    of ``stage`` has the method `METHOD`, it runs both, after the second run of a recomputed forward.
     """
     method = getattr(stage.calls.module, METHOD, None)
     if not callable(method):
@@ -119,10 +117,7 @@ LoadKeywords = Callable[[int, int], Keywords]
 
 
 class ModuleRuns:
-    """Runs of a stage's module, each after seeding: the second run of a recomputed forward has the same random numbers.
-
-    ``load_keywords`` is None if there are no keyword arguments.
-    """
+    """Runs of a stage's module, each after seeding: both runs of a recomputed forward have the same random numbers."""
 
     def __init__(
         self,

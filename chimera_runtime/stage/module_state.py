@@ -44,10 +44,8 @@ class TensorVersion(NamedTuple):
 
 
 class ParameterVersion(NamedTuple):
-    """A parameter at one time: its version number, and a tensor that shows the memory of its values.
-
-    There is a ``copy`` of the values, or ``digest`` has their bits in short form, or there is neither. The ``memory``
-    is None if the parameter is spread over a mesh, or if there is no copy.
+    """A parameter at one time. There is a ``copy`` of its values, or a ``digest`` of their bits, or neither; ``memory``
+    shows the memory of copied values, and is None if the parameter is spread over a mesh.
     """
 
     parameter: torch.nn.Parameter
@@ -200,9 +198,8 @@ class ModuleState:
         return StateSnapshot(copies, versions, generators)
 
     def with_changes(self, before: StateSnapshot, thorough: bool = False) -> StateSnapshot:
-        """Returns the snapshot ``before``, which was taken before a forward, with ``written`` filled in.
-
-        Call it after the forward. Containers that the forward has changed are watched by later snapshots.
+        """Returns the snapshot ``before`` a forward with ``written`` filled in; later snapshots watch containers that
+        have changed.
         """
         written = self._changes(before, thorough)
         if not written:
@@ -216,9 +213,7 @@ class ModuleState:
     @contextmanager
     def as_of(self, former: StateSnapshot, thorough: bool = False) -> Iterator[list[str]]:
         """Context for the second run of a forward: the module has its ``former`` state, afterwards the present one.
-
-        Yields a list, which is empty until the context ends. Then the list names everything that the second run has
-        changed and the first run had not.
+        Yields a list, which names at the end everything that the second run has changed and the first had not.
         """
         strays: list[str] = []
         present = self.snapshot(thorough)
@@ -323,10 +318,7 @@ class ModuleState:
 
 
 def state_of(module: torch.nn.Module, touched: Collection[str] | None = ()) -> tuple[ModuleState, StateSnapshot]:
-    """Returns the state of a module, and a snapshot to restore or compare it with.
-
-    ``touched`` are the parameters that belong to it, as in `ParameterSnapshot`.
-    """
+    """Returns the state of a module, and a snapshot; ``touched`` is as in `ParameterSnapshot`."""
     state = ModuleState(module)
     return state, state.snapshot(thorough=True)._replace(parameters=ParameterSnapshot(module, touched))
 
@@ -357,13 +349,12 @@ def _version_of(tensor: torch.Tensor) -> int:
 
 
 def _digest(tensor: torch.Tensor) -> int | None:
-    """A digest of the bits of a tensor; None if they cannot be read."""
     values = local(tensor)
     return None if values.is_meta or values.layout != torch.strided else bits(values)
 
 
 def _containers_in(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yields every container of a module once, as a pair: a prefix for the names of its elements, and the container."""
+    """Yields every container of a module once, with a prefix for the names of its elements."""
     reached: set[int] = set()
     stack: list[tuple[str, Any]] = [("", module)]
     while stack:
@@ -431,7 +422,6 @@ def _same_element(element: Any, former: Any) -> bool:
 
 
 def _different(place: str, copy: Any, container: Any) -> Iterator[str]:
-    """Yields the names of the elements in which a container differs from its copy."""
     if not isinstance(container, dict):
         yield place
         return

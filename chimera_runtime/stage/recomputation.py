@@ -51,10 +51,8 @@ def in_some(update: int) -> bool:
 
 
 class ForwardDigest(NamedTuple):
-    """Short form of a forward's result for one micro-batch.
-
-    ``kinds`` has shape and dtype of each tensor of the result. ``numbers`` has for each tensor a hash of all bits or,
-    to compare with a tolerance, a sample of the elements.
+    """Short form of a forward's result for one micro-batch: shape and dtype of each tensor, and a hash of all of its
+    bits or, to compare with a tolerance, a sample of its elements.
     """
 
     kinds: list[tuple[tuple[int, ...], torch.dtype]]
@@ -73,9 +71,8 @@ class RerunComparison:
         self._open: dict[int, list[tuple[BadModel, Numbers]]] = {}
 
     def compare(self, update: int, micro: int, count: int, first: ForwardDigest, second: ForwardDigest) -> None:
-        """Begins to compare the two runs of a forward. The first run was over ``count`` micro-batches.
-
-        Raises `BadModel` on the CPU if the runs differ. On a GPU the result is known later, and `check` raises it.
+        """Begins to compare the two runs of a forward; the first was over ``count`` micro-batches. Raises `BadModel` on
+        the CPU if they differ; on a GPU `check` raises it later.
         """
         if count == 1:
             error = mistakes.second_run_differs(stage=self._stage, micro=micro, update=update + 1)
@@ -104,10 +101,7 @@ class RerunComparison:
     def _far(
         self, kind: tuple[tuple[int, ...], torch.dtype], first: torch.Tensor, second: torch.Tensor
     ) -> torch.Tensor:
-        """Whether two samples of a tensor of this ``kind``, shape and dtype, differ by more than rounding explains.
-
-        Differences that are NaN count as 0.
-        """
+        """Whether two samples differ by more than rounding explains; differences that are NaN count as 0."""
         dtypes = {dtype for dtype in {kind[1], *self._dtypes} if dtype.is_floating_point or dtype.is_complex}
         tolerance = max(_TOLERANCES.get(dtype.to_real(), 5e-2) for dtype in dtypes)
         difference = (first - second).nan_to_num(0.0).abs().square().sum()
@@ -163,7 +157,6 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mixed(numbers: torch.Tensor) -> torch.Tensor:
-    """Mixes the bits of numbers, so that each depends on many others."""
     numbers = numbers * _FACTOR
     return (numbers ^ (numbers >> 15)) * _FACTOR
 
@@ -179,10 +172,7 @@ _OFTEN = 2
 
 
 class ForwardArguments(NamedTuple):
-    """Arguments of a run of a module: seed, input, keyword arguments, and the carry of the slice before.
-
-    ``leaves_carry`` says that a slice follows, for which the run returns a carry.
-    """
+    """Arguments of a run of a module. ``leaves_carry`` says that a slice follows, for which the run returns a carry."""
 
     seed: int
     inputs: Any
@@ -206,10 +196,8 @@ class ForwardResult(NamedTuple):
 
 
 class SavedGraph(NamedTuple):
-    """The autograd graph that an ordinary forward keeps for its backward, from its leaves to its roots.
-
-    ``auxiliary`` are the auxiliary losses, which are roots as well; ``carries`` has the leaves and roots that belong to
-    carries.
+    """The autograd graph that an ordinary forward keeps for its backward, from its leaves to its roots. Auxiliary
+    losses are roots as well; ``carries`` has the leaves and roots that belong to carries.
     """
 
     leaves: Tensors
@@ -316,10 +304,9 @@ class RecomputedForwards:
 
     @contextmanager
     def second_run(self, update: int, saved: SavedInput) -> Iterator[None]:
-        """Context of a second run, in which the module has the state with which the first run began.
-
-        Raises `BadModel` if the inputs have been changed, or the second run changes a part of the module's state that
-        the first run did not change, or in an update whose runs are compared a parameter.
+        """Context of a second run, in which the module has the state with which the first run began. Raises `BadModel`
+        if inputs have changed, or the second run changes a part of the state that the first did not, or, where runs are
+        compared, a parameter.
         """
         if versions_of_arguments(saved.arguments, saved.target) != saved.versions:
             raise mistakes.input_was_changed(stage=self._stage)
@@ -360,10 +347,7 @@ def _refuse(stage: int, _dropped: None) -> torch.Tensor:
 
 
 def _needs_saved_tensors(error: BaseException | None) -> bool:
-    """Whether an error says that a forward computes gradients itself, and so needs the tensors that were dropped.
-
-    torch.func, which allows no hooks for saved tensors, says so only in the text of the error.
-    """
+    """Whether an error says that a forward computes gradients itself; torch.func says so in the text alone."""
     while error is not None:
         if isinstance(error, mistakes.DroppedTensorNeeded):
             return True

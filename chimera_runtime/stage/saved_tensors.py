@@ -51,10 +51,8 @@ class Geometry(NamedTuple):
 
 @dataclass(eq=False)
 class SavedStorage:
-    """A storage of ``size`` bytes with tensors that a graph has saved, or with gradients that a half backward keeps.
-
-    ``memory`` has the bytes of the storage on the device. It is None before the first move, and while the bytes are on
-    the host alone. ``views`` stand for the tensors in the storage that have not moved yet.
+    """A storage of ``size`` bytes with tensors that a graph or a half backward keeps. ``memory`` has its bytes on the
+    device from the first move on, None while they are on the host; ``views`` stand for tensors that have not moved yet.
     """
 
     stage: int
@@ -96,10 +94,8 @@ class SavedStorage:
 
 @dataclass(eq=False)
 class SavedView:
-    """Stand-in for a tensor that autograd saves and a graph keeps; ``tensor`` is None once the storage has moved.
-
-    ``storage`` is the storage of the tensor, ``geometry`` its place there. ``version`` is the version counter of the
-    tensor at the time when it was saved.
+    """Stand-in for a tensor that a graph keeps; ``tensor`` is None once the storage has moved. ``version`` is the
+    tensor's version counter at the time when it was saved.
     """
 
     storage: SavedStorage
@@ -130,9 +126,8 @@ class SavedView:
 
 
 class Storages:
-    """Finds the storages of tensors that are taken out of a graph and out of a half backward; tensors may share one.
-
-    Raises torch's error if a saved tensor was written since it was saved.
+    """Finds the storages of tensors that are taken out of a graph or a half backward. Raises torch's error if a saved
+    tensor was written since it was saved.
     """
 
     def __init__(self, stage: int, device: torch.device) -> None:
@@ -181,9 +176,8 @@ class Storages:
 
 
 def saved_storages(stage: int, roots: Tensors) -> list[SavedStorage]:
-    """Removes the saved tensors from an autograd graph, from its ``roots`` on; returns their storages that can move.
-
-    Raises torch's error if a tensor was written since it was saved.
+    """Takes the saved tensors out of the graph behind some ``roots``; returns their storages that can move. Errors as
+    in `Storages`.
     """
     if not roots:
         return []
@@ -193,9 +187,8 @@ def saved_storages(stage: int, roots: Tensors) -> list[SavedStorage]:
 
 
 def operand_storages(stage: int, second_half: SecondHalf) -> list[SavedStorage]:
-    """Removes the tensors that the second half of a backward keeps from it; returns their storages that can move.
-
-    Errors as in `saved_storages`.
+    """Takes out of the second half of a backward what it keeps; returns the storages that can move. Errors as in
+    `Storages`.
     """
     device = next((operand.device for operand in second_half.operands if isinstance(operand, torch.Tensor)), None)
     if device is None:
@@ -321,9 +314,8 @@ class Footprint:
         return self.made_results + (self.inputs if is_fed else self.saved_inputs)
 
     def resident_operands(self, is_fed: bool, received: int) -> int:
-        """Bytes that stay on the device when operands, kept between two halves of a backward, move to the host.
-
-        They are inputs, results that are kept as long, and ``received`` bytes of gradients that another stage has sent.
+        """Bytes that stay on the device when operands move to the host: inputs, results that are kept as long, and
+        ``received`` bytes of gradients.
         """
         return self.kept_results + (self.inputs if is_fed else self.saved_inputs) + received
 
@@ -353,10 +345,8 @@ class SavedTensors:
             yield
 
     def footprint(self, inputs: Any, results: Any, targets: Any, before: Tensors = (), left: Tensors = ()) -> Footprint:
-        """Returns the footprint of a forward. Only this forward may have been counted.
-
-        ``before`` are the tensors of the carry that it has read, ``left`` the tensors of the carry that it has
-        returned.
+        """Returns the footprint of the only forward that was counted; ``before`` are the tensors of the carry that it
+        has read, ``left`` those of the carry that it has returned.
         """
         of_inputs, of_results, earlier, carried = map(memory_of, (inputs, results, before, left))
         # A carry counts apart from activations; an input that the stage leaves as its carry counts as an input.
@@ -375,9 +365,8 @@ class SavedTensors:
         )
 
     def _pack(self, tensor: torch.Tensor) -> "_SavedTensor":
-        """Counts a tensor as saved, and returns what the graph keeps of it: the tensor without its graph.
-
-        With its graph, the graph would keep itself alive.
+        """Counts a tensor as saved, and returns what the graph keeps: the tensor without its graph, which would keep
+        itself alive.
         """
         memory = memory_of(tensor)
         if memory.keys() <= memory_of(list(self._weights())).keys():
@@ -426,10 +415,8 @@ def footprint_of_slices(footprints: Sequence[Footprint], lengths: Sequence[int] 
 
 
 def largest_mean(sizes: Sequence[int], lengths: Sequence[int]) -> int:
-    """Returns the largest mean of the first k ``sizes``, for any k: sizes of the slices of a micro-batch, in bytes.
-
-    If slices have unequal ``lengths``, a mean is bytes per length, and the result is multiplied by the length of the
-    whole micro-batch.
+    """Returns the largest mean of the first k ``sizes`` of slices, for any k. With unequal ``lengths`` a mean is bytes
+    per length, times the length of the whole micro-batch.
     """
     whole, counts = sum(lengths) or 1, lengths or (1,) * len(sizes)
     sums = accumulate(sizes)
@@ -437,10 +424,8 @@ def largest_mean(sizes: Sequence[int], lengths: Sequence[int]) -> int:
 
 
 def largest_by_length(sizes: Sequence[int], lengths: Sequence[int]) -> int:
-    """Returns the largest of ``sizes``: sizes of the slices of a micro-batch, in bytes.
-
-    If slices have unequal ``lengths``, the largest size per length counts, and the result is multiplied by the length
-    of the whole micro-batch.
+    """Returns the largest of the ``sizes`` of slices; with unequal ``lengths`` the largest per length, times that of
+    the whole.
     """
     whole = sum(lengths) or 1
     return max(-(-size * whole // length) for size, length in zip(sizes, lengths or (1,) * len(sizes), strict=True))

@@ -51,28 +51,14 @@ from chimera_runtime.values.shared_memory import Slots, lend, versions
 class Stage(WeightGroup):
     """A stage on this rank: its module, its receive buffers, and what its forwards keep for their backwards.
 
-    As a weight group it has the parameters that belong to this stage alone. ``ties`` are the groups of parameters that
-    the stage shares with others, ``groups`` are this group and the ties.
+    As a weight group it has the parameters that belong to this stage alone; ``ties`` are the groups that it shares with
+    others. Results stay here until `outputs` and `input_gradients` take them. ``inputs`` and ``gradients`` are the
+    receive buffers, or slots; a message of gradients ends with the loss counts of its micro-batches, if the loss has
+    counts.
 
-    ``inputs`` and ``gradients`` are the receive buffers, or slots. A message of gradients ends with the loss counts of
-    its micro-batches, if the loss has counts. Results stay here until `outputs` and `input_gradients` take them.
-
-    Parameters
-    ----------
-    before
-        Structure, shapes and dtypes of the tensors of the stage before; None for the first stage.
-    output
-        Sends the result of the module to the next stage, or computes the loss.
-    recomputed
-        The micro-batches, modulo ``numbering.cycle``, whose forward keeps only its input and is run again later.
-    load_keywords
-        Loads the keyword arguments of a micro-batch, counted from the first of an update.
-    read
-        Reads auxiliary losses and the results of comparisons from the device.
-    is_compared
-        Whether the two runs of a recomputed forward are compared, by the number of updates since the run began.
-    host_link
-        The link of this rank to host memory, by default one of the CPU.
+    ``recomputed`` are the micro-batches, modulo ``numbering.cycle``, whose forward keeps only its input and runs again
+    later; ``is_compared`` says, by the number of updates since the run began, whether the two runs are compared.
+    ``read`` reads auxiliary losses and results of comparisons from the device.
     """
 
     def __init__(
@@ -200,7 +186,6 @@ class Stage(WeightGroup):
     input_gradients = partialmethod(_handed_on, "dx")
 
     def _forward(self, micro: int, inputs: Any, target: Any) -> Tensors:
-        """Runs one micro-batch and saves what the backward needs; returns the tensors for the next stage."""
         if self._is_recomputed(micro):
             outputs = self._forward_keeping_inputs((micro,), inputs, [inputs], (target,))
         else:
@@ -217,9 +202,8 @@ class Stage(WeightGroup):
         return outputs
 
     def _forward_several(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Tensors:
-        """Runs several micro-batches, in one call if they are recomputed later and the stage allows it, else singly.
-
-        A forward that keeps its graph runs one micro-batch, because each micro-batch has a backward of its own.
+        """Runs several micro-batches, in one call if they are recomputed later and the stage allows it, else one by
+        one.
         """
         first = self._input.before is None
         batches = list(inputs) if first else [part(inputs, i, i + 1, len(micros)) for i in range(len(micros))]
@@ -234,7 +218,6 @@ class Stage(WeightGroup):
     def _forward_keeping_inputs(
         self, micros: tuple[int, ...], inputs: Any, batches: Sequence[Any], targets: Sequence[Any]
     ) -> Tensors:
-        """Runs a forward that saves its inputs and no graph; ``batches`` are the inputs of each micro-batch."""
         update, count = self._numbering.place(micros[0])[0], len(micros)
         arguments = [self._arguments_of(*of_micro) for of_micro in zip(micros, batches, strict=True)]
         together = arguments[0]._replace(inputs=inputs, keywords=joined([a.keywords for a in arguments]))
@@ -263,13 +246,11 @@ class Stage(WeightGroup):
         return payload(results)
 
     def _finish(self, micros: Sequence[int], result: ForwardResult, targets: Sequence[Any]) -> Finished:
-        """Turns a result into tensors to send or into the loss, and adds to the result what the loss tells."""
         result.auxiliary.weigh(len(micros))
         with nullcontext() if self._output.after is not None else collecting(result.auxiliary):
             return self._output.finish(micros, result.returned, targets)
 
     def _read_numbers(self, micro: int, update: int, auxiliary: Auxiliary) -> None:
-        """Begins to read auxiliary losses and reports."""
         self._auxiliary.add(micro, update, auxiliary)
         if auxiliary.reports:
             self._reports.add(update, auxiliary.reports)
@@ -303,9 +284,7 @@ class Stage(WeightGroup):
 
     def backward(self, micros: Micros, gradients: Tensors = ()) -> None:
         """Runs a backward, which adds to the gradients of the weights; first again its forward, if that is recomputed.
-
-        ``gradients`` are those of the tensors that the forward sent, with the micro-batches along dimension 0; none on
-        the last stage.
+        ``gradients`` are those of the tensors sent, with the micro-batches along dimension 0.
         """
         self._backwards("B", self._backward, micros, gradients)
 
@@ -333,7 +312,6 @@ class Stage(WeightGroup):
     def _backwards(
         self, kind: str, run: Callable[[int, Tensors], Tensors], micros: Micros, gradients: Tensors
     ) -> Tensors:
-        """Runs a backward, or the first half of one; keeps and returns the gradients for the stage before."""
         with self._during(kind, micros):
             if isinstance(micros, tuple):
                 apart = [part(gradients, i, i + 1, len(micros)) for i in range(len(micros))]
@@ -360,12 +338,10 @@ class Stage(WeightGroup):
         return self._take_gradients(micro, graph, counts)
 
     def _take_gradients(self, micro: int, graph: SavedGraph, counts: Tensors) -> Tensors:
-        """Returns the gradients for the stage before, as a message; keeps the carry's for the slice before."""
         self.carries.end_backward(micro, graph.carries)
         return self._input.take_gradients(graph.leaves, counts)
 
     def _roots_of(self, micro: int, gradients: Tensors) -> tuple[SavedGraph, Tensors, Tensors, Tensors]:
-        """Returns a micro-batch's graph, all roots of the graph, the gradient of each root, and the loss count."""
         graph = self._graph(micro)
         carried, carried_gradients = self.carries.begin_backward(micro, graph.carries)
         counts = self._output.counts(micro, gradients)
@@ -419,9 +395,8 @@ class Stage(WeightGroup):
         self._output.scale = scale
 
     def take_loss(self, update: int) -> Tally:
-        """Returns the losses of an update that this stage computed, auxiliary ones and reports too, and forgets them.
-
-        Errors as in `RerunComparison.compare`: the comparisons whose results were not known yet end here.
+        """Returns the losses and reports of an update, and forgets them; errors as in `RerunComparison.compare`, whose
+        results end here.
         """
         self._reruns.check(update)
         return self._output.take_loss(update) + self._auxiliary.take(update) + self._reports.take(update)

@@ -27,9 +27,8 @@ from chimera_runtime.values.shared_memory import note_received, unshared
 
 
 class Report(NamedTuple):
-    """A number that a forward has reported, and its weight; None stands for the number of micro-batches.
-
-    Each is a tensor without a graph if it is on a device other than the CPU: it is read later.
+    """A number that a forward has reported, and its weight, by default the number of micro-batches; tensors are read
+    later.
     """
 
     name: str
@@ -38,10 +37,7 @@ class Report(NamedTuple):
 
 
 class Auxiliary(list[tuple[str, torch.Tensor]]):
-    """The auxiliary losses of a forward, by name; a name may come several times. ``reports`` are what it reported.
-
-    If it ``takes`` none, only reports are collected: in an evaluation nothing has a gradient.
-    """
+    """The auxiliary losses of a forward, by name, and its ``reports``; in an evaluation it ``takes`` reports alone."""
 
     def __init__(self, takes: bool = True) -> None:
         super().__init__()
@@ -213,9 +209,8 @@ class AuxiliaryLosses:
 
 @dataclass
 class StageInput:
-    """The input of a stage; ``before`` describes the tensors of the stage before, and is None for the first stage.
-
-    With ``copies`` the first stage is called on copies of the loaded data, because it changes its input.
+    """The input of a stage; ``before`` is None for the first one, which with ``copies`` is called on copies of the
+    data.
     """
 
     number: int
@@ -232,10 +227,7 @@ class StageInput:
         return leaves, self.before.form.filled(leaves)
 
     def take_gradients(self, leaves: Tensors, counts: Tensors) -> Tensors:
-        """Returns the message to the stage before: the gradients of the leaves, then the loss count, if any.
-
-        ``grad`` of the leaves is cleared: otherwise a graph that waits for its second half would keep it in memory.
-
+        """Returns the message to the stage before, the gradients of the leaves and the loss count, and clears ``grad``.
         Raises `BadModel` if a tensor has a gradient although it had none for the first micro-batch.
         """
         if self.before is None:
@@ -260,11 +252,7 @@ Finished = tuple[Tensors, Tensors]
 
 @dataclass
 class SendOutput:
-    """The output of a stage that has a next stage: tensors, which the `Boundary` ``after`` describes.
-
-    ``moves_operands`` says that what the second half of a backward needs moves to the host. Gradients that were
-    received from the next stage do not move.
-    """
+    """Output of a stage with a next one, described by ``after``; if it ``moves_operands``, received gradients stay."""
 
     number: int
     after: Boundary
@@ -273,12 +261,8 @@ class SendOutput:
     moves_operands: bool = False
 
     def finish(self, micros: Sequence[int], returned: Any, _targets: Sequence[Any]) -> Finished:
-        """Returns tensors to send, and roots of the backward, from what the module ``returned`` for micro-batches.
-
-        ``returned`` has the micro-batches joined along dimension 0. The tensors are in memory that the stage does not
-        keep; the roots take no memory.
-
-        Raises `BadModel` if the tensors differ from those of the first micro-batch of the run.
+        """Returns tensors to send, in memory that the stage does not keep, and roots of the backward, which take no
+        memory. Raises `BadModel` if the tensors differ from those of the first micro-batch of the run.
         """
         tensors, form = taken_apart(returned)
         difference = self.after.at(micros[0]).mismatch(tensors, form, len(micros))
@@ -310,10 +294,8 @@ class SendOutput:
 
 @dataclass
 class LossOutput:
-    """The output of the last stage: the ``loss`` of output and target.
-
-    ``counted`` says that the loss is a sum and a count, not a mean; ``read`` reads losses from the device; ``trains``
-    says that some weight needs the gradient of the loss.
+    """The output of the last stage: the ``loss``, which is a sum and a count if ``counted``. ``trains`` says that some
+    weight needs its gradient.
     """
 
     loss: Callable[[Any, Any], Loss]
@@ -329,10 +311,8 @@ class LossOutput:
     _counts: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def finish(self, micros: Sequence[int], returned: Any, targets: Sequence[Any]) -> Finished:
-        """Computes the losses, which are the roots, and begins to read them. There are no tensors to send.
-
-        Raises `BadModel` if the output for several micro-batches cannot be cut into their parts, or the loss is a sum
-        and a count for some micro-batches and a mean for others.
+        """Computes the losses, which are the roots, and begins to read them. Raises `BadModel` if the output for
+        several micro-batches cannot be cut, or the loss is a sum and a count at times.
         """
         outputs = [returned] if len(micros) == 1 else _apart(micros, returned)
         pairs = [as_pair(self.loss(output, target)) for output, target in zip(outputs, targets, strict=True)]
@@ -364,10 +344,8 @@ class LossOutput:
         return (self._counts.pop(micro),) if self.counted else ()
 
     def take_loss(self, update: int) -> Tally:
-        """Returns the sum of the losses of an update and forgets them.
-
-        Raises `BadModel` if some weight needs the gradient of the loss and the loss has counted items, but no loss of
-        the update has a graph.
+        """Returns the sum of the losses of an update and forgets them. Raises `BadModel` if some weight needs the
+        gradient of the loss, and no loss that counts items has a graph.
         """
         read = [numbers() for numbers in self._losses.pop(update, {}).values()]
         tally = added(Tally(*(numbers if self.counted else (*numbers, 1.0))) for numbers in read)

@@ -19,10 +19,8 @@ _STEPPING = UserCode("the optimizer's step", FAILED)
 
 
 class Weights:
-    """Weights with one version: a step changes the parameters of the module in place.
-
-    ``gradients_stay`` says that ``grad`` is not cleared after a step. ``overlap`` says that updates overlap: an
-    operation of an update may run before the step of an earlier update.
+    """Weights with one version, which a step changes in place. ``gradients_stay``: ``grad`` is not cleared after a
+    step. ``overlap``: operations of an update may run before the step of an earlier one.
     """
 
     gradients_stay = False

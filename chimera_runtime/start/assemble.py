@@ -22,8 +22,7 @@ from chimera_runtime.errors.start import backward_is_bent, forward_writes_parame
 from chimera_runtime.lane.lane import Incoming, Lane, LaneComponents, Load, Outgoing
 from chimera_runtime.lane.profiler_ranges import ranged, ranges_on
 from chimera_runtime.lane.stream_lane import Driver, StreamLane, UpdateRange
-from chimera_runtime.model.arguments import label
-from chimera_runtime.model.model import Model
+from chimera_runtime.model.model import Model, label
 from chimera_runtime.model.naming import parameters_by_name
 from chimera_runtime.model.ties import Tie, by_group, declared, unite
 from chimera_runtime.program.compiled_program import RankScript
@@ -51,10 +50,8 @@ _INPUT, _TARGET, _KEYWORDS = range(3)
 
 
 def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool, reads_shapes: bool) -> Uses:
-    """Returns, for each micro-batch that a worker uses, the parts that it uses: input, target, keyword arguments.
-
-    If a stage of the worker ``takes_keywords``, they are loaded for every micro-batch. If the worker ``reads_shapes``,
-    it looks at the input and the keyword arguments of the first micro-batch.
+    """Returns, for each micro-batch that a worker uses, the parts that it uses: input, target, keyword arguments. With
+    ``reads_shapes`` it looks at input and keyword arguments of the first micro-batch, too.
     """
     parts: defaultdict[int, set[int]] = defaultdict(set)
     for part, runs in ((_INPUT, facts.inputs), (_TARGET, facts.targets)):
@@ -72,9 +69,7 @@ def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool, reads_sha
 class LoaderMaker:
     """Makes the loaders of a pipeline; every rank makes the same ones, in the same order.
 
-    ``workers`` has the facts of each worker, ``traits`` the traits of each stage, with the names of the keyword
-    arguments that the stage takes. ``varying`` says that updates may differ in shapes: then every rank looks at the
-    shapes of each mini-batch. Loaders that are given no seed take ``seed``, that of the pipeline.
+    If updates are ``varying`` in shape, every rank looks at each mini-batch. ``seed`` is that of loaders without one.
     """
 
     control_group: ControlGroup
@@ -92,7 +87,6 @@ class LoaderMaker:
 
     @cached_property
     def _needed(self) -> list[Uses]:
-        """The parts of a mini-batch that each worker uses: see `needed_inputs`."""
         return [
             needed_inputs(
                 self.job,
@@ -157,10 +151,8 @@ class LoaderMaker:
 class RankContext:
     """Everything that stages and a lane are made from, for ``--check`` and then again for the training itself.
 
-    ``script`` and ``facts`` are this rank's part of the program: its generated file, and its entry in program.json.
-    ``probed`` is what the probe has learned about each stage. ``source`` loads inputs, targets and keyword arguments of
-    a micro-batch; it is None in a rehearsal, which loads no data. ``ranges`` says that stages, ties and links are
-    wrapped for a profiler.
+    ``script`` and ``facts`` are this rank's part of the program. ``source`` loads the parts of micro-batches; it is
+    None in a rehearsal. With ``ranges`` stages, ties and links are wrapped for a profiler.
     """
 
     world: World
@@ -223,9 +215,8 @@ def run_stream(context: RankContext, lane: Lane, updates: int) -> None:
 
 
 def loads(source: MicroBatchSource | None, job: Job, device: torch.device) -> tuple[Load, Load]:
-    """Returns two functions, of an update and a micro-batch, that load its input and its target onto the device.
-
-    Without a source both return None. A `ModelError` in one of them names the stage and the micro-batch.
+    """Returns two functions, of an update and a micro-batch, that load its input and its target onto the device, or
+    None without a source. A `ModelError` in one of them names the stage and the micro-batch.
     """
     if source is None:
         return (lambda _update, _micro: None), (lambda _update, _micro: None)
@@ -246,10 +237,7 @@ MakeOptimizer = Callable[[list[torch.nn.Parameter]], Any]
 
 
 def located_at(world: World, facts: RankFacts, *, explains: bool) -> Located:
-    """Returns the `Located` for the calls of this rank: it adds rank, worker and memory to errors raised inside.
-
-    ``explains`` is passed to `World.leak_groups`.
-    """
+    """Returns the `Located` for the calls of this rank; ``explains`` is passed to `World.leak_groups`."""
     abandon = partial(world.leak_groups, explains=explains)
     return Located(
         world.place.rank,
@@ -263,12 +251,11 @@ def located_at(world: World, facts: RankFacts, *, explains: bool) -> Located:
 def build_and_probe(
     world: World, located: Located, model: Model, feed: Feed, *, seed: int, measures: bool
 ) -> tuple[dict[int, torch.nn.Module], ProbeResult, list[str]]:
-    """Builds the modules of this rank's stages, and probes them; returns modules, result and remarks for the user.
+    """Builds and probes the modules of this rank's stages; returns modules, result and remarks, which are the same on
+    all ranks.
 
-    Every rank calls it, and gets the same remarks.
-
-    ``feed``, which gives stages their micro-batches, must hold the example already; its ``names`` are set here, to the
-    names of the keyword arguments. If a rank raises an error, the ranks that wait for it raise `PeerLost`.
+    ``feed`` must hold the example already; its ``names`` of keyword arguments are set here. If a rank raises an error,
+    the ranks that wait for it raise `PeerLost`.
     """
     with located, failures_shared(world.control_group.store, world.place.rank), generators_kept():
         built = modules(world, model, seed)
@@ -280,10 +267,8 @@ def build_and_probe(
 
 
 def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]:
-    """Makes the modules of this rank's stages, with their initial weights; every rank calls it.
-
-    A parameter that several stages of this rank share is one object, and each parameter is labelled with the model's
-    own name for it.
+    """Makes the modules of this rank's stages, with their initial weights; every rank calls it. A parameter that
+    several of them share is one object, and each is labelled with the model's own name for it.
     """
     ties = declared(model, world.job)
     held = [s for s, workers in enumerate(world.job.holders) if world.place.worker in workers]
@@ -323,10 +308,8 @@ def remarks(job: Job, backend: str, device: torch.device, probed: ProbeResult) -
 
 
 def loss_share(job: Job, copies: int, probed: ProbeResult) -> float:
-    """Weight of the loss of one micro-batch in the loss of the update over all copies.
-
-    It is the gradient with which the backward of the loss begins. If ``loss`` returns sums and counts, it is one
-    divided by an estimated count; `GradientSum` corrects this by the actual count.
+    """Weight of the loss of one micro-batch in that of the update over all copies, with which the backward begins. If
+    ``loss`` returns counts, it follows from an estimated count, which `GradientSum` corrects.
     """
     return 1 / (probed.expected_count or job.passes * copies)
 

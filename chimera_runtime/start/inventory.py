@@ -58,10 +58,8 @@ def compare_stages(
 ) -> list[str]:
     """Makes sure that names are unique, and that replicas start equal; returns remarks. Every rank calls it.
 
-    After ``loads`` files of weights only names and samples of the values are compared: replicas read the same file.
-
-    Raises `Misuse` on all ranks if two entries of different stages, or of one, have the same name in the model, if
-    replicas of a stage differ in their parameters, or if the model's names differ between them.
+    After ``loads`` files of weights only names and samples of values are compared. Raises `Misuse` on all ranks if
+    entries have one name in the model, or replicas of a stage differ in parameters or in their names.
     """
     mine = {stage: [*entries_of(model, built, ties, stage, is_hashed=not loads)] for stage in built}
 
@@ -138,7 +136,6 @@ class Comparison:
     def _differences(
         self, stage: int, ranks: tuple[int, int], first: Sequence[Entry], other: Sequence[Entry]
     ) -> Iterator[str]:
-        """Yields how two replicas of a stage differ, on two ranks."""
         lists = [[entry for entry in entries if entry.traits] for entries in (first, other)]
         places = [[f"{entry.name} ({entry.traits})" for entry in entries] for entries in lists]
         if places[0] != places[1]:
@@ -158,7 +155,7 @@ class Comparison:
                 )
 
     def _equal_names(self) -> Iterator[str]:
-        """Yields the names that two entries have. The names of all ends of a tied parameter are its own."""
+        """Yields complaints about names that two entries have; all ends of a tied parameter are one."""
         aliases = [
             Entry(*ends[0], name_in_model(self.model, *end))
             for tie in self.ties
@@ -174,7 +171,6 @@ class Comparison:
 
 
 def _apart(first: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
-    """Returns where two lists of parameters differ first."""
     length = max(len(first), len(other))
     padded = [[*entries, *["no further parameter"] * (length - len(entries))] for entries in (first, other)]
     return next(pair for pair in zip(*padded, strict=True) if pair[0] != pair[1])

@@ -40,7 +40,6 @@ from chimera_runtime.start.stage_probe import ProbedForward, StageCall
 from chimera_runtime.values.boundary import (
     NO_CARRY,
     Boundary,
-    Carry,
     Keywords,
     Traits,
     accepted,
@@ -72,10 +71,8 @@ from chimera_runtime.values.shared_memory import ReleasedTensors
 
 
 def memory_report(device: torch.device, facts: RankFacts | None, slices: int = 1, units: int = 1) -> str:
-    """Describes in one line the memory that this process uses and, with ``facts``, how much the schedule keeps.
-
-    ``slices`` is the number of slices of a micro-batch. ``facts`` counts a whole micro-batch as ``units``: more than
-    one where micro-batches are cut into parts.
+    """Describes in one line the memory that this process uses and, with ``facts``, how much the schedule keeps. They
+    count a whole micro-batch, of ``slices``, as ``units``.
     """
     used = _on_gpu(device) if device.type == "cuda" else _on_host()
     if facts is None:
@@ -133,12 +130,11 @@ def _on_host() -> str:
 class ProbeResult:
     """Facts about all stages that the probe has learned, the same on every rank.
 
-    ``boundaries`` describe the tensors that each stage but the last hands to the next, ``traits`` the behaviour of each
-    stage. ``footprints`` have the memory that a forward of each stage keeps; they are empty unless it was measured.
-    ``expected_count`` estimates the count of an update, see `losses.expected_count`; it is None if ``loss`` returns a
-    mean. ``auxiliary`` are the names of the auxiliary losses of all stages, ``reports`` of what they report. ``bent``
-    are the stages whose backward is not linear, looked for if there are counts. ``moved_bytes`` has the bytes of a
-    micro-batch that go to the host, for each stage of which anything moves.
+    ``boundaries`` describe what each stage hands on, ``traits`` how it behaves, ``footprints``, if they were measured,
+    what a forward keeps. ``expected_count`` is that of `losses.expected_count`, None if ``loss`` returns a mean.
+    ``auxiliary`` and ``reports`` are names of all stages. ``bent`` are the stages whose backward is not linear, looked
+    for if there are counts. ``moved_bytes`` has the bytes of a micro-batch that go to the host, for each stage of which
+    anything moves.
     """
 
     boundaries: list[Boundary]
@@ -169,10 +165,8 @@ def probe_stages(
     seed: int,
     measures: bool,
 ) -> ProbeResult:
-    """Probes all stages; every rank calls it. If ``measures`` is true, the result has footprints.
-
-    Raises `Misuse` if a stage returns something that cannot be handed on, or no stage takes one of the keyword
-    arguments.
+    """Probes all stages; every rank calls it. If it ``measures``, the result has footprints. Raises `Misuse` if a stage
+    returns what cannot be handed on, or no stage takes one of the keyword arguments.
     """
     probe = _Probe(world, model, batches, built, seed=seed, measures=measures)
     # Forwards: shapes and traits. A tensor that requires a gradient may still get none back.
@@ -206,8 +200,7 @@ def probe_stages(
 class _Probe:
     """A rank's part of the probe: runs the stages of the first pipe that this rank holds.
 
-    A rank publishes what it learns about a stage in the store, for all ranks, under a key with the number of the stage.
-    Tensors go from rank to rank.
+    Facts about a stage go through the store, under a key with the number of the stage; tensors go from rank to rank.
     """
 
     world: World
@@ -224,9 +217,8 @@ class _Probe:
     # ---- passes over all stages
 
     def forward(self) -> tuple[list[Boundary], list[Traits]]:
-        """Runs all forwards; returns the boundaries and the traits of the stages.
-
-        Which gradients come back is not known yet: `backward` corrects ``differentiable``, here equal to ``recorded``.
+        """Runs all forwards; returns boundaries and traits. `backward` will correct ``differentiable``, here equal to
+        ``recorded``.
         """
         job = self.world.job
         boundaries: list[Boundary] = []
@@ -255,7 +247,6 @@ class _Probe:
         return boundaries, traits
 
     def count(self) -> float | None:
-        """The count that ``loss`` returned next to a sum, or None if it returned a mean."""
         *_, last = self.world.job.sinks
         if self._is_mine(last):
             counts = [probed.count for probed in self._probed[last] if probed.count is not None]
@@ -266,7 +257,6 @@ class _Probe:
         return count
 
     def bent(self, boundaries: list[Boundary]) -> list[int]:
-        """The stages whose backward is not linear in the gradients with which it begins."""
         job, mine = self.world.job, list[int]()
         for stage, of_slices in self._probed.items():
             differentiable = boundaries[stage].recorded if job.fed[stage] else None
@@ -277,7 +267,6 @@ class _Probe:
         return sorted({stage for of_rank in everywhere for stage in of_rank})
 
     def backward(self, boundaries: list[Boundary]) -> list[Boundary]:
-        """Runs all backwards; returns the boundaries with ``differentiable``: whether each tensor has a gradient."""
         job = self.world.job
         differentiated: list[Boundary] = []  # the boundaries from the last one seen so far on
         differentiable: tuple[bool, ...] | None = None
@@ -299,10 +288,7 @@ class _Probe:
         return differentiated
 
     def measure_moved(self, boundaries: list[Boundary]) -> dict[int, MovedBytes]:
-        """Returns the bytes of a micro-batch that move to the host, by stage.
-
-        If there are slices, the bytes are the largest mean of the first k slices, see `largest_mean`.
-        """
+        """Returns the bytes of a micro-batch that move to the host, by stage; of slices the `largest_mean`."""
         job = self.world.job
         sizes_of: dict[int, MovedBytes] = {}
         for stage in sorted({*job.moving, *job.moving_operands}):
@@ -317,7 +303,6 @@ class _Probe:
         return sizes_of
 
     def _moved(self, stage: int, call: StageCall, differentiable: tuple[bool, ...] | None) -> MovedBytes:
-        """The bytes that move to the host of one call of a stage: activations, and operands of the second half."""
         job, arguments = self.world.job, (self.model, stage, self.built[stage], call, differentiable)
         return MovedBytes(
             stage_probe.measure_moved(*arguments) if stage in job.moving else 0,
@@ -327,11 +312,9 @@ class _Probe:
         )
 
     def release(self, boundaries: list[Boundary]) -> list[Boundary]:
-        """Frees all graphs and restores the modules; returns the boundaries with ``owned_by_stage``.
-
-        An output counts as owned by its stage if something still holds its memory then, such as a buffer of the module.
-
-        Raises `Misuse`, on all ranks, if a stage or the loss trains or writes what the pipeline does not know.
+        """Frees all graphs and restores the modules; returns the boundaries with ``owned_by_stage``: outputs whose
+        memory something still holds then. Raises `Misuse`, on all ranks, if a stage or the loss trains or writes what
+        the pipeline does not know.
         """
         outputs_of = {stage: ReleasedTensors(probed[-1].outputs) for stage, probed in self._probed.items()}
         strangers = {stage: [each.strangers for each in probed] for stage, probed in self._probed.items()}
@@ -352,49 +335,46 @@ class _Probe:
     # ---- one stage
 
     def _run_slices(self, stage: int, before: Boundary | None, names: tuple[str, ...]) -> None:
-        """Runs the forward of a stage of this rank on each slice; errors as of `_run`."""
+        """Runs the forward of a stage of this rank on each slice. Raises `Misuse` if the schedule cannot run such a
+        stage.
+        """
+        world, job, module = self.world, self.world.job, self.built[stage]
+        is_last, accepted_names = not job.fed[stage], accepted(module, names)
+
+        def load(micro: int) -> tuple[Any, Any, Keywords]:
+            inputs = self._inputs_of(stage, micro, before)
+            target = _copied(self.batches.target(0, micro), world.device) if is_last else None
+            loaded = _copied(self.batches.keywords(0, micro), world.device) if accepted_names else {}
+            return inputs, target, {name: loaded[name] for name in accepted_names}
+
+        forwards = stage_probe.probe_slices(
+            *(self.model, stage, module, load, job.slices), before=before, is_last=is_last, measures=self.measures
+        )
         self._calls[stage], self._probed[stage] = [], []
-        carry = NO_CARRY
-        for micro in range(self.world.job.slices):
-            call, probed = self._run(stage, micro, before, names, carry)
+        for micro, (call, forward) in enumerate(forwards):
+            probed = stage_probe.with_obstacle(forward) if stage in job.split_backward else forward
+            self._require_fitting(stage, probed)
             self._calls[stage].append(call)
             self._probed[stage].append(probed)
             carry = probed.next_carry(call)
             if carry.opaque is not None:
                 raise mistakes.carry_is_opaque(stage=stage, kind=carry.opaque)
-            if probed.traits.takes.carry and micro + 1 < self.world.job.slices and not carry.tensors:
+            if probed.traits.takes.carry and call.leaves_carry and not carry.tensors:
                 raise carry_is_empty(stage, micro)
 
-    def _run(
-        self, stage: int, micro: int, before: Boundary | None, names: tuple[str, ...], carry: Carry
-    ) -> tuple[StageCall, ProbedForward]:
-        """Runs the forward of a stage of this rank; raises `Misuse` if the schedule cannot run such a stage."""
-        world, module, is_last = self.world, self.built[stage], not self.world.job.fed[stage]
-        inputs = self._inputs_of(stage, micro, before)
-        target = _copied(self.batches.target(0, micro), world.device) if is_last else None
-        accepted_names = accepted(module, names)
-        loaded = _copied(self.batches.keywords(0, micro), world.device) if accepted_names else {}
-        keywords = {name: loaded[name] for name in accepted_names}
-        leaves_carry = micro + 1 < world.job.slices
-        call = StageCall(before, inputs, target, is_last, keywords=keywords, carry=carry, leaves_carry=leaves_carry)
-        probed = stage_probe.probe_forward(self.model, stage, module, call, measures=self.measures)
-        if stage in world.job.split_backward:
-            probed = stage_probe.with_obstacle(probed)
-        if not is_last:
+    def _require_fitting(self, stage: int, probed: ProbedForward) -> None:
+        world, job = self.world, self.world.job
+        if job.fed[stage]:
             require_here(stage, probed.outputs, world.device)
-            if any(path[stage] != path[fed] for path in world.job.placement for fed in world.job.fed[stage]):
+            if any(path[stage] != path[fed] for path in job.placement for fed in job.fed[stage]):
                 require_sendable(stage, probed.outputs, world.backend)
-        if probed.traits.in_place and stage in world.job.recomputing:
+        if probed.traits.in_place and stage in job.recomputing:
             raise mistakes.recomputed_stage_changes_input(stage=stage, what=probed.traits.in_place)
-        if stage in world.job.grouped and not is_last and not is_rows(probed.outputs):
+        if stage in job.grouped and job.fed[stage] and not is_rows(probed.outputs):
             raise mistakes.output_without_dimensions(stage=stage)
-        return call, probed
 
     def _publish_forward(self, stage: int, writes: Writes) -> None:
-        """Publishes the facts of a forward, and sends its outputs to the ranks of the stages that it feeds.
-
-        If the forward has done to parameters what cannot be undone, it publishes an error.
-        """
+        """Publishes the facts of a forward, or an error about its ``writes``, and sends its outputs."""
         if writes.replaced or writes.lost:
             refusal = (
                 mistakes.forward_replaces_parameter if writes.replaced else mistakes.forward_writes_large_parameter
@@ -422,7 +402,6 @@ class _Probe:
                 self.world.control_group.send(tensor, self._rank_of(fed), what)
 
     def _inputs_of(self, stage: int, micro: int, before: Boundary | None) -> Any:
-        """The input of a stage: a micro-batch or slice of the dataset, or the outputs of the stage before it."""
         device = self.world.device
         if before is None:
             return _copied(self.batches.input(0, micro), device)
@@ -436,7 +415,6 @@ class _Probe:
         return tuple(t.to(device) for t in buffers)
 
     def _measure_halves(self, boundaries: list[Boundary]) -> None:
-        """Adds to the footprints the memory that each split backward keeps between its halves."""
         for stage in self.world.job.split_backward:
             if self._is_mine(stage):
                 with all_generators_kept():
@@ -460,14 +438,12 @@ class _Probe:
     # ---- from rank to rank
 
     def _rank_of(self, stage: int) -> int:
-        """The rank that runs a stage of the first pipe."""
         return self.world.place.rank_of(0, self.world.job.placement[0][stage])
 
     def _is_mine(self, stage: int) -> bool:
         return self.world.place.rank == self._rank_of(stage)
 
     def _keyword_names(self) -> tuple[str, ...]:
-        """The names of the keyword arguments of the first micro-batch."""
         if self._is_mine(0):
             with all_generators_kept():
                 self._publish("keywords", list(self.batches.keywords(0, 0)))
@@ -478,7 +454,6 @@ class _Probe:
         self.world.control_group.store.set(key, pickle.dumps(fact).hex())
 
     def _read(self, key: str, stage: int) -> Any:
-        """Reads a fact about a stage, once the rank of the stage has published it."""
         what = f"for what stage {stage} does with the first micro-batch"
         text = self.world.control_group.wait_for_key(key, self._rank_of(stage), what).decode()
         return pickle.loads(bytes.fromhex(text))
@@ -503,9 +478,8 @@ FirstInputs = tuple[Any, Keywords]
 class VaryingShapes:
     """Fits the stages of this rank to the shapes of each update; other copies may have other shapes.
 
-    Make the object before training, while the feed still holds the example as update 0: the first shapes are those of
-    the example. All ranks of a copy look at the input of the first micro-batch of each update. So they know without a
-    message which shapes the update has, and whether these are new.
+    Make it while the feed still holds the example. All ranks of a copy look at the input of the first micro-batch of
+    each update, so they know the shapes without a message.
     """
 
     world: World
@@ -526,10 +500,9 @@ class VaryingShapes:
         self.feed.require_input = self._require_input
 
     def begin(self, update: int) -> None:
-        """Resizes the stages for an update, after `check`; every rank calls it, before its script runs.
-
-        Raises `BadModel` if a stage returns more numbers than it did for the example, `ModelError` if the forward of a
-        stage raises an error, `PeerLost` if another rank does not answer in time or has ended.
+        """Resizes the stages for an update, after `check`; every rank calls it. Raises `BadModel` if a stage returns
+        more numbers than for the example, `ModelError` if its forward fails, `PeerLost` if another rank does not
+        answer.
         """
         inputs = self._first_inputs(update)
         if _shapes(inputs) == self._current:
@@ -549,9 +522,8 @@ class VaryingShapes:
         return self._boundaries[shapes]
 
     def check(self, update: int) -> None:
-        """Raises `Misuse`, as `require_fitting` does, if a tensor of the update does not fit.
-
-        Also raises it if micro-batches in a list, which every rank has, differ in the shapes of their inputs.
+        """Raises `Misuse`, as `require_fitting`, if a tensor of the update does not fit, or micro-batches in a list
+        differ in shape.
         """
         self._first = ()
         inputs = self._first_inputs(update)
@@ -562,7 +534,6 @@ class VaryingShapes:
             self._require_input(micro, pair[0])
 
     def _require_input(self, micro: int, inputs: Any) -> None:
-        """Raises `Misuse` if the inputs of a micro-batch, where this rank has them, differ in shape from the first."""
         shapes = _shapes(inputs)
         is_given = any(shape[:1] != (0,) for shape in shapes)  # a rank may give empty tensors where it uses none
         if is_given:
@@ -571,9 +542,8 @@ class VaryingShapes:
                 raise mistakes.micro_batches_differ_in_shape(micro=micro, here=shapes, first=self._first)
 
     def require_fitting(self, inputs: FirstInputs) -> None:
-        """Raises `Misuse` if a tensor is larger than in the example in any dimension, or their number differs.
-
-        Keyword arguments that are whole may have any shape. Call it before any rank has sent a message.
+        """Raises `Misuse` if a tensor is larger than in the example in any dimension, or their number differs; whole
+        keyword arguments may have any shape. Call it before any rank has sent a message.
         """
         shapes = _shapes_by_item(inputs)
         if len(shapes) != len(self._largest):
@@ -590,7 +560,6 @@ class VaryingShapes:
         return place.rank_of(place.copy, self.world.job.placement[0][stage])
 
     def _probe(self, inputs: FirstInputs, shapes: Shapes) -> list[Boundary]:
-        """Runs all forwards of one micro-batch in the first pipe of this copy, and returns the boundaries."""
         world = self.world
         name = f"shapes/{world.place.copy}/{blake2b(repr(shapes).encode(), digest_size=8).hexdigest()}"
         boundaries: list[Boundary] = []
@@ -611,10 +580,6 @@ class VaryingShapes:
     def _argument_of(
         self, number: int, boundaries: list[Boundary], outputs: dict[int, Tensors], inputs: FirstInputs
     ) -> Any:
-        """The argument that stage ``number`` is called with: the inputs, or the outputs of the stage before it.
-
-        If another rank has the stage before, its outputs are received; else they are in ``outputs``.
-        """
         world = self.world
         if not world.job.feeding[number]:
             return mapped(to_device(inputs[0], world.device), torch.clone)  # the stage may change them in place
@@ -629,7 +594,6 @@ class VaryingShapes:
 
     @torch.no_grad()
     def _run(self, number: int, argument: Any, inputs: FirstInputs) -> Tensors:
-        """Runs the forward of a stage and returns the outputs; the state of the module is restored afterwards."""
         module, largest = self.modules[number], self.probed.boundaries[number]
         traits = self.probed.traits[number]
         loaded = to_device(inputs[1], self.world.device) if traits.keywords else {}

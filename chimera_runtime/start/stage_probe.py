@@ -1,22 +1,26 @@
 """Probe of one stage on one micro-batch: its forward, which inputs get gradients, and what half a backward keeps."""
 
-from collections.abc import Iterable
+import gc
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, field, replace
+from functools import partial
 from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.weak import TensorWeakRef
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.errors import FAILED
+from chimera_runtime.errors import FAILED, Misuse
+from chimera_runtime.errors import start as mistakes
 from chimera_runtime.model.model import Model
 from chimera_runtime.stage.module_state import ModuleState
 from chimera_runtime.stage.recomputation import versions_of
 from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, memory_of, operand_storages, saved_storages
-from chimera_runtime.stage.splitting import SecondHalf, obstacle, run_first_half
+from chimera_runtime.stage.splitting import SecondHalf, obstacle, reachable, run_first_half
 from chimera_runtime.stage.stage_output import collecting, root_of, roots_of
-from chimera_runtime.start.strangers import Strangers
 from chimera_runtime.values.boundary import (
     NO_CARRY,
     Boundary,
@@ -48,6 +52,111 @@ _FAR = 2.0**9
 """Factor by which gradients are made larger and smaller: clipping shows in one of the two."""
 
 
+# Strangers: what a forward or the loss trains or writes, and the pipeline does not know.
+
+Named = Mapping[str, Any]
+
+
+def leaves_of(tensors: Iterable[Any]) -> dict[int, torch.Tensor]:
+    """The tensors in which the graphs of some tensors end and that get a gradient, by id."""
+    with_graph = [t for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad]
+    ends = [t for t in with_graph if t.grad_fn is None]
+    nodes = reachable(t.grad_fn for t in with_graph if t.grad_fn is not None)
+    ends += [node.variable for node in nodes if hasattr(node, "variable")]
+    return {id(t): t for t in ends}
+
+
+def surroundings(function: Any) -> dict[str, Any]:
+    """Values that a function refers to: variables around it, arguments of a partial, attributes of an object."""
+    if isinstance(function, partial):
+        arguments = {f"argument {number}": value for number, value in enumerate(function.args)}
+        return {**surroundings(function.func), **arguments, **function.keywords}
+    owner = getattr(function, "__self__", None if inspect.isfunction(function) else function)
+    code = inspect.unwrap(
+        getattr(function, "__func__", function if inspect.isfunction(function) else type(owner).__call__)
+    )
+    variables = inspect.getclosurevars(code) if inspect.isfunction(code) else None
+    around = {} if variables is None else {**variables.globals, **variables.nonlocals}
+    return {**around, **getattr(owner, "__dict__", {})}
+
+
+def _tensors_in(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.nn.Module):
+        named = (*value.named_parameters(), *value.named_buffers())
+        yield from ((f"{inside} of {name}", tensor) for inside, tensor in named)
+    elif isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, element in value.items():
+            yield from _tensors_in(f"{name}[{key!r}]", element)
+    elif isinstance(value, list | tuple):
+        for place, element in enumerate(value):
+            yield from _tensors_in(f"{name}[{place}]", element)
+
+
+@dataclass
+class Strangers:
+    """Looks for strangers in one forward of a stage and, on the last stage, in the loss. Make it before the forward.
+
+    ``loss`` is the loss if no module of it stands beside the stage. Leaves that a forward makes, as by
+    ``requires_grad_()`` of an input, are no strangers: they are gone with the graph, and `complaint` comes after that.
+    ``is_spread`` says whether the module had DTensors before the forward: FSDP puts others in their place.
+    """
+
+    stage: int
+    module: InitVar[torch.nn.Module]
+    loss: InitVar[Callable[..., Any] | None]
+    given: InitVar[Any]
+    _around: dict[str, Any] = field(default_factory=dict, init=False)
+    _buffers: list[tuple[str, torch.Tensor, int]] = field(default_factory=list, init=False)
+    _found: list[tuple[str, bool, TensorWeakRef]] = field(default_factory=list, init=False)
+    _written: str | None = field(default=None, init=False)
+
+    def __post_init__(self, module: torch.nn.Module, loss: Callable[..., Any] | None, given: Any) -> None:
+        self._known = {*map(id, module.parameters())}.union(leaves_of(leaves(given)))
+        self.is_spread = any(map(is_spread, module.parameters()))
+        self._around = {} if loss is None else surroundings(loss)
+        known = {*map(id, module.buffers())}
+        for name, value in self._around.items():
+            if isinstance(value, torch.nn.Module) and self._known.isdisjoint(map(id, value.parameters())):
+                buffers = [(f"{inside} of {name}", b) for inside, b in value.named_buffers() if id(b) not in known]
+                self._buffers += [(words, b, b._version) for words, b in buffers if not b.is_inference()]
+
+    def look(self, module: torch.nn.Module, made: Iterable[int], returned: Iterable[Any], loss: Any) -> None:
+        """Looks at the graphs of what the stage ``returned`` and of the ``loss``. ``made`` are ids of tensors that the
+        forward has made or was given otherwise.
+        """
+        around, self._around, known = self._around, {}, self._known.union(made)
+        if self.is_spread or any(map(is_spread, module.parameters())):
+            return
+        of_stage = leaves_of(returned)
+        for key, leaf in {**of_stage, **leaves_of([loss])}.items():
+            if key not in known:
+                self._found.append((_words(leaf, module, around), key in of_stage, TensorWeakRef(leaf)))
+        self._written = next((words for words, buffer, version in self._buffers if buffer._version != version), None)
+        self._buffers.clear()
+
+    def complaint(self) -> Misuse | None:
+        """The error about a stranger, if there is one; call it when the graphs are gone."""
+        if self._written is not None:
+            return mistakes.loss_writes_what_is_unknown(words=self._written)
+        if any(ref() is not None for *_, ref in self._found):
+            gc.collect()
+        for words, is_of_stage, ref in self._found:
+            if ref() is not None:
+                return mistakes.leaf_is_unknown(self.stage if is_of_stage else None, words)
+        return None
+
+
+def _words(leaf: torch.Tensor, module: torch.nn.Module, around: Named) -> str:
+    """Words for a leaf: its name in the module, or ``around`` the loss, if it has one."""
+    named = dict(around)
+    for place, part in module.named_modules():
+        named |= {f"{place}.{name}".lstrip("."): value for name, value in vars(part).items() if name[:1] != "_"}
+    words = (words for name, value in named.items() for words, tensor in _tensors_in(name, value) if tensor is leaf)
+    return next(words, f"a tensor of shape {tuple(leaf.shape)}")
+
+
 class StageCall(NamedTuple):
     """Arguments of a stage. ``inputs`` are the tensors of the stage before, or the input from the dataset on stage 0.
 
@@ -68,16 +177,12 @@ class StageCall(NamedTuple):
 class ProbedForward:
     """Results of a stage's forward on one micro-batch, with the graph of autograd.
 
-    ``inputs`` are the input tensors, for which gradients go back to the stage before. ``outputs`` and ``form`` are the
-    tensors that the module returned and their structure; on the last stage the loss alone.
-
-    ``traits`` is the behaviour of the stage; ``traits.whole`` is empty until `with_obstacle`. ``footprint`` is the
-    memory that the forward keeps for the backward; ``activations`` in it is 0 if that was not measured. ``count`` is
-    the count that ``loss`` has returned with a sum, else None.
-
-    ``carry`` is the carry for the next slice, None if no slice follows; ``carry_leaves`` are the tensors of the carry
-    of the slice before. ``auxiliary`` are the auxiliary losses. A backward begins at outputs, carry and auxiliary
-    losses. ``strangers`` has looked for what the pipeline does not know.
+    ``inputs`` are the input tensors, ``outputs`` and ``form`` the tensors that the module returned and their structure;
+    on the last stage the loss alone. ``traits.whole`` is empty until `with_obstacle`; ``footprint.activations`` is 0 if
+    it was not measured. ``count`` is the count that ``loss`` has returned with a sum, else None. ``carry`` is the carry
+    for the next slice, None if none follows; ``carry_leaves`` are the tensors of the carry of the slice before. A
+    backward begins at outputs, carry and auxiliary losses. ``strangers`` has looked for what the pipeline does not
+    know.
     """
 
     inputs: Tensors
@@ -92,9 +197,8 @@ class ProbedForward:
     strangers: Strangers
 
     def roots(self, differentiable: tuple[bool, ...] | None) -> Tensors:
-        """The tensors at which a backward begins: those of the carry, auxiliary losses, and ``differentiable`` outputs.
-
-        ``differentiable`` says for each output whether a gradient comes back from the next stage; None stands for all.
+        """The tensors at which a backward begins: those of the carry, auxiliary losses, and the outputs, or those of
+        them that are ``differentiable``, for which the next stage sends gradients.
         """
         outputs = self.outputs if differentiable is None else compress(self.outputs, differentiable)
         passed = {id(leaf) for leaf in self.carry_leaves}
@@ -107,9 +211,8 @@ class ProbedForward:
 
 
 def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: StageCall, measures: bool) -> ProbedForward:
-    """Runs the forward of a stage on a micro-batch, on the last stage also the loss, and observes its `Traits`.
-
-    If ``measures`` is true, the footprint has the memory that is saved for the backward.
+    """Runs the forward of a stage on a micro-batch, on the last stage also the loss, and observes its `Traits`. If it
+    ``measures``, the footprint has the memory that is saved for the backward.
     """
     # New lists and dicts: the module may change them, and `measure_halves` uses the call again.
     before, handed, target, is_last, keywords, carry, leaves_carry = call._replace(
@@ -179,8 +282,31 @@ def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: Stage
     )
 
 
+def probe_slices(
+    model: Model,
+    stage: int,
+    module: torch.nn.Module,
+    load: Callable[[int], tuple[Any, Any, Keywords]],
+    slices: int,
+    *,
+    before: Boundary | None,
+    is_last: bool,
+    measures: bool,
+) -> Iterator[tuple[StageCall, ProbedForward]]:
+    """Yields the call and the probed forward of a stage on each slice of a micro-batch, with the carry of the slice
+    before. ``load`` returns inputs, target and keyword arguments of a slice.
+    """
+    carry = NO_CARRY
+    for place in range(slices):
+        inputs, target, keywords = load(place)
+        call = StageCall(before, inputs, target, is_last, keywords, carry, leaves_carry=place + 1 < slices)
+        probed = probe_forward(model, stage, module, call, measures)
+        yield call, probed
+        carry = probed.next_carry(call)
+
+
 def _made(module: torch.nn.Module) -> Iterable[torch.nn.Module]:
-    """Module that the user's functions have made of a stage: its layers, or the stage itself."""
+    """The modules that the user's functions have made: the layers of a stage, or the stage itself."""
     return module.values() if isinstance(module, Stack) else (module,)
 
 
@@ -193,9 +319,8 @@ def with_obstacle(probed: ProbedForward) -> ProbedForward:
 def probe_backward(
     stage: int, module: torch.nn.Module, probed: ProbedForward, differentiable: tuple[bool, ...] | None
 ) -> list[bool]:
-    """Runs a backward of a stage; returns for each input whether it has got a gradient. Clears gradients of parameters.
-
-    ``differentiable`` is as in `ProbedForward.roots`; it is None for the last stage, whose backward begins at the loss.
+    """Runs a backward of a stage, and clears gradients of parameters; returns for each input whether it has got a
+    gradient. ``differentiable`` is as in `ProbedForward.roots`.
     """
     roots = probed.roots(differentiable)
     if roots:
@@ -207,11 +332,10 @@ def probe_backward(
 
 
 def is_linear(module: torch.nn.Module, probed: ProbedForward, differentiable: tuple[bool, ...] | None) -> bool:
-    """Whether the backward of a stage multiplies all its gradients where it begins with a multiple; keeps the graph.
+    """Whether a backward that begins with a multiple multiplies all gradients, as one with a hook that clips does not.
 
-    A hook that clips gradients does not. Factors are powers of 2, which nothing rounds. If the graph cannot run several
-    times, nothing is known, and the result is True. Gradients are cleared; ``differentiable`` is as in
-    `probe_backward`.
+    Factors are powers of 2, which nothing rounds. The result is True for a graph that cannot run several times. The
+    graph stays, gradients are cleared; ``differentiable`` is as in `ProbedForward.roots`.
     """
     roots, tensors = probed.roots(differentiable), [*module.parameters(), *probed.inputs, *probed.carry_leaves]
     gradients = [torch.cos(torch.arange(r.numel(), device=r.device)).reshape(r.shape).to(r.dtype) for r in roots]
@@ -248,8 +372,7 @@ def measure_halves(
     is_whole: bool,
 ) -> dict[str, int]:
     """Runs a forward and the first half of its backward; returns the fields of a `Footprint` for split backwards.
-
-    ``differentiable`` is as in `probe_backward`; ``is_whole`` says that the stage's backward cannot be split.
+    ``is_whole`` says that the backward cannot be split; ``differentiable`` is as in `ProbedForward.roots`.
     """
     saved = SavedTensors(module.parameters)
     with saved.counting():
@@ -275,7 +398,7 @@ def measure_halves(
 
 
 def _received(probed: ProbedForward, roots: Tensors, gradients: Tensors) -> list[torch.Tensor]:
-    """Returns the ``gradients`` of those ``roots`` that are outputs: in training, the next stage sends them."""
+    """The ``gradients`` of those ``roots`` that are outputs, which the next stage sends in training."""
     outputs = {*map(id, probed.outputs)}
     return [gradient for root, gradient in zip(roots, gradients, strict=True) if id(root) in outputs]
 
@@ -290,7 +413,7 @@ def _half(
     is_whole: bool,
     apart: bool,
 ) -> SecondHalf:
-    """Runs the first half of a backward by `run_first_half`, returns the second half, and clears all gradients."""
+    """Runs the first half of a backward, returns the second half, and clears all gradients."""
     leaves = (*probed.inputs, *probed.carry_leaves)
     with UserCode(f"the backward of stage {stage}", FAILED):
         half = run_first_half(roots, gradients, leaves, module.parameters(), is_whole=is_whole, apart=apart)
@@ -306,10 +429,8 @@ def measure_moved(
     call: StageCall,
     differentiable: tuple[bool, ...] | None,
 ) -> int:
-    """Runs a forward; returns the bytes of what it saves that can move to the host.
-
-    ``differentiable`` is as in `probe_backward`. Inputs from the dataset, tensors that pass between stages, and carries
-    do not move.
+    """Runs a forward; returns the bytes of what it saves that can move to the host: not inputs from the dataset,
+    tensors that pass between stages, and carries. ``differentiable`` is as in `ProbedForward.roots`.
     """
     probed = probe_forward(model, stage, module, call, measures=False)
     _note_what_stays(call, probed)
@@ -327,10 +448,8 @@ def measure_moved_operands(
     *,
     apart: bool,
 ) -> int:
-    """Runs a forward and the first half of its backward; returns the bytes for the second half that can move.
-
-    ``apart`` is as in `WholeBackward`, other arguments are as in `measure_moved`. Gradients of outputs do not move, nor
-    does anything that `measure_moved` leaves out.
+    """Runs a forward and the first half of its backward; returns the bytes for the second half that can move, without
+    gradients of outputs. ``apart`` is as in `WholeBackward`, the rest as in `measure_moved`.
     """
     probed = with_obstacle(probe_forward(model, stage, module, call, measures=False))
     _note_what_stays(call, probed)
@@ -352,11 +471,7 @@ def _generators_of_torch() -> list[torch.Tensor]:
 
 
 def _runs_alone(draws: bool, buffers: tuple[str, ...], joinable: bool, separable: bool) -> str:
-    """Words for why a stage cannot run several micro-batches at once; empty if it can.
-
-    ``draws``: it draws random numbers. ``buffers``: the ones that it updates. ``joinable`` and ``separable``: whether
-    its inputs and its outputs can be joined and cut along dimension 0.
-    """
+    """Words for why a stage cannot run several micro-batches at once; empty if it can."""
     if draws:
         return "draws random numbers"
     if buffers:

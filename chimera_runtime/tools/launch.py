@@ -16,8 +16,6 @@ from chimera_runtime import errors
 from chimera_runtime.blame import Located, ModelError, UserCode, describe
 from chimera_runtime.errors import FAILED, MISUSED, OUR_FAULT, Misuse, Unwritable
 from chimera_runtime.errors import tools as mistakes
-from chimera_runtime.errors import tools as of_command
-from chimera_runtime.model.model import ModelFile
 from chimera_runtime.model.model import load as load_model
 from chimera_runtime.program.compiled_program import CompiledProgram
 from chimera_runtime.program.compiled_program import load as load_program
@@ -35,9 +33,8 @@ _EXPECTED = "CHIMERA_PROGRAM"
 
 
 def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
-    """Runs this rank to its end; any failure of any rank becomes one message and a non-zero status.
-
-    ``program`` is the digest of the program that train.py is a part of.
+    """Runs this rank of the ``program``, a digest, to its end; any failure of any rank becomes one message and a non-
+    zero status.
     """
     end_with_parent()
     # Modules of the user may have the names of files in the output directory.
@@ -97,12 +94,6 @@ def _options() -> tuple[argparse.Namespace, Misuse | Unwritable | None]:
         return argparse.Namespace(timeout=60.0), error
 
 
-def _transformer(options: argparse.Namespace) -> ModelFile:
-    from chimera_runtime.huggingface.model_file import model_file  # takes half a second, which other models need not
-
-    return model_file(options, options.split)
-
-
 def _run(
     train: Callable[[Run], None],
     compiled: CompiledProgram,
@@ -113,7 +104,6 @@ def _run(
     faults: Faults,
     bundle: BugReport | None,
 ) -> None:
-    """Joins the ranks, runs ``train``, and closes the default process group when all ranks have ended ``train``."""
     job = compiled.job
     require_fitting(options, job)  # before the ranks connect
     if options.backend_module is not None:
@@ -124,7 +114,12 @@ def _run(
     offered = {"num_stages": job.stages, "steps": options.steps, "seed": options.seed, "args": options.args}
     noting = nullcontext() if bundle is None else bundle.noting(place, options.timeout)
     with Located(rank, place.worker, lambda: memory_report(device, facts)), noting:
-        model = _transformer(options) if options.hf else load_model(options.model, offered, options.split)
+        if options.hf:
+            from chimera_runtime.huggingface.layers import model_file  # takes half a second
+
+            model = model_file(options, options.split)
+        else:
+            model = load_model(options.model, offered, options.split)
         run = Run(options, compiled, store, place, device, model, faults)
         train(run)
     dist.destroy_process_group()
@@ -132,19 +127,18 @@ def _run(
 
 
 def register_backend(backend: str, module: Path) -> None:
-    """Runs the file that registers a backend, for ``--backend-module``.
-
-    Raises `Misuse` if the file is not there, or does not register the backend; `ModelError` if its code fails.
+    """Runs the file that registers a backend, for ``--backend-module``. Raises `Misuse` if it is missing or registers
+    another one; `ModelError` if its code fails.
     """
     file = module.resolve()
     if not file.is_file():
-        raise mistakes.directory_cannot_be_written(option="--backend-module", path=module, why=of_command.NO_SUCH_FILE)
+        raise mistakes.directory_cannot_be_written(option="--backend-module", path=module, why=mistakes.NO_SUCH_FILE)
     spec = importlib.util.spec_from_file_location("chimera_backend", file)
     if spec is None or spec.loader is None:
-        raise mistakes.directory_cannot_be_written(option="--backend-module", path=module, why=of_command.NOT_PYTHON)
+        raise mistakes.directory_cannot_be_written(option="--backend-module", path=module, why=mistakes.NOT_PYTHON)
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = loaded
     with UserCode("importing the backend module", MISUSED):
         spec.loader.exec_module(loaded)
     if backend.lower() not in dist.Backend.backend_list:
-        raise of_command.backend_is_not_registered(backend=backend, module=module)
+        raise mistakes.backend_is_not_registered(backend=backend, module=module)

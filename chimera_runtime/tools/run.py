@@ -113,10 +113,8 @@ class Run(Hooks):
             return Sinks(items=items)
         if options.metrics is not None:
             self.reserve("--metrics", options.metrics)
-        metrics = None if options.metrics is None else Metrics(options.metrics)
-        board = None if options.tensorboard is None else TensorBoard(options.tensorboard)
-        log = None if options.log_file is None else Log(options.log_file)
-        return Sinks(metrics, log, items, options.stop_on_nan, board)
+        kinds = (Metrics, options.metrics), (TensorBoard, options.tensorboard), (Log, options.log_file)
+        return Sinks([kind(path) for kind, path in kinds if path is not None], items, options.stop_on_nan)
 
     def reserve(self, option: str, path: Path) -> None:
         """Reserves a file that rank 0 writes; raises `Misuse` if another job will write it."""
@@ -124,12 +122,10 @@ class Run(Hooks):
             self._reserved.append(reserve(option, path, self.store))
 
     def _keep(self, _message: str) -> None:
-        """Writes the updates so far to metrics and TensorBoard on rank 0; called when the run ends early."""
         if self._progress is not None:
             self._progress.keep()
-        for sink in (self.sinks.metrics, self.sinks.board):
-            if sink is not None:
-                sink.keep()
+        for sink in self.sinks.sinks:
+            sink.keep()
 
     # ---- what the training loop asks for
 
@@ -324,9 +320,8 @@ class Run(Hooks):
         return Stage if rehearse is None else rehearsed(rehearse, job)
 
     def wrapped(self, components: LaneComponents, stages: dict[int, Stage]) -> LaneComponents:
-        """Returns the components of the lane; with ``--trace``, wrapped so that each call is recorded.
-
-        If the run fails, the record so far is still written.
+        """Returns the components of the lane; with ``--trace``, wrapped to record each call, written also if the run
+        fails.
         """
         self._stages = stages
         if self.options.trace is None:
@@ -336,10 +331,8 @@ class Run(Hooks):
         return traced(components, self._recorder)
 
     def outcomes_class(self, job: Job) -> type[Outcomes]:
-        """Returns the class of outcomes; if updates overlap, a class without losses, which costs less.
-
-        Then `Progress` gathers the losses. If the model file has an ``on_step``, outcomes have losses, as it may read
-        them; and if the first micro-batch reported something, they have what was reported.
+        """The class of outcomes; if updates overlap, one without losses, which `Progress` gathers at less cost, unless
+        the model file's ``on_step`` may read them or the first micro-batch reported something.
         """
         reads = self.model.on_step is not None or self._context.probed.reports
         return PartialOutcomes if job.period and not reads else Outcomes

@@ -207,7 +207,8 @@ def _meet(store: dist.Store, rank: int, size: int) -> None:
 def _compare_at_once() -> None:
     """Has the host itself compare results, which are copies, with training in one process, which posts nothing."""
     if (check := sys.modules.get("chimera_runtime.check.check")) is not None:
-        check.compare, check.whole_sequences.compare = at_once(check.compare), at_once(check.whole_sequences.compare)
+        slices = check.side_by_side
+        check.compare, slices.compare_slices = at_once(check.compare), at_once(slices.compare_slices)
 
 
 listen()

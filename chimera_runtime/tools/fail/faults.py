@@ -24,7 +24,7 @@ from importlib import metadata
 from linecache import getline
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -60,23 +60,10 @@ _NAMES = {
 }
 
 
-class RaisedError(NamedTuple):
-    """An error that ends a rank: the place in its script, the ranks that it waited for, and the message.
-
-    ``seconds`` says how long it waited; it is None if that is not known.
-    """
-
-    place: ScriptPlace | None
-    peers: Sequence[int]
-    seconds: float | None
-    message: str
-
-
 class BugReport:
     """Writes this rank's part of the zip file.
 
-    Raises `Misuse` if there is another file of that name, which ``--bundle`` has not written. Raises `Unwritable` if
-    the file cannot be written.
+    Raises `Misuse` if a file of that name was not written by ``--bundle``, `Unwritable` if it cannot be written.
     """
 
     def __init__(self, options: Namespace, directory: Path, rank: int) -> None:
@@ -84,7 +71,7 @@ class BugReport:
         self._directory = directory
         self._rank = rank
         self._place: Place | None = None
-        self._raised: RaisedError | None = None
+        self._stop: dict[str, Any] | None = None
         self._about = {
             "command": _without_values_for_the_model(sys.argv),
             "python": sys.version,
@@ -104,21 +91,22 @@ class BugReport:
 
     @contextmanager
     def noting(self, place: Place, timeout: float) -> Iterator[None]:
-        """Context of a run on the rank at ``place``: notes where an error inside was raised.
-
-        ``timeout`` is that of waits, in seconds.
+        """Context of a run on the rank at ``place``, with waits of at most ``timeout`` seconds: notes an error inside,
+        with its place and wait.
         """
         self._place = place
         try:
             yield
         except BaseException as error:
-            self._raised = _account_of(error, timeout)
+            script = (error.place if isinstance(error, PlacedError) else None) or place_of_error(error.__traceback__)
+            peers = error.peers if isinstance(error, PeerLost) else ()
+            seconds = timeout if isinstance(error, PeerLost) and NO_ANSWER in str(error) else None
+            self._stop = self._stop_of(place, script, str(error) or type(error).__name__, peers, seconds)
             raise
 
     def add(self, message: str) -> None:
-        """Adds the last message of this rank, the lines before it, and the places of its threads.
-
-        Call it in a thread: it waits for other ranks of the machine that write. A failure is printed and stops nothing.
+        """Adds the last message of this rank, the lines before it, and the places of its threads. A failure is printed
+        and stops nothing.
         """
         try:
             self._add(message)
@@ -128,7 +116,8 @@ class BugReport:
     def _add(self, message: str) -> None:
         texts = {f"rank_{self._rank}.txt": visible("\n".join(self._account(message)))}
         if self._place is not None:
-            texts[f"rank_{self._rank}.json"] = json.dumps(self._stop(self._place, message), indent=2)
+            stop = self._stop or self._stop_of(self._place, _place_of_main_thread(), message)
+            texts[f"rank_{self._rank}.json"] = json.dumps(stop, indent=2)
         with os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
@@ -140,13 +129,15 @@ class BugReport:
                 for name, text in texts.items():
                     archive.writestr(name, text)
 
-    def _stop(self, place: Place, message: str) -> dict[str, Any]:
-        """Returns this rank's entry in the report: the line of its script where it stopped, and its wait.
-
-        Outside of an update there is no line.
-        """
-        raised = self._raised or RaisedError(_place_of_main_thread(), (), None, message)
-        script = raised.place
+    def _stop_of(
+        self,
+        place: Place,
+        script: ScriptPlace | None,
+        message: str,
+        peers: Sequence[int] = (),
+        seconds: float | None = None,
+    ) -> dict[str, Any]:
+        """The record of this rank's end, for the page of a bug report: the line of its script, and its wait if any."""
         file = str(self._directory / f"rank_{place.worker}.py")
         return {
             "format": FORMAT,
@@ -159,9 +150,9 @@ class BugReport:
             "line": None if script is None else script.line,
             "counters": {} if script is None else script.counters,
             "text": "" if script is None else getline(file, script.line).strip(),
-            "waits_for": [*raised.peers],
-            "seconds": raised.seconds,
-            "message": raised.message.split("\n", 1)[0][:_MESSAGE],
+            "waits_for": [*peers],
+            "seconds": seconds,
+            "message": message.split("\n", 1)[0][:_MESSAGE],
         }
 
     def _account(self, message: str) -> Iterator[str]:
@@ -175,20 +166,8 @@ class BugReport:
                 yield f"\nthread {names.get(thread, thread)}:\n{_stack(frame)}"
 
 
-def _account_of(error: BaseException, timeout: float) -> RaisedError:
-    """Reads what an error says. If it says that a wait timed out, the wait took ``timeout`` seconds."""
-    place = error.place if isinstance(error, PlacedError) else None
-    is_late = isinstance(error, PeerLost) and NO_ANSWER in str(error)
-    return RaisedError(
-        place or place_of_error(error.__traceback__),
-        error.peers if isinstance(error, PeerLost) else (),
-        timeout if is_late else None,
-        str(error) or type(error).__name__,
-    )
-
-
 def _place_of_main_thread() -> ScriptPlace | None:
-    """Returns the place in the script of the main thread, which runs on meanwhile; None if reading it fails."""
+    """Place in the script of the main thread; None if reading it fails, as the thread runs on meanwhile."""
     try:
         return place_of_thread(sys._current_frames().get(threading.main_thread().ident or 0))
     except Exception:
@@ -196,7 +175,6 @@ def _place_of_main_thread() -> ScriptPlace | None:
 
 
 def _stack(frame: FrameType) -> str:
-    """Returns the stack of a thread. The thread runs on, and may change what is read here, so this can fail."""
     try:
         return "".join(traceback.format_stack(frame)).rstrip()
     except Exception as error:
@@ -204,7 +182,6 @@ def _stack(frame: FrameType) -> str:
 
 
 def _clear(path: Path) -> None:
-    """Removes the file of an earlier run, and checks that a new one can be written."""
     if path.exists() and not _is_bundle(path):
         raise mistakes.path_is_yours(option="--bundle", path=path, other="name")
     path.touch()
@@ -235,7 +212,6 @@ def _packages() -> Iterator[tuple[str, str]]:
 
 
 def _device(options: Namespace) -> str:
-    """Describes the GPU of this rank or, if none is used, the processor."""
     count = torch.cuda.device_count()
     if count and (options.device == "cuda" or (options.device is None and options.backend != "gloo")):
         local = int(os.environ.get("LOCAL_RANK", "0")) % count
@@ -258,16 +234,15 @@ Answer = TypeVar("Answer")
 
 
 class _NoStoreError(Exception):
-    """torchrun's store does not answer, or has ended; the text says which of the two."""
+    """The message says whether torchrun's store has ended, or does not answer."""
 
 
 class Faults:
     """Ends this rank of a program with one message for the whole job.
 
-    The functions in ``at_end`` are called with the message before the process ends; ``hint`` is a line that is printed
-    below the message. If ``at_sigterm`` is set, the first SIGINT, SIGTERM or SIGHUP from outside does not end the
-    process while all ranks are well: ``at_sigterm`` is called with the name of the signal instead. Later signals, which
-    torchrun passes on, are ignored.
+    ``at_end`` are called with the message before the process ends; ``hint`` is a line below it. If ``at_sigterm`` is
+    set, the first SIGINT, SIGTERM or SIGHUP while all ranks are well calls it with the name of the signal instead of
+    ending the process; later ones, which torchrun passes on, are ignored.
     """
 
     def __init__(self, store: Store, rank: int, program: str = "train.py") -> None:
@@ -283,11 +258,14 @@ class Faults:
     def end(self, message: str, status: int, is_cause: bool = True) -> NoReturn:
         """Prints the message, unless another rank has printed one, gives it to torchrun, and ends the process.
 
-        Meanwhile the functions of ``at_end`` save what they can. All run in threads with a time limit, as the store or
-        a file system may not answer. ``is_cause`` says that the message is about this rank itself, and not about
-        another rank that it waited for.
+        Meanwhile ``at_end`` saves what it can, in threads with a time limit, as the store or a file system may not
+        answer. ``is_cause`` says that the message is about this rank itself, not about one that it waited for.
         """
         self._save_and_leave(message, status, partial(self._speak, is_cause=is_cause))
+
+    def end_alone(self, message: str, status: int) -> NoReturn:
+        """Ends this rank like `end`, but without the store: with its own message about the peers that it waited for."""
+        self._save_and_leave(f"{self._program}: {message}", status, partial(self._speak_alone, is_cause=False))
 
     def _save_and_leave(self, message: str, status: int, speak: Callable[[str], None]) -> NoReturn:
         self._lock.acquire()
@@ -300,7 +278,7 @@ class Faults:
         leave(status)
 
     def _speak(self, message: str, is_cause: bool) -> None:
-        """Prints the message on the first rank that calls it; on the others, waits until that rank has printed."""
+        """Prints the message on the first rank that calls it; the others wait until it is printed."""
         try:
             is_first = _ask(lambda: self._store.add(_SPEAKERS, 1) == 1)
         except _NoStoreError:
@@ -319,7 +297,7 @@ class Faults:
             record(f"rank {self._rank} ended after another one had failed: {cause}", is_cause=False)
 
     def _speak_alone(self, message: str, is_cause: bool) -> None:
-        """Prints the message if the store does not answer: on the first rank of each torchrun, and of each cause."""
+        """Prints the message without the store: on the first rank of each torchrun, and on each that is a cause."""
         record(message, is_cause)
         if is_cause or claim_to_speak():
             self._tell(message)
@@ -330,16 +308,15 @@ class Faults:
     def lost(self, error: PeerLost) -> NoReturn:
         """Ends this rank, which has lost its peers, with the message of the rank that failed first.
 
-        Finding that rank: a rank that fails closes its connections, and its neighbours fail in turn; if a rank is
-        stuck, all others time out together. So every rank writes into the store which peers it waited for, gives the
-        others a moment to do the same, and follows the waits to the last rank that wrote anything. A rank that waited
-        for many, in a sum, cannot know which of them failed; it follows the wait of the first rank that waited for a
-        single one. If torchrun has died, that is the cause. This rank's own message is kept for a bug report.
+        A rank that fails closes its connections, and its neighbours fail in turn; if a rank is stuck, all others time
+        out together. So every rank writes its message and the peers that it waited for into the store, gives others a
+        moment to do the same, and follows the waits to the last rank that wrote anything. A rank that waited for many
+        follows the wait of the first rank that waited for a single one. If torchrun has died, that is the cause.
         """
         message = str(error)
         last_lines.append(message)
         try:
-            _ask(lambda: self._leave_word(message, error.peers))
+            _ask(partial(self._leave_word, message, error.peers))
             self._end_if_orphaned()
             cause = _ask(self._cause)
         except _NoStoreError as without_store:
@@ -348,13 +325,11 @@ class Faults:
         self.end(f"{self._program}: {cause}", FAILED, is_cause=False)
 
     def _leave_word(self, message: str, peers: Sequence[int]) -> None:
-        """Writes this rank's message, and the ranks that it waited for, into the store for `_followed` to read."""
         self._store.set(f"{_LOST}/{self._rank}", json.dumps([message, list(peers)]))
         if len(peers) == 1:
             self._store.compare_set(_FIRST, "", str(self._rank))
 
     def _cause(self) -> str:
-        """Returns the message of the rank that failed first, as far as `lost` can find that rank."""
         message, is_silent = self._followed(self._rank)
         if not is_silent and self._store.check([_FIRST]):
             other, is_silent = self._followed(int(self._store.get(_FIRST)))
@@ -373,15 +348,8 @@ class Faults:
         if _torchrun_has_died():
             self.end_alone("torchrun has died, and its ranks end", TERMINATED)
 
-    def end_alone(self, message: str, status: int) -> NoReturn:
-        """Ends this rank like `end`, but without the store: with its own message about the peers that it waited for."""
-        self._save_and_leave(f"{self._program}: {message}", status, partial(self._speak_alone, is_cause=False))
-
     def _followed(self, rank: int) -> tuple[str, bool]:
-        """Follows the waits: from a rank to the one that it waited for, and on; returns the message of the last rank.
-
-        Also returns True if that last rank waited for a rank that has written nothing into the store.
-        """
+        """Follows the waits; returns the message of the last rank, and whether it waited for a silent one."""
         message, visited = "", set[int]()
         while self._store.check([f"{_LOST}/{rank}"]):
             visited.add(rank)
@@ -392,10 +360,8 @@ class Faults:
         return message, True
 
     def watch_signals(self, size: int) -> None:
-        """Starts a thread that at a SIGINT, SIGTERM or SIGHUP ends this rank, one of ``size``, or calls ``at_sigterm``.
-
-        It is a thread because the main thread may be waiting for a message. A SIGHUP that is ignored, as under
-        ``nohup``, stays ignored.
+        """Starts a thread, as the main one may wait for a message, that at a SIGINT, SIGTERM or SIGHUP ends this rank
+        of ``size``, or calls ``at_sigterm``. A SIGHUP that is ignored, as under ``nohup``, stays ignored.
         """
         signals, woken = socket.socketpair()
         woken.setblocking(False)
@@ -415,10 +381,8 @@ class Faults:
                 self._terminated(size, signal.Signals(number).name)
 
     def _end_if_interrupted(self, number: int) -> None:
-        """Ends this rank at a Ctrl-C; if ``at_sigterm`` is set, only at the second one, as the first is to save.
-
-        At the second one torchrun sends a SIGTERM. A signal soon after a SIGINT may belong to the same Ctrl-C: the
-        terminal sends one, and torchrun passes one on.
+        """Ends this rank at a Ctrl-C; if ``at_sigterm`` is set, at the second one, of which torchrun makes a SIGTERM. A
+        signal soon after a SIGINT may belong to the same Ctrl-C: the terminal sends one, and torchrun passes one on.
         """
         now = time.monotonic()
         is_again = self._interrupted is not None and now - self._interrupted > _SAME_CTRL_C
@@ -428,7 +392,6 @@ class Faults:
             self._interrupted = now
 
     def _terminated(self, size: int, name: str) -> None:
-        """Ends this rank after a signal, with a message about where the signal came from, or calls ``at_sigterm``."""
         # torchrun sent it, because a rank died or failed or because it ends itself; or it came from outside.
         try:
             has_spoken, dead = _ask(lambda: (self._store.check([_SPEAKERS]), self._dead(size)))
@@ -467,7 +430,6 @@ class Faults:
         return dead
 
     def _let_others_speak(self) -> None:
-        """Waits a moment for some rank to print a message: a rank that waits for the dead one can name it."""
         deadline = time.monotonic() + _GRACE
         with suppress(RuntimeError, ValueError):
             while time.monotonic() < deadline and not self._store.check([_SAID]):
@@ -475,9 +437,8 @@ class Faults:
 
 
 def _ask(question: Callable[[], Answer]) -> Answer:
-    """Calls torchrun's store in a thread, as the call may never return, and returns its answer.
-
-    Raises `_NoStoreError` if the store does not answer in time, or has ended.
+    """Calls torchrun's store in a thread, as the call may never return. Raises `_NoStoreError` if it does not answer in
+    time, or has ended.
     """
     answers: list[Answer] = []
     errors: list[Exception] = []
@@ -507,10 +468,7 @@ def _machine() -> str:
 
 
 def _torchrun_has_died() -> bool:
-    """Waits up to half a second for torchrun to end, and returns whether it has.
-
-    The wait also gives other ranks time to write their messages into the store.
-    """
+    """Waits a moment for torchrun to end, and for other ranks to write into the store; returns whether it has ended."""
     deadline = time.monotonic() + _MOMENT
     while not has_ended() and time.monotonic() < deadline:
         time.sleep(_POLL)
@@ -534,9 +492,8 @@ def leave(status: int) -> NoReturn:
 
 
 def claim_to_speak() -> bool:
-    """Returns True on the first rank of a torchrun that calls this: that rank is to print the message.
-
-    The first rank makes a file next to the directories of the ranks. If it cannot, local rank 0 gets True.
+    """Returns True on the first rank of a torchrun that calls this, by a file next to the directories of the ranks; on
+    local rank 0 if that cannot be made.
     """
     rank = os.environ.get("LOCAL_RANK", "0")
     place = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent
@@ -552,10 +509,9 @@ def claim_to_speak() -> bool:
 
 
 def record(message: str, is_cause: bool) -> None:
-    """Writes a message as ``torch.distributed.elastic.multiprocessing.errors.record`` writes an exception.
+    """Writes a message as ``torch.distributed.elastic.multiprocessing.errors.record`` writes an exception, if possible.
 
-    torchrun calls the oldest failure the cause, and its times are whole seconds. So the time of a failure that follows
-    from another one (not ``is_cause``) is rounded up. If the file cannot be written, nothing happens.
+    torchrun calls the oldest failure the cause, in whole seconds: the time of one that is no cause is rounded up.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path is None:

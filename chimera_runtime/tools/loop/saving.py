@@ -79,9 +79,8 @@ def _under(function: Callable[..., Any], device: str, dtype: torch.dtype, *argum
 
 
 def _change_forward(module: torch.nn.Module, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replaces the ``forward`` of a module by ``change(forward)``, in a class of its own, which copies have as well.
-
-    If `torch.compile` has wrapped the module, the inner one is changed, and compiled with the change.
+    """Replaces the ``forward`` of a module by ``change(forward)``, in a class of its own, which copies have as well;
+    inside of a module that `torch.compile` has wrapped.
     """
     inside = getattr(module, "_orig_mod", module)
     if "forward" in vars(inside):
@@ -98,10 +97,8 @@ def _change_forward(module: torch.nn.Module, change: Callable[[Callable[..., Any
 class Optimizers:
     """Steps every weight group of this rank; all ranks that hold a group draw the same random numbers for its step.
 
-    If ``idle``, no step is made: a rehearsal does not change the weights. ``updates`` is the number of updates of the
-    run, which the model file's ``scheduler`` gets; ``schedulers`` are the schedulers that it made, stepped after the
-    optimizers. If ``sharded_over`` is given, the state of each weight group is sharded over the ranks of it that hold
-    the group.
+    An ``idle`` one, of a rehearsal, makes no step. The model file's scheduler gets the number of ``updates``;
+    ``schedulers`` are stepped after the optimizers. Over ``sharded_over`` the state of each group is sharded.
     """
 
     def __init__(
@@ -152,7 +149,6 @@ class Optimizers:
         self._update = updates
 
     def __iter__(self) -> Iterator[Any]:
-        """The optimizers of the groups that have any parameters to train."""
         return (optimizer for optimizer in self._optimizers.values() if hasattr(optimizer, "param_groups"))
 
     def zero_grad(self) -> None:
@@ -190,11 +186,11 @@ def optimizer_of(
 # ``--rehearse``: stages that sleep instead of computing.
 
 
+@dataclass
 class RehearsedLink:
     """Link to the host, which runs one move at a time; busy until ``free_at``, a time of `time.perf_counter`."""
 
-    def __init__(self) -> None:
-        self.free_at = 0.0
+    free_at: float = 0.0
 
     def launch(self, seconds: float) -> float:
         """Launches a move; returns the time of its end."""
@@ -203,10 +199,8 @@ class RehearsedLink:
 
 
 class RehearsedStage(Stage):
-    """Stage that sleeps instead of computing; its messages and sums have the sizes of the real stage.
-
-    Nothing moves to the host either, but waits for moves last as long as over ``rehearsed_link``, which all stages
-    of a rank share.
+    """Stage that sleeps instead of computing; its messages and sums have the sizes of the real stage. Nothing moves,
+    but waits for moves last as over ``rehearsed_link``, which all stages of a rank share.
     """
 
     def __init__(
@@ -253,7 +247,6 @@ class RehearsedStage(Stage):
         other._hand_on_fakes("B", backward[0])
 
     def _sleep(self, letter: str, micros: Micros, *_values: Any) -> None:
-        """Sleeps as long as operation ``letter`` takes, for each micro-batch; hands on tensors of the right shapes."""
         self._sleep_for(letter, _of(micros, self._weights))
         self._hand_on_fakes(letter, micros)
 
@@ -262,12 +255,10 @@ class RehearsedStage(Stage):
             time.sleep(max(0.0, self._seconds.get(letter, 0.0) * weight - self._slack))
 
     def _launch(self, letter: str, micros: Micros) -> None:
-        """Launches a rehearsed move of ``micros``; it takes longer for a longer slice."""
         seconds = sum(_of(micros, self._sizes)) * self._seconds.get(letter, 0.0)
         self._ends[letter, micros] = self._link.launch(seconds)
 
     def _wait(self, letter: str, micros: Micros) -> None:
-        """Sleeps until a move ends."""
         time.sleep(max(0.0, self._ends.pop((letter, micros)) - time.perf_counter()))
 
     def _hand_on_fakes(self, letter: str, micros: Micros) -> None:
@@ -290,9 +281,14 @@ def repeated(micros: Micros, fake: Tensors) -> Tensors:
 
 def rehearsed(seconds: Mapping[str, float], job: Job) -> Callable[..., Stage]:
     """Returns a function that makes stages which sleep; ``seconds`` has each kind's time for a whole micro-batch."""
-    of_part = {kind: value / job.parts for kind, value in seconds.items()}
-    made = partial(RehearsedStage, seconds=of_part, slack=overshoot(), cost_weights=cost_weights(job))
-    return partial(made, sizes=slice_sizes(job), rehearsed_link=RehearsedLink())
+    return partial(
+        RehearsedStage,
+        seconds={kind: value / job.parts for kind, value in seconds.items()},
+        slack=overshoot(),
+        cost_weights=cost_weights(job),
+        sizes=slice_sizes(job),
+        rehearsed_link=RehearsedLink(),
+    )
 
 
 def cost_weights(job: Job) -> Sequence[float]:
@@ -310,9 +306,8 @@ def slice_sizes(job: Job) -> Sequence[float]:
 
 
 def overshoot() -> float:
-    """Seconds by which a sleep of 2 ms is too long on this machine: the third shortest of 21 samples.
-
-    A busy machine may become idle later; with the median, sleeps would then be too short.
+    """Seconds by which a sleep of 2 ms is too long on this machine: the third shortest of 21 samples, as it may be idle
+    later.
     """
     samples = []
     for _ in range(21):
@@ -334,12 +329,10 @@ class Terminated(Exception):
 class Saving:
     """Reads and writes weights and checkpoints for the training loop, as the options ask.
 
-    ``write`` writes a line for the user; on other ranks than 0 it does nothing. ``termination`` returns the name of the
-    signal that has come to any rank, such as SIGTERM, or None. ``shared`` are further objects that `Checkpoints` saves,
-    with a state that is the same on all ranks, such as the position in the data. ``reserve`` refuses the path of an
-    option if another job will write it. If ``--export`` names a directory,
-    ``describe`` writes all files there except the weights; it is None if ``--export`` names a file. ``is_over`` says
-    that training ends before its last update, because a rank has called `Pipeline.ask_to_stop`.
+    ``write`` writes a line for the user, on rank 0. ``termination`` returns the name of the signal that has come to any
+    rank, or None. ``shared`` are further objects with a state that is the same on all ranks. ``reserve`` refuses the
+    path of an option that another job will write. If ``--export`` names a directory, ``describe`` writes all files
+    there but weights. ``is_over`` says that training ends early, because a rank has called `Pipeline.ask_to_stop`.
     """
 
     options: argparse.Namespace
@@ -364,10 +357,8 @@ class Saving:
             )
 
     def begin(self) -> None:
-        """Loads the weights of ``--load``, then everything from the checkpoint of ``--resume``.
-
-        Raises `BadCheckpoint` or `Misuse` if either cannot be loaded, or ``--save`` or ``--export`` cannot be written
-        later.
+        """Loads the weights of ``--load``, then the checkpoint of ``--resume``. Raises `BadCheckpoint` or `Misuse` if
+        that fails, or ``--save`` or ``--export`` cannot be written later.
         """
         options = self.options
         if options.export is not None:
@@ -395,15 +386,12 @@ class Saving:
 
     @property
     def _exported(self) -> Path:
-        """The file of ``--export``."""
         path: Path = self.options.export
         return path if self.describe is None else path / "model.safetensors"
 
     def is_due(self, outcome: Outcome | None) -> bool:
-        """Whether to save now, after the update with this outcome.
-
-        Also sets `is_over`. For that it reads the outcome of the update before: reading the newest one would wait for
-        the slowest rank.
+        """Whether to save now, after the update with this outcome. Sets `is_over` by the outcome of the update before:
+        the newest one would wait for the slowest rank.
         """
         if outcome is not None:
             self._outcomes.append(outcome)
@@ -418,9 +406,8 @@ class Saving:
             self._saved = self.pipe.updates
 
     def end(self) -> None:
-        """Saves and exports at the end of training, whether it was planned or asked for.
-
-        Raises `Terminated` if training ended after a signal. Raises `BadCheckpoint` if a file cannot be written.
+        """Saves and exports at the end of training. Raises `Terminated` if it ended after a signal, `BadCheckpoint` if
+        a file cannot be written.
         """
         options = self.options
         if options.save is not None and not options.check_only:

@@ -45,10 +45,8 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def reserve(option: str, path: Path, store: Any) -> Path | None:
-    """Reserves a file for this job, by a lock on ``.NAME.lock`` beside it, which is returned.
-
-    Returns None, and reserves nothing, if the path is not that of a regular file in a directory that can be written:
-    whoever writes there says so. Raises `Misuse` if another job has reserved the file.
+    """Reserves a file for this job, by a lock on ``.NAME.lock`` beside it, which is returned; None if no regular file
+    can be written there, which whoever writes says. Raises `Misuse` if another job has reserved it.
     """
     target = Path(os.path.realpath(path))
     lock = target.with_name(f".{target.name}.lock")
@@ -71,10 +69,8 @@ def release(locks: Iterable[Path | None]) -> None:
 
 
 def locked(path: Path, store: Any) -> bool:
-    """Locks a file for this job until the process ends, even if it is killed; False if another job has locked it.
-
-    The file is made if there is none. Several ranks of a job may lock one file: it has the number of the job, which its
-    ``store`` keeps.
+    """Locks a file, made if there is none, until the process ends; False if another job has locked it. Several ranks of
+    a job may: the file has the number of the job, which its ``store`` keeps.
     """
     job: bytes = store.compare_set(_JOB, "", uuid.uuid4().hex)
     while True:
@@ -109,10 +105,7 @@ _IS_TORCHRUN = "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def end_with_parent() -> None:
-    """Asks the kernel to send this process a SIGTERM when torchrun ends, however that happens.
-
-    Does nothing on other systems than Linux, or if torchrun has not started this process.
-    """
+    """Asks the kernel to send this process a SIGTERM when torchrun ends; on Linux, if torchrun has started it."""
     if _IS_TORCHRUN and signal_when_parent_ends(signal.SIGTERM) and has_ended():
         os._exit(TERMINATED)
 
@@ -147,9 +140,8 @@ def open_closed() -> None:
 
 
 def write_line(text: str) -> None:
-    """Writes a line to standard output. It is no error if the reader of a pipe has left.
-
-    Raises `Unwritable` if standard output is closed, or cannot be written for another reason.
+    """Writes a line to standard output, where the reader of a pipe may have left. Raises `Unwritable` if it cannot be
+    written.
     """
     text = visible(text)
     last_lines.append(text)
@@ -157,9 +149,8 @@ def write_line(text: str) -> None:
 
 
 def show_line(text: str) -> None:
-    """Puts a text on the last line of the terminal, as much as fits, in place of the one before.
-
-    For texts that are soon out of date, if standard output `is_terminal`. Errors as in `write_line`.
+    """Puts a text on the last line of the terminal, in place of the one before, as much as fits; errors as in
+    `write_line`.
     """
     _put(visible(text)[: shutil.get_terminal_size().columns - 1])
 

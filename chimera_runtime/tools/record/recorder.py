@@ -40,9 +40,8 @@ _NANOSECONDS = 10**6
 
 
 class HostClock:
-    """Clock of operations on the CPU: the host's monotonic clock, in nanoseconds.
-
-    ``now`` returns a time, which `read` converts. A recorder keeps at most ``most`` operations before it writes them.
+    """Clock of operations on the CPU: the host's, in nanoseconds. ``now`` returns a time, which `read` converts; a
+    recorder keeps at most ``most`` operations until then.
     """
 
     now: Callable[[], int] = staticmethod(monotonic_ns)
@@ -54,9 +53,8 @@ class HostClock:
 
 
 class EventClock(HostClock):
-    """Clock of operations on a GPU: ``now`` returns the number of an event, from which `read` finds the time.
-
-    ``new_event`` puts an event into the stream in which the GPU computes, behind all work that is there.
+    """Clock of operations on a GPU: ``now`` returns the number of an event behind all work in the stream; `read` finds
+    its time.
     """
 
     most = 2**12
@@ -107,10 +105,7 @@ ROUNDS = 16
 
 @dataclass(frozen=True)
 class OffsetEstimate:
-    """Rank 0's clock minus this rank's clock, at the time ``at`` of this rank's clock, in nanoseconds.
-
-    The true difference is within ``uncertainty`` of ``offset``.
-    """
+    """Rank 0's clock minus this rank's clock at the time ``at``, in nanoseconds, true to ``uncertainty``."""
 
     at: int
     offset: int
@@ -118,10 +113,8 @@ class OffsetEstimate:
 
 
 def estimate(ask: Callable[[], int], clock: Callable[[], int], rounds: int = ROUNDS) -> OffsetEstimate:
-    """Estimates the offset of another clock as NTP does: from the shortest of ``rounds`` exchanges.
-
-    ``ask`` asks for the time of the other clock, ``clock`` reads this rank's. The other clock was read at some moment
-    of the exchange; it is taken to be the middle, which is wrong by half of the exchange at most.
+    """Estimates the offset of the clock that ``ask`` asks, as NTP does: from the shortest of ``rounds`` exchanges. It
+    was read in the middle of that, which is wrong by half of the exchange at most.
     """
     answers = []
     for _ in range(rounds):
@@ -134,9 +127,8 @@ def estimate(ask: Callable[[], int], clock: Callable[[], int], rounds: int = ROU
 
 
 def compare(control_group: ControlGroup) -> OffsetEstimate:
-    """Measures the offset to rank 0; every rank calls it, and rank 0 answers one rank after the other.
-
-    Raises `PeerLost` if another rank does not answer within the time-out.
+    """Measures the offset to rank 0, which answers one rank after the other; every rank calls it. Raises `PeerLost` if
+    another rank does not answer in time.
     """
     token = torch.zeros(1, dtype=torch.int64)
     if control_group.place.rank == 0:
@@ -161,9 +153,8 @@ PROGRAM = "schedule.sir"
 
 
 def prepare(control_group: ControlGroup, directory: Path, scripts: Path) -> None:
-    """Makes the directory and puts the program there; removes traces of an earlier run. Every rank calls it.
-
-    Raises `Misuse` if it cannot be written, has files that ``--trace`` did not write, or another run records there.
+    """Makes the directory and puts the program there; removes an earlier trace. Every rank calls it. Raises `Misuse` if
+    it cannot be written, has other files, or another run records there.
     """
     try:
         if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -214,9 +205,8 @@ class Recorder:
         self._first = update
 
     def timed(self, method: Callable[..., Any], line: Callable[..., ProgramLine]) -> Callable[..., Any]:
-        """Returns a function that calls ``method`` and records the call with its times, unless it raises an error.
-
-        ``line``, called with the same arguments, returns the line of the program that the call runs.
+        """Returns a function that calls ``method`` and records the call with its times; ``line`` returns the line that
+        it runs.
         """
 
         def timed(*arguments: Any, **keywords: Any) -> Any:
@@ -237,9 +227,8 @@ class Recorder:
         return update, text if line.also is None else f"{text} & {self._noted(line.also)[1]}"
 
     def spill(self) -> None:
-        """Writes the records to the file if there are many; call it where a pause delays other ranks least.
-
-        Raises `Misuse` if the file can no longer be written.
+        """Writes the records to the file if there are many; call it where a pause delays others least. Raises `Misuse`
+        if it fails.
         """
         if len(self._records) >= self._clock.most:
             with self._refusing():
@@ -268,7 +257,6 @@ class Recorder:
         self._part.replace(self._path)
 
     def _used(self) -> Iterator[tuple[str, int]]:
-        """Yields names and bytes: the most memory used on the host by moves, and by the carries of each stage."""
         if self._world.job.moving:
             yield "host", self._world.host_link.peak
         for stage in self._stages:

@@ -33,8 +33,8 @@ from chimera_runtime.ranks.devices import give_back
 from chimera_runtime.stage.module_state import state_of
 from chimera_runtime.stage.saved_tensors import Footprint
 from chimera_runtime.start.assemble import RankContext
-from chimera_runtime.start.stage_probe import StageCall, probe_backward, probe_forward
-from chimera_runtime.values.boundary import NO_CARRY, Traits
+from chimera_runtime.start.stage_probe import probe_backward, probe_slices
+from chimera_runtime.values.boundary import Traits
 from chimera_runtime.values.byte_text import byte_text
 from chimera_runtime.values.nested import all_generators_kept, generators_kept, to_device
 
@@ -72,9 +72,8 @@ number if the sheet gives only that with sparsity.
 
 
 def peak_of(device: str, dtype: torch.dtype, tensor_float: bool) -> float | None:
-    """Floating-point operations per second of a device by its name; None if not known, as for a part of a device (MIG).
-
-    ``tensor_float`` says that products of float32 are computed in TF32.
+    """Floating-point operations per second of a device by its name, in TF32 if ``tensor_float``; None if not known, as
+    for a part of a device (MIG).
     """
     peaks = next((peaks for name, peaks in _PEAKS.items() if re.search(rf"\b{name}\b", device)), None)
     if peaks is None or "MIG" in device:
@@ -88,17 +87,14 @@ def peak_of(device: str, dtype: torch.dtype, tensor_float: bool) -> float | None
 def peak_seconds(
     context: RankContext, modules: dict[int, torch.nn.Module], peak: float | None, dtype: torch.dtype
 ) -> float:
-    """Seconds that an update would take if all ranks computed at their peak all the time; every rank calls it.
-
-    ``peak`` is the peak of each device in TFLOPS; for None it is looked up in the table of devices. ``dtype`` is the
-    type in which products of matrices are computed.
-
-    Raises `Misuse` if the device of this rank is not in the table.
+    """Seconds that an update would take if all ranks computed at their peak all the time; every rank calls it. ``peak``
+    is that of each device in TFLOPS, None to look it up for products in ``dtype``. Raises `Misuse` if the device is
+    unknown.
     """
     world = context.world
     if peak is None:
         device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
-        per_second = peak_of(device, dtype, _in_tf32())
+        per_second = peak_of(device, dtype, torch.backends.cuda.matmul.fp32_precision == "tf32")
         if per_second is None:
             raise peak_is_unknown(device=device, dtype=str(dtype).removeprefix("torch."))
     else:
@@ -113,34 +109,33 @@ def peak_seconds(
 def of_stage(context: RankContext, module: torch.nn.Module, stage: int) -> int:
     """Floating-point operations of a forward and a backward of one micro-batch; a sum and a product are two.
 
-    They are counted while both run, on the first items of the dataset or, after the first stage, on zeros of the right
-    shapes. `torch.utils.flop_counter` counts products of matrices, convolutions and attention. Afterwards the state of
-    the stage is restored.
+    `torch.utils.flop_counter` counts products of matrices, convolutions and attention while both run, after the first
+    stage on zeros. The state of the stage is restored.
     """
-    boundaries, source, world = context.probed.boundaries, context.source, context.world
+    job, source, device = context.world.job, context.source, context.world.device
     assert source is not None, "options.parse refuses that in a rehearsal"
-    last, before = not world.job.fed[stage], context.probed.before(stage, world.job)
-    state, contents = state_of(module, context.probed.traits[stage].touched)
-    operations, carry = 0, NO_CARRY
+    is_last, before, traits = not job.fed[stage], context.probed.before(stage, job), context.probed.traits[stage]
+
+    def load(micro: int) -> Any:
+        inputs = source.input(0, micro) if before is None else before.at(micro).buffers(device)
+        loaded = source.keywords(0, micro) if traits.keywords else {}
+        keywords = {name: value for name, value in loaded.items() if name in traits.keywords}
+        return to_device((inputs, source.target(0, micro) if is_last else None, keywords), device)
+
+    differentiable = None if is_last else context.probed.boundaries[stage].differentiable
+    state, contents = state_of(module, traits.touched)
     with all_generators_kept():
-        for micro in range(world.job.slices):
-            handed = (
-                to_device(source.input(0, micro), world.device)
-                if before is None
-                else before.at(micro).buffers(world.device)
-            )
-            target = to_device(source.target(0, micro), world.device) if last else None
-            names = context.probed.traits[stage].keywords
-            loaded = to_device(source.keywords(0, micro), world.device) if names else {}
-            keywords = {name: value for name, value in loaded.items() if name in names}
-            with FlopCounterMode(display=False) as counter:
-                call = StageCall(before, handed, target, last, keywords, carry, micro + 1 < world.job.slices)
-                trace = probe_forward(context.model, stage, module, call, measures=False)
-                probe_backward(stage, module, trace, None if last else boundaries[stage].differentiable)
-            operations += counter.get_total_flops()
-            carry = trace.next_carry(call)
+        loaded = [*map(load, range(job.slices))]
+        with FlopCounterMode(display=False) as counter:
+            for _, forward in probe_slices(
+                *(context.model, stage, module, loaded.__getitem__, job.slices),
+                before=before,
+                is_last=is_last,
+                measures=False,
+            ):
+                probe_backward(stage, module, forward, differentiable)
     state.restore(contents)
-    return operations
+    return int(counter.get_total_flops())
 
 
 def computing_dtype(modules: dict[int, torch.nn.Module], autocast: torch.dtype | None) -> torch.dtype:
@@ -154,19 +149,11 @@ def computing_dtype(modules: dict[int, torch.nn.Module], autocast: torch.dtype |
     return max(sizes, key=sizes.__getitem__, default=torch.float32)
 
 
-def _in_tf32() -> bool:
-    """Whether a GPU computes products of float32 in TF32."""
-    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
-
-
 @dataclass(frozen=True)
 class RankBytes:
-    """Bytes that a rank needs, by purpose.
-
-    ``weights``: weights in all versions, frozen parameters and buffers. ``gradients``: the flat buffers, and the
-    gradients that the first backward of the largest stage makes. ``optimizer``: its state. ``messages``: receive
-    buffers, and tensors that are being sent and are not saved for a backward as well. ``activations``: all other
-    tensors that are kept for a backward.
+    """Bytes that a rank needs, by purpose: all versions of weights and buffers; flat buffers of gradients, and those
+    that the first backward of the largest stage makes; the optimizer's state; receive buffers and tensors that are
+    being sent and not saved as well; and all other tensors that are kept for a backward.
     """
 
     weights: int
@@ -182,11 +169,8 @@ class RankBytes:
 
 
 def refuse_beyond(limit: int, mine: "RankNeed") -> str:
-    """Returns the need of the fullest rank, in words, if no rank needs more than ``limit`` bytes; all ranks call it.
-
-    ``mine`` is what this rank needs.
-
-    Raises `Misuse` on every rank, if some rank needs more.
+    """Returns the need of the fullest rank, in words. All ranks call it with what each needs; raises `Misuse` on every
+    rank if one needs more than ``limit`` bytes.
     """
     world = mine.context.world
     need = mine.need()
@@ -202,9 +186,8 @@ def refuse_beyond(limit: int, mine: "RankNeed") -> str:
 
 
 class RankNeed:
-    """Adds up the bytes that this rank needs, from the schedule and the measurements of the first micro-batch.
-
-    ``optimizer`` makes an optimizer of parameters. ``is_sharded`` says that the replicas of a stage share its state.
+    """Adds up the bytes that this rank needs, from the schedule and the first micro-batch. ``is_sharded`` says that the
+    replicas of a stage share the state of the ``optimizer``.
     """
 
     def __init__(
@@ -239,10 +222,7 @@ class RankNeed:
 
     @property
     def _whole(self) -> int:
-        """The number of units that a measured size stands for; the schedule counts micro-batches in units.
-
-        It is 1, or `Job.units` if slices have unequal lengths: sizes are then those of a whole micro-batch.
-        """
+        """Units of the schedule in a measured size: more than 1 for slices of unequal lengths, measured together."""
         job = self.context.world.job
         return job.units if job.lengths else 1
 
@@ -250,7 +230,6 @@ class RankNeed:
         return math.ceil(Fraction(units) * size / self._whole)
 
     def _stepped(self) -> Iterator[list[torch.nn.Parameter]]:
-        """Yields for each weight group the parameters that its optimizer steps, or this rank's shards of them."""
         for group, trained in self._trained.items():
             yield Sharding(self.context.world, group, trained).shards if self.is_sharded else trained
 
@@ -289,7 +268,6 @@ class RankNeed:
         return total + sum(stashed[group] * bytes_of(trained) for group, trained in self._trained.items())
 
     def _weights_of(self, stage: int) -> int:
-        """Bytes of the parameters that a stage trains, shared ones included."""
         return sum(bytes_of(trained) for group, trained in self._trained.items() if stage in group)
 
     def _gradients(self) -> int:
@@ -311,11 +289,7 @@ class RankNeed:
         return sum(micros * sizes[letter] for letter, micros in facts.sending.items())
 
     def _message(self, letter: str, stage: int, is_before: bool) -> int:
-        """Bytes of one value of a micro-batch in the messages between a stage and its neighbours on one side.
-
-        ``letter`` is the letter of the value. The neighbours are the stages before this one if ``is_before``, else the
-        stages after it.
-        """
+        """Bytes of a value of a micro-batch in messages with the stages before, if ``is_before``, or after."""
         job = self.context.world.job
         ends = job.feeding[stage] if is_before else (stage,) if job.fed[stage] else ()
         boundaries = [self.context.probed.boundaries[end] for end in ends]
@@ -346,7 +320,6 @@ class RankNeed:
         )
 
     def _are_elsewhere(self, stage: int, neighbours: tuple[int, ...]) -> bool:
-        """Whether a stage has neighbours, all of which are on other workers than this one."""
         place, job = self.context.world.place, self.context.world.job
         return bool(neighbours) and on_other_workers(neighbours, stage, place.worker, job.placement) == [*neighbours]
 
@@ -375,9 +348,8 @@ def state_bytes(make: Callable[[list[torch.nn.Parameter]], Any], parameters: lis
 
 
 def smallest_share(control_group: ControlGroup, device: torch.device) -> int:
-    """Bytes that every rank may have, for ``--memory-limit device``: the smallest share of any rank in its GPU.
-
-    Every rank calls it. Raises `Misuse` if a rank is on the CPU; errors also as in `ControlGroup.collect`.
+    """Bytes that every rank may have, for ``--memory-limit device``: the smallest share in a GPU; every rank calls it.
+    Raises `Misuse` if a rank is on the CPU.
     """
     if device.type != "cuda":
         raise Misuse(mistakes.DEVICE_HAS_NO_MEMORY_OF_ITS_OWN)
@@ -392,7 +364,6 @@ def share_of(device: torch.device) -> int:
 
 
 def _stand_in(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
-    """Makes a parameter of the same shape, with the same attributes and a gradient, but without memory."""
     made = torch.nn.Parameter(torch.empty_like(parameter, device="meta"))
     made.__dict__.update(parameter.__dict__)
     made.grad = torch.empty_like(made)
@@ -412,9 +383,8 @@ ON_GPU = "of tensors on the GPU, by torch's allocator"
 
 
 class PeakMemory:
-    """Compares the memory that this rank needs, computed before training, with its peak from then on.
-
-    ``before`` are the bytes that the process used before its stages were built, see `resident`.
+    """Compares the memory that this rank needs with its peak from now on; ``before`` are the `resident` bytes without
+    stages.
     """
 
     def __init__(self, need: RankNeed, before: int) -> None:
@@ -434,10 +404,8 @@ class PeakMemory:
                 _CLEAR.write_text("5", encoding="ascii")
 
     def lines(self) -> list[str]:
-        """Returns the lines of a table on rank 0, and none elsewhere: M_theta, M_a, bytes needed and used by each rank.
-
-        Where saved tensors move to the host, it also has the bytes needed and used there. Every rank calls it, before
-        any of them ends.
+        """Returns on rank 0 the lines of a table: M_theta, M_a, bytes needed and used by each rank, also on the host if
+        tensors move there. Every rank calls it, before any of them ends.
         """
         host = (self._on_host, self._world.host_link.peak) if self._world.job.moves else ()
         mine = self._copies, self._activations, (self._need, self._used(), *host)

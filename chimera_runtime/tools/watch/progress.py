@@ -36,134 +36,167 @@ from chimera_runtime.values import files
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.nested import generators_kept
 
-# ``--metrics``: file of losses and times, which rank 0 writes while updates end.
-
-_NAMES = (b"loss", b"step_seconds", b"cpu_seconds")
-_PAUSE = 1.0
-_SHARE = 100
-"""The file is written again after ``_PAUSE`` seconds at the earliest, and ``_SHARE`` times the time of the last write.
-"""
+# Sinks: the outputs to which rank 0 adds the facts of each update.
 
 
-class Metrics:
-    """Writes the file of ``--metrics``: a JSON object with three lists, each with a number for every update.
+class Sink:
+    """Output of an option such as ``--log-file``. Raises `Unwritable` if ``path`` cannot be written."""
 
-    They are those of `add`. A number that is not finite is null. The file is complete at every moment: it is written
-    under another name and renamed. Nothing is formatted twice, and writing takes at most a hundredth of the time,
-    however long the run. A file that is not a regular one, such as a pipe, is written once, by `close`.
-
-    Raises `Unwritable` if the file cannot be written.
-    """
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, option: str, path: Path) -> None:
+        self._option = option
         self._given = path
-        self._lock = threading.Lock()
-        self._columns = [bytearray() for _ in _NAMES]
-        self._count = self._saved = 0
-        self._due = 0.0
-        try:
-            self._once = path.exists() and not path.is_file()
-            self._path = path if self._once else Path(os.path.realpath(path))
-            if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
-                path.open("ab").close()
-            if not self._once:
-                self._save()
-        except OSError as error:
-            raise mistakes.file_cannot_be_written(option="--metrics", path=path, why=error.strerror) from error
 
-    def add(self, loss: float | None, step_seconds: float, cpu_seconds: float) -> None:
-        """Adds the numbers of an update, and writes the file now and then; if that fails, it is tried again later."""
-        numbers = (loss, step_seconds, cpu_seconds)
-        with self._lock:
-            for column, number in zip(self._columns, numbers, strict=True):
-                shown = json.dumps(number if number is not None and math.isfinite(number) else None)
-                column += f"{', ' if self._count else ''}{shown}".encode()
-            self._count += 1
-        if time.monotonic() >= self._due and not self._once:
-            with suppress(OSError):
-                self._save()
-
-    def close(self) -> None:
-        """Writes the numbers that are not yet in the file. Raises `Unwritable` if the file cannot be written."""
-        try:
-            self._save()
-        except OSError as error:
-            raise mistakes.metrics_are_incomplete(self._given, error.strerror, self._saved, self._count) from error
+    def add(self, facts: Mapping[str, Any], cpu_seconds: float | None) -> None:
+        """Adds the facts of an update, or of an evaluation after it, which has no ``cpu_seconds``."""
+        raise NotImplementedError
 
     def keep(self) -> None:
-        """Writes as `close` does, without its errors; called when the run ends early.
-
-        It does nothing for a pipe, which may have no reader and block.
-        """
-        if not self._once:
-            with suppress(Unwritable):
-                self.close()
-
-    def _save(self) -> None:
-        with self._lock:
-            start = time.monotonic()
-            lists = [b"".join((b'"', name, b'": [', c, b"]")) for name, c in zip(_NAMES, self._columns, strict=True)]
-            write = self._path.write_bytes if self._once else partial(write_atomically, self._path)
-            write(b"{" + b", ".join(lists) + b"}\n")
-            self._saved = self._count
-            end = time.monotonic()
-            self._due = end + max(_PAUSE, _SHARE * (end - start))
-
-
-# ``--tensorboard DIR``: the numbers of the log as curves of TensorBoard.
-
-_FLUSHED_EVERY = 10
-"""Seconds between writes to the disk."""
-
-
-class TensorBoard:
-    """Adds scalars to a directory by ``torch.utils.tensorboard``, in the background.
-
-    Raises `Misuse` if the package tensorboard, which torch uses, is not installed. Raises `Unwritable` if the directory
-    cannot be written.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise mistakes.package_is_missing(error=f"{error}") from error
-        self._directory = directory
-        with self._refusing():
-            self._writer: Any = SummaryWriter(str(directory), flush_secs=_FLUSHED_EVERY)
-
-    def add(self, facts: Mapping[str, Any]) -> None:
-        """Adds each number in a line of the log as a scalar. Raises `Unwritable` if a number cannot be written."""
-        with self._refusing():
-            for tag, number in scalars(facts):
-                self._writer.add_scalar(tag, number, facts["update"])
-
-    def keep(self) -> None:
-        """Writes and ends as `close` does, without its errors; called when the run ends early."""
-        with suppress(Unwritable):
-            self.close()
+        """Writes what is in memory, without an error; called when the run ends early."""
 
     def close(self) -> None:
-        """Writes the numbers that are still in memory, and ends; errors as in `add`."""
-        with self._refusing():
-            self._writer.close()
+        """Writes what is in memory, and ends."""
+        raise NotImplementedError
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise mistakes.file_cannot_be_written(
-                option="--tensorboard", path=self._directory, why=error.strerror
-            ) from error
+            raise mistakes.file_cannot_be_written(option=self._option, path=self._given, why=error.strerror) from error
+
+
+_NAMES = ("loss", "step_seconds", "cpu_seconds")
+_PAUSE = 1.0
+_SHARE = 100
+"""The file is written again after ``_PAUSE`` seconds at the earliest, and ``_SHARE`` times the time of the last write.
+"""
+
+
+class Metrics(Sink):
+    """The file of ``--metrics``: a JSON object with three lists, each with a number for every update.
+
+    A number that is not finite is null. The file is complete at every moment: it is written under another name and
+    renamed. Nothing is formatted twice, and writing takes at most a hundredth of the time, however long the run. A file
+    that is not a regular one, such as a pipe, is written once, by `close`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("--metrics", path)
+        self._lock = threading.Lock()
+        self._columns: list[list[str]] = [[] for _ in _NAMES]
+        self._saved = 0
+        self._due = 0.0
+        with self._refusing():
+            self._once = path.exists() and not path.is_file()
+            self._path = path if self._once else Path(os.path.realpath(path))
+            if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
+                path.open("ab").close()
+            if not self._once:
+                self._save()
+
+    def add(self, facts: Mapping[str, Any], cpu_seconds: float | None) -> None:
+        """Adds the numbers of an update, and writes the file now and then; if that fails, it is tried again later."""
+        if cpu_seconds is None:
+            return
+        with self._lock:
+            for column, number in zip(self._columns, (facts["loss"], facts["seconds"], cpu_seconds), strict=True):
+                column.append(json.dumps(number if number is not None and math.isfinite(number) else None))
+        if time.monotonic() >= self._due and not self._once:
+            with suppress(OSError):
+                self._save()
+
+    def keep(self) -> None:
+        """Writes as `close` does, without its errors; a pipe is left out, which may have no reader and block."""
+        if not self._once:
+            with suppress(Unwritable):
+                self.close()
+
+    def close(self) -> None:
+        """Writes the numbers that are not yet in the file. Raises `Unwritable` if the file cannot be written."""
+        try:
+            self._save()
+        except OSError as error:
+            updates = len(self._columns[0])
+            raise mistakes.metrics_are_incomplete(self._given, error.strerror, self._saved, updates) from error
+
+    def _save(self) -> None:
+        with self._lock:
+            start = time.monotonic()
+            lists = [f'"{name}": [{", ".join(c)}]' for name, c in zip(_NAMES, self._columns, strict=True)]
+            write = self._path.write_bytes if self._once else partial(write_atomically, self._path)
+            write(f"{{{', '.join(lists)}}}\n".encode())
+            self._saved = len(self._columns[0])
+            end = time.monotonic()
+            self._due = end + max(_PAUSE, _SHARE * (end - start))
+
+
+class Log(Sink):
+    """Appends a line of JSON for each update to the file of ``--log-file``: whole lines, however the run ends.
+
+    Raises `Unwritable` also if another run appends to the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("--log-file", path)
+        with self._refusing():
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        with suppress(OSError):  # a file system without locks refuses nobody
+            if stat.S_ISREG(os.fstat(self._file).st_mode) and not files.lock(self._file):
+                os.close(self._file)
+                raise mistakes.file_cannot_be_written(
+                    option="--log-file", path=path, why=mistakes.LOG_IS_OF_ANOTHER_RUN
+                )
+
+    def add(self, facts: Mapping[str, Any], cpu_seconds: float | None = None) -> None:
+        """Writes a line, at once and with null for a number that is not finite."""
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in facts.items()}
+        with self._refusing():
+            os.write(self._file, json.dumps(finite).encode() + b"\n")
+
+    def close(self) -> None:
+        """Closes the file; each line was written when it was added."""
+        os.close(self._file)
+
+
+_FLUSHED_EVERY = 10
+"""Seconds between writes to the disk."""
+
+
+class TensorBoard(Sink):
+    """The numbers of the log as curves in the directory of ``--tensorboard``, written in the background.
+
+    Raises `Misuse` if the package tensorboard, which torch uses, is not installed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__("--tensorboard", directory)
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise mistakes.package_is_missing(error=f"{error}") from error
+        with self._refusing():
+            self._writer: Any = SummaryWriter(str(directory), flush_secs=_FLUSHED_EVERY)
+
+    def add(self, facts: Mapping[str, Any], cpu_seconds: float | None = None) -> None:
+        """Adds each number in a line of the log as a scalar."""
+        with self._refusing():
+            for tag, number in scalars(facts):
+                self._writer.add_scalar(tag, number, facts["update"])
+
+    def keep(self) -> None:
+        """Writes and ends as `close` does, without its errors."""
+        with suppress(Unwritable):
+            self.close()
+
+    def close(self) -> None:
+        """Writes the numbers that are still in memory, and ends."""
+        with self._refusing():
+            self._writer.close()
 
 
 def scalars(facts: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yields the numbers in a line of the log, each with its tag.
-
-    The tag of a report is ``reports/accuracy``. The tag of a learning rate is ``learning_rates/0`` for stage 0, and
-    ``learning_rates/0/1`` if its optimizer has several groups of parameters. A loss that is not a finite number is a
-    point as well, which TensorBoard marks.
+    """Yields the numbers in a line of the log with their tags, as ``reports/accuracy``, ``learning_rates/0`` for stage
+    0, or ``learning_rates/0/1`` for one of several groups of parameters. A loss that is not finite is a point as well.
     """
     for name, value in facts.items():
         if isinstance(value, Mapping):
@@ -203,12 +236,9 @@ def prepare(store: Any, directory: Path) -> None:
 
 
 def torch_profile(directory: Path, rank: int, updates: int) -> torch.profiler.profile:
-    """Makes a profiler that records the updates of a run from the second to the fourth; call ``step`` after each.
-
-    Run the updates within the profiler as a context, which writes ``rank_<r>.json``, a Chrome trace for Perfetto or
-    chrome://tracing.
-
-    Raises `Misuse` if the run has fewer than two updates.
+    """Makes a profiler that records the second to the fourth update of a run; call ``step`` after each. Its context
+    writes ``rank_<r>.json``, a Chrome trace for Perfetto or chrome://tracing. Raises `Misuse` if the run has fewer than
+    two updates.
     """
     if updates <= BEFORE:
         raise mistakes.updates_are_too_few_to_profile(updates=updates)
@@ -227,12 +257,10 @@ _EPOCH = -1
 
 
 class Validation:
-    """Evaluates the held-out items, each once; copy c of W has items c, c + W, ..
+    """Evaluates the held-out items, each once; copy c of W has items c, c + W, .. Without ``--eval-every`` it is never
+    due.
 
-    Without ``--eval-every`` it is never due.
-
-    Raises `Misuse` if the model file has no ``validation``, or ``validation`` does not return a map-style dataset with
-    an item.
+    Raises `Misuse` if ``validation`` of the model file is missing, or returns no map-style dataset with an item.
     """
 
     def __init__(self, model: ModelFile, options: argparse.Namespace, job: Job, place: Place) -> None:
@@ -263,9 +291,8 @@ class Validation:
         return pipe.evaluate(self._batches())
 
     def _batches(self) -> Iterator[Any]:
-        """Yields the held-out items in rounds of an evaluation; items that fill no whole round come last, as one batch.
-
-        Of a round a rank loads only the micro-batches that it needs; the last batch is loaded by all ranks.
+        """Yields the held-out items in rounds of an evaluation, loaded by micro-batch; items that fill no whole round
+        come last, as one batch that all ranks load.
         """
         whole = len(self._items) // self._round * self._round
         for start in range(0, whole, self._round):
@@ -280,54 +307,15 @@ class Validation:
         return self._loading.collated(self._loading.items(_EPOCH, items), _EPOCH, start, items)
 
 
-# ``--log-file``: a line of JSON for each update, written as soon as the update is over on all ranks.
-
-
-class Log:
-    """Appends lines to a file, each with one write: the file has whole lines, however the run ends.
-
-    Raises `Unwritable` if the file cannot be opened, or another run appends to it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        except OSError as error:
-            raise mistakes.file_cannot_be_written(option="--log-file", path=path, why=error.strerror) from error
-        with suppress(OSError):  # a file system without locks refuses nobody
-            if stat.S_ISREG(os.fstat(self._file).st_mode) and not files.lock(self._file):
-                os.close(self._file)
-                raise mistakes.file_cannot_be_written(
-                    option="--log-file", path=path, why=mistakes.LOG_IS_OF_ANOTHER_RUN
-                )
-
-    def add(self, content: dict[str, Any]) -> None:
-        """Writes a line, with null for a number that is not finite. Raises `Unwritable` if it cannot be written."""
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in content.items()}
-        try:
-            os.write(self._file, json.dumps(finite).encode() + b"\n")
-        except OSError as error:
-            raise mistakes.file_cannot_be_written(option="--log-file", path=self._path, why=error.strerror) from error
-
-    def close(self) -> None:
-        """Closes the file; each line was written when it was added."""
-        os.close(self._file)
-
-
 @dataclass(frozen=True)
 class Sinks:
-    """Files to which rank 0 writes the facts of updates, and what is known of every update beforehand.
-
-    ``items`` is the number of items of an update, in all copies. ``stop_on_nan`` says that a loss which is not a finite
-    number is an error. ``peak_seconds`` is how long an update would take at the peak of all devices; None if not known.
+    """The sinks of rank 0, and facts of every update: its ``items``, and seconds at the peak of all devices, if known.
+    If ``stop_on_nan``, a loss that is not finite is an error.
     """
 
-    metrics: Metrics | None = None
-    log: Log | None = None
+    sinks: Sequence[Sink] = ()
     items: int = 0
     stop_on_nan: bool = False
-    board: TensorBoard | None = None
     peak_seconds: float | None = None
 
 
@@ -354,14 +342,12 @@ def gathered_together(job: Job) -> int:
 
 
 class Progress:
-    """Prints and writes the facts of updates on rank 0; on the other ranks, sends their part of the facts.
+    """Prints and writes the facts of updates on rank 0, where the other ranks send their part, after ``before``
+    updates.
 
-    Nothing in the loop waits for a number: a gather that is complete is read at the end of a later update.
-
-    Updates that overlap count as begun together, and each lasts from the end of the update before. A worker works on
-    several at the same time, and their facts are gathered in one message: if each micro-batch is an update, a gather
-    for each would take longer than all messages. `end` is called some time after the end of such an update, so `mark`
-    notes the time. ``before`` is the number of updates before this run.
+    Nothing in the loop waits for a number: a gather that is complete is read at the end of a later update. Updates that
+    overlap count as begun together, and each lasts from the end of the one before to its `mark`; those that a worker
+    works on at the same time are gathered in one message.
     """
 
     def __init__(self, world: World, updates: int, rehearsal: bool, sinks: Sinks = _NO_SINKS, before: int = 0) -> None:
@@ -377,8 +363,7 @@ class Progress:
         self._rehearsal = rehearsal
         self._apart = rehearsal and not world.job.period
         self._first = world.place.rank == 0
-        job = world.job
-        self._together = gathered_together(job)
+        self._together = gathered_together(world.job)
         self._ended = before
         self._marks: deque[tuple[float, float]] = deque()
         self._facts: list[tuple[float, ...]] = []
@@ -402,10 +387,8 @@ class Progress:
         self._marks.append((time.time(), time.process_time()))
 
     def end(self, tally: Tally, outcome: Outcome | None = None, **details: Any) -> None:
-        """Adds the facts of an update that has ended on this rank, now or at the time of its `mark`.
-
-        ``tally`` is this rank's part of the losses, ``outcome`` has what was reported. ``details`` go to the log,
-        except for those that are None.
+        """Adds the facts of an update that has ended on this rank, now or at the time of its `mark`: this rank's
+        ``tally`` of losses, reports of ``outcome``, and ``details`` for the log, except for those that are None.
         """
         end, cpu = self._marks.popleft() if self._marks else (time.time(), time.process_time())
         details["reports"] = outcome
@@ -450,9 +433,8 @@ class Progress:
             self.write_line(self._line)
 
     def evaluated(self, held_out: float) -> None:
-        """Reports the loss on held-out items after the updates so far; no update's time includes the evaluation.
-
-        Every rank calls it, and has no update under way.
+        """Reports the loss on held-out items after the updates so far; no update's time includes it. Every rank calls
+        it, with no update under way.
         """
         self.finish()
         self._before, self._cpu = time.time(), time.process_time()
@@ -472,19 +454,14 @@ class Progress:
             self._report(*zip(*update, strict=True))
 
     def _report(self, starts: Floats, ends: Floats, cpu: Floats, *tallies: Floats) -> None:
-        """Reports one update; each argument has a number from every rank.
-
-        They are when it started and ended, its seconds of processor time, and the numbers of a `Tally` of its losses.
-
-        Raises `NotFinite` if the loss is not a finite number, with ``--stop-on-nan``.
+        """Reports one update, with a number of each argument from every rank; ``tallies`` are the numbers of a `Tally`.
+        Raises `NotFinite` if the loss is not finite, with ``--stop-on-nan``.
         """
         end = max(ends)
         seconds = end - (min(starts) if self._apart else self._before)
         loss = None if self._rehearsal else Tally.of(map(sum, tallies)).mean
         self._before = end
         details, sinks = self._details.popleft(), self._sinks
-        if sinks.metrics is not None:
-            sinks.metrics.add(loss, seconds, max(cpu))
         self._count += 1
         speed = sinks.items / seconds if seconds else math.inf
         if (outcome := details.pop("reports", None)) is not None and (reports := finite(outcome.reports)):
@@ -492,7 +469,7 @@ class Progress:
         facts = {"update": self._count, "loss": loss, **details, "seconds": seconds, "items_per_second": speed}
         if sinks.peak_seconds is not None and seconds:
             facts["share_of_peak"] = sinks.peak_seconds / seconds
-        self._add(facts)
+        self._add(facts, max(cpu))
         self._duration = seconds if self._duration is None else (1 - _RECENT) * self._duration + _RECENT * seconds
         self._print(loss, seconds, facts.get("share_of_peak"), details.get("reports", {}))
         if sinks.stop_on_nan and loss is not None and not math.isfinite(loss):
@@ -526,10 +503,9 @@ class Progress:
         self._put(write_line, line)
         self._line = None
 
-    def _add(self, facts: dict[str, Any]) -> None:
-        for sink in (self._sinks.log, self._sinks.board):
-            if sink is not None:
-                self._put(sink.add, facts)
+    def _add(self, facts: Mapping[str, Any], cpu_seconds: float | None = None) -> None:
+        for sink in self._sinks.sinks:
+            self._put(sink.add, facts, cpu_seconds)
 
     def _put(self, put: Callable[..., None], *content: Any) -> None:
         """Calls ``put`` unless it has failed before; training continues after an error, which `close` raises."""
@@ -541,9 +517,8 @@ class Progress:
 
     def close(self) -> None:
         """Closes the files. Raises `Unwritable` if a file, or standard output, could not be written completely."""
-        for sink in (self._sinks.metrics, self._sinks.log, self._sinks.board):
-            if sink is not None:
-                self._put(sink.close)
+        for sink in self._sinks.sinks:
+            self._put(sink.close)
         for error in self._failed.values():
             raise error
 
@@ -566,10 +541,8 @@ def in_hours(seconds: float) -> str:
 
 
 class UpdateEnds:
-    """Marks the end of each update that overlaps with others, when all stages of this rank have stepped for it.
-
-    Stages refer to this object, and it does not refer to them: a cycle of references would keep the communicators and
-    their threads until the interpreter ends.
+    """Marks the end of each update that overlaps with others, when all stages of this rank have stepped for it. Stages
+    refer to this object, and not it to them: a cycle would keep the communicators and their threads.
     """
 
     def __init__(self, progress: Progress, stages: int) -> None:
@@ -591,27 +564,26 @@ class PartialOutcome(Outcome):
 
     @property
     def reports(self) -> dict[str, float]:
-        """Returns nothing: only outcomes that have a sum know what other ranks report."""
+        """Nothing: only outcomes that have a sum know what other ranks report."""
         return {}
 
     @property
     def is_last(self) -> bool:
-        """Returns False: a later outcome, which has a sum, shows the end."""
+        """False: a later outcome, which has a sum, shows the end."""
         return False
 
     def settle(self) -> None:
-        """Raises `Misuse`: there is no sum over the ranks to wait for, as `Progress` gathers the losses."""
+        """Raises `Misuse`: `Progress` gathers the losses."""
         raise Misuse(mistakes.LOSS_IS_GATHERED_ELSEWHERE)
 
 
 class PartialOutcomes(Outcomes):
-    """Makes outcomes without a sum over the ranks: a `Progress` gathers the losses of several updates at less cost.
-
-    Every 16th update still has a sum, from which ranks learn that they must stop. Parameters are those of `Outcomes`.
+    """Makes outcomes without a sum over the ranks, at less cost, as a `Progress` gathers losses; every 16th has a sum,
+    from which ranks learn that they must stop.
     """
 
     def launch(self, update: int, tally: Tally, clearings: Clearings = NOTHING_CLEARED) -> Outcome:
-        """Makes the outcome of an update on this rank; for most updates without a message."""
+        """Makes the outcome of an update, mostly without a message."""
         if (update + 1) % _SUMMED == 0:
             return super().launch(update, tally, clearings)
         return PartialOutcome(update, tally, self.control_group, self.counted, self.names, _UNSUMMED, None)

@@ -121,7 +121,7 @@ def begin() -> Training:
 def compared(world: World, result: RankResult, begin: Callable[[], Training] = begin) -> Verdict | None:
     """The verdict on the results of all ranks, on rank 0."""
     results = ResultsOfRanks.gather(world.control_group, world.job, result, (), "check")
-    answers: dict[str, Callable[..., Any]] = {"part": result.part, "outputs": result.samples}
+    answers: dict[str, Callable[..., Any]] = {"part": result.part, "outputs": lambda: result.outputs}
     enquiry = Enquiry(world.control_group, "check", answers, "for one process")
     if world.place.rank:
         assert enquiry.serve() == ["end of the comparison"]

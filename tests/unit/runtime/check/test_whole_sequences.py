@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from chimera_runtime.check.reference import Reference
-from chimera_runtime.check.whole_sequences import compare
+from chimera_runtime.check.side_by_side import compare_slices as compare
 from chimera_runtime.errors import CheckFailed
 from tests.unit.runtime.carrying import WIDTH, Joining, Listing, Recurring
 from tests.unit.runtime.models import CPU, model

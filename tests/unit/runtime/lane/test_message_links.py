@@ -1,12 +1,14 @@
 """Links: which message goes where, into which slot, under which tag, and that it is taken once."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from chimera_runtime.errors import BadModel
-from chimera_runtime.lane.lane import Incoming, Outgoing
+from chimera_runtime.lane import Lane
+from chimera_runtime.lane.lane import Incoming, LaneComponents, Outgoing
 from chimera_runtime.program.rank_facts import Route
 from chimera_runtime.ranks.messages import tag_of
 from chimera_runtime.values.nested import Tensors
@@ -137,3 +139,41 @@ def test_a_message_that_is_written_before_it_has_left_is_an_error_of_the_model()
     message.add_(1)
     with pytest.raises(BadModel, match="stage 2 handed back memory for micro-batch 7"):
         back.wait((7, 8))
+
+
+# The contents of a lane, for the script of a rank.
+
+
+def lane(**parts: Any) -> Lane:
+    loads = parts.get("loads", (lambda first, micro: ("x", first, micro), lambda first, micro: ("y", first, micro)))
+    return Lane(LaneComponents(*(parts.get(name, {}) for name in ("stages", "incoming", "outgoing")), *loads))
+
+
+def test_stages_are_found_by_number_and_links_by_both_stages_and_the_other_worker() -> None:
+    """Two links between the same stages lead to different workers where a stage has replicas."""
+    found = lane(
+        stages={0: "first", 3: "last"},
+        incoming={Route(1, 0, 1): "from 1", Route(1, 0, 2): "from 2"},
+        outgoing={Route(0, 1, 1): "to 1", Route(3, 2, 1): "back"},
+    )
+    assert [found.stage(0), found.stage(3)] == ["first", "last"]
+    assert [found.incoming(1, 0, worker=1), found.incoming(1, 0, worker=2)] == ["from 1", "from 2"]
+    assert [found.outgoing(0, 1, worker=1), found.outgoing(3, 2, worker=1)] == ["to 1", "back"]
+    for absent in (lambda: found.stage(1), lambda: found.incoming(0, 1, worker=1), lambda: found.outgoing(1, 0, 1)):
+        with pytest.raises(KeyError):
+            absent()
+
+
+def test_micro_batches_are_loaded_from_the_first_of_the_update_that_has_begun() -> None:
+    begun: list[int] = []
+    counted = lane(stages={0: SimpleNamespace(begin=begun.append), 1: SimpleNamespace(begin=begun.append)})
+    assert counted.input(2) == ("x", 0, 2)
+    counted.begin(5)
+    assert begun == [5, 5]
+    assert counted.input(2) == ("x", 5, 2)
+    assert counted.target(0) == ("y", 5, 0)
+
+
+def test_several_micro_batches_are_loaded_as_a_tuple() -> None:
+    assert lane().input((1, 3)) == (("x", 0, 1), ("x", 0, 3))
+    assert lane().target((2,)) == (("y", 0, 2),)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.model.arguments import bound, label, takes_names, with_names
+from chimera_runtime.model.model import bound, label, takes_names, with_names
 
 OFFERED = {"steps": 10, "seed": 3, "args": ["--wide"]}
 FILE = Path("model.py")

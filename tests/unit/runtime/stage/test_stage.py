@@ -6,11 +6,19 @@ import pytest
 import torch
 from torch import nn
 
+from chimera_runtime import auxiliary_loss
 from chimera_runtime.blame import ModelError
+from chimera_runtime.check.reference import seed_of
 from chimera_runtime.errors import BadModel
-from chimera_runtime.stage.stage_output import SendOutput
-from chimera_runtime.stage.weight_versions import Weights
-from chimera_runtime.values.boundary import Traits
+from chimera_runtime.program.numbering import Numbering
+from chimera_runtime.ranks.messages import Names
+from chimera_runtime.stage.gradient_sums import GradientSum
+from chimera_runtime.stage.stage import Stage
+from chimera_runtime.stage.stage_output import SendOutput, StageInput
+from chimera_runtime.stage.weight_versions import Unstepped, Versions, WeightGroup, Weights, masters
+from chimera_runtime.values.boundary import Boundary, Traits
+from chimera_runtime.values.losses import Tally
+from chimera_runtime.values.nested import ONE_TENSOR
 from tests.unit.runtime.models import CPU
 from tests.unit.runtime.staged import (
     CAN,
@@ -29,6 +37,7 @@ from tests.unit.runtime.staged import (
     rows,
     run,
     stage,
+    tuple_of,
 )
 
 # What is handed on and added up.
@@ -382,3 +391,405 @@ def test_weights_are_asked_for_the_versions_that_the_program_names() -> None:
     one.stash(4)
     one.drop(2)
     assert asked.calls == [("select", 3), ("stash", 4), ("drop", 2)]
+
+
+# A stage whose backwards are split: what its halves hand back and add up, and what they raise.
+
+
+@pytest.mark.parametrize("whole", ["", "a reason"])
+@pytest.mark.parametrize("recomputed", [set(), {0, 1, 2, 3}])
+@pytest.mark.parametrize("late", [(1, 1, 1, 1), (2, 2)])
+def test_a_backward_in_two_halves_gives_what_autograd_gives(
+    late: tuple[int, ...], recomputed: set[int], whole: str
+) -> None:
+    outputs, input_gradients, gradients = by_hand(linear())
+    one = stage(linear(), traits=Traits((), "", whole=whole), recomputed=recomputed)
+    made, back = run(one, groups(2, 2), groups(1, 1, 2), groups(*late)[::-1])
+    assert_close(made, outputs)
+    assert_close(back, input_gradients)
+    assert_close([p.grad for p in one.module.parameters()], gradients)
+
+
+def test_the_weights_have_their_gradients_after_the_second_half() -> None:
+    for whole in ("", "a reason"):
+        one = stage(linear(), traits=Traits((), "", whole=whole))
+        one.forward(0, rows(data(1), 0))
+        one.backward_input(0, rows(data(2), 0))
+        assert all(parameter.grad is None for parameter in one.module.parameters()) is not bool(whole)
+        one.backward_weights(0)
+        assert all(parameter.grad is not None for parameter in one.module.parameters())
+
+
+class LateFork(nn.Linear):
+    """A layer in which the gradient of the weight fails, and that of the input does not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def fail(_: torch.Tensor) -> None:
+            raise RuntimeError("too late")
+
+        self.weight.register_hook(fail)
+        return super().forward(x)
+
+
+def test_an_error_in_the_second_half_names_the_operation() -> None:
+    torch.manual_seed(0)
+    one = stage(LateFork(WIDTH, WIDTH))
+    one.forward(2, rows(data(1), 2))
+    one.backward_input(2, rows(data(2), 2))
+    with pytest.raises(ModelError, match="the backward of stage 1") as raised:
+        one.backward_weights(2)
+    assert raised.value.operation is not None
+    assert (raised.value.operation.kind, raised.value.operation.micro_batches) == ("W", (2,))
+
+
+def test_without_a_flush_a_whole_backward_keeps_its_gradients_until_the_second_half() -> None:
+    """A step may lie between: it is of the update before."""
+    module = linear()
+    parameters = list(module.parameters())
+    made = masters(parameters)
+    one = stage(module, traits=Traits((), "", whole="a reason"))
+    one.weights = Versions(parameters, made, Steps(made))
+    for micro in (0, 1):
+        one.forward(micro, rows(data(1), micro))
+        one.backward_input(micro, rows(data(2), micro))
+    assert all(parameter.grad is None for parameter in parameters)
+    one.backward_weights(1)
+    one.backward_weights(0)
+    reference = linear()
+    for micro in (0, 1):
+        reference(data(1)[micro]).backward(data(2)[micro])
+    assert_close([p.grad for p in parameters], [p.grad for p in reference.parameters()])
+
+
+# The argument of a stage's module, and the gradients for the stage before.
+
+FLOATS, WHOLE = torch.float32, torch.int64
+TWO = Boundary(tuple_of(3), ((2,), (2,), (2,)), (FLOATS, FLOATS, WHOLE), (True, True, False), (True, False, False))
+
+
+def received_tensors() -> tuple[torch.Tensor, ...]:
+    return torch.ones(2), torch.ones(2), torch.ones(2, dtype=WHOLE)
+
+
+def test_the_first_stage_is_called_on_what_was_loaded_and_hands_nothing_back() -> None:
+    first = StageInput(0, None)
+    batch = {"words": torch.ones(2)}
+    assert first.argument(batch) == ((), batch)
+    assert first.take_gradients((), (torch.ones(1),)) == ()
+
+
+def test_leaves_are_the_tensors_received_and_require_gradients_where_the_stage_before_recorded_them() -> None:
+    received = received_tensors()
+    leaves, argument = StageInput(1, TWO).argument(received)
+    assert argument == leaves
+    assert [leaf.requires_grad for leaf in leaves] == [True, True, False]
+    assert [leaf.data_ptr() for leaf in leaves] == [tensor.data_ptr() for tensor in received]
+
+
+def test_gradients_come_back_for_what_the_first_micro_batch_used_and_zeros_where_there_are_none() -> None:
+    stage_input = StageInput(1, TWO)
+    leaves, _ = stage_input.argument(received_tensors())
+    count = torch.ones(1)
+    zeros, counted = stage_input.take_gradients(leaves, (count,))
+    assert zeros.tolist() == [0, 0]
+    assert counted is not count
+    assert counted.item() == 1
+    (leaves[0] * 3).sum().backward()
+    assert stage_input.take_gradients(leaves, ())[0].tolist() == [3, 3]
+    leaves[1].sum().backward()
+    with pytest.raises(BadModel, match="uses a tensor that it receives and did not use for the first micro-batch"):
+        stage_input.take_gradients(leaves, ())
+
+
+def test_a_gradient_that_was_handed_back_is_kept_by_nothing_else() -> None:
+    stage_input = StageInput(1, TWO)
+    leaves, _ = stage_input.argument(received_tensors())
+    (leaves[0] * 3).sum().backward()
+    stage_input.take_gradients(leaves, ())
+    assert leaves[0].grad is None
+
+
+def test_a_gradient_for_what_the_stage_before_recorded_no_graph_for_is_for_nobody() -> None:
+    """A stage may call requires_grad_() on what it gets, as it may in one process."""
+    frozen = Boundary(tuple_of(1), ((2,),), (FLOATS,), (False,), (False,))
+    stage_input = StageInput(1, frozen)
+    leaves, _ = stage_input.argument((torch.ones(2),))
+    (leaves[0].requires_grad_() * 3).sum().backward()
+    assert stage_input.take_gradients(leaves, ()) == ()
+    assert leaves[0].grad is None
+
+
+def test_a_gradient_in_memory_that_anything_else_holds_is_copied() -> None:
+    """A receive buffer, or what a function of the model's own writes again in its next backward."""
+    stage_input, memory = StageInput(1, TWO), torch.full((4,), 7.0)
+    leaves, _ = stage_input.argument(received_tensors())
+    leaves[0].grad = memory[:2]
+    (gradient,) = stage_input.take_gradients(leaves, ())
+    memory.zero_()
+    assert gradient.tolist() == [7, 7]
+
+
+def test_a_gradient_in_memory_of_its_own_is_handed_back_as_it_is() -> None:
+    stage_input = StageInput(1, TWO)
+    leaves, _ = stage_input.argument(received_tensors())
+    (leaves[0] * 3).sum().backward()
+    assert leaves[0].grad is not None
+    place = leaves[0].grad.data_ptr()
+    assert stage_input.take_gradients(leaves, ())[0].data_ptr() == place
+
+
+# A weight group: two stages use one parameter, whose gradients are one sum and which steps once.
+
+
+def group(weights: Weights, parameter: nn.Parameter, *stages: int) -> WeightGroup:
+    gradients = GradientSum("s0+s3", [parameter], None, (0,), Names(0, 0, 4, 1.0), lambda work: work.wait())
+    return WeightGroup(stages, weights, gradients, Numbering(7, 0, 2, 2))
+
+
+class Noting:
+    """An optimizer that notes the gradient, and what a step draws at random."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.parameter = parameter
+        self.seen: list[tuple[float, float]] = []
+
+    def step(self) -> None:
+        assert self.parameter.grad is not None
+        self.seen.append((self.parameter.grad.item(), torch.rand(()).item()))
+
+
+def drawn(*seed: int) -> float:
+    torch.manual_seed(seed_of("step", *seed))
+    return torch.rand(()).item()
+
+
+def test_every_use_adds_to_one_gradient_and_the_step_has_a_seed_of_its_stages() -> None:
+    parameter = nn.Parameter(torch.tensor([2.0]))
+    optimizer = Noting(parameter)
+    shared = group(Weights(optimizer), parameter, 0, 3)
+    for _ in range(2):
+        for factor in (3.0, 5.0, 7.0):
+            (parameter * factor).sum().backward()
+            shared.gradient_sum.collect()
+        shared.all_reduce()
+        shared.wait_all_reduce()
+        shared.step()
+        assert parameter.grad is None
+    assert optimizer.seen == [(15.0, drawn(7, 0, 0, 3)), (15.0, drawn(7, 1, 0, 3))]
+    assert shared.updates == 2
+
+
+def test_gradients_of_weights_that_somebody_else_steps_stay_until_they_are_cleared() -> None:
+    parameter = nn.Parameter(torch.tensor([2.0]))
+    shared = group(Unstepped(), parameter, 0, 3)
+    parameter.sum().backward()
+    shared.gradient_sum.collect()
+    shared.step()
+    assert parameter.grad is not None
+    shared.gradient_sum.clear()
+    assert parameter.grad is None
+
+
+def test_an_older_version_is_there_while_it_is_stashed() -> None:
+    parameter = nn.Parameter(torch.tensor([2.0]))
+    stepped = masters([parameter])
+    shared = group(Versions([parameter], stepped, torch.optim.SGD(stepped, lr=1.0)), parameter, 0, 3)
+    parameter.sum().backward()
+    shared.gradient_sum.collect()
+    shared.stash(0)
+    shared.step()
+    for version, value in ((1, 1.0), (0, 2.0), (1, 1.0)):
+        shared.weights.select(version)
+        assert parameter.item() == value
+    shared.drop(0)
+
+
+def test_a_rehearsal_leaves_the_weights_alone() -> None:
+    parameter = nn.Parameter(torch.tensor([2.0]))
+    optimizer = Noting(parameter)
+    shared = group(Weights(optimizer), parameter, 0, 3)
+    shared.rehearse()
+    shared.stash(0)
+    shared.all_reduce()
+    shared.wait_all_reduce()
+    shared.step()
+    shared.drop(0)
+    assert (optimizer.seen, shared.updates, parameter.item()) == ([], 1, 2.0)
+
+
+# A stage at either end of the pipeline, and one that hands on several tensors.
+
+
+@pytest.mark.parametrize("recomputed", [set(), {0, 1, 2, 3}])
+@pytest.mark.parametrize("traits", [CAN, CANNOT])
+def test_the_first_stage_takes_batches_and_the_last_gives_losses(traits: Traits, recomputed: set[int]) -> None:
+    """A stage that is both; the batches are dicts, and several of them a tuple."""
+
+    class Reading(nn.Linear):
+        def forward(self, batch: Any) -> torch.Tensor:
+            return super().forward(batch["x"])
+
+    torch.manual_seed(0)
+    module = Reading(WIDTH, WIDTH)
+    one = stage(module, 0, None, loss_output(), traits, recomputed)
+    batches, targets = [{"x": x} for x in data(1)], data(3)
+    one.forward(0, batches[0], targets[0])
+    one.forward((1, 2, 3), tuple(batches[1:]), tuple(targets[1:]))
+    for micro in range(MICROS):
+        one.backward(micro)
+    losses = [(module(b) - t).square().mean() for b, t in zip(batches, targets, strict=True)]
+    mean = torch.stack(losses).mean()
+    tally = one.take_loss(0)
+    assert tally.total == pytest.approx(sum(loss.item() for loss in losses), rel=1e-6)
+    assert tally.count == MICROS
+    assert one.take_loss(0) == Tally()
+    expected = torch.autograd.grad(mean, list(module.parameters()))
+    assert_close([p.grad for p in module.parameters()], list(expected))
+    for hands_on in (one.outputs, one.input_gradients):
+        with pytest.raises(KeyError):
+            hands_on(0)
+
+
+def test_a_stage_in_the_middle_passes_the_loss_by() -> None:
+    one = stage(linear())
+    one.forward(0, rows(data(1), 0))
+    assert one.take_loss(0) == Tally()
+
+
+# Several tensors, of which some have no gradient.
+
+PAIR = Boundary(
+    tuple_of(3),
+    ((ROWS, WIDTH), (ROWS,), (ROWS, WIDTH)),
+    (torch.float32, torch.int64, torch.float32),
+    (True, False, True),
+    (True, False, False),
+)
+
+
+class Picking(nn.Module):
+    """Uses the first tensor, and the third where ``uses``; hands all three on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.uses = False
+
+    def forward(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        assert [t.requires_grad for t in tensors] == [True, False, True]
+        x, index, spare = tensors
+        y = self.linear(x) + (spare if self.uses else 0)
+        return y, index, y * 2
+
+
+def picking(recomputed: set[int] | None = None) -> Stage:
+    torch.manual_seed(0)
+    return stage(Picking(), 1, PAIR, SendOutput(1, PAIR), recomputed=recomputed)
+
+
+def triple(seed: int) -> tuple[torch.Tensor, ...]:
+    x, spare, *_ = data(seed)
+    return x, torch.arange(ROWS), spare
+
+
+@pytest.mark.parametrize("recomputed", [None, {0}])
+def test_gradients_come_back_of_what_is_used_alone(recomputed: set[int] | None) -> None:
+    one = picking(recomputed)
+    one.module.linear.weight.data.copy_(torch.eye(WIDTH))  # type: ignore[union-attr,operator]
+    one.forward(0, triple(1))
+    outputs = one.outputs(0)
+    assert [t.dtype for t in outputs] == [torch.float32, torch.int64, torch.float32]
+    one.backward(0, (torch.full((ROWS, WIDTH), 3.0),))
+    (gradient,) = one.input_gradients(0)
+    assert torch.equal(gradient, torch.full((ROWS, WIDTH), 3.0))
+
+
+def test_an_input_that_is_used_now_and_was_not_at_first_is_an_error_of_the_model() -> None:
+    one = picking()
+    one.module.uses = True  # type: ignore[assignment]
+    one.forward(0, triple(1))
+    with pytest.raises(BadModel, match="stage 1 uses a tensor that it receives and did not use for the first"):
+        one.backward(0, (torch.ones(ROWS, WIDTH),))
+
+
+def test_an_input_that_is_not_used_now_and_was_at_first_gets_a_gradient_of_zeros() -> None:
+    class Skipping(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.zeros_like(x, requires_grad=True) * 1
+
+    one = stage(Skipping())
+    one.forward(0, rows(data(1), 0))
+    one.backward(0, rows(data(2), 0))
+    assert torch.equal(one.input_gradients(0)[0], torch.zeros(ROWS, WIDTH))
+
+
+def test_a_stage_whose_results_need_no_gradient_has_nothing_to_run_back() -> None:
+    flat = Boundary(ONE_TENSOR, ((ROWS, WIDTH),), (torch.float32,), (False,), (False,))
+    one = stage(nn.Identity(), 1, flat, SendOutput(1, flat))
+    one.forward(0, rows(data(1), 0))
+    one.backward(0)
+    assert one.input_gradients(0) == ()
+
+
+# Auxiliary losses.
+
+
+class Balanced(nn.Module):
+    """Two auxiliary losses, of which the output does not depend on one, and its parameter on nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.spare = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.ones(WIDTH))
+        self.name = "balance"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x)
+        auxiliary_loss(self.name, y.square().mean())
+        auxiliary_loss(self.name, y.mean())
+        auxiliary_loss("spare", (self.spare * x).sum())
+        return y
+
+
+@pytest.mark.parametrize("recomputed", [set(), {0, 1, 2, 3}])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (2, 2)])
+def test_auxiliary_losses_count_once_and_flow_back_with_the_share_of_the_loss(
+    recomputed: set[int], sizes: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    module = Balanced()
+    traits = Traits((), "has auxiliary losses", (), ("balance", "spare"))
+    one = stage(module, output=SendOutput(1, ONE, 0.25), traits=traits, recomputed=recomputed)
+    one.scale_loss(8.0)
+    _, back = run(one, groups(*sizes), groups(1, 1, 1, 1))
+    made = [p.grad.clone() for p in module.parameters() if p.grad is not None]
+    inputs = [x.clone().requires_grad_() for x in data(1)]
+    outputs = [module.linear(x) for x in inputs]
+    balance = sum((y.square().mean() + y.mean() for y in outputs), torch.zeros(()))
+    spare = sum(((module.spare * x).sum() for x in inputs), torch.zeros(()))
+    expected = torch.autograd.grad(
+        (*outputs, balance, spare),
+        (*module.parameters(), *inputs),
+        (*data(2), torch.tensor(2.0), torch.tensor(2.0)),
+    )
+    assert_close([*made, *back], list(expected))
+    tally = one.take_loss(0)
+    assert (tally.total, tally.count) == (0.0, 0.0)
+    assert tally.auxiliary == pytest.approx({"balance": balance.item(), "spare": spare.item()}, rel=1e-6)
+    assert one.take_loss(0) == Tally()
+
+
+def test_an_auxiliary_loss_that_comes_late_is_an_error_of_the_model() -> None:
+    one = stage(Balanced(), traits=Traits((), "has auxiliary losses", (), ("spare",)))
+    with pytest.raises(BadModel, match="stage 1 has the auxiliary loss balance for micro-batch 3, and had it not"):
+        one.forward(3, rows(data(1), 3))
+
+
+def test_auxiliary_losses_flow_back_where_nothing_else_does() -> None:
+    """No later stage uses what the stage hands on."""
+    flat = Boundary(ONE_TENSOR, ((ROWS, WIDTH),), (torch.float32,), (True,), (False,))
+    module = Balanced()
+    one = stage(module, output=SendOutput(1, flat, 0.25), traits=Traits((), "", (), ("balance", "spare")))
+    one.forward(0, rows(data(1), 0))
+    one.backward(0)
+    assert one.input_gradients(0)[0].abs().sum() > 0
+    assert_close([module.spare.grad], [data(1)[0].sum(0) * 0.25])

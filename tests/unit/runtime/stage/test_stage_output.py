@@ -1,17 +1,25 @@
 """The output of a stage: roots that keep no memory, gradients that average, losses by update."""
 
 import gc
+import random
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from chimera_runtime import auxiliary_loss
 from chimera_runtime.errors import BadModel
+from chimera_runtime.program.kept_bytes import share
 from chimera_runtime.program.numbering import Numbering
-from chimera_runtime.stage.stage_output import LossOutput, SendOutput
+from chimera_runtime.ranks.messages import from_host
+from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, footprint_of_slices
+from chimera_runtime.stage.stage_output import AuxiliaryLosses, LossOutput, SendOutput, collecting, roots_of
 from chimera_runtime.values.boundary import Boundary
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.nested import ONE_TENSOR
@@ -180,3 +188,208 @@ def test_a_loss_that_is_run_again_for_its_backward_has_a_graph_then() -> None:
         stage_output.finish((0,), output * 2, (torch.zeros(2),))
     stage_output.finish((0,), output * 2, (torch.zeros(2),))
     assert stage_output.take_loss(0).total == 4.0
+
+
+# Auxiliary losses are heard where a forward is listened to, and nowhere else.
+
+
+def test_losses_are_heard_in_order_within_the_innermost_forward() -> None:
+    one, two = torch.tensor(1.0, requires_grad=True), torch.tensor([2.0])
+    with collecting() as outer:
+        auxiliary_loss("a", one)
+        with collecting() as inner:
+            auxiliary_loss("a", two)
+        auxiliary_loss("b", two)
+    assert outer == [("a", one), ("b", two)]
+    assert inner == [("a", two)]
+    assert roots_of(outer) == (one,)
+
+
+def test_outside_of_a_pipeline_nothing_happens() -> None:
+    auxiliary_loss("a", torch.tensor(1.0))
+    with collecting() as heard, ThreadPoolExecutor(1) as pool:
+        pool.submit(auxiliary_loss, "a", torch.tensor(1.0)).result()
+    assert heard == []
+
+
+def test_what_a_checkpoint_runs_again_in_a_backward_is_not_added_again() -> None:
+    """A backward may even run within the forward of another micro-batch, as in a pair."""
+
+    def part(x: torch.Tensor) -> torch.Tensor:
+        auxiliary_loss("a", x.sum())
+        return x.sin().sin()
+
+    x = torch.ones((), requires_grad=True)
+    with collecting() as first:
+        y: torch.Tensor = checkpoint(part, x, use_reentrant=False)
+    with collecting() as second:
+        y.backward()  # type: ignore[no-untyped-call]
+        auxiliary_loss("b", x)
+    assert ([name for name, _ in first], [name for name, _ in second]) == (["a"], ["b"])
+
+
+def test_one_that_would_have_no_gradient_is_an_error() -> None:
+    """The first run of a reentrant checkpoint is such a place."""
+
+    def part(x: torch.Tensor) -> torch.Tensor:
+        auxiliary_loss("a", x.sum())
+        return x.sin()
+
+    x = torch.ones((), requires_grad=True)
+    with (
+        collecting(),
+        pytest.raises(BadModel, match=r"the auxiliary loss a would have no gradient.*use_reentrant=False"),
+    ):
+        checkpoint(part, x, use_reentrant=True)
+    checkpoint(part, x, use_reentrant=True)
+
+
+def test_after_an_error_nobody_listens() -> None:
+    with pytest.raises(ValueError, match="no"), collecting() as heard:
+        raise ValueError("no")
+    auxiliary_loss("a", torch.tensor(1.0))
+    assert heard == []
+
+
+@pytest.mark.parametrize("value", [1.0, torch.ones(2), None])
+def test_an_auxiliary_loss_is_a_tensor_of_one_number(value: object) -> None:
+    with pytest.raises(TypeError, match="the auxiliary loss a is to be a tensor of one number"):
+        auxiliary_loss("a", value)  # type: ignore[arg-type]
+
+
+def test_what_a_stage_adds_is_added_up_by_update_and_name_once() -> None:
+    losses = AuxiliaryLosses(1, ("a", "b"), from_host)
+    for micro, update in enumerate((0, 0, 1)):
+        value = torch.tensor(micro + 1.0, requires_grad=True)
+        losses.add(micro, update, [("a", value), ("b", value * 2), ("a", value)])
+    losses.add(3, 1, [])
+    assert losses.take(0) == Tally(auxiliary={"a": 6.0, "b": 6.0})
+    assert losses.take(1) == Tally(auxiliary={"a": 6.0, "b": 6.0})
+    assert losses.take(1) == Tally()
+
+
+def test_one_that_comes_late_is_an_error() -> None:
+    losses = AuxiliaryLosses(1, ("a",), from_host)
+    with pytest.raises(BadModel, match="stage 1 has the auxiliary loss b for micro-batch 4, and had it not for the"):
+        losses.add(4, 0, [("a", torch.ones(())), ("b", torch.ones(()))])
+
+
+# Memory that is saved for a backward: every piece counts once, weights never, and for as long as it is kept.
+
+ROWS, WIDTH = 3, 4
+TENSOR = ROWS * WIDTH * 4
+
+
+def test_weights_are_left_out_and_memory_counts_once() -> None:
+    """A linear layer saves its input and a view of its weight; the tanh its result, which the next layer saves too."""
+    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    saved = SavedTensors(module.parameters)
+    x = torch.ones(ROWS, WIDTH)
+    with saved.counting():
+        y = module(x)
+    found = saved.footprint((x,), (y,), None)
+    assert found == Footprint(2 * TENSOR, TENSOR, TENSOR, TENSOR, 0, 0)
+
+
+def test_an_input_that_is_handed_on_stays_on_the_device_once() -> None:
+    """The product saves both factors: one is the input, and the stage returns it as well; the other is a result."""
+    x = torch.ones(ROWS, WIDTH)
+    saved = SavedTensors(list)
+    with saved.counting():
+        y = torch.ones(ROWS, WIDTH, requires_grad=True).tanh()
+        z = y * x
+    found = saved.footprint((x,), (z, y, x.view(-1)), None)
+    assert (found.activations, found.saved_results, found.made_results) == (2 * TENSOR, 2 * TENSOR, TENSOR)
+    for is_fed in (False, True):
+        assert found.resident(is_fed) == found.activations_with_inputs(is_fed) == 2 * TENSOR
+
+
+def test_what_a_backward_has_used_is_no_longer_saved() -> None:
+    saved = SavedTensors(list)
+    with saved.counting():
+        y = torch.ones(ROWS, WIDTH, requires_grad=True).tanh()
+        assert sum(saved.sizes.values()) == TENSOR
+        y.sum().backward()
+    assert saved.sizes == {}
+    assert saved.peak == TENSOR
+
+
+def test_a_graph_that_nobody_runs_backward_goes_with_its_result() -> None:
+    saved = SavedTensors(list)
+    with saved.counting():
+        y = torch.ones(ROWS, WIDTH, requires_grad=True).tanh()
+        z = y * y
+    assert saved.sizes
+    del y, z
+    assert saved.sizes == {}
+
+
+def test_gradients_are_those_of_tensors_that_nobody_watches() -> None:
+    gradients = []
+    for watched in (False, True):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH), nn.Dropout(0.5))
+        saved = SavedTensors(module.parameters)
+        if watched:
+            with saved.counting():
+                result = module(torch.ones(ROWS, WIDTH))
+        else:
+            result = module(torch.ones(ROWS, WIDTH))
+        result.sum().backward()
+        gradients.append([p.grad for p in module.parameters()])
+    assert all(map(torch.equal, *gradients))
+
+
+def test_a_carry_is_counted_apart_and_what_passes_on_only_once() -> None:
+    """The weight gradient keeps the input; the carry is a view of the queries, keys and values, kept as a whole."""
+    project = nn.Linear(WIDTH, 3 * WIDTH)
+    earlier = torch.ones(ROWS, WIDTH, requires_grad=True)
+    saved = SavedTensors(project.parameters)
+    x = torch.ones(ROWS, WIDTH, requires_grad=True)
+    with saved.counting():
+        queries, *now = project(x).chunk(3, 1)
+        y = queries * earlier + now[0] * now[1]
+    footprint = saved.footprint((x,), (y,), None, before=(earlier,), left=(earlier, *now))
+    assert (footprint.activations, footprint.carry, footprint.carry_gradients) == (TENSOR, 3 * TENSOR, 3 * TENSOR)
+
+
+def test_an_input_or_a_result_that_is_left_as_the_carry_counts_once() -> None:
+    """The product saves the input and a result; the stage leaves both as its carry, and returns the result."""
+    x = torch.ones(ROWS, WIDTH, requires_grad=True)
+    saved = SavedTensors(list)
+    with saved.counting():
+        y = x.exp()
+        z = y * x
+    found = saved.footprint((x,), (y, z), None, left=(x, y))
+    assert (found.activations, found.saved_inputs, found.carry) == (TENSOR, TENSOR, TENSOR)
+    assert found.activations_with_inputs(is_fed=True) == found.resident(is_fed=True) == TENSOR
+    # The next slice gets the same tensors as its carry, and one of them as its input: nothing new is kept.
+    again = saved.footprint((x,), (y,), None, before=(x, y), left=(x, y))
+    assert (again.activations, again.carry) == (0, 0)
+    assert again.resident(is_fed=True) <= again.activations_with_inputs(is_fed=True)
+
+
+def test_slices_count_as_the_largest_mean_of_the_first_ones() -> None:
+    """As many as are kept at any time are the first slices of their micro-batches."""
+    growing = [Footprint(a, 1, 1, 2, 1, 3, released=a, operands=a, carry=a, carry_gradients=a) for a in (10, 20, 40)]
+    assert footprint_of_slices(growing) == Footprint(
+        24, 1, 1, 2, 1, 3, released=10, operands=40, carry=24, carry_gradients=40
+    )
+    assert footprint_of_slices(growing[::-1]).activations == 40
+    # Of lengths 1, 1, 2 a whole is 4: 10 and 30 and 70 bytes by 4/1, 4/2 and 4/4, and the gradients by their makers.
+    unequal = footprint_of_slices([*growing[:2], replace(growing[2], carry_gradients=0)], (1, 1, 2))
+    assert (unequal.activations, unequal.operands, unequal.released) == (70, 80, 40)
+    assert unequal.carry_gradients == max(10 * 4, 20 * 4 // 2)
+    assert footprint_of_slices(growing[:1]) == growing[0]
+
+
+def test_no_first_slices_of_unequal_length_keep_more_than_their_share_counts() -> None:
+    rng = random.Random(3)
+    for _ in range(100):
+        lengths = [rng.randint(1, 9) for _ in range(rng.randint(2, 5))]
+        sizes = [(rng.randint(0, 99), rng.randint(0, 99)) for _ in lengths]
+        counted = footprint_of_slices([Footprint(a, 1, 1, 1, 1, 1, carry=c) for a, c in sizes], lengths)
+        for count in range(1, len(lengths) + 1):
+            units, whole = sum(lengths[:count]), sum(lengths)
+            assert sum(a for a, _ in sizes[:count]) <= share(units, counted.activations, whole)
+            assert sum(c for _, c in sizes[:count]) <= share(units, counted.carry, whole)

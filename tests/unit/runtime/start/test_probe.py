@@ -1,25 +1,33 @@
 """What is found out of stages at start, that nothing remains of it, and what a stage must not return."""
 
+import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from chimera_runtime import auxiliary_loss
+from chimera_runtime import Pipeline, auxiliary_loss
 from chimera_runtime.blame import ModelError
 from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.errors import Misuse
+from chimera_runtime.program.kept_bytes import MovedBytes
+from chimera_runtime.program.rank_facts import HostedMicros
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage import module_state
+from chimera_runtime.stage import module_state, saved_tensors
 from chimera_runtime.start import assemble, probe
-from chimera_runtime.start.probe import ProbeResult
+from chimera_runtime.start.probe import ProbeResult, memory_report
 from chimera_runtime.values.nested import ONE_TENSOR, form_of
-from tests.unit.runtime.models import ITEMS, item, loss, model, setting
+from tests.unit.runtime import kept
+from tests.unit.runtime.models import ITEMS, facts, item, loss, model, setting
 from tests.unit.runtime.staged import tuple_of
 from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
 
@@ -433,3 +441,246 @@ def test_errors_of_the_stages_are_the_models(alone: World) -> None:
 
     with pytest.raises(ModelError, match="the forward of stage 1"):
         found(alone, linear, then(forward))
+
+
+# A backward that is not linear gets a remark where the loss returns sums and counts, and only there.
+
+
+def clipped(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.clamp(-1e-3, 1e-3)
+
+
+def clip(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.clamp_(-1e-3, 1e-3)
+
+
+class Once(torch.autograd.Function):
+    """Its backward can run once."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        context.kept = [2.0]
+        return 2 * x
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return context.kept.pop() * gradient
+
+
+class Hooked(nn.Module):
+    """A layer with a hook, or something else, in its backward."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.linear = way, nn.Linear(kept.WIDTH, kept.WIDTH).double()
+        if way == "parameter":
+            self.linear.weight.register_hook(clipped)
+        if way == "accumulated":
+            self.linear.weight.register_post_accumulate_grad_hook(clip)
+        if way == "module":
+            self.linear.register_full_backward_hook(
+                lambda _m, ins, _o: tuple(g if g is None else clipped(g) for g in ins)
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = checkpoint(self.linear, x, use_reentrant=False)
+        if self.way == "inside":
+            y.register_hook(clipped)
+        z = Once.apply(y) if self.way == "once" else torch.tanh(y)  # type: ignore[no-untyped-call]
+        if self.way == "output":
+            z.register_hook(clipped)
+        if self.way == "linear":
+            z.register_hook(lambda gradient: -gradient)
+        return z
+
+
+def counted(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return (output - target).square().sum(), output.numel()
+
+
+@pytest.mark.parametrize(
+    ("way", "is_bent"),
+    [
+        *[(way, True) for way in ("parameter", "accumulated", "module", "inside", "output")],
+        *[(way, False) for way in ("linear", "none", "once")],
+    ],
+)
+@pytest.mark.parametrize("loss", [counted, kept.loss])
+def test_a_backward_that_is_not_linear_is_said(
+    alone: World, one_worker: Path, way: str, is_bent: bool, loss: Callable[..., Any]
+) -> None:
+    def build(stage: int, _stages: int) -> nn.Module:
+        torch.manual_seed(stage)
+        return Hooked(way if stage == (way == "module") else "none")  # such a hook wants inputs with gradients
+
+    with Pipeline(one_worker, build, loss, kept.mini_batch(0, kept.B)) as pipe:
+        said = [remark for remark in pipe.remarks if "not linear" in remark]
+        assert bool(said) == (is_bent and loss is counted)
+        if said:
+            stage = int(way == "module")
+            assert said[0].startswith(
+                f"the backward of stage {stage} is not linear in the gradients with which it begins"
+            )
+            assert len(said) == 1
+        pipe.step(kept.mini_batch(0))
+
+
+# What is told of memory where there is no more of it.
+
+CPU = torch.device("cpu")
+
+
+def test_the_host_has_a_peak_and_a_size() -> None:
+    size = r"[0-9.]+ [KMGT]iB"
+    assert re.fullmatch(
+        rf"memory: this process has used at most {size}, of {size} in the machine", memory_report(CPU, None)
+    )
+
+
+def test_what_the_schedule_keeps_is_told_in_the_units_of_the_report() -> None:
+    known = facts(0, 3, kept=(((0, 2, 0), (3, 1, 0)), ((0, 0, 4), (3, 1, 2))), copies=2)
+    words = memory_report(CPU, known).split("; ")
+    assert words[1] == (
+        "the schedule keeps 4 x M_theta of weights here (stage 0: 2, stage 3: 2) and up to 3 x M_a of activations "
+        "(stage 0: 2, stage 3: 1)"
+    )
+    recomputing = memory_report(CPU, facts(1, kept=(((1, 1, 3),),)))
+    assert "up to 1 x M_a of activations (stage 1: 1 and 3 x inputs alone)" in recomputing
+    assert "up to 0 x M_a of activations (none)" in memory_report(CPU, facts(1))
+    on_host = replace(facts(1), on_host=((HostedMicros(1, 2),), (HostedMicros(1, 3),)))
+    assert "up to 0 x M_a of activations (none), of up to 3 more on the host; --mem" in memory_report(CPU, on_host)
+    sliced = memory_report(CPU, facts(1, kept=(((1, 5, 0, 0, 5, 1),),)), slices=4, units=4)
+    assert "up to 1.25 x M_a of activations (stage 1: 1.25 and 5 carries)" in sliced
+    unequal = memory_report(CPU, facts(1, kept=(((1, 12, 0, 0, 6, 2),),)), slices=4, units=8)
+    assert "up to 1.5 x M_a of activations (stage 1: 1.5 and 3 carries)" in unequal
+
+
+# Bytes that go to the host: what the probe measures of stages that have moves.
+
+
+def test_the_bytes_that_go_to_the_host_are_measured_of_the_stages_that_have_moves(
+    alone: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Profiles tell the same from sizes alone: what is saved, without inputs and outputs."""
+    monkeypatch.setattr(saved_tensors, "SMALLEST", 1)
+    turning, tensor = then(lambda y: y.sin().cos().tanh()), 3 * WIDTH * 8
+    result = found(alone, turning, turning, linear, moving=(0, 1), measures=True)
+    assert result.moved_bytes == {0: MovedBytes(2 * tensor), 1: MovedBytes(2 * tensor)}
+    for stage, footprint in enumerate(result.footprints[:2]):
+        is_fed = stage > 0
+        assert (
+            footprint.activations_with_inputs(is_fed) - footprint.resident(is_fed)
+            == result.moved_bytes[stage].activations
+        )
+    assert found(alone, turning, turning).moved_bytes == {}
+
+
+def test_of_what_is_kept_between_halves_gradients_and_the_graph_below_them_move(
+    alone: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stage 1 keeps its input and what it received; above its first layer, one tensor and one gradient are left.
+
+    Profiles tell the same from sizes alone.
+    """
+    monkeypatch.setattr(saved_tensors, "SMALLEST", 1)
+    tensor = 3 * WIDTH * 8
+
+    class Deep(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+    options: dict[str, Any] = {"moving_operands": (1,), "split_backward": (1,), "measures": True}
+    result = found(alone, linear, Deep, linear, **options)
+    assert result.moved_bytes == {1: MovedBytes(0, 2 * tensor)}
+    footprint = result.footprints[1]
+    halfway = footprint.activations_with_inputs(True) - footprint.released + footprint.operands
+    assert halfway - footprint.resident_operands(True, footprint.received_operands) == 2 * tensor
+
+
+# Nothing remains of the micro-batch at start, in modules, generators and the example.
+
+
+def test_nothing_of_it_remains(alone: World) -> None:
+    used = stages(lambda: nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Dropout(0.5), linear()), linear)
+    with worlds(alone, alone_job()) as (world,):
+        built = assemble.modules(world, used, 0)
+        before = [tensor.clone() for module in built.values() for tensor in module.state_dict().values()]
+        state = torch.get_rng_state()
+        probe.probe_stages(world, used, Batches(used.items(), 3, 2, 1, 1, 0, 0), built, seed=0, measures=True)
+        after = [tensor for module in built.values() for tensor in module.state_dict().values()]
+        assert all(map(torch.equal, before, after))
+        assert torch.equal(torch.get_rng_state(), state)
+        assert all(p.grad is None for module in built.values() for p in module.parameters())
+
+
+class Traced(nn.Module):
+    """Counts its calls, keeps things, draws from every generator and changes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("seen", torch.zeros(1))
+        self.calls, self.past, self.numbers = 0, ["none"], np.random.default_rng(0)
+        self.seen: torch.Tensor
+
+    def forward(self, x: torch.Tensor, extra: Any) -> torch.Tensor:
+        self.calls += 1
+        self.past.append("one")
+        self.cache = x.detach()
+        self.seen = torch.cat([self.seen, self.seen])
+        self.register_buffer("late", torch.ones(1))
+        self.register_forward_hook(lambda *_: None)
+        extra["more"][0].mul_(2)
+        extra["more"].append(None)
+        x.mul_(2)
+        draws = random.random() + np.random.rand() + self.numbers.random()
+        return self.linear(x) * float(draws)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("split", [(), (0,)])
+def test_neither_modules_nor_generators_nor_the_example_have_a_trace_of_it(
+    alone: World, split: tuple[int, ...]
+) -> None:
+    used = stages(Traced)
+    torch.manual_seed(0)
+    x, more, target = torch.rand(3, 3, WIDTH, dtype=torch.float64)
+    extra = {"extra": {"more": [more]}}
+    example: Any = SimpleNamespace(
+        input=lambda *_: x, target=lambda *_: target, keywords=lambda *_: extra, micro_batch_size=3
+    )
+
+    def written(module: nn.Module) -> str:
+        state = {name: value for name, value in vars(module).items() if name != "numbers"}
+        generators = [module.numbers.bit_generator.state, random.getstate(), np.random.get_state()]
+        return repr((sorted(state.items()), [*module.named_buffers()], x, extra, target, generators))
+
+    with worlds(alone, alone_job(stages=1, split_backward=split)) as (world,):
+        built = assemble.modules(world, used, 0)
+        before = written(built[0])
+        findings = probe.probe_stages(world, used, example, built, seed=0, measures=True)
+        assert written(built[0]) == before
+    assert findings.traits[0].seeds_all
+    assert findings.traits[0].alone == "draws random numbers"
+
+
+@pytest.mark.parametrize(("name", "of"), [("extra", "a keyword argument"), ("x", "its input"), ("y", "its target")])
+def test_a_stage_that_is_run_again_must_leave_alone_all_that_it_is_given(alone: World, name: str, of: str) -> None:
+    class Hasty(nn.Linear):
+        def forward(self, x: torch.Tensor, extra: Any = None) -> torch.Tensor:
+            if name != "y":
+                {"x": x, "extra": extra}[name].mul_(2)
+            return super().forward(x)
+
+    def judge(output: torch.Tensor, target: torch.Tensor) -> Any:
+        return loss(output, target.mul_(2) if name == "y" else target)
+
+    used = model(lambda *_: Hasty(WIDTH, WIDTH).double(), judge)
+    torch.manual_seed(0)
+    x, extra, target = torch.rand(3, 3, WIDTH, dtype=torch.float64)
+    example: Any = SimpleNamespace(
+        input=lambda *_: x, target=lambda *_: target, keywords=lambda *_: {"extra": extra}, micro_batch_size=3
+    )
+    words = f"stage 0 changes {of} in place, but is to run on it again"
+    with worlds(alone, alone_job(stages=1, recomputing=(0,))) as (world,), pytest.raises(Misuse, match=words):
+        probe.probe_stages(world, used, example, assemble.modules(world, used, 0), seed=0, measures=False)

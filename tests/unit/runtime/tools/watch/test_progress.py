@@ -102,7 +102,7 @@ def test_rank_0_tells_the_mean_over_all_ranks(alone: World, capsys: pytest.Captu
 def test_a_rehearsal_has_no_losses(alone: World, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     metrics = Metrics(tmp_path / "m.json")
     with worlds(alone, alone_job()) as (world,):
-        updates(world, [1.0] * 10, rehearsal=True, sinks=Sinks(metrics))
+        updates(world, [1.0] * 10, rehearsal=True, sinks=Sinks([metrics]))
     assert lines(capsys) == [["step", *f"{number:>2}/10".split()] for number in range(1, 11)]
     assert json.loads((tmp_path / "m.json").read_text())["loss"] == [None] * 10
 
@@ -136,7 +136,7 @@ def test_an_update_lasts_from_the_end_of_the_one_before_unless_all_began_it_toge
     monkeypatch.setattr(telling, "time", Clock())
     metrics = Metrics(tmp_path / "m.json")
     with worlds(alone, alone_job(period=period)) as (world,):
-        updates(world, [0.0] * 3, rehearsal=rehearsal, sinks=Sinks(metrics))
+        updates(world, [0.0] * 3, rehearsal=rehearsal, sinks=Sinks([metrics]))
     kept = json.loads((tmp_path / "m.json").read_text())
     assert kept["step_seconds"] == seconds
     assert kept["cpu_seconds"] == [2] * 3
@@ -149,7 +149,7 @@ def test_an_update_that_is_told_later_has_lasted_until_its_mark(
     monkeypatch.setattr(telling, "time", Clock())
     metrics = Metrics(tmp_path / "m.json")
     with worlds(alone, alone_job(period=2)) as (world,):
-        progress = Progress(world, 4, False, Sinks(metrics))
+        progress = Progress(world, 4, False, Sinks([metrics]))
         progress.begin()
         for _ in range(3):
             progress.mark()
@@ -200,9 +200,9 @@ def test_an_output_that_cannot_be_written_is_told_after_training(
 
     log = Log(tmp_path / "log.jsonl")
     monkeypatch.setattr(telling, "write_line", lambda _line: put("standard output"))
-    monkeypatch.setattr(log, "add", lambda _facts: put("log"))
+    monkeypatch.setattr(log, "add", lambda *_: put("log"))
     with worlds(alone, alone_job()) as (world,), pytest.raises(Unwritable, match=f"{broken}: No space left on device"):
-        updates(world, [1.0, 2.0, 3.0], sinks=Sinks(log=log))
+        updates(world, [1.0, 2.0, 3.0], sinks=Sinks([log]))
     assert tried == {"standard output": 3, "log": 3} | {broken: 1}
     with pytest.raises(OSError, match="Bad file descriptor"):
         log.close()
@@ -211,7 +211,7 @@ def test_an_output_that_cannot_be_written_is_told_after_training(
 def test_every_update_is_a_line_of_the_log_with_what_the_loop_said_of_it(alone: World, tmp_path: Path) -> None:
     log = Log(tmp_path / "log.jsonl")
     with worlds(alone, alone_job()) as (world,):
-        progress = Progress(world, 2, False, Sinks(log=log, items=6))
+        progress = Progress(world, 2, False, Sinks([log], items=6))
         for norm in (None, 2.5):
             progress.begin()
             progress.end(Tally(3.0, 2.0), norm=norm, learning_rates={0: [0.1]})
@@ -228,7 +228,7 @@ def test_what_all_ranks_have_said_is_told_when_a_run_fails(alone: World, tmp_pat
     """The gather would be read at the end of the next update, which never comes; of that no rank has said anything."""
     log = Log(tmp_path / "log.jsonl")
     with worlds(alone, job()) as (first, second):
-        progress, other = Progress(first, 5, False, Sinks(log=log)), Progress(second, 5, False)
+        progress, other = Progress(first, 5, False, Sinks([log])), Progress(second, 5, False)
         for each in (progress, other):
             each.begin()
             each.end(Tally(1.0, 1.0))
@@ -293,7 +293,7 @@ def test_a_held_out_loss_is_a_line_below_that_of_its_update_and_its_time_is_none
 ) -> None:
     log = Log(tmp_path / "log.jsonl")
     with worlds(alone, alone_job()) as (world,):
-        progress = Progress(world, 2, False, Sinks(log=log, items=6))
+        progress = Progress(world, 2, False, Sinks([log], items=6))
         for _ in range(2):
             progress.begin()
             progress.end(Tally(1.0, 1.0))
@@ -339,14 +339,14 @@ def test_a_board_has_the_numbers_of_the_log(alone: World) -> None:
     class TensorBoard:
         facts: ClassVar[list[Any]] = []
 
-        def add(self, facts: Any) -> None:
+        def add(self, facts: Any, _cpu_seconds: float | None) -> None:
             self.facts.append(facts)
 
         def close(self) -> None:
             self.facts.append("closed")
 
     with worlds(alone, alone_job()) as (world,):
-        updates(world, [1.5], sinks=Sinks(items=6, board=TensorBoard(), peak_seconds=0.01))  # type: ignore[arg-type]
+        updates(world, [1.5], sinks=Sinks([TensorBoard()], items=6, peak_seconds=0.01))  # type: ignore[list-item]
     facts, closed = TensorBoard.facts
     assert (facts["update"], facts["loss"], closed) == (1, 1.5, "closed")
     assert facts["share_of_peak"] == pytest.approx(0.01 / facts["seconds"])

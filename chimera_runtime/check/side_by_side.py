@@ -1,20 +1,21 @@
-"""``--check`` of the stages: compares them, one after the other, with the model that ``reference()`` returns.
+"""``--check`` of the stages, in one process: with the model that ``reference()`` returns, and of slices with sequences.
 
-Everything runs in one process. The check of the ranks compares them with the same stages, so it cannot find a stage
-that lacks a layer; this one does.
+The check of the ranks compares them with the same stages, so it cannot find a stage that lacks a layer; the model of
+``reference()`` does. Slices that are compared with whole sequences show a model that is not causal, and a stage whose
+carry lacks something. All runs in evaluation mode: in training mode dropout would draw other numbers for each.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
 
 from chimera_runtime.blame import UserCode
-from chimera_runtime.check.compare import TOLERANCES, share_of, tolerance
-from chimera_runtime.check.reference import Reference, differences, size
+from chimera_runtime.check.compare import bound_of, share_of
+from chimera_runtime.check.reference import Gradients, Reference, differences, items_of_slices, size
 from chimera_runtime.errors import FAILED, MISUSED
 from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.errors.model import result_is_wrong
@@ -22,32 +23,43 @@ from chimera_runtime.model.model import ModelFile
 from chimera_runtime.model.naming import names_in_model
 from chimera_runtime.model.ties import End, parameter_of
 from chimera_runtime.values.last_stage import LOSS
+from chimera_runtime.values.nested import leaves
+
+MicroBatchLoss = tuple[torch.Tensor, float, list[tuple[str, torch.Tensor]]]
+"""Result of `Reference.loss`."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Largest errors of loss and gradients of the stages, relative to those of the user's model.
+    """Errors of loss and gradients, both relative, the largest that is allowed, and the words for what was compared."""
 
-    ``parameters`` is the number of compared parameters, ``bound`` the largest error that is allowed.
-    """
-
-    parameters: int
     loss: float
     gradients: float
     bound: float
+    subject: str
 
     def __str__(self) -> str:
         return (
-            f"reference(): {self.parameters} parameters; loss off by {self.loss:.2e}, gradients by "
-            f"{self.gradients:.2e} of the largest of their stage, at most {self.bound:.0e}"
+            f"{self.subject} by {self.loss:.2e}, gradients by {self.gradients:.2e} of the largest of their stage, at "
+            f"most {self.bound:.0e}"
         )
 
 
-def compare(reference: Reference, model: ModelFile, tied: Sequence[Sequence[End]] = ()) -> Agreement:
+def _backward(losses: Sequence[MicroBatchLoss], divisor: float) -> float:
+    """Runs the backward of losses and auxiliary losses, each divided by ``divisor``; returns their sum, so divided."""
+    roots = [value.reshape(()) for loss, _, auxiliary in losses for value in (loss, *(v for _, v in auxiliary))]
+    if with_graph := [root / divisor for root in roots if root.requires_grad]:
+        torch.autograd.backward(with_graph)
+    return float(sum(root.item() for root in roots) / divisor)
+
+
+# The user's own model.
+
+
+def compare_with_model(reference: Reference, model: ModelFile, tied: Sequence[Sequence[End]] = ()) -> Agreement:
     """Compares loss and gradients of the first update, after the weights of the stages went into the user's model.
 
-    Both run in evaluation mode: in training mode dropout would draw other numbers for each. ``tied`` are groups of
-    parameters that are declared to be one.
+    ``tied`` are groups of parameters that are declared to be one.
 
     Raises `CheckFailed` if they differ, or a parameter has no partner; `Misuse` if ``reference`` or ``name`` return
     something that they must not.
@@ -56,9 +68,8 @@ def compare(reference: Reference, model: ModelFile, tied: Sequence[Sequence[End]
     whole = _built(reference, model)
     bare = [*map(reference.alone, stages)]
     of_stages = [[end for end in ends if not end[1].startswith(LOSS)] for ends in tied]
-    partners = Partners(
-        bare, whole, [names_in_model(model, stage, module) for stage, module in enumerate(bare)], of_stages
-    )
+    names = [names_in_model(model, stage, module) for stage, module in enumerate(bare)]
+    partners = Partners(bare, whole, names, of_stages)
     if partners.wrong:
         raise mistakes.parameters_do_not_match(partners.wrong)
     ends = [reference.with_loss(whole).eval()]  # with a loss of its own, which may change from call to call
@@ -70,24 +81,29 @@ def compare(reference: Reference, model: ModelFile, tied: Sequence[Sequence[End]
             if name.startswith(LOSS):
                 _parameter(ends, (0, name)).copy_(of_loss)
     partners.copy()
+
+    # Each micro-batch has the weight 1 / (micro-batches of all copies), even if its loss is a sum with a count: the
+    # stages and the user's model count the same items, so they still compare.
+    def loss(modules: Sequence[torch.nn.Module], batch: Any, number: int) -> float:
+        of_batch = reference.loss(modules, batch, 0, *divmod(number, reference.passes))
+        return _backward([of_batch], reference.copies * reference.passes)
+
     with UserCode("an update of the stages and of reference(), side by side", FAILED):
         batches = [next(reference.batches()) for _ in range(2)]  # a forward may change its input in place
         losses = [
-            [_pass(reference, modules, batch, number) for modules, batch in zip((stages, ends), pair, strict=True)]
+            [loss(modules, batch, number) for modules, batch in zip((stages, ends), pair, strict=True)]
             for number, pair in enumerate(zip(*batches, strict=True))
         ]
     (mine, theirs), scale = map(sum, zip(*losses, strict=True)), sum(abs(loss) for _, loss in losses)
-    dtypes = {p.dtype for p in whole.parameters()} & TOLERANCES.keys()
-    if model.autocast is not None:
-        dtypes.add(model.autocast)
-    bound = tolerance(max(dtypes, key=TOLERANCES.__getitem__, default=torch.float64), len(losses))
+    bound = bound_of({p.dtype for p in whole.parameters()}, model.autocast, len(losses))
     off = share_of(abs(mine - theirs), scale)
     worst, parameter = _furthest([*partners.gradients()])
     if not off <= bound:
         raise mistakes.losses_differ(reference=theirs, stages=mine)
     if not worst <= bound:
         raise mistakes.gradients_differ(error=worst, parameter=parameter, bound=bound)
-    return Agreement(len({id(p) for p in partners.pairs.values()}), off, worst, bound)
+    count = len({id(p) for p in partners.pairs.values()})
+    return Agreement(off, worst, bound, f"reference(): {count} parameters; loss off")
 
 
 def _parameter(modules: Sequence[torch.nn.Module], end: End) -> torch.nn.Parameter:
@@ -133,7 +149,7 @@ class Partners:
         return self.stages[place[0]].get_parameter(place[1])
 
     def _without_partner(self) -> Iterator[str]:
-        """Finds the pairs, and complains about each stage with parameters that have no partner."""
+        """Finds the pairs; yields a complaint about each stage with parameters that have no partner."""
         for stage, module in enumerate(self.stages):
             absent = []
             for inside, _ in module.named_parameters():
@@ -147,7 +163,6 @@ class Partners:
                 yield mistakes.parameters_are_missing(absent, stage, nearest[0] if nearest else None)
 
     def _left_out(self) -> Iterator[str]:
-        """Complains about modules of the user's model, or parameters, of which no stage has any."""
         held = {id(parameter) for parameter in self.pairs.values()}
         if not held:
             return
@@ -160,7 +175,6 @@ class Partners:
                 yield mistakes.parameters_are_on_no_stage(None if module is None else name, [*absent])
 
     def _in_two_places(self) -> Iterator[str]:
-        """Complains about parameters of the user's model that several stages hold without a declared tie."""
         places: dict[int, list[End]] = {}
         for place, theirs in self.pairs.items():
             places.setdefault(id(theirs), []).append(place)
@@ -169,7 +183,6 @@ class Partners:
                 yield mistakes.tie_is_not_declared(several, self._name(several[0]))
 
     def _apart(self) -> Iterator[str]:
-        """Complains about declared ties whose ends are different parameters in the user's model."""
         for group in self.tied:
             first_of: dict[int, End] = {}
             for place in group:
@@ -204,11 +217,7 @@ class Partners:
                     partner.copy_(buffer)
 
     def gradients(self) -> Iterator[tuple[str, int, torch.Tensor | None, torch.Tensor | None]]:
-        """Yields a tuple for each parameter: its name, a stage that has it, and two gradients.
-
-        The first gradient is that of the stages, added up if several have the parameter; the second that of the user's
-        model.
-        """
+        """Yields for each parameter its name, a stage that has it, and both gradients; those of stages are added up."""
         summed: dict[str, tuple[int, torch.Tensor | None, torch.Tensor | None]] = {}
         first: dict[int, str] = {}
         for place, theirs in self.pairs.items():
@@ -221,25 +230,8 @@ class Partners:
         yield from ((name, *of_parameter) for name, of_parameter in summed.items())
 
 
-def _pass(reference: Reference, modules: Sequence[torch.nn.Module], batch: Any, number: int) -> float:
-    """Runs a micro-batch forward and backward; returns its part of the loss of the update, auxiliary losses included.
-
-    ``number`` counts over all copies. Each micro-batch has the weight 1 / (micro-batches of all copies), even if its
-    loss is a sum with a count: the stages and the user's model count the same items, so they still compare.
-    """
-    total, _, auxiliary = reference.loss(modules, batch, 0, *divmod(number, reference.passes))
-    summed = sum((value.reshape(()) for _, value in auxiliary), total.reshape(()))
-    loss = summed / (reference.copies * reference.passes)
-    if loss.requires_grad:
-        torch.autograd.backward(loss)
-    return float(loss.item())
-
-
 def _furthest(gradients: Sequence[tuple[str, int, torch.Tensor | None, torch.Tensor | None]]) -> tuple[float, str]:
-    """Returns the largest error of a gradient, relative to the largest gradient of its stage, and the parameter's name.
-
-    ``gradients`` are as `Partners.gradients` yields them.
-    """
+    """The largest error of a gradient, relative to the largest gradient of its stage, and the parameter's name."""
     largest: dict[int, float] = {}
     for _, stage, _, theirs in gradients:
         largest[stage] = max(largest.get(stage, 0.0), size([theirs]))
@@ -247,3 +239,74 @@ def _furthest(gradients: Sequence[tuple[str, int, torch.Tensor | None, torch.Ten
         (share_of(next(differences([mine], [theirs])), largest[stage]), name) for name, stage, mine, theirs in gradients
     ]
     return max(shares, default=(0.0, ""))
+
+
+# Slices of sequences.
+
+
+class _CheckedStages:
+    """Runs the stages on the first micro-batch, in slices or as a whole; keeps loss, gradients and outputs."""
+
+    def __init__(self, reference: Reference, make: Callable[[Reference], Sequence[torch.nn.Module]]) -> None:
+        self.stages = [stage.eval() for stage in make(reference)]
+        self.dtypes = {p.dtype for module in self.stages for p in module.parameters()}
+        self._outputs: dict[int, list[Any]] = {}
+        carries: dict[int, Any] = {}
+        losses = [
+            reference.loss(self.stages, batch, 0, 0, micro, carries, self._note)
+            for micro, batch in enumerate(islice(next(reference.batches()), reference.slices))
+        ]
+        self.loss = _backward(losses, sum(count for _, count, _ in losses) or 1.0)
+
+    def _note(self, stage: int, output: Any) -> None:
+        tensors = [leaf.detach() for leaf in leaves(output) if isinstance(leaf, torch.Tensor) and leaf.dim() > 1]
+        self._outputs.setdefault(stage, []).append(tensors)
+
+    def outputs(self, stage: int) -> list[torch.Tensor]:
+        return [torch.cat(tensors, 1) for tensors in zip(*self._outputs[stage], strict=True)]
+
+    def gradients(self, stage: int) -> Gradients:
+        return [p.grad for p in self.stages[stage].parameters()]
+
+
+def compare_slices(
+    reference: Reference,
+    autocast: torch.dtype | None,
+    make: Callable[[Reference], Sequence[torch.nn.Module]] = lambda of: [*map(of.build, range(of.stages))],
+) -> Agreement:
+    """Compares loss and gradients of slices, which ``reference`` runs, with those of whole sequences.
+
+    ``make`` makes the stages of a reference. Raises `CheckFailed` if they differ.
+    """
+    with UserCode("the stages on slices and on whole sequences, side by side", FAILED):
+        sliced, whole = (_CheckedStages(of_kind, make) for of_kind in (reference, unsliced(reference)))
+    bound = bound_of(whole.dtypes, autocast, reference.slices)
+    off = share_of(abs(sliced.loss - whole.loss), abs(whole.loss))
+    errors = [_error(sliced.gradients(s), whole.gradients(s), whole.gradients(s)) for s in range(reference.stages)]
+    if off <= bound and max(errors) <= bound:
+        subject = f"{reference.slices} slices: loss off from that of whole sequences"
+        return Agreement(off, max(errors), bound, subject)
+    # The first stage whose outputs differ is the one to mend; if none does, a carry has lost its gradients.
+    lengths = reference.lengths or (1,) * reference.slices
+    for stage in range(reference.stages - 1):
+        outputs = sliced.outputs(stage), whole.outputs(stage)
+        for place in range(len(lengths)):
+            here, there = (
+                [torch.split(tensor, items_of_slices(tensor.shape[1], lengths), 1)[place] for tensor in tensors]
+                for tensors in outputs
+            )
+            if (error := _error(here, there, outputs[1])) > bound:
+                raise mistakes.slice_differs(stage, place, error)
+    if off > bound:
+        raise mistakes.slice_differs(reference.stages - 1, None, off)
+    raise mistakes.carry_loses_gradients(stage=errors.index(max(errors)), error=max(errors))
+
+
+def _error(mine: Gradients, theirs: Gradients, scale: Gradients) -> float:
+    """The largest difference of two lists of tensors, relative to the largest number in ``scale``."""
+    return share_of(max(differences(mine, theirs), default=0.0), size(scale))
+
+
+def unsliced(reference: Reference) -> Reference:
+    """Returns a reference that runs whole sequences."""
+    return replace(reference, parts=reference.parts // reference.slices, slices=1, lengths=())
