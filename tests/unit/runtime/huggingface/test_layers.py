@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from chimera_runtime import Misuse
-from chimera_runtime.huggingface import TransformerLayers, exported, layers, weights
+from chimera_runtime.huggingface import TransformerLayers, layers, weights
 from chimera_runtime.huggingface.skeleton import read_text
 from tests.unit.runtime.huggingface.small import (
     CONFIGS,
@@ -154,7 +154,7 @@ def test_new_weights_count_though_an_export_ended_before_older_ones_were_removed
 ) -> None:
     whole(configuration("qwen3"), torch.float32).save_pretrained(tmp_path, max_shard_size="4KB")
     cut = layers(tmp_path)
-    monkeypatch.setattr(exported, "_remove_older_weights", lambda _directory: 1 / 0)
+    monkeypatch.setattr(weights, "_remove_older_weights", lambda _directory: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cut.export(Exporting(cut), tmp_path)
     assert (tmp_path / "model.safetensors.index.json").exists()
