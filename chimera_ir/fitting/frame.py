@@ -172,10 +172,7 @@ class Observed:
         return tuple(part for lane in self.schedule.lanes for operation in lane for part in operation.parts)
 
     def pairs(self) -> Iterator[tuple[int, int]]:
-        """Yields pairs of operations, by number, of which the first runs before the second.
-
-        The second is next in the lane of the first, or reads a value that the first makes.
-        """
+        """Yields pairs of numbers: the second operation is next in the lane of the first, or reads what that makes."""
         for lane in numbered(self.schedule):
             yield from pairwise(lane)
         for number, others in enumerate(reads_of(self.schedule)):

@@ -172,10 +172,7 @@ class Clocks:
 
 
 def fitted_clocks(form: ClockForm, orders: Sequence[Observed], without: Container[int] = ()) -> Clocks | None:
-    """Finds clocks of a form that rise along all lanes and values of the orders; None if there are none.
-
-    ``without`` are unknowns whose factor is to be 0: their places in the list `Clocks.unknowns`.
-    """
+    """Clocks of a form that rise along all lanes and values, or None; the `Clocks.unknowns` in ``without`` are 0."""
     statements = [form.statements(order) for order in orders]
     kinds = list(dict.fromkeys(statement for several in statements for statement in several))
     terms, rates = form.terms, len(form.rates)
@@ -434,10 +431,7 @@ STAGES, MICRO_BATCHES = (2, 3, 4, 5, 6, 8), (2, 3, 5, 8, 11, 14)
 
 @dataclass(frozen=True, slots=True)
 class SizedOrder:
-    """The verified order of a request, as a schedule.
-
-    If a search found the order, ``proven`` says whether the search has proven that no order takes less time; else None.
-    """
+    """The verified order of a request; ``proven`` says if its search has proven it the shortest, None without one."""
 
     schedule: Schedule
     proven: bool | None
@@ -474,10 +468,7 @@ def fitted(compilation: Compilation, values: Mapping[str, Sequence[int]]) -> Fit
 
 
 def fitted_texts(compilations: Sequence[Compilation]) -> FittedScheme:
-    """The scheme with clocks fitted to the orders of several IR texts or schedules of torch, each of its own size.
-
-    Raises `NotFitted` if a text is a scheme, if two are of one size, and as `fit_scheme` does.
-    """
+    """The scheme fitted to texts, each of its own size; raises `NotFitted` for a scheme, and as `fit_scheme` does."""
     texts: dict[tuple[tuple[str, int], ...], str] = {}
     orders = []
     for compilation in compilations:

@@ -530,10 +530,7 @@ class _Bench:
         return [seconds for times, _, _ in published for seconds in times]
 
     def group(self, number: int, members: Sequence[int], size: int) -> tuple[list[float], list[float]]:
-        """Measures sums of ``size`` bytes over ``members``, the ranks of group ``number``.
-
-        Returns seconds from the last member's launch of a sum to the end of the sum, and seconds of the launches.
-        """
+        """Seconds from the last launch of a sum of ``size`` bytes over ``members`` to its end, and of the launches."""
         if self._world.place.rank in members:
             self._sum(number, size, WARM_UP)
             seconds, _ = self._sum(number, size, WARM_UP)

@@ -50,10 +50,7 @@ def cuda_clock(run: Callable[[], None]) -> float:
 
 
 class PassCosts(NamedTuple):
-    """Costs of the passes of a slice through a stage, in seconds or in floating-point operations.
-
-    ``recomputing`` is a backward that runs the forward again; the last two are the halves of a split backward.
-    """
+    """Seconds or FLOP of the passes of a slice; ``recomputing`` is a backward that runs the forward again."""
 
     forward: float
     backward: float
@@ -85,10 +82,7 @@ def costs_of_round(station: Station, number: int, clock: Stopwatch) -> list[Pass
 def by_slice(
     station: Station, clock: Stopwatch, run: Callable[[int], None], micro_batch: int, reverse: bool = False
 ) -> list[float]:
-    """Calls ``run`` for each slice of a micro-batch; returns the cost of each call, in the order of the sequence.
-
-    With ``reverse`` the last slice comes first, as in a backward.
-    """
+    """The cost of each call of ``run`` by slice; with ``reverse`` the last comes first, as in a backward."""
     slices = station.slices_of(micro_batch)
     costs = {number: clock(partial(run, number)) for number in (slices[::-1] if reverse else slices)}
     return [costs[number] for number in slices]
@@ -194,7 +188,7 @@ def enough(figures: list[list[float]], most: int) -> bool:
 
 
 def in_rounds(measure: Callable[[], tuple[float, ...]], warm_up: int, most: int) -> tuple[Samples, ...]:
-    """Samples of several quantities; each round measures all, so that a disturbance of the machine affects them all.
+    """Samples of several quantities; each round measures all, so that a disturbance affects them all.
 
     The first ``warm_up`` rounds do not count; then come FEWEST rounds or more, until `enough`, but at most ``most``.
     """

@@ -147,10 +147,7 @@ class ShownSchedule:
         return operation_tables.rows(parts.computes.lines for parts in self.program.parts)
 
     def tables(self) -> ScheduleTables:
-        """All tables of the schedule.
-
-        Times are those of the prediction; without one, operations alone take time.
-        """
+        """All tables of the schedule; without a prediction operations alone take time."""
         header, figures, rows = self.header, self.figures, self.rows
         charges = _charges(header, figures.durations, self.setting)
         lengths = Lengths(charges)

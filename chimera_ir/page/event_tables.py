@@ -181,10 +181,7 @@ class EventTables(NamedTuple):
 
 
 def tables(events: Events, rows: Sequence[OperationRow], charges: Charges, lengths: Lengths) -> EventTables:
-    """Returns the tables of the events of a program. As they are made, ``lengths`` collects the length of every event.
-
-    ``rows`` are the rows of the program's operations, ``charges`` the costs of its instructions.
-    """
+    """The tables of the events of a program; ``lengths`` collects the length of every event."""
     listed = _Listed(events, rows, charges)
     turn = listed.turn() if charges.header.asynchronous else None
     events_table, subjects = listed.events_table(lengths), (listed.messages_table(), listed.sums_table())

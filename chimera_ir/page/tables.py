@@ -74,10 +74,7 @@ class BoxColours:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Colours and pattern of the boxes of one colour group, on a light page and on a dark one.
-
-    ``name`` says which pipe, stage and kind they are; ``pattern`` is a number, different for each chunk and slice.
-    """
+    """Colours and pattern of the boxes of one colour group; each chunk and slice has another ``pattern``."""
 
     name: str
     light: BoxColours
@@ -216,10 +213,7 @@ class TurnTable:
 
 @dataclass(frozen=True, slots=True)
 class ChangeTable:
-    """Changes of the amount that a worker keeps, a row for each: ``amount`` is added, or freed if it is negative.
-
-    ``operation`` is the row of the operation that makes the change: at its end if ``at_end``, else at its start.
-    """
+    """Changes of what a worker keeps: ``amount`` is added at the start or, if ``at_end``, the end of ``operation``."""
 
     worker: Column
     operation: Column
@@ -241,10 +235,7 @@ class MemoryTable:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Figures of the report, with which a page compares the figures that it computes itself.
-
-    ``critical`` maps the letter of each kind to the number of its operations on the critical path.
-    """
+    """Figures of the report; ``critical`` has the operations on the critical path by the letter of their kind."""
 
     makespan: float
     bubble_ratio: float
@@ -275,10 +266,7 @@ class ScheduleTables:
 
 @dataclass(frozen=True, slots=True)
 class SourceText:
-    """A text, and for each row of operations its line in the text, 0 if it has none.
-
-    ``rank`` is that of a script, and -1 for any other text.
-    """
+    """A text, and the line of each row of operations, 0 if it has none; ``rank`` is that of a script, else -1."""
 
     name: str
     language: str
@@ -363,10 +351,7 @@ def _work_key(operation: Compute) -> tuple[object, ...]:
 
 
 class OperationTables(NamedTuple):
-    """Tables from which the page draws operations: one with a row for each, and two that these rows refer to by number.
-
-    ``kinds`` has the kinds of operations, ``looks`` the styles in which boxes are drawn.
-    """
+    """A table with a row for each operation, and those of kinds and looks, to which its rows refer by number."""
 
     kinds: list[OperationKind]
     looks: list[Look]
@@ -401,10 +386,7 @@ def tables_of_operations(header: Header, rows: Sequence[OperationRow], events: C
 
 
 def share(micros: int | Fraction, parts: int) -> float:
-    """Returns as how many micro-batches ``micros`` parts count, where a micro-batch has ``parts`` parts.
-
-    The result is an ``int`` if no part is left over.
-    """
+    """As how many micro-batches ``micros`` count, of which one has ``parts`` parts; an ``int`` if none is left over."""
     return int(micros // parts) if micros % parts == 0 else float(micros / parts)
 
 
@@ -448,10 +430,7 @@ _Size = Callable[[_ChangeOfRow], float]
 
 
 class MemoryInBytes(NamedTuple):
-    """The bytes that each worker needs (``needs``), with the ``setting`` from which they follow.
-
-    ``available`` is how many bytes there are on every worker.
-    """
+    """The bytes that each worker needs, the setting from which they follow, and those that every worker has."""
 
     setting: Setting
     needs: Sequence[MemoryNeed]

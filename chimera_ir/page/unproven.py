@@ -27,10 +27,7 @@ _Arrow = dict[str, object]
 
 
 def document(error: TextError, source: Source, level: Level | PlanStream | None) -> PageDocument:
-    """The contents of the page of a text that has errors.
-
-    ``level`` is the plan, the schedule or the program that the text describes; None if it cannot be read as one.
-    """
+    """The contents of the page of a text with errors; ``level`` is what it describes, if it can be read as a level."""
     sketch = _Sketch(*_lanes(level))
     return PageDocument(
         title=PurePath(source.name).name if sketch.header is None else tables.name_of(sketch.header),

@@ -39,11 +39,7 @@ from chimera_ir.source import templates
 
 
 class Pattern(NamedTuple):
-    """A square tile of ``size`` pixels, repeated: a path in SVG's syntax, drawn with a line of ``width`` pixels.
-
-    ``mark`` is the colour of the line, and of a whole area that is too narrow for lines; ``dark`` is that in a dark
-    picture.
-    """
+    """A square tile of ``size`` pixels: an SVG path, its line ``width`` pixels wide, in colour ``mark`` or ``dark``."""
 
     size: int
     path: str
@@ -165,19 +161,16 @@ class Bracket:
 class Chart:
     """The values for ``templates/chart.svg.j2``, in pixels, which all pictures of lanes have in common.
 
-    ``row`` is the height of a lane. ``patterns`` are the picture's patterns by name; ``hatch`` is the name of the
-    pattern for bubbles. ``legend`` has the entries with swatches or with words alone. ``signs`` has all other entries,
-    by the name of the sign, which the template of the picture draws.
+    ``patterns`` are by name, the one of bubbles first. ``legend`` has the entries with swatches or with words alone,
+    ``signs`` all others, by the name of the sign, which the template of the picture draws.
     """
 
+    scale: "Scale"
     width: int
     height: int
-    left: int
     right: str
     bottom: int
-    row: int
     stroke: str
-    hatch: str
     patterns: Mapping[str, Pattern]
     heading: str
     summary: str
@@ -190,10 +183,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The values for ``templates/timeline.svg.j2``, in pixels.
-
-    ``marks`` are events such as launches of sums; ``steady`` has the bracket of the steady state, if there is one.
-    """
+    """The values for ``templates/timeline.svg.j2``: ``marks`` of events, the bracket of the ``steady`` state, if any."""
 
     chart: Chart
     marks: tuple[EventMark, ...]
@@ -398,14 +388,12 @@ def chart(
     named = [_EntryText(plain(name), _SIGN) for name in (*pairs, *signs.values())]
     entries = [*_placed([*explained, *named], scale.left, width, bottom + 44 + below)]
     return Chart(
+        scale=scale,
         width=width,
         height=entries[-1].y + 28,
-        left=scale.left,
         right=pixels(right),
         bottom=bottom,
-        row=scale.row,
         stroke=stroke or ("1" if scale.row > 16 else "0.5"),
-        hatch=next(iter(patterns)),
         patterns=patterns,
         heading=heading,
         summary=summary,

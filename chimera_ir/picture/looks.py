@@ -96,10 +96,7 @@ def strands(header: Header) -> tuple[Strand, ...]:
 
 
 def shown_micro(header: Header, micro: int) -> Micro:
-    """Maps a micro-batch of a stream to one of the first two turns that has the same workers and colours.
-
-    With a flush it returns ``micro`` itself.
-    """
+    """Maps a micro-batch of a stream to one of the first two turns with the same workers and colours."""
     return Micro(micro % (2 * header.period) if header.period else micro)
 
 
@@ -241,19 +238,13 @@ class Row(IntEnum):
 
 
 def rows_of(operation: Operation) -> list[tuple[Row, Compute]]:
-    """The parts of an operation, each with the part of the lane's height that it takes.
-
-    A pair has two, the forward above the backward; any other operation has one, itself.
-    """
+    """The parts of an operation, each with its part of the lane's height: of a pair the forward is above."""
     rows = [Row.UPPER, Row.LOWER] if isinstance(operation, Pair) else [Row.WHOLE]
     return list(zip(rows, operation.parts, strict=True))
 
 
 class ColourGroup(NamedTuple):
-    """Key of operations of one colour: the number of their strand, their chunk, and light, dark or middle.
-
-    ``chunk`` is 0 for the first stage of a pipe on a worker, 1 for the second.
-    """
+    """Key of operations of one colour: strand, chunk (0 for the first stage of a pipe on a worker), and shade."""
 
     strand: int
     chunk: int

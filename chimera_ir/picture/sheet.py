@@ -53,10 +53,7 @@ def draw(title: str, rows: Sequence[Sequence[Panel]]) -> str:
 
 
 def of_order(timeline: Timeline, before: Timeline | None) -> str:
-    """Draws a timeline as SVG, above the timeline of another order if there is one.
-
-    If a search found the order, ``before`` is the timeline of the order that it began with. Both have the same scale.
-    """
+    """Draws the timeline of an order, above that of the order that its search began with, if any, on one scale."""
     if before is None:
         return svg.draw(timeline)
     title, other = timeline.header.title, before.header.title

@@ -141,10 +141,7 @@ def count_cells(text: str) -> int:
 
 
 def rows_of(source: Source) -> list[list[Cell]]:
-    """The cells of each row, those that are empty left out.
-
-    Blank rows at the end are left out. Raises `Rejected` with all malformed cells, or if there are none at all.
-    """
+    """The cells of each row that are not empty; raises `Rejected` with all malformed cells, or if there are none."""
     mistakes: list[Diagnostic] = []
     rows, start = list[list[_Actions]](), 0
     for text in source.text.split("\n"):
@@ -353,10 +350,7 @@ def _upkeep(row: Sequence[Cell]) -> Iterator[Diagnostic]:
 
 
 def _lane(header: Header, worker: int, row: Sequence[Cell], traffic: Traffic) -> Iterator[Instruction]:
-    """Yields the instructions of a rank: those of the file, with waits and sums around its operations.
-
-    ``traffic`` has the messages that are received, or known to be over, before each of the rank's operations.
-    """
+    """The instructions of a rank: those of the file, with waits and sums around its operations."""
     sums = {
         part.stage: cell for cell in row if isinstance(cell, Compute | Pair) for part in cell.parts if part.kind.sums
     }

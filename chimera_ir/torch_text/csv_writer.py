@@ -175,20 +175,14 @@ def _torchtitan_name(header: Header) -> str:
 
 
 def compute_order(checked: Checked) -> str:
-    """The text of a schedule; the program that torch makes of it is proven.
-
-    Raises `NotInTorch` if torch cannot run the schedule.
-    """
+    """The text of a schedule, proven as torch runs it; raises `NotInTorch` if torch cannot run it."""
     schedule = _fitting(checked, "torch-csv")
     _verify(checked, schedule, lowered(schedule))
     return show(schedule.lanes)
 
 
 def with_messages(verified: Verified) -> str:
-    """The text of a program with its own order of messages, proven as torch runs it.
-
-    Raises `NotInTorch` if torch cannot run its schedule.
-    """
+    """The text of a program with its order of messages, proven as torch runs it; raises `NotInTorch` likewise."""
     checked = verified.checked
     schedule, rows = _fitting(checked, "torch-csv-comms"), rows_of_program(verified.program)
     _verify(checked, schedule, rows)

@@ -23,10 +23,7 @@ _WORDS = {key: word for word, key in TRANSFERS.items()}
 
 
 def lowered(schedule: Schedule) -> list[list[Cell]]:
-    """The rows of a schedule with the messages that torch adds.
-
-    The schedule has no errors by the rules "complete", "placed" and "acyclic", and is one that torch can run.
-    """
+    """The rows of a complete, placed, acyclic schedule that torch can run, with the messages that torch adds."""
     header = schedule.header
     pending = [[*_with_upkeep(header, lane)][::-1] for lane in schedule.lanes]
     rows: list[list[Cell]] = [[] for _ in pending]

@@ -162,7 +162,7 @@ def test_pictures_have_a_row_for_a_host_link_that_is_used() -> None:
     assert [line[:6] for line in text[1:3]] == ["P0    ", "host 0"]
     chart = svg.picture(timeline).chart
     assert [row.name for row in chart.rows] == ["P0", "host 0"]
-    assert chart.bottom >= chart.rows[1].y + chart.row
+    assert chart.bottom >= chart.rows[1].y + chart.scale.row
     plain = simulate(of_one_stage(FORWARD, BACKWARD), Costs())
     assert [row.name for row in svg.picture(plain).chart.rows] == ["P0"]
 

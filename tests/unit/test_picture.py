@@ -66,14 +66,14 @@ def test_every_operation_has_its_box_at_its_time(costs: Costs) -> None:
     }
     assert len(drawn) == sum(map(len, shown.lanes))
     chart = svg.picture(shown).chart
-    pixel = (float(chart.right) - chart.left) / shown.span
+    pixel = (float(chart.right) - chart.scale.left) / shown.span
     for row, lane in zip(chart.rows, shown.lanes, strict=True):
         for timed in lane:
             kind = "forward" if timed.operation.kind is FORWARD else "backward"
             pipe = shown.header.pipe_of[timed.operation.micros[0]].name
             told = f"{kind} of micro-batch {timed.operation.micros[0]} on stage {timed.operation.stage}, pipe {pipe}"
             rect = drawn[str(row.y), told]
-            assert float(rect.get("x", 0)) - chart.left == pytest.approx(timed.start * pixel, abs=0.02)
+            assert float(rect.get("x", 0)) - chart.scale.left == pytest.approx(timed.start * pixel, abs=0.02)
             assert float(rect.get("width", 0)) == pytest.approx((timed.end - timed.start) * pixel, abs=0.02)
 
 
