@@ -16,7 +16,7 @@ from itertools import chain, combinations_with_replacement, groupby, pairwise
 from chimera_ir.elaborate.evaluate import Scope, compiled
 from chimera_ir.errors import NotFitted
 from chimera_ir.flow.net import numbered, reads_of
-from chimera_ir.ir.levels import Header, Pipe, Schedule
+from chimera_ir.ir.levels import Header, Schedule
 from chimera_ir.ir.ops import Compute
 from chimera_ir.source import Source
 from chimera_ir.syntax import ast
@@ -247,7 +247,8 @@ def _pipe_names(header: Header) -> list[str]:
 def _pipe(frame: Frame, orders: Sequence[Observed], place: int, count: int, whole: str) -> PipeFrame:
     pipes = [(order, order.header.pipes[place]) for order in orders]
     name = pipes[0][1].name.replace("[", "_").replace("]", "").replace(",", "_")
-    if any(pipe.recompute for _, pipe in pipes) and not all(_all_recompute(order, pipe) for order, pipe in pipes):
+    whole_recompute = (len(pipe.recompute) == order.header.stages and not pipe.recomputed for order, pipe in pipes)
+    if any(pipe.recompute for _, pipe in pipes) and not all(whole_recompute):
         raise NotFitted(f"pipe {name}: only some stages recompute")
     workers = [(order, (0, s, 0), worker) for order, pipe in pipes for s, worker in enumerate(pipe.workers)]
     on = _formula(f"the worker of a stage of pipe {name}", _places(frame), workers)
@@ -266,10 +267,6 @@ def _pipe(frame: Frame, orders: Sequence[Observed], place: int, count: int, whol
         *([] if frame.slices == "1" else [f"slices q in 0..{frame.slices}"]),
     )
     return PipeFrame(name, lines)
-
-
-def _all_recompute(order: Observed, pipe: Pipe) -> bool:
-    return len(pipe.recompute) == order.header.stages and not pipe.recomputed
 
 
 def _places(frame: Frame) -> list[Sequence[str]]:

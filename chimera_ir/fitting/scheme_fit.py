@@ -197,16 +197,11 @@ def fitted_clocks(form: ClockForm, orders: Sequence[Observed], without: Containe
     if Inequality(()) in inequalities:
         return None
     # A product of parameters alone tells little from a number at few sizes, so it is dear.
-    prices = [_price(term, 6 if term in form.constants else 2) for term in terms]
+    prices = [(6 if term in form.constants else 2) ** (term.count("*") + term.count("/")) for term in terms]
     solution = least_solution([*inequalities], [*prices[:rates], *prices[rates:] * len(kinds)])
     if solution is None:
         return None
     return Clocks(form, {name: (*solution[:rates], *solution[start : start + width]) for name, start in starts.items()})
-
-
-def _price(term: str, base: int) -> int:
-    """Price of a factor of 1 on ``term``: ``base`` to the power of its ``*`` and ``/``; the cheapest fit is taken."""
-    return int(base ** (term.count("*") + term.count("/")))
 
 
 def forms(frame: Frame, pipes: int) -> Iterator[ClockForm]:
@@ -222,7 +217,8 @@ def forms(frame: Frame, pipes: int) -> Iterator[ClockForm]:
     if stages != workers:
         ways += [((f"s % {workers}", f"s / {workers}"), ()), (("s",), (f"s >= {workers}",))]
     # Numbers of stages, workers and slices multiply variables; that of micro-batches only where nothing else does.
-    sizes = [name for name in frame.names if name in _words(f"{workers} {stages} {frame.slices}")]
+    words = re.findall(r"\w+", f"{workers} {stages} {frame.slices}")
+    sizes = [name for name in frame.names if name in words]
     pairs = ["*".join(pair) for pair in combinations_with_replacement(sizes, 2)]
     long = [times(frame.slices, name) for name in frame.names if frame.slices != "1" and name not in sizes]
     short, plain = (*sizes, "1"), (*frame.names, "1")
@@ -239,10 +235,6 @@ def forms(frame: Frame, pipes: int) -> Iterator[ClockForm]:
                     rates += [(factor, f"m / ({unit})") for factor in of_units if unit]
                     slopes = [(factor, slope) for slope in (*stage, *q) for factor in factors]
                     yield ClockForm(_products(rates), _products(slopes), tuple(constants), shared, arms)
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", text)
 
 
 def _products(pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
@@ -311,7 +303,8 @@ def fit_scheme(schedules: Sequence[Schedule], names: Sequence[str] = ()) -> Fitt
     require_solver("a fit of clocks")
     values = _values(schedules)
     names = tuple(name for name, several in values.items() if len(several) > 1 and name in (names or values))
-    orders = sorted((Observed(schedule, names) for schedule in schedules), key=_by_size)
+    orders = [Observed(schedule, names) for schedule in schedules]
+    orders.sort(key=lambda order: (order.size, tuple(order.settings.values())))
     pool, held_out = _divided(orders, names)
     frame = frame_of(orders)
     chances = _CHANCES
@@ -374,10 +367,6 @@ def _divided(orders: Sequence[Observed], names: Sequence[str]) -> tuple[Sequence
             f"parameter; here are {len(pool)} and {len(held_out)}"
         )
     return pool, held_out
-
-
-def _by_size(order: Observed) -> tuple[int, tuple[int, ...]]:
-    return order.size, tuple(order.settings.values())
 
 
 def _fitted(form: ClockForm, pool: Sequence[Observed]) -> tuple[Clocks | None, list[Observed]]:
@@ -457,7 +446,8 @@ def fitted(compilation: Compilation, values: Mapping[str, Sequence[int]]) -> Fit
         raise NotFitted(f"{request.source.name} has one size; name the texts of several sizes, one after another")
     several = values if any(len(numbers) > 1 for numbers in values.values()) else _chosen(compilation, values)
     orders, refused = [], ""
-    for settings in _combinations(several):
+    for numbers in product(*several.values()):
+        settings = dict(zip(several, numbers, strict=True))
         try:
             orders.append(SizedOrder.of(replace(compilation, request=replace(request, settings=settings))))
         except TextError as error:
@@ -504,7 +494,3 @@ def _chosen(compilation: Compilation, values: Mapping[str, Sequence[int]]) -> Ma
     role = roles(request.source, compilation.scheme, request.max_operations)
     counts = {role.micro_batches: MICRO_BATCHES} if role.micro_batches else {}
     return {**dict.fromkeys(role.sizes, STAGES), **counts, **values}
-
-
-def _combinations(values: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
-    yield from (dict(zip(values, numbers, strict=True)) for numbers in product(*values.values()))

@@ -187,7 +187,9 @@ def described(name: str, measured: LinkTimes) -> Described:
     series.append(_Series("transfers to the host", measured.moves, {}, host.link.message))
     between = links[False] if False in links else links[True]
     inside = links[True] if True in links else links[False]
-    memory = _memory(measured.nodes)
+    together = Counter(node.name for node in measured.nodes)
+    memory = min(node.memory // together[node.name] if node.shared else node.memory for node in measured.nodes)
+    memory = memory >> 20 << 20  # whole MiB
     cluster = Cluster(name, len(measured.nodes), per_node[-1], memory, 0, between, inside, sum_link, host=host)
     remarks = [remark for kind in series for remark in _remarks(kind)]
     if per_node[0] != per_node[-1]:
@@ -273,12 +275,6 @@ def _rounded(link: Link, overhead: float) -> Link:
         1 / rounded(1 / link.beta) if link.beta > _LEAST else 0.0,
         rounded(overhead),
     )
-
-
-def _memory(nodes: Sequence[Host]) -> int:
-    together = Counter(node.name for node in nodes)
-    least = min(node.memory // together[node.name] if node.shared else node.memory for node in nodes)
-    return least >> 20 << 20
 
 
 def _table(series: _Series) -> Iterator[str]:

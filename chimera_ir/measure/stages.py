@@ -506,7 +506,13 @@ _Measure = _StageClock | _Once | _Work
 def _profile(
     model: ModelFile, request: StageRequest, device: torch.device, measure: _Measure, note: str, progress: ShowProgress
 ) -> ModelProfile:
-    depths_cut = request.depths or (len(_layers(model)),)
+    depths_cut = request.depths
+    if not depths_cut:
+        if model.layers is None:
+            raise Misuse(
+                f"{model.file} has build_stage, which makes whole stages: layers are those of a file with layers()"
+            )
+        depths_cut = (len(model.layers.layers),)
     several = len(request.sizes) * (2 if request.slices > 1 else 1)
     done, steps = count(1), sum(depths_cut) * (2 + several)
 
@@ -551,14 +557,6 @@ def _costs_of_stage(
         costs = _costs(cut.model, smallest, at, measure.step(cut, number, smallest))
     tell(f"{cut.part(number)}, optimizer")
     return costs
-
-
-def _layers(model: ModelFile) -> Sequence[object]:
-    if model.layers is None:
-        raise Misuse(
-            f"{model.file} has build_stage, which makes whole stages: layers are those of a file with layers()"
-        )
-    return model.layers.layers
 
 
 def _costs(model: ModelFile, station: Station, at: dict[int, Timing], step: tuple[float, float | None]) -> StageCosts:

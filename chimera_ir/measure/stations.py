@@ -32,7 +32,7 @@ from chimera_runtime.start import stage_probe
 from chimera_runtime.start.probe import memory_report, wanted_bytes
 from chimera_runtime.start.stage_probe import ProbedForward, StageCall
 from chimera_runtime.tools.watch.memory import bytes_of, input_bytes
-from chimera_runtime.values.boundary import Boundary, Keywords, Traits, accepted, traits_of_slices
+from chimera_runtime.values.boundary import Boundary, Traits, accepted, traits_of_slices
 from chimera_runtime.values.nested import Tensors, draw_seed, to_device
 
 # Memory of the machine that a rank runs on.
@@ -427,6 +427,7 @@ def _station(
     ending: StageOutput = LossOutput(cut.model.judge, 1.0, numbering, first_pass.traces[0].count is not None)
     if first_pass.after:
         ending = SendOutput(stage, first_pass.after)
+    load_keywords = _loader(batches.keywords, slices, device, wanted=bool(traits.keywords))
     # A step makes the optimizer's state; tensors on the meta device have none, and no step.
     optimizer = None if device.type == "meta" else cut.model.steps(_trained(module))
     runnable = Stage(
@@ -439,7 +440,7 @@ def _station(
         traits,
         numbering,
         recomputed={_FIRST.recomputed * slices + place for place in range(slices)},
-        load_keywords=_keywords(batches, device, traits.keywords),
+        load_keywords=lambda _, micro: load_keywords(micro),
         is_compared=lambda _update: False,  # the second run may get other inputs than the first
     )
     # Receive buffers, with random gradients in place of received ones.
@@ -472,12 +473,6 @@ def _loader(load: Callable[[int, int], Any], slices: int, device: torch.device, 
         return lambda micro: to_device(load(*divmod(micro, slices)), device)
     first = [to_device(load(0, place), device) if wanted else None for place in range(slices)]
     return lambda micro: first[micro % slices]
-
-
-def _keywords(batches: Batches, device: torch.device, names: Sequence[str]) -> Callable[[int, int], Keywords]:
-    """Returns a function that loads the keyword arguments of a micro-batch; the stage takes those with ``names``."""
-    load = _loader(batches.keywords, batches.slices, device, wanted=bool(names))
-    return lambda _, micro: load(micro)
 
 
 def _trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:

@@ -323,7 +323,8 @@ _EXPORT = re.compile(r"^export (?=(?:async )?function|class|const|let)", re.MULT
 def page(document: PageDocument) -> str:
     """The page of a document as HTML; every text of the document is in its compressed data, or escaped."""
     folder = templates() / "page"
-    style, first, scripts = _style(folder), _script(folder, _FIRST), _script(folder, _MAIN)
+    style = (folder / "page.css").read_text(encoding="utf-8")
+    first, scripts = _script(folder, _FIRST), _script(folder, _MAIN)
     policy = {
         "default-src": "'none'",
         "script-src": f"{policy_source(first)} {policy_source(scripts)}",
@@ -349,11 +350,6 @@ def _compressed(text: str) -> Inlined:
 
 def _in_base64(data: bytes) -> Inlined:
     return Inlined(b64encode(data).decode())
-
-
-@cache
-def _style(folder: Path) -> str:
-    return (folder / "page.css").read_text(encoding="utf-8")
 
 
 @cache

@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 from chimera_ir.cost.report import Figures
 from chimera_ir.flow import live
-from chimera_ir.ir.kinds import KEPT, ON_HOST_UNITS, ON_WORKER, Counted, Kind
+from chimera_ir.ir.kinds import KEPT, ON_HOST_UNITS, ON_WORKER, Counted
 from chimera_ir.ir.levels import Header, Program, Quantity
 from chimera_ir.ir.ops import NOWHERE, Compute, Operation, WaitMove, Worker
-from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import line
 from chimera_ir.ir.turns import in_turn
 from chimera_ir.picture.looks import BLACK, ColourGroup, Looks, Row, Shade, ink, kinds_of, mixed, rows_of, strands
@@ -369,7 +368,7 @@ def tables_of_operations(header: Header, rows: Sequence[OperationRow], events: C
     look_numbers = {group: number for number, group in enumerate(sorted({*groups}))}
     examples = dict(zip(groups, operations, strict=True))
     return OperationTables(
-        [OperationKind(kind.letter, kind.noun, _preference(kind)) for kind in kinds],
+        [OperationKind(kind.letter, kind.noun, (3 if kind.sums else 1) * (KEPT in kind.reads)) for kind in kinds],
         [_look(painted, *group, examples[group]) for group in look_numbers],
         OperationTable(
             worker=[row.worker for row in rows],
@@ -388,11 +387,6 @@ def tables_of_operations(header: Header, rows: Sequence[OperationRow], events: C
 def share(micros: int | Fraction, parts: int) -> float:
     """As how many micro-batches ``micros`` count, of which one has ``parts`` parts; an ``int`` if none is left over."""
     return int(micros // parts) if micros % parts == 0 else float(micros / parts)
-
-
-def _preference(kind: Kind) -> int:
-    """A weight for critical paths of equal length: most whole backwards, then pairs, then input gradients."""
-    return (3 if kind.sums else 1) * (KEPT in kind.reads)
 
 
 def _look(painted: Looks, group: ColourGroup, number: int, example: Compute) -> Look:
@@ -585,11 +579,13 @@ def _places(verified: Verified) -> Callable[[OperationRow], int]:
     level, parts = verified.level, verified.program.parts
     if isinstance(level, Program):
         return lambda row: parts[row.worker].computes.places[row.place]
-    turns = [_turn_places(level, worker) for worker in range(len(level.turns))]
+    # The lines of a turn, keyed by operations as in turn 0.
+    turns = [
+        {
+            in_turn(level.header, line)[0]: place
+            for place, line in enumerate(turn.instructions)
+            if isinstance(line, Compute)
+        }
+        for turn in level.turns
+    ]
     return lambda row: turns[row.worker][in_turn(level.header, row.operation)[0]]
-
-
-def _turn_places(stream: ProgramStream, worker: int) -> dict[object, int]:
-    """The line of each operation of a worker's turn, counted from 0, keyed by the operation as in turn 0."""
-    lines = enumerate(stream.turns[worker].instructions)
-    return {in_turn(stream.header, line)[0]: place for place, line in lines if isinstance(line, Compute)}

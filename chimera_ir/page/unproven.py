@@ -18,7 +18,7 @@ from chimera_ir.ir.text.printer import line
 from chimera_ir.lower.lower import order
 from chimera_ir.page import tables
 from chimera_ir.page.tables import OperationRow, PageDocument, ScheduleTables, ShownMistake
-from chimera_ir.source import Source, Span
+from chimera_ir.source import Source
 
 _FEW = 64
 """The most operations of one line of the text that are marked: a wrong formula may stand for thousands."""
@@ -103,13 +103,16 @@ class _Sketch:
         first = error.diagnostics[0]
         arrows = list(self._arrows(first))
         ends = [int(str(arrow[end])) for arrow in arrows for end in ("from", "to")]
+        # The places of all errors, and of the notes of the first: the lines that take part in it.
+        noted = (note.span for note in first.notes() if note.span is not None)
+        spans = [*(diagnostic.span for diagnostic in error.diagnostics), *noted]
         return ShownMistake(
             code=first.code,
             title=first.fill(first.title),
             text=str(error),
             operations=list(dict.fromkeys([*ends, *self._named(first)])),
             arrows=arrows,
-            lines=list(dict.fromkeys(source.position(span.start).line for span in _spans(error))),
+            lines=list(dict.fromkeys(source.position(span.start).line for span in spans)),
             missing=[d.fill(d.title) for d in error.diagnostics if isinstance(d, MissingLine)],
         )
 
@@ -164,12 +167,6 @@ class _Sketch:
             return [row for row in named if row is not None]
         placed = [number for number, row in enumerate(self.rows) if row.operation.origin == mistake.span]
         return placed if len(placed) <= _FEW else []
-
-
-def _spans(error: TextError) -> Iterator[Span]:
-    """Yields the places of all errors, and of the notes of the first: the lines that take part in it."""
-    yield from (diagnostic.span for diagnostic in error.diagnostics)
-    yield from (note.span for note in error.diagnostics[0].notes() if note.span is not None)
 
 
 def _arrow(before: int | None, after: int | None, words: str) -> Iterator[_Arrow]:

@@ -183,7 +183,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The values for ``templates/timeline.svg.j2``: ``marks`` of events, the bracket of the ``steady`` state, if any."""
+    """The values for ``templates/timeline.svg.j2``: ``marks`` of events, the bracket of the steady state if any."""
 
     chart: Chart
     marks: tuple[EventMark, ...]

@@ -4,7 +4,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import partial
 from itertools import accumulate, pairwise
 from math import ceil
 
@@ -457,15 +456,11 @@ def _cut(slices: int, length: int, time: Callable[[int, int], float], limit: flo
     starts = [length]
     for others in range(slices - 1, -1, -1):
         end = starts[-1]
-        first = bisect_left(range(end), True, lo=others, key=partial(_fits, time, limit, end))
+        first = bisect_left(range(end), True, lo=others, key=lambda start, end=end: time(start, end) <= limit)
         if first == end or (first and not others):
             return None
         starts.append(first)
     return starts[1:]
-
-
-def _fits(time: Callable[[int, int], float], limit: float, end: int, start: int) -> bool:
-    return time(start, end) <= limit
 
 
 _BOTH = ("F", "B")

@@ -145,8 +145,10 @@ def show_bandwidth(beta: float) -> str:
     if beta == 0:
         return UNLIMITED
     exact = 1 / Fraction(beta)
+    magnitude = log10(exact.numerator) - log10(exact.denominator)
     for digits in range(1, _DIGITS):
-        rounded = _rounded(exact, digits)
+        power = digits - ceil(magnitude)
+        rounded = Decimal(round(exact * Fraction(10) ** power)).scaleb(-power)
         if inverse(Fraction(rounded)) == beta:
             return _shown(rounded, _powers("B/s"))
     raise ValueError(f"{beta} is no time per byte")
@@ -159,11 +161,6 @@ UNLIMITED = "unlimited"
 def inverse(bandwidth: Fraction) -> float:
     """beta, in seconds per byte, of a bandwidth in bytes per second."""
     return float(1 / bandwidth)
-
-
-def _rounded(value: Fraction, digits: int) -> Decimal:
-    power = digits - ceil(log10(value.numerator) - log10(value.denominator))
-    return Decimal(round(value * Fraction(10) ** power)).scaleb(-power)
 
 
 def _powers(unit: str) -> tuple[tuple[int, str], ...]:
