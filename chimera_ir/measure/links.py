@@ -490,8 +490,8 @@ class _Bench:
             seconds, posts = exchange(peer, buffers, rounds)
             gaps = self._send([peer], buffers, rounds) if me == a else self._receive(peer, buffers, rounds)
             self._publish(seconds, posts, gaps)
-        (trips, posted, _), (pauses, answered, gaps) = self._times_of(a), self._times_of(b)
-        self._end(f"messages of {size} B between ranks {a} and {b}")
+        what = f"messages of {size} B between ranks {a} and {b}"
+        (trips, posted, _), (pauses, answered, gaps) = self._collected(pair, what)
         return [(trip - pause) / 2 for trip, pause in zip(trips, pauses, strict=True)], gaps, posted + answered
 
     def fan_out(self, hub: int, ends: tuple[int, int], size: int) -> list[float]:
@@ -510,9 +510,8 @@ class _Bench:
             stream(WARM_UP)
             rounds = self._agreed(hub, (time.perf_counter() - start) / WARM_UP)
             self._publish([], [], stream(rounds))
-        published = [self._times_of(end) for end in ends]
-        self._end(f"streams of {size} B from rank {hub} to ranks {ends[0]} and {ends[1]}")
-        return [gap for _, _, gaps in published for gap in gaps]
+        what = f"streams of {size} B from rank {hub} to ranks {ends[0]} and {ends[1]}"
+        return [gap for _, _, gaps in self._collected(ends, what) for gap in gaps]
 
     def moves(self, ranks: Sequence[int], size: int) -> list[float]:
         """Seconds of a transfer of ``size`` bytes to the host or back, while all of ``ranks`` make such transfers."""
@@ -521,9 +520,8 @@ class _Bench:
             measure(WARM_UP)
             rounds = self._agreed(ranks[0], 2 * median(measure(WARM_UP)))
             self._publish(measure(rounds), [], [])
-        published = [self._times_of(rank) for rank in ranks]
-        self._end(f"transfers of {size} B to the hosts of {counted(len(ranks), 'rank')}")
-        return [seconds for times, _, _ in published for seconds in times]
+        what = f"transfers of {size} B to the hosts of {counted(len(ranks), 'rank')}"
+        return [seconds for times, _, _ in self._collected(ranks, what) for seconds in times]
 
     def group(self, number: int, members: Sequence[int], size: int) -> tuple[list[float], list[float]]:
         """Seconds from the last launch of a sum of ``size`` bytes over ``members`` to its end, and of the launches."""
@@ -532,8 +530,7 @@ class _Bench:
             seconds, _ = self._sum(number, size, WARM_UP)
             rounds = self._agreed(members[0], PAUSE + median(seconds))
             self._publish(*self._sum(number, size, rounds), [])
-        published = [self._times_of(member) for member in members]
-        self._end(f"sums of {size} B over {counted(len(members), 'rank')}")
+        published = self._collected(members, f"sums of {size} B over {counted(len(members), 'rank')}")
         # A sum begins with the last launch, so the rank that launched last has the shortest time.
         shortest = [min(of_all) for of_all in zip(*(seconds for seconds, _, _ in published), strict=True)]
         return shortest, [post for _, posts, _ in published for post in posts]
@@ -639,19 +636,17 @@ class _Bench:
     def _publish(self, *times: list[float]) -> None:
         self._world.control_group.store.set(f"taken/{self._done}/{self._world.place.rank}", json.dumps(times))
 
-    def _times_of(self, rank: int) -> list[list[float]]:
-        """The lists of times that a rank has published, on rank 0; empty lists on all other ranks."""
-        if self._world.place.rank != 0:
-            return [[], [], []]
-        key = f"taken/{self._done}/{rank}"
-        text = self._world.control_group.wait_for_key(key, rank, "for its times")
-        times: list[list[float]] = json.loads(text)
-        return times
-
-    def _end(self, what: str) -> None:
+    def _collected(self, ranks: Sequence[int], what: str) -> list[list[list[float]]]:
+        """Ends a measurement; the lists of times that ``ranks`` have published, on rank 0; elsewhere empty ones."""
+        published: list[list[list[float]]] = [[[], [], []] for _ in ranks]
+        if self._world.place.rank == 0:
+            keys = {rank: f"taken/{self._done}/{rank}" for rank in ranks}
+            texts = (self._world.control_group.wait_for_key(key, rank, "for its times") for rank, key in keys.items())
+            published = [json.loads(text) for text in texts]
         self._world.control_group.barrier(f"for the {what} to be measured")
         self._done += 1
         self._progress(what, self._done, self._steps)
+        return published
 
 
 # One rank of ``chimera profile links``: from torchrun to the measured times, or to a message and an exit status.
