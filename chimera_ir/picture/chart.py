@@ -19,7 +19,6 @@ from chimera_ir.ir.ops import Compute, Operation, Pair
 from chimera_ir.picture.looks import (
     INK,
     PAPER,
-    STEP,
     Axis,
     ColourGroup,
     ColourSample,
@@ -65,8 +64,7 @@ WAITS = {"bubble": BUBBLE, "message": MESSAGE, "sum": SUM, "send": SEND, "post":
 # The shapes of a drawing, in pixels: the values that the templates of pictures write.
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(NamedTuple):
     """The rectangle of an operation, and the text that is shown when one points at it."""
 
     x: str
@@ -76,8 +74,7 @@ class Box:
     title: str
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(NamedTuple):
     """The micro-batches of an operation, written in the middle of its box."""
 
     x: str
@@ -85,8 +82,7 @@ class Label:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(NamedTuple):
     """Operations of one colour (a `looks.ColourGroup`), pairs apart from others, as boxes or as one outline."""
 
     fill: str
@@ -97,8 +93,7 @@ class Family:
     labels: tuple[Label, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LaneRow:
+class LaneRow(NamedTuple):
     """The row of a lane: its name, written on ``baseline``, and the stripe of idle time behind its boxes."""
 
     name: str
@@ -108,16 +103,14 @@ class LaneRow:
     width: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(NamedTuple):
     """A mark on the time axis."""
 
     x: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Swatch:
+class Swatch(NamedTuple):
     """A sample of the colour that a kind has in a strand and a chunk, with the letters of the kind and the chunk."""
 
     x: int
@@ -126,8 +119,7 @@ class Swatch:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """An entry of the legend: swatches or another sign, and the name, which begins at ``text``."""
 
     x: int
@@ -137,16 +129,14 @@ class Entry:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class EventMark:
+class EventMark(NamedTuple):
     """A triangle on the upper edge of a lane: an event between two operations."""
 
     path: str
     title: str
 
 
-@dataclass(frozen=True, slots=True)
-class Bracket:
+class Bracket(NamedTuple):
     """A stretch of time below the time axis, with lines through the lanes; its name starts or ends at ``x``."""
 
     path: str
@@ -407,11 +397,8 @@ def chart(
 
 def filled(template: str, **values: object) -> str:
     """A template filled with values and common colours; texts are escaped, also characters that XML does not allow."""
-    return (
-        _environment(templates())
-        .get_template(template)
-        .render(values, ink=INK, paper=PAPER, step=STEP, light_ground=LIGHT_GROUND)
-    )
+    drawn = _environment(templates()).get_template(template)
+    return drawn.render(values, ink=INK, paper=PAPER, light_ground=LIGHT_GROUND)
 
 
 @cache
