@@ -46,7 +46,7 @@ IMPORTS = {
     "predict": {"cost", "errors", "flow", "garbage", "ir", "lower", "profile", "tables", "verify"},
     "torch_text": {"diagnostics", "errors", "ir", "lower", "source", "verify"},
     "orders": {"cost", "diagnostics", "errors", "flow", "ir", "lower", "predict", "verify"},
-    "picture": {"cost", "escapes", "ir", "predict", "source"},
+    "picture": {"cost", "escapes", "ir", "source"},
     "request": {"cost", "errors", "ir", "orders", "predict", "source", "syntax", "torch_text"},
     "trace": {
         *("cost", "diagnostics", "escapes", "flow", "ir", "picture", "predict", "profile", "source", "tables"),
