@@ -440,7 +440,7 @@ def tables_of_memory(
     bytes, if ``memory_in_bytes`` is given.
     """
     header = program.header
-    changes = list(_changes_with_moves(program, rows) if header.moves else _changes(header, rows))
+    changes = list(_changes(program, rows))
     declared = next((bound.limits for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS), None)
     nothing = [0] * header.workers
 
@@ -485,22 +485,11 @@ def _bytes(
     )
 
 
-def _changes(header: Header, rows: Sequence[OperationRow]) -> Iterator[_ChangeOfRow]:
-    """Yields the changes where no memory moves: each at the start or the end of its own operation.
+def _changes(program: Program, rows: Sequence[OperationRow]) -> Iterator[_ChangeOfRow]:
+    """Yields changes, each at the start or the end of an operation: what one makes is kept from its start on.
 
-    What an operation makes is kept from its start on, what it frees until its end. Between the halves of a split
-    backward, operands take the place of the activations that the first half frees.
-    """
-    for number, row in enumerate(rows):
-        for step, unit, amount in live.changes(header, (row.operation,), KEPT_UNITS):
-            yield _ChangeOfRow(row, number, live.is_at_end(step, unit, amount), unit, amount)
-
-
-def _changes_with_moves(program: Program, rows: Sequence[OperationRow]) -> Iterator[_ChangeOfRow]:
-    """Yields the changes where memory moves, each at the start or the end of an operation that occupies the lane.
-
-    The lane launches moves and waits for them between two operations. A change by a wait, or by a move that is launched
-    after a wait, is shown at the start of the next operation, any other change at the end of the operation before.
+    Moves are launched and waited for between two operations. A change by a wait, or by a move that is launched after a
+    wait, is shown at the start of the next operation, any other change by a move at the end of the one before.
     """
     numbers = {row.operation: number for number, row in enumerate(rows)}
     for worker, parts in enumerate(program.parts):
