@@ -418,21 +418,16 @@ STAGES, MICRO_BATCHES = (2, 3, 4, 5, 6, 8), (2, 3, 5, 8, 11, 14)
 """Values to try for parameters that give the number of stages, and for one that gives that of micro-batches."""
 
 
-@dataclass(frozen=True, slots=True)
-class SizedOrder:
-    """The verified order of a request; ``proven`` says if its search has proven it the shortest, None without one."""
+Order = tuple[Schedule, bool | None]
+"""The verified order of a compilation, and if a search found it, whether it is proven to be the shortest."""
 
-    schedule: Schedule
-    proven: bool | None
 
-    @staticmethod
-    def of(compilation: Compilation) -> "SizedOrder":
-        """The order of a compilation; raises `NotFitted` if it has no flush."""
-        schedule = compilation.schedule
-        if not isinstance(schedule, Schedule):
-            raise NotFitted(f"{schedule.header.title}: it has no flush, and clocks are fitted to orders of one update")
-        improvement = compilation.improvement
-        return SizedOrder(schedule, improvement.result.proven if improvement else None)
+def _order(compilation: Compilation) -> Order:
+    schedule = compilation.schedule
+    if not isinstance(schedule, Schedule):
+        raise NotFitted(f"{schedule.header.title}: it has no flush, and clocks are fitted to orders of one update")
+    improvement = compilation.improvement
+    return schedule, improvement.result.proven if improvement else None
 
 
 def fitted(compilation: Compilation, values: Mapping[str, Sequence[int]]) -> FittedScheme:
@@ -449,7 +444,7 @@ def fitted(compilation: Compilation, values: Mapping[str, Sequence[int]]) -> Fit
     for numbers in product(*several.values()):
         settings = dict(zip(several, numbers, strict=True))
         try:
-            orders.append(SizedOrder.of(replace(compilation, request=replace(request, settings=settings))))
+            orders.append(_order(replace(compilation, request=replace(request, settings=settings))))
         except TextError as error:
             refused = titles(error.diagnostics)
     if not orders:
@@ -465,8 +460,8 @@ def fitted_texts(compilations: Sequence[Compilation]) -> FittedScheme:
         source = compilation.request.source
         if source.is_scheme:
             raise NotFitted(f"{source.name} is a scheme, which has every size: fit it alone")
-        order = SizedOrder.of(compilation)
-        size = order.schedule.header.parameters
+        order = _order(compilation)
+        size = order[0].header.parameters
         if size in texts:
             shown = " ".join(f"{name}={value}" for name, value in size) or "no parameters"
             raise NotFitted(f"{texts[size]} and {source.name} are both of the size {shown}: leave one of them out")
@@ -475,10 +470,10 @@ def fitted_texts(compilations: Sequence[Compilation]) -> FittedScheme:
     return _fitted_orders(orders, ())
 
 
-def _fitted_orders(orders: Sequence[SizedOrder], names: Sequence[str]) -> FittedScheme:
-    proofs = [order.proven for order in orders if order.proven is not None]
+def _fitted_orders(orders: Sequence[Order], names: Sequence[str]) -> FittedScheme:
+    proofs = [proven for _, proven in orders if proven is not None]
     try:
-        scheme = fit_scheme([order.schedule for order in orders], names)
+        scheme = fit_scheme([schedule for schedule, _ in orders], names)
     except NotFitted as error:
         if not proofs:
             raise

@@ -151,23 +151,16 @@ class ShownSchedule:
         header, figures, rows = self.header, self.figures, self.rows
         charges = _charges(header, figures.durations, self.setting)
         lengths = Lengths(charges)
-        happening = event_tables.tables(self.events, rows, charges, lengths)
-        shown = operation_tables.tables_of_operations(header, rows, happening.of_rows)
+        happening, of_rows = event_tables.tables(self.events, rows, charges, lengths)
         sliders = lengths.sliders()
         return ScheduleTables(
             name=operation_tables.name_of(header),
             workers=header.workers,
             unit=figures.durations.unit.value or "",
             updates=header.updates,
-            kinds=shown.kinds,
-            looks=shown.looks,
             sliders=sliders,
-            operations=shown.operations,
-            events=happening.events,
-            messages=happening.messages,
-            sums=happening.sums,
-            moves=happening.moves,
-            turn=happening.turn,
+            **operation_tables.tables_of_operations(header, rows, of_rows)._asdict(),
+            **happening._asdict(),
             memory=tables_of_memory(self.program, rows, figures, self.memory),
             facts=Facts(
                 float(figures.makespan),

@@ -166,26 +166,23 @@ _SumKey = tuple[WeightGroup, Version | None]
 
 
 class EventTables(NamedTuple):
-    """Tables of events, and of the messages, sums and moves that these events are about.
-
-    ``of_rows`` has, for each row of the table of operations, the event that runs the operation. ``turn`` is None for a
-    schedule with a flush.
-    """
+    """Tables of events, and of the messages, sums and moves that these are about; with a flush there is no turn."""
 
     events: EventTable
     messages: MessageTable
     sums: SumTable
     moves: MoveTable
     turn: TurnTable | None
-    of_rows: Column
 
 
-def tables(events: Events, rows: Sequence[OperationRow], charges: Charges, lengths: Lengths) -> EventTables:
-    """The tables of the events of a program; ``lengths`` collects the length of every event."""
+def tables(
+    events: Events, rows: Sequence[OperationRow], charges: Charges, lengths: Lengths
+) -> tuple[EventTables, Column]:
+    """The tables of events, whose lengths ``lengths`` collects, and for each row of operations its event."""
     listed = _Listed(events, rows, charges)
     turn = listed.turn() if charges.header.asynchronous else None
     events_table, subjects = listed.events_table(lengths), (listed.messages_table(), listed.sums_table())
-    return EventTables(events_table, *subjects, listed.moves_table(), turn, listed.of_rows)
+    return EventTables(events_table, *subjects, listed.moves_table(), turn), listed.of_rows
 
 
 @dataclass(frozen=True)

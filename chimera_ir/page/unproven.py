@@ -88,15 +88,12 @@ class _Sketch:
         return rows
 
     def tables(self, header: Header) -> ScheduleTables:
-        shown = tables.tables_of_operations(header, self.rows, [-1] * len(self.rows))
         return ScheduleTables(
             name=tables.name_of(header),
             workers=header.workers,
             unit="",
             updates=header.updates,
-            kinds=shown.kinds,
-            looks=shown.looks,
-            operations=shown.operations,
+            **tables.tables_of_operations(header, self.rows, [-1] * len(self.rows))._asdict(),
         )
 
     def mistake(self, error: TextError, source: Source) -> ShownMistake:
