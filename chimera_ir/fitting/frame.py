@@ -66,7 +66,6 @@ VARIABLES = ("m", "s", "q")
 """The variables of a clock: a micro-batch of the pipe, a stage, a slice."""
 
 Point = tuple[int, int, int]
-"""The values of `VARIABLES`."""
 
 
 def tabulated(terms: Sequence[str], settings: Mapping[str, int], points: Iterable[Point]) -> list[list[int]]:

@@ -108,7 +108,6 @@ BRIEF = 0.1
 """Share of the longest time measured in the same rounds; a time below it gets a weight less than 1."""
 
 FEWEST = 5
-"""The fewest rounds that count."""
 
 
 ShowProgress = Callable[[str, int, int], None]

@@ -160,7 +160,6 @@ MOVING: dict[type[ops.Instruction], str] = {ops.WaitMove: "wait move"}
 _VERB_NUMBERS = {instruction: number for number, instruction in enumerate((*VERBS, *MOVING), 1)}
 
 _Move = tuple[Kind, tuple[Micro, ...], Stage]
-"""A move of memory: its kind, its micro-batches and its stage."""
 
 _SumKey = tuple[WeightGroup, Version | None]
 

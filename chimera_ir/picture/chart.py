@@ -216,7 +216,6 @@ def _placed(entries: Iterable[_EntryText], left: int, width: int, y: int) -> Ite
 
 
 LEGIBLE = 8
-"""The smallest font size of a label."""
 
 LEFT, TOP = 46, 62
 """The place of the first lane, in pixels."""

@@ -58,7 +58,6 @@ INK = "#1a1a1a"
 PAPER = "#ffffff"
 BLACK = "#000000"
 STEP = "#4d4d4d"
-"""The colour of the optimizer's steps."""
 
 _ROWS = {Resource.LANE: "P", Resource.HOST_LINK: "host "}
 

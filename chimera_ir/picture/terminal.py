@@ -45,7 +45,6 @@ _FEW = 16
 """A picture that is too long for a line by at most this fraction of the line (1/16) is squeezed into it."""
 
 _GAP = "   "
-"""The separator of the entries of the legend."""
 
 _FORWARD, _BACKWARD, _WEIGHTS, _PAIR, _BUBBLE, _EVENT = "─", "═", "╌", "≡", "·", "▾"
 

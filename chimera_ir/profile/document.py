@@ -390,4 +390,3 @@ _KINDS: Mapping[type, str] = {
     **dict.fromkeys((int, float), "a number"),
     **dict.fromkeys((date, datetime, time), "a date or a time"),
 }
-"""The types of TOML values, in words."""

@@ -68,7 +68,6 @@ from chimera_ir.source import Source, Span
 # ``None``, is a column in which the rank does nothing. Columns mean nothing else: the order in a row counts.
 
 MOST_MISTAKES = 50
-"""The most malformed cells that are reported."""
 
 TRANSFERS: dict[str, tuple[type[Send | Recv], Value]] = {
     "SEND_F": (Send, ACTIVATIONS),
@@ -79,7 +78,6 @@ TRANSFERS: dict[str, tuple[type[Send | Recv], Value]] = {
 """The instruction that each action about a message posts, and the value in the message."""
 
 WAITS = {"WAIT_SEND_F": "SEND_F", "WAIT_SEND_B": "SEND_B"}
-"""The send that each wait is for."""
 
 UNSHARD, RESHARD, REDUCE_GRAD, WAIT_REDUCE_GRAD = "UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD"
 REDUCTIONS = (REDUCE_GRAD, WAIT_REDUCE_GRAD)
@@ -124,7 +122,6 @@ class _Action(NamedTuple):
 
 
 _Actions = tuple[_Action] | tuple[_Action, _Action]
-"""The action of a cell, or the two of a pair."""
 
 _CELL = re.compile(r"[^,\n\s](?:[^,\n]*[^,\n\s])?")
 _QUOTED = re.compile(r'"\s*([^"]*?)\s*"')
