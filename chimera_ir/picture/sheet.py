@@ -25,16 +25,6 @@ class Panel:
     timeline: Timeline
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedPanel:
-    """A panel with its place in pixels and its drawing."""
-
-    x: int
-    y: int
-    caption: str
-    drawing: Inlined
-
-
 def draw(title: str, rows: Sequence[Sequence[Panel]]) -> str:
     """The panels, row by row, as one self-contained SVG document; the panels of a column share their left edge."""
     unit = _common_unit(rows)
@@ -43,7 +33,7 @@ def draw(title: str, rows: Sequence[Sequence[Panel]]) -> str:
     lefts = _offsets(_columns(pictures))
     tops = _offsets(_HEAD + max(picture.chart.height for picture in row) for row in pictures)
     placed = tuple(
-        PlacedPanel(x, y, panel.caption, Inlined(svg.filled(picture)))
+        (x, y, panel.caption, Inlined(svg.filled(picture)))
         for row, shown, y in zip(rows, pictures, tops, strict=False)
         for panel, picture, x in zip(row, shown, lefts, strict=False)
     )

@@ -2,19 +2,16 @@
 
 from fractions import Fraction
 from itertools import combinations, product
-from xml.etree import ElementTree
 
 import pytest
 
 import chimera_ir
 from chimera_ir.page.contents import document
-from chimera_ir.picture import svg
-from chimera_ir.picture.chart import BUBBLE, DARK_GROUND, LIGHT_GROUND, WAITS
+from chimera_ir.picture.chart import DARK_GROUND, LIGHT_GROUND, WAITS
 from chimera_ir.picture.looks import FARTHEST, HUES, PAPER, mixed
 from chimera_ir.source import templates
-from tests.unit.clocked import two_directions
-from tests.unit.test_chunks import SVG, difference
-from tests.unit.test_picture import SIGHT, timeline
+from tests.unit.test_chunks import difference
+from tests.unit.test_picture import SIGHT
 
 LEAST = 20
 """The difference in Lab that two areas must have."""
@@ -56,17 +53,3 @@ def test_the_script_of_pages_has_the_same_patterns() -> None:
         row = f'{name}: {{ size: {size}, path: "{path}", width: {width}, mark: "{mark}", dark: "{dark}" }},'
         assert row in script
     assert f'const GROUND = {{ light: "{LIGHT_GROUND}", dark: "{DARK_GROUND}" }};' in script
-
-
-def tiles(document: str) -> dict[str, tuple[str, str]]:
-    """Path and mark of each pattern in a picture, by the name that a filled area refers to."""
-    drawn = {}
-    for pattern in ElementTree.fromstring(document).iter(f"{SVG}pattern"):
-        ground, mark = pattern
-        assert ground.get("fill") == LIGHT_GROUND
-        drawn[pattern.get("id", "")] = mark.get("d", ""), mark.get("stroke", "")
-    return drawn
-
-
-def test_the_timeline_draws_the_pattern_of_bubbles() -> None:
-    assert tiles(svg.draw(timeline(two_directions(4)))) == {"bubble": (BUBBLE.path, BUBBLE.mark)}
