@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate, pairwise
 from math import ceil
 
@@ -453,10 +454,14 @@ def equal_times(slices: int, length: int, time: Callable[[int, int], float]) -> 
 
 def _cut(slices: int, length: int, time: Callable[[int, int], float], limit: float) -> list[int] | None:
     """The starts of ``slices`` slices, the last first, none longer than ``limit``; None if there are none such."""
+
+    def fits(end: int, start: int) -> bool:
+        return time(start, end) <= limit
+
     starts = [length]
     for others in range(slices - 1, -1, -1):
         end = starts[-1]
-        first = bisect_left(range(end), True, lo=others, key=lambda start, end=end: time(start, end) <= limit)
+        first = bisect_left(range(end), True, lo=others, key=partial(fits, end))
         if first == end or (first and not others):
             return None
         starts.append(first)
