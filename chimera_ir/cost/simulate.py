@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain, groupby
+from math import lcm
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -505,9 +506,14 @@ def _work(header: Header, lane: Sequence[Timed]) -> Fraction:
     return Fraction(work * header.per_update, counted) if work else Fraction(0)
 
 
-def ticks(header: Header, costs: Durations) -> tuple[Fraction, Callable[[Operation], int]]:
-    """Returns a tick, of which every operation's duration is a multiple, and the function from operations to ticks."""
+def ticks(header: Header, costs: Durations, finest: int = 0) -> tuple[Fraction, Callable[[Operation], int]]:
+    """Returns a tick, of which every operation's duration is a multiple, and the function from operations to ticks.
+
+    With ``finest``, 1 is a multiple of ``finest`` ticks.
+    """
     tick = costs.tick(header)
+    if finest:
+        tick = Fraction(1, lcm(tick.denominator, finest))
     lengths: dict[DurationKey, int] = {}
 
     def duration(operation: Operation) -> int:

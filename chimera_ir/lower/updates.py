@@ -222,10 +222,6 @@ class _GroupUpdate(NamedTuple):
     step: int
     last: int
 
-    @property
-    def places(self) -> tuple[int, int, int]:
-        return self.launch.place, self.step, self.last
-
 
 @dataclass(frozen=True)
 class _LaneUpdates:
@@ -277,7 +273,8 @@ def update(net: TurnNet, duration: Duration) -> Iterator[Insertions]:
     for updates in by_lane:
         # An update has lines in some turns. Launches that are as many turns earlier may delay its launch.
         lane = updates.lane
-        turns = [place // lane.length for update in updates.of_turn() for place in update.places]
+        places = ((update.launch.place, update.step, update.last) for update in updates.of_turn())
+        turns = [place // lane.length for place in chain.from_iterable(places)]
         first, last = min(turns, default=0), max(turns, default=0)
         versions = range(1 + (first - 2 * last - 1) * lane.per_turn, 1 + (2 - first) * lane.per_turn)
         several = [updates.update(group, version) for group in lane.needs for version in versions]

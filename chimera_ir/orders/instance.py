@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain, pairwise
-from math import ceil, gcd, lcm
+from math import ceil, gcd
 from operator import add, sub
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from chimera_ir.cost.durations import Costs, Durations, duration_key
+from chimera_ir.cost.simulate import ticks
 from chimera_ir.flow.engine import ordered
 from chimera_ir.flow.flow import ABSENT, Flow
 from chimera_ir.flow.live import MoveStep, changes, is_at_end, leaves, waited
@@ -276,7 +277,7 @@ def _instance(
         places.setdefault(Machine(worker, operation.kind.occupies), len(places))
         for worker, operation in zip(workers, operations, strict=True)
     ]
-    tick, durations = _ticks(header, operations, costing)
+    tick, duration = ticks(header, costing.durations, 0 if costing.charges is None else _FINEST)
     stores = tuple(
         Store(Worker(worker), bound.quantity, int(limit * header.units))
         for bound in header.bounds
@@ -291,7 +292,7 @@ def _instance(
         places=tuple(places),
         machines=machines,
         tick=tick,
-        durations=durations,
+        durations=list(map(duration, operations)),
         waits=waits,
         delays=_delays(header, operations, workers, waits, costing, tick),
         stores=stores,
@@ -326,21 +327,6 @@ def _move_steps(operations: Sequence[Operation], waits: Sequence[Sequence[int]])
         after = [number] if number in out else []
         steps.append((*waited(operations, before), *operation.parts, *waited(operations, after)))
     return steps
-
-
-def _ticks(header: Header, operations: Iterable[Operation], costing: Costing) -> tuple[Fraction, Sequence[int]]:
-    tick = costing.durations.tick(header)
-    if costing.charges is not None:
-        tick = Fraction(1, lcm(tick.denominator, _FINEST))
-    lengths: dict[object, int] = {}
-
-    def length(operation: Operation) -> int:
-        key = duration_key(operation, header)
-        if key not in lengths:
-            lengths[key] = int(costing.durations.duration(operation, header) / tick)
-        return lengths[key]
-
-    return tick, list(map(length, operations))
 
 
 def _delays(

@@ -209,7 +209,7 @@ def search(
     constraints = constraints_of(instance)
     starts_of = {name: starts for name, lanes in hints.items() if (starts := instance.starts(lanes)) is not None}
     fits = {name: instance.fits_stores(hints[name]) for name in starts_of}
-    best_so_far = _BestSoFar(instance, constraints, budget.seed, monotonic() + budget.seconds, tell)
+    best_so_far = _BestSoFar(constraints, budget.seed, monotonic() + budget.seconds, tell)
     try:
         for name, starts in starts_of.items():
             if fits[name]:
@@ -235,13 +235,13 @@ def search(
     )
 
 
-def _few_of(instance: OrderInstance, constraints: Constraints) -> tuple[OrderInstance, list[int], int] | None:
+def _few_of(constraints: Constraints) -> tuple[OrderInstance, list[int], int] | None:
     """Cuts a large instance down to few micro-batches of each pipe, if the middle of their order can be repeated.
 
     Returns the smaller instance, the number of each of its operations in the whole one, and the micro-batches of a
     pipe. None if micro-batches differ, or if there are too few of them.
     """
-    header = instance.header
+    instance, header = constraints.instance, constraints.instance.header
     totals = {pipe.name: len(pipe.micros) // header.slices for pipe in header.pipes}
     pipes = [header.pipe(instance.operations[numbers[0]].parts[0].micros[0]).name for numbers in constraints.classes]
     is_uniform = all(len(numbers) == totals[pipe] for pipe, numbers in zip(pipes, constraints.classes, strict=True))
@@ -261,10 +261,9 @@ def _makespan(instance: OrderInstance, lanes: Sequence[Sequence[int]]) -> int:
 class _BestSoFar:
     """The state of a search, which is over at time ``end`` in any case; ``least`` is its bound, in ticks."""
 
-    def __init__(
-        self, instance: OrderInstance, constraints: Constraints, seed: int, end: float, tell: Tell = lambda *_: None
-    ) -> None:
-        self._instance, self._constraints, self._seed, self._end, self._tell = instance, constraints, seed, end, tell
+    def __init__(self, constraints: Constraints, seed: int, end: float, tell: Tell = lambda *_: None) -> None:
+        self._constraints, self._seed, self._end, self._tell = constraints, seed, end, tell
+        self._instance = constraints.instance
         self._work = self._work_done = self._work_of_step = 0.0
         self._coming: Iterator[float] | None = None
         self.least, self.ended = lower_bound(constraints), Ended.BUDGET
@@ -343,8 +342,8 @@ class _BestSoFar:
 
     def _steps_with_few(self, heuristics: Iterator[TimedOrder]) -> Iterator[float]:
         """Steps for a large instance: by turns the search for few micro-batches goes on, and heuristics for all."""
-        cut, constraints = _few_of(self._instance, self._constraints), self._constraints
-        few = None if cut is None else _BestSoFar(cut[0], constraints_of(cut[0]), self._seed, self._end)
+        cut, constraints = _few_of(self._constraints), self._constraints
+        few = None if cut is None else _BestSoFar(constraints_of(cut[0]), self._seed, self._end)
         while True:
             if cut is not None and few is not None and not few.proven:
                 yield _PART_OF_FEW

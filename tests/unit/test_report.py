@@ -1,15 +1,11 @@
-import doctest
 import io
 import json
 from dataclasses import replace
 from fractions import Fraction
-from types import ModuleType
 
 import pytest
 from rich.console import Console, Group
 
-from chimera_ir.cost import durations
-from chimera_ir.cost import report as table
 from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.host_plan import launches
 from chimera_ir.cost.report import Report, heading, per_worker, proof, report, show, stages_held
@@ -226,10 +222,3 @@ def test_the_table_says_what_the_json_says() -> None:
         "4 3 2 1",
     ):
         assert words in text
-
-
-@pytest.mark.parametrize("module", [durations, table])
-def test_the_examples_in_the_documentation_run(module: ModuleType) -> None:
-    done = doctest.testmod(module)
-    assert done.attempted > 0
-    assert done.failed == 0
