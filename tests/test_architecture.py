@@ -441,7 +441,7 @@ def test_a_template_holds_no_logic_but_loops_and_one_level_of_if(path: Path) -> 
         assert depth <= 1
     assert depth == 0
     for expression in re.findall(r"{{(.*?)}}", text, re.S):
-        assert re.fullmatch(r"\s*[a-z_]+(\.[a-z_]+)*( [-+] \d+)?\s*", expression), expression
+        assert re.fullmatch(r"\s*[a-z_]+(\.[a-z_]+)*( [-+] \d+| \| first)?\s*", expression), expression
 
 
 def test_schemes_are_text_without_python() -> None:

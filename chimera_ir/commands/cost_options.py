@@ -178,7 +178,7 @@ def option(name: str, **changed: Any) -> Callable[[Function], Function]:
     declared = _DECLARED[name]
     word = declared.word or name.replace("_", "-")
     arguments: dict[str, Any] = {
-        "is_flag": declared.form is FLAG,
+        "is_flag": declared.form is FLAG or None,  # click lets an option with False go without its value
         "type": _type(declared),
         "multiple": declared.repeated,
         "callback": _PARSE.get(name),

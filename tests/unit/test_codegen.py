@@ -183,8 +183,9 @@ def assert_fits(name: str, text: str) -> None:
     for number, line in enumerate(text.splitlines(), 1):
         assert len(line) <= 120, f"{name}:{number}"
         assert line == line.rstrip(), f"{name}:{number}"
-        assert "{{" not in line, f"{name}:{number}"
-        assert "{%" not in line, f"{name}:{number}"
+        if not name.startswith("chimera_runtime/"):  # which Jinja has not seen
+            assert "{{" not in line, f"{name}:{number}"
+            assert "{%" not in line, f"{name}:{number}"
 
 
 def test_a_linter_finds_no_undefined_or_unused_name(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+import lark
 import pytest
-from lark import Lark
 
 from chimera_ir import source as grammars
 from chimera_ir.library import source
@@ -17,12 +17,12 @@ def computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The grammars whose tables lark computes; bytecode and tables are in an empty directory."""
     texts: list[str] = []
 
-    class Counted(Lark):
+    class Counted(lark.Lark):
         def __init__(self, text: str, **options: object) -> None:
             texts.append(text)
             super().__init__(text, **options)
 
-    monkeypatch.setattr(grammars, "Lark", Counted)
+    monkeypatch.setattr(lark, "Lark", Counted)
     monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     return texts

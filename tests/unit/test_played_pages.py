@@ -22,7 +22,7 @@ from chimera_ir.flow.net import reads_of
 from chimera_ir.ir.kinds import COSTED, KINDS, PAIR, RECOMPUTATION
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute
-from chimera_ir.page.contents import Levels, ShownSchedule, packed
+from chimera_ir.page.contents import ShownSchedule, _Levels, packed
 from chimera_ir.predict.events import Role
 from chimera_ir.predict.replay import Cause, Replay, idle, replay
 from chimera_ir.predict.setting import Setting
@@ -70,7 +70,7 @@ def page(scheme: str) -> Page:
     return Page(compilation, tables_of(compilation))
 
 
-def tables_of(levels: Levels) -> Mapping[str, Any]:
+def tables_of(levels: _Levels) -> Mapping[str, Any]:
     """The tables of the schedule, as a page reads them."""
     return unpacked(packed(ShownSchedule.of(levels).tables()))
 

@@ -71,7 +71,7 @@ def test_a_step_takes_its_share_and_half_a_sum_to_gather_the_weights() -> None:
         gathering = log2(6) * SUMS.alpha + 5 / 6 * SUMS.beta * 1000 * (stage + 1)
         assert shared.step((stage,)) == pytest.approx((stage + 1) / 6 + gathering)  # type: ignore[arg-type]
         assert whole.step((stage,)) == stage + 1  # type: ignore[arg-type]
-        assert gathering == pytest.approx(shared.all_reduce((stage,)) / 2)  # type: ignore[arg-type]
+        assert gathering == pytest.approx(shared.setting.all_reduce(header, (stage,)) / 2)  # type: ignore[arg-type]
 
 
 def test_the_report_has_the_bytes_of_every_worker() -> None:
