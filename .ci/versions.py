@@ -35,7 +35,7 @@ RUNTIME = (
     *(f"tests/e2e/test_{name}.py" for name in ("check", "failures", "transformers")),
 )
 ANY_PORT = {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "localhost:0"}
-"""What torchrun does by itself since torch 2.11: before, two jobs at a time both took port 29500."""
+"""Settings of torchrun that torch 2.11 has by itself: before, two jobs at a time both took port 29500."""
 SHOWN = (
     "click",
     "jinja2",

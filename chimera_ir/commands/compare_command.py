@@ -61,8 +61,7 @@ def compare_command(
     Exit status: 0 if any scheme compiles at this size; 1 if none does, or something is wrong in a text, 2 on the
     command line.
     """
-    from chimera_ir.compare import gallery as gallery_printing
-    from chimera_ir.compare.gallery import gallery, page
+    from chimera_ir.compare import gallery
 
     if html is not None:
         refuse_page(html, MARK)
@@ -75,11 +74,11 @@ def compare_command(
 
     with option_errors(sources[0]), progress.shown(is_quiet()) as tell:
         further = library.further(options["library"], as_written("library"))
-        exhibition = gallery(sources, chosen, ask, further, tell)
+        exhibition = gallery.gallery(sources, chosen, ask, further, tell)
     exhibition = exhibition if schemes else exhibition.by_time()
-    write_json(gallery_printing.as_json(exhibition)) if as_json else write(gallery_printing.text(exhibition))
+    write_json(gallery.as_json(exhibition)) if as_json else write(gallery.text(exhibition))
     if html is not None:
-        write_page(html, page(exhibition), MARK)
+        write_page(html, gallery.page(exhibition), MARK)
     click.get_current_context().exit(0 if exhibition.shown else WRONG_TEXT)
 
 

@@ -87,7 +87,7 @@ _TALK = (ops.Send, ops.Recv, ops.WaitSend, ops.WaitRecv)
 
 
 def extent(instruction: ops.Instruction) -> Extent:
-    """What an instruction is about; the lane of some updates has it only if all of that belongs to them."""
+    """Subject of an instruction; the lane of some updates has it only if all of that belongs to them."""
     if isinstance(instruction, _TALK):
         micros = instruction.message.micros
     elif isinstance(instruction, ops.Compute | ops.WaitMove):

@@ -15,8 +15,16 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from chimera_ir import plural
-from chimera_ir.measure import stations as equal
-from chimera_ir.measure.stations import MeasuredTurn, ModelCut, Station, message_bytes, running, stations
+from chimera_ir.measure.stations import (
+    MeasuredTurn,
+    ModelCut,
+    Station,
+    message_bytes,
+    passes_key,
+    running,
+    stations,
+    step_key,
+)
 from chimera_ir.profile.costs import ENTRIES, NO_OVERHEAD, ModelProfile, StageCosts, Times, Timing, WorkProfile
 from chimera_runtime import blame
 from chimera_runtime.blame import ModelError
@@ -424,10 +432,10 @@ class _Once:
         self._equal: dict[int, set[int]] = {}
 
     def passes(self, cut: ModelCut, number: int, station: Station) -> list[_Measured]:
-        return self._once(equal.passes(station), number, lambda: self._measure.passes(cut, number, station))
+        return self._once(passes_key(station), number, lambda: self._measure.passes(cut, number, station))
 
     def step(self, cut: ModelCut, number: int, station: Station) -> tuple[float, float | None]:
-        return self._once(equal.step(station), number, lambda: self._measure.step(cut, number, station))
+        return self._once(step_key(station), number, lambda: self._measure.step(cut, number, station))
 
     def overhead(self, cut: ModelCut) -> Times:
         return self._measure.overhead(cut)

@@ -507,13 +507,13 @@ class _Compared:
         return isinstance(other, _Compared) and self.are_equal(self.value, other.value)
 
 
-def passes(station: Station) -> object:
+def passes_key(station: Station) -> object:
     """Key that is equal for two stations (stages, ready to run) only if passes through them take equally long."""
     recorded = station.shape, station.before, station.after, station.traits, station.footprints
     return "passes", recorded, _Signature().layers(station)
 
 
-def step(station: Station) -> object:
+def step_key(station: Station) -> object:
     """Key that is equal for two stations only if the steps of their optimizers take equally long."""
     optimizer = station.optimizer
     signature = _Signature()

@@ -19,17 +19,21 @@ from chimera_ir.escapes import visible_lines
 from chimera_ir.ir.kinds import RECOMPUTATION
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.page import event_tables
-from chimera_ir.page import tables as operation_tables
 from chimera_ir.page.event_tables import Lengths
 from chimera_ir.page.tables import (
     Facts,
     MemoryInBytes,
+    OperationRow,
     PageDocument,
     ScheduleTables,
+    matches,
+    name_of,
     program_text,
+    rows,
     script_texts,
     source_text,
     tables_of_memory,
+    tables_of_operations,
 )
 from chimera_ir.picture.chart import filled
 from chimera_ir.picture.svg import Inlined, policy_source
@@ -80,10 +84,10 @@ def document(levels: _Levels) -> PageDocument:
         names = _distinct_names(tables, levels)
         tables = [replace(table, name=name) for table, name in zip(tables, names, strict=True)]
     return PageDocument(
-        title=operation_tables.name_of(shown.header),
+        title=name_of(shown.header),
         notes=list(_notes(levels)),
         schedules=tables,
-        matches=operation_tables.matches(*(schedule.rows for schedule in schedules)) if compared else None,
+        matches=matches(*(schedule.rows for schedule in schedules)) if compared else None,
         texts=[
             source_text(levels.request.source, shown.rows),
             program_text(levels.program_text, levels.verified, shown.rows),
@@ -142,9 +146,9 @@ class ShownSchedule:
         return self.program.header
 
     @cached_property
-    def rows(self) -> Sequence[operation_tables.OperationRow]:
+    def rows(self) -> Sequence[OperationRow]:
         """The rows of its operations."""
-        return operation_tables.rows(parts.computes.lines for parts in self.program.parts)
+        return rows(parts.computes.lines for parts in self.program.parts)
 
     def tables(self) -> ScheduleTables:
         """All tables of the schedule; without a prediction operations alone take time."""
@@ -154,12 +158,12 @@ class ShownSchedule:
         happening, of_rows = event_tables.tables(self.events, rows, charges, lengths)
         sliders = lengths.sliders()
         return ScheduleTables(
-            name=operation_tables.name_of(header),
+            name=name_of(header),
             workers=header.workers,
             unit=figures.durations.unit.value or "",
             updates=header.updates,
             sliders=sliders,
-            **operation_tables.tables_of_operations(header, rows, of_rows)._asdict(),
+            **tables_of_operations(header, rows, of_rows)._asdict(),
             **happening._asdict(),
             memory=tables_of_memory(self.program, rows, figures, self.memory),
             facts=Facts(

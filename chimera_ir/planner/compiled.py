@@ -119,7 +119,7 @@ class CompiledScheme:
 
     @cached_property
     def structure(self) -> Structure:
-        """What does not depend on costs: operations, and what each waits for."""
+        """Operations, and what each waits for: nothing here depends on costs."""
         return structure_of(Schedule(self.header(self.change), self.lanes))
 
     @cached_property

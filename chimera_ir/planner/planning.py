@@ -94,7 +94,6 @@ def rank_schemes(
     shard_optimizer: bool = False,
     search: float | None = None,
     seed: int = 0,
-    top: int = 10,
     max_operations: int = MAX_OPERATIONS,
     library: Sequence[str | PathLike[str]] = (),
     spell: Spell = str,
@@ -127,8 +126,6 @@ def rank_schemes(
         As in `Options`.
     search, seed
         Seconds that a search for a better order may take for each of the first rows, and the seed of its chance.
-    top
-        Of no effect: the bytes of all configurations are exact.
     spell
         Returns the name of an argument as messages show it.
     warn
@@ -151,7 +148,6 @@ def rank_schemes(
         library=library,
     )
     _require_whole("mini_batch", mini_batch, spell)
-    _require_whole("top", top, spell)
     modes = [mode.value for mode in SyncMode]
     if unknown := [sync for sync in syncs if sync not in modes]:
         raise OptionError(f"{spell('syncs')}: {unknown[0]!r:.60}: it is one of {', '.join(modes)}")

@@ -317,7 +317,7 @@ def _offload(report: Report, unmoved: Unmoved) -> str:
 
 
 def _unchanged(report: Report, unmoved: Unmoved) -> str:
-    """What workers keep with and without moves that do not lower the peak; empty if they lower it."""
+    """Words on the memory of workers with and without moves that do not lower the peak; empty if they lower it."""
     now, before = report.activations, unmoved.activations
     fullest = [worker for worker, peak in enumerate(now) if peak == max(now)]
     if any(now[worker] != before[worker] for worker in fullest):

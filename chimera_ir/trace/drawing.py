@@ -93,7 +93,7 @@ def draw(comparison: TraceComparison) -> str:
 
 
 def _signs(moves: bool) -> dict[str, str]:
-    """What colours and patterns mean that are no computing; a wait for a move looks like a wait for a send."""
+    """Meanings of colours and patterns that are no computing; a wait for a move looks like a wait for a send."""
     signs = {fill: name for fill, name in FILLS.values() if name}
     signs |= {FILLS[Activity.MOVE][0]: "waits for a send or for the host"} if moves else {}
     return signs | {"url(#idle)": "idle, or between operations"}

@@ -103,7 +103,7 @@ class UpdateWindow(NamedTuple):
 
 
 def activity(operation: ops.Instruction | Load) -> str:
-    """What a rank does in an operation: the noun of its kind if it computes (`BUSY`), else an `Activity`."""
+    """Activity of a rank in an operation: the noun of its kind if it computes (`BUSY`), else an `Activity`."""
     match operation:
         case ops.Compute() | ops.Pair():
             return operation.kind.noun

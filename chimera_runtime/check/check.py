@@ -101,7 +101,7 @@ class SampledStage(Stage):
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check compares: the ``modules`` of this rank's stages, and one process.
+    """Both sides of a check: the ``modules`` of this rank's stages, and one process.
 
     ``optimizer_of`` makes the optimizer of a weight group on the ranks. If ``is_unchanged``, the modules must be as the
     reference builds them; otherwise the one process begins with their state, and if it ``tells``, the report says where

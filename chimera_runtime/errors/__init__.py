@@ -74,8 +74,8 @@ class _Formatter(string.Formatter):
             case ["last"]:
                 return str(len(items) - 1)
             case ["first", most]:
-                more = f" and {len(items) - int(most)} more" if len(items) > int(most) else ""
-                return ", ".join(items[: int(most)]) + more
+                hidden = len(items) - int(most)
+                return ", ".join(items[: int(most)]) + (f" and {hidden} more" if hidden > 0 else "")
             case _:
                 return f"{format_spec}{'s' if len(items) > 1 else ''} {', '.join(items)}"
 

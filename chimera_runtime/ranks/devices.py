@@ -86,12 +86,12 @@ class CpuAccelerator(Accelerator):
         """Does nothing: the event is over."""
 
     def copy(self, stream: Any, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copies, without autograd."""
+        """Copies ``source`` into ``target``, unseen by autograd."""
         with torch.no_grad():
             target.copy_(source)
 
     def pinned(self, size: int) -> torch.Tensor:
-        """Allocates ``size`` bytes."""
+        """Allocates ``size`` bytes of ordinary memory, as a CPU needs no other."""
         return torch.empty(size, dtype=torch.uint8)
 
 

@@ -8,6 +8,7 @@ import stat
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,23 +40,24 @@ from chimera_runtime.values.nested import generators_kept
 # Sinks: the outputs to which rank 0 adds the facts of each update.
 
 
-class Sink:
+class Sink(ABC):
     """Output of an option such as ``--log-file``. Raises `Unwritable` if ``path`` cannot be written."""
 
     def __init__(self, option: str, path: Path) -> None:
         self._option = option
         self._given = path
 
+    @abstractmethod
     def add(self, facts: Mapping[str, Any], cpu_seconds: float | None) -> None:
         """Adds the facts of an update, or of an evaluation after it, which has no ``cpu_seconds``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def keep(self) -> None:
         """Writes what is in memory, without an error; called when the run ends early."""
 
+    @abstractmethod
     def close(self) -> None:
         """Writes what is in memory, and ends."""
-        raise NotImplementedError
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
@@ -152,6 +154,9 @@ class Log(Sink):
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in facts.items()}
         with self._refusing():
             os.write(self._file, json.dumps(finite).encode() + b"\n")
+
+    def keep(self) -> None:
+        """Does nothing: each line is written at once."""
 
     def close(self) -> None:
         """Closes the file; each line was written when it was added."""
@@ -564,7 +569,7 @@ class PartialOutcome(Outcome):
 
     @property
     def reports(self) -> dict[str, float]:
-        """Nothing: only outcomes that have a sum know what other ranks report."""
+        """Gives no reports: only outcomes that have a sum know what other ranks report."""
         return {}
 
     @property
