@@ -24,6 +24,7 @@ class Level(Enum):
     EVALUATION = "evaluation"
     TORCH_CSV = "torch-csv"
     TORCH_CSV_COMMS = "torch-csv-comms"
+    DAG = "dag"
     GRAPH = "graph"
     TIMELINE = "timeline"
     TRACE = "trace"
@@ -114,6 +115,7 @@ _TEXTS: Mapping[Level, Callable[[Compilation], str]] = {
     Level.EVALUATION: lambda compilation: show(compilation.evaluation),
     Level.TORCH_CSV: lambda compilation: compilation.torch_csv,
     Level.TORCH_CSV_COMMS: lambda compilation: compilation.torch_csv_comms,
+    Level.DAG: lambda compilation: compilation.dag_json,
     Level.GRAPH: lambda compilation: compilation.graph.json,
     Level.TIMELINE: _timeline,
     Level.TRACE: lambda compilation: compilation.trace,

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from chimera_ir.cost.report import Report
     from chimera_ir.cost.simulate import Row, Timeline
     from chimera_ir.elaborate.elaborate import Outline
+    from chimera_ir.flow.engine import IntGraph
     from chimera_ir.orders.ordering import OrderGraph
     from chimera_ir.orders.search import Improvement
     from chimera_ir.predict.prediction import Forecast, Prediction, Summary
@@ -188,6 +189,36 @@ class Compilation:
         from chimera_ir.torch_text.csv_writer import with_messages
 
         return with_messages(self.verified)
+
+    @_level
+    def dag(self) -> "IntGraph":
+        """The operations and what each waits for, a `networkx.DiGraph`; of a stream, those of its view.
+
+        A node is the number of an operation, with its ``operation`` as the text has it (``F m3 s1``), ``kind``,
+        ``micro_batches``, ``stage``, ``worker`` and ``cost``; an edge says ``why`` its end waits: for ``data``, by the
+        ``order`` of the worker, or for a ``sum`` of gradients.
+
+        Examples
+        --------
+        >>> from chimera_ir import Schedule
+        >>> dag = Compilation.of(Schedule.from_lanes([["F m0 s0", "B m0 s0"], ["F m0 s1", "B m0 s1"]])).dag
+        >>> print(*dag.nodes(data="operation"))
+        (0, 'F m0 s0') (1, 'B m0 s0') (2, 'F m0 s1') (3, 'B m0 s1')
+        >>> print(*dag.edges(data="why"))
+        (0, 1, 'data') (0, 2, 'data') (2, 3, 'data') (3, 1, 'data')
+        """
+        from chimera_ir.cost.simulate import dag
+
+        net = self._checked.net
+        assert net is not None, "a schedule without errors has a net"
+        return dag(net, self._durations)
+
+    @_level
+    def dag_json(self) -> str:
+        """The text of `dag` that `networkx.node_link_graph` reads."""
+        from chimera_ir.flow.engine import node_link_text
+
+        return node_link_text(self.dag)
 
     @_level
     def graph(self) -> "OrderGraph":

@@ -74,6 +74,7 @@ IMPORTS = {
         "diagnostics",
         "elaborate",
         "errors",
+        "flow",
         "garbage",
         "ir",
         "lower",

@@ -59,8 +59,9 @@ def test_the_page_on_python_shows_what_its_lines_give(tmp_path: Path, monkeypatc
     assert (tmp_path / "out" / "train.py").exists()
 
 
-def test_the_search_of_a_page_finds_what_the_page_says() -> None:
-    found = doctest.testfile(str(page_of("solver.md")), module_relative=False)
+@pytest.mark.parametrize("page", ["solver.md", "networkx.md"])
+def test_the_python_of_a_page_finds_what_the_page_says(page: str) -> None:
+    found = doctest.testfile(str(page_of(page)), module_relative=False)
     assert found.attempted > 8
     assert found.failed == 0
 

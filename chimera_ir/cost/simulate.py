@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import chain, groupby
 from math import lcm
 from operator import itemgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from chimera_ir.cost.durations import DurationKey, Durations, duration_key, number
 from chimera_ir.flow import live
@@ -27,6 +27,9 @@ from chimera_ir.ir.streams import stream_of
 from chimera_ir.ir.text.printer import line
 from chimera_ir.ir.turns import in_turn, later, turn_number
 from chimera_ir.plural import counted
+
+if TYPE_CHECKING:
+    from chimera_ir.flow.engine import IntGraph
 
 # The staleness of a schedule: how old the weights are with which its gradients are computed.
 
@@ -563,6 +566,30 @@ def operations(timeline: Timeline) -> list[Row]:
         for timed in lane
         for part in timed.operation.parts
     ]
+
+
+def dag(net: Net, costs: Durations) -> "IntGraph":
+    """The graph of a ``net`` as networkx has it, with plain values, for questions that are not asked here.
+
+    A node is the number of an operation, lane by lane, with its ``operation`` as the text has it, ``kind``,
+    ``micro_batches``, ``stage``, ``worker`` and ``cost``, the time that it takes in the unit of the costs. The kind of
+    a pair is as ``F+B``, its stage that of its first part. An edge says ``why`` (`Net.graph`).
+    """
+    header = net.schedule.header
+    tick, duration = ticks(header, costs)
+    nodes = (
+        {
+            "operation": line(operation, header),
+            "kind": "+".join(part.kind.letter for part in operation.parts),
+            "micro_batches": [int(micro) for part in operation.parts for micro in part.micros],
+            "stage": int(operation.parts[0].stage),
+            "worker": worker,
+            "cost": number(duration(operation) * tick),
+        }
+        for worker, lane in enumerate(net.schedule.lanes)
+        for operation in lane
+    )
+    return net.graph(nodes)
 
 
 class WorkerBytes(NamedTuple):

@@ -8,6 +8,7 @@ lane of n. No event is ever undone, so how far a lane gets does not depend on th
       1  B m0 s0    waits for 3          3  B m0 s1
 """
 
+import json
 from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -28,36 +29,46 @@ _SEARCH = 2_000_000
 """The most edges that the search for a shortest cycle looks at before it stops."""
 
 
-def digraph(nodes: Iterable[Mapping[str, object]], edges: Iterable[tuple[int, int, int]]) -> "IntGraph":
-    """Makes a graph of networkx: node n has the attributes ``nodes[n]``; an edge is (from, to, delay)."""
+def digraph(nodes: Iterable[Mapping[str, object]], edges: Iterable[tuple[int, int, dict[str, object]]]) -> "IntGraph":
+    """Makes a graph of networkx: node n has the attributes ``nodes[n]``; an edge is (from, to, its attributes)."""
     import networkx as nx  # takes a while, and few calls need it
 
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from((number, dict(attributes)) for number, attributes in enumerate(nodes))
-    graph.add_weighted_edges_from(edges, weight="delay")
+    graph.add_edges_from(edges)
     return graph
 
 
-def shortest_cycle(waits: Mapping[int, Collection[int]]) -> tuple[int, ...]:
-    """Returns a shortest cycle of nodes that each wait for the next; of equally short ones, one with the lowest start.
+def node_link_text(graph: "IntGraph") -> str:
+    """The graph as JSON, with a line for each node and edge; `networkx.node_link_graph` reads it."""
+    import networkx as nx
+
+    *head, nodes, edges = nx.node_link_data(graph, edges="edges").items()
+    rows = (f'"{key}": [\n' + ",\n".join(map(json.dumps, values)) + "\n]" for key, values in (nodes, edges))
+    return "{" + ",\n".join([*(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head), *rows]) + "}\n"
+
+
+def is_acyclic(graph: "IntGraph") -> bool:
+    """Whether no path of the graph leads back to where it began."""
+    import networkx as nx
+
+    return nx.is_directed_acyclic_graph(graph)
+
+
+def shortest_cycle(graph: "IntGraph") -> tuple[int, ...]:
+    """Returns a shortest cycle of nodes that each have an edge to the next; of equally short ones, of the lowest start.
 
     Examples
     --------
-    >>> shortest_cycle({0: [1], 1: [2, 3], 2: [0], 3: [1]})
+    >>> shortest_cycle(digraph([{}] * 4, [(0, 1, {}), (1, 2, {}), (1, 3, {}), (2, 0, {}), (3, 1, {})]))
     (1, 3)
     """
     import networkx as nx
 
-    graph = nx.DiGraph([(node, other) for node, others in waits.items() for other in others])
-    return _shortest(waits, set[int]().union(*_knots(graph)))
-
-
-def _knots(graph: "nx.DiGraph[int]") -> list[set[int]]:
-    """The strongly connected components that have a cycle; every cycle is within one of them."""
-    import networkx as nx
-
-    knots = nx.strongly_connected_components(graph)
-    return [knot for knot in knots if len(knot) > 1 or any(graph.has_edge(node, node) for node in knot)]
+    # Every cycle is within a strongly connected component.
+    knots = [knot for knot in nx.strongly_connected_components(graph) if len(knot) > 1]
+    knot = set(nx.nodes_with_selfloops(graph)).union(*knots)
+    return _shortest({node: [*graph.adj[node]] for node in knot}, knot)
 
 
 def _shortest(successors: Mapping[int, Iterable[int]], knot: Collection[int]) -> tuple[int, ...]:

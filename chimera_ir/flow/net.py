@@ -7,12 +7,13 @@ gives, and in a stream for the steps that make the weights it reads.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cached_property, partial
 from itertools import accumulate, chain, islice, pairwise
 from operator import itemgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from chimera_ir.flow.engine import Time, Waits, ends, play
+from chimera_ir.flow.engine import Time, Waits, digraph, ends, play
 from chimera_ir.flow.flow import ABSENT, Flow
 from chimera_ir.flow.live import MoveWaits, waits_in_turn, waits_of
 from chimera_ir.ir.kinds import Resource
@@ -34,6 +35,9 @@ from chimera_ir.ir.ops import (
 )
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream
 from chimera_ir.ir.turns import Turn, extent, in_slot, in_turn, later
+
+if TYPE_CHECKING:
+    from chimera_ir.flow.engine import IntGraph
 
 # Finds how many updates a training loop must have given before a worker may run a turn of a stream.
 #
@@ -219,8 +223,8 @@ def _beginning_at(header: Header, turn: Turn, place: int) -> Turn:
 class Net:
     """The operations of a schedule, numbered lane by lane, and the operations that each waits for.
 
-    ``lanes[w]`` are the numbers of worker w's operations. ``order`` has each operation after all its predecessors;
-    those that wait for ever in a cycle are not in it.
+    ``lanes[w]`` are the numbers of worker w's operations. ``order`` has each operation after all its predecessors, as
+    workers play their lanes; those that wait for ever in a cycle are not in it.
     """
 
     schedule: Schedule
@@ -235,6 +239,33 @@ class Net:
         ``earliest`` has for some operations a time before which they do not begin.
         """
         return ends(self.order, self.predecessors, durations, earliest)
+
+    def graph(self, attributes: Iterable[Mapping[str, object]] | None = None) -> "IntGraph":
+        """The operations, by number, as the nodes of a new networkx graph, with an edge to each operation that waits.
+
+        An edge says ``why``: the later operation reads ``data`` that the earlier one makes, or is after it in the
+        ``order`` of its worker, or a ``sum`` of gradients, and the step after it, are between them; the first of these
+        that holds. ``attributes`` are those of the nodes.
+        """
+        owner = [worker for worker, lane in enumerate(self.lanes) for _ in lane]
+        reads = reads_of(self.schedule)
+        because: Mapping[Why, dict[str, object]] = {why: {"why": why.value} for why in Why}
+
+        def edges() -> Iterator[tuple[int, int, dict[str, object]]]:
+            for number, (read, before) in enumerate(zip(reads, self.predecessors, strict=True)):
+                for other in before:
+                    in_lane = owner[other] == owner[number] and other < number
+                    yield other, number, because[Why.DATA if other in read else Why.ORDER if in_lane else Why.SUM]
+
+        return digraph([{}] * len(owner) if attributes is None else attributes, edges())
+
+
+class Why(Enum):
+    """The reason why an operation comes before another one, on an edge of `Net.graph`."""
+
+    DATA = "data"
+    ORDER = "order"
+    SUM = "sum"
 
 
 Reads = Sequence[tuple[int, ...]]

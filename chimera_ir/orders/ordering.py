@@ -190,8 +190,8 @@ class OrderGraph:
             {"operation": text, "worker": int(place.worker), "resource": place.resource.value, "duration": duration}
             for text, place, duration in zip(self.operations, self._places, self.instance.durations, strict=True)
         )
-        edges = ((other, number, delay) for number, waits in enumerate(self.instance.lags) for other, delay in waits)
-        return digraph(nodes, edges)
+        lags = enumerate(self.instance.lags)
+        return digraph(nodes, ((other, number, {"delay": delay}) for number, waits in lags for other, delay in waits))
 
     @cached_property
     def _places(self) -> list[Machine]:

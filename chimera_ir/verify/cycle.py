@@ -1,20 +1,22 @@
 """Writes the diagnostic of a cycle of operations that wait for each other."""
 
 from collections.abc import Iterator
-from enum import Enum
 from itertools import chain, pairwise
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from chimera_ir.diagnostics.catalogue import schedule as say
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.flow.engine import shortest_cycle
+from chimera_ir.flow.engine import is_acyclic, shortest_cycle
 from chimera_ir.flow.flow import ABSENT, Flow
-from chimera_ir.flow.net import Net, reads_of
+from chimera_ir.flow.net import Net, Why
 from chimera_ir.ir.kinds import KEPT, RECOMPUTATION, Value
 from chimera_ir.ir.levels import Header, Plan, forwards_of_clocked
 from chimera_ir.ir.ops import Clock, Operation, Pair, Planned, Worker
 from chimera_ir.ir.text.printer import line
 from chimera_ir.source import Span
+
+if TYPE_CHECKING:
+    from chimera_ir.flow.engine import IntGraph
 
 # Check "clocks": an operation has a higher clock than every operation whose data it reads.
 #
@@ -59,20 +61,6 @@ def clocks(plan: Plan) -> Iterator[Diagnostic]:
         )
 
 
-def cycle_in(net: Net) -> tuple[int, ...]:
-    """Returns a shortest known cycle among operations that wait for ever; empty if no operation does.
-
-    Operations are given by their numbers in the net. Each one waits for the one before, and the first for the last.
-    """
-    waiting = {*range(len(net.operations))}.difference(net.order)
-    after: dict[int, list[int]] = {number: [] for number in waiting}
-    for number in sorted(waiting):
-        for before in net.predecessors[number]:
-            if before in waiting:
-                after[before].append(number)
-    return shortest_cycle(after) if waiting else ()
-
-
 def first_value(header: Header, before: Operation, after: Operation) -> Value:
     """The first value that an operation makes and another one reads."""
     return next(
@@ -85,32 +73,19 @@ def first_value(header: Header, before: Operation, after: Operation) -> Value:
     )
 
 
-class _Why(Enum):
-    """The reason why one operation of a cycle comes before the next.
-
-    DATA: the next one reads a value that it makes. LANE: their lane has this order. SYNC: a sum and a step are between
-    them.
-    """
-
-    DATA = "data"
-    LANE = "lane"
-    SYNC = "sync"
-
-
 class _Story:
     """Writes the diagnostic of a cycle of operations.
 
     Where the cycle follows a lane over several operations, the diagnostic shows only the first and the last of them.
     """
 
-    def __init__(self, net: Net, nodes: tuple[int, ...], plan: Plan | None) -> None:
-        self._operations, self._header = net.operations, net.schedule.header
+    def __init__(self, net: Net, graph: "IntGraph", plan: Plan | None) -> None:
+        self._operations, self._header, self._edges = net.operations, net.schedule.header, graph.edges
         self._owners = [*chain.from_iterable([Worker(worker)] * len(lane) for worker, lane in enumerate(net.lanes))]
-        self._read = reads_of(net.schedule)
         self._clocks = (
             {line(planned.operation, self._header): planned.clock for planned in plan.clocked} if plan else {}
         )
-        self._nodes = self._bends(nodes)
+        self._nodes = self._bends(shortest_cycle(graph))
 
     def _bends(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
         """Drops the operations inside a stretch of one lane; the ends of the stretch stay."""
@@ -129,7 +104,7 @@ class _Story:
         edges = list(pairwise((*self._nodes, self._nodes[0])))
         lanes = [(before, after) for before, after in edges if self._follows(before, after)]
         falling = [(before, after) for before, after in edges if lanes and self._falls(before, after)]
-        readers = [after for before, after in edges if self._why(before, after) is _Why.SYNC]
+        readers = [after for before, after in edges if self._why(before, after) is Why.SUM]
         joined = [node for node in self._nodes if isinstance(self._operations[node], Pair)]
         # The likeliest mistake comes first; the diagnostic shows the cycle from there.
         suspects = [*(after for _, after in falling), *(before for before, _ in lanes), *readers, *joined]
@@ -163,24 +138,23 @@ class _Story:
         return say.CycleStep(line(operation, self._header), place, operation.origin, self._reason(node, following))
 
     def _reason(self, before: int, after: int) -> str:
-        kind = self._why(before, after)
-        match kind:
-            case _Why.LANE:
+        why = self._why(before, after)
+        match why:
+            case Why.ORDER:
                 return f"worker {self._owners[before]} runs it first"
-            case _Why.SYNC if self._reads(before, after):
+            case Why.SUM if self._reads(before, after):
                 reason = "it reads weights that those gradients change"
-            case _Why.SYNC:
+            case Why.SUM:
                 reason = "those gradients are summed before its own"
-            case _Why.DATA:
+            case Why.DATA:
                 reason = self._need(before, after)
             case _:
-                assert_never(kind)
+                assert_never(why)
         return f"{reason}, but the clock falls" if self._falls(before, after) else reason
 
-    def _why(self, before: int, after: int) -> _Why:
-        if before in self._read[after]:
-            return _Why.DATA
-        return _Why.LANE if self._owners[before] == self._owners[after] and before < after else _Why.SYNC
+    def _why(self, before: int, after: int) -> Why:
+        """The reason on the edge; operations of one lane between which there is no edge follow others in between."""
+        return Why(self._edges[before, after]["why"]) if (before, after) in self._edges else Why.ORDER
 
     def _need(self, before: int, after: int) -> str:
         maker, reader = self._operations[before], self._operations[after]
@@ -189,14 +163,13 @@ class _Story:
 
     def _reads(self, before: int, after: int) -> bool:
         earlier, later = self._operations[before], self._operations[after]
-        synchronised = self._why(before, after) is _Why.SYNC
-        if not synchronised:
+        if self._why(before, after) is not Why.SUM:
             return False
         made = max(self._header.update_of(part.micros) for part in earlier.parts)
         return max(part.version or 0 for part in later.parts) > made
 
     def _follows(self, before: int, after: int) -> bool:
-        return self._why(before, after) is _Why.LANE
+        return self._why(before, after) is Why.ORDER
 
     def _falls(self, before: int, after: int) -> bool:
         earlier, later = self._clock(self._operations[before]), self._clock(self._operations[after])
@@ -209,14 +182,15 @@ class _Story:
 # Rule "acyclic": no operations wait for each other in a cycle.
 #
 # An operation waits for the data that it reads, for the operation before it in its lane, and for sums and steps. The
-# net is the graph of these waits. The proof is its order, in which each operation comes after all that it waits for.
+# net is the graph of these waits, and networkx says whether it has a cycle.
 
 
 def acyclic(net: Net, plan: Plan | None) -> Iterator[Diagnostic]:
-    """Yields a diagnostic with a shortest known cycle, if operations that wait in a cycle are missing from the order.
+    """Yields a diagnostic with a shortest known cycle, if networkx says that the graph of the net has one.
 
     The net's schedule has passed the rules "complete" and "placed". ``plan`` is the plan that it comes from; None if it
     was written as a schedule, without clocks.
     """
-    if len(net.order) < len(net.operations):
-        yield _Story(net, cycle_in(net), plan).diagnostic()
+    graph = net.graph()
+    if not is_acyclic(graph):
+        yield _Story(net, graph, plan).diagnostic()

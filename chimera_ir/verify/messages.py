@@ -259,11 +259,12 @@ def _deadlock(program: Program, transports: list[Transport], result: Played) -> 
 
     ``result`` says at which instructions the lanes stop, on ``transports``.
     """
-    from chimera_ir.flow.engine import shortest_cycle
+    from chimera_ir.flow.engine import digraph, shortest_cycle
 
     blocked = {Worker(w): place for w, place in enumerate(result.places) if place < len(program.lanes[w])}
     wanted = {worker: _wanted(program, worker, place, result) for worker, place in blocked.items()}
-    cycle = shortest_cycle({worker: [peer for peer, _ in wants] for worker, wants in wanted.items()})
+    waits = ((worker, peer, dict[str, object]()) for worker, wants in wanted.items() for peer, _ in wants)
+    cycle = shortest_cycle(digraph([{}] * len(program.lanes), waits))
     chain = [_blocked(program, worker, blocked[worker], wanted[worker], cycle) for worker in map(Worker, cycle)]
     names = ", nor with ".join(transport.value for transport in transports)
     return Deadlock(chain[0].span, names, tuple(chain))

@@ -1,15 +1,20 @@
-"""The net: its waits on the smallest cases, its orders and cycles against plain definitions."""
+"""The net: its waits on the smallest cases; its orders, cycles and longest paths against networkx."""
+
+from collections.abc import Sequence
 
 import networkx as nx
 import pytest
 from hypothesis import given
 
+import chimera_ir
+from chimera_ir import library
+from chimera_ir.flow.engine import shortest_cycle
 from chimera_ir.flow.net import Net, net_of
+from chimera_ir.ir.kinds import BACKWARD
 from chimera_ir.ir.levels import Plan, Schedule
 from chimera_ir.ir.text.reader import parse
 from chimera_ir.lower.lower import order
 from chimera_ir.source import Source
-from chimera_ir.verify.cycle import cycle_in
 from tests.property.programs import one_direction, plans
 from tests.property.updates import both_ways, schedule
 from tests.repeatable import examples
@@ -21,11 +26,8 @@ def read(text: str) -> Schedule:
     return order(level) if isinstance(level, Plan) else level
 
 
-def graph_of(net: Net) -> "nx.DiGraph[int]":
-    graph: nx.DiGraph[int] = nx.DiGraph()
-    graph.add_nodes_from(range(len(net.operations)))
-    graph.add_edges_from((before, after) for after, several in enumerate(net.predecessors) for before in several)
-    return graph
+def cycle_in(net: Net) -> tuple[int, ...]:
+    return shortest_cycle(net.graph())
 
 
 def test_two_stages_one_micro_batch():
@@ -59,7 +61,7 @@ def test_a_step_waits_for_every_holder():
     owner = [worker for worker, lane in enumerate(net.lanes) for _ in lane]
     for lane in net.lanes:
         first = next(number for number in lane if net.operations[number].parts[0].version == 1)
-        added = [other for other in nx.ancestors(graph_of(net), first) if net.operations[other].kind.sums]
+        added = [other for other in nx.ancestors(net.graph(), first) if net.operations[other].kind.sums]
         stage = net.operations[first].parts[0].stage
         of_update = [other for other in added if net.operations[other].parts[0].stage == stage]
         assert {owner[other] for other in of_update if net.operations[other].parts[0].micros[0] < 2} == {0, 1}
@@ -91,7 +93,7 @@ def test_a_cycle_is_found_and_is_shortest():
 @given(plans)
 def test_an_order_or_a_cycle(plan):
     net = net_of(order(plan))
-    graph, cycle = graph_of(net), cycle_in(net)
+    graph, cycle = net.graph(), cycle_in(net)
     assert nx.is_directed_acyclic_graph(graph) == (len(net.order) == len(net.operations)) == (not cycle)
     if cycle:
         assert all(graph.has_edge(a, b) for a, b in zip(cycle, (*cycle[1:], cycle[0]), strict=True))
@@ -99,3 +101,36 @@ def test_an_order_or_a_cycle(plan):
         return
     place = {node: index for index, node in enumerate(net.order)}
     assert all(place[before] < place[node] for before, node in graph.edges)
+
+
+@pytest.mark.parametrize("name", library.names())
+def test_the_critical_path_is_the_longest_path_and_has_the_most_backwards(name: str):
+    """Of every scheme; of a stream, whose critical operations are a cycle, the time that is shown."""
+    compilation = chimera_ir.compile(name)
+    timeline = compilation.timeline
+    header = timeline.header
+    timed = [timed for lane in timeline.lanes for timed in lane]
+    backwards = [int(header.weight(t.operation) * header.weight_unit) * (t.operation.kind is BACKWARD) for t in timed]
+    unit = 1 + sum(backwards)
+    lengths = [(t.end - t.start) * unit + more for t, more in zip(timed, backwards, strict=True)]
+    length, most = divmod(longest_path(compilation.dag, lengths), unit)
+    assert length == timeline.span
+    if not header.asynchronous:
+        on_path = timeline.critical_path.counts.get("B", 0) * header.parts * header.weight_unit
+        assert (length, most) == (timeline.critical_path.length, on_path)
+
+
+@examples(100)
+@given(plans)
+def test_lanes_as_they_are_played_take_as_long_as_the_longest_path(plan: Plan):
+    net = net_of(order(plan))
+    if nx.is_directed_acyclic_graph(net.graph()):
+        durations = [3 * len(operation.micros) + operation.stage for operation in net.operations]
+        assert longest_path(net.graph(), durations) == max(net.ends(durations))
+
+
+def longest_path(dag: "nx.DiGraph[int]", lengths: Sequence[int]) -> int:
+    """The length of the longest path, that of a node at its end included."""
+    weighed = nx.DiGraph([(a, b, {"weight": lengths[a]}) for a, b in dag.edges])
+    weighed.add_weighted_edges_from((node, "end", lengths[node]) for node in dag)
+    return nx.dag_longest_path_length(weighed)
