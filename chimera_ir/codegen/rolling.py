@@ -113,7 +113,8 @@ class _NumberedLane:
     """A lane as lists of numbers, one for each line, which are quick to compare.
 
     Two lines may be the same line of two rounds of a loop only if they have equal ``kinds``. ``micros`` has the first
-    micro-batch of each line. ``slots`` has the number of slots of each shelf (the slots for messages along one edge).
+    micro-batch of each line. ``receives`` has the shelf of each receive (the slots for messages along one edge), by its
+    place, and ``slots`` the number of slots of each shelf.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class _NumberedLane:
         self.instructions, self.candidates = lane, _CANDIDATES * header.slices
         self.kinds: list[int] = []
         self.micros: list[int] = []
+        self.receives = {place: shelf(line.message) for place, line in enumerate(lane) if isinstance(line, ops.Recv)}
         self.slots = dict(_used(lane) if slots is None else slots)
         self.in_turn = _in_turn(lane, self.slots)
         # Lines with equal numbers may repeat each other; a line that never repeats has a negative number of its own.
@@ -142,41 +144,43 @@ class _NumberedLane:
         if step <= 0:
             return None
         rings: dict[int, Ring] = {}
-        # From the anchor to both sides, as long as each line is repeated one round later.
-        start = anchor
-        while start > low and self._again(start - 1, length, step, rings):
-            start -= 1
-        end = anchor
-        while end + length < high and self._again(end, length, step, rings):
-            end += 1
+
+        def repeated(places: range) -> int:
+            """How many of ``places``, from the first on, have their line again one round later."""
+            kinds, micros, receives = self.kinds, self.micros, self.receives
+            for count, place in enumerate(places):
+                later = place + length
+                if kinds[place] != kinds[later] or micros[later] - micros[place] != step:
+                    return count
+                if place in receives and not self._next_slot(place, length, step, rings):
+                    return count
+            return len(places)
+
+        start = anchor - repeated(range(anchor - 1, low - 1, -1))
+        end = anchor + repeated(range(anchor, high - length))
         rounds = (end + length - start) // length
         stretch = _Repetition(start, length, rounds, step, rings)
         return stretch if rounds >= _ROUNDS and stretch.saved >= _SAVED else None
 
-    def _again(self, place: int, length: int, step: int, rings: dict[int, Ring]) -> bool:
-        """Tells whether the line ``length`` lines after ``place`` repeats the line there, ``step`` micro-batches later.
+    def _next_slot(self, place: int, length: int, step: int, rings: dict[int, Ring]) -> bool:
+        """Tells whether a receive takes the next slot of its ring ``length`` lines after ``place``.
 
-        A receive must also take the next slot of its ring. ``rings`` has the rings of the receives that were met so
-        far, by place within the round; that of a new receive is added.
+        ``rings`` has the rings of the receives that were met so far, by place within the round; that of a new receive
+        is added.
         """
-        later = place + length
-        if self.kinds[place] != self.kinds[later] or self.micros[later] - self.micros[place] != step:
-            return False
-        first, second = self.instructions[place], self.instructions[later]
-        if not (isinstance(first, ops.Recv) and isinstance(second, ops.Recv)):
-            return True
+        first, second = self._slot(place), self._slot(place + length)
         ring = rings.get(place % length)
         if ring is None:
-            key = shelf(first.message)
+            key = self.receives[place]
             slots = self.slots[key]
             if key in self.in_turn:
-                ring = Ring(second.slot - first.slot, slots)
+                ring = Ring(second - first, slots)
             else:
                 ring = _ring(*self._slots_around(place, length, step, slots), slots)
             if ring is None:
                 return False
             rings[place % length] = ring
-        return ring.later(first.slot, 1) == second.slot
+        return ring.later(first, 1) == second
 
     def _slots_around(self, place: int, length: int, step: int, most: int) -> tuple[list[Slot], bool]:
         """Returns the slots that a receive takes in the rounds around ``place``, and whether they are a circle.
@@ -328,6 +332,8 @@ def _best(lane: _NumberedLane, low: int, high: int) -> _Repetition | None:
         for length in _lengths(lane, anchor, high):
             if best is not None and best.saved >= high - low - length:
                 break  # no stretch of longer rounds saves more
+            if best is not None and length % best.length == 0 and best.start <= anchor < best.end - best.length:
+                continue  # several rounds of that loop as one round
             stretch = lane.stretch(anchor, length, low, high)
             if stretch is not None and (best is None or stretch.saved > best.saved):
                 best = stretch
