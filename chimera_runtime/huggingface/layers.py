@@ -72,7 +72,11 @@ class TransformerLayers(Layers):
 
     def tied(self, _num_stages: int) -> list[list[tuple[int, str]]]:
         """The parameters that layers share: in most models with ties, the embeddings and the projection to words."""
-        return [[(layer, self._inside(layer, name)) for layer, name in ends] for ends in self.skeleton.ties]
+        ends = 0, self.skeleton.count + 1
+        return [
+            [(layer, f"{'model' if layer in ends else 'block'}.{name}") for layer, name in tie]
+            for tie in self.skeleton.ties
+        ]
 
     def name(self, layer: int, parameter: str) -> str:
         """Returns the name that a parameter of a layer has in the transformers library."""
@@ -177,9 +181,6 @@ class TransformerLayers(Layers):
                 path=directory, reason=getattr(error, "strerror", None) or str(error)
             ) from error
 
-    def _inside(self, layer: int, name: str) -> str:
-        return f"{'model' if layer in (0, self.skeleton.count + 1) else 'block'}.{name}"
-
 
 def layers(
     source: Any,
@@ -228,30 +229,26 @@ def layers(
     routing = Routing.of(skeleton.model, skeleton.config)
     remarks = [] if weights is None else weights.remarks(skeleton.model, skeleton.names)
 
-    def filled(model: Any, weights: SavedWeights | None = weights) -> Any:
+    surroundings = Surroundings(skeleton)
+
+    def filled(part: Embedding | Head) -> torch.nn.Module:
         if not skeleton.is_given:
-            fill(model, weights)
-        return model
-
-    surroundings = Surroundings(skeleton, partial(filled, weights=None))
-
-    def embedding() -> torch.nn.Module:
-        part = Embedding(skeleton, routing)
-        filled(part.model)
+            fill(part.model, weights)
         return part
 
     def layer(index: int) -> torch.nn.Module:
         block = skeleton.block(index)
         if not skeleton.is_given:
-            block = filled(skeleton.with_layer(index)).get_submodule(f"{skeleton.path}.{index}")
+            model = skeleton.with_layer(index)
+            fill(model, weights)
+            block = model.get_submodule(f"{skeleton.path}.{index}")
         return TransformerLayer(block, index, surroundings, routing, checkpoints)
 
-    def head() -> torch.nn.Module:
-        part = Head(skeleton)
-        filled(part.model)
-        return part
-
-    makers: list[Callable[[], torch.nn.Module]] = [embedding, *(partial(layer, i) for i in range(skeleton.count)), head]
+    makers: list[Callable[[], torch.nn.Module]] = [
+        lambda: filled(Embedding(skeleton, routing)),
+        *(partial(layer, index) for index in range(skeleton.count)),
+        lambda: filled(Head(skeleton)),
+    ]
     return TransformerLayers(makers, split, remarks=remarks, skeleton=skeleton, routing=routing, directory=directory)
 
 

@@ -296,7 +296,8 @@ class Skeleton:
         trace = _ChainTrace(self.count, self.as_result)
         model = self.surroundings(self._owners, trace.visit)
         hooks = [
-            model.get_submodule(name).register_forward_pre_hook(partial(_called, trace, name)) for name in self._owners
+            model.get_submodule(name).register_forward_pre_hook(lambda *_, name=name: trace.called(name))
+            for name in self._owners
         ]
         frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
         try:
@@ -373,10 +374,6 @@ def _in_tuple(hidden: torch.Tensor) -> Any:
 
 def _unused(_index: int, _arguments: tuple[Any, ...], _keywords: dict[str, Any]) -> Any:
     raise AssertionError("a layer that was replaced")
-
-
-def _called(trace: _ChainTrace, name: str, _module: torch.nn.Module, _inputs: Any) -> None:
-    trace.called(name)
 
 
 def _owners(model: torch.nn.Module, path: str, prefix: str = "") -> Iterator[str]:

@@ -348,14 +348,14 @@ class Surroundings:
     """Computes what the model gives to its layers besides hidden states: masks, positions and rotary embeddings.
 
     They depend on the shape of the hidden states and on keyword arguments, so they are computed once for all layers of
-    a stage, and again when these change; in the dtype of hidden states before the first layer. ``fill`` gives values to
-    buffers, such as the frequencies of rotary embeddings.
+    a stage, and again when these change; in the dtype of hidden states before the first layer.
     """
 
-    def __init__(self, skeleton: Skeleton, fill: Callable[[Any], None]) -> None:
+    def __init__(self, skeleton: Skeleton) -> None:
         self._skeleton = skeleton
         self._model = skeleton.surroundings((), self._visit).eval()
-        fill(self._model)
+        if not skeleton.is_given:  # else buffers, such as the frequencies of rotary embeddings, have values
+            fill(self._model)
         self._of_layers: list[Any] = []
         self._key: tuple[Any, ...] = ()
         self._tensors: dict[str, torch.Tensor] = {}  # the key has their identities, which are valid while they live
