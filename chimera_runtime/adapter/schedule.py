@@ -142,25 +142,11 @@ class TorchBatch(CutBatch):
     by_default: Keywords = field(default_factory=dict)
 
 
-def rows_of(arguments: Sequence[Sequence[CutArgument]]) -> int | None:
-    """Returns the size along which the batch is cut, that of the first tensor on the first rank that has one."""
-    return next((argument.size for of_rank in arguments for argument in of_rank), None)
-
-
 def require_rows(arguments: Sequence[CutArgument], rows: int | None) -> None:
     """Raises `Misuse` if a tensor that is cut by default has another number of rows than the batch."""
     for argument in arguments:
         if not argument.is_declared and argument.size != rows:
             raise mistakes.argument_has_other_rows(argument.name, argument.shape, rows)
-
-
-def require(batch: CutBatch, *, inputs: bool, targets: bool) -> None:
-    """Raises `Misuse` if a batch lacks inputs or targets that this rank needs."""
-    args, (_, target), keywords = batch.triples[0]
-    if inputs and not (args or keywords["keywords"]):
-        raise Misuse(mistakes.INPUTS_ARE_MISSING)
-    if targets and target is None:
-        raise Misuse(mistakes.TARGETS_ARE_MISSING)
 
 
 # Stages that a user's script gives, as PipelineStage objects or as modules, and their wrappers for a `Pipeline`.
@@ -266,24 +252,19 @@ class Results:
     @property
     def loss(self) -> Callable[[Any, Any], torch.Tensor]:
         """`judge` as a function that shows the module of the loss, if that is one."""
-        return partial(_judged, self, self.loss_fn)
+        return partial(self.judge, self.loss_fn)
 
-    def judge(self, output: Any, numbered_target: tuple[int, Any]) -> torch.Tensor:
+    def judge(self, loss_fn: Callable[..., Any] | None, output: Any, numbered_target: tuple[int, Any]) -> torch.Tensor:
         """Computes and notes the loss of a micro-batch; returns zero if there is no target, or no ``loss_fn``."""
         micro, target = numbered_target
-        has_loss = self.loss_fn is not None and target is not None
-        loss = self.loss_fn(output, target, **self.loss_kwargs) if has_loss else None  # type: ignore[misc]
+        loss = None if loss_fn is None or target is None else loss_fn(output, target, **self.loss_kwargs)
         noted = (mapped(output, lambda tensor: settled(tensor).detach()),) if self._keeps_outputs else None
         self.by_micro[micro] = Result(None if loss is None else loss.detach(), noted)
         return torch.zeros(()) if loss is None else loss
 
     def __call__(self, _micro: int, _items: int, returned: Any, target: Any) -> None:
         """Notes the output of a forward without a backward, and its loss."""
-        self.judge(returned, target)
-
-
-def _judged(results: Results, _loss: Any, output: Any, numbered_target: tuple[int, Any]) -> torch.Tensor:
-    return results.judge(output, numbered_target)
+        self.judge(self.loss_fn, returned, target)
 
 
 @dataclass(frozen=True)
@@ -336,8 +317,9 @@ class BatchPipeline(Pipeline):
         exchange = ObjectExchange(control.group, "the inputs of a batch", control.timeout)
         arguments, rising = zip(*exchange.all_gather((example.cut, borders_in(example.by_default))), strict=True)
         self._rising = [*dict.fromkeys(name for name in rising if name is not None)]
-        first = self._world.job.holders[0][0]
-        self.rows = rows_of([arguments[first], *arguments])
+        # The batch has the rows of the first tensor on the first rank that has one, those with stage 0 before others.
+        first = arguments[self._world.job.holders[0][0]]
+        self.rows = next((argument.size for of_rank in (first, *arguments) for argument in of_rank), None)
         for of_rank in arguments:
             require_rows(of_rank, self.rows)
 
@@ -557,9 +539,7 @@ class CompiledSchedule:
         if trains and not torch.is_grad_enabled():
             raise Misuse(mistakes.STEP_NEEDS_GRADIENTS)
         given = args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs
-        return self._call(
-            trains, trains, given, lambda batch: self._run(batch, trains, losses, return_outputs, loss_kwargs)
-        )
+        return self._run(trains, given, losses, return_outputs, loss_kwargs)
 
     def eval(
         self,
@@ -578,9 +558,7 @@ class CompiledSchedule:
         There are losses only where there are targets.
         """
         given = args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs
-        return self._call(
-            False, False, given, lambda batch: self._run(batch, False, losses, return_outputs, loss_kwargs)
-        )
+        return self._run(False, given, losses, return_outputs, loss_kwargs)
 
     # ---- what the schedules of torch lack
 
@@ -602,7 +580,7 @@ class CompiledSchedule:
             raise Misuse(mistakes.CHECK_NEEDS_A_LOSS)
         self._results.loss_kwargs = loss_kwargs or {}
         given = args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs
-        report: str = self._call(True, True, given, lambda batch: self._ready(batch, True).check_batch(batch))
+        report: str = self._call(True, given, lambda batch: self._ready(batch, True).check_batch(batch))
         return report
 
     @property
@@ -628,70 +606,78 @@ class CompiledSchedule:
         if error is None:
             self.close()
 
-    def _call(self, trains: bool, has_targets: bool, given: tuple[Any, ...], run: Callable[[TorchBatch], Any]) -> Any:
+    def _call(self, trains: bool, given: tuple[Any, ...], run: Callable[[TorchBatch], Any]) -> Any:
         """Cuts a batch and returns what ``run`` does for it. If this rank refuses, the other ranks' calls end, too."""
-        pipeline = self._pipeline
-        if pipeline is not None and not self._joins(trains):
+        pipeline = self._made(trains)
+        if pipeline is not None:
             with pipeline.refusals.call():
-                return run(self._cut(given, has_targets))
+                return run(self._cut(given, trains))
         try:
-            batch = self._cut(given, has_targets)
+            batch = self._cut(given, trains)
         except Misuse as error:
             refuse_to_join(self._ranks, error)  # the other ranks wait for this one to make the pipeline
             raise
         return run(batch)
 
-    def _cut(self, given: tuple[Any, ...], has_targets: bool) -> TorchBatch:
+    def _cut(self, given: tuple[Any, ...], trains: bool) -> TorchBatch:
         batch = self._cutting.cut(*given)
-        require(batch, inputs=self._has_first, targets=self._has_last and has_targets)
+        args, (_, target), keywords = batch.triples[0]
+        if self._has_first and not (args or keywords["keywords"]):
+            raise Misuse(mistakes.INPUTS_ARE_MISSING)
+        if self._has_last and trains and target is None:
+            raise Misuse(mistakes.TARGETS_ARE_MISSING)
         return batch
 
-    def _joins(self, trains: bool) -> bool:
-        """Whether the next batch makes the pipeline; anew if it is the first to train on.
+    def _made(self, trains: bool) -> BatchPipeline | None:
+        """The pipeline, or None if the next batch makes it: anew if it is the first to train on.
 
         Only then is it known which outputs of a stage have gradients.
         """
-        return self._pipeline is None or (trains and not self._has_trained)
+        return None if trains and not self._has_trained else self._pipeline
 
     def _run(
         self,
-        batch: TorchBatch,
         trains: bool,
+        given: tuple[Any, ...],
         losses: list[Any] | None,
         return_outputs: bool,
         loss_kwargs: dict[str, Any] | None,
     ) -> Any:
-        self._results.loss_kwargs = loss_kwargs or {}
-        pipeline = self._ready(batch, trains)
-        self._results.clear(keeps_outputs=return_outputs)
-        if trains:
-            pipeline.add_gradients(batch, self._factor)
-        else:
-            pipeline.run_forwards(batch)
-        if not self._has_last:
-            return None
-        results = pipeline.take_results()
-        if losses is not None:
-            losses[:] = [result.loss for result in results if result.loss is not None]
-        if not return_outputs:
-            return None
-        outputs = [result.output for result in results]
-        if None in outputs:
-            raise mistakes.outputs_are_missing(rank=self._worker)
-        return self._cutting.merged([output for (output,) in filter(None, outputs)])
+        def run(batch: TorchBatch) -> Any:
+            self._results.loss_kwargs = loss_kwargs or {}
+            pipeline = self._ready(batch, trains)
+            self._results.clear(keeps_outputs=return_outputs)
+            if trains:
+                pipeline.add_gradients(batch, self._factor)
+            else:
+                pipeline.run_forwards(batch)
+            if not self._has_last:
+                return None
+            results = pipeline.take_results()
+            if losses is not None:
+                losses[:] = [result.loss for result in results if result.loss is not None]
+            if not return_outputs:
+                return None
+            outputs = [result.output for result in results]
+            if None in outputs:
+                raise mistakes.outputs_are_missing(rank=self._worker)
+            return self._cutting.merged([output for (output,) in filter(None, outputs)])
+
+        return self._call(trains, given, run)
 
     def _ready(self, batch: TorchBatch, trains: bool) -> BatchPipeline:
-        if self._pipeline is None or self._joins(trains):
-            self.close()
-            modules = {number: module() for number, module in self._modules.items()}
-            with_loss, last = dict(modules), self._job.stages - 1
-            if self._has_last:
-                with_loss[last] = torch.nn.ModuleList([modules[last], *modules_in(self._results.loss_fn)])
-            make_replicas_equal(self._job, with_loss, self._worker, self._ranks, self._group)
-            with torch.set_grad_enabled(trains):
-                called = {number: CalledStage(module) for number, module in modules.items()}
-                self._pipeline = self._make(called, batch)
-            self._has_trained = trains
-        else:
-            require_rows(batch.cut, self._pipeline.rows)
-        return self._pipeline
+        pipeline = self._made(trains)
+        if pipeline is not None:
+            require_rows(batch.cut, pipeline.rows)
+            return pipeline
+        self.close()
+        modules = {number: module() for number, module in self._modules.items()}
+        with_loss, last = dict(modules), self._job.stages - 1
+        if self._has_last:
+            with_loss[last] = torch.nn.ModuleList([modules[last], *modules_in(self._results.loss_fn)])
+        make_replicas_equal(self._job, with_loss, self._worker, self._ranks, self._group)
+        with torch.set_grad_enabled(trains):
+            called = {number: CalledStage(module) for number, module in modules.items()}
+            pipeline = self._pipeline = self._make(called, batch)
+        self._has_trained = trains
+        return pipeline
