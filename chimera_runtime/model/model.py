@@ -356,11 +356,7 @@ class ModelFile(Model):
         """Calls ``optimizer``, and returns the optimizer of some parameters; for none, one that does nothing."""
         with UserCode("optimizer(parameters)", MISUSED):
             steps = self.optimizer(parameters) if parameters else _NoOptimizer()
-        if not callable(getattr(steps, "step", None)):
-            raise mistakes.result_is_wrong(
-                file=self.file, call="optimizer", kind=_kind(steps), wanted="a torch.optim.Optimizer"
-            )
-        return steps
+        return self._with_step("optimizer", steps, "a torch.optim.Optimizer")
 
     def schedule(self, optimizer: Any, updates: int) -> Any:
         """Returns a learning-rate scheduler for an optimizer, or None if the model file makes none."""
@@ -368,11 +364,12 @@ class ModelFile(Model):
             return None
         with UserCode("scheduler(optimizer, steps)", MISUSED):
             scheduler = self.scheduler(optimizer, updates)
-        if not callable(getattr(scheduler, "step", None)):
-            raise mistakes.result_is_wrong(
-                file=self.file, call="scheduler", kind=_kind(scheduler), wanted="a scheduler of torch.optim"
-            )
-        return scheduler
+        return self._with_step("scheduler", scheduler, "a scheduler of torch.optim")
+
+    def _with_step(self, call: str, made: Any, wanted: str) -> Any:
+        if not callable(getattr(made, "step", None)):
+            raise mistakes.result_is_wrong(file=self.file, call=call, kind=_kind(made), wanted=wanted)
+        return made
 
 
 class _NoOptimizer:

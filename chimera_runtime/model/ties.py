@@ -116,6 +116,12 @@ def parameter_of(module: torch.nn.Module, name: str) -> torch.nn.Parameter | Non
     return dict(module.named_parameters(remove_duplicate=False)).get(name)
 
 
+def described(parameter: torch.nn.Parameter) -> str:
+    """Returns dtype and shape of a parameter, and whether it is frozen, as text."""
+    frozen = "" if parameter.requires_grad else ", frozen"
+    return f"{str(parameter.dtype).removeprefix('torch.')} of shape {tuple(parameter.shape)}{frozen}"
+
+
 def replace(module: torch.nn.Module, old: torch.nn.Parameter, new: torch.nn.Parameter) -> None:
     """Replaces the parameter ``old`` by ``new`` wherever the module has it."""
     for part in module.modules():
@@ -146,8 +152,7 @@ def _describe(control_group: ControlGroup, built: Modules, ends: Sequence[End], 
             raise mistakes.tied_parameter_is_missing(model.file, inside, place, suggestion=suggestion)
         if is_spread(parameter):
             raise mistakes.tied_parameter_is_spread(file=model.file, parameter=model.words((stage, name)))
-        kind, frozen = str(parameter.dtype).removeprefix("torch."), "" if parameter.requires_grad else ", frozen"
-        control_group.store.set(f"tie/{stage}/{name}", f"{kind} of shape {tuple(parameter.shape)}{frozen}")
+        control_group.store.set(f"tie/{stage}/{name}", described(parameter))
 
 
 def _require_equal(control_group: ControlGroup, job: Job, ends: Sequence[End], model: Model) -> None:

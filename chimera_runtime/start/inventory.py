@@ -19,7 +19,7 @@ from chimera_runtime.errors.start import (
 )
 from chimera_runtime.model.model import Model
 from chimera_runtime.model.naming import buffers_of, further_entries, name_in_model
-from chimera_runtime.model.ties import End, Modules, Tie, declaration, named
+from chimera_runtime.model.ties import End, Modules, Tie, declaration, described, named
 from chimera_runtime.ranks.agreement import ControlGroup
 from chimera_runtime.values.mesh_tensors import local
 from chimera_runtime.values.nested import digest, plain
@@ -80,10 +80,9 @@ def entries_of(model: Model, built: Modules, ties: Sequence[Tie], stage: int, *,
     ends, module = {parameter: end for end, parameter in named(built, ties).items()}, built[stage]
     for parameter in module.parameters():
         end, values = ends[parameter], local(parameter)
-        frozen = "" if parameter.requires_grad else ", frozen"
-        traits = f"{str(parameter.dtype).removeprefix('torch.')} of shape {tuple(parameter.shape)}{frozen}"
+        sample = _sample(values) if parameter.requires_grad else ""
         digest_of = digest([values]) if is_hashed else ""
-        yield Entry(*end, name_in_model(model, *end), traits, digest_of, _sample(values) if not frozen else "")
+        yield Entry(*end, name_in_model(model, *end), described(parameter), digest_of, sample)
     others = [name for name, _, is_saved in buffers_of(module) if is_saved]
     with suppress(ModelError):  # what cannot be saved is an error when somebody saves
         others += [name for name, _ in further_entries(stage, module)]
