@@ -21,16 +21,15 @@ from chimera_runtime.errors import Misuse
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.program.kept_bytes import MicroBatchBytes
 from chimera_runtime.program.numbering import Numbering
-from chimera_runtime.program.rank_facts import fed, feeding
+from chimera_runtime.program.rank_facts import fed
 from chimera_runtime.ranks.messages import Names, waiter
 from chimera_runtime.stage.gradient_sums import GradientSum
 from chimera_runtime.stage.saved_tensors import Footprint
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
 from chimera_runtime.stage.weight_versions import Weights
-from chimera_runtime.start import stage_probe
 from chimera_runtime.start.probe import memory_report, wanted_bytes
-from chimera_runtime.start.stage_probe import ProbedForward, StageCall
+from chimera_runtime.start.stage_probe import ProbedForward, StageProbe
 from chimera_runtime.tools.watch.memory import bytes_of, input_bytes
 from chimera_runtime.values.boundary import Boundary, Traits, accepted, traits_of_slices
 from chimera_runtime.values.nested import Tensors, draw_seed, to_device
@@ -181,6 +180,15 @@ class ModelCut:
 
 
 @dataclass(frozen=True)
+class _Trace:
+    """What was seen of a forward, see `ProbedForward`."""
+
+    traits: Traits
+    footprint: Footprint
+    count: float | None
+
+
+@dataclass(frozen=True)
 class _FirstPass:
     """Results of the first pass through a stage.
 
@@ -191,7 +199,7 @@ class _FirstPass:
     handed: Sequence[Any]
     before: Boundary | None
     after: Boundary | None
-    traces: Sequence[ProbedForward]
+    traces: Sequence[_Trace]
 
 
 @dataclass(frozen=True)
@@ -307,23 +315,20 @@ def _ready(
     for shape in cut.shapes:
         first_look = first_pass.pop((stage, shape))
         after, wanted = _marked(first_look.after, follow[shape]), follow[shape]
-        bare: list[ProbedForward] = []
+        traces: list[_Trace] = []
         with_gradient: list[list[bool]] = []
         with running(cut, stage, shape.size):
-            forwards = _forwards(cut, stage, shape, module, first_look.before, first_look.handed, measures=False)
-            for first, (call, trace) in zip(first_look.traces, forwards, strict=True):
-                probed = stage_probe.with_obstacle(trace)
-                whole = bool(probed.traits.whole)
+            probe = StageProbe(cut.model, stage, module, first_look.before, first_look.after is None, splits=True)
+            forwards = _forwards(cut, shape, probe, first_look.handed, measures=False)
+            for first, probed in zip(first_look.traces, forwards, strict=True):
                 with cut.here():
-                    halves = stage_probe.measure_halves(
-                        cut.model, stage, module, call, differentiable=wanted, is_whole=whole
-                    )
-                    with_gradient.append(stage_probe.probe_backward(stage, module, probed, wanted))
+                    halves = probe.halves(probed.call, wanted)
+                    with_gradient.append(probe.backward(probed, wanted))
                 footprint = replace(first.footprint, **halves)
-                bare.append(replace(first, traits=probed.traits, footprint=footprint))
+                traces.append(replace(first, traits=probed.traits, footprint=footprint))
             follow[shape] = tuple(any(has) for has in zip(*with_gradient, strict=True))
             before = _marked(first_look.before, follow[shape])
-            ready.append(_station(cut, stage, shape, module, _FirstPass(first_look.handed, before, after, bare)))
+            ready.append(_station(cut, stage, shape, module, _FirstPass(first_look.handed, before, after, traces)))
     return tuple(ready)
 
 
@@ -340,20 +345,20 @@ def _way_down(cut: ModelCut, progress: Callable[[str], None]) -> dict[tuple[int,
         with running(cut, stage, min(cut.sizes)):
             module = cut.module(stage)
         for shape in cut.shapes:
-            before = boundaries[shape]
+            before, is_last = boundaries[shape], not fed(cut.stages)[stage]
             with running(cut, stage, shape.size):
-                forwards = _forwards(cut, stage, shape, module, before, handed[shape], measures=True)
-            traces = [trace for _, trace in forwards]
-            if traces[0].traits.in_place:
+                probe = StageProbe(cut.model, stage, module, before, is_last)
+                forwards = _forwards(cut, shape, probe, handed[shape], measures=True)
+            if forwards[0].traits.in_place:
                 raise Misuse(
                     f"{cut.kind} {stage} changes its input in place, so that it could not run again on it; "
                     "let it work on a copy"
                 )
-            after = _boundary(traces[0]) if fed(cut.stages)[stage] else None
-            bare = [replace(trace, inputs=(), outputs=(), carry_leaves=(), carry=None) for trace in traces]
-            first_pass[stage, shape] = _FirstPass(handed[shape], before, after, bare)
-            boundaries[shape], handed[shape] = after, [_handed_on(cut, trace) for trace in traces]
-        del module, forwards, traces  # before the next stage is made
+            after = None if is_last else Boundary.of(forwards[0].form, forwards[0].outputs)
+            traces = [_Trace(probed.traits, probed.footprint, probed.count) for probed in forwards]
+            first_pass[stage, shape] = _FirstPass(handed[shape], before, after, traces)
+            boundaries[shape], handed[shape] = after, [_handed_on(cut, probed) for probed in forwards]
+        del module, probe, forwards  # before the next stage is made
         progress(f"looked at {cut.part(stage)}")
     return first_pass
 
@@ -375,45 +380,31 @@ def running(cut: ModelCut, stage: int, size: int) -> Iterator[None]:
         ) from error
 
 
-def _handed_on(cut: ModelCut, trace: ProbedForward) -> Tensors:
-    return tuple(t.detach() if cut.device.type == "meta" else t.detach().cpu() for t in trace.outputs)
+def _handed_on(cut: ModelCut, probed: ProbedForward) -> Tensors:
+    return tuple(t.detach() if cut.device.type == "meta" else t.detach().cpu() for t in probed.outputs)
 
 
 def _forwards(
-    cut: ModelCut,
-    stage: int,
-    shape: MeasuredShape,
-    module: torch.nn.Module,
-    before: Boundary | None,
-    handed: Sequence[Any],
-    measures: bool,
-) -> list[tuple[StageCall, ProbedForward]]:
-    """Runs a stage on each slice of the first micro-batch; returns each call and what was seen of it."""
-    opens, is_last = not feeding(cut.stages)[stage], not fed(cut.stages)[stage]
+    cut: ModelCut, shape: MeasuredShape, probe: StageProbe, handed: Sequence[Any], measures: bool
+) -> list[ProbedForward]:
+    """Runs a stage on each slice of the first micro-batch."""
     batches = cut.batches(shape)
 
     def load(place: int) -> Any:
-        argument = batches.input(0, place) if opens else handed[place]
-        target = batches.target(0, place) if is_last else None
+        argument = batches.input(0, place) if probe.before is None else handed[place]
+        target = batches.target(0, place) if probe.is_last else None
         loaded = batches.keywords(0, place)
-        keywords = {name: loaded[name] for name in accepted(module, loaded)}
+        keywords = {name: loaded[name] for name in accepted(probe.module, loaded)}
         return to_device((argument, target, keywords), cut.device)
 
     loaded = [*map(load, range(shape.slices))]
 
     def loaded_and_seeded(place: int) -> Any:
-        torch.manual_seed(draw_seed("shapes", cut.seed, stage))
+        torch.manual_seed(draw_seed("shapes", cut.seed, probe.stage))
         return loaded[place]
 
-    arguments = cut.model, stage, module, loaded_and_seeded, shape.slices
     with cut.here():
-        return [*stage_probe.probe_slices(*arguments, before=before, is_last=is_last, measures=measures)]
-
-
-def _boundary(trace: ProbedForward) -> Boundary:
-    recorded = tuple(t.requires_grad for t in trace.outputs)
-    shapes = tuple(tuple(t.shape) for t in trace.outputs)
-    return Boundary(trace.form, shapes, tuple(t.dtype for t in trace.outputs), recorded, recorded)
+        return [*probe.slices(loaded_and_seeded, shape.slices, measures=measures)]
 
 
 def _station(

@@ -11,7 +11,7 @@ from math import ceil
 from chimera_ir.ir.kinds import COSTED, KINDS, RECOMPUTATION, Kind
 from chimera_ir.ir.levels import Extent, extents
 from chimera_ir.profile.balance import balanced
-from chimera_runtime.program.kept_bytes import MicroBatchBytes
+from chimera_runtime.program.kept_bytes import MicroBatchBytes, largest_mean
 
 LEAST = 1e-9
 """The least time of an operation, a nanosecond; where work is counted, the least work in FLOP."""
@@ -397,26 +397,15 @@ def sliced(timing: Timing, overhead: Times, lengths: tuple[int, ...]) -> Timing:
     return replace(
         timing,
         times={key: times_of(key) for key in timing.times if all(key in part.times for part in parts)},
-        activations=_largest_mean([part.activations for part in parts]),
+        activations=largest_mean([part.activations for part in parts], (1,) * len(parts)),
         released=len(parts) * min(part.released for part in parts),
         operands=len(parts) * max(part.operands for part in parts),
         resident=len(parts) * max(part.resident for part in parts),
         resident_operands=len(parts) * max(part.resident_operands for part in parts),
-        carry=_largest_mean([*_carries(parts, of_slices), 0], lengths),
+        carry=largest_mean([*_carries(parts, of_slices), 0], lengths),
         carry_gradient=max(gradients, default=0),
         slices=(),
     )
-
-
-def _largest_mean(sizes: Sequence[int], lengths: Sequence[int] = ()) -> int:
-    """The bytes of a whole micro-batch if every slice were as large as the largest mean of its first slices.
-
-    There is a mean for each n: the bytes of the first n slices, divided by their length. Without ``lengths`` all slices
-    are equally long.
-    """
-    counts = accumulate(lengths or (1,) * len(sizes))
-    whole = sum(lengths) or len(sizes)
-    return max(-(-total * whole // count) for count, total in zip(counts, accumulate(sizes), strict=True))
 
 
 def _carries(parts: Sequence[Timing], of_slices: Sequence[Extent]) -> Iterator[int]:

@@ -28,7 +28,7 @@ from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.rank_facts import Group
 from chimera_runtime.ranks.agreement import Enquiry
-from chimera_runtime.stage.module_state import equal, state_of
+from chimera_runtime.stage.module_state import ModuleSnapshot, equal
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import collecting
 from chimera_runtime.start import assemble as build
@@ -282,24 +282,22 @@ def kept(modules: Mapping[int, torch.nn.Module]) -> Iterator[Callable[[], None]]
     and state, and so does its end.
     """
     parameters = dict.fromkeys(parameter for module in modules.values() for parameter in module.parameters())
-    before = [(p, p.data, p.detach().clone(), p.grad, dict(vars(p))) for p in parameters]
+    before = [(parameter, parameter.grad, dict(vars(parameter))) for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
-    states = [state_of(module) for module in modules.values()]
+    states = [ModuleSnapshot(module, dict(module.named_parameters())) for module in modules.values()]
 
     def restore() -> None:
-        for state, contents in states:
-            state.restore(contents)
-        for parameter, memory, values, *_ in before:
-            parameter.data = memory
-            parameter.data.copy_(values)
+        for state in states:
+            state.restore()
+        for parameter in parameters:
             parameter.grad = None
 
     try:
         yield restore
     finally:
         restore()
-        for parameter, *_, gradient, attributes in before:
+        for parameter, gradient, attributes in before:
             parameter.grad = gradient
             vars(parameter).clear()
             vars(parameter).update(attributes)

@@ -6,7 +6,7 @@ calls of the script for this micro-batch do nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
@@ -22,14 +22,14 @@ from chimera_runtime.lane.lane import Incoming, Lane, LaneComponents, Outgoing
 from chimera_runtime.lane.profiler_ranges import ranged, ranges_on
 from chimera_runtime.lane.stream_lane import StreamLink
 from chimera_runtime.program.job import Job
-from chimera_runtime.program.numbering import Micros
+from chimera_runtime.program.numbering import Micros, numbers_of
 from chimera_runtime.program.rank_facts import Route
 from chimera_runtime.ranks.agreement import ObjectExchange, added_over_all, gathered
 from chimera_runtime.ranks.messages import Peer
 from chimera_runtime.stage.carries import Carries
-from chimera_runtime.stage.module_state import state_of
+from chimera_runtime.stage.module_state import unchanged
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.stage.stage_output import Auxiliary, Reports, collecting
+from chimera_runtime.stage.stage_output import Auxiliary, SideNumbers, collecting
 from chimera_runtime.start.assemble import RankContext
 from chimera_runtime.start.probe import FirstInputs, VaryingShapes
 from chimera_runtime.values.boundary import Boundary, Keywords, cut, keyword_names, slice_length
@@ -102,7 +102,7 @@ class _CurrentRound:
 
     def size(self, micros: Micros) -> int:
         """Number of items in a micro-batch, or in several together."""
-        return sum(self.round.sizes[micro] for micro in (micros if isinstance(micros, tuple) else (micros,)))
+        return sum(self.round.sizes[micro] for micro in numbers_of(micros))
 
     def has(self, micros: Micros) -> bool:
         """Whether a micro-batch, or at least one of several, has items."""
@@ -134,7 +134,7 @@ class EvaluationStage:
     current: _CurrentRound
     load_keywords: Callable[[int], Keywords]
     carries: Carries
-    reports: Reports | None
+    reports: SideNumbers | None
     _outputs: dict[Micros, Tensors] = field(default_factory=dict)
 
     def forward(self, micros: Micros, inputs: Any, targets: Any = None) -> None:
@@ -172,9 +172,9 @@ class EvaluationStage:
         else:
             with collecting(auxiliary):
                 self.output(micro, self.current.size(micro), returned, target)
-        if self.reports is not None and auxiliary.reports:
+        if self.reports is not None:
             auxiliary.weigh(self.current.size(micro))
-            self.reports.add(0, auxiliary.reports)
+            self.reports.add(self.number, micro, 0, auxiliary)
         del returned  # only then does `unshared` see whether the module still holds the memory of an output
         return tuple(map(unshared, outputs))
 
@@ -215,7 +215,7 @@ class Evaluation:
     output: LastOutput
     varying: VaryingShapes | None = None
     cut_slice: CutSlice | None = None
-    reports: Reports | None = None
+    reports: SideNumbers | None = None
 
     def __post_init__(self) -> None:
         context, world, facts = self.context, self.context.world, self.context.facts.evaluation
@@ -378,7 +378,7 @@ class Inference:
         Raises `Misuse` if a batch has none of the forms of `evaluation_batches`, or there is no item at all.
         """
         losses = LossTotal(self.context.model.judge)
-        reports = Reports(self.context.world.read)
+        reports = SideNumbers(self.context.world.read)
         evaluation = self._evaluation(losses, reports)
         with self._unchanged():
             for batch in batches:
@@ -432,20 +432,13 @@ class Inference:
 
         return run
 
-    @contextmanager
-    def _unchanged(self) -> Iterator[None]:
-        """Restores the parameters, buffers and attributes of the stages at its end.
+    def _unchanged(self) -> ExitStack:
+        """Context at whose end the stages have their parameters, buffers and attributes; errors as of `unchanged`."""
+        stack = ExitStack()
+        for number in sorted(self.stages, reverse=True):
+            touched = self.context.probed.traits[number].touched
+            stack.enter_context(unchanged(number, self.stages[number].newest().module, touched))
+        return stack
 
-        Raises `BadModel` if a forward has written a parameter that no forward wrote at start: its values are lost.
-        """
-        traits = self.context.probed.traits
-        states = {n: state_of(stage.newest().module, traits[n].touched) for n, stage in self.stages.items()}
-        yield
-        for number, (state, before) in states.items():
-            lost = state.writes(before).lost
-            state.restore(before)
-            if lost:
-                raise mistakes.forward_begins_to_write(stage=number, name=lost[0])
-
-    def _evaluation(self, output: LastOutput, reports: Reports | None = None) -> Evaluation:
+    def _evaluation(self, output: LastOutput, reports: SideNumbers | None = None) -> Evaluation:
         return Evaluation(self.context, self.stages, self.size, output, self.varying, self.cut_slice, reports)

@@ -13,7 +13,7 @@ from torch.profiler import record_function
 
 from chimera_runtime.blame import micro_text
 from chimera_runtime.lane.lane import LaneComponents
-from chimera_runtime.program.numbering import Micros
+from chimera_runtime.program.numbering import numbers_of
 from chimera_runtime.program.operations import MOVES, OPERATIONS, PAIRED
 from chimera_runtime.program.rank_facts import Group, Route, group_text
 
@@ -74,14 +74,14 @@ class WrappedStage(WrappedPart):
 
     def __init__(self, number: int, part: Any, around: Around, begun: Callable[[int], None]) -> None:
         def operation(letter: str) -> Callable[..., ProgramLine]:
-            return lambda micros, *_values: ProgramLine(letter, _several(micros), f"s{number}", self._version)
+            return lambda micros, *_values: ProgramLine(letter, numbers_of(micros), f"s{number}", self._version)
 
         def move(verb: str) -> Callable[..., ProgramLine]:
-            return lambda micros: ProgramLine(verb, _several(micros), f"s{number}")
+            return lambda micros: ProgramLine(verb, numbers_of(micros), f"s{number}")
 
         def pair(forward: Any, other: Any, backward: Any) -> ProgramLine:
-            second = ProgramLine("B", _several(backward[0]), f"s{other.number}")
-            return ProgramLine("F", _several(forward[0]), f"s{number}", also=second)
+            second = ProgramLine("B", numbers_of(backward[0]), f"s{other.number}")
+            return ProgramLine("F", numbers_of(forward[0]), f"s{number}", also=second)
 
         operations: Lines = {method: operation(letter) for letter, method in OPERATIONS.items()}
         launches: Lines = {method: move(letter) for letter, method in MOVES.items()}
@@ -116,9 +116,9 @@ def wrapped(
     def link(kind: str, route: Route, part: Any) -> WrappedPart:
         ends, worker, verb = f"s{route.source}->s{route.target}", route.worker, f"{kind} {route.value}".rstrip()
         lines: Lines = {
-            "isend": lambda micros, _: ProgramLine(verb, _several(micros), ends, f"to w{worker}"),
-            "irecv": lambda micros, into: ProgramLine(verb, _several(micros), ends, f"from w{worker} into {into}"),
-            "wait": lambda micros: ProgramLine(f"wait {verb}", _several(micros), ends),
+            "isend": lambda micros, _: ProgramLine(verb, numbers_of(micros), ends, f"to w{worker}"),
+            "irecv": lambda micros, into: ProgramLine(verb, numbers_of(micros), ends, f"from w{worker} into {into}"),
+            "wait": lambda micros: ProgramLine(f"wait {verb}", numbers_of(micros), ends),
         }
         return WrappedPart(part, lines, around)
 
@@ -128,10 +128,6 @@ def wrapped(
         outgoing={route: link("send", route, part) for route, part in components.outgoing.items()},
         ties={group: WrappedPart(tie, _lines_of_weights(group, tie), around) for group, tie in components.ties.items()},
     )
-
-
-def _several(micros: Micros) -> tuple[int, ...]:
-    return micros if isinstance(micros, tuple) else (micros,)
 
 
 def _lines_of_weights(group: Group, weights: Any) -> Lines:

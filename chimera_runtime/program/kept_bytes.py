@@ -5,7 +5,7 @@ micro-batch.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import starmap
+from itertools import accumulate, starmap
 from typing import NamedTuple
 
 from chimera_runtime.program.rank_facts import HostedMicros, KeptMicros
@@ -108,3 +108,12 @@ def on_other_workers(
     """
     here = [pipe for pipe in placement if pipe[stage] == worker]
     return [neighbour for neighbour in neighbours if not any(pipe[neighbour] == worker for pipe in here)]
+
+
+def largest_mean(sizes: Sequence[int], lengths: Sequence[int]) -> int:
+    """Returns the largest mean of the first k ``sizes`` of slices, for any k. With ``lengths`` a mean is bytes per
+    length, times the length of the whole micro-batch.
+    """
+    whole, counts = sum(lengths) or 1, lengths or (1,) * len(sizes)
+    sums = accumulate(sizes)
+    return max(-(-total * whole // count) for count, total in zip(accumulate(counts), sums, strict=True))

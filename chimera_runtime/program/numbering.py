@@ -9,6 +9,11 @@ Micros = int | tuple[int, ...]
 """The number of a micro-batch, or the numbers of several in one operation or message."""
 
 
+def numbers_of(micros: Micros) -> tuple[int, ...]:
+    """Returns the numbers of the micro-batches of an operation or a message as a tuple."""
+    return micros if isinstance(micros, tuple) else (micros,)
+
+
 @dataclass
 class Numbering:
     """Numbers the micro-batches of a lane within their updates, and draws the seeds of operations from these numbers.
@@ -40,6 +45,6 @@ class Numbering:
 
     def operation(self, kind: str, micros: Micros, stage: int) -> LaneOperation:
         """Returns the `LaneOperation` that names an operation on micro-batches in error messages."""
-        several = micros if isinstance(micros, tuple) else (micros,)
+        several = numbers_of(micros)
         update, _ = self.place(several[0])
         return LaneOperation(kind, stage, tuple(self.place(micro)[1] for micro in several), update, self.slices)

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,19 +15,19 @@ from chimera_runtime.stage.stage_output import StageInput, collecting
 from chimera_runtime.values.boundary import Keywords, Traits, unwritten
 from chimera_runtime.values.nested import Tensors, fresh, mapped, seed_all, seed_torch
 
-if TYPE_CHECKING:
-    from chimera_runtime.stage.stage import Stage
-
-
-# Pairs: a forward and a backward of different micro-batches that a rank runs as one operation.
+# Pairs: a forward and a backward of different micro-batches that a rank runs as one operation, see `Stage.pair`.
 #
 # A module may have a method for both, ``forward_and_backward(inputs, backward, **keywords)``: it returns what its
-# forward returns for the inputs, and also runs a `Backward`, in any order and on any CUDA streams. The forward runs
-# first and then the backward if there is no such method, or if the forward is recomputed or is over several
-# micro-batches.
+# forward returns for the inputs, and also runs a `Backward`, in any order and on any CUDA streams.
 
 METHOD = "forward_and_backward"
 """Name of the method with which a module runs a forward and a backward together."""
+
+
+def differentiate(roots: Tensors, gradients: Tensors) -> None:
+    """Runs a backward from its roots, which begin with ``gradients``, to the leaves of its graph."""
+    if roots:
+        torch.autograd.backward(roots, gradients)
 
 
 class Backward:
@@ -51,8 +50,7 @@ class Backward:
         if self.begun:
             raise BadModel(mistakes.BACKWARD_OF_PAIR_RAN_TWICE)
         self.begun = True
-        if self._roots:
-            torch.autograd.backward(self._roots, self._gradients)
+        differentiate(self._roots, self._gradients)
 
     @property
     def roots(self) -> Tensors:
@@ -66,58 +64,15 @@ class Backward:
         return self._gradients
 
 
-class ModuleCalls:
-    """Functions by which a stage runs its module's forward and a backward; a pair replaces both while it runs."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.module = module
-        self.forward: Callable[..., Any] = module
-        self.backward: Callable[[Tensors, Tensors], None] | None = None
-
-    def differentiate(self, roots: Tensors, gradients: Tensors) -> None:
-        """Runs a backward from its roots, which begin with ``gradients``, to the leaves of its graph."""
-        if self.backward is not None:
-            self.backward(roots, gradients)
-        elif roots:
-            torch.autograd.backward(roots, gradients)
-
-
-def run_pair(stage: "Stage", forward: tuple[Any, ...], other: "Stage", backward: tuple[Any, ...]) -> None:
-    """Runs a pair: ``stage.forward(*forward)`` and ``other.backward(*backward)``; both may be one stage. If the module
-    of ``stage`` has the method `METHOD`, it runs both, after the second run of a recomputed forward.
-    """
-    method = getattr(stage.calls.module, METHOD, None)
-    if not callable(method):
-        stage.forward(*forward)
-        other.backward(*backward)
-        return
-
-    # The backward comes first. At the point where it would run its graph it runs the forward instead, whose module
-    # gets the backward as an argument.
-    def run_both(roots: Tensors, gradients: Tensors) -> None:
-        other.calls.backward = None
-        backward_of_pair = Backward(other.calls.module, roots, gradients)
-        stage.calls.forward = partial(method, backward=backward_of_pair)
-        try:
-            stage.forward(*forward)
-        finally:
-            stage.calls.forward = stage.calls.module
-        if not backward_of_pair.begun:
-            raise mistakes.backward_of_pair_did_not_run(method=METHOD, stage=stage.number)
-
-    other.calls.backward = run_both
-    try:
-        other.backward(*backward)
-    finally:
-        other.calls.backward = None
-
-
 LoadKeywords = Callable[[int, int], Keywords]
 """Function (update, number) that loads the keyword arguments of a micro-batch, counted from the first of the update."""
 
 
 class ModuleRuns:
-    """Runs of a stage's module, each after seeding: both runs of a recomputed forward have the same random numbers."""
+    """Runs of a stage's module, each after seeding: both runs of a recomputed forward have the same random numbers.
+
+    ``forward`` and ``backward`` are what runs the module's forward and a backward; a pair replaces both while it runs.
+    """
 
     def __init__(
         self,
@@ -128,7 +83,9 @@ class ModuleRuns:
         numbering: Numbering,
         load_keywords: LoadKeywords | None,
     ) -> None:
-        self.calls = ModuleCalls(module)
+        self.module = module
+        self.forward: Callable[..., Any] = module
+        self.backward: Callable[[Tensors, Tensors], None] = differentiate
         self._number = number
         self._input = stage_input
         self._traits = traits
@@ -164,6 +121,6 @@ class ModuleRuns:
             named: Keywords = fresh(keywords) if keywords else {}
             if takes.any:
                 named.update(carry.arguments(takes, carry_leaves))
-            returned = self.calls.forward(argument, **named)
+            returned = self.forward(argument, **named)
         output, new_carry = takes.split_result(f"stage {self._number}", returned)
         return ForwardResult(input_leaves, output, auxiliary, carry_leaves, new_carry if leaves_carry else None)

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.stage.gradient_sums import bits
-from chimera_runtime.values.mesh_tensors import is_spread, local
+from chimera_runtime.values.mesh_tensors import is_spread, local, rest
 
 _KINDS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
 _PLAIN = (bool, int, float, str)
@@ -136,14 +137,12 @@ class StateSnapshot(NamedTuple):
     """The state of a module at one time: copies of containers, versions of tensors, states of generators, by id.
 
     ``written`` are the ids of the containers, tensors and generators that the forward after the snapshot has changed.
-    ``parameters`` is None in snapshots without parameters.
     """
 
     containers: Mapping[int, tuple[Any, Any]] = MappingProxyType({})
     versions: Mapping[int, TensorVersion] = MappingProxyType({})
     generators: Mapping[int, GeneratorState] = MappingProxyType({})
     written: Set[int] = frozenset()
-    parameters: ParameterSnapshot | None = None
 
 
 _NOTHING = StateSnapshot()
@@ -249,8 +248,6 @@ class ModuleState:
     @torch.no_grad()
     def restore(self, former: StateSnapshot) -> None:
         """Gives the module the ``former`` state again; tensors keep their memory."""
-        if former.parameters is not None:
-            former.parameters.restore()
         differing = self._changes(former, thorough=True)
         for container, copy in former.containers.values():
             if id(container) in differing:
@@ -263,11 +260,6 @@ class ModuleState:
                 tensor.data = copy.clone()
         for _, put, state in former.generators.values():
             put(state)
-
-    def writes(self, before: StateSnapshot) -> Writes:
-        """What forwards have written into parameters since a snapshot that `state_of` has returned."""
-        assert before.parameters is not None
-        return before.parameters.writes()
 
     def changed(self, before: StateSnapshot) -> list[str]:
         """Names of everything in a snapshot that has another value now, such as ``block.cache``."""
@@ -317,10 +309,32 @@ class ModuleState:
         return differing
 
 
-def state_of(module: torch.nn.Module, touched: Collection[str] | None = ()) -> tuple[ModuleState, StateSnapshot]:
-    """Returns the state of a module, and a snapshot; ``touched`` is as in `ParameterSnapshot`."""
-    state = ModuleState(module)
-    return state, state.snapshot(thorough=True)._replace(parameters=ParameterSnapshot(module, touched))
+class ModuleSnapshot:
+    """Everything of a module at one time that its forwards may change; ``touched`` is as in `ParameterSnapshot`."""
+
+    def __init__(self, module: torch.nn.Module, touched: Collection[str] | None = ()) -> None:
+        self.parameters = ParameterSnapshot(module, touched)
+        self._state = ModuleState(module)
+        self._contents = self._state.snapshot(thorough=True)
+
+    def restore(self) -> None:
+        """Gives the module its former state again, and parameters of which there are copies."""
+        self.parameters.restore()
+        self._state.restore(self._contents)
+
+
+@contextmanager
+def unchanged(stage: int, module: torch.nn.Module, touched: Collection[str]) -> Iterator[None]:
+    """Context of forwards of a stage, at whose end the module has its former state. Raises `BadModel` if a forward has
+    written a parameter that no forward wrote at start: its values are lost.
+    """
+    snapshot = ModuleSnapshot(module, touched)
+    yield
+    lost = snapshot.parameters.writes().lost
+    snapshot.restore()
+    rest(module)
+    if lost:
+        raise mistakes.forward_begins_to_write(stage=stage, name=lost[0])
 
 
 def _affordable(parameters: Collection[torch.nn.Parameter]) -> set[int]:

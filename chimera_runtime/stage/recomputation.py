@@ -59,55 +59,6 @@ class ForwardDigest(NamedTuple):
     numbers: list[torch.Tensor]
 
 
-class RerunComparison:
-    """Comparisons of the two runs of a stage's forwards.
-
-    ``dtypes`` are those of the stage's weights; ``read`` reads the results of comparisons from the device."""
-
-    def __init__(self, stage: int, dtypes: Iterable[torch.dtype], read: Reader) -> None:
-        self._stage = stage
-        self._dtypes = frozenset(dtypes)
-        self._read = read
-        self._open: dict[int, list[tuple[BadModel, Numbers]]] = {}
-
-    def compare(self, update: int, micro: int, count: int, first: ForwardDigest, second: ForwardDigest) -> None:
-        """Begins to compare the two runs of a forward; the first was over ``count`` micro-batches. Raises `BadModel` on
-        the CPU if they differ; on a GPU `check` raises it later.
-        """
-        if count == 1:
-            error = mistakes.second_run_differs(stage=self._stage, micro=micro, update=update + 1)
-        else:
-            error = mistakes.items_influence_each_other(
-                stage=self._stage, micro=micro, update=update + 1, others=count - 1
-            )
-        if first.kinds != second.kinds:
-            raise error
-        if not first.numbers:
-            return
-        if count == 1:
-            differ = (torch.stack(first.numbers) != torch.stack(second.numbers)).any()
-        else:
-            differ = torch.stack([*map(self._far, first.kinds, first.numbers, second.numbers)]).any()
-        self._open.setdefault(update, []).append((error, self._read([differ])))
-        if differ.device.type == "cpu":
-            self.check(update)
-
-    def check(self, update: int) -> None:
-        """Reads the comparisons of an update; errors as in `compare`."""
-        for error, numbers in self._open.pop(update, ()):
-            if any(numbers()):
-                raise error
-
-    def _far(
-        self, kind: tuple[tuple[int, ...], torch.dtype], first: torch.Tensor, second: torch.Tensor
-    ) -> torch.Tensor:
-        """Whether two samples differ by more than rounding explains; differences that are NaN count as 0."""
-        dtypes = {dtype for dtype in {kind[1], *self._dtypes} if dtype.is_floating_point or dtype.is_complex}
-        tolerance = max(_TOLERANCES.get(dtype.to_real(), 5e-2) for dtype in dtypes)
-        difference = (first - second).nan_to_num(0.0).abs().square().sum()
-        return difference > tolerance**2 * first.nan_to_num(0.0).abs().square().sum()
-
-
 def whole(tensors: Iterable[torch.Tensor]) -> ForwardDigest:
     """Returns the digest of a forward over one micro-batch, for a comparison bit by bit."""
     compared = _comparable(tensors)
@@ -228,7 +179,7 @@ class SavedInput(NamedTuple):
 
 
 class RecomputedForwards:
-    """The two runs of the recomputed forwards of a stage.
+    """The two runs of the recomputed forwards of a stage, and their comparison.
 
     ``is_compared(n)`` says whether the two runs are compared in the n-th update after ``first_update``, with which this
     training run began. ``touched`` are the parameters that forwards are known to write, with the values that they had.
@@ -243,7 +194,9 @@ class RecomputedForwards:
         self._is_compared = is_compared
         self._parameters = partial(ParameterSnapshot, module, touched)
         self._state = ModuleState(module)
-        self._comparison = RerunComparison(stage, [parameter.dtype for parameter in module.parameters()], read)
+        self._dtypes = {parameter.dtype for parameter in module.parameters()}
+        self._read = read
+        self._open: dict[int, list[tuple[BadModel, Numbers]]] = {}
         self._dropping: saved_tensors_hooks | None = saved_tensors_hooks(_drop, partial(_refuse, stage))
         self._separated = 0
 
@@ -323,15 +276,46 @@ class RecomputedForwards:
             raise mistakes.second_run_changes_state(stage=self._stage, names=strays)
 
     def compare(self, update: int, micro: int, saved: SavedInput, values: Callable[[], Iterable[Any]]) -> None:
-        """Compares the second run of a forward with the first; errors as in `RerunComparison.compare`."""
-        if saved.digest is not None:
-            compared = _tensors(values)
-            digest = whole(compared) if saved.micro_batches == 1 else sampled(compared)
-            self._comparison.compare(update, micro, saved.micro_batches, saved.digest, digest)
+        """Begins to compare the second run of a forward with the first. Raises `BadModel` on the CPU if they differ; on
+        a GPU `check` raises it later.
+        """
+        first, count = saved.digest, saved.micro_batches
+        if first is None:
+            return
+        if count == 1:
+            error = mistakes.second_run_differs(stage=self._stage, micro=micro, update=update + 1)
+            second = whole(_tensors(values))
+        else:
+            error = mistakes.items_influence_each_other(
+                stage=self._stage, micro=micro, update=update + 1, others=count - 1
+            )
+            second = sampled(_tensors(values))
+        if first.kinds != second.kinds:
+            raise error
+        if not first.numbers:
+            return
+        if count == 1:
+            differ = (torch.stack(first.numbers) != torch.stack(second.numbers)).any()
+        else:
+            differ = torch.stack([*map(self._far, first.kinds, first.numbers, second.numbers)]).any()
+        self._open.setdefault(update, []).append((error, self._read([differ])))
+        if differ.device.type == "cpu":
+            self.check(update)
 
     def check(self, update: int) -> None:
-        """Reads the open comparisons of an update; errors as in `RerunComparison.compare`."""
-        self._comparison.check(update)
+        """Reads the open comparisons of an update; errors as in `compare`."""
+        for error, numbers in self._open.pop(update, ()):
+            if any(numbers()):
+                raise error
+
+    def _far(
+        self, kind: tuple[tuple[int, ...], torch.dtype], first: torch.Tensor, second: torch.Tensor
+    ) -> torch.Tensor:
+        """Whether two samples differ by more than rounding explains; differences that are NaN count as 0."""
+        dtypes = {dtype for dtype in {kind[1], *self._dtypes} if dtype.is_floating_point or dtype.is_complex}
+        tolerance = max(_TOLERANCES.get(dtype.to_real(), 5e-2) for dtype in dtypes)
+        difference = (first - second).nan_to_num(0.0).abs().square().sum()
+        return difference > tolerance**2 * first.nan_to_num(0.0).abs().square().sum()
 
 
 def _tensors(values: Callable[[], Iterable[Any]]) -> list[torch.Tensor]:

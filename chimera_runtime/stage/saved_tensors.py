@@ -3,14 +3,14 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
 
 from chimera_runtime.errors import stage as mistakes
+from chimera_runtime.program.kept_bytes import largest_mean
 from chimera_runtime.ranks.devices import CpuAccelerator
 from chimera_runtime.ranks.messages import LinkToHost, Room
 from chimera_runtime.stage.recomputation import SavedGraph, SavedInput
@@ -328,15 +328,13 @@ class SavedTensors:
     """The memory of tensors that are saved for a backward, each storage counted once; weights are left out.
 
     ``weights`` returns the parameters; it is called whenever a tensor is saved, because a weight with several versions
-    lies in the memory of the selected one. ``sizes`` has the bytes of each storage that is saved now, ``peak`` is the
-    largest sum that they have had.
+    lies in the memory of the selected one. ``sizes`` has the bytes of each storage that is saved now.
     """
 
     def __init__(self, weights: Callable[[], Iterable[torch.Tensor]]) -> None:
         self._weights = weights
         self._users: Counter[Memory] = Counter()
         self.sizes: dict[Memory, int] = {}
-        self.peak = 0
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -375,7 +373,6 @@ class SavedTensors:
         self._users[piece] += 1
         if self._users[piece] == 1:
             self.sizes[piece] = size
-            self.peak = max(self.peak, sum(self.sizes.values()))
         return _SavedTensor(tensor.detach(), lambda: self._release(piece))
 
     def _release(self, piece: Memory) -> None:
@@ -393,42 +390,25 @@ def footprint_of_slices(footprints: Sequence[Footprint], lengths: Sequence[int] 
     of it in proportion to its length.
     """
     whole, counts = sum(lengths) or 1, lengths or (1,) * len(footprints)
+    sizes: dict[str, list[int]] = {
+        f.name: [getattr(of_slice, f.name) for of_slice in footprints] for f in fields(Footprint)
+    }
 
-    def mean(name: str) -> int:
-        return largest_mean([getattr(footprint, name) for footprint in footprints], lengths)
+    def largest(of_slices: Sequence[int]) -> int:
+        return max(-(-size * whole // length) for size, length in zip(of_slices, counts, strict=True))
 
-    def largest(name: str) -> int:
-        return largest_by_length([getattr(footprint, name) for footprint in footprints], lengths)
-
-    def least(name: str) -> int:
-        sizes: Iterable[int] = (getattr(footprint, name) for footprint in footprints)
-        return min(size * whole // length for size, length in zip(sizes, counts, strict=True))
+    def least(of_slices: Sequence[int]) -> int:
+        return min(size * whole // length for size, length in zip(of_slices, counts, strict=True))
 
     # The gradients of a carry count by the length of the slice after that which left the carry: it makes them.
+    *first, last = sizes["carry_gradients"]
     return Footprint(
-        activations=mean("activations"),
-        carry=mean("carry"),
-        carry_gradients=largest_by_length([f.carry_gradients for f in (*footprints[-1:], *footprints[:-1])], lengths),
-        **{name: largest(name) for name in ("inputs", "results", "targets", "operands")},
-        **{name: least(name) for name in _LEAST},
+        activations=largest_mean(sizes["activations"], lengths),
+        carry=largest_mean(sizes["carry"], lengths),
+        carry_gradients=largest([last, *first]),
+        **{name: largest(sizes[name]) for name in ("inputs", "results", "targets", "operands")},
+        **{name: least(sizes[name]) for name in _LEAST},
     )
-
-
-def largest_mean(sizes: Sequence[int], lengths: Sequence[int]) -> int:
-    """Returns the largest mean of the first k ``sizes`` of slices, for any k. With unequal ``lengths`` a mean is bytes
-    per length, times the length of the whole micro-batch.
-    """
-    whole, counts = sum(lengths) or 1, lengths or (1,) * len(sizes)
-    sums = accumulate(sizes)
-    return max(-(-total * whole // count) for count, total in zip(accumulate(counts), sums, strict=True))
-
-
-def largest_by_length(sizes: Sequence[int], lengths: Sequence[int]) -> int:
-    """Returns the largest of the ``sizes`` of slices; with unequal ``lengths`` the largest per length, times that of
-    the whole.
-    """
-    whole = sum(lengths) or 1
-    return max(-(-size * whole // length) for size, length in zip(sizes, lengths or (1,) * len(sizes), strict=True))
 
 
 @dataclass(slots=True)

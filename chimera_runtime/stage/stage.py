@@ -9,13 +9,13 @@ import torch
 
 from chimera_runtime.blame import UserCode, during
 from chimera_runtime.errors import FAILED
-from chimera_runtime.errors.stage import memory_was_written
-from chimera_runtime.program.numbering import Micros, Numbering
+from chimera_runtime.errors.stage import backward_of_pair_did_not_run, memory_was_written
+from chimera_runtime.program.numbering import Micros, Numbering, numbers_of
 from chimera_runtime.program.rank_facts import VALUES
 from chimera_runtime.ranks.messages import LinkToHost, Reader, from_host
 from chimera_runtime.stage.carries import Carries
 from chimera_runtime.stage.gradient_sums import GradientSum
-from chimera_runtime.stage.module_runs import LoadKeywords, ModuleRuns, run_pair
+from chimera_runtime.stage.module_runs import METHOD, Backward, LoadKeywords, ModuleRuns, differentiate
 from chimera_runtime.stage.recomputation import (
     ForwardArguments,
     ForwardDigest,
@@ -31,10 +31,9 @@ from chimera_runtime.stage.saved_tensors import TensorMoves
 from chimera_runtime.stage.splitting import HalfBackward, run_first_half
 from chimera_runtime.stage.stage_output import (
     Auxiliary,
-    AuxiliaryLosses,
     Finished,
-    Reports,
     SendOutput,
+    SideNumbers,
     StageInput,
     StageOutput,
     collecting,
@@ -85,14 +84,12 @@ class Stage(WeightGroup):
         self.inputs = self.gradients = Slots()
         self._input = StageInput(number, before, bool(traits.in_place))
         self.runs = ModuleRuns(number, alone(module), self._input, traits, numbering, load_keywords)
-        self.calls = self.runs.calls
         self.carries = Carries(number, numbering.slices, traits.takes)
         self._output = output
         self._traits = traits
         self._recomputed = recomputed
         self._reruns = RecomputedForwards(number, module, is_compared, traits.touched, read)
-        self._auxiliary = AuxiliaryLosses(number, traits.auxiliary, read)
-        self._reports = Reports(read)
+        self._side_numbers = SideNumbers(read, traits.auxiliary)
         self._in_backward = UserCode(f"the backward of stage {number}", FAILED)
         # What waits, by micro-batch: for its backward, for the second half of it, and, by value, to be handed on.
         self._saved: dict[int, SavedGraph | SavedInput] = {}
@@ -193,7 +190,7 @@ class Stage(WeightGroup):
             result = self.runs.run(arguments)
             # Here the result turns into tensors to send or into the loss; the backward will begin at the roots.
             results, roots = self._finish((micro,), result, (target,))
-            self._read_numbers(micro, self._numbering.place(micro)[0], result.auxiliary)
+            self._side_numbers.add(self.number, micro, self._numbering.place(micro)[0], result.auxiliary)
             self.carries.keep(micro, arguments.carry, inputs, result.carry)
             self._saved[micro] = self._saved_graph(result, roots)
             outputs = payload(results)
@@ -242,18 +239,13 @@ class Stage(WeightGroup):
         (results, auxiliary, digests), state = first_run
         for micro, values, target, numbers, digest in zip(micros, arguments, targets, before, digests, strict=True):
             self._saved[micro] = SavedInput(values, target, numbers, state, count, digest)
-        self._read_numbers(micros[0], update, auxiliary)
+        self._side_numbers.add(self.number, micros[0], update, auxiliary)
         return payload(results)
 
     def _finish(self, micros: Sequence[int], result: ForwardResult, targets: Sequence[Any]) -> Finished:
         result.auxiliary.weigh(len(micros))
         with nullcontext() if self._output.after is not None else collecting(result.auxiliary):
             return self._output.finish(micros, result.returned, targets)
-
-    def _read_numbers(self, micro: int, update: int, auxiliary: Auxiliary) -> None:
-        self._auxiliary.add(micro, update, auxiliary)
-        if auxiliary.reports:
-            self._reports.add(update, auxiliary.reports)
 
     def _compared_values(self, result: ForwardResult, roots: Tensors, count: int) -> list[Any]:
         """The values in which the two runs of a forward over ``count`` micro-batches must agree."""
@@ -277,7 +269,7 @@ class Stage(WeightGroup):
     def recompute(self, micros: Micros) -> None:
         """Runs the forward of a micro-batch, or of several, again; the backward needs what it saves."""
         with self._during("recompute", micros):
-            for micro in micros if isinstance(micros, tuple) else (micros,):
+            for micro in numbers_of(micros):
                 self._saved[micro] = self._graph(micro)
 
     # ---- backward
@@ -295,19 +287,41 @@ class Stage(WeightGroup):
     def backward_weights(self, micros: Micros) -> None:
         """Runs the second half of a `backward`, which adds to the gradients of the weights."""
         with self._during("W", micros):
-            for micro in micros if isinstance(micros, tuple) else (micros,):
+            for micro in numbers_of(micros):
                 second_half, counts = self._half_backwards.pop(micro)
                 with self._in_backward:
                     second_half.finish()
                 self._collect(counts)
 
     def pair(self, forward: tuple[Any, ...], other: "Stage", backward: tuple[Any, ...]) -> None:
-        """Runs a pair, see `paired_operations`, with the arguments of `forward` here and of `backward` of ``other``."""
-        if isinstance(forward[0], tuple) or self._is_recomputed(forward[0]):
+        """Runs a pair, see `paired_operations`, with the arguments of `forward` here and of `backward` of ``other``;
+        both may be one stage. If the module has the method `METHOD`, it runs both, after the second run of a recomputed
+        forward of ``other``; the forward here must be over one micro-batch, and keep its graph.
+        """
+        method = getattr(self.runs.module, METHOD, None)
+        if not callable(method) or isinstance(forward[0], tuple) or self._is_recomputed(forward[0]):
             self.forward(*forward)
             other.backward(*backward)
-        else:
-            run_pair(self, forward, other, backward)
+            return
+
+        # The backward comes first. At the point where it would run its graph it runs the forward instead, whose module
+        # gets the backward as an argument.
+        def run_both(roots: Tensors, gradients: Tensors) -> None:
+            other.runs.backward = differentiate
+            backward_of_pair = Backward(other.runs.module, roots, gradients)
+            self.runs.forward = partial(method, backward=backward_of_pair)
+            try:
+                self.forward(*forward)
+            finally:
+                self.runs.forward = self.runs.module
+            if not backward_of_pair.begun:
+                raise backward_of_pair_did_not_run(method=METHOD, stage=self.number)
+
+        other.runs.backward = run_both
+        try:
+            other.backward(*backward)
+        finally:
+            other.runs.backward = differentiate
 
     def _backwards(
         self, kind: str, run: Callable[[int, Tensors], Tensors], micros: Micros, gradients: Tensors
@@ -324,7 +338,7 @@ class Stage(WeightGroup):
     def _backward(self, micro: int, gradients: Tensors) -> Tensors:
         graph, roots, initial, counts = self._roots_of(micro, gradients)
         with self._in_backward:
-            self.calls.differentiate(roots, initial)
+            self.runs.backward(roots, initial)
         self._collect(counts)
         return self._take_gradients(micro, graph, counts)
 
@@ -378,7 +392,7 @@ class Stage(WeightGroup):
     def _move(self, run: str, micros: Micros) -> None:
         """Calls the method ``run`` of `TensorMoves` for each micro-batch: it launches a move, or waits for its end."""
         with self._during(run.replace("wait_", "wait "), micros), self._in_backward:
-            for micro in micros if isinstance(micros, tuple) else (micros,):
+            for micro in numbers_of(micros):
                 getattr(self._moves, run)(micro)
 
     offload, reload = partialmethod(_move, "offload"), partialmethod(_move, "reload")
@@ -395,8 +409,8 @@ class Stage(WeightGroup):
         self._output.scale = scale
 
     def take_loss(self, update: int) -> Tally:
-        """Returns the losses and reports of an update, and forgets them; errors as in `RerunComparison.compare`, whose
-        results end here.
+        """Returns the losses and reports of an update, and forgets them; errors as in `RecomputedForwards.compare`,
+        whose results end here.
         """
         self._reruns.check(update)
-        return self._output.take_loss(update) + self._auxiliary.take(update) + self._reports.take(update)
+        return self._output.take_loss(update) + self._side_numbers.take(update)

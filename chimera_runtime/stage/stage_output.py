@@ -154,19 +154,32 @@ def roots_of(auxiliary: Auxiliary) -> tuple[torch.Tensor, ...]:
 
 
 @dataclass
-class Reports:
-    """The reports of forwards, by update, until the update is over; ``read`` reads numbers from the device."""
+class SideNumbers:
+    """The auxiliary losses and reports of forwards, by update, until the update is over; ``read`` reads numbers from
+    the device. ``names`` are those of the auxiliary losses of the first micro-batch.
+    """
 
     read: Reader
+    names: Collection[str] = ()
+    _losses: dict[int, list[tuple[Sequence[str], Numbers]]] = field(default_factory=dict)
     _reports: dict[int, list[tuple[list[Report], Numbers | None]]] = field(default_factory=dict)
 
-    def add(self, update: int, reports: list[Report]) -> None:
-        """Begins to read reports."""
-        on_device = [n for _, *both in reports for n in both if isinstance(n, torch.Tensor)]
-        self._reports.setdefault(update, []).append((reports, self.read(on_device) if on_device else None))
+    def add(self, stage: int, micro: int, update: int, auxiliary: Auxiliary) -> None:
+        """Begins to read the numbers of a forward. Raises `BadModel` if an auxiliary loss is not in ``names``."""
+        names = [name for name, _ in auxiliary]
+        if unknown := [name for name in names if name not in self.names]:
+            raise mistakes.auxiliary_loss_is_new(stage=stage, name=unknown[0], micro=micro)
+        if names:
+            numbers = self.read([value.detach() for _, value in auxiliary])
+            self._losses.setdefault(update, []).append((names, numbers))
+        if reports := auxiliary.reports:
+            on_device = [n for _, *both in reports for n in both if isinstance(n, torch.Tensor)]
+            self._reports.setdefault(update, []).append((reports, self.read(on_device) if on_device else None))
 
     def take(self, update: int) -> Tally:
-        """Returns the sums of an update, and forgets them. Raises `BadModel` if a count is not positive."""
+        """Returns the sums of an update, and forgets them. Raises `BadModel` if a report's count is not positive."""
+        pairs = ((names, numbers()) for names, numbers in self._losses.pop(update, ()))
+        losses = added(Tally(auxiliary={name: number}) for pair in pairs for name, number in zip(*pair, strict=True))
         sums: dict[str, tuple[float, float]] = {}
         for reports, read in self._reports.pop(update, ()):
             coming = iter(read() if read is not None else ())
@@ -177,31 +190,7 @@ class Reports:
                     raise mistakes.report_had_wrong_count(name=name, count=weight)
                 total, weights = sums.get(name, (0.0, 0.0))
                 sums[name] = total + value * weight, weights + weight
-        return Tally(reports=sums)
-
-
-@dataclass
-class AuxiliaryLosses:
-    """The auxiliary losses of a stage, by update; ``names`` are the names that it gave in the first micro-batch."""
-
-    stage: int
-    names: Collection[str]
-    read: Reader
-    _losses: dict[int, list[tuple[Sequence[str], Numbers]]] = field(default_factory=dict)
-
-    def add(self, micro: int, update: int, auxiliary: Auxiliary) -> None:
-        """Begins to read a micro-batch's losses. Raises `BadModel` if one has a name that is not in ``names``."""
-        names = [name for name, _ in auxiliary]
-        if unknown := [name for name in names if name not in self.names]:
-            raise mistakes.auxiliary_loss_is_new(stage=self.stage, name=unknown[0], micro=micro)
-        if names:
-            numbers = self.read([value.detach() for _, value in auxiliary])
-            self._losses.setdefault(update, []).append((names, numbers))
-
-    def take(self, update: int) -> Tally:
-        """Returns the auxiliary losses of an update, added up, and forgets them."""
-        read = ((names, numbers()) for names, numbers in self._losses.pop(update, []))
-        return added(Tally(auxiliary={name: number}) for pair in read for name, number in zip(*pair, strict=True))
+        return losses + Tally(reports=sums)
 
 
 # The input of a stage: what its module is called on, and the gradients for the stage before.

@@ -4,18 +4,17 @@ It runs in the first pipe, once, before the first update. Random generators, gra
 attributes of modules are restored afterwards.
 """
 
-import json
 import os
 import pickle
 import re
 import resource
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
-from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,19 +23,18 @@ from chimera_runtime.data.feed import Feed
 from chimera_runtime.data.micro_batch_source import MicroBatchSource
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import start as mistakes
-from chimera_runtime.errors.stage import carry_is_empty, forward_begins_to_write
+from chimera_runtime.errors.stage import carry_is_empty
 from chimera_runtime.model.model import Model
 from chimera_runtime.program.job import Job
-from chimera_runtime.program.kept_bytes import MovedBytes
+from chimera_runtime.program.kept_bytes import MovedBytes, largest_mean
 from chimera_runtime.program.rank_facts import KeptMicros, RankFacts
 from chimera_runtime.ranks.agreement import largest_of_rows
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage.module_state import ModuleState, StateSnapshot, Writes, state_of
-from chimera_runtime.stage.saved_tensors import Footprint, footprint_of_slices, largest_mean
+from chimera_runtime.stage.module_state import ModuleSnapshot, unchanged
+from chimera_runtime.stage.saved_tensors import Footprint, footprint_of_slices
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import Auxiliary, collecting
-from chimera_runtime.start import stage_probe
-from chimera_runtime.start.stage_probe import ProbedForward, StageCall
+from chimera_runtime.start.stage_probe import ProbedForward, StageProbe
 from chimera_runtime.values.boundary import (
     NO_CARRY,
     Boundary,
@@ -168,222 +166,245 @@ def probe_stages(
     """Probes all stages; every rank calls it. If it ``measures``, the result has footprints. Raises `Misuse` if a stage
     returns what cannot be handed on, or no stage takes one of the keyword arguments.
     """
-    probe = _Probe(world, model, batches, built, seed=seed, measures=measures)
-    # Forwards: shapes and traits. A tensor that requires a gradient may still get none back.
-    boundaries, traits = probe.forward()
-    expected = expected_count(probe.count(), world.job.passes * world.place.copies)
-    bent = [] if expected is None else probe.bent(boundaries)
-    # Backwards: which tensors get a gradient. Then outputs are released: memory that is not freed belongs to a stage.
-    boundaries = probe.backward(boundaries)
-    moved_bytes = probe.measure_moved(boundaries)
-    boundaries = probe.release(boundaries)
-    if expected is not None:
-        boundaries = [replace(boundary, counted=True) for boundary in boundaries]
-        expected = largest_of_rows(world.control_group, built.values(), expected, world.device)
-    names, reports = (
-        tuple(sorted({name for of_stage in traits for name in told(of_stage)}))
-        for told in (attrgetter("auxiliary"), attrgetter("reports"))
+    chain = _Chain(
+        *(world, 0, "", "for what stage {} does with the first micro-batch"),
+        sends="for stage {} to take the first micro-batch",
+        receives="for the first micro-batch of stage {}",
     )
+    probe = _Probe(chain, model, batches, built, seed, measures)
+    # Forwards: shapes and traits. A tensor that requires a gradient may still get none back.
+    probe.forward()
+    expected = expected_count(probe.count(), world.job.passes * world.place.copies)
+    bent = () if expected is None else probe.bent()
+    # Backwards: which tensors get a gradient. Then outputs are released: memory that is not freed belongs to a stage.
+    probe.backward()
+    probe.measure_halves()
+    moved_bytes = probe.measure_moved()
+    probe.release()
+    if expected is not None:
+        probe.boundaries = [replace(boundary, counted=True) for boundary in probe.boundaries]
+        expected = largest_of_rows(world.control_group, built.values(), expected, world.device)
     return ProbeResult(
-        boundaries,
-        with_shared(traits),
+        probe.boundaries,
+        with_shared(probe.traits),
         probe.footprints,
         expected,
-        auxiliary=names,
-        reports=reports,
+        auxiliary=tuple(sorted({name for of_stage in probe.traits for name in of_stage.auxiliary})),
+        reports=tuple(sorted({name for of_stage in probe.traits for name in of_stage.reports})),
+        bent=bent,
         moved_bytes=moved_bytes,
-        bent=tuple(bent),
     )
+
+
+class _Chain(NamedTuple):
+    """The stages of one pipe of a ``copy``, which its ranks run one after the other: facts about a stage go through the
+    store, under a key with the number of the stage and the ``prefix``, tensors from rank to rank.
+
+    ``reads``, ``sends`` and ``receives`` say of a stage what a rank waits for, if that fails.
+    """
+
+    world: World
+    copy: int
+    prefix: str
+    reads: str
+    sends: str
+    receives: str
+
+    def rank_of(self, stage: int) -> int:
+        return self.world.place.rank_of(self.copy, self.world.job.placement[0][stage])
+
+    def is_mine(self, stage: int) -> bool:
+        return self.world.place.rank == self.rank_of(stage)
+
+    def publish(self, key: str, stage: int, fact: object) -> None:
+        """Publishes a fact, pickled: the structure of an output may have classes of the user."""
+        self.world.control_group.store.set(f"{self.prefix}{key}/{stage}", pickle.dumps(fact).hex())
+
+    def read(self, key: str, stage: int) -> Any:
+        key = f"{self.prefix}{key}/{stage}"
+        text = self.world.control_group.wait_for_key(key, self.rank_of(stage), self.reads.format(stage))
+        return pickle.loads(bytes.fromhex(text.decode()))
+
+    def of_stage(self, key: str, stage: int, observe: Callable[[], object]) -> Any:
+        """Returns on every rank what ``observe`` returns on the rank of a stage, where random generators are restored
+        afterwards.
+        """
+        if self.is_mine(stage):
+            with all_generators_kept():
+                self.publish(key, stage, observe())
+        return self.read(key, stage)
+
+    def send(self, fed: int, tensors: Iterable[torch.Tensor]) -> None:
+        """Sends tensors to the rank of the stage that they are for, if that is another one."""
+        for tensor in () if self.is_mine(fed) else tensors:
+            self.world.control_group.send(tensor, self.rank_of(fed), self.sends.format(fed))
+
+    def receive(self, feeding: int, boundary: Boundary) -> Tensors:
+        buffers = boundary.buffers(torch.device("cpu"))
+        for tensor in buffers:
+            self.world.control_group.recv(tensor, self.rank_of(feeding), self.receives.format(feeding))
+        return tuple(tensor.to(self.world.device) for tensor in buffers)
 
 
 @dataclass
 class _Probe:
-    """A rank's part of the probe: runs the stages of the first pipe that this rank holds.
+    """A rank's part of the probe, see `probe_stages`: runs the stages of the first pipe that this rank holds.
 
-    Facts about a stage go through the store, under a key with the number of the stage; tensors go from rank to rank.
+    ``boundaries``, ``traits`` and ``footprints`` are those of all stages, as far as they are known.
     """
 
-    world: World
+    chain: _Chain
     model: Model
     batches: MicroBatchSource
     built: dict[int, torch.nn.Module]
     seed: int
     measures: bool
+    boundaries: list[Boundary] = field(default_factory=list)
+    traits: list[Traits] = field(default_factory=list)
     footprints: list[Footprint] = field(default_factory=list)
-    _calls: dict[int, list[StageCall]] = field(default_factory=dict)  # one for each slice
-    _probed: dict[int, list[ProbedForward]] = field(default_factory=dict)
-    _states: dict[int, tuple[ModuleState, StateSnapshot]] = field(default_factory=dict)  # from before the forwards
+    _probes: dict[int, StageProbe] = field(default_factory=dict)
+    _probed: dict[int, list[ProbedForward]] = field(default_factory=dict)  # one for each slice
+    _states: dict[int, ModuleSnapshot] = field(default_factory=dict)  # from before the forwards
+
+    def __post_init__(self) -> None:
+        self._world = self.chain.world
+        self._job = self._world.job
 
     # ---- passes over all stages
 
-    def forward(self) -> tuple[list[Boundary], list[Traits]]:
-        """Runs all forwards; returns boundaries and traits. `backward` will correct ``differentiable``, here equal to
-        ``recorded``.
-        """
-        job = self.world.job
-        boundaries: list[Boundary] = []
-        traits: list[Traits] = []
-        names = self._keyword_names()
+    def forward(self) -> None:
+        """Runs all forwards. Until `backward` ``differentiable`` of a boundary is equal to ``recorded``."""
+        chain, fed = self.chain, self._job.fed
+        names = tuple(chain.of_stage("keywords", 0, lambda: [*self.batches.keywords(0, 0)]))
         require_unused(self.model.loss, names)
-        for stage in range(job.stages):
-            if self._is_mine(stage):
-                state, before = self._states[stage] = state_of(self.built[stage], None)
-                with all_generators_kept():
-                    torch.manual_seed(draw_seed("shapes", self.seed, stage))
-                    self._run_slices(stage, next((boundaries[s] for s in job.feeding[stage]), None), names)
-                writes = state.writes(before)
-                assert before.parameters is not None
-                before.parameters.restore()  # copies of all others are freed, before there are gradients
-                self._publish_forward(stage, writes)
-            facts = self._read(f"forward/{stage}", stage)
+        for stage in range(self._job.stages):
+            facts = chain.of_stage("forward", stage, partial(self._forward, stage, names))
             if isinstance(facts, Exception):
                 raise facts
-            boundary, of_stage, footprint = facts
-            traits.append(of_stage)
+            if chain.is_mine(stage):
+                for later in fed[stage]:
+                    chain.send(later, [tensor for probed in self._probed[stage] for tensor in probed.outputs])
+            boundary, traits, footprint = facts
+            self.traits.append(traits)
             self.footprints += [footprint] if self.measures else []
-            boundaries += [boundary] if job.fed[stage] else []
-        if unknown := sorted(set(names) - {name for of_stage in traits for name in of_stage.keywords}):
+            self.boundaries += [boundary] if fed[stage] else []
+        if unknown := sorted(set(names) - {name for of_stage in self.traits for name in of_stage.keywords}):
             raise mistakes.no_stage_takes_keyword(name=unknown[0])
-        return boundaries, traits
 
     def count(self) -> float | None:
-        *_, last = self.world.job.sinks
-        if self._is_mine(last):
+        """Returns the mean count of the loss of a slice, None if ``loss`` returns no counts."""
+        *_, last = self._job.sinks
+
+        def mean() -> float | None:
             counts = [probed.count for probed in self._probed[last] if probed.count is not None]
-            if self.world.job.lengths and not counts:
+            if self._job.lengths and not counts:
                 raise Misuse(mistakes.MEAN_OF_UNEQUAL_SLICES)
-            self._publish("count", sum(counts) / len(counts) if counts else None)
-        count: float | None = self._read("count", last)
+            return sum(counts) / len(counts) if counts else None
+
+        count: float | None = self.chain.of_stage("count", last, mean)
         return count
 
-    def bent(self, boundaries: list[Boundary]) -> list[int]:
-        job, mine = self.world.job, list[int]()
+    def bent(self) -> tuple[int, ...]:
+        """Returns the stages whose backward is not linear."""
+        mine: list[int] = []
         for stage, of_slices in self._probed.items():
-            differentiable = boundaries[stage].recorded if job.fed[stage] else None
+            probe, differentiable = self._probes[stage], self._differentiable(stage)
             with all_generators_kept():
-                of_stage = [stage_probe.is_linear(self.built[stage], probed, differentiable) for probed in of_slices]
+                of_stage = [probe.is_linear(probed, differentiable) for probed in of_slices]
             mine += [] if all(of_stage) else [stage]
-        everywhere = self.world.control_group.collect("bent", mine, "for how its backwards treat gradients")
-        return sorted({stage for of_rank in everywhere for stage in of_rank})
+        everywhere = self._world.control_group.collect("bent", mine, "for how its backwards treat gradients")
+        return tuple(sorted({stage for of_rank in everywhere for stage in of_rank}))
 
-    def backward(self, boundaries: list[Boundary]) -> list[Boundary]:
-        job = self.world.job
-        differentiated: list[Boundary] = []  # the boundaries from the last one seen so far on
-        differentiable: tuple[bool, ...] | None = None
-        for stage, feeding in reversed([(stage, s) for stage, several in enumerate(job.feeding) for s in several]):
-            if self._is_mine(stage):
-                with all_generators_kept():
-                    with_gradient = [
-                        stage_probe.probe_backward(stage, self.built[stage], probed, differentiable)
-                        for probed in self._probed[stage]
-                    ]
-                self._publish(f"gradients/{feeding}", [any(has) for has in zip(*with_gradient, strict=True)])
-            before = boundaries[feeding]
-            has_gradient = self._read(f"gradients/{feeding}", stage)  # for each tensor of the boundary
-            # A stage may call requires_grad_() on a tensor that comes without a graph: nothing takes that gradient.
-            differentiable = tuple(has and wants for has, wants in zip(has_gradient, before.recorded, strict=True))
-            differentiated.insert(0, replace(before, differentiable=differentiable))
-        if self.measures:
-            self._measure_halves(differentiated)
-        return differentiated
+    def backward(self) -> None:
+        """Runs all backwards, from the last stage to the first."""
 
-    def measure_moved(self, boundaries: list[Boundary]) -> dict[int, MovedBytes]:
+        def with_gradient(stage: int) -> list[bool]:
+            probe, differentiable = self._probes[stage], self._differentiable(stage)
+            of_slices = [probe.backward(probed, differentiable) for probed in self._probed[stage]]
+            return [any(has) for has in zip(*of_slices, strict=True)]
+
+        for stage in reversed(range(self._job.stages)):
+            for feeding in self._job.feeding[stage]:
+                before = self.boundaries[feeding]
+                has_gradient = self.chain.of_stage("gradients", stage, partial(with_gradient, stage))  # by tensor
+                # A stage may call requires_grad_() on a tensor that comes without a graph: nothing takes that gradient.
+                differentiable = tuple(has and wants for has, wants in zip(has_gradient, before.recorded, strict=True))
+                self.boundaries[feeding] = replace(before, differentiable=differentiable)
+
+    def measure_halves(self) -> None:
+        """Adds to the footprints what is kept between the halves of backwards."""
+
+        def measured(stage: int) -> Footprint:
+            probe, differentiable = self._probes[stage], self._differentiable(stage)
+            of_slices = [
+                replace(probed.footprint, **probe.halves(probed.call, differentiable)) for probed in self._probed[stage]
+            ]
+            return footprint_of_slices(of_slices, self._job.lengths)
+
+        for stage in self._job.split_backward if self.measures else ():
+            self.footprints[stage] = self.chain.of_stage("halves", stage, partial(measured, stage))
+
+    def measure_moved(self) -> dict[int, MovedBytes]:
         """Returns the bytes of a micro-batch that move to the host, by stage; of slices the `largest_mean`."""
-        job = self.world.job
-        sizes_of: dict[int, MovedBytes] = {}
-        for stage in sorted({*job.moving, *job.moving_operands}):
-            if self._is_mine(stage):
-                differentiable = boundaries[stage].differentiable if job.fed[stage] else None
-                with all_generators_kept():
-                    sizes = [self._moved(stage, call, differentiable) for call in self._calls[stage]]
-                self._publish(
-                    f"moved/{stage}", [largest_mean(of_kind, job.lengths) for of_kind in zip(*sizes, strict=True)]
-                )
-            sizes_of[stage] = MovedBytes(*self._read(f"moved/{stage}", stage))
-        return sizes_of
+        job = self._job
 
-    def _moved(self, stage: int, call: StageCall, differentiable: tuple[bool, ...] | None) -> MovedBytes:
-        job, arguments = self.world.job, (self.model, stage, self.built[stage], call, differentiable)
-        return MovedBytes(
-            stage_probe.measure_moved(*arguments) if stage in job.moving else 0,
-            stage_probe.measure_moved_operands(*arguments, apart=bool(job.period))
-            if stage in job.moving_operands
-            else 0,
-        )
+        def measured(stage: int) -> MovedBytes:
+            probe, differentiable = self._probes[stage], self._differentiable(stage)
+            calls = [probed.call for probed in self._probed[stage]]
+            activations, operands = [0], [0]
+            if stage in job.moving:
+                activations = [probe.moved(call, differentiable) for call in calls]
+            if stage in job.moving_operands:
+                operands = [probe.moved_operands(call, differentiable, apart=bool(job.period)) for call in calls]
+            return MovedBytes(*(largest_mean(sizes, job.lengths) for sizes in (activations, operands)))
 
-    def release(self, boundaries: list[Boundary]) -> list[Boundary]:
-        """Frees all graphs and restores the modules; returns the boundaries with ``owned_by_stage``: outputs whose
-        memory something still holds then. Raises `Misuse`, on all ranks, if a stage or the loss trains or writes what
-        the pipeline does not know.
+        moving = sorted({*job.moving, *job.moving_operands})
+        return {stage: self.chain.of_stage("moved", stage, partial(measured, stage)) for stage in moving}
+
+    def release(self) -> None:
+        """Frees all graphs and restores the modules; boundaries get ``owned_by_stage``: outputs whose memory something
+        still holds then. Raises `Misuse`, on all ranks, if a stage or the loss trains or writes what the pipeline does
+        not know.
         """
         outputs_of = {stage: ReleasedTensors(probed[-1].outputs) for stage, probed in self._probed.items()}
         strangers = {stage: [each.strangers for each in probed] for stage, probed in self._probed.items()}
         self._probed.clear()
-        self._calls.clear()
         for stage, outputs in outputs_of.items():
-            of_stage = (each.complaint() for each in strangers[stage])
-            self._publish(f"kept/{stage}", (outputs.are_kept(), next(filter(None, of_stage), None)))
-        for stage, (state, contents) in self._states.items():
-            state.restore(contents)
+            complaints = (each.complaint() for each in strangers[stage])
+            self.chain.publish("kept", stage, (outputs.are_kept(), next(filter(None, complaints), None)))
+        for stage, state in self._states.items():
+            state.restore()
             rest(self.built[stage])
         self._states.clear()
-        kept, complaints = zip(*(self._read(f"kept/{s}", s) for s in range(self.world.job.stages)), strict=True)
-        if complaint := next(filter(None, complaints), None):
+        of_stages = [self.chain.read("kept", stage) for stage in range(self._job.stages)]
+        if complaint := next((complaint for _, complaint in of_stages if complaint), None):
             raise complaint
-        return [replace(b, owned_by_stage=tuple(kept[stage])) for stage, b in enumerate(boundaries)]
+        self.boundaries = [
+            replace(boundary, owned_by_stage=tuple(are_kept))
+            for boundary, (are_kept, _) in zip(self.boundaries, of_stages, strict=False)
+        ]
 
     # ---- one stage
 
-    def _run_slices(self, stage: int, before: Boundary | None, names: tuple[str, ...]) -> None:
-        """Runs the forward of a stage of this rank on each slice. Raises `Misuse` if the schedule cannot run such a
-        stage.
-        """
-        world, job, module = self.world, self.world.job, self.built[stage]
-        is_last, accepted_names = not job.fed[stage], accepted(module, names)
+    def _differentiable(self, stage: int) -> tuple[bool, ...] | None:
+        return self.boundaries[stage].differentiable if self._job.fed[stage] else None
 
-        def load(micro: int) -> tuple[Any, Any, Keywords]:
-            inputs = self._inputs_of(stage, micro, before)
-            target = _copied(self.batches.target(0, micro), world.device) if is_last else None
-            loaded = _copied(self.batches.keywords(0, micro), world.device) if accepted_names else {}
-            return inputs, target, {name: loaded[name] for name in accepted_names}
-
-        forwards = stage_probe.probe_slices(
-            *(self.model, stage, module, load, job.slices), before=before, is_last=is_last, measures=self.measures
-        )
-        self._calls[stage], self._probed[stage] = [], []
-        for micro, (call, forward) in enumerate(forwards):
-            probed = stage_probe.with_obstacle(forward) if stage in job.split_backward else forward
-            self._require_fitting(stage, probed)
-            self._calls[stage].append(call)
-            self._probed[stage].append(probed)
-            carry = probed.next_carry(call)
-            if carry.opaque is not None:
-                raise mistakes.carry_is_opaque(stage=stage, kind=carry.opaque)
-            if probed.traits.takes.carry and call.leaves_carry and not carry.tensors:
-                raise carry_is_empty(stage, micro)
-
-    def _require_fitting(self, stage: int, probed: ProbedForward) -> None:
-        world, job = self.world, self.world.job
-        if job.fed[stage]:
-            require_here(stage, probed.outputs, world.device)
-            if any(path[stage] != path[fed] for path in job.placement for fed in job.fed[stage]):
-                require_sendable(stage, probed.outputs, world.backend)
-        if probed.traits.in_place and stage in job.recomputing:
-            raise mistakes.recomputed_stage_changes_input(stage=stage, what=probed.traits.in_place)
-        if stage in job.grouped and job.fed[stage] and not is_rows(probed.outputs):
-            raise mistakes.output_without_dimensions(stage=stage)
-
-    def _publish_forward(self, stage: int, writes: Writes) -> None:
-        """Publishes the facts of a forward, or an error about its ``writes``, and sends its outputs."""
-        if writes.replaced or writes.lost:
-            refusal = (
-                mistakes.forward_replaces_parameter if writes.replaced else mistakes.forward_writes_large_parameter
-            )
-            self._publish(f"forward/{stage}", refusal(stage=stage, name=(writes.replaced or writes.lost)[0]))
-            return
+    def _forward(self, stage: int, names: tuple[str, ...]) -> tuple[Boundary, Traits, Footprint] | Misuse:
+        """Runs the forward of a stage of this rank; returns the facts about it, or an error about what it writes."""
+        job = self._job
+        self._states[stage] = ModuleSnapshot(self.built[stage], None)
+        torch.manual_seed(draw_seed("shapes", self.seed, stage))
+        self._run_slices(stage, names)
+        parameters = self._states[stage].parameters
+        writes = parameters.writes()
+        parameters.restore()  # copies of all others are freed, before there are gradients
+        if writes.replaced:
+            return mistakes.forward_replaces_parameter(stage=stage, name=writes.replaced[0])
+        if writes.lost:
+            return mistakes.forward_writes_large_parameter(stage=stage, name=writes.lost[0])
+        # The facts of all slices become those of the stage.
         of_slices = self._probed[stage]
         boundary, *others = [Boundary.of(probed.form, probed.outputs) for probed in of_slices]
-        job = self.world.job
         if job.lengths and job.fed[stage]:
             together = boundary.with_slices(others)
             if together is None:
@@ -394,69 +415,48 @@ class _Probe:
                 raise mistakes.slices_differ(stage=stage, number=number, shapes=other.shapes, first=boundary.shapes)
         traits = traits_of_slices([probed.traits for probed in of_slices])
         traits = replace(traits, changed=writes.changed, touched=writes.touched)
-        footprint = footprint_of_slices([probed.footprint for probed in of_slices], job.lengths)
-        self._publish(f"forward/{stage}", (boundary, traits, footprint))
-        for fed in job.fed[stage]:
-            for tensor in () if self._is_mine(fed) else [t for probed in of_slices for t in probed.outputs]:
-                what = f"for stage {fed} to take the first micro-batch"
-                self.world.control_group.send(tensor, self._rank_of(fed), what)
+        return boundary, traits, footprint_of_slices([probed.footprint for probed in of_slices], job.lengths)
+
+    def _run_slices(self, stage: int, names: tuple[str, ...]) -> None:
+        """Runs the forward of a stage of this rank on each slice. Raises `Misuse` if the schedule cannot run such a
+        stage.
+        """
+        world, job, module = self._world, self._job, self.built[stage]
+        is_last, accepted_names = not job.fed[stage], accepted(module, names)
+        before = next((self.boundaries[feeding] for feeding in job.feeding[stage]), None)
+        is_sent = any(path[stage] != path[fed] for path in job.placement for fed in job.fed[stage])
+
+        def load(micro: int) -> tuple[Any, Any, Keywords]:
+            inputs = self._inputs_of(stage, micro, before)
+            target = _copied(self.batches.target(0, micro), world.device) if is_last else None
+            loaded = _copied(self.batches.keywords(0, micro), world.device) if accepted_names else {}
+            return inputs, target, {name: loaded[name] for name in accepted_names}
+
+        probe = StageProbe(self.model, stage, module, before, is_last, splits=stage in job.split_backward)
+        self._probes[stage], self._probed[stage] = probe, []
+        for micro, probed in enumerate(probe.slices(load, job.slices, measures=self.measures)):
+            if not is_last:
+                require_here(stage, probed.outputs, world.device)
+            if is_sent:
+                require_sendable(stage, probed.outputs, world.backend)
+            if probed.traits.in_place and stage in job.recomputing:
+                raise mistakes.recomputed_stage_changes_input(stage=stage, what=probed.traits.in_place)
+            if stage in job.grouped and not is_last and not is_rows(probed.outputs):
+                raise mistakes.output_without_dimensions(stage=stage)
+            self._probed[stage].append(probed)
+            carry = probed.next_carry
+            if carry.opaque is not None:
+                raise mistakes.carry_is_opaque(stage=stage, kind=carry.opaque)
+            if probed.traits.takes.carry and probed.call.leaves_carry and not carry.tensors:
+                raise carry_is_empty(stage, micro)
 
     def _inputs_of(self, stage: int, micro: int, before: Boundary | None) -> Any:
-        device = self.world.device
         if before is None:
-            return _copied(self.batches.input(0, micro), device)
-        (feeding,) = self.world.job.feeding[stage]
-        if self._is_mine(feeding):
+            return _copied(self.batches.input(0, micro), self._world.device)
+        (feeding,) = self._job.feeding[stage]
+        if self.chain.is_mine(feeding):
             return self._probed[feeding][micro].outputs
-        buffers = before.at(micro).buffers(torch.device("cpu"))
-        for tensor in buffers:
-            what = f"for the first micro-batch of stage {feeding}"
-            self.world.control_group.recv(tensor, self._rank_of(feeding), what)
-        return tuple(t.to(device) for t in buffers)
-
-    def _measure_halves(self, boundaries: list[Boundary]) -> None:
-        for stage in self.world.job.split_backward:
-            if self._is_mine(stage):
-                with all_generators_kept():
-                    measured = [
-                        stage_probe.measure_halves(
-                            self.model,
-                            stage,
-                            self.built[stage],
-                            call,
-                            differentiable=boundaries[stage].differentiable if self.world.job.fed[stage] else None,
-                            is_whole=bool(probed.traits.whole),
-                        )
-                        for call, probed in zip(self._calls[stage], self._probed[stage], strict=True)
-                    ]
-                of_slices = zip(self._probed[stage], measured, strict=True)
-                halved = [replace(probed.footprint, **halves) for probed, halves in of_slices]
-                footprint = footprint_of_slices(halved, self.world.job.lengths)
-                self._publish(f"halves/{stage}", footprint)
-            self.footprints[stage] = self._read(f"halves/{stage}", stage)
-
-    # ---- from rank to rank
-
-    def _rank_of(self, stage: int) -> int:
-        return self.world.place.rank_of(0, self.world.job.placement[0][stage])
-
-    def _is_mine(self, stage: int) -> bool:
-        return self.world.place.rank == self._rank_of(stage)
-
-    def _keyword_names(self) -> tuple[str, ...]:
-        if self._is_mine(0):
-            with all_generators_kept():
-                self._publish("keywords", list(self.batches.keywords(0, 0)))
-        return tuple(self._read("keywords", 0))
-
-    def _publish(self, key: str, fact: object) -> None:
-        """Publishes a fact, pickled: the structure of an output may have classes of the user."""
-        self.world.control_group.store.set(key, pickle.dumps(fact).hex())
-
-    def _read(self, key: str, stage: int) -> Any:
-        what = f"for what stage {stage} does with the first micro-batch"
-        text = self.world.control_group.wait_for_key(key, self._rank_of(stage), what).decode()
-        return pickle.loads(bytes.fromhex(text))
+        return self.chain.receive(feeding, before.at(micro))
 
 
 def _copied(value: Any, device: torch.device) -> Any:
@@ -555,42 +555,34 @@ class VaryingShapes:
     def _first_inputs(self, update: int) -> FirstInputs:
         return self.feed.input(update, 0), self.feed.keywords(update, 0)
 
-    def _rank_of(self, stage: int) -> int:
-        place = self.world.place
-        return place.rank_of(place.copy, self.world.job.placement[0][stage])
-
     def _probe(self, inputs: FirstInputs, shapes: Shapes) -> list[Boundary]:
-        world = self.world
-        name = f"shapes/{world.place.copy}/{blake2b(repr(shapes).encode(), digest_size=8).hexdigest()}"
+        copy, job = self.world.place.copy, self.world.job
+        chain = _Chain(
+            *(self.world, copy, f"shapes/{copy}/{blake2b(repr(shapes).encode(), digest_size=8).hexdigest()}/"),
+            reads="for the shapes of what stage {} hands on",
+            sends="for stage {} to see new shapes",
+            receives="for new shapes of stage {}",
+        )
         boundaries: list[Boundary] = []
         outputs: dict[int, Tensors] = {}
-        for number, largest in enumerate(self.probed.boundaries):
-            if self._rank_of(number) == world.place.rank:
-                argument = self._argument_of(number, boundaries, outputs, inputs)
-                outputs[number] = self._run(number, argument, inputs)
-                world.control_group.store.set(f"{name}/{number}", json.dumps([list(t.shape) for t in outputs[number]]))
-                for fed in (s for s in world.job.fed[number] if world.job.fed[s]):  # the last stage is not run
-                    for tensor in () if self._rank_of(fed) == world.place.rank else outputs[number]:
-                        world.control_group.send(tensor, self._rank_of(fed), f"for stage {fed} to see new shapes")
-            what = f"for the shapes of what stage {number} hands on"
-            answer = json.loads(world.control_group.wait_for_key(f"{name}/{number}", self._rank_of(number), what))
-            boundaries.append(replace(largest, shapes=tuple(map(tuple, answer))))
-        return boundaries
 
-    def _argument_of(
-        self, number: int, boundaries: list[Boundary], outputs: dict[int, Tensors], inputs: FirstInputs
-    ) -> Any:
-        world = self.world
-        if not world.job.feeding[number]:
-            return mapped(to_device(inputs[0], world.device), torch.clone)  # the stage may change them in place
-        (feeding,) = world.job.feeding[number]
-        before = boundaries[feeding]
-        if feeding in outputs:
-            return before.form.filled(outputs[feeding])
-        buffers = before.buffers(torch.device("cpu"))
-        for tensor in buffers:
-            world.control_group.recv(tensor, self._rank_of(feeding), f"for new shapes of stage {feeding}")
-        return before.form.filled([t.to(world.device) for t in buffers])
+        def run(stage: int) -> Shapes:
+            if not job.feeding[stage]:
+                argument = _copied(inputs[0], self.world.device)
+            else:
+                (feeding,) = job.feeding[stage]
+                before = boundaries[feeding]
+                received = outputs[feeding] if feeding in outputs else chain.receive(feeding, before)
+                argument = before.form.filled(received)
+            outputs[stage] = self._run(stage, argument, inputs)
+            return tuple(tuple(tensor.shape) for tensor in outputs[stage])
+
+        for stage, largest in enumerate(self.probed.boundaries):
+            boundaries.append(replace(largest, shapes=chain.of_stage("stage", stage, partial(run, stage))))
+            if chain.is_mine(stage):
+                for fed in (s for s in job.fed[stage] if job.fed[s]):  # the last stage is not run
+                    chain.send(fed, outputs[stage])
+        return boundaries
 
     @torch.no_grad()
     def _run(self, number: int, argument: Any, inputs: FirstInputs) -> Tensors:
@@ -598,16 +590,11 @@ class VaryingShapes:
         traits = self.probed.traits[number]
         loaded = to_device(inputs[1], self.world.device) if traits.keywords else {}
         keywords = fresh({name: loaded[name] for name in traits.keywords})
-        state, contents = state_of(module, traits.touched)
         torch.manual_seed(draw_seed("shapes", number))
-        with UserCode(f"the forward of stage {number}", FAILED), collecting(Auxiliary(takes=False)):
-            returned = module(argument, **keywords, **NO_CARRY.arguments(traits.takes, ()))
-        tensors, form = taken_apart(traits.takes.split_result(f"stage {number}", returned)[0])
-        lost = state.writes(contents).lost
-        state.restore(contents)
-        rest(module)
-        if lost:
-            raise forward_begins_to_write(stage=number, name=lost[0])
+        with unchanged(number, module, traits.touched):
+            with UserCode(f"the forward of stage {number}", FAILED), collecting(Auxiliary(takes=False)):
+                returned = module(argument, **keywords, **NO_CARRY.arguments(traits.takes, ()))
+            tensors, form = taken_apart(traits.takes.split_result(f"stage {number}", returned)[0])
         if excess := largest.excess(tensors, form):
             raise mistakes.output_is_larger_than_for_example(stage=number, excess=excess)
         return tensors

@@ -160,14 +160,12 @@ def _words(leaf: torch.Tensor, module: torch.nn.Module, around: Named) -> str:
 class StageCall(NamedTuple):
     """Arguments of a stage. ``inputs`` are the tensors of the stage before, or the input from the dataset on stage 0.
 
-    ``before`` describes the tensors of the stage before; None on stage 0. Only the last stage has a target. ``carry``
-    is the carry of the slice before; ``leaves_carry`` says that a slice follows, for which the stage returns a carry.
+    Only the last stage has a target. ``carry`` is the carry of the slice before; ``leaves_carry`` says that a slice
+    follows, for which the stage returns a carry.
     """
 
-    before: Boundary | None
     inputs: Any
     target: Any
-    is_last: bool
     keywords: Keywords
     carry: Carry = NO_CARRY
     leaves_carry: bool = False
@@ -178,13 +176,13 @@ class ProbedForward:
     """Results of a stage's forward on one micro-batch, with the graph of autograd.
 
     ``inputs`` are the input tensors, ``outputs`` and ``form`` the tensors that the module returned and their structure;
-    on the last stage the loss alone. ``traits.whole`` is empty until `with_obstacle`; ``footprint.activations`` is 0 if
-    it was not measured. ``count`` is the count that ``loss`` has returned with a sum, else None. ``carry`` is the carry
-    for the next slice, None if none follows; ``carry_leaves`` are the tensors of the carry of the slice before. A
-    backward begins at outputs, carry and auxiliary losses. ``strangers`` has looked for what the pipeline does not
-    know.
+    on the last stage the loss alone. ``footprint.activations`` is 0 if it was not measured. ``count`` is the count that
+    ``loss`` has returned with a sum, else None. ``carry`` is the carry for the next slice, None if none follows;
+    ``carry_leaves`` are the tensors of the carry of the slice before. A backward begins at outputs, carry and auxiliary
+    losses. ``strangers`` has looked for what the pipeline does not know.
     """
 
+    call: StageCall
     inputs: Tensors
     outputs: Tensors
     form: Form
@@ -196,6 +194,16 @@ class ProbedForward:
     carry: Any
     strangers: Strangers
 
+    @property
+    def leaves(self) -> Tensors:
+        """The tensors in which the graph ends, besides parameters."""
+        return (*self.inputs, *self.carry_leaves)
+
+    @property
+    def next_carry(self) -> Carry:
+        """The carry for the next slice."""
+        return Carry.of(self.carry, self.call.carry.position + slice_length(self.call.inputs))
+
     def roots(self, differentiable: tuple[bool, ...] | None) -> Tensors:
         """The tensors at which a backward begins: those of the carry, auxiliary losses, and the outputs, or those of
         them that are ``differentiable``, for which the next stage sends gradients.
@@ -205,104 +213,210 @@ class ProbedForward:
         carried = [t for t in taken_apart(self.carry)[0] if id(t) not in passed]
         return tuple([t for t in (*outputs, *self.auxiliary, *carried) if t.requires_grad])
 
-    def next_carry(self, call: StageCall) -> Carry:
-        """The carry for the next slice; ``call`` has the arguments of this forward."""
-        return Carry.of(self.carry, call.carry.position + slice_length(call.inputs))
 
+@dataclass(frozen=True)
+class StageProbe:
+    """A stage to run on one micro-batch. ``before`` describes the tensors of the stage before; None on stage 0. The
+    last stage also runs the loss. If its backward ``splits``, traits have the reason why it cannot.
 
-def probe_forward(model: Model, stage: int, module: torch.nn.Module, call: StageCall, measures: bool) -> ProbedForward:
-    """Runs the forward of a stage on a micro-batch, on the last stage also the loss, and observes its `Traits`. If it
-    ``measures``, the footprint has the memory that is saved for the backward.
+    In the methods ``differentiable`` is as in `ProbedForward.roots`.
     """
-    # New lists and dicts: the module may change them, and `measure_halves` uses the call again.
-    before, handed, target, is_last, keywords, carry, leaves_carry = call._replace(
-        inputs=fresh(call.inputs), target=fresh(call.target), keywords=fresh(call.keywords)
-    )
-    inputs: Tensors = ()
-    argument = handed
-    if before is not None:
-        inputs = tuple(t.detach().requires_grad_(d) for t, d in zip(handed, before.recorded, strict=True))
-        argument = before.form.filled(inputs)
-    takes, carry_leaves = slice_arguments(alone(module)).without(keywords), carry.leaves()
-    named = {**{str(name): value for name, value in keywords.items()}, **carry.arguments(takes, carry_leaves)}
-    # The state before the forward: buffers, versions of tensors, and random generators.
-    state = ModuleState(module)
-    contents = state.snapshot(thorough=True)
-    values = {"its input": argument, "a keyword argument": keywords, "its target": target}
-    versions = {name: versions_of(value) for name, value in values.items()}
-    generators, generators_beside = _generators_of_torch(), states_beside_torch()
-    plain = model.loss if is_last and judge_in(module) is None else None
-    strangers = Strangers(stage, module, plain, [argument if before is None else None, target, keywords])
-    # The forward.
-    saved = SavedTensors(module.parameters)
-    with saved.counting() if measures else nullcontext():
-        with UserCode(f"the forward of stage {stage}", FAILED), collecting() as auxiliary:
-            returned = alone(module)(argument, **named)
-        returned, new_carry = takes.split_result(f"stage {stage}", returned)
-        new_carry = new_carry if leaves_carry else None
-        form, outputs = model.outputs(stage, returned) if not is_last else (ONE_TENSOR, ())
-        count = None
-        if is_last:
-            with collecting(auxiliary):
-                loss, count = as_pair(model.judge(returned, target))
-            outputs = (loss,)
-    # What has changed since.
-    seeds_all = has_drawn(generators_beside)
-    draws = seeds_all or any(not torch.equal(a, b) for a, b in zip(generators, _generators_of_torch(), strict=True))
-    changes = {*state.changed(contents)}
-    made = {*(state.tensors - contents.versions.keys()), *map(id, inputs), *map(id, carry_leaves)}
-    handed_on = [returned, new_carry, [value for _, value in auxiliary]]
-    strangers.look(module, made, leaves(handed_on), outputs[0] if is_last else None)
-    buffers = tuple(name for name, _ in module.named_buffers() if name in changes)
-    uncut = tuple(str(name) for name in keywords if isinstance(name, Whole))
-    joinable, separable = not uncut and is_rows((argument, keywords)), is_rows(returned)
-    traits = Traits(
-        buffers=buffers,
-        alone="has auxiliary losses" if auxiliary else _runs_alone(draws, buffers, joinable, separable),
-        keywords=tuple(map(str, keywords)),
-        uncut=uncut,
-        auxiliary=tuple(sorted({name for name, _ in auxiliary})),
-        reports=tuple(sorted({name for name, *_ in auxiliary.reports})),
-        seeds_all=seeds_all,
-        in_place=next((name for name, value in values.items() if versions_of(value) != versions[name]), ""),
-        takes=takes,
-        evaluates=not any(part.training for made in _made(alone(module)) for part in made.modules()),
-    )
-    return ProbedForward(
-        inputs=inputs,
-        outputs=outputs,
-        form=form,
-        traits=traits,
-        footprint=saved.footprint(argument, outputs, (target, keywords), carry_leaves, taken_apart(new_carry)[0]),
-        count=None if count is None else 0.0 if count.is_meta else count.item(),
-        auxiliary=roots_of(auxiliary),
-        carry_leaves=carry_leaves,
-        carry=new_carry,
-        strangers=strangers,
-    )
 
+    model: Model
+    stage: int
+    module: torch.nn.Module
+    before: Boundary | None
+    is_last: bool
+    splits: bool = False
 
-def probe_slices(
-    model: Model,
-    stage: int,
-    module: torch.nn.Module,
-    load: Callable[[int], tuple[Any, Any, Keywords]],
-    slices: int,
-    *,
-    before: Boundary | None,
-    is_last: bool,
-    measures: bool,
-) -> Iterator[tuple[StageCall, ProbedForward]]:
-    """Yields the call and the probed forward of a stage on each slice of a micro-batch, with the carry of the slice
-    before. ``load`` returns inputs, target and keyword arguments of a slice.
-    """
-    carry = NO_CARRY
-    for place in range(slices):
-        inputs, target, keywords = load(place)
-        call = StageCall(before, inputs, target, is_last, keywords, carry, leaves_carry=place + 1 < slices)
-        probed = probe_forward(model, stage, module, call, measures)
-        yield call, probed
-        carry = probed.next_carry(call)
+    def slices(
+        self, load: Callable[[int], tuple[Any, Any, Keywords]], slices: int, *, measures: bool = False
+    ) -> Iterator[ProbedForward]:
+        """Yields the forward on each slice of a micro-batch, with the carry of the slice before. ``load`` returns
+        inputs, target and keyword arguments of a slice; ``measures`` is as in `forward`.
+        """
+        carry = NO_CARRY
+        for place in range(slices):
+            probed = self.forward(StageCall(*load(place), carry, leaves_carry=place + 1 < slices), measures=measures)
+            yield probed
+            carry = probed.next_carry
+
+    def forward(self, call: StageCall, *, measures: bool = False) -> ProbedForward:
+        """Runs a forward, on the last stage also the loss, and observes its `Traits`. If it ``measures``, the footprint
+        has the memory that is saved for the backward.
+        """
+        # New lists and dicts: the module may change them, and the call is used again.
+        stage, module, model, before = self.stage, self.module, self.model, self.before
+        handed, target, keywords = map(fresh, call[:3])
+        inputs: Tensors = ()
+        argument = handed
+        if before is not None:
+            inputs = tuple(t.detach().requires_grad_(d) for t, d in zip(handed, before.recorded, strict=True))
+            argument = before.form.filled(inputs)
+        takes, carry_leaves = slice_arguments(alone(module)).without(keywords), call.carry.leaves()
+        named = {**{str(name): value for name, value in keywords.items()}, **call.carry.arguments(takes, carry_leaves)}
+        # The state before the forward: buffers, versions of tensors, and random generators.
+        state = ModuleState(module)
+        contents = state.snapshot(thorough=True)
+        values = {"its input": argument, "a keyword argument": keywords, "its target": target}
+        versions = {name: versions_of(value) for name, value in values.items()}
+        generators, generators_beside = _generators_of_torch(), states_beside_torch()
+        plain = model.loss if self.is_last and judge_in(module) is None else None
+        strangers = Strangers(stage, module, plain, [argument if before is None else None, target, keywords])
+        # The forward.
+        saved = SavedTensors(module.parameters)
+        with saved.counting() if measures else nullcontext():
+            with UserCode(f"the forward of stage {stage}", FAILED), collecting() as auxiliary:
+                returned = alone(module)(argument, **named)
+            returned, new_carry = takes.split_result(f"stage {stage}", returned)
+            new_carry = new_carry if call.leaves_carry else None
+            form, outputs = model.outputs(stage, returned) if not self.is_last else (ONE_TENSOR, ())
+            count = None
+            if self.is_last:
+                with collecting(auxiliary):
+                    loss, count = as_pair(model.judge(returned, target))
+                outputs = (loss,)
+        # What has changed since.
+        seeds_all = has_drawn(generators_beside)
+        draws = seeds_all or any(not torch.equal(a, b) for a, b in zip(generators, _generators_of_torch(), strict=True))
+        changes = {*state.changed(contents)}
+        made = {*(state.tensors - contents.versions.keys()), *map(id, inputs), *map(id, carry_leaves)}
+        handed_on = [returned, new_carry, [value for _, value in auxiliary]]
+        strangers.look(module, made, leaves(handed_on), outputs[0] if self.is_last else None)
+        buffers = tuple(name for name, _ in module.named_buffers() if name in changes)
+        uncut = tuple(str(name) for name in keywords if isinstance(name, Whole))
+        joinable, separable = not uncut and is_rows((argument, keywords)), is_rows(returned)
+        traits = Traits(
+            buffers=buffers,
+            alone="has auxiliary losses" if auxiliary else _runs_alone(draws, buffers, joinable, separable),
+            keywords=tuple(map(str, keywords)),
+            uncut=uncut,
+            auxiliary=tuple(sorted({name for name, _ in auxiliary})),
+            reports=tuple(sorted({name for name, *_ in auxiliary.reports})),
+            seeds_all=seeds_all,
+            in_place=next((name for name, value in values.items() if versions_of(value) != versions[name]), ""),
+            takes=takes,
+            evaluates=not any(part.training for made in _made(alone(module)) for part in made.modules()),
+        )
+        probed = ProbedForward(
+            call=call,
+            inputs=inputs,
+            outputs=outputs,
+            form=form,
+            traits=traits,
+            footprint=saved.footprint(argument, outputs, (target, keywords), carry_leaves, taken_apart(new_carry)[0]),
+            count=None if count is None else 0.0 if count.is_meta else count.item(),
+            auxiliary=roots_of(auxiliary),
+            carry_leaves=carry_leaves,
+            carry=new_carry,
+            strangers=strangers,
+        )
+        if not self.splits:
+            return probed
+        return replace(probed, traits=replace(traits, whole=obstacle(probed.roots(None), probed.leaves)))
+
+    def backward(self, probed: ProbedForward, differentiable: tuple[bool, ...] | None) -> list[bool]:
+        """Runs a backward, and clears gradients of parameters; returns for each input whether it got a gradient."""
+        roots = probed.roots(differentiable)
+        if roots:
+            with UserCode(f"the backward of stage {self.stage}", FAILED):
+                torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
+        for parameter in self.module.parameters():
+            parameter.grad = None
+        return [leaf.grad is not None for leaf in probed.inputs]
+
+    def is_linear(self, probed: ProbedForward, differentiable: tuple[bool, ...] | None) -> bool:
+        """Whether a backward that begins with a multiple multiplies all gradients, as one with a hook that clips does
+        not.
+
+        Factors are powers of 2, which nothing rounds. The result is True for a graph that cannot run several times. The
+        graph stays, gradients are cleared.
+        """
+        roots, tensors = probed.roots(differentiable), [*self.module.parameters(), *probed.leaves]
+        gradients = [torch.cos(torch.arange(r.numel(), device=r.device)).reshape(r.shape).to(r.dtype) for r in roots]
+
+        def sizes(factor: float) -> torch.Tensor:
+            torch.autograd.backward(roots, [gradient * factor for gradient in gradients], retain_graph=True)
+            made = [t.grad for t in tensors if t.grad is not None]
+            for tensor in tensors:
+                tensor.grad = None
+            return torch.stack([local(g).double().abs().sum().cpu() for g in made] or [torch.zeros(())]) / factor
+
+        if (
+            not roots
+            or probed.strangers.is_spread
+            or any(is_spread(t) or t.is_meta or t.dtype is torch.float16 for t in (*tensors, *roots))
+        ):
+            return True
+        with suppress(Exception):
+            once, again = sizes(1.0), sizes(1.0)
+            if torch.allclose(once, again, rtol=1e-4):
+                return all(torch.allclose(once, sizes(factor), rtol=1e-2) for factor in (_FAR, 1 / _FAR))
+        for tensor in (*tensors, *self.module.parameters()):
+            tensor.grad = None
+        return True
+
+    def halves(self, call: StageCall, differentiable: tuple[bool, ...] | None) -> dict[str, int]:
+        """Runs a forward and the first half of its backward; returns the fields of a `Footprint` for split
+        backwards.
+        """
+        saved = SavedTensors(self.module.parameters)
+        with saved.counting():
+            probed = self.forward(call)
+        roots = probed.roots(differentiable)
+        gradients = tuple(map(torch.zeros_like, roots))
+        received = memory_of(_received(probed, roots, gradients))
+        before, inputs = dict(saved.sizes), memory_of((call.inputs, call.carry.tensors))
+        carried, results = memory_of(probed.carry).keys() - inputs.keys(), memory_of(probed.outputs)
+        half = self._half(probed, roots, gradients, apart=False)
+        # The last references to the part of the graph that the second half does not need: now its memory is released.
+        del probed, roots
+        # What is left of the carry counts as an operand, because the first half frees the carry.
+        released = before.keys() - saved.sizes.keys() - inputs.keys() - carried
+        operands = {piece: size for piece, size in memory_of(half.operands).items() if piece not in saved.sizes}
+        operands |= {piece: size for piece, size in saved.sizes.items() if piece in carried}
+        return {
+            "released": sum(before[piece] for piece in released),
+            "operands": sum(operands.values()),
+            "received_operands": sum(received[piece] for piece in received.keys() & operands.keys()),
+            "kept_results": sum(results[piece] for piece in results.keys() & (saved.sizes.keys() - inputs.keys())),
+        }
+
+    def moved(self, call: StageCall, differentiable: tuple[bool, ...] | None) -> int:
+        """Runs a forward; returns the bytes of what it saves that can move to the host: not inputs from the dataset,
+        tensors that pass between stages, and carries.
+        """
+        probed = self._forward_to_move(call)
+        roots = tuple(map(root_of, probed.roots(differentiable)))
+        del probed
+        return sum(storage.size for storage in saved_storages(self.stage, roots))
+
+    def moved_operands(self, call: StageCall, differentiable: tuple[bool, ...] | None, *, apart: bool) -> int:
+        """Runs a forward and the first half of its backward; returns the bytes for the second half that can move,
+        without gradients of outputs. ``apart`` is as in `WholeBackward`, the rest as in `moved`.
+        """
+        probed = self._forward_to_move(call)
+        roots = probed.roots(differentiable)
+        gradients = tuple(map(torch.zeros_like, roots))
+        note_received([] if self.is_last else _received(probed, roots, gradients))
+        half = self._half(probed, roots, gradients, apart=apart)
+        del probed, roots, gradients
+        return sum(storage.size for storage in operand_storages(self.stage, half))
+
+    def _forward_to_move(self, call: StageCall) -> ProbedForward:
+        """Runs a forward, and marks the tensors that stay on the device."""
+        probed = self.forward(call)
+        note_received((*call[:3], probed.carry, *([] if self.is_last else [probed.outputs])))
+        return probed
+
+    def _half(self, probed: ProbedForward, roots: Tensors, gradients: Tensors, *, apart: bool) -> SecondHalf:
+        """Runs the first half of a backward, returns the second half, and clears all gradients."""
+        parameters, is_whole = self.module.parameters(), bool(probed.traits.whole)
+        with UserCode(f"the backward of stage {self.stage}", FAILED):
+            half = run_first_half(roots, gradients, probed.leaves, parameters, is_whole=is_whole, apart=apart)
+        for leaf in (*probed.leaves, *self.module.parameters()):
+            leaf.grad = None
+        return half
 
 
 def _made(module: torch.nn.Module) -> Iterable[torch.nn.Module]:
@@ -310,159 +424,10 @@ def _made(module: torch.nn.Module) -> Iterable[torch.nn.Module]:
     return module.values() if isinstance(module, Stack) else (module,)
 
 
-def with_obstacle(probed: ProbedForward) -> ProbedForward:
-    """Returns a copy with ``traits.whole``, the reason why the backward of the stage cannot be split."""
-    leaves = (*probed.inputs, *probed.carry_leaves)
-    return replace(probed, traits=replace(probed.traits, whole=obstacle(probed.roots(None), leaves)))
-
-
-def probe_backward(
-    stage: int, module: torch.nn.Module, probed: ProbedForward, differentiable: tuple[bool, ...] | None
-) -> list[bool]:
-    """Runs a backward of a stage, and clears gradients of parameters; returns for each input whether it has got a
-    gradient. ``differentiable`` is as in `ProbedForward.roots`.
-    """
-    roots = probed.roots(differentiable)
-    if roots:
-        with UserCode(f"the backward of stage {stage}", FAILED):
-            torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
-    for parameter in module.parameters():
-        parameter.grad = None
-    return [leaf.grad is not None for leaf in probed.inputs]
-
-
-def is_linear(module: torch.nn.Module, probed: ProbedForward, differentiable: tuple[bool, ...] | None) -> bool:
-    """Whether a backward that begins with a multiple multiplies all gradients, as one with a hook that clips does not.
-
-    Factors are powers of 2, which nothing rounds. The result is True for a graph that cannot run several times. The
-    graph stays, gradients are cleared; ``differentiable`` is as in `ProbedForward.roots`.
-    """
-    roots, tensors = probed.roots(differentiable), [*module.parameters(), *probed.inputs, *probed.carry_leaves]
-    gradients = [torch.cos(torch.arange(r.numel(), device=r.device)).reshape(r.shape).to(r.dtype) for r in roots]
-
-    def sizes(factor: float) -> torch.Tensor:
-        torch.autograd.backward(roots, [gradient * factor for gradient in gradients], retain_graph=True)
-        made = [t.grad for t in tensors if t.grad is not None]
-        for tensor in tensors:
-            tensor.grad = None
-        return torch.stack([local(g).double().abs().sum().cpu() for g in made] or [torch.zeros(())]) / factor
-
-    if (
-        not roots
-        or probed.strangers.is_spread
-        or any(is_spread(t) or t.is_meta or t.dtype is torch.float16 for t in (*tensors, *roots))
-    ):
-        return True
-    with suppress(Exception):
-        once, again = sizes(1.0), sizes(1.0)
-        if torch.allclose(once, again, rtol=1e-4):
-            return all(torch.allclose(once, sizes(factor), rtol=1e-2) for factor in (_FAR, 1 / _FAR))
-    for tensor in (*tensors, *module.parameters()):
-        tensor.grad = None
-    return True
-
-
-def measure_halves(
-    model: Model,
-    stage: int,
-    module: torch.nn.Module,
-    call: StageCall,
-    *,
-    differentiable: tuple[bool, ...] | None,
-    is_whole: bool,
-) -> dict[str, int]:
-    """Runs a forward and the first half of its backward; returns the fields of a `Footprint` for split backwards.
-    ``is_whole`` says that the backward cannot be split; ``differentiable`` is as in `ProbedForward.roots`.
-    """
-    saved = SavedTensors(module.parameters)
-    with saved.counting():
-        probed = probe_forward(model, stage, module, call, measures=False)
-    roots = probed.roots(differentiable)
-    gradients = tuple(map(torch.zeros_like, roots))
-    received = memory_of(_received(probed, roots, gradients))
-    before, inputs = dict(saved.sizes), memory_of((call.inputs, call.carry.tensors))
-    carried, results = memory_of(probed.carry).keys() - inputs.keys(), memory_of(probed.outputs)
-    half = _half(stage, module, probed, roots, gradients, is_whole=is_whole, apart=False)
-    # The last references to the part of the graph that the second half does not need: now its memory is released.
-    del probed, roots
-    # What is left of the carry counts as an operand, because the first half frees the carry.
-    released = before.keys() - saved.sizes.keys() - inputs.keys() - carried
-    operands = {piece: size for piece, size in memory_of(half.operands).items() if piece not in saved.sizes}
-    operands |= {piece: size for piece, size in saved.sizes.items() if piece in carried}
-    return {
-        "released": sum(before[piece] for piece in released),
-        "operands": sum(operands.values()),
-        "received_operands": sum(received[piece] for piece in received.keys() & operands.keys()),
-        "kept_results": sum(results[piece] for piece in results.keys() & (saved.sizes.keys() - inputs.keys())),
-    }
-
-
 def _received(probed: ProbedForward, roots: Tensors, gradients: Tensors) -> list[torch.Tensor]:
     """The ``gradients`` of those ``roots`` that are outputs, which the next stage sends in training."""
     outputs = {*map(id, probed.outputs)}
     return [gradient for root, gradient in zip(roots, gradients, strict=True) if id(root) in outputs]
-
-
-def _half(
-    stage: int,
-    module: torch.nn.Module,
-    probed: ProbedForward,
-    roots: Tensors,
-    gradients: Tensors,
-    *,
-    is_whole: bool,
-    apart: bool,
-) -> SecondHalf:
-    """Runs the first half of a backward, returns the second half, and clears all gradients."""
-    leaves = (*probed.inputs, *probed.carry_leaves)
-    with UserCode(f"the backward of stage {stage}", FAILED):
-        half = run_first_half(roots, gradients, leaves, module.parameters(), is_whole=is_whole, apart=apart)
-    for leaf in (*leaves, *module.parameters()):
-        leaf.grad = None
-    return half
-
-
-def measure_moved(
-    model: Model,
-    stage: int,
-    module: torch.nn.Module,
-    call: StageCall,
-    differentiable: tuple[bool, ...] | None,
-) -> int:
-    """Runs a forward; returns the bytes of what it saves that can move to the host: not inputs from the dataset,
-    tensors that pass between stages, and carries. ``differentiable`` is as in `ProbedForward.roots`.
-    """
-    probed = probe_forward(model, stage, module, call, measures=False)
-    _note_what_stays(call, probed)
-    roots = tuple(map(root_of, probed.roots(differentiable)))
-    del probed
-    return sum(storage.size for storage in saved_storages(stage, roots))
-
-
-def measure_moved_operands(
-    model: Model,
-    stage: int,
-    module: torch.nn.Module,
-    call: StageCall,
-    differentiable: tuple[bool, ...] | None,
-    *,
-    apart: bool,
-) -> int:
-    """Runs a forward and the first half of its backward; returns the bytes for the second half that can move, without
-    gradients of outputs. ``apart`` is as in `WholeBackward`, the rest as in `measure_moved`.
-    """
-    probed = with_obstacle(probe_forward(model, stage, module, call, measures=False))
-    _note_what_stays(call, probed)
-    roots = probed.roots(differentiable)
-    gradients = tuple(map(torch.zeros_like, roots))
-    note_received([] if call.is_last else _received(probed, roots, gradients))
-    half = _half(stage, module, probed, roots, gradients, is_whole=bool(probed.traits.whole), apart=apart)
-    del probed, roots, gradients
-    return sum(storage.size for storage in operand_storages(stage, half))
-
-
-def _note_what_stays(call: StageCall, probed: ProbedForward) -> None:
-    note_received((call.inputs, call.target, call.keywords, probed.carry, *([] if call.is_last else [probed.outputs])))
 
 
 def _generators_of_torch() -> list[torch.Tensor]:

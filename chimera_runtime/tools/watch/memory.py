@@ -30,10 +30,10 @@ from chimera_runtime.program.kept_bytes import MicroBatchBytes, MovedBytes, host
 from chimera_runtime.program.rank_facts import VALUES, Group, KeptMicros
 from chimera_runtime.ranks.agreement import ControlGroup
 from chimera_runtime.ranks.devices import give_back
-from chimera_runtime.stage.module_state import state_of
+from chimera_runtime.stage.module_state import ModuleSnapshot
 from chimera_runtime.stage.saved_tensors import Footprint
 from chimera_runtime.start.assemble import RankContext
-from chimera_runtime.start.stage_probe import probe_backward, probe_slices
+from chimera_runtime.start.stage_probe import StageProbe
 from chimera_runtime.values.boundary import Traits
 from chimera_runtime.values.byte_text import byte_text
 from chimera_runtime.values.nested import all_generators_kept, generators_kept, to_device
@@ -123,18 +123,14 @@ def of_stage(context: RankContext, module: torch.nn.Module, stage: int) -> int:
         return to_device((inputs, source.target(0, micro) if is_last else None, keywords), device)
 
     differentiable = None if is_last else context.probed.boundaries[stage].differentiable
-    state, contents = state_of(module, traits.touched)
+    probe = StageProbe(context.model, stage, module, before, is_last)
+    state = ModuleSnapshot(module, traits.touched)
     with all_generators_kept():
         loaded = [*map(load, range(job.slices))]
         with FlopCounterMode(display=False) as counter:
-            for _, forward in probe_slices(
-                *(context.model, stage, module, loaded.__getitem__, job.slices),
-                before=before,
-                is_last=is_last,
-                measures=False,
-            ):
-                probe_backward(stage, module, forward, differentiable)
-    state.restore(contents)
+            for forward in probe.slices(loaded.__getitem__, job.slices):
+                probe.backward(forward, differentiable)
+    state.restore()
     return int(counter.get_total_flops())
 
 

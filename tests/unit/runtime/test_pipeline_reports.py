@@ -17,7 +17,7 @@ from chimera_runtime import Misuse, ModelError, Pipeline, report
 from chimera_runtime.model.model import load
 from chimera_runtime.ranks.messages import from_host
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage.stage_output import Auxiliary, Reports, collecting
+from chimera_runtime.stage.stage_output import Auxiliary, SideNumbers, collecting
 from chimera_runtime.values.losses import Tally
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
@@ -197,12 +197,12 @@ def test_a_call_outside_is_an_error() -> None:
 
 def test_numbers_of_a_device_are_read_later() -> None:
     """A tensor on another device than the CPU is not waited for; a CPU stands in for it here."""
-    reports, heard = Reports(from_host), Auxiliary(takes=False)
+    reports, heard = SideNumbers(from_host), Auxiliary(takes=False)
     value = torch.tensor(3.0)
     with collecting(heard):
         report("x", 1.0, 2)
     heard.reports.append(heard.reports[0]._replace(value=value, weight=torch.tensor(4)))
-    reports.add(0, heard.reports)
+    reports.add(0, 0, 0, heard)
     value.zero_()
     assert reports.take(0) == Tally(reports={"x": (14.0, 6.0)})
     assert reports.take(0) == Tally()

@@ -143,7 +143,7 @@ def test_each_slice_draws_numbers_of_its_own_and_the_same_when_it_runs_again() -
     same = cut(data(1))[0]
     drawn = []
     for n in range(2):
-        alone.calls.forward = lambda x, **_: (x * torch.rand_like(x), [x])
+        alone.runs.forward = lambda x, **_: (x * torch.rand_like(x), [x])
         alone.forward(n, same)
         drawn.append(alone.outputs(n)[0])
     assert not torch.equal(*drawn)
@@ -211,7 +211,7 @@ def test_the_losses_of_slices_add_up_to_that_of_the_whole_sequence(counted: bool
 )
 def test_a_forward_without_a_carry_is_refused(returned: Callable[[torch.Tensor], Any], said: str) -> None:
     of = stage(made(Listing))
-    of.calls.forward = lambda x, **_: returned(x)
+    of.runs.forward = lambda x, **_: returned(x)
     with pytest.raises(BadModel, match=said):
         of.forward(0, cut(data(1))[0])
 
@@ -219,7 +219,7 @@ def test_a_forward_without_a_carry_is_refused(returned: Callable[[torch.Tensor],
 def test_a_carry_whose_shape_changes_is_refused() -> None:
     of = stage(made(Listing))
     carries = iter([torch.ones(1), torch.ones(2)])
-    of.calls.forward = lambda x, **_: (x * 1, [next(carries)])
+    of.runs.forward = lambda x, **_: (x * 1, [next(carries)])
     of.forward(0, cut(data(1))[0])
     with pytest.raises(BadModel, match=r"stage 1 returned for slice 0 the carry .*\(2,\).*which was .*\(1,\)"):
         of.forward(SLICES, cut(data(1))[0])
@@ -228,7 +228,7 @@ def test_a_carry_whose_shape_changes_is_refused() -> None:
 def test_the_last_slice_may_return_nothing_for_a_next_one() -> None:
     of = stage(made(Listing))
     for n, inputs in zip(range(SLICES), cut(data(1)), strict=False):
-        of.calls.forward = lambda x, n=n, **_: (x * 1, None if n == SLICES - 1 else [x])
+        of.runs.forward = lambda x, n=n, **_: (x * 1, None if n == SLICES - 1 else [x])
         of.forward(n, inputs)
     for n in reversed(range(SLICES)):
         of.backward(n, cut(data(2))[n])

@@ -4,11 +4,23 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import nn
 
 from chimera_runtime.errors import BadModel
-from chimera_runtime.ranks.messages import Numbers
+from chimera_runtime.ranks.messages import Numbers, Reader, from_host
 from chimera_runtime.stage import recomputation
-from chimera_runtime.stage.recomputation import RerunComparison, digest, in_some, parts, sampled, whole
+from chimera_runtime.stage.module_state import StateSnapshot
+from chimera_runtime.stage.recomputation import (
+    ForwardArguments,
+    ForwardDigest,
+    RecomputedForwards,
+    SavedInput,
+    digest,
+    in_some,
+    parts,
+    whole,
+)
+from chimera_runtime.values.boundary import NO_CARRY
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn),
@@ -21,8 +33,13 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-def comparing(dtype: torch.dtype = torch.float32) -> RerunComparison:
-    return RerunComparison(2, [dtype], lambda tensors: lambda: [tensor.item() for tensor in tensors])
+def comparing(dtype: torch.dtype = torch.float32, read: Reader = from_host) -> RecomputedForwards:
+    return RecomputedForwards(2, nn.Linear(1, 1, dtype=dtype), in_some, (), read)
+
+
+def first_run(digest: ForwardDigest, micro_batches: int = 1) -> SavedInput:
+    arguments = ForwardArguments(0, (), {}, NO_CARRY, leaves_carry=False)
+    return SavedInput(arguments, None, [], StateSnapshot(), micro_batches, digest)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -53,10 +70,11 @@ def test_zeros_of_two_signs_are_two_things_and_what_is_no_number_is_itself() -> 
 
 def test_a_difference_names_stage_micro_batch_and_update_and_what_to_do() -> None:
     one = torch.rand(3, 4)
-    comparing().compare(5, 1, 1, whole([one]), whole([one.clone()]))
+    first = first_run(whole([one]))
+    comparing().compare(5, 1, first, lambda: [one.clone()])
     for other in ([one + 1], [one[:2]], [one.double()], [one, one]):
         with pytest.raises(BadModel) as refused:
-            comparing().compare(5, 1, 1, whole([one]), whole(other))
+            comparing().compare(5, 1, first, other.copy)
         assert "stage 2 gives something else for micro-batch 1 of update 6 when its forward" in str(refused.value)
         assert "use_deterministic_algorithms" in str(refused.value)
 
@@ -75,24 +93,25 @@ def test_samples_may_differ_by_rounding_alone(dtype: torch.dtype, rounding: floa
     first = [*parts([one, torch.arange(6)], 2)]
     assert len(first) == 2
     alone = one[3:] * (1 + rounding)
-    comparing(dtype).compare(0, 1, 2, first[1], sampled([alone, torch.arange(3)]))
+    comparing(dtype).compare(0, 1, first_run(first[1], 2), lambda: [alone, torch.arange(3)])
     for of in (2, 4):
         with pytest.raises(BadModel) as refused:
-            comparing(dtype).compare(0, 1, of, first[1], sampled([one[3:] + influence, torch.arange(3)]))
+            comparing(dtype).compare(0, 1, first_run(first[1], of), lambda: [one[3:] + influence, torch.arange(3)])
         assert f"alone than together with {of - 1} other{'s' if of > 2 else ''}" in str(refused.value)
 
 
 def test_a_coarse_weight_makes_the_tolerance_coarse() -> None:
     one = torch.rand(4, 4)
-    comparing(torch.bfloat16).compare(0, 0, 2, next(parts([one], 2)), sampled([one[:2] * 1.02]))
+    first = first_run(next(parts([one], 2)), 2)
+    comparing(torch.bfloat16).compare(0, 0, first, lambda: [one[:2] * 1.02])
     with pytest.raises(BadModel):
-        comparing().compare(0, 0, 2, next(parts([one], 2)), sampled([one[:2] * 1.02]))
+        comparing().compare(0, 0, first, lambda: [one[:2] * 1.02])
 
 
 def test_what_has_no_values_is_not_compared() -> None:
     nothing = torch.rand(4, 4, device="meta")
-    comparing().compare(0, 0, 1, whole([nothing]), whole([nothing]))
-    comparing().compare(0, 0, 2, next(parts([nothing], 2)), sampled([nothing[:2]]))
+    comparing().compare(0, 0, first_run(whole([nothing])), lambda: [nothing])
+    comparing().compare(0, 0, first_run(next(parts([nothing], 2)), 2), lambda: [nothing[:2]])
 
 
 def test_of_a_device_the_comparisons_are_read_at_the_end_of_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,9 +130,10 @@ def test_of_a_device_the_comparisons_are_read_at_the_end_of_the_update(monkeypat
 
         return numbers
 
-    of = RerunComparison(0, [], begin)
-    results = [whole([torch.zeros(2)])._replace(numbers=[torch.tensor([n]).as_subclass(Elsewhere)]) for n in (1, 2)]
-    of.compare(3, 0, 1, *results)
+    of = comparing(read=begin)
+    first, second = (ForwardDigest([], [torch.tensor([n]).as_subclass(Elsewhere)]) for n in (1, 2))
+    monkeypatch.setattr(recomputation, "whole", lambda _tensors: second)
+    of.compare(3, 0, first_run(first), list)
     of.check(2)
     assert read == []
     with pytest.raises(BadModel, match="of update 4"):

@@ -20,8 +20,8 @@ from chimera_runtime.stage.weight_versions import Unstepped
 from chimera_runtime.start import assemble, probe
 from chimera_runtime.start.assemble import RankContext
 from chimera_runtime.start.probe import VaryingShapes
-from chimera_runtime.start.stage_probe import StageCall, probe_forward
-from chimera_runtime.values.boundary import NO_CARRY, Boundary, Traits, slice_arguments
+from chimera_runtime.start.stage_probe import StageProbe
+from chimera_runtime.values.boundary import Boundary, Traits, slice_arguments
 from chimera_runtime.values.nested import ONE_TENSOR
 from tests.unit.runtime.carrying import CARRYING, WIDTH
 from tests.unit.runtime.models import facts, model
@@ -132,13 +132,10 @@ BOUNDARY = Boundary(ONE_TENSOR, (SHAPE,), (torch.float32,), (True,), (True,))
 
 def footprints(module: nn.Module, slices: int) -> list[Footprint]:
     """Bytes of each slice, as the probe has them."""
-    carry, of_slices = NO_CARRY, []
-    for number in range(slices):
-        call = StageCall(BOUNDARY, (torch.ones(SHAPE),), None, False, {}, carry, leaves_carry=number < slices - 1)
-        probed = probe_forward(model(), 1, module, call, measures=True)
-        of_slices.append(probed.footprint)
-        carry = probed.next_carry(call)
-    return of_slices
+    probe = StageProbe(model(), 1, module, BOUNDARY, is_last=False)
+    return [
+        probed.footprint for probed in probe.slices(lambda _: ((torch.ones(SHAPE),), None, {}), slices, measures=True)
+    ]
 
 
 @pytest.mark.parametrize("kind", CARRYING)
