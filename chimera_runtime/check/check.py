@@ -25,7 +25,7 @@ from chimera_runtime.model.naming import parameters_by_name
 from chimera_runtime.model.ties import by_group, refuse_undeclared
 from chimera_runtime.optimizer.sharding import ShardedOptimizer
 from chimera_runtime.program.job import Job
-from chimera_runtime.program.numbering import Micros
+from chimera_runtime.program.numbering import Micros, numbers_of
 from chimera_runtime.program.rank_facts import Group
 from chimera_runtime.ranks.agreement import Enquiry
 from chimera_runtime.stage.module_state import ModuleSnapshot, equal
@@ -40,12 +40,6 @@ from chimera_runtime.values.nested import Tensors, all_generators_kept, leaves, 
 
 MakeOptimizer = Callable[[Group, list[torch.nn.Parameter]], Any]
 """Function that makes the optimizer of a weight group."""
-
-MakeStages = Callable[[Reference], Sequence[torch.nn.Module]]
-"""Function that makes the stages of a reference, for one process."""
-
-Before = Callable[[Reference, MakeStages], list[str]]
-"""Function that compares the reference with something else; it returns lines for the report."""
 
 
 class Report(NamedTuple):
@@ -91,7 +85,7 @@ class SampledStage(Stage):
 
     def _hand_on(self, value: str, micros: Micros, tensors: Tensors) -> None:
         super()._hand_on(value, micros, tensors)
-        several = micros if isinstance(micros, tuple) else (micros,)
+        several = numbers_of(micros)
         for place, micro in enumerate(several if value == "y" else ()):
             update, number = self._numbering.place(micro)
             if update == 0:
@@ -118,10 +112,9 @@ class Checked:
     answers: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     located: AbstractContextManager[None] = field(default_factory=nullcontext)
 
-    def run(self, reference_of: Callable[[Enquiry], Reference], before: Before) -> Report:
+    def run(self, reference_of: Callable[[Enquiry], Reference]) -> Report:
         """Runs the check; every rank calls it. Modules, gradients and random generators are as before afterwards.
-
-        ``reference_of`` makes the reference on rank 0, where ``before`` is called first.
+        ``reference_of`` makes the reference on rank 0.
         """
         context, control = self.context, self.context.world.control_group
         with torch.enable_grad(), all_generators_kept(), kept(self.modules) as restore:
@@ -136,7 +129,7 @@ class Checked:
             if control.place.rank:
                 return Report(*enquiry.serve())
             try:
-                report = self._compared(enquiry, results, reference_of, before)
+                report = self._compared(enquiry, results, reference_of)
             except Exception as error:
                 enquiry.end(*Report(False, f"{error}".partition("\n")[0], is_error=True))
                 raise
@@ -144,11 +137,7 @@ class Checked:
             return report
 
     def _compared(
-        self,
-        enquiry: Enquiry,
-        results: ResultsOfRanks,
-        reference_of: Callable[[Enquiry], Reference],
-        before: Before,
+        self, enquiry: Enquiry, results: ResultsOfRanks, reference_of: Callable[[Enquiry], Reference]
     ) -> Report:
         context, job = self.context, self.context.world.job
         period, reads = (job.period, job.reads) if job.period else (job.passes, (((0, job.passes),),) * job.stages)
@@ -179,7 +168,11 @@ class Checked:
 
             try:
                 reference = reference_of(enquiry)
-                lines = before(reference, make)
+                agreements: list[object] = []
+                if reference.slices > 1:
+                    agreements.append(side_by_side.compare_slices(reference, make))
+                if reference.model.reference is not None:
+                    agreements.append(side_by_side.compare_with_model(reference))
                 verdict = compare(enquiry, job, results, begin, outputs)
             except CheckFailed as failed:
                 return Report(False, f"{failed}")
@@ -187,7 +180,7 @@ class Checked:
                 verdict = replace(verdict, differing=[*differing.values()])
             elif self.tells:
                 verdict = replace(verdict, told=[*differing.values()])
-            return Report(verdict.passed, "\n  ".join([f"{verdict}", *lines]))
+            return Report(verdict.passed, "\n  ".join(map(str, [verdict, *agreements])))
 
     def _trained(self) -> RankResult:
         context, updates = self.context, checked_updates(self.context.world.job)
@@ -352,17 +345,8 @@ def check(
         "the check compares gradients at the initial weights, which only a build_stage on a real device gives",
     )
 
-    def before(reference: Reference, make: MakeStages) -> list[str]:
-        agreements: list[object] = []
-        if reference.slices > 1:
-            agreements.append(side_by_side.compare_slices(reference, model.autocast, make))
-        if model.reference is not None:
-            tied = [ends for tie in context.ties for ends in tie.parameters]
-            agreements.append(side_by_side.compare_with_model(side_by_side.unsliced(reference), model, tied))
-        return [*map(str, agreements)]
-
     checked = Checked(context, built, optimizer_of)
-    report = checked.run(lambda _enquiry: reference_for(context, model, micro_batch_size), before)
+    report = checked.run(lambda _enquiry: reference_for(context, model, micro_batch_size))
     if context.world.place.rank:
         return None
     if not report.passed:
@@ -427,9 +411,6 @@ def check_batch(
         alone = ModelFile(**fields_of_model, dataset=tuple, optimizer=BoundedSteps)
         return reference_for(context, alone, feed.size, data=_data(enquiry, context))
 
-    def before(reference: Reference, make: MakeStages) -> list[str]:
-        return [str(side_by_side.compare_slices(reference, None, make))] if reference.slices > 1 else []
-
     answers = {"data": lambda: source.used, **options.pop("answers", {})}
     checked = Checked(
         context,
@@ -441,7 +422,7 @@ def check_batch(
         **options,
     )
     with nullcontext() if place.rank else located.for_loader():
-        report = checked.run(reference_of, before)
+        report = checked.run(reference_of)
     if report.is_error:
         raise mistakes.check_has_ended(message=report.text)
     if not report.passed:

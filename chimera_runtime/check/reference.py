@@ -8,6 +8,7 @@ what the docs define (`reference_data`): the places of items (docs/howto/data.md
 import hashlib
 import inspect
 import itertools
+import math
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -39,6 +40,7 @@ def mini_batches(
     ``lengths`` parts are cut between items; with ``lengths`` they are slices along dimension 1, in proportion to these.
     """
     size, count, parts = sizes
+    cut = partial(_slice, lengths=lengths) if lengths else partial(_part, parts=parts)
     dataset = model.dataset()
     for epoch in itertools.count():
         items = _items_of_epoch(model, dataset, seed, epoch)
@@ -49,10 +51,7 @@ def mini_batches(
                 break
             seed_all(seed_of("collate", seed, epoch, place))
             whole = _collated(model, micro_batch)
-            if lengths:
-                update += [_by_item(whole, partial(_slice, number=i, lengths=lengths), device) for i in range(parts)]
-            else:
-                update += [_by_item(whole, partial(_part, number=i, parts=parts), device) for i in range(parts)]
+            update += [_cut(whole, partial(cut, number=number), device) for number in range(parts)]
             if len(update) == count * parts:
                 yield update
                 update = []
@@ -103,11 +102,14 @@ def _is_whole(name: str) -> bool:
     return type(name) is not str
 
 
-def _by_item(triple: Sequence[Any], part: Callable[[Any], Any], device: torch.device) -> list[Any]:
+def _cut(triple: Sequence[Any], cut: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> list[Any]:
     """Returns a part of input, target and keyword arguments; of these, those that are declared as whole are whole."""
+
+    def part(value: Any, is_whole: bool = False) -> Any:
+        return pytree.tree_map_only(torch.Tensor, lambda t: (t if is_whole else cut(t)).to(device), value)
+
     *pair, named = triple
-    parts: list[Any] = [*map(part, pair), {name: v if _is_whole(name) else part(v) for name, v in named.items()}]
-    return [pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value) for value in parts]
+    return [*map(part, pair), {name: part(value, _is_whole(name)) for name, value in named.items()}]
 
 
 def seed_devices(seed: int) -> None:
@@ -125,22 +127,14 @@ def seed_all(seed: int) -> None:
         sys.modules["numpy"].random.seed(seed % 2**32)
 
 
-def _part(value: Any, number: int, parts: int) -> Any:
-
-    def part(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.chunk(parts)[number] if tensor.dim() else tensor
-
-    return pytree.tree_map_only(torch.Tensor, part, value)
+def _part(tensor: torch.Tensor, number: int, parts: int) -> torch.Tensor:
+    return tensor.chunk(parts)[number] if tensor.dim() else tensor
 
 
-def _slice(value: Any, number: int, lengths: Sequence[int]) -> Any:
-
-    def part(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dim() < 2:
-            return tensor
-        return torch.split(tensor, items_of_slices(tensor.shape[1], lengths), 1)[number].contiguous()
-
-    return pytree.tree_map_only(torch.Tensor, part, value)
+def _slice(tensor: torch.Tensor, number: int, lengths: Sequence[int]) -> torch.Tensor:
+    if tensor.dim() < 2:
+        return tensor
+    return torch.split(tensor, items_of_slices(tensor.shape[1], lengths), 1)[number].contiguous()
 
 
 def items_of_slices(length: int, lengths: Sequence[int]) -> list[int]:
@@ -166,6 +160,15 @@ Ties = Mapping[tuple[int, ...], Sequence[Sequence[tuple[int, str]]]]
 
 If the key is a single stage, layers of that stage share them.
 """
+
+
+class PassLoss(NamedTuple):
+    """Loss of a micro-batch or a slice as a sum, its count of ``items`` (1 for a mean), and its auxiliary losses."""
+
+    total: float
+    items: float
+    auxiliary: Mapping[str, float]
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -205,39 +208,46 @@ class Reference:
         """Number of forwards of each stage in an update of one copy: one for each part of each micro-batch."""
         return self.micro_batches * self.parts
 
-    def loss(
+    def run(
         self,
         built: Sequence[torch.nn.Module],
-        batch: Any,
-        update: int,
-        copy: int,
-        micro: int,
-        carries: dict[int, Any] | None = None,
-        note: Callable[[int, Any], None] = lambda _stage, _output: None,
-    ) -> tuple[torch.Tensor, float, list[tuple[str, torch.Tensor]]]:
-        """Returns the loss of a micro-batch as a sum, the count of the sum (1 for a mean), and the auxiliary losses.
+        batches: Sequence[Any],
+        place: tuple[int, int, int] = (0, 0, 0),
+        divisor: float | None = None,
+        note: Callable[[int, int, Any], None] = lambda _micro, _stage, _output: None,
+    ) -> list[PassLoss]:
+        """Runs a micro-batch slice by slice, then its backward: gradients are divided by ``divisor``, by default by the
+        sum of the counts. Returns the loss of each slice.
 
-        ``batch`` is input, target and keyword arguments. ``carries`` has for each stage the carry of the slice before
-        and the place at which this slice starts; here they are replaced by those for the next slice. ``note`` is called
-        with the number and the output of each stage.
+        ``batches`` has input, target and keyword arguments of each slice; ``place`` is the number of the update, of the
+        copy, and of the first slice. ``note`` is called with the number of the slice, and number and output of each
+        stage.
         """
-        value, target, named = batch
-        carries = {} if carries is None else carries
-        auxiliary: list[tuple[str, torch.Tensor]] = []
-        for s, module in enumerate(map(self.alone, built)):
-            seed_all(seed_of("forward", self.seed, update, copy, micro, s))
-            carry, start = carries.get(s, (None, 0)) if micro % self.slices else (None, 0)
-            end = start + _items(value)
-            with self.listening() as collected:
-                value, left = _called(module, value, named, carry, start)
-            carries[s] = left, end
-            note(s, value)
-            auxiliary += collected
-        with self.listening() as collected:
-            loss = (self.judge_in(built[-1]) or self.model.loss)(value, target)
-        auxiliary += collected
-        total, count = loss if isinstance(loss, (tuple, list)) else (loss, 1)
-        return total, float(count), auxiliary
+        update, copy, first = place
+        carries: dict[int, tuple[Any, int]] = {}  # of each stage, with the place at which the next slice starts
+        losses, roots = [], list[torch.Tensor]()
+        for micro, (inputs, target, named) in enumerate(batches, start=first):
+            with self.listening() as auxiliary:
+                value = inputs
+                for s, module in enumerate(map(self.alone, built)):
+                    seed_all(seed_of("forward", self.seed, update, copy, micro, s))
+                    carry, start = carries.get(s, (None, 0))
+                    end = start + _items(value)
+                    value, left = _called(module, value, named, carry, start)
+                    carries[s] = left, end
+                    note(micro, s, value)
+                loss = (self.judge_in(built[-1]) or self.model.loss)(value, target)
+            total, count = loss if isinstance(loss, (tuple, list)) else (loss, 1)
+            roots += [term.reshape(()) for term in (total, *(term for _, term in auxiliary)) if term.requires_grad]
+            sums: dict[str, float] = {}
+            for name, term in auxiliary:
+                sums[name] = sums.get(name, 0.0) + term.item()
+            losses.append(PassLoss(float(total.item()), float(count), sums, total.dtype))
+        if divisor is None:
+            divisor = sum(loss.items for loss in losses) or 1.0
+        if roots:
+            torch.autograd.backward([root / divisor for root in roots])
+        return losses
 
     def build(self, stage: int) -> torch.nn.Module:
         """Builds a stage with its initial weights."""
@@ -380,46 +390,32 @@ class Training:
         """
         reference = self._reference
         batches = next(self._batches)
-        passes = [
-            numbers
-            for micro in range(0, reference.passes, reference.slices)
-            for copy in range(reference.copies)
-            for numbers in self._passes(batches[copy * reference.passes + micro :], copy, micro)
-        ]
-        count = sum(count for _, count, _ in passes)
-        means, sizes = [], []
-        for name in ["", *{name for *_, auxiliary in passes for name in auxiliary}]:
-            totals = [auxiliary.get(name, 0.0) if name else total for total, _, auxiliary in passes]
-            means.append((name, sum(totals) / count if count else float("nan")))
-            sizes.append(sum(map(abs, totals)) / count if count else float("nan"))
-        self.losses.append(means[0][1])
-        self.loss_sizes.append(sizes[0])
-        self.auxiliary.append({name: (mean, s) for (name, mean), s in zip(means[1:], sizes[1:], strict=True)})
+        losses: list[PassLoss] = []
+        for micro in range(0, reference.passes, reference.slices):
+            for history in self.histories:
+                history.show(self._update * reference.passes + micro, self._updates_of_a_period)
+            for copy in range(reference.copies):
+                first = copy * reference.passes + micro
+                losses += reference.run(
+                    self.modules,
+                    batches[first : first + reference.slices],
+                    (self._update, copy, micro),
+                    reference.copies * reference.passes,
+                    partial(self._note, copy) if self._update == 0 else lambda _micro, _stage, _output: None,
+                )
+        self.dtypes |= {loss.dtype for loss in losses}
+        count = sum(loss.items for loss in losses)
+
+        def mean_and_size(terms: Sequence[float]) -> tuple[float, float]:
+            return (sum(terms) / count, sum(map(abs, terms)) / count) if count else (math.nan, math.nan)
+
+        mean, size = mean_and_size([loss.total for loss in losses])
+        self.losses.append(mean)
+        self.loss_sizes.append(size)
+        names = {name for loss in losses for name in loss.auxiliary}
+        self.auxiliary.append({n: mean_and_size([loss.auxiliary.get(n, 0.0) for loss in losses]) for n in names})
         factor = reference.copies * reference.passes / count if count else 0.0
         return [history.take_gradients(factor) for history in self.histories]
-
-    def _passes(self, batches: Sequence[Any], copy: int, first: int) -> Iterator[tuple[float, float, dict[str, float]]]:
-        """Yields loss, count and auxiliary losses of a micro-batch, or of each slice from number ``first`` on; then
-        runs the backward of all, divided by the micro-batches of all copies.
-        """
-        reference = self._reference
-        for history in self.histories:
-            history.show(self._update * reference.passes + first, self._updates_of_a_period)
-        carries: dict[int, Any] = {}
-        roots: list[torch.Tensor] = []
-        for place, batch in enumerate(batches[: reference.slices]):
-            numbers = self._update, copy, first + place
-            of_pass = partial(self._note, copy, first + place)
-            note: Callable[[int, Any], None] = of_pass if self._update == 0 else lambda _stage, _output: None
-            loss, count, auxiliary = reference.loss(self.modules, batch, *numbers, carries, note)
-            self.dtypes.add(loss.dtype)
-            sums: dict[str, float] = {}
-            for name, value in auxiliary:
-                sums[name] = sums.get(name, 0.0) + value.item()
-            roots += [part.reshape(()) for part in (loss, *(value for _, value in auxiliary)) if part.requires_grad]
-            yield float(loss.item()), count, sums
-        if roots:
-            torch.autograd.backward([root / (reference.copies * reference.passes) for root in roots])
 
     def step(self, gradients: Sequence[Gradients]) -> None:
         """Steps the optimizer of each weight group with the gradients of the group."""

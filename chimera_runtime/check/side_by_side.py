@@ -8,14 +8,14 @@ carry lacks something. All runs in evaluation mode: in training mode dropout wou
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import torch
 
 from chimera_runtime.blame import UserCode
 from chimera_runtime.check.compare import bound_of, share_of
-from chimera_runtime.check.reference import Gradients, Reference, differences, items_of_slices, size
+from chimera_runtime.check.reference import Gradients, PassLoss, Reference, differences, items_of_slices, size
 from chimera_runtime.errors import FAILED, MISUSED
 from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.errors.model import result_is_wrong
@@ -24,9 +24,6 @@ from chimera_runtime.model.naming import names_in_model
 from chimera_runtime.model.ties import End, parameter_of
 from chimera_runtime.values.last_stage import LOSS
 from chimera_runtime.values.nested import leaves
-
-MicroBatchLoss = tuple[torch.Tensor, float, list[tuple[str, torch.Tensor]]]
-"""Result of `Reference.loss`."""
 
 
 @dataclass(frozen=True)
@@ -45,25 +42,21 @@ class Agreement:
         )
 
 
-def _backward(losses: Sequence[MicroBatchLoss], divisor: float) -> float:
-    """Runs the backward of losses and auxiliary losses, each divided by ``divisor``; returns their sum, so divided."""
-    roots = [value.reshape(()) for loss, _, auxiliary in losses for value in (loss, *(v for _, v in auxiliary))]
-    if with_graph := [root / divisor for root in roots if root.requires_grad]:
-        torch.autograd.backward(with_graph)
-    return float(sum(root.item() for root in roots) / divisor)
+def _mean(losses: Sequence[PassLoss], divisor: float) -> float:
+    return sum(loss.total + sum(loss.auxiliary.values()) for loss in losses) / divisor
 
 
 # The user's own model.
 
 
-def compare_with_model(reference: Reference, model: ModelFile, tied: Sequence[Sequence[End]] = ()) -> Agreement:
+def compare_with_model(reference: Reference) -> Agreement:
     """Compares loss and gradients of the first update, after the weights of the stages went into the user's model.
-
-    ``tied`` are groups of parameters that are declared to be one.
 
     Raises `CheckFailed` if they differ, or a parameter has no partner; `Misuse` if ``reference`` or ``name`` return
     something that they must not.
     """
+    reference, model = unsliced(reference), reference.model
+    tied = [ends for parameters in reference.ties.values() for ends in parameters]
     stages = [reference.build(stage).eval() for stage in range(reference.stages)]
     whole = _built(reference, model)
     bare = [*map(reference.alone, stages)]
@@ -85,8 +78,8 @@ def compare_with_model(reference: Reference, model: ModelFile, tied: Sequence[Se
     # Each micro-batch has the weight 1 / (micro-batches of all copies), even if its loss is a sum with a count: the
     # stages and the user's model count the same items, so they still compare.
     def loss(modules: Sequence[torch.nn.Module], batch: Any, number: int) -> float:
-        of_batch = reference.loss(modules, batch, 0, *divmod(number, reference.passes))
-        return _backward([of_batch], reference.copies * reference.passes)
+        divisor = reference.copies * reference.passes
+        return _mean(reference.run(modules, [batch], (0, *divmod(number, reference.passes)), divisor), divisor)
 
     with UserCode("an update of the stages and of reference(), side by side", FAILED):
         batches = [next(reference.batches()) for _ in range(2)]  # a forward may change its input in place
@@ -244,21 +237,21 @@ def _furthest(gradients: Sequence[tuple[str, int, torch.Tensor | None, torch.Ten
 # Slices of sequences.
 
 
+MakeStages = Callable[[Reference], Sequence[torch.nn.Module]]
+"""Function that makes the stages of a reference, for one process."""
+
+
 class _CheckedStages:
     """Runs the stages on the first micro-batch, in slices or as a whole; keeps loss, gradients and outputs."""
 
-    def __init__(self, reference: Reference, make: Callable[[Reference], Sequence[torch.nn.Module]]) -> None:
+    def __init__(self, reference: Reference, make: MakeStages) -> None:
         self.stages = [stage.eval() for stage in make(reference)]
         self.dtypes = {p.dtype for module in self.stages for p in module.parameters()}
         self._outputs: dict[int, list[Any]] = {}
-        carries: dict[int, Any] = {}
-        losses = [
-            reference.loss(self.stages, batch, 0, 0, micro, carries, self._note)
-            for micro, batch in enumerate(islice(next(reference.batches()), reference.slices))
-        ]
-        self.loss = _backward(losses, sum(count for _, count, _ in losses) or 1.0)
+        losses = reference.run(self.stages, next(reference.batches())[: reference.slices], note=self._note)
+        self.loss = _mean(losses, sum(loss.items for loss in losses) or 1.0)
 
-    def _note(self, stage: int, output: Any) -> None:
+    def _note(self, _micro: int, stage: int, output: Any) -> None:
         tensors = [leaf.detach() for leaf in leaves(output) if isinstance(leaf, torch.Tensor) and leaf.dim() > 1]
         self._outputs.setdefault(stage, []).append(tensors)
 
@@ -269,18 +262,14 @@ class _CheckedStages:
         return [p.grad for p in self.stages[stage].parameters()]
 
 
-def compare_slices(
-    reference: Reference,
-    autocast: torch.dtype | None,
-    make: Callable[[Reference], Sequence[torch.nn.Module]] = lambda of: [*map(of.build, range(of.stages))],
-) -> Agreement:
+def compare_slices(reference: Reference, make: MakeStages = lambda of: [*map(of.build, range(of.stages))]) -> Agreement:
     """Compares loss and gradients of slices, which ``reference`` runs, with those of whole sequences.
 
     ``make`` makes the stages of a reference. Raises `CheckFailed` if they differ.
     """
     with UserCode("the stages on slices and on whole sequences, side by side", FAILED):
         sliced, whole = (_CheckedStages(of_kind, make) for of_kind in (reference, unsliced(reference)))
-    bound = bound_of(whole.dtypes, autocast, reference.slices)
+    bound = bound_of(whole.dtypes, reference.model.autocast, reference.slices)
     off = share_of(abs(sliced.loss - whole.loss), abs(whole.loss))
     errors = [_error(sliced.gradients(s), whole.gradients(s), whole.gradients(s)) for s in range(reference.stages)]
     if off <= bound and max(errors) <= bound:

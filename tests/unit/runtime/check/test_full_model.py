@@ -51,9 +51,9 @@ def name(stage: int, parameter: str) -> str:
     return f"h.{stage}.{parameter}"
 
 
-def made(whole: Callable[[], Any], names: Any = name, **changed: Any) -> tuple[Reference, Any]:
+def made(whole: Callable[[], Any], names: Any = name, *tied: Any, **changed: Any) -> Reference:
     file = replace(model(**{"build": build, "judge": judged} | changed), reference=whole, name=names)
-    return Reference(file, 2, 2, 2, 1, 1, 0, CPU), file
+    return Reference(file, 2, 2, 2, 1, 1, 0, CPU, {(0, 1): tied})
 
 
 def judged(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ def judged(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def failure(whole: Callable[[], Any], names: Any = name, **changed: Any) -> list[str]:
     """Lines of a failed check after the first."""
     with pytest.raises(CheckFailed) as failed:
-        compare(*made(whole, names, **changed))
+        compare(made(whole, names, **changed))
     headline, *lines = str(failed.value).splitlines()
     assert headline == "check: FAILED"
     assert all(line.startswith("  reference(): ") for line in lines)
@@ -72,7 +72,7 @@ def failure(whole: Callable[[], Any], names: Any = name, **changed: Any) -> list
 
 def test_a_model_that_is_cut_into_the_stages_agrees_whatever_its_weights_were() -> None:
     """Buffers are taken over too, and dropout does not draw."""
-    agreement = compare(*made(lambda: Whole().double()))
+    agreement = compare(made(lambda: Whole().double()))
     assert agreement.loss <= 1e-15
     assert agreement.gradients <= 1e-14
     assert agreement.bound == 1e-12
@@ -89,7 +89,7 @@ def test_without_a_function_for_names_they_are_those_of_the_stages() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.stages[1](self.stages[0](x))
 
-    assert " 8 parameters;" in str(compare(*made(lambda: Staged().double(), None)))
+    assert " 8 parameters;" in str(compare(made(lambda: Staged().double(), None)))
 
 
 def test_a_layer_that_no_stage_has_is_named_once_with_its_parameters() -> None:
@@ -151,7 +151,7 @@ def test_a_tie_that_is_declared_is_one_parameter_whose_gradients_add_up() -> Non
         return module.double()
 
     places = [(0, "inner.weight"), (1, "outer.weight")]
-    assert " 7 parameters;" in str(compare(*made(tied, build=same), [places]))
+    assert " 7 parameters;" in str(compare(made(tied, name, places, build=same)))
 
 
 def test_a_tie_has_the_value_of_its_first_end() -> None:
@@ -162,7 +162,7 @@ def test_a_tie_has_the_value_of_its_first_end() -> None:
         return module.double()
 
     places = [(0, "inner.weight"), (1, "outer.weight")]
-    assert " 7 parameters;" in str(compare(*made(tied, build=other), [places]))
+    assert " 7 parameters;" in str(compare(made(tied, name, places, build=other)))
 
 
 def test_parameters_that_only_the_stages_tie_are_named_once() -> None:
@@ -176,7 +176,7 @@ def test_parameters_that_only_the_stages_tie_are_named_once() -> None:
         return module
 
     with pytest.raises(CheckFailed) as failed:
-        compare(*made(partly), [places])
+        compare(made(partly, name, places))
     _, *lines = str(failed.value).splitlines()
     assert lines == [
         "  reference(): inner.weight of stage 0 and inner.weight of stage 1 are tied, and are different parameters in "
@@ -206,7 +206,7 @@ def test_gradients_that_do_not_come_back_are_found() -> None:
 
 def test_what_is_no_module_is_refused() -> None:
     with pytest.raises(Misuse, match=r"reference returned a int, not a torch\.nn\.Module"):
-        compare(*made(lambda: 3))
+        compare(made(lambda: 3))
 
 
 def test_what_the_users_model_raises_is_told_as_theirs() -> None:
@@ -215,11 +215,11 @@ def test_what_the_users_model_raises_is_told_as_theirs() -> None:
             raise ValueError("no")
 
     with pytest.raises(ModelError, match=r"an update of the stages and of reference\(\), side by side"):
-        compare(*made(lambda: Broken().double()))
+        compare(made(lambda: Broken().double()))
 
 
 def test_a_check_says_so_and_fails_with_it(alone: World) -> None:
-    _, file = made(lambda: Whole().double())
+    file = made(lambda: Whole().double()).model
     of_rank, built = setting(alone, of_model=file)
 
     def steps(_group: Any, parameters: list[nn.Parameter]) -> Any:

@@ -57,7 +57,7 @@ def sliced(*kinds: Callable[[], nn.Module], counted: bool = True) -> Reference:
 
 @pytest.mark.parametrize("counted", [False, True])
 def test_causal_stages_agree_with_themselves(counted: bool) -> None:
-    agreement = compare(sliced(Listing, Joining, Recurring, counted=counted), None)
+    agreement = compare(sliced(Listing, Joining, Recurring, counted=counted))
     assert max(agreement.loss, agreement.gradients) < agreement.bound == 1e-12
     assert f"{agreement}".startswith("3 slices: loss off from that of whole sequences by ")
 
@@ -74,4 +74,4 @@ def test_causal_stages_agree_with_themselves(counted: bool) -> None:
 )
 def test_a_stage_that_cannot_run_in_slices_is_named(kinds: tuple[Callable[[], nn.Module], ...], said: str) -> None:
     with pytest.raises(CheckFailed, match=said):
-        compare(sliced(*kinds), None)
+        compare(sliced(*kinds))
