@@ -116,7 +116,6 @@ IsCompared = Callable[[int], bool]
 """Function that says whether the forwards of an update are compared; updates are counted from the start of the run."""
 
 
-R = TypeVar("R")
 T = TypeVar("T")
 
 _OFTEN = 2
@@ -209,10 +208,8 @@ class RecomputedForwards:
         """Whether the two runs of the forwards of an update are compared."""
         return self._is_compared(update - self.first_update)
 
-    def first_run(
-        self, update: int, count: int, run: Callable[[], R], take: Callable[[R], T]
-    ) -> tuple[T, StateSnapshot] | None:
-        """Calls ``run``, a forward over ``count`` micro-batches; returns ``take(result)`` and the earlier state.
+    def first_run(self, update: int, count: int, run: Callable[[], T]) -> tuple[T, StateSnapshot] | None:
+        """Calls ``run``, a forward over ``count`` micro-batches; returns its result and the earlier state.
 
         The state is a snapshot of the module from before the forward, with ``written`` filled in. Returns None if a
         forward over several micro-batches has changed the module's state: each micro-batch should have seen the changes
@@ -223,17 +220,14 @@ class RecomputedForwards:
         if thorough:
             self._state.find_containers()
         before = self._state.snapshot(thorough)
-
-        def run_and_finish() -> tuple[T, StateSnapshot] | None:
-            result = run()
-            state = self._state.with_changes(before, thorough)
-            return None if count > 1 and state.written else (take(result), state)
-
-        finished = self._without_graph(before, run_and_finish)
-        if finished is None:
-            self._state.restore(before)
-            self._separated += 1
-        return finished
+        result = self._without_graph(before, run)
+        state = self._state.with_changes(before, thorough)
+        if count == 1 or not state.written:
+            return result, state
+        del result  # frees its memory before the state is copied
+        self._state.restore(before)
+        self._separated += 1
+        return None
 
     def _without_graph(self, before: StateSnapshot, run: Callable[[], T]) -> T:
         """Calls ``run`` and drops what it saves for a backward, unless the forward itself needs the saved tensors."""

@@ -18,7 +18,6 @@ from chimera_runtime.stage.gradient_sums import GradientSum
 from chimera_runtime.stage.module_runs import METHOD, Backward, LoadKeywords, ModuleRuns, differentiate
 from chimera_runtime.stage.recomputation import (
     ForwardArguments,
-    ForwardDigest,
     ForwardResult,
     IsCompared,
     RecomputedForwards,
@@ -30,7 +29,6 @@ from chimera_runtime.stage.recomputation import (
 from chimera_runtime.stage.saved_tensors import TensorMoves
 from chimera_runtime.stage.splitting import HalfBackward, run_first_half
 from chimera_runtime.stage.stage_output import (
-    Auxiliary,
     Finished,
     SendOutput,
     SideNumbers,
@@ -220,26 +218,21 @@ class Stage(WeightGroup):
         together = arguments[0]._replace(inputs=inputs, keywords=joined([a.keywords for a in arguments]))
         before = [versions_of_arguments(*values) for values in zip(arguments, targets, strict=True)]
 
-        # The first run keeps no graph: `take` takes all that is needed of the result while the result is there.
         def run() -> tuple[ForwardResult, Finished]:
             result = self.runs.run(together)
             return result, self._finish(micros, result, [*map(fresh, targets)])
 
-        def take(ran: tuple[ForwardResult, Finished]) -> tuple[Tensors, Auxiliary, Sequence[ForwardDigest | None]]:
-            result, (results, roots) = ran
-            self.carries.keep(micros[0], together.carry, inputs, result.carry)
-            values = partial(self._compared_values, result, roots, count)
-            return results, result.auxiliary, self._reruns.digests(update, values, count)
-
-        first_run = self._reruns.first_run(update, count, run, take)
+        first_run = self._reruns.first_run(update, count, run)
         if first_run is None:  # a joint call changes the module's state otherwise than one call after the other
             self._output.forget(micros)
             return self._one_by_one(micros, batches, targets)
         # Each micro-batch gets what its own second run begins with, and what that run must give again.
-        (results, auxiliary, digests), state = first_run
+        (result, (results, roots)), state = first_run
+        self.carries.keep(micros[0], together.carry, inputs, result.carry)
+        digests = self._reruns.digests(update, partial(self._compared_values, result, roots, count), count)
         for micro, values, target, numbers, digest in zip(micros, arguments, targets, before, digests, strict=True):
             self._saved[micro] = SavedInput(values, target, numbers, state, count, digest)
-        self._side_numbers.add(self.number, micros[0], update, auxiliary)
+        self._side_numbers.add(self.number, micros[0], update, result.auxiliary)
         return payload(results)
 
     def _finish(self, micros: Sequence[int], result: ForwardResult, targets: Sequence[Any]) -> Finished:
