@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.errors.stage import norm_is_negative
-from chimera_runtime.program.job import Job, Place
+from chimera_runtime.program.job import Job
 from chimera_runtime.program.rank_facts import Group
 from chimera_runtime.ranks.agreement import ControlGroup, Fact
 from chimera_runtime.ranks.messages import Names, Numbers, Pending, Reader, Settle, Staging, unrecorded
@@ -54,7 +54,8 @@ class Replicas:
     def _fact(self, group: Group, numbers: Numbers) -> Fact:
         digests = [*map(int, numbers())]
         names = [f"a digest of {self._names[parameter]}" for parameter in self._parameters[group]]
-        return _together(digests), lambda: {n: f"{number:x}" for n, number in zip(names, digests, strict=True)}
+        together = sum(digest * (2 * place + 1) for place, digest in enumerate(digests)) % _PRIME
+        return together, lambda: {n: f"{number:x}" for n, number in zip(names, digests, strict=True)}
 
 
 def bits(tensor: torch.Tensor) -> int:
@@ -65,10 +66,6 @@ def bits(tensor: torch.Tensor) -> int:
 @torch.no_grad()
 def _sums(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return [_sum(local(tensor)) for tensor in tensors]
-
-
-def _together(digests: Sequence[int]) -> int:
-    return sum(digest * (2 * place + 1) for place, digest in enumerate(digests)) % _PRIME
 
 
 def _sum(tensor: torch.Tensor) -> torch.Tensor:
@@ -330,18 +327,15 @@ def total_norm(
     """Returns the norm over all weights in float64, the same on every rank; every rank must call it. ``gradients`` are
     those on this rank by weight group, which only the first of its ranks counts.
     """
-    counted = [g for group, tensors in gradients.items() if _counts(control_group.place, job, group) for g in tensors]
+    place = control_group.place
+    firsts = {group: place.ranks_of(job.members(group))[0] for group in gradients}
+    counted = [g for group, tensors in gradients.items() if firsts[group] == place.rank for g in tensors]
     numbers = torch.tensor(norms(counted, norm_type), dtype=torch.float64)
     largest, power = math.isinf(norm_type), norm_type or 1.0  # a norm of order 0 is a count, and counts add up
     total = (numbers.amax() if largest and counted else (numbers**power).sum()).reshape(1)
     kind = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
     control_group.reduce(total, "for the norm of the gradients", kind)
     return (total if largest else total ** (1 / power)).reshape(())
-
-
-def _counts(place: Place, job: Job, group: Group) -> bool:
-    """Whether this rank is the first rank that holds a weight group, and so adds the group to a norm."""
-    return place.ranks_of(job.members(group))[0] == place.rank
 
 
 def gradients_of(parameters: Mapping[Group, Iterable[torch.nn.Parameter]]) -> dict[Group, list[torch.Tensor]]:
