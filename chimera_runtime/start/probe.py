@@ -517,8 +517,7 @@ class VaryingShapes:
         """Returns the boundaries between stages for inputs of these shapes; all ranks call it. Errors as in `begin`."""
         shapes = _shapes(inputs)
         if shapes not in self._boundaries:
-            with all_generators_kept():
-                self._boundaries[shapes] = self._probe(inputs, shapes)
+            self._boundaries[shapes] = self._probe(inputs, shapes)
         return self._boundaries[shapes]
 
     def check(self, update: int) -> None:
