@@ -21,12 +21,12 @@ from weakref import proxy
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader
 
 from chimera_runtime.blame import Located, ModelError, UserCode
 from chimera_runtime.data.item_order import ItemOrder, Share, is_stream, length_of_stream, require_enough
-from chimera_runtime.data.iterable_reader import EpochEnd, IterableReader, ReadBatch, ReadPosition
-from chimera_runtime.data.mini_batch import Failure, ItemLoading, MiniBatch, Uses, failure, sendable
+from chimera_runtime.data.mini_batch import Failure, ItemLoading, MiniBatch, Uses
+from chimera_runtime.data.readers import IterableReader, MapReader, ReadBatch, ReadPosition, ReadTask
 from chimera_runtime.errors import FAILED, MISUSED, Misuse
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.ranks.agreement import ControlGroup, digest_of
@@ -71,44 +71,8 @@ class DataWorkers:
         return self.timeout - min(_LOOK_AFTER, self.timeout / 4)
 
 
-@dataclass(frozen=True)
-class LoadingTask:
-    """A mini-batch to load from a map-style dataset, with ``items`` items of the copy.
-
-    ``micro_batches`` has, by number, the number of the first item in the epoch, and the keys of the items.
-    """
-
-    epoch: int
-    items: int
-    micro_batches: dict[int, tuple[int, list[Any]]]
-
-
-@dataclass(frozen=True, eq=False)
-class MapReader(Dataset[Any]):
-    """Loads the mini-batch of each task from a map-style dataset, in a rank or in a data worker."""
-
-    loading: ItemLoading
-    share: Share
-    uses: Uses
-
-    def __getitem__(self, task: LoadingTask) -> MiniBatch | Failure:
-        if get_worker_info() is None:
-            return self._loaded(task)
-        try:
-            return sendable(self._loaded(task))
-        except (ModelError, Misuse) as error:
-            return failure(error)
-
-    def _loaded(self, task: LoadingTask) -> MiniBatch:
-        triples = {}
-        for micro, (place, keys) in task.micro_batches.items():
-            items = self.loading.items(task.epoch, keys)
-            triples[micro] = self.loading.collated(items, task.epoch, place, keys, self.uses[micro])
-        return MiniBatch(task.items, self.share, triples)
-
-
 def elements(
-    source: MapReader | IterableReader, tasks: Iterable[LoadingTask] | None, workers: DataWorkers
+    source: MapReader | IterableReader, tasks: Iterable[ReadTask] | None, workers: DataWorkers
 ) -> Iterator[Any]:
     """Loads mini-batches in the order of the tasks, or of an iterable dataset. Closing the iterator ends the workers.
 
@@ -125,11 +89,11 @@ def _by_rank(loaded: Iterator[Any], pins_memory: bool) -> Iterator[Any]:
     while True:
         with all_generators_kept():
             element = next(loaded)
-        yield element.pin_memory() if pins_memory and not isinstance(element, EpochEnd) else element
+        yield element.pin_memory() if pins_memory else element
 
 
 def _by_workers(
-    source: MapReader | IterableReader, tasks: Iterable[LoadingTask] | None, workers: DataWorkers
+    source: MapReader | IterableReader, tasks: Iterable[ReadTask] | None, workers: DataWorkers
 ) -> Iterator[Any]:
     # Workers ignore signals that are sent to the whole job: the rank handles these, and ends its workers. If the rank
     # is killed, the system tells its children, but for those of a fork server or of another thread.
@@ -325,11 +289,6 @@ class Loader:
     num_workers, prefetch_factor, multiprocessing_context, pin_memory
         As of torch's DataLoader: processes that load while the rank computes, how many mini-batches each is ahead,
         how they are started, and whether they fill memory from which a GPU copies. The order stays the same.
-
-    Attributes
-    ----------
-    epoch
-        The present epoch; between two iterations the next one.
     """
 
     def __init__(
@@ -352,16 +311,15 @@ class Loader:
         self._workers = workers
         self._drop_last = drop_last
         self._is_stream = is_stream(loading.dataset)
-        # The position in the data: an epoch, its items so far over all copies, and the state of an iterable dataset.
-        self._items = 0
-        self._state: Any = None
+        self._place = ReadPosition()
         self._is_at_beginning = True  # of an iteration
-        self._origin: tuple[int, ...] = ()  # the numbers on which the order of the epoch depends
-        # What is being loaded, and the epoch and items at which its next mini-batch begins.
-        self._elements: Iterator[Any] | None = None
-        self._next_loaded = (-1, 0)
-        self.epoch = 0
+        self._elements: Iterator[Any] | None = None  # what is being loaded, from `_place` on
         self._require_enough()
+
+    @property
+    def epoch(self) -> int:
+        """The present epoch; between two iterations the next one."""
+        return self._place.epoch
 
     # ---- iterating
 
@@ -379,27 +337,26 @@ class Loader:
 
     def __iter__(self) -> Iterator[MiniBatch]:
         if not self._is_at_beginning:
-            self._move_to(self.epoch + 1)
+            self._move_to(ReadPosition(self.epoch + 1))
         self._is_at_beginning = False
         self._require_enough()
-        count = self._count
-        self._origin = self._order.seed, int(self._order.shuffle), -1 if count is None else count
         while (batch := self._next()) is not None:
             if batch.items:
                 yield batch
-        self._move_to(self.epoch + 1)
+        self._is_at_beginning = True
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next iteration begin ``epoch``, or continue in it if `load_state_dict` has set a position there."""
         if epoch != self.epoch or not self._is_at_beginning:
-            self._move_to(epoch)
+            self._move_to(ReadPosition(epoch))
 
     def close(self) -> None:
         """Ends the data workers; a later iteration starts new ones."""
-        self._elements, self._next_loaded = None, (-1, 0)
+        self._elements = None
 
-    def _move_to(self, epoch: int, items: int = 0, state: Any = None) -> None:
-        self.epoch, self._items, self._state, self._is_at_beginning = epoch, items, state, True
+    def _move_to(self, place: ReadPosition) -> None:
+        self.close()  # what is being loaded goes on at another position
+        self._place, self._is_at_beginning = place, True
 
     @property
     def _count(self) -> int | None:
@@ -417,67 +374,56 @@ class Loader:
             raise Misuse(mistakes.DATASET_IS_EMPTY)
 
     def _next(self) -> MiniBatch | None:
-        # The items over all copies, 0 at the end of the epoch, and this rank's part of them.
-        if self._is_stream:
-            items, batch = self._next_of_stream()
+        """The next mini-batch of the epoch; None at its end, from where the next epoch begins."""
+        count, place = self._count, self._place
+        read = self._receive() if self._uses and (count is None or self._is_stream or self._items_of_next()) else None
+        # Without a length of the dataset, the ranks that read it send the number of items to the others.
+        if read is None:
+            items = self._reader_messages.receive_items() if count is None else self._items_of_next()
         else:
-            items = self._items_of_next()
-            batch = self._receive() if self._uses and items else None
+            items = read.items
+            if count is None:
+                self._reader_messages.send_items(items)
         if not items:
-            self._next_loaded = self.epoch + 1, 0
+            self._place = ReadPosition(place.epoch + 1)
             return None
-        loaded = {} if batch is None else batch.micro_batches
+        loaded, state = ({}, None) if read is None else (read.micro_batches, read.state)
         mini_batch = MiniBatch(self._share.items_of_copy(items), self._share, loaded, self._position)
-        self._items += items
-        self._next_loaded = self.epoch, self._items
+        self._place = ReadPosition(place.epoch, place.items + items, state)
         return mini_batch
 
     @property
     def _position(self) -> tuple[int, ...]:
-        position = (*self._origin, self.epoch, self._items)
-        if self._is_stream or self._order.sampler is None:
+        count, place, order = self._count, self._place, self._order
+        position = order.seed, int(order.shuffle), -1 if count is None else count, place.epoch, place.items
+        if self._is_stream or order.sampler is None:
             return position
-        (key,) = self._order.keys(self.epoch, self._items, self._items + 1)
+        (key,) = order.keys(place.epoch, place.items, place.items + 1)
         return (*position, key if isinstance(key, int) else digest_of(repr(key)))
-
-    def _next_of_stream(self) -> tuple[int, MiniBatch | None]:
-        """Without a length of the dataset, the ranks that read send the number of items to the others."""
-        has_no_length = self._count is None
-        if not self._uses:
-            return self._reader_messages.receive_items() if has_no_length else self._items_of_next(), None
-        read = self._receive()
-        items, batch = (read.items, read.batch) if isinstance(read, ReadBatch) else (0, None)
-        if batch is not None:
-            self._state = read.state
-        if has_no_length:
-            self._reader_messages.send_items(items)
-        return items, batch
 
     def _items_of_next(self) -> int:
         count = self._count
         assert count is not None
-        items = min(count - self._items, self._share.items)
+        items = min(count - self._place.items, self._share.items)
         return 0 if self._drop_last and items < self._share.items else items
 
-    def _receive(self) -> Any:
-        """Starts the data workers first, or again if they would continue at another position."""
-        if self._elements is None or self._next_loaded != (self.epoch, self._items):
-            self._elements = None  # ends its workers before others begin
-            self._elements = self._start_loading()
+    def _receive(self) -> ReadBatch:
         try:
             with self._located:
-                return next(self._elements)
+                if self._elements is None:
+                    self._elements = self._start_loading()
+                read: ReadBatch = next(self._elements)
+                return read
         except BaseException:
             self.close()
             raise
 
-    def _start_loading(self) -> Iterator[Any]:
-        begin = ReadPosition(self.epoch, self._items, self._state)
+    def _start_loading(self) -> Iterator[ReadBatch]:
+        share, uses, drop_last, begin = self._share, self._uses, self._drop_last, self._place
         if self._is_stream:
-            stream = IterableReader(self._loading, self._share, self._uses, self._drop_last, begin)
-            return elements(stream, None, self._workers)
-        source = MapReader(self._loading, self._share, self._uses)
-        return elements(source, _tasks(self._order, self._share, self._uses, self._drop_last, begin), self._workers)
+            return elements(IterableReader(self._loading, share, uses, drop_last, begin), None, self._workers)
+        tasks = _tasks(self._order, share, uses, drop_last, begin)
+        return elements(MapReader(self._loading, share, uses), tasks, self._workers)
 
     # ---- resuming
 
@@ -487,11 +433,11 @@ class Loader:
         All ranks must call it, because those that do not read an iterable dataset receive its state.
         """
         length = self._count
-        place: dict[str, Any] = {"epoch": self.epoch, "items": self._items, "length": length}
+        place: dict[str, Any] = {"epoch": self.epoch, "items": self._place.items, "length": length}
         if length is not None and not self._items_of_next():
             place |= {"epoch": self.epoch + 1, "items": 0}
         if self._is_stream:
-            place["stream"] = self._reader_messages.share_state(self._state if place["items"] else None)
+            place["stream"] = self._reader_messages.share_state(self._place.state if place["items"] else None)
         return place
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -509,24 +455,23 @@ class Loader:
             raise mistakes.length_has_changed(length, state["length"])
         if items % self._share.items:
             raise mistakes.no_mini_batch_begins_there(items=items, formula=self._share.formula)
-        self._move_to(state["epoch"], items, state.get("stream"))
+        self._move_to(ReadPosition(state["epoch"], items, state.get("stream")))
 
 
-def _tasks(order: ItemOrder, share: Share, uses: Uses, drop_last: bool, begin: ReadPosition) -> Iterator[LoadingTask]:
+def _tasks(order: ItemOrder, share: Share, uses: Uses, drop_last: bool, begin: ReadPosition) -> Iterator[ReadTask]:
     """Yields all mini-batches from a position on, epoch after epoch, until an epoch has none.
 
     It has no reference to the loader: in a cycle, data workers would stay until a garbage collection.
     """
     epoch, start, least = begin.epoch, begin.items, share.items if drop_last else 1
     while (count := order.count(epoch)) >= least:
-        # An entry for each micro-batch of this rank that has items: its place in the epoch, and the keys.
         while (items := min(count - start, share.items)) >= least:
-            micro_batches = {}
+            keys = {}
             for micro in uses:
                 first = share.start(micro)
                 last = min(first + share.micro_batch_size, items)
                 if first < last:
-                    micro_batches[micro] = start + first, order.keys(epoch, start + first, start + last)
-            yield LoadingTask(epoch, share.items_of_copy(items), micro_batches)
+                    keys[micro] = order.keys(epoch, start + first, start + last)
+            yield ReadTask(epoch, start, items, keys)
             start += items
         epoch, start = epoch + 1, 0

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chimera_runtime.data.item_order import ItemOrder, Share, is_stream, length_of_stream, require_enough
-from chimera_runtime.data.iterable_reader import IterableReader, ReadBatch, ReadPosition
-from chimera_runtime.data.mini_batch import ALL, CutSlice, ItemLoading, MicroBatchParts, MiniBatch, Triple
+from chimera_runtime.data.mini_batch import ALL, CutSlice, ItemLoading, MicroBatchParts, Triple
+from chimera_runtime.data.readers import IterableReader, ReadBatch, ReadPosition
 from chimera_runtime.errors.data import order_of_iterable
 from chimera_runtime.values.boundary import Keywords
 from chimera_runtime.values.nested import all_generators_kept
@@ -75,7 +75,7 @@ class Batches(MicroBatchSource):
     cut_slice: CutSlice | None = None
     lengths: tuple[int, ...] = ()
     _triples: dict[tuple[int, int], Triple] = field(default_factory=dict)
-    _read: list[MiniBatch] = field(default_factory=list)
+    _read: list[ReadBatch] = field(default_factory=list)
     _stream: list[Any] = field(default_factory=list)
 
     def check(self) -> None:
@@ -115,21 +115,18 @@ class Batches(MicroBatchSource):
     def _loaded(self, update: int, micro: int) -> Triple:
         loading, share = ItemLoading(self.dataset, self.seed, self.collate), self._share
         if is_stream(self.dataset):
-            return self._mini_batch(loading, update)(micro)
+            return self._read_until(loading, update).micro_batches[micro]
         order, count = self._order, self._order.count(0)
         epoch, place = divmod(update, count // share.items)
         start = place * share.items + share.start(micro)
         keys = order.keys(epoch, start, start + share.micro_batch_size)
         return loading.collated(loading.items(epoch, keys), epoch, start, keys)
 
-    def _mini_batch(self, loading: ItemLoading, update: int) -> MiniBatch:
+    def _read_until(self, loading: ItemLoading, update: int) -> ReadBatch:
         if not self._stream:
             uses = dict.fromkeys(range(self.micro_batches), ALL)
             self._stream.append(iter(IterableReader(loading, self._share, uses, True, ReadPosition())))
         while len(self._read) <= update:
-            match next(self._stream[0]):
-                case ReadBatch(batch):
-                    self._read.append(batch)
-                case _:
-                    pass  # the next epoch begins
+            if (batch := next(self._stream[0])).items:  # else the next epoch begins
+                self._read.append(batch)
         return self._read[update]

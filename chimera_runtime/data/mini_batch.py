@@ -5,7 +5,7 @@ Random numbers depend on the item alone, not on the process.
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -135,11 +135,6 @@ class MiniBatch:
                 items=self.items, micro_batch_size=self.share.micro_batch_size, micro_batches=self.share.micro_batches
             )
 
-    def pin_memory(self) -> "MiniBatch":
-        """Returns this mini-batch in pinned memory, from which a GPU can copy while it computes."""
-        pinned = {micro: mapped(triple, torch.Tensor.pin_memory) for micro, triple in self.micro_batches.items()}
-        return replace(self, micro_batches=pinned)
-
 
 @dataclass(frozen=True)
 class Failure:
@@ -163,19 +158,16 @@ def failure(error: ModelError | Misuse) -> Failure:
     return Failure(str(error), MISUSED, error)
 
 
-def sendable(batch: MiniBatch) -> MiniBatch:
-    """Returns a mini-batch as a data worker sends it, in few storages, without graphs; `ModelError` if it cannot."""
-    for triple in batch.micro_batches.values():
+def sendable(micro_batches: Mapping[int, Triple]) -> dict[int, Triple]:
+    """Returns micro-batches as a data worker sends them, in few storages, without graphs; `ModelError` if it cannot."""
+    for triple in micro_batches.values():
         with UserCode("sending a micro-batch from a data worker", MISUSED):
             pickle.dumps(taken_apart(triple)[1])
-    parts = [
-        _in_one_piece(
-            {micro: mapped(triple[part], torch.Tensor.detach) for micro, triple in batch.micro_batches.items()}
-        )
+    inputs, targets, keywords = (
+        _in_one_piece({micro: mapped(triple[part], torch.Tensor.detach) for micro, triple in micro_batches.items()})
         for part in range(3)
-    ]
-    triples = {micro: (parts[0][micro], parts[1][micro], parts[2][micro]) for micro in batch.micro_batches}
-    return MiniBatch(batch.items, batch.share, triples)
+    )
+    return {micro: (inputs[micro], targets[micro], keywords[micro]) for micro in micro_batches}
 
 
 def _in_one_piece(values: dict[int, Any]) -> dict[int, Any]:

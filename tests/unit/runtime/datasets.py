@@ -13,6 +13,7 @@ from chimera_runtime.blame import Located
 from chimera_runtime.data.item_order import ItemOrder, Share
 from chimera_runtime.data.loader import DataWorkers, Loader, ReaderMessages
 from chimera_runtime.data.mini_batch import ALL, ItemLoading, MiniBatch
+from chimera_runtime.data.readers import ReadBatch
 
 ITEMS = 26
 
@@ -139,9 +140,9 @@ def loader(
     )
 
 
-def numbers(batch: MiniBatch) -> list[int]:
+def numbers(batch: MiniBatch | ReadBatch) -> list[int]:
     """The items of a mini-batch that were loaded, micro-batch by micro-batch."""
-    return [int(x) for micro in sorted(batch.micro_batches) for x in batch(micro)[0].tolist()]
+    return [int(x) for micro in sorted(batch.micro_batches) for x in batch.micro_batches[micro][0].tolist()]
 
 
 def draws(batch: MiniBatch) -> dict[int, list[float]]:

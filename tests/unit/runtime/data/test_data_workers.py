@@ -170,15 +170,16 @@ def _fail(_number: int) -> None:
 
 RANK = """
 import multiprocessing, os, signal, sys, threading, time
-from chimera_runtime.data.loader import MapReader, LoadingTask, DataWorkers, elements
+from chimera_runtime.data.loader import DataWorkers, elements
 from chimera_runtime.data.mini_batch import ALL, ItemLoading
+from chimera_runtime.data.readers import MapReader, ReadTask
 from chimera_runtime.data.item_order import Share
 class Items(list):
     def __getitem__(self, number):
         time.sleep(600 if number == 22 else 0)
         return super().__getitem__(number)
 def loaded(start, workers):
-    tasks = (LoadingTask(0, 1, {0: (n, [n])}) for n in range(1000))
+    tasks = (ReadTask(0, n, 1, {0: [n]}) for n in range(1000))
     reader = MapReader(ItemLoading(Items([(1, 2)] * 1000), 0), Share(1, 1, 1, 0), {0: ALL})
     return elements(reader, tasks, DataWorkers(workers, start=start))
 """

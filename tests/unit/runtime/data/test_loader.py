@@ -13,10 +13,10 @@ from torch.utils.data import IterableDataset, RandomSampler, WeightedRandomSampl
 
 from chimera_runtime.blame import ModelError
 from chimera_runtime.data.item_order import Share
-from chimera_runtime.data.iterable_reader import EpochEnd, IterableReader, ReadBatch, ReadPosition
 from chimera_runtime.data.loader import Loader, Messages, ReaderMessages
 from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.data.mini_batch import ItemLoading, MiniBatch
+from chimera_runtime.data.readers import IterableReader, ReadPosition
 from chimera_runtime.errors import BadCheckpoint, Misuse, PeerLost
 from chimera_runtime.ranks.world import World
 from tests.unit.runtime.datasets import (
@@ -401,10 +401,8 @@ def test_all_is_read_and_what_is_used_is_collated_epoch_after_epoch() -> None:
         return torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
 
     dataset = Flowing(20)
-    elements = [*islice(stream(dataset, collate=collate), 4)]
-    assert [type(element) for element in elements] == [ReadBatch, ReadBatch, EpochEnd, ReadBatch]
-    assert [numbers(read.batch) for read in elements if isinstance(read, ReadBatch)] == [[6, 7], [14, 15], [6, 7]]
-    assert [(read.items, read.batch.items) for read in elements if isinstance(read, ReadBatch)] == [(8, 4)] * 3
+    reads = [*islice(stream(dataset, collate=collate), 4)]
+    assert [(read.items, numbers(read)) for read in reads] == [(8, [6, 7]), (8, [14, 15]), (0, []), (8, [6, 7])]
     assert collated == [6, 7, 14, 15, 6, 7]
     assert dataset.read == [*range(20), *range(8)]
 
@@ -417,8 +415,7 @@ def test_the_dataset_is_told_the_epoch() -> None:
         def __iter__(self) -> Iterator[Any]:
             yield from ((torch.tensor(100.0 * self.epoch + number), 0) for number in range(8))
 
-    reads = [read for read in islice(stream(Turning(), ReadPosition(3)), 3) if isinstance(read, ReadBatch)]
-    assert [numbers(read.batch) for read in reads] == [[306, 307], [406, 407]]
+    assert [numbers(read) for read in islice(stream(Turning(), ReadPosition(3)), 3)] == [[306, 307], [], [406, 407]]
 
 
 def test_a_state_is_that_after_the_mini_batch_and_no_view_of_it() -> None:
@@ -426,14 +423,13 @@ def test_a_state_is_that_after_the_mini_batch_and_no_view_of_it() -> None:
     assert [read.state for read in (first, second)] == [{"of_iterator": False, "state": {"next": n}} for n in (8, 16)]
     dataset = Stateful()
     (again,) = islice(stream(dataset, ReadPosition(0, 8, first.state)), 1)
-    assert numbers(again.batch) == numbers(second.batch) == [14, 15]
+    assert numbers(again) == numbers(second) == [14, 15]
     assert dataset.read == [*range(8, 16)]
 
 
 def test_a_length_ends_the_reading_though_more_would_come() -> None:
     dataset = Sized(30, said=17)
-    elements = [*islice(stream(dataset), 3)]
-    assert [type(element) for element in elements] == [ReadBatch, ReadBatch, EpochEnd]
+    assert [read.items for read in islice(stream(dataset), 3)] == [8, 8, 0]
     assert dataset.read == [*range(17)]
 
 
@@ -459,8 +455,7 @@ def test_a_stream_that_is_too_short_is_refused_with_what_a_mini_batch_takes() ->
     with pytest.raises(Misuse, match=words):
         next(stream(Flowing(7)))
     (read, end) = islice(stream(Flowing(7), drop_last=False), 2)
-    assert (read.items, read.batch.items, numbers(read.batch)) == (7, 3, [6])
-    assert end == EpochEnd()
+    assert (read.items, numbers(read), end.items) == (7, [6], 0)
     with pytest.raises(Misuse, match="the dataset ended after 0 items"):
         next(stream(Flowing(0), drop_last=False))
 

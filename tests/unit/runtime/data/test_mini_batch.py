@@ -23,11 +23,11 @@ from chimera_runtime.data.mini_batch import (
     Failure,
     ItemLoading,
     MicroBatchParts,
-    MiniBatch,
     as_triple,
     failure,
     sendable,
 )
+from chimera_runtime.data.readers import ReadBatch
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors.data import items_text, order_of_iterable
 from chimera_runtime.values.boundary import KeywordNames, whole
@@ -136,20 +136,20 @@ def test_micro_batches_that_are_alike_travel_as_one_piece_of_memory_and_others_a
     micro_batches = {
         m: ({"x": torch.full((2, 3), float(m))}, torch.arange(2 + (m == 2)), {"names": ["a", str(m)]}) for m in range(3)
     }
-    sent = sendable(MiniBatch(6, SHARE, micro_batches))
-    inputs = [sent(m)[0]["x"] for m in range(3)]
+    sent = sendable(micro_batches)
+    inputs = [sent[m][0]["x"] for m in range(3)]
     assert len({x.untyped_storage().data_ptr() for x in inputs}) == 1
     assert [x[0, 0].item() for x in inputs] == [0, 1, 2]
-    assert [len(sent(m)[1]) for m in range(3)] == [2, 2, 3]
-    assert [sent(m)[2]["names"][1] for m in range(3)] == ["0", "1", "2"]
+    assert [len(sent[m][1]) for m in range(3)] == [2, 2, 3]
+    assert [sent[m][2]["names"][1] for m in range(3)] == ["0", "1", "2"]
 
 
 def test_what_cannot_be_sent_is_said_where_it_is() -> None:
     """An error in the thread that sends it would be lost, and the rank would wait for ever."""
     with pytest.raises(ModelError, match=r"sending a micro-batch from a data worker: .*pickle"):
-        sendable(MiniBatch(2, SHARE, {0: (torch.ones(2), lambda: 1, {})}))
+        sendable({0: (torch.ones(2), lambda: 1, {})})
     grown = torch.ones(2, requires_grad=True) * 2
-    pickle.dumps(sendable(MiniBatch(2, SHARE, {0: (grown, None, {})})))
+    pickle.dumps(sendable({0: (grown, None, {})}))
 
 
 def test_an_error_travels_with_its_traceback_whatever_it_is() -> None:
@@ -182,9 +182,9 @@ def test_what_is_no_pair_is_named(item: Any, kind: str) -> None:
 
 def test_pinning_keeps_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor + 1)
-    pinned = MiniBatch(2, SHARE, {0: (torch.zeros(2), "text", {})}, (4, 0)).pin_memory()
-    assert pinned(0)[0].tolist() == [1, 1]
-    assert (pinned(0)[1:], pinned.items, pinned.position) == (("text", {}), 2, (4, 0))
+    pinned = ReadBatch({0: (torch.zeros(2), "text", {})}, 2, "a state").pin_memory()
+    assert pinned.micro_batches[0][0].tolist() == [1, 1]
+    assert (pinned.micro_batches[0][1:], pinned.items, pinned.state) == (("text", {}), 2, "a state")
 
 
 # Micro-batches cut into slices along dimension 1; what has no sequence there is refused.
