@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 
@@ -84,6 +85,10 @@ class ModelError(PlacedError):
         self.rank: int | None = None
         self.worker: int | None = None
 
+    def __reduce__(self) -> Any:
+        """Pickles the error with its cause as text, as the user's error may not be one that can be pickled."""
+        return _received, (self.doing, self.status, RemoteTraceback.of(self))
+
     def __str__(self) -> str:
         """Returns a line: rank, worker, purpose of the call, operation, place in the user's code, and the error."""
         place = "" if self.rank is None else f"rank {self.rank}: "
@@ -91,6 +96,12 @@ class ModelError(PlacedError):
             place = f"rank {self.rank} (worker {self.worker}): "
         doing = self.doing if self.operation is None else f"{self.doing} ({self.operation.words})"
         return visible(f"{place}{doing}{'' if self.__cause__ is None else f': {_cause(self.__cause__)}'}")
+
+
+def _received(doing: str, status: int, cause: "RemoteTraceback") -> ModelError:
+    error = ModelError(doing, status)
+    error.__cause__ = cause
+    return error
 
 
 @contextmanager

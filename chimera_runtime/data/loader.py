@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from chimera_runtime.blame import Located, ModelError, UserCode
 from chimera_runtime.data.item_order import ItemOrder, Share, is_stream, length_of_stream, require_enough
-from chimera_runtime.data.mini_batch import Failure, ItemLoading, MiniBatch, Uses
+from chimera_runtime.data.mini_batch import ItemLoading, MiniBatch, Uses
 from chimera_runtime.data.readers import IterableReader, MapReader, ReadBatch, ReadPosition, ReadTask
 from chimera_runtime.errors import FAILED, MISUSED, Misuse
 from chimera_runtime.errors import data as mistakes
@@ -120,8 +120,8 @@ def _by_workers(
         process._popen.terminate = partial(type(process._popen).kill, proxy(process._popen))
     while True:
         element = _next(loaded, workers.patience)
-        if isinstance(element, Failure):
-            element.raise_again()
+        if isinstance(element, Exception):
+            raise element
         yield element
 
 
@@ -376,7 +376,7 @@ class Loader:
     def _next(self) -> MiniBatch | None:
         """The next mini-batch of the epoch; None at its end, from where the next epoch begins."""
         count, place = self._count, self._place
-        read = self._receive() if self._uses and (count is None or self._is_stream or self._items_of_next()) else None
+        read = self._receive() if self._uses and (self._is_stream or self._items_of_next()) else None
         # Without a length of the dataset, the ranks that read it send the number of items to the others.
         if read is None:
             items = self._reader_messages.receive_items() if count is None else self._items_of_next()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
-from chimera_runtime.blame import ModelError, RemoteTraceback, UserCode
+from chimera_runtime.blame import UserCode
 from chimera_runtime.data.item_order import Share
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.errors import data as mistakes
@@ -134,28 +134,6 @@ class MiniBatch:
             raise mistakes.mini_batch_lacks_items(
                 items=self.items, micro_batch_size=self.share.micro_batch_size, micro_batches=self.share.micro_batches
             )
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An error of a data worker on its way to the rank."""
-
-    doing: str
-    status: int
-    cause: RemoteTraceback | Misuse
-
-    def raise_again(self) -> None:
-        """Raises the error in the rank."""
-        if isinstance(self.cause, Misuse):
-            raise self.cause
-        raise ModelError(self.doing, self.status) from self.cause
-
-
-def failure(error: ModelError | Misuse) -> Failure:
-    """Returns an error in a form that a data worker can send: with the user's traceback as text."""
-    if isinstance(error, ModelError):
-        return Failure(error.doing, error.status, RemoteTraceback.of(error))
-    return Failure(str(error), MISUSED, error)
 
 
 def sendable(micro_batches: Mapping[int, Triple]) -> dict[int, Triple]:

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from chimera_runtime.blame import ModelError, UserCode
 from chimera_runtime.data.item_order import Share, length_of_stream
-from chimera_runtime.data.mini_batch import Failure, ItemLoading, Triple, Uses, failure, sendable
+from chimera_runtime.data.mini_batch import ItemLoading, Triple, Uses, sendable
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.values.nested import draw_seed, mapped, seed_all
@@ -72,7 +72,7 @@ class ReadBatch:
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """Makes mini-batches from tasks. An error in a data worker becomes a `Failure`, which the worker can send."""
+    """Makes mini-batches from tasks. A data worker sends an error in place of the mini-batch."""
 
     loading: ItemLoading
     share: Share
@@ -93,13 +93,13 @@ class Reader:
 class MapReader(Reader, Dataset[Any]):
     """The mini-batches of a map-style dataset, each by its task."""
 
-    def __getitem__(self, task: ReadTask) -> ReadBatch | Failure:
+    def __getitem__(self, task: ReadTask) -> ReadBatch | ModelError | Misuse:
         try:
             return self.read(task)
         except (ModelError, Misuse) as error:
             if get_worker_info() is None:
                 raise
-            return failure(error)
+            return error
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,7 @@ class IterableReader(Reader, IterableDataset[Any]):
     drop_last: bool
     begin: ReadPosition
 
-    def __iter__(self) -> Iterator[ReadBatch | Failure]:
+    def __iter__(self) -> Iterator[ReadBatch | ModelError | Misuse]:
         worker = get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         try:
@@ -117,7 +117,7 @@ class IterableReader(Reader, IterableDataset[Any]):
         except (ModelError, Misuse) as error:
             if worker is None:
                 raise
-            yield failure(error)
+            yield error
 
     def _tasks(self) -> Iterator[ReadTask]:
         position = self.begin
