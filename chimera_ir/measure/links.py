@@ -671,10 +671,10 @@ def run(request: LinkRequest, ready: Callable[[], None], progress: ShowProgress)
             ready()
         return measure(store, rank, size, request, progress)
     except (Misuse, OutputRefused) as error:
-        faults.end(f"{_NAME}: {error}", MISUSED)
+        faults.end(str(error), MISUSED)
     except PeerLost as error:
         faults.lost(error)
     except (RuntimeError, dist.DistError) as error:
         faults.fail(error)
     except Exception as error:
-        faults.end(f"{_NAME}: rank {rank}: our own fault\n{''.join(traceback.format_exception(error))}", OUR_FAULT)
+        faults.end(f"rank {rank}: our own fault\n{''.join(traceback.format_exception(error))}", OUR_FAULT)

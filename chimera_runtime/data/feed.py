@@ -27,7 +27,7 @@ from chimera_runtime.data.mini_batch import (
 from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.program.job import Job
-from chimera_runtime.ranks.agreement import POSITION, Fact, Key, short
+from chimera_runtime.ranks.agreement import POSITION, Fact, Key, fact_of, short
 from chimera_runtime.values.boundary import KeywordNames, Whole, borders_in
 from chimera_runtime.values.fingerprint import sampled
 from chimera_runtime.values.nested import Tensors, taken_apart
@@ -36,9 +36,7 @@ from chimera_runtime.values.shared_memory import versions
 
 def position(numbers: tuple[int, ...]) -> Fact:
     """Makes a fact of a position in the data, at which a mini-batch of a `Loader` begins."""
-    return short(hash(numbers)), lambda: {
-        name: f"{value}" for name, value in zip(POSITION_NAMES, numbers, strict=False)
-    }
+    return fact_of(dict(zip(POSITION_NAMES, numbers, strict=False)))
 
 
 def sample(digest: int) -> Fact:

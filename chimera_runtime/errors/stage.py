@@ -137,7 +137,6 @@ average_has_unknown_parameter = Misuse.worded(
 # ---- files of weights
 
 weights_cannot_be_written = BadCheckpoint.worded("{path} cannot be written: {reason}")
-export_has_failed = BadCheckpoint.worded("{complaint}")
 directory_is_missing = BadCheckpoint.worded("{path} cannot be written: there is no directory {path.parent}")
 entry_cannot_be_exported = BadCheckpoint.worded("{name}, which the model has in its state_dict, is a {kind}, {why}")
 

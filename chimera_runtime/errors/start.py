@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from chimera_runtime.errors import BadCheckpoint, BadModel, Misuse, PeerLost, RanksDiffer, Refused, worded
+from chimera_runtime.errors import BadModel, Misuse, PeerLost, RanksDiffer, Refused, worded
 
 # Messages of `CompiledSchedule`: stages and calls that do not fit the compiled schedule.
 
@@ -215,12 +215,9 @@ def too_few_gpus(backend: str, count: int, ranks: int) -> Misuse:
     )
 
 
-store_has_failed = PeerLost.worded("{words}")
-
 # Facts that must be equal, and calls that all ranks make.
 
 error_of_a_rank = worded("rank {rank}: {error.__class__.__name__}: {error}")
-call_is_refused = BadCheckpoint.worded("{words}")
 
 
 def facts_differ(where: str, complaints: Iterable[str], advice: Iterable[str]) -> RanksDiffer:

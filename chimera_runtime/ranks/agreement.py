@@ -342,11 +342,11 @@ class ObjectExchange:
         except (Misuse, ModelError) as raised:
             error = raised
         except BadCheckpoint as raised:
-            error = mistakes.call_is_refused(words=refused(f"{raised}"))
+            error = BadCheckpoint(refused(f"{raised}"))
         except PeerLost:
             raise
         except Exception as raised:
-            error = mistakes.call_is_refused(words=refused(mistakes.error_of_a_rank(rank=self.rank, error=raised)))
+            error = BadCheckpoint(refused(mistakes.error_of_a_rank(rank=self.rank, error=raised)))
             error.__cause__ = raised
         results = self.all_gather((_error_text(error), value))
         if error is not None:
@@ -446,6 +446,11 @@ def digest_of(text: str) -> int:
 def short(number: int) -> int:
     """Returns the last 20 bits of a digest: small enough for sums of squares to be exact in float64."""
     return number & ((1 << _BITS) - 1)
+
+
+def fact_of(terms: Mapping[str, float]) -> Fact:
+    """Makes a fact of numbers by their names."""
+    return short(hash((*terms.values(),))), lambda: {name: f"{value}" for name, value in terms.items()}
 
 
 def settings_of(group: Group) -> Key:

@@ -4,9 +4,7 @@ model.pt               a state dict: torch.load(path, weights_only=True)
 model.safetensors      as Hugging Face has it; needs the package safetensors
 """
 
-import os
 import pickle
-import uuid
 import zipfile
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +19,7 @@ from chimera_runtime.errors import BadCheckpoint, Misuse
 from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.ranks.agreement import ObjectExchange
 from chimera_runtime.state.state import State
-from chimera_runtime.values.files import require_regular
+from chimera_runtime.values.files import replacing, require_regular
 
 _SAFE = ".safetensors"
 
@@ -69,7 +67,7 @@ def export_weights(state: State, path: Path, names: Mapping[str, str] | None = N
     complaint = next(filter(None, exchange.all_gather(complaint)), None)
     state.publish_verdict(complaint)
     if complaint is not None:
-        raise mistakes.export_has_failed(complaint=complaint)
+        raise BadCheckpoint(complaint)
 
 
 def load_weights(state: State, path: Path) -> list[str]:
@@ -113,23 +111,17 @@ def _require_readable(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _write(path: Path, tensors: dict[str, Any], state: State) -> None:
-    """Writes a temporary file and renames it: another pipeline, or job, may write the same ``path``."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.writing")
-    try:
-        with temporary.open("wb") as file:
-            if path.suffix == _SAFE:
-                _safetensors().save_file(tensors, temporary, metadata={"format": "pt"})
-            else:
-                aliases = {alias: tensors[name] for alias, name in state.aliases.items() if name in tensors}
-                torch.save(tensors | aliases, file)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as fresh, fresh.open("wb") as file:
+        if path.suffix == _SAFE:
+            _safetensors().save_file(tensors, fresh, metadata={"format": "pt"})
+        else:
+            aliases = {alias: tensors[name] for alias, name in state.aliases.items() if name in tensors}
+            torch.save(tensors | aliases, file)
 
 
 @contextmanager
 def _opened(path: Path, extra: Container[str]) -> Iterator[Mapping[str, Any]]:
-    """Opens a file of weights: values by name, each read when it is looked up; tensors, but for those in ``extra``."""
+    """Opens a file of weights: values by name, read from the disk when used; tensors, but for those in ``extra``."""
     try:
         require_regular(path)
     except OSError as error:
@@ -142,7 +134,7 @@ def _opened(path: Path, extra: Container[str]) -> Iterator[Mapping[str, Any]]:
         except import_module("safetensors").SafetensorError as error:
             raise mistakes.not_safetensors(error=error) from error
         with opened as file:
-            yield SafetensorsFile(file)
+            yield {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
@@ -156,26 +148,6 @@ def _opened(path: Path, extra: Container[str]) -> Iterator[Mapping[str, Any]]:
     ):
         raise BadCheckpoint(mistakes.NOT_A_STATE_DICT)
     yield tensors
-
-
-class SafetensorsFile(Mapping[str, torch.Tensor]):
-    """The tensors of a file of safetensors."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._names = dict.fromkeys(file.keys())
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        tensor: torch.Tensor = self._file.get_tensor(name)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def _safetensors() -> Any:

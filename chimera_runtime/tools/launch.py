@@ -49,7 +49,7 @@ def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
         leave(MISUSED)
     faults = Faults(store, rank)
     if misuse is not None:
-        faults.end(f"train.py: {misuse}", MISUSED)
+        faults.end(str(misuse), MISUSED)
     faults.watch_signals(size)
 
     # Everything else runs below `faults`, with a status for each kind of failure.
@@ -69,21 +69,21 @@ def launch(train: Callable[[Run], None], directory: Path, program: str) -> None:
         _run(train, compiled, store, rank, size=size, options=options, faults=faults, bundle=bundle)
         release(reserved)
     except (Misuse, errors.BadModel, Unwritable, errors.BadCheckpoint) as error:
-        faults.end(f"train.py: {error}", MISUSED)
+        faults.end(str(error), MISUSED)
     except Terminated as error:
-        faults.end(f"train.py: {error}", error.status)
+        faults.end(str(error), error.status)
     except ModelError as error:
-        faults.end(f"train.py: {describe(error)}", error.status)
+        faults.end(describe(error), error.status)
     except errors.PeerLost as error:
         faults.lost(error)
     except (errors.CheckFailed, errors.NotFinite) as error:
-        faults.end(f"train.py: {error}", FAILED)
+        faults.end(str(error), FAILED)
     except (RuntimeError, dist.DistError) as error:
         faults.fail(error)
     except BaseException as error:
         trace = "".join(traceback.format_exception(error))
         report = "" if options.bundle is not None else "; to report it, start again with --bundle FILE"
-        faults.end(f"train.py: rank {rank}: a fault of the generated program{report}\n{trace}", OUR_FAULT)
+        faults.end(f"rank {rank}: a fault of the generated program{report}\n{trace}", OUR_FAULT)
     drop_unwritable()
 
 
@@ -112,7 +112,7 @@ def _run(
     place, device = begin(job, store, rank, size, *arguments, end=lambda error: faults.end_alone(str(error), FAILED))
     facts = compiled.ranks[place.worker]
     offered = {"num_stages": job.stages, "steps": options.steps, "seed": options.seed, "args": options.args}
-    noting = nullcontext() if bundle is None else bundle.noting(place, options.timeout)
+    noting = nullcontext() if bundle is None else bundle.noting(place)
     with Located(rank, place.worker, lambda: memory_report(device, facts)), noting:
         if options.hf:
             from chimera_runtime.huggingface.layers import model_file  # takes half a second

@@ -9,7 +9,7 @@ import torch
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.optimizer.optimizer_facts import OptimizerFacts
 from chimera_runtime.program.rank_facts import Group
-from chimera_runtime.ranks.agreement import STEPS, TERMS, Fact, Key, short, weights_of
+from chimera_runtime.ranks.agreement import STEPS, TERMS, Fact, Key, fact_of, weights_of
 from chimera_runtime.stage.gradient_sums import Replicas, is_due
 from chimera_runtime.update.stage_optimizer import StageOptimizers
 from chimera_runtime.update.updates import FlushedUpdates, Outcomes, Updates
@@ -80,10 +80,9 @@ class FlushFacts:
     def __call__(self, update: int) -> dict[Key, Fact]:
         """Returns the facts of an update on this rank."""
         facts = self.feed.facts(update)
-        facts[TERMS] = _fact({"update": update + 1, **self.terms()})
+        facts[TERMS] = fact_of({"update": update + 1, **self.terms()})
         if self.optimizers.has_parameters:
-            steps = self.optimizers.steps
-            facts[STEPS] = short(steps), lambda: {"steps since the last update": f"{steps}"}
+            facts[STEPS] = fact_of({"steps since the last update": self.optimizers.steps})
         facts.update(self.optimizers.take())
         facts.update({weights_of(group): fact() for group, fact in self._weights.items()})
         self._weights = self.replicas.begin() if is_due(update) else {}
@@ -112,8 +111,4 @@ class StreamFacts:
         noted = {key: read() for key, read in self._noted.pop(update, {}).items()}
         for earlier in [number for number in self._noted if number < update]:
             del self._noted[earlier]
-        return self.feed.facts(update) | noted | {TERMS: _fact({"update": update + 1})}
-
-
-def _fact(terms: Mapping[str, float]) -> Fact:
-    return short(hash((*terms.values(),))), lambda: {name: f"{value}" for name, value in terms.items()}
+        return self.feed.facts(update) | noted | {TERMS: fact_of({"update": update + 1})}

@@ -650,8 +650,10 @@ class StreamedUpdates(Updates):
         if scaler is not None:
             raise mistakes.scaler_without_flush(scheme=self.job.name)
         for number, stage in self.stages.items():
-            if (disturbed := _disturbed(stage)) is not None:
-                raise mistakes.gradient_was_taken_away(stage=number, name=disturbed)
+            disturbed = {group.gradient_sum.disturbed for group in stage.groups}
+            name = next((name for name, parameter in stage.module.named_parameters() if parameter in disturbed), None)
+            if name is not None:
+                raise mistakes.gradient_was_taken_away(stage=number, name=name)
 
     def run_update(self) -> Outcome | None:
         """Starts one more update; returns the outcome of the update that this call completes, if there is one."""
@@ -730,12 +732,6 @@ def updates_of(
         device=world.device,
         sums_wider=sum_dtype is not None,
     )
-
-
-def _disturbed(stage: Stage) -> str | None:
-    """The name of a parameter of a stage whose ``grad`` the user replaced or cleared during an update, or None."""
-    disturbed = {group.gradient_sum.disturbed for group in stage.groups}
-    return next((name for name, parameter in stage.module.named_parameters() if parameter in disturbed), None)
 
 
 # `CallGuard`: the checks before calls of a pipeline, which must not be closed or have failed.

@@ -3,6 +3,9 @@
 import fcntl
 import os
 import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from errno import EINVAL, EISDIR
 from pathlib import Path
 
@@ -35,3 +38,18 @@ def lock(handle: int) -> bool:
     except (BlockingIOError, PermissionError):
         return False
     return True
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives the path of a new file, which replaces ``path`` at the end, or is removed after an error.
+
+    So the file is complete at every moment, also if several machines share the directory.
+    """
+    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        yield fresh
+        fresh.replace(path)
+    finally:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)

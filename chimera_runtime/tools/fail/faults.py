@@ -33,9 +33,9 @@ from torch.distributed.distributed_c10d import Store
 from chimera_runtime.blame import place_of_error, place_of_thread
 from chimera_runtime.errors import FAILED, INTERRUPTED, TERMINATED, PeerLost, PlacedError, ScriptPlace, visible
 from chimera_runtime.errors import tools as mistakes
-from chimera_runtime.errors.start import NO_ANSWER, error_of_a_rank, store_has_failed
+from chimera_runtime.errors.start import NO_ANSWER, error_of_a_rank
 from chimera_runtime.program.job import Place
-from chimera_runtime.tools.open.stdio import drop_unwritable, has_ended, last_lines, write_error
+from chimera_runtime.tools.open.stdio import drop_unwritable, has_ended, last_lines, unwritable, write_error
 
 # ``--bundle FILE``: a zip file for a bug report, written when a run fails.
 #
@@ -70,8 +70,9 @@ class BugReport:
         self._path: Path = options.bundle.resolve()
         self._directory = directory
         self._rank = rank
+        self._timeout: float = options.timeout
         self._place: Place | None = None
-        self._stop: dict[str, Any] | None = None
+        self._error: BaseException | None = None
         self._about = {
             "command": _without_values_for_the_model(sys.argv),
             "python": sys.version,
@@ -83,25 +84,21 @@ class BugReport:
                 sorted((k, v) for k, v in os.environ.items() if k in _NAMES or k.startswith(_PREFIXES))
             ),
         }
-        try:
-            if os.environ.get("LOCAL_RANK", "0") == "0":
-                _clear(self._path)
-        except OSError as error:
-            raise mistakes.file_cannot_be_written(option="--bundle", path=options.bundle, why=error.strerror) from error
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            with unwritable("--bundle", options.bundle):
+                if self._path.exists() and not _is_bundle(self._path):
+                    raise mistakes.path_is_yours(option="--bundle", path=self._path, other="name")
+                self._path.touch()
+                self._path.unlink()
 
     @contextmanager
-    def noting(self, place: Place, timeout: float) -> Iterator[None]:
-        """Context of a run on the rank at ``place``, with waits of at most ``timeout`` seconds: notes an error inside,
-        with its place and wait.
-        """
+    def noting(self, place: Place) -> Iterator[None]:
+        """Context of the run on the rank at ``place``: notes an error inside, for the record of the rank's end."""
         self._place = place
         try:
             yield
         except BaseException as error:
-            script = (error.place if isinstance(error, PlacedError) else None) or place_of_error(error.__traceback__)
-            peers = error.peers if isinstance(error, PeerLost) else ()
-            seconds = timeout if isinstance(error, PeerLost) and NO_ANSWER in str(error) else None
-            self._stop = self._stop_of(place, script, str(error) or type(error).__name__, peers, seconds)
+            self._error = error
             raise
 
     def add(self, message: str) -> None:
@@ -116,8 +113,7 @@ class BugReport:
     def _add(self, message: str) -> None:
         texts = {f"rank_{self._rank}.txt": visible("\n".join(self._account(message)))}
         if self._place is not None:
-            stop = self._stop or self._stop_of(self._place, _place_of_main_thread(), message)
-            texts[f"rank_{self._rank}.json"] = json.dumps(stop, indent=2)
+            texts[f"rank_{self._rank}.json"] = json.dumps(self._stop(self._place, message), indent=2)
         with os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
@@ -129,15 +125,15 @@ class BugReport:
                 for name, text in texts.items():
                     archive.writestr(name, text)
 
-    def _stop_of(
-        self,
-        place: Place,
-        script: ScriptPlace | None,
-        message: str,
-        peers: Sequence[int] = (),
-        seconds: float | None = None,
-    ) -> dict[str, Any]:
+    def _stop(self, place: Place, message: str) -> dict[str, Any]:
         """The record of this rank's end, for the page of a bug report: the line of its script, and its wait if any."""
+        error = self._error
+        if error is None:
+            script = _place_of_main_thread()
+        else:
+            script = (error.place if isinstance(error, PlacedError) else None) or place_of_error(error.__traceback__)
+            message = str(error) or type(error).__name__
+        peers, is_late = (error.peers, NO_ANSWER in str(error)) if isinstance(error, PeerLost) else ((), False)
         file = str(self._directory / f"rank_{place.worker}.py")
         return {
             "format": FORMAT,
@@ -151,7 +147,7 @@ class BugReport:
             "counters": {} if script is None else script.counters,
             "text": "" if script is None else getline(file, script.line).strip(),
             "waits_for": [*peers],
-            "seconds": seconds,
+            "seconds": self._timeout if is_late else None,
             "message": message.split("\n", 1)[0][:_MESSAGE],
         }
 
@@ -179,13 +175,6 @@ def _stack(frame: FrameType) -> str:
         return "".join(traceback.format_stack(frame)).rstrip()
     except Exception as error:
         return f"(cannot be told: {error!r})"
-
-
-def _clear(path: Path) -> None:
-    if path.exists() and not _is_bundle(path):
-        raise mistakes.path_is_yours(option="--bundle", path=path, other="name")
-    path.touch()
-    path.unlink()
 
 
 def _is_bundle(path: Path) -> bool:
@@ -238,7 +227,7 @@ class _NoStoreError(Exception):
 
 
 class Faults:
-    """Ends this rank of a program with one message for the whole job.
+    """Ends this rank of a ``program`` with one message for the whole job, which begins with the program's name.
 
     ``at_end`` are called with the message before the process ends; ``hint`` is a line below it. If ``at_sigterm`` is
     set, the first SIGINT, SIGTERM or SIGHUP while all ranks are well calls it with the name of the signal instead of
@@ -248,7 +237,7 @@ class Faults:
     def __init__(self, store: Store, rank: int, program: str = "train.py") -> None:
         self._store = store
         self._rank = rank
-        self._program = program
+        self._name = f"{program}: "
         self._lock = threading.Lock()
         self.at_end: list[Callable[[str], None]] = []
         self.at_sigterm: Callable[[str], None] | None = None
@@ -265,10 +254,11 @@ class Faults:
 
     def end_alone(self, message: str, status: int) -> NoReturn:
         """Ends this rank like `end`, but without the store: with its own message about the peers that it waited for."""
-        self._save_and_leave(f"{self._program}: {message}", status, partial(self._speak_alone, is_cause=False))
+        self._save_and_leave(message, status, partial(self._speak_alone, is_cause=False))
 
     def _save_and_leave(self, message: str, status: int, speak: Callable[[str], None]) -> NoReturn:
         self._lock.acquire()
+        message = f"{self._name}{message}"
         deadline = time.monotonic() + 2 * _PATIENCE
         threads = [threading.Thread(target=call, args=(message,), daemon=True) for call in (speak, *self.at_end)]
         for thread in threads:
@@ -290,10 +280,10 @@ class Faults:
             record(message, is_cause)
         with suppress(RuntimeError, ValueError):
             if is_first:
-                self._store.set(_SAID, message.split("\n", 1)[0])
+                self._store.set(_SAID, message.split("\n", 1)[0].removeprefix(self._name))
                 return
             self._store.wait([_SAID], timedelta(seconds=_PATIENCE))
-            cause = self._store.get(_SAID).decode().removeprefix(f"{self._program}: ")
+            cause = self._store.get(_SAID).decode()
             record(f"rank {self._rank} ended after another one had failed: {cause}", is_cause=False)
 
     def _speak_alone(self, message: str, is_cause: bool) -> None:
@@ -322,7 +312,7 @@ class Faults:
         except _NoStoreError as without_store:
             self._end_if_orphaned()
             self.end_alone(f"{message}; {without_store}", FAILED)
-        self.end(f"{self._program}: {cause}", FAILED, is_cause=False)
+        self.end(cause, FAILED, is_cause=False)
 
     def _leave_word(self, message: str, peers: Sequence[int]) -> None:
         self._store.set(f"{_LOST}/{self._rank}", json.dumps([message, list(peers)]))
@@ -341,8 +331,8 @@ class Faults:
         headline = error_of_a_rank(rank=self._rank, error=error).partition("\n")[0]
         message = "\n".join([headline, *getattr(error, "__notes__", ())])
         if isinstance(error, dist.DistNetworkError | dist.DistStoreError):
-            self.lost(store_has_failed(words=message))
-        self.end(f"{self._program}: {message}", FAILED)
+            self.lost(PeerLost(message))
+        self.end(message, FAILED)
 
     def _end_if_orphaned(self) -> None:
         if _torchrun_has_died():
@@ -387,7 +377,7 @@ class Faults:
         now = time.monotonic()
         is_again = self._interrupted is not None and now - self._interrupted > _SAME_CTRL_C
         if is_again or (number == signal.SIGINT and self.at_sigterm is None):
-            self.end(f"{self._program}: interrupted", INTERRUPTED)
+            self.end("interrupted", INTERRUPTED)
         if number == signal.SIGINT and self._interrupted is None:
             self._interrupted = now
 
@@ -403,11 +393,11 @@ class Faults:
         if dead and not has_spoken and not has_ended():
             self._let_others_speak()
             died = f"rank {dead[0]} has died (torchrun's summary follows)"
-            self.end(f"{self._program}: rank {self._rank}: ended by torchrun: {died}", TERMINATED, is_cause=False)
+            self.end(f"rank {self._rank}: ended by torchrun: {died}", TERMINATED, is_cause=False)
         self._end_if_orphaned()
         if has_spoken:
             ended = f"rank {self._rank}: ended by torchrun after another rank had failed"
-            self.end(f"{self._program}: {ended}", TERMINATED, is_cause=False)
+            self.end(ended, TERMINATED, is_cause=False)
 
         # All ranks are well.
         if self.at_sigterm is not None:
@@ -415,10 +405,10 @@ class Faults:
             try:
                 ask_to_stop(name)
             except (RuntimeError, ValueError) as error:
-                self.end(f"{self._program}: rank {self._rank}: {name}: {str(error).partition(chr(10))[0]}", TERMINATED)
+                self.end(f"rank {self._rank}: {name}: {str(error).partition(chr(10))[0]}", TERMINATED)
             return
         outside = f"{name} came to torchrun or to rank {self._rank}, and no rank had failed"
-        self.end(f"{self._program}: terminated: {outside}", TERMINATED)
+        self.end(f"terminated: {outside}", TERMINATED)
 
     def _dead(self, size: int) -> list[int]:
         dead = []

@@ -351,7 +351,10 @@ class Saving:
 
     def __post_init__(self) -> None:
         if (directory := self.options.save or self.options.resume) is not None:
-            optimizers, keep = _saveable(self.optimizers), self.options.keep
+            optimizers, keep = [*self.optimizers], self.options.keep
+            other = next((made for made in optimizers if not isinstance(made, torch.optim.Optimizer)), None)
+            if other is not None:
+                raise optimizer_cannot_be_saved(name=type(other).__name__)
             self._checkpoints = Checkpoints(
                 directory, self.pipe, optimizers, schedulers=self.schedulers, shared=self.shared, keep=keep
             )
@@ -363,7 +366,10 @@ class Saving:
         options = self.options
         if options.export is not None:
             if self.describe is not None:
-                _make_directory(options.export)
+                try:
+                    options.export.mkdir(parents=True, exist_ok=True)
+                except OSError as error:
+                    raise weights_cannot_be_written(path=options.export, reason=str(error.strerror)) from error
             require_writable(self._exported)
             self.reserve("--export", self._exported)
         if options.load is not None:
@@ -421,18 +427,3 @@ class Saving:
             if self.describe is not None and self.pipe.copy == self.pipe.worker == 0:
                 self.describe(options.export)
             self.write(f"exported to {options.export}")
-
-
-def _make_directory(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise weights_cannot_be_written(path=path, reason=str(error.strerror)) from error
-
-
-def _saveable(optimizers: Iterable[Any]) -> list[torch.optim.Optimizer]:
-    of_torch = list(optimizers)
-    other = next((o for o in of_torch if not isinstance(o, torch.optim.Optimizer)), None)
-    if other is not None:
-        raise optimizer_cannot_be_saved(name=type(other).__name__)
-    return of_torch

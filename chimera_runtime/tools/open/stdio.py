@@ -12,8 +12,8 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -33,15 +33,20 @@ _PATIENCE = 1.0
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces a file by a complete new one, or leaves it as it is; also if several machines share the directory."""
-    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
+    """Replaces a file by a complete new one, or leaves it as it is."""
+    with files.replacing(path) as fresh:
         fresh.write_bytes(content)
-        fresh.replace(path)
-    except OSError:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
-        raise
+
+
+@contextmanager
+def unwritable(
+    option: str, path: Path, refused: Callable[..., Exception] = mistakes.file_cannot_be_written
+) -> Iterator[None]:
+    """Turns an `OSError` inside into an error that ``option`` cannot write its ``path``, by default `Unwritable`."""
+    try:
+        yield
+    except OSError as error:
+        raise refused(option=option, path=path, why=error.strerror) from error
 
 
 def reserve(option: str, path: Path, store: Any) -> Path | None:

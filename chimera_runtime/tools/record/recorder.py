@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -25,7 +25,7 @@ from chimera_runtime.lane.profiler_ranges import ProgramLine, wrapped
 from chimera_runtime.ranks.agreement import ControlGroup
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.tools.open.stdio import locked, write_atomically
+from chimera_runtime.tools.open.stdio import locked, unwritable, write_atomically
 
 # The clocks by which ``--trace`` times calls, and how far the clocks of two ranks are apart.
 #
@@ -274,14 +274,8 @@ class Recorder:
         self._file.write(json.dumps(content, separators=(",", ":")) + "\n")
         self._file.flush()
 
-    @contextmanager
-    def _refusing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise mistakes.directory_cannot_be_written(
-                option="--trace", path=self._directory, why=error.strerror
-            ) from error
+    def _refusing(self) -> AbstractContextManager[None]:
+        return unwritable("--trace", self._directory, mistakes.directory_cannot_be_written)
 
 
 def _about(world: World, options: argparse.Namespace) -> dict[str, Any]:

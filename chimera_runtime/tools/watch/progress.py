@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,14 @@ from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program.job import Job, Place
 from chimera_runtime.ranks.messages import unrecorded
 from chimera_runtime.ranks.world import World
-from chimera_runtime.tools.open.stdio import is_terminal, locked, show_line, write_atomically, write_line
+from chimera_runtime.tools.open.stdio import (
+    is_terminal,
+    locked,
+    show_line,
+    unwritable,
+    write_atomically,
+    write_line,
+)
 from chimera_runtime.update.updates import NOTHING_CLEARED, Clearings, Outcome, Outcomes
 from chimera_runtime.values import files
 from chimera_runtime.values.losses import Tally
@@ -44,27 +51,21 @@ class Sink(ABC):
     """Output of an option such as ``--log-file``. Raises `Unwritable` if ``path`` cannot be written."""
 
     def __init__(self, option: str, path: Path) -> None:
-        self._option = option
         self._given = path
+        self._refusing = partial(unwritable, option, path)
 
     @abstractmethod
     def add(self, facts: Mapping[str, Any], cpu_seconds: float | None) -> None:
         """Adds the facts of an update, or of an evaluation after it, which has no ``cpu_seconds``."""
 
-    @abstractmethod
     def keep(self) -> None:
         """Writes what is in memory, without an error; called when the run ends early."""
+        with suppress(Unwritable):
+            self.close()
 
     @abstractmethod
     def close(self) -> None:
-        """Writes what is in memory, and ends."""
-
-    @contextmanager
-    def _refusing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise mistakes.file_cannot_be_written(option=self._option, path=self._given, why=error.strerror) from error
+        """Writes what is in memory, and ends. Raises `Unwritable` if that fails."""
 
 
 _NAMES = ("loss", "step_seconds", "cpu_seconds")
@@ -110,8 +111,7 @@ class Metrics(Sink):
     def keep(self) -> None:
         """Writes as `close` does, without its errors; a pipe is left out, which may have no reader and block."""
         if not self._once:
-            with suppress(Unwritable):
-                self.close()
+            super().keep()
 
     def close(self) -> None:
         """Writes the numbers that are not yet in the file. Raises `Unwritable` if the file cannot be written."""
@@ -188,11 +188,6 @@ class TensorBoard(Sink):
             for tag, number in scalars(facts):
                 self._writer.add_scalar(tag, number, facts["update"])
 
-    def keep(self) -> None:
-        """Writes and ends as `close` does, without its errors."""
-        with suppress(Unwritable):
-            self.close()
-
     def close(self) -> None:
         """Writes the numbers that are still in memory, and ends."""
         with self._refusing():
@@ -228,16 +223,12 @@ MARKER = ".chimera-profile"
 
 def prepare(store: Any, directory: Path) -> None:
     """Makes the directory. Raises `Misuse` if that fails, or another run records there."""
-    try:
+    with unwritable("--torch-profile", directory, mistakes.directory_cannot_be_written):
         directory.mkdir(parents=True, exist_ok=True)
         if os.environ.get("LOCAL_RANK", "0") == "0" and not locked(directory / MARKER, store):
             raise mistakes.directory_cannot_be_written(
                 option="--torch-profile", path=directory, why=mistakes.DIRECTORY_IS_OF_ANOTHER_RUN
             )
-    except OSError as error:
-        raise mistakes.directory_cannot_be_written(
-            option="--torch-profile", path=directory, why=error.strerror
-        ) from None
 
 
 def torch_profile(directory: Path, rank: int, updates: int) -> torch.profiler.profile:
@@ -341,11 +332,6 @@ _UNSUMMED = array("d")
 Floats = tuple[float, ...]
 
 
-def gathered_together(job: Job) -> int:
-    """Number of updates whose losses are gathered in one message: as many as a worker works on at the same time."""
-    return max(1, job.workers // job.micro_batches) if job.period else 1
-
-
 class Progress:
     """Prints and writes the facts of updates on rank 0, where the other ranks send their part, after ``before``
     updates.
@@ -368,7 +354,7 @@ class Progress:
         self._rehearsal = rehearsal
         self._apart = rehearsal and not world.job.period
         self._first = world.place.rank == 0
-        self._together = gathered_together(world.job)
+        self._together = max(1, world.job.workers // world.job.micro_batches) if world.job.period else 1
         self._ended = before
         self._marks: deque[tuple[float, float]] = deque()
         self._facts: list[tuple[float, ...]] = []

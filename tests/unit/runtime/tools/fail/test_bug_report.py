@@ -33,7 +33,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., BugRe
 
     def bundle(rank: int = 0, file: str = "bundle.zip") -> BugReport:
         monkeypatch.setenv("LOCAL_RANK", str(rank))
-        return BugReport(Namespace(bundle=tmp_path / file, backend="gloo", device=None), directory, rank)
+        return BugReport(Namespace(bundle=tmp_path / file, backend="gloo", device=None, timeout=9.0), directory, rank)
 
     return bundle
 
@@ -104,7 +104,7 @@ def test_a_rank_that_is_ended_from_outside_records_where_its_script_is(
         if micro == 3:
             together([lambda: bundle.add("train.py: SIGTERM")])
 
-    with bundle.noting(Place(1, 2, 1, "pipeline"), 9.0):
+    with bundle.noting(Place(1, 2, 1, "pipeline")):
         script["update"](SimpleNamespace(first=7, wait=wait))
     stop = json.loads(read(tmp_path / "bundle.zip")["rank_0.json"])
     assert (stop["rank"], stop["worker"], stop["update"], stop["line"], stop["counters"]) == (1, 1, 7, 5, {"m": 3})
@@ -122,7 +122,7 @@ def test_a_rank_that_lost_another_records_for_whom_it_waited_and_how_long_if_it_
     make: Callable[..., BugReport], tmp_path: Path, error: PeerLost, seconds: float | None
 ) -> None:
     bundle = make()
-    with pytest.raises(PeerLost), bundle.noting(Place(0, 2, 1, "pipeline"), 9.0):
+    with pytest.raises(PeerLost), bundle.noting(Place(0, 2, 1, "pipeline")):
         raise error
     bundle.add("train.py: what another rank said")
     stop = json.loads(read(tmp_path / "bundle.zip")["rank_0.json"])

@@ -45,14 +45,14 @@ def test_the_first_rank_speaks_and_the_others_end_in_silence(capsys: pytest.Capt
     store = HashStore()
     assert ended(Faults(store, 1), "rank 1: the first\nwith a second line", 70) == 70
     assert ended(Faults(store, 0), "rank 0: too late", 1) == 1
-    assert capsys.readouterr().err == "rank 1: the first\nwith a second line\n"
+    assert capsys.readouterr().err == "train.py: rank 1: the first\nwith a second line\n"
 
 
 def test_what_there_is_to_save_is_saved_with_the_message() -> None:
     faults, saved = Faults(HashStore(), 0), []
     faults.at_end += [saved.append, lambda message: saved.append(f"again {message}")]
     ended(faults, "the headline\nthe rest", 1)
-    assert sorted(saved) == ["again the headline\nthe rest", "the headline\nthe rest"]
+    assert sorted(saved) == ["again train.py: the headline\nthe rest", "train.py: the headline\nthe rest"]
 
 
 def test_whoever_speaks_gives_the_hint_as_well(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +61,7 @@ def test_whoever_speaks_gives_the_hint_as_well(capsys: pytest.CaptureFixture[str
         faults = Faults(store, rank)
         faults.hint = f"rank {rank} knows more"
         ended(faults, f"rank {rank}: failed", 1)
-    assert capsys.readouterr().err == "rank 0: failed\nrank 0 knows more\n"
+    assert capsys.readouterr().err == "train.py: rank 0: failed\nrank 0 knows more\n"
 
 
 class NoStore(Store):
@@ -83,7 +83,7 @@ def test_neither_a_store_that_is_gone_nor_a_save_that_never_ends_holds_a_rank_up
     assert ended(faults, "said all the same", 2) == 2
     assert saved == []
     release.set()
-    assert capsys.readouterr().err == "said all the same\n"
+    assert capsys.readouterr().err == "train.py: said all the same\n"
 
 
 def test_without_a_store_one_rank_of_a_torchrun_says_what_it_saw_and_each_what_it_did_wrong(
@@ -96,7 +96,7 @@ def test_without_a_store_one_rank_of_a_torchrun_says_what_it_saw_and_each_what_i
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / str(rank) / "error.json"))
         with pytest.raises(Left):
             Faults(store, rank).end(f"rank {rank} ended", 1, is_cause)
-    assert capsys.readouterr().err == "rank 0 ended\nrank 2 ended\n"
+    assert capsys.readouterr().err == "train.py: rank 0 ended\ntrain.py: rank 2 ended\n"
 
 
 def lost(store: Store, rank: int, *peers: int) -> str:
@@ -190,7 +190,7 @@ def test_what_has_failed_here_is_said_where_the_store_does_not_answer(
 ) -> None:
     monkeypatch.setattr(ending, "_PATIENCE", 0.3)
     assert ended(Faults(SilentStore(), 1), "rank 1: failed", 1) == 1
-    assert capsys.readouterr().err == "rank 1: failed\n"
+    assert capsys.readouterr().err == "train.py: rank 1: failed\n"
 
 
 @pytest.mark.parametrize(("rank_here", "said"), [("0", "train.py: torchrun has died, and its ranks end\n"), ("1", "")])
@@ -217,7 +217,7 @@ for rank, process in others:
     store.set(f"faults/process/{rank}", json.dumps([faults._machine(), process]))
 if name == "after a word":
     store.add("faults/speakers", 1)
-    store.set("faults/said", "train.py: rank 0: went wrong")
+    store.set("faults/said", "rank 0: went wrong")
     name = "SIGTERM"
 if name == "orphan":
     faults.has_ended = lambda: True
