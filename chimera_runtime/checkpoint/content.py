@@ -106,8 +106,10 @@ def require_equal(what: str, of_ranks: Sequence[tuple[int, Mapping[str, Mapping[
                     what=what, name=name, rank=rank if state is None else first, without=without
                 )
             key = next(key for key in sorted({*state, *different}) if state.get(key) != different.get(key))
-            values = state.get(key), different.get(key)
-            raise mistakes.states_differ(what, name, (first, rank), key, values, instead)
+            values = state.get(key, "absent"), different.get(key, "absent")
+            raise mistakes.states_differ(
+                what=what, name=name, ranks=(first, rank), key=key, values=values, instead=instead
+            )
 
 
 Path = tuple[Any, ...]

@@ -125,7 +125,11 @@ class Writer(FileSystemWriter):
         """Completes the checkpoint and removes the oldest; torch calls it on one rank when all have written."""
         super().finish(metadata, results)
         written = Path(self.path)
-        _write(written / _HASHES, json.dumps(_gathered(written)))
+        hashes = {_METADATA: _hash(written / _METADATA)}
+        for part in written.glob(f".*{_HASHES}"):
+            hashes |= json.loads(part.read_text())
+            part.unlink()
+        _write(written / _HASHES, json.dumps(hashes))
 
         # A checkpoint of the same update is there until the new one has its name.
         target = path_of(self._directory, self._update)
@@ -145,14 +149,6 @@ class Writer(FileSystemWriter):
             shutil.rmtree(away, ignore_errors=True)
             checkpoint.rename(away)
             shutil.rmtree(away)
-
-
-def _gathered(written: Path) -> dict[str, str]:
-    hashes = {_METADATA: _hash(written / _METADATA)}
-    for part in written.glob(f".*{_HASHES}"):
-        hashes |= json.loads(part.read_text())
-        part.unlink()
-    return hashes
 
 
 def damage(checkpoint: Path, which: int, of: int) -> str | None:

@@ -52,20 +52,11 @@ directory_cannot_be_written = BadCheckpoint.worded("checkpoints cannot be saved 
 directory_cannot_be_read = BadCheckpoint.worded("{directory}: {why}")
 states_are_missing = Misuse.worded("{what}= has {name!r} on rank {rank}, and not on rank {without}")
 
-
-def states_differ(
-    what: str, name: str, ranks: tuple[int, int], key: str, values: tuple[str | None, str | None], instead: str
-) -> Misuse:
-    """The state of object ``name`` in the argument ``what`` of `Checkpoints` differs between two ranks.
-
-    It differs at ``key``, where the ranks have the two ``values``. ``instead`` names arguments that may differ.
-    """
-    (first, rank), (value, other) = ranks, ("absent" if value is None else value for value in values)
-    return Misuse(
-        f"{what}[{name!r}] is not the same on rank {first} and on rank {rank}: {key} is "
-        f"{value} and {other}; {instead} keeps what differs"
-    )
-
+states_differ = Misuse.worded(
+    "{what}[{name!r}] is not the same on rank {ranks[0]} and on rank {ranks[1]}: {key} is {values[0]} and {values[1]}; "
+    "{instead} keeps what differs"
+)
+"""``instead`` names the arguments of `Checkpoints` that take states which differ."""
 
 # Resuming: what `cannot_be_resumed` gives as the reason.
 

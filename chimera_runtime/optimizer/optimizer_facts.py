@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from chimera_runtime.optimizer.optimizer_state import settings_in
 from chimera_runtime.program.rank_facts import Group
 from chimera_runtime.ranks.agreement import Fact, Key, Text, digest_of, settings_of, short
 
-_LEFT_OUT = frozenset({"params", "param_names"})
 GroupSettings = tuple[str, type, int, list[Any], Mapping[str, Any]]
 """A parameter group: its first parameter's name, its optimizer's class and steps, values of settings, the group."""
 
@@ -48,7 +48,7 @@ class _TrackedOptimizer:
         before, values = self._digests.get(number), [*group.values()]
         if before is not None and _are_same(before[0], values):
             return before
-        settings = {name: _value(value) for name, value in group.items() if name not in _LEFT_OUT}
+        settings = {name: _value(value) for name, value in settings_in(group).items()}
         digest = digest_of(f"{type(optimizer).__name__} {settings}")
         if not any(isinstance(value, torch.Tensor) for value in values):  # a tensor could change in place
             self._digests[number] = values, digest
@@ -180,7 +180,7 @@ def _text(structure: int, settings: Sequence[GroupSettings]) -> Text:
     text = {"division into groups": f"{structure:x}"}
     for first, kind, steps, entries, group in settings:
         where = f" of the group of {first}" if len(settings) > 1 else ""
-        values = {name: value for name, value in zip(group, entries, strict=False) if name not in _LEFT_OUT}
+        values = settings_in(dict(zip(group, entries, strict=False)))
         named = {"optimizer": kind.__name__, "steps since the last update": steps, **values}
         text |= {f"{name}{where}": f"{_value(value)}" for name, value in named.items()}
     return text

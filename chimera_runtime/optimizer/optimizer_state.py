@@ -6,7 +6,8 @@ optimizer.state_dict()                         by_name([optimizer], [scheduler],
   anything else                                  entries of each group of the optimizer
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,9 +90,9 @@ def groups_of(scheduler: Any, names: NameOf) -> list[dict[str, Any]] | None:
     return None
 
 
-def schedulers_of(schedulers: Sequence[Any], names: NameOf) -> Callable[[torch.Tensor], States]:
-    """Returns a function from a parameter to the states of its schedulers."""
-    by_parameter: dict[torch.Tensor, States] = {}
+def schedulers_of(schedulers: Sequence[Any], names: NameOf) -> Mapping[torch.Tensor, States]:
+    """Returns the states of the schedulers of each parameter; without one it has none."""
+    by_parameter: defaultdict[torch.Tensor, States] = defaultdict(list)
     for scheduler in schedulers:
         groups = groups_of(scheduler, names)
         if groups is None:
@@ -101,13 +102,13 @@ def schedulers_of(schedulers: Sequence[Any], names: NameOf) -> Callable[[torch.T
         for number, group in enumerate(groups):
             of_group = class_of(scheduler), _cut(state, number, len(groups))
             for parameter in group["params"]:
-                by_parameter.setdefault(parameter, []).append(of_group)
-    return lambda parameter: by_parameter.get(parameter, [])
+                by_parameter[parameter].append(of_group)
+    return by_parameter
 
 
 def restore_schedulers(schedulers: Sequence[Any], names: NameOf, saved: Mapping[str, States]) -> None:
     """Loads into schedulers the states that were saved, by the names of the parameters that they schedule here."""
-    position: dict[torch.Tensor, int] = {}
+    remaining = {parameter: iter(saved.get(name, ())) for parameter, name in names.items()}
     for scheduler in schedulers:
         groups = groups_of(scheduler, names) or []
         current = scheduler.state_dict()
@@ -115,9 +116,7 @@ def restore_schedulers(schedulers: Sequence[Any], names: NameOf, saved: Mapping[
         for number, group in enumerate(groups):
             part = _cut(current, number, len(groups))
             for parameter in group["params"]:
-                place = position.setdefault(parameter, 0)
-                position[parameter] += 1
-                _, part = saved[names[parameter]][place]
+                _, part = next(remaining[parameter])
             states.append(part)
         first = next((states[k] for k, group in enumerate(groups) if group["params"]), None)
         if first is None:
@@ -165,7 +164,9 @@ def for_groups_of(scheduler: Any, scheduled: Mapping[str, Any]) -> dict[str, Any
     return state
 
 
-_OF_THE_GROUP = ("params", "param_names")
+def settings_in(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings in a parameter group of an optimizer: all but its parameters and their names."""
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 
 @dataclass(frozen=True)
@@ -210,9 +211,8 @@ def by_name(
         indexed = _indexed(optimizer)
         entries = _entries(indexed)
         for group, saved in zip(optimizer.param_groups, indexed["param_groups"], strict=True):
-            settings = {key: saved[key] for key in sorted(saved) if key not in _OF_THE_GROUP}
-            states = of_parameter(group["params"][0]) if group["params"] else []
-            record = SavedGroup(settings, entries, optimizer_class, states)
+            states = of_parameter[group["params"][0]] if group["params"] else []
+            record = SavedGroup(dict(sorted(settings_in(saved).items())), entries, optimizer_class, states)
             for parameter, index in zip(group["params"], saved["params"], strict=True):
                 name = _name(parameter, names)
                 if name in named.groups:
@@ -242,13 +242,14 @@ def refusal(
                     return mistakes.optimizers_differ(
                         parameter=name, saved=f"{saved[name].optimizer}", here=f"{optimizer_class}"
                     )
-                here = [scheduler for scheduler, _ in of_parameter(group["params"][0])]
-                if complaint := _against_schedulers(name, saved[name], here):
-                    return complaint
                 first = first or name
-                if complaint := _against_one_optimizer(saved, first, name) or _against_one_group(
-                    saved, of_group[0], name
-                ):
+                here = [scheduler for scheduler, _ in of_parameter[group["params"][0]]]
+                complaint = (
+                    _against_schedulers(name, saved[name], here)
+                    or _against_one_optimizer(saved, first, name)
+                    or _against_one_group(saved, of_group[0], name)
+                )
+                if complaint:
                     return complaint
     return None
 
@@ -304,8 +305,7 @@ def restore(optimizers: Iterable[torch.optim.Optimizer], names: NameOf, saved: O
             of_group = [_name(parameter, names) for parameter in group["params"]]
             record = saved.groups[of_group[0]] if of_group else SavedGroup({})
             entries |= record.entries
-            settings = {key: value for key, value in group.items() if key not in _OF_THE_GROUP}
-            groups.append({**settings, **record.settings, "params": [*range(first, first + len(of_group))]})
+            groups.append({**settings_in(group), **record.settings, "params": [*range(first, first + len(of_group))]})
             state |= {first + k: saved.state[name] for k, name in enumerate(of_group) if name in saved.state}
         of_all = entries.pop("state", {})
         with UserCode(f"load_state_dict() of the optimizer {class_of(optimizer)}", FAILED):

@@ -21,7 +21,7 @@ from torch import optim
 from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import MISUSED, Misuse
 from chimera_runtime.errors import stage as mistakes
-from chimera_runtime.optimizer.optimizer_state import parameters_of
+from chimera_runtime.optimizer.optimizer_state import parameters_of, settings_in
 from chimera_runtime.program.rank_facts import Group, group_name
 from chimera_runtime.ranks.agreement import ObjectExchange
 from chimera_runtime.ranks.world import World
@@ -297,7 +297,7 @@ class ShardedOptimizer(optim.Optimizer):
             for group in self.of_shards.param_groups:
                 group.update({key: [] for key in ("params", "param_names") if key in group})
         of_whole = [
-            {**_settings(group), "params": [whole[shard] for shard in group["params"]]}
+            {**settings_in(group), "params": [whole[shard] for shard in group["params"]]}
             for group in self.of_shards.param_groups
         ]
         self._is_made = False
@@ -399,10 +399,6 @@ def _require_elementwise(optimizer: Any, elementwise: bool) -> None:
         )
 
 
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
-
-
 def _take_settings(optimizer: optim.Optimizer, other: optim.Optimizer) -> None:
     for group, of_other in zip(optimizer.param_groups, other.param_groups, strict=True):
-        group.update(_settings(of_other))
+        group.update(settings_in(of_other))

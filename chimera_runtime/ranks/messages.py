@@ -249,16 +249,14 @@ class Rooms:
         """Takes room for a tensor from the pool, or allocates it if all is in use."""
         size = max(_SMALLEST, 1 << (like.nbytes - 1).bit_length())
         free = self._free[size]
-        place = next((i for i, room in enumerate(free) if self._is_free(room)), None)
-        memory = self._pinned(size) if place is None else free.pop(place).memory
+        is_over = self._accelerator.is_over
+        place = next((i for i, room in enumerate(free) if room.after is None or is_over(room.after)), None)
+        if place is None:
+            self.size += size
+            memory = self._accelerator.pinned(size)
+        else:
+            memory = free.pop(place).memory
         return Room(memory, memory[: like.nbytes].view(like.dtype).view(like.shape))
-
-    def _pinned(self, size: int) -> torch.Tensor:
-        self.size += size
-        return self._accelerator.pinned(size)
-
-    def _is_free(self, room: Room) -> bool:
-        return room.after is None or self._accelerator.is_over(room.after)
 
     def give(self, room: Room, after: Any = None) -> None:
         """Returns a room to the pool; it is free when the event ``after`` is over, if there is one."""
