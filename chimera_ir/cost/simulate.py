@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from chimera_ir.cost.durations import DurationKey, Durations, duration_key, number
 from chimera_ir.flow import live
-from chimera_ir.flow.engine import NO_CYCLE, Waits, critical, cycles_among
-from chimera_ir.flow.live import MoveStep, waited, waits_of
+from chimera_ir.flow.engine import NO_CYCLE, Waits, critical
 from chimera_ir.flow.net import Net, net_of, turn_net
 from chimera_ir.ir.kinds import COSTED, KEPT, RECOMPUTATION, Counted, Kind, Pairing, Resource
 from chimera_ir.ir.levels import Header, OneLine, Schedule, Strategy
-from chimera_ir.ir.ops import Instruction, Micro, Operation, Version, WeightGroup, Worker, singles
+from chimera_ir.ir.ops import Instruction, Micro, Operation, Version, WaitMove, WeightGroup, Worker, singles
 from chimera_ir.ir.streams import stream_of
 from chimera_ir.ir.text.printer import line
 from chimera_ir.ir.turns import in_turn, later, turn_number
@@ -233,58 +232,21 @@ def steady_period(header: Header, net: Net, durations: Sequence[int], path: Crit
     """The steady period of a synchronous schedule in ticks: the makespan of many iterations by their number.
 
     It is never longer than the makespan, and equal to it if the first operation of the critical ``path`` waits for the
-    last operation of the path in the iteration before. Otherwise it is the largest ratio of a cycle of waits, as in
-    `flow.engine`: time by iterations. Only the first operation of a lane waits for the iteration before. So lanes are
-    the nodes of the cycles, and playing one iteration gives the longest paths from lane to lane.
+    last operation of the path in the iteration before.
     """
-    awaited, operations = _awaited(header, net), net.operations
-    for first, numbers in awaited.items():
-        if operations[first] == path.operations[0] and path.operations[-1] in [operations[n] for n in numbers]:
-            return path.length
-    ratio = Fraction(0)
-    while (larger := _larger_ratio(net, durations, awaited, ratio)) is not None:
-        ratio = larger
-    return ratio
-
-
-def _awaited(header: Header, net: Net) -> Mapping[int, Iterable[int]]:
-    """Maps the first operation of each lane to those of the iteration before for which it waits, by number."""
-    last = _last_additions(header, net)
-    return {
+    last, operations = _last_additions(header, net), net.operations
+    awaited = {
         lane.start: {lane[-1], *(number for group in header.groups_of[worker] for number in last.get(group, ()))}
         for worker, lane in enumerate(net.lanes)
         if lane
     }
-
-
-def _larger_ratio(
-    net: Net, durations: Sequence[int], awaited: Mapping[int, Iterable[int]], ratio: Fraction
-) -> Fraction | None:
-    """The ticks per iteration of a cycle of waits that takes more than ``ratio``; None if there is no such cycle.
-
-    Longest paths are found as by Bellman and Ford; a step of a path is an iteration, from whose time ``ratio`` is
-    subtracted. If paths grow for ever, their steps close a cycle. While an iteration is played, one number holds a time
-    and, as its last digit, the lane where the longest path to this time begins; the base is the number of lanes.
-    """
-    turn, unit, base = ratio.numerator, ratio.denominator, len(awaited)
-    lengths = [duration * unit * base for duration in durations]
-    begins = [0] * base
-    steps: dict[int, tuple[int, int]] = {}
-    weights: dict[int, int] = {}
-    while True:
-        # One more iteration: the latest of the awaited operations decides when each lane may begin the next one.
-        ends = net.ends(lengths, {first: begins[lane] * base + lane for lane, first in enumerate(awaited)})
-        later = list(begins)
-        for lane, numbers in enumerate(awaited.values()):
-            end, origin = divmod(max(ends[number] for number in numbers), base)
-            if end - turn > begins[lane]:
-                later[lane], steps[lane], weights[lane] = end - turn, (origin, 1), end - begins[origin]
-        # Paths that grow no longer are in no cycle of a larger ratio; a cycle among the steps has one.
-        if later == begins:
-            return None
-        if ratios := [cycle.ratio / unit for cycle in cycles_among(steps, weights)]:
-            return max(ratios)
-        begins = later
+    for first, numbers in awaited.items():
+        if operations[first] == path.operations[0] and path.operations[-1] in [operations[n] for n in numbers]:
+            return path.length
+    place = {number: place for place, number in enumerate(net.order)}
+    before = [(net.predecessors[number], awaited.get(number, ())) for number in net.order]
+    waits = [[(place[other], ago) for ago, others in enumerate(both) for other in others] for both in before]
+    return critical(waits, [durations[number] for number in net.order]).cycle.ratio
 
 
 def _last_additions(header: Header, net: Net) -> Mapping[WeightGroup, Iterable[int]]:
@@ -608,17 +570,19 @@ def kept(timeline: Timeline, worker: int, bytes_of: Callable[[int], WorkerBytes]
     """
     if worker not in range(workers := len(timeline.lanes)):
         raise IndexError(f"worker {worker!r:.60}: there are the workers 0 to {workers - 1}")
-    changes = sorted(_changes(timeline, timeline.lanes[worker]), key=_TIME)
-    amounts = dict.fromkeys(["activations", *(COLUMN_OF[change.unit] for change in changes)], 0)
-    parts, in_bytes = timeline.header.units, bytes_of(worker) if bytes_of else None
+    header, lane = timeline.header, timeline.lanes[worker]
+    words_of = {_cell(part): line(timed.operation, header) for timed in lane for part in timed.operation.parts}
+    changes = sorted(live.timed_changes(header, _steps(header, lane), COLUMN_OF), key=itemgetter(0))
+    amounts = dict.fromkeys(["activations", *(COLUMN_OF[unit] for _, _, unit, _ in changes)], 0)
+    parts, in_bytes = header.units, bytes_of(worker) if bytes_of else None
     size = in_bytes.at_first * parts if in_bytes else None
     rows = [_row(0.0, "", amounts, parts, size)]
-    for (time, words), together in groupby(changes, itemgetter(0, 1)):
-        for change in together:
-            amounts[COLUMN_OF[change.unit]] += change.amount
+    for (tick, words), together in groupby(changes, lambda change: (change[0], words_of[_cell(change[1])])):
+        for _, step, unit, amount in together:
+            amounts[COLUMN_OF[unit]] += amount
             if in_bytes and size is not None:
-                size += change.amount * in_bytes.sizes(change.stage).get(change.unit, 0)
-        rows.append(_row(float(time * timeline.tick), words, amounts, parts, size))
+                size += amount * in_bytes.sizes(step.stage).get(unit, 0)
+        rows.append(_row(float(tick * timeline.tick), words, amounts, parts, size))
     return rows
 
 
@@ -628,47 +592,21 @@ def _row(time: float, words: str, amounts: Mapping[str, int], parts: int, size: 
     return {"time": time, "operation": words, **whole, **({} if size is None else {"bytes": size / parts})}
 
 
-class _KeptChange(NamedTuple):
-    """From ``tick`` on, ``amount`` more of ``unit`` is kept of ``stage``; negative where something is freed.
-
-    A whole micro-batch is the amount `Header.units`. ``words`` are the line of IR of the operation.
-    """
-
-    tick: int
-    words: str
-    unit: Counted
-    stage: int
-    amount: int
+def _cell(step: live.MoveStep) -> tuple[Kind, tuple[Micro, ...], int]:
+    return step.kind, step.micros, step.stage
 
 
-_TIME = itemgetter(0)
-
-
-def _changes(timeline: Timeline, lane: Sequence[Timed]) -> Iterator[_KeptChange]:
-    """Yields the changes of what a worker keeps, operation by operation.
-
-    What a move makes is kept from its launch; what it frees is kept until the lane has waited for it.
-    """
-    header, now = timeline.header, 0
-    operations = [timed.operation for timed in lane]
-    waits = waits_of(header, operations) if header.moves else {}
-
-    def changes(steps: Iterable[MoveStep], start: int, end: int) -> Iterator[_KeptChange]:
-        for step, unit, amount in live.changes(header, steps, COLUMN_OF):
-            tick = end if live.is_at_end(step, unit, amount) else start
-            yield _KeptChange(tick, words, unit, step.stage, amount)
-
-    for place in range(len(lane) + bool(waits)):
-        for move in waits.get(place, ()):
-            now, words = max(now, lane[move].end), line(operations[move], header)
-            yield from changes(waited(operations, [move]), now, now)
-        for timed in lane[place : place + 1]:
-            words = line(timed.operation, header)
-            if timed.operation.kind.moves:
-                yield from changes(timed.operation.parts, now, now)
-            else:
-                yield from changes(timed.operation.parts, timed.start, timed.end)
-                now = timed.end
+def _steps(header: Header, lane: Sequence[Timed]) -> Iterator[tuple[live.MoveStep, int, int]]:
+    """Yields what a lane does with its times: operations, launches of moves, and where it has waited for them."""
+    timed_of = {_cell(part): timed for timed in lane for part in timed.operation.parts}
+    now = 0
+    for step in live.with_waits(header, [timed.operation for timed in lane]):
+        _, start, end = timed_of[_cell(step)]
+        if step.kind.moves:
+            start = end = now = max(now, end) if isinstance(step, WaitMove) else now
+        else:
+            now = end
+        yield step, start, end
 
 
 # The time that each worker's link to its host is in use, and how much of it the worker computes meanwhile.

@@ -198,21 +198,14 @@ def ordered(before: Sequence[Sequence[int]]) -> list[int]:
     return order
 
 
-def ends(
-    order: Sequence[int],
-    before: Sequence[Sequence[int]],
-    durations: Sequence[Time],
-    earliest: Mapping[int, Time] | None = None,
-) -> list[Time]:
+def ends(order: Sequence[int], before: Sequence[Sequence[int]], durations: Sequence[Time]) -> list[Time]:
     """Returns the time at which each event ends, if each begins as soon as everything that it waits for has ended.
 
     ``order`` has the events, each after all that it waits for; an event that ``order`` lacks counts as ended at 0.
     ``before[n]`` are the events that event n waits for, the one before it in its lane included; an event that waits for
-    none begins at 0. ``earliest`` has for some events a time, 0 or later, before which they do not begin.
+    none begins at 0.
     """
     times = [0 * duration for duration in durations]
-    for event, time in (earliest or {}).items():
-        times[event] = time
     for event in order:
         start = times[event]
         for other in before[event]:
@@ -234,9 +227,6 @@ Waits = Sequence[Sequence[tuple[int, int]]]
 
 Steps = Mapping[int, tuple[int, int]]
 """Maps a node to the last step of the longest path to it: (the node before, the turns that this step goes back)."""
-
-Weights = Sequence[int] | Mapping[int, int]
-"""The time that each node takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +276,7 @@ def critical(waits: Waits, weights: Sequence[int]) -> Critical:
     best = NO_CYCLE
     while True:
         ends, steps = longest_paths(waits, weights, best.ratio)
-        better = list(cycles_among(steps, weights))
+        better = list(_cycles_among(steps, weights))
         if not better:
             return Critical(best, _tight(waits, weights, best.ratio, ends))
         best = max(better, key=lambda cycle: cycle.ratio)
@@ -332,7 +322,7 @@ def longest_paths(
     ends = [0] * len(weights) if starts is None else [*starts]
     steps: dict[int, tuple[int, int]] = {}
     longer = True
-    while longer and not any(cycles_among(steps, weights)):
+    while longer and not any(_cycles_among(steps, weights)):
         longer = False
         for node, weight in enumerate(weights):
             for before, ago in waits[node]:
@@ -342,7 +332,7 @@ def longest_paths(
     return ends, steps
 
 
-def cycles_among(steps: Steps, weights: Weights) -> Iterator[WaitCycle]:
+def _cycles_among(steps: Steps, weights: Sequence[int]) -> Iterator[WaitCycle]:
     """Yields the cycles that are closed by ``steps``, a step being the wait of a node for one other node.
 
     As a node has at most one step, it is on at most one cycle.
@@ -357,7 +347,7 @@ def cycles_among(steps: Steps, weights: Weights) -> Iterator[WaitCycle]:
             yield _cycle(node, steps, weights)
 
 
-def _cycle(end: int, steps: Steps, weights: Weights) -> WaitCycle:
+def _cycle(end: int, steps: Steps, weights: Sequence[int]) -> WaitCycle:
     nodes = [end]
     while (node := steps[nodes[-1]][0]) != end:
         nodes.append(node)

@@ -214,11 +214,6 @@ def waited(lane: Sequence[Operation], moves: Iterable[int], period: int = 0) -> 
             yield WaitMove(part.kind, moved(part.micros, turn * period), part.stage, part.origin)
 
 
-def to_its_end(operation: Operation) -> tuple[MoveStep, ...]:
-    """The steps that run an operation until it is over: itself or its two sides, after a move the wait for it."""
-    return (*operation.parts, *waited([operation], [0] if operation.kind.moves else []))
-
-
 def with_waits(header: Header, lane: Sequence[Operation]) -> Iterator[MoveStep]:
     """Yields the operations of a lane (a pair as its two sides) and, where the lane waits for its moves, the waits."""
     waits = waits_of(header, lane)
@@ -229,6 +224,7 @@ def with_waits(header: Header, lane: Sequence[Operation]) -> Iterator[MoveStep]:
 
 
 K = TypeVar("K")
+T = TypeVar("T")
 
 
 class Highest(NamedTuple):
@@ -331,6 +327,18 @@ def is_at_end(step: MoveStep, unit: Counted, amount: int) -> bool:
     That holds for all that is freed, and for operands, which take the place of freed activations.
     """
     return amount < 0 or (unit is Counted.OPERANDS and not step.kind.moves)
+
+
+def timed_changes(
+    header: Header, steps: Iterable[tuple[MoveStep, T, T]], units: Collection[Counted]
+) -> Iterator[tuple[T, MoveStep, Counted, int]]:
+    """Yields the changes of `changes` with their times, each (time, step, unit, amount).
+
+    ``steps`` are those of a lane with start and end; at the launch of a move, and at the wait for it, both are equal.
+    """
+    for step, start, end in steps:
+        for _, unit, amount in changes(header, (step,), units):
+            yield end if is_at_end(step, unit, amount) else start, step, unit, amount
 
 
 def waiting(header: Header) -> dict[Kind, int]:

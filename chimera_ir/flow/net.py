@@ -5,7 +5,7 @@ gives, and in a stream for the steps that make the weights it reads.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, partial
@@ -233,12 +233,9 @@ class Net:
     predecessors: tuple[tuple[int, ...], ...]
     order: Sequence[int]
 
-    def ends(self, durations: Sequence[Time], earliest: Mapping[int, Time] | None = None) -> list[Time]:
-        """The time at which each operation ends, if it begins as soon as all its predecessors have ended.
-
-        ``earliest`` has for some operations a time before which they do not begin.
-        """
-        return ends(self.order, self.predecessors, durations, earliest)
+    def ends(self, durations: Sequence[Time]) -> list[Time]:
+        """The time at which each operation ends, if it begins as soon as all its predecessors have ended."""
+        return ends(self.order, self.predecessors, durations)
 
     def graph(self, attributes: Iterable[Mapping[str, object]] | None = None) -> "IntGraph":
         """The operations, by number, as the nodes of a new networkx graph, with an edge to each operation that waits.

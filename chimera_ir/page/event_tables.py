@@ -276,7 +276,7 @@ class _Listed:
             instruction = node.instruction
             if node.role is Role.BEGIN:
                 return -1
-            if isinstance(instruction, ops.WaitMove) or node.role is Role.MOVE:
+            if isinstance(instruction, ops.Compute | ops.WaitMove) and instruction.kind.moves:
                 return moves[_move(node)]
             if isinstance(instruction, _OF_MESSAGES):
                 return messages[instruction.message]

@@ -406,14 +406,14 @@ def _look(painted: Looks, group: ColourGroup, number: int, example: Compute) -> 
 
 
 class _ChangeOfRow(NamedTuple):
-    """A change of what a worker keeps, shown on the page at the start or, with ``at_end``, at the end of an operation.
+    """A change of what a worker keeps of a stage, shown at the start or, with ``at_end``, at the end of an operation.
 
-    ``number`` is the row of that operation; ``row`` is the operation or move that causes the change, which may be
-    another. ``micros`` is how much more is kept, negative if less, in the units of which a micro-batch has
-    `Header.units`; ``unit`` says what is kept.
+    ``number`` is the row of that operation. ``micros`` is how much more is kept, negative if less, in the units of
+    which a micro-batch has `Header.units`; ``unit`` says what is kept.
     """
 
-    row: OperationRow
+    worker: int
+    stage: int
     number: int
     at_end: bool
     unit: Counted
@@ -473,7 +473,7 @@ def _bytes(
     workers = [worker_bytes(header, setting, worker, need) for worker, need in enumerate(needs)]
 
     def size(change: _ChangeOfRow) -> float:
-        return change.micros * workers[change.row.worker].sizes(change.row.operation.stage)[change.unit] / header.units
+        return change.micros * workers[change.worker].sizes(change.stage)[change.unit] / header.units
 
     return MemoryTable(
         "bytes",
@@ -486,33 +486,42 @@ def _bytes(
 
 
 def _changes(program: Program, rows: Sequence[OperationRow]) -> Iterator[_ChangeOfRow]:
-    """Yields changes, each at the start or the end of an operation: what one makes is kept from its start on.
+    numbers = {row.operation: number for number, row in enumerate(rows)}
+    for worker, parts in enumerate(program.parts):
+        timed = live.timed_changes(program.header, _steps(list(parts.steps), numbers), KEPT_UNITS)
+        for (number, at_end), step, unit, amount in timed:
+            yield _ChangeOfRow(worker, step.stage, number, at_end, unit, amount)
+
+
+_Time = tuple[int, bool]
+"""The start or, if True, the end of the operation in a row."""
+
+
+def _steps(
+    steps: Sequence[live.MoveStep], numbers: Mapping[Compute, int]
+) -> Iterator[tuple[live.MoveStep, _Time, _Time]]:
+    """Yields what a lane does with its times: what an operation makes is kept from its start on.
 
     Moves are launched and waited for between two operations. A change by a wait, or by a move that is launched after a
     wait, is shown at the start of the next operation, any other change by a move at the end of the one before.
     """
-    numbers = {row.operation: number for number, row in enumerate(rows)}
-    for worker, parts in enumerate(program.parts):
-        steps = list(parts.steps)
-        operations = [numbers[step] for step in steps if isinstance(step, Compute) and not step.kind.moves]
-        place, waited = 0, False
-        for step in steps:
-            moves = isinstance(step, WaitMove) or step.kind.moves
-            waited = isinstance(step, WaitMove) or (waited and moves)
-            for _, unit, amount in live.changes(program.header, (step,), KEPT_UNITS):
-                if not moves:
-                    number = operations[place]
-                    yield _ChangeOfRow(rows[number], number, live.is_at_end(step, unit, amount), unit, amount)
-                    continue
-                row = OperationRow(Worker(worker), Compute(step.kind, step.micros, step.stage), Row.WHOLE, place)
-                follows = place < len(operations) and (waited or place == 0)
-                yield _ChangeOfRow(row, operations[place if follows else place - 1], not follows, unit, amount)
-            place += not moves
+    operations = [numbers[step] for step in steps if isinstance(step, Compute) and not step.kind.moves]
+    place, waited = 0, False
+    for step in steps:
+        moves = isinstance(step, WaitMove) or step.kind.moves
+        waited = isinstance(step, WaitMove) or (waited and moves)
+        if moves:
+            follows = place < len(operations) and (waited or place == 0)
+            between = operations[place if follows else place - 1], not follows
+            yield step, between, between
+        else:
+            yield step, (operations[place], False), (operations[place], True)
+            place += 1
 
 
 def _table(changes: Sequence[_ChangeOfRow], size: _Size) -> ChangeTable:
     return ChangeTable(
-        worker=[change.row.worker for change in changes],
+        worker=[change.worker for change in changes],
         operation=[change.number for change in changes],
         at_end=[int(change.at_end) for change in changes],
         amount=[size(change) for change in changes],

@@ -2,17 +2,19 @@
 
 import json
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any
 
 from chimera_ir.cost.durations import Unit
-from chimera_ir.flow.live import changes, is_at_end, to_its_end
+from chimera_ir.flow.live import MoveStep, timed_changes
 from chimera_ir.ir.kinds import Counted
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import AllReduce, Compute, Pair, Recv, Send, WaitAllReduce, WaitRecv, WeightGroup
+from chimera_ir.ir.ops import AllReduce, Compute, Pair, Recv, Send, WaitAllReduce, WaitMove, WaitRecv, WeightGroup
 from chimera_ir.ir.text.printer import absolute, group_text, line, message_text
+from chimera_ir.predict.events import Role
 from chimera_ir.predict.replay import Event, Replay
 from chimera_ir.trace.compare import TraceComparison
 from chimera_ir.trace.trace_files import LaneSpan, Trace, activity, words
@@ -180,32 +182,33 @@ class _Drawn:
     def memory(self) -> Iterator[TraceEvent]:
         """Yields counters of what every worker keeps.
 
-        A value counts from the start of the operation that makes it to the end of the operation that frees it.
+        A value counts from the start of the operation that makes it to the end of the operation that frees it; where
+        it moves, from the launch of the move, or to the wait for it.
         """
         header = self._replay.header
-        for worker, lane in enumerate(self._timed):
-            changes_of: dict[Counted, list[tuple[int, int]]] = {unit: [] for unit in _KEPT}
-            for event in lane:
-                if isinstance(event.instruction, Compute | Pair):
-                    for step, unit, amount in changes(header, to_its_end(event.instruction), list(_KEPT)):
-                        time = event.end if is_at_end(step, unit, amount) else event.start
-                        changes_of[unit].append((self._at(time), amount))
-            for unit, unit_changes in changes_of.items():
-                for time, amount in _amounts(unit_changes).items():
-                    value = float(Fraction(amount, header.units))
-                    yield counter(_KEPT[unit], FIRST_PROCESS + worker, time, value)
+        for worker, lane in enumerate(self._replay.lanes):
+            change_at: dict[Counted, Counter[int]] = {unit: Counter() for unit in _KEPT}
+            for time, _, unit, amount in timed_changes(header, self._steps(worker, lane), list(_KEPT)):
+                change_at[unit][self._at(time)] += amount
+            for unit, of_unit in change_at.items():
+                amount = 0
+                for at, change in sorted(of_unit.items()):
+                    amount += change
+                    if change:
+                        yield counter(_KEPT[unit], FIRST_PROCESS + worker, at, float(Fraction(amount, header.units)))
+
+    def _steps(self, worker: int, lane: Iterable[Event]) -> Iterator[tuple[MoveStep, float, float]]:
+        for event in lane:
+            if event.role is Role.COMPUTE and isinstance(event.instruction, Compute | Pair):
+                yield from ((part, event.start, event.end) for part in event.instruction.parts)
+            elif isinstance(event.instruction, WaitMove):
+                yield event.instruction, event.end, event.end
+        for event in self._replay.moves:
+            if worker in event.workers and isinstance(event.instruction, Compute):
+                yield event.instruction, event.posted, event.posted
 
     def _at(self, time: float) -> int:
         return round(time * self._scale)
-
-
-def _amounts(changes_made: Sequence[tuple[int, int]]) -> Mapping[int, int]:
-    """The amount from each time on at which it changes, by the times and amounts of changes."""
-    change_at: dict[int, int] = {}
-    for time, change in sorted(changes_made):
-        change_at[time] = change_at.get(time, 0) + change
-    times = [time for time, change in change_at.items() if change]
-    return dict(zip(times, accumulate(change_at[time] for time in times), strict=True))
 
 
 def _about(header: Header, event: Event) -> Mapping[str, object]:
