@@ -4,15 +4,15 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain
 from statistics import fmean
 from typing import NamedTuple
 
 from chimera_ir.flow import engine
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import AllReduce, Instruction, Send, WaitAllReduce, WaitRecv
+from chimera_ir.ir.ops import AllReduce, Instruction, Message, Send, WaitAllReduce, WaitRecv, WeightGroup
 from chimera_ir.ir.streams import ProgramStream, longer, view_of
-from chimera_ir.predict.replay import Event, pace, replay
+from chimera_ir.predict.replay import pace, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.choose import Inputs, Wanted
 from chimera_ir.trace.match import instructions
@@ -123,54 +123,36 @@ def play(program: Program | ProgramStream, updates: int, cost: Cost) -> tuple[La
 
     The wait for a message ends when the message is sent, the wait for a sum when the last holder launches it.
     """
-    served = [list(instructions(program, worker, updates)) for worker in range(program.header.workers)]
-    bounds = pairwise(accumulate(map(len, served), initial=0))
-    lanes = [range(start, end) for start, end in bounds]
-    before = _waits(served, lanes)
-    durations = [
-        0 if isinstance(instruction, WaitRecv | WaitAllReduce) else cost(instruction)
-        for lane in served
-        for _, instruction in lane
-    ]
-    played = engine.play(lanes, before)
-    assert len(played.order) == len(before), "a verified program ends"
-    ends = engine.ends(played.order, before, durations)
-    pairs = zip(served, lanes, strict=True)
-    return tuple(tuple(_spans(lane, ends[numbers.start : numbers.stop])) for lane, numbers in pairs)
-
-
-_Served = Sequence[tuple[int, Instruction]]
-"""The instructions of a lane, each with the update that it serves."""
-
-
-def _waits(served: Iterable[_Served], lanes: Iterable[range]) -> list[list[int]]:
-    """Lists, for each instruction, those that it waits for: the one before it, and posts of its message or sum.
-
-    An instruction is given by its index, counted lane by lane: ``lanes`` has the indices of each lane in ``served``.
-    """
+    lanes = [list(instructions(program, worker, updates)) for worker in range(program.header.workers)]
     posted: dict[Hashable, list[int]] = defaultdict(list)
-    awaited: dict[int, Hashable] = {}
-    before: list[list[int]] = []
-    for lane, numbers in zip(served, lanes, strict=True):
-        for number, (update, instruction) in zip(numbers, lane, strict=True):
-            needs = [number - 1] if number > numbers.start else []
-            match instruction:
-                case Send(content) | AllReduce(content):
-                    posted[update, content].append(number)
-                case WaitRecv(content) | WaitAllReduce(content):
-                    awaited[number] = update, content
-                case _:
-                    pass
-            before.append(needs)
-    for number, key in awaited.items():
-        before[number] += posted[key]
-    return before
+    for number, (update, instruction) in enumerate(chain(*lanes)):
+        if isinstance(instruction, Send | AllReduce):
+            posted[update, _subject(instruction)].append(number)
+    before, durations = list[list[int]](), list[int]()
+    for lane in lanes:
+        for place, (update, instruction) in enumerate(lane):
+            before.append([len(before) - 1] if place else [])
+            if isinstance(instruction, WaitRecv | WaitAllReduce):
+                before[-1] += posted[update, _subject(instruction)]
+                durations.append(0)
+            else:
+                durations.append(cost(instruction))
+    order = engine.ordered(before)
+    assert len(order) == len(before), "a verified program ends"
+    ends = iter(engine.ends(order, before, durations))
+    return tuple(tuple(_spans(lane, ends)) for lane in lanes)
 
 
-def _spans(lane: _Served, ends: Sequence[int]) -> Iterator[LaneSpan]:
-    """Yields the instructions of a lane with their times: from the end of the one before to its own in ``ends``."""
-    for (update, instruction), start, end in zip(lane, [0, *ends], ends, strict=False):
-        yield LaneSpan(instruction, update, start, end)
+def _subject(instruction: Send | WaitRecv | AllReduce | WaitAllReduce) -> Message | WeightGroup:
+    return instruction.message if isinstance(instruction, Send | WaitRecv) else instruction.group
+
+
+def _spans(lane: Iterable[tuple[int, Instruction]], ends: Iterable[int]) -> Iterator[LaneSpan]:
+    """Yields the instructions of a lane, each given with its update: from the end of the one before to its own."""
+    now = 0
+    for (update, instruction), end in zip(lane, ends, strict=False):
+        yield LaneSpan(instruction, update, now, end)
+        now = end
 
 
 # Prediction from a profile and a cluster file, by a replay of the program, as it could be made before the run.
@@ -248,28 +230,13 @@ def _steady(
 
 
 def _replayed(program: Program | ProgramStream, setting: Setting, updates: int) -> tuple[tuple[Lane, ...], float]:
+    """The lanes of a replay of ``updates`` updates, and the seconds of an update; what has no event takes no time."""
     whole = longer(program, updates)
     replayed = replay(whole, setting)
-    lanes = tuple(
-        tuple(_profiled_spans(instructions(program, worker, updates), lane, replayed.lanes[worker]))
-        for worker, lane in enumerate(whole.lanes)
-    )
-    return lanes, pace(program, setting) if isinstance(program, Program) and updates > 1 else replayed.seconds
-
-
-def _profiled_spans(
-    serving: Iterator[tuple[int, Instruction]], lane: Sequence[Instruction], timed: Sequence[Event]
-) -> Iterator[LaneSpan]:
-    """Yields the instructions of a lane with their times in a replay; one without an event takes no time.
-
-    ``serving`` has each instruction as in the run, ``lane`` as in the replayed program, of which ``timed`` has the
-    events. All are in one order, and no instruction occurs twice in ``lane``.
-    """
-    now, events = 0, iter(timed)
-    ahead = next(events, None)
-    for (update, operation), instruction in zip(serving, lane, strict=True):
-        end = now
-        if ahead is not None and ahead.instruction == instruction:
-            end, ahead = round(ahead.end * 1e9), next(events, None)
-        yield LaneSpan(operation, update, now, end)
-        now = end
+    lanes = []
+    for worker, (lane, events) in enumerate(zip(whole.lanes, replayed.lanes, strict=True)):
+        # An instruction occurs once in the lane of the whole program.
+        ended = {event.instruction: round(1e9 * event.end) for event in events}
+        ends = accumulate((ended.get(instruction, 0) for instruction in lane), max)
+        lanes.append(tuple(_spans(instructions(program, worker, updates), ends)))
+    return tuple(lanes), pace(program, setting) if isinstance(program, Program) and updates > 1 else replayed.seconds
