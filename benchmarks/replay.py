@@ -20,6 +20,7 @@ from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.costs import RECOMPUTING, StageCosts, Timing
 from chimera_ir.request import Request
+from chimera_runtime.program.kept_bytes import MicroBatchBytes
 
 SIZES = (
     *(("chimera", 32, N, 64) for N in (32, 64, 128)),
@@ -43,7 +44,7 @@ def setting(depth: int, copies: int) -> Setting:
     for stage in range(depth):
         heavy = 1.2 if stage in (0, depth - 1) else 1.0
         times = {"F": 0.02 * heavy, "B": 0.04 * heavy, RECOMPUTING: 0.06 * heavy}
-        time_of = Timing(times, 400_000_000, 5_000_000, 5_000_000, 5_000_000)
+        time_of = Timing(times, MicroBatchBytes(400_000_000, 5_000_000), 5_000_000, 5_000_000)
         size = int(heavy * 4 * 1_400_000_000 / depth)
         stages.append(StageCosts(size, size, 2 * size, {1: time_of}))
     link = Link(1e-4, 1e-9)

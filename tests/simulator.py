@@ -282,7 +282,7 @@ class Simulator:
 
         Between the halves of a backward that is without what the first half frees, and with gradients.
         """
-        host, kept = self.setting.cluster.host, self.setting.stages[each.stage].at[self.setting.micro_batch_size]
+        host, kept = self.setting.cluster.host, self.setting.stages[each.stage].at[self.setting.micro_batch_size].kept
         if host is None:
             return 0.0
         whole = kept.activations - kept.resident

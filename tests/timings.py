@@ -1,6 +1,7 @@
 """Timings of stages, by the names that a profile has for their times."""
 
 from chimera_ir.profile.costs import RECOMPUTING, Times, Timing
+from chimera_runtime.program.kept_bytes import MicroBatchBytes
 
 
 def stage_times(
@@ -32,4 +33,6 @@ def stage_timing(
     resident: int = 0,
 ) -> Timing:
     times = stage_times(forward, backward, recomputing, halves, pair)
-    return Timing(times, activations, input, output, gradient, noise, released, operands, resident)
+    return Timing(
+        times, MicroBatchBytes(activations, input, released, operands, resident=resident), output, gradient, noise
+    )

@@ -582,20 +582,7 @@ def _costs(model: ModelFile, station: Station, at: dict[int, Timing], step: tupl
 
 def _timings(station: Station, measured: Sequence[_Measured]) -> Iterator[Timing]:
     for (passes, scatter), sizes in zip(measured, station.kept, strict=True):
-        yield Timing(
-            _times(passes),
-            activations=sizes.activations,
-            input=sizes.input,
-            output=message_bytes(station.after),
-            gradient=station.gradient_bytes,
-            noise=scatter,
-            released=sizes.released,
-            operands=sizes.operands,
-            resident=sizes.resident,
-            resident_operands=sizes.resident_operands,
-            carry=sizes.carry,
-            carry_gradient=sizes.carry_gradients,
-        )
+        yield Timing(_times(passes), sizes, message_bytes(station.after), station.gradient_bytes, scatter)
 
 
 def _times(costs: PassCosts) -> Times:

@@ -365,5 +365,5 @@ def _least_kept(header: Header, timing: Timing, stage: int, splits: bool) -> int
 
     Where backwards are split (``splits``), so are the bytes kept between the two halves.
     """
-    waiting = [timing.input if stage in pipe.recompute else timing.activations for pipe in header.pipes]
+    waiting = [timing.kept.input if stage in pipe.recompute else timing.kept.activations for pipe in header.pipes]
     return min([*waiting, *([timing.kept.halfway] if splits else [])], default=0)

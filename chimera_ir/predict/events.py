@@ -120,12 +120,12 @@ class LayerSplits:
         optimizer = _until([layer.optimizer for layer in layers])
         first_gradients = _until([layer.first_gradients for layer in layers])
         shares = [self.replicas * len(workers) if shards else 1 for workers in header.holders]
-        activations = _until([layer.at[size].activations for layer in layers])
+        activations = _until([layer.at[size].kept.activations for layer in layers])
         again = [all(recomputes_all(pipe, stage) for pipe in header.pipes) for stage in range(header.stages)]
 
         def needed(stage: int, first: int, end: int) -> int:
             whole = activations[end] - activations[first]
-            waiting = layers[first].at[size].input if again[stage] else whole
+            waiting = layers[first].at[size].kept.input if again[stage] else whole
             return (
                 standing[end]
                 - standing[first]

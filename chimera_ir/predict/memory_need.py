@@ -46,7 +46,7 @@ def _workers(schedule: Schedule) -> Sequence[int]:
 
 def _sizes(schedule: Schedule, setting: Setting, worker: int) -> list[int]:
     header = schedule.header
-    return [setting.as_cut(stage, header).activations for stage in header.stages_of[worker]]
+    return [setting.as_cut(stage, header).kept.activations for stage in header.stages_of[worker]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from chimera_ir.ir.ops import (
 )
 from chimera_ir.profile.cluster import FREE, Cluster, HostLink, Link, ranks_on_node
 from chimera_ir.profile.costs import (
-    NO_OVERHEAD,
+    FREE_TIMING,
     StageCosts,
     Timing,
     equal_times,
@@ -296,7 +296,7 @@ class OperationCharges(Charges):
 
 def operations_alone(header: Header, durations: Durations) -> OperationCharges:
     """Costs of a program whose operations alone take time, as in a timeline: messages, sums and steps are free."""
-    free_stage = StageCosts(0, 0, 0, {1: Timing(NO_OVERHEAD, 0, 0, 0, 0)})
+    free_stage = StageCosts(0, 0, 0, {1: FREE_TIMING})
     cluster = Cluster("free messages", header.workers, header.workers, 0, 0, FREE, FREE, FREE)
     setting = Setting((free_stage,) * header.stages, cluster, copies=1, micro_batch_size=1)
     return OperationCharges(header, setting, durations)

@@ -55,39 +55,21 @@ def _derived(times: Times, kind: Kind) -> float:
 class Timing:
     """The costs of a micro-batch on a stage, at one micro-batch size.
 
-    ``activations`` is M_a, ``input`` what is kept instead where the stage recomputes, ``output`` the message to the
-    next stage and ``gradient`` the one that comes back, all in bytes; the last stage sends nothing on. ``noise`` is the
-    spread of the measured times as a share of the median, None where nothing was measured. The first half of a split
-    backward frees ``released`` bytes of the activations; the second half needs the rest and ``operands``: bytes of
-    gradients that are kept between the halves, received ones included. ``resident`` bytes of the activations, such as
-    the stage's input and output, stay on the worker when the rest is off-loaded, ``resident_operands`` bytes of what is
-    kept between the halves.
+    ``kept`` has the bytes that the stage keeps, received inputs and gradients included; its ``activations`` are M_a.
+    ``output`` is the message to the next stage and ``gradient`` the one that comes back, in bytes; the last stage sends
+    nothing on. ``noise`` is the spread of the measured times as a share of the median, None where nothing was measured.
 
-    ``slices`` has the costs of each slice, if the micro-batch was also measured in slices of equal length. A slice
-    leaves a ``carry`` for the next ones, in bytes beyond those of earlier slices; ``carry_gradient`` has the bytes of
-    the gradients of all that it leaves.
+    ``slices`` has the costs of each slice, if the micro-batch was also measured in slices of equal length. The carry
+    that a slice leaves for the next ones is in bytes beyond those of earlier slices, ``carry_gradients`` are those of
+    all that it leaves.
     """
 
     times: Times
-    activations: int
-    input: int
+    kept: MicroBatchBytes
     output: int
     gradient: int
     noise: float | None = None
-    released: int = 0
-    operands: int = 0
-    resident: int = 0
-    resident_operands: int = 0
-    carry: int = 0
-    carry_gradient: int = 0
     slices: tuple["Timing", ...] = ()
-
-    @property
-    def kept(self) -> MicroBatchBytes:
-        """The bytes that the stage keeps, received inputs and gradients included."""
-        resident = self.resident, self.resident_operands
-        of_slices = self.carry, self.carry_gradient
-        return MicroBatchBytes(self.activations, self.input, self.released, self.operands, *of_slices, *resident)
 
     def plus(self, overhead: Times, times: float) -> "Timing":
         """Returns the costs with longer times: each by ``times`` times the overhead of its operation."""
@@ -104,6 +86,9 @@ class Timing:
 
 
 NO_OVERHEAD: Times = {"F": 0.0, "B": 0.0, RECOMPUTING: 0.0}
+
+FREE_TIMING = Timing(NO_OVERHEAD, MicroBatchBytes(0, 0), 0, 0)
+"""The costs of a stage that takes no time and keeps nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,9 +247,10 @@ def merged(layers: Sequence[StageCosts], *, opens: bool = False) -> StageCosts:
 
 
 def _merged(timings: Sequence[Timing], overhead: Times, opens: bool) -> Timing:
-    first, last = timings[0], timings[-1]
-    operands = sum(timing.operands for timing in timings)
-    inner_inputs = sum(max(0, after.input - before.output) for before, after in pairwise(timings))
+    kept = [timing.kept for timing in timings]
+    first, last, gradient = kept[0], kept[-1], timings[-1].gradient
+    operands = sum(of_layer.operands for of_layer in kept)
+    inner_inputs = sum(max(0, after.kept.input - before.output) for before, after in pairwise(timings))
     times = {
         key: _as_one([timing.times[key] for timing in timings], time_of(overhead, key))
         for key in ENTRIES
@@ -274,18 +260,20 @@ def _merged(timings: Sequence[Timing], overhead: Times, opens: bool) -> Timing:
         times |= _opening([timing.times for timing in timings], overhead, times["W"])
     return Timing(
         times,
-        activations=sum(timing.activations for timing in timings),
-        input=first.input + inner_inputs,
-        output=last.output,
-        gradient=last.gradient,
-        noise=_mean([(timing.noise, timing.times["F"] + timing.times["B"]) for timing in timings]),
-        released=0 if opens else _released(timings),
-        operands=min(operands, last.gradient) if opens else operands,
-        resident=_ends(first.input, first.resident, last.input, last.resident),
-        resident_operands=_ends(first.input, first.resident_operands, last.input, last.resident_operands),
-        carry=sum(timing.carry for timing in timings),
-        carry_gradient=sum(timing.carry_gradient for timing in timings),
-        slices=tuple(_merged(of_slice, overhead, opens) for of_slice in zip(*(t.slices for t in timings), strict=True)),
+        MicroBatchBytes(
+            activations=sum(of_layer.activations for of_layer in kept),
+            input=first.input + inner_inputs,
+            released=0 if opens else _released(kept),
+            operands=min(operands, gradient) if opens else operands,
+            carry=sum(of_layer.carry for of_layer in kept),
+            carry_gradients=sum(of_layer.carry_gradients for of_layer in kept),
+            resident=_ends(first.input, first.resident, last.input, last.resident),
+            resident_operands=_ends(first.input, first.resident_operands, last.input, last.resident_operands),
+        ),
+        timings[-1].output,
+        gradient,
+        _mean([(timing.noise, timing.times["F"] + timing.times["B"]) for timing in timings]),
+        tuple(_merged(of_slice, overhead, opens) for of_slice in zip(*(t.slices for t in timings), strict=True)),
     )
 
 
@@ -308,16 +296,16 @@ def _ends(first_input: int, of_first: int, last_input: int, of_last: int) -> int
     return min(of_first, first_input) + max(0, of_last - last_input)
 
 
-def _released(timings: Sequence[Timing]) -> int:
+def _released(layers: Sequence[MicroBatchBytes]) -> int:
     """Bytes that the first half of a backward frees on a stage of these layers.
 
     Layers free activations from the last one back, up to and including the first that keeps some for its weights: these
     hold the graph of all layers before it.
     """
     released = 0
-    for timing in reversed(timings):
-        released += timing.released
-        if timing.released < timing.activations:
+    for kept in reversed(layers):
+        released += kept.released
+        if kept.released < kept.activations:
             break
     return released
 
@@ -390,25 +378,29 @@ def sliced(timing: Timing, overhead: Times, lengths: tuple[int, ...]) -> Timing:
         return sum(seconds * float(share) for seconds, share in terms)
 
     # The gradient of a carry is as long as all slices before: it grows from the first boundary to the last.
+    kept = [part.kept for part in parts]
     boundaries = [start / Fraction(max(1, len(parts) - 1), len(parts)) for start, _ in of_slices[1:]] or [Fraction(0)]
-    gradient = max(part.carry_gradient for part in parts)
+    gradient = max(of_slice.carry_gradients for of_slice in kept)
     shares = [end - start for start, end in of_slices[1:]]
     gradients = [ceil(ceil(gradient * b) / share) for b, share in zip(boundaries, shares, strict=False)]
     return replace(
         timing,
         times={key: times_of(key) for key in timing.times if all(key in part.times for part in parts)},
-        activations=largest_mean([part.activations for part in parts], (1,) * len(parts)),
-        released=len(parts) * min(part.released for part in parts),
-        operands=len(parts) * max(part.operands for part in parts),
-        resident=len(parts) * max(part.resident for part in parts),
-        resident_operands=len(parts) * max(part.resident_operands for part in parts),
-        carry=largest_mean([*_carries(parts, of_slices), 0], lengths),
-        carry_gradient=max(gradients, default=0),
+        kept=MicroBatchBytes(
+            activations=largest_mean([of_slice.activations for of_slice in kept], (1,) * len(parts)),
+            input=timing.kept.input,
+            released=len(parts) * min(of_slice.released for of_slice in kept),
+            operands=len(parts) * max(of_slice.operands for of_slice in kept),
+            carry=largest_mean([*_carries(kept, of_slices), 0], lengths),
+            carry_gradients=max(gradients, default=0),
+            resident=len(parts) * max(of_slice.resident for of_slice in kept),
+            resident_operands=len(parts) * max(of_slice.resident_operands for of_slice in kept),
+        ),
         slices=(),
     )
 
 
-def _carries(parts: Sequence[Timing], of_slices: Sequence[Extent]) -> Iterator[int]:
+def _carries(parts: Sequence[MicroBatchBytes], of_slices: Sequence[Extent]) -> Iterator[int]:
     """Yields the bytes of the carry that each slice leaves, except the last, which leaves none.
 
     The carry of the first measured slice is in proportion to its length, as the keys of its positions are. The carry of

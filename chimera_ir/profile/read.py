@@ -20,6 +20,7 @@ from chimera_ir.profile.costs import (
 )
 from chimera_ir.profile.document import Document, Table, load
 from chimera_ir.source import Source
+from chimera_runtime.program.kept_bytes import MicroBatchBytes
 
 HALVES = (ENTRIES["I"], ENTRIES["W"])
 """The entries with the times of the two halves of a split backward; a profile has both or none."""
@@ -185,7 +186,7 @@ def _timing(table: Table, part: str, last: bool, before: Timing | None, costs: _
     times = _times(table, costs.read, BACKWARD)
     # A stage receives the output of the stage before, and gradients are as large as outputs.
     activations = _size(table, "activations")
-    kept = _size(table, "input", before.output if before else 0)
+    inputs = _size(table, "input", before.output if before else 0)
     output = _size(table, "output", 0 if last else None)
     gradient = _size(table, "gradient_output", output)
     released, operands = _size(table, "released", 0), _size(table, "operands", 0)
@@ -202,18 +203,10 @@ def _timing(table: Table, part: str, last: bool, before: Timing | None, costs: _
     for name in ("output", "gradient_output") if last else ():
         if table.has(name):
             table.report(say.LastStageSends(table.place(name), part, name))
-    return Timing(
-        times,
-        activations=activations,
-        input=kept,
-        output=output,
-        gradient=gradient,
-        noise=_noise(table, "noise"),
-        released=released,
-        operands=operands,
-        resident=resident,
-        resident_operands=resident_operands,
+    kept = MicroBatchBytes(
+        activations, inputs, released, operands, resident=resident, resident_operands=resident_operands
     )
+    return Timing(times, kept, output, gradient, _noise(table, "noise"))
 
 
 def _with_slices(table: Table, part: str, last: bool, before: Timing | None, costs: _CostEntries) -> Timing:
@@ -222,8 +215,8 @@ def _with_slices(table: Table, part: str, last: bool, before: Timing | None, cos
     for number, entry in enumerate(table.tables("slice", "", "slice {}") if table.has("slice") else ()):
         slice_before = before.slices[number] if before and number < len(before.slices) else None
         of_slice = _timing(entry, part, last, slice_before, costs)
-        carry, gradient = _size(entry, "carry", 0), _size(entry, "carry_gradient", 0)
-        slices.append(replace(of_slice, carry=carry, carry_gradient=gradient))
+        carry, gradients = _size(entry, "carry", 0), _size(entry, "carry_gradient", 0)
+        slices.append(replace(of_slice, kept=of_slice.kept._replace(carry=carry, carry_gradients=gradients)))
         entry.close()
     return replace(timing, slices=tuple(slices))
 

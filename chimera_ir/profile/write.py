@@ -65,14 +65,14 @@ def _part(table: str, part: StageCosts, last: bool, cost: Callable[[float], str]
 
 
 def _timing(timing: Timing, last: bool, cost: Callable[[float], str]) -> dict[str, str | None]:
-    sizes = {"activations": timing.activations, "input": timing.input}
-    sizes |= {} if last else {"output": timing.output, "gradient_output": timing.gradient}
-    further = {"released": timing.released, "operands": timing.operands, "resident": timing.resident}
-    further["resident_operands"] = timing.resident_operands
-    further |= {"carry": timing.carry, "carry_gradient": timing.carry_gradient}
-    sizes |= {name: size for name, size in further.items() if size}
-    written = {name: show_size(size) for name, size in sizes.items()}
-    return {**_times(timing.times, cost), **written, "noise": _noise(timing.noise)}
+    kept = timing.kept
+    always = {"activations": kept.activations, "input": kept.input}
+    always |= {} if last else {"output": timing.output, "gradient_output": timing.gradient}
+    further = {"released": kept.released, "operands": kept.operands, "resident": kept.resident}
+    further |= {"resident_operands": kept.resident_operands}
+    further |= {"carry": kept.carry, "carry_gradient": kept.carry_gradients}
+    sizes = {name: show_size(size) for name, size in (always | further).items() if size or name in always}
+    return {**_times(timing.times, cost), **sizes, "noise": _noise(timing.noise)}
 
 
 def _noise(share: float | None) -> str | None:

@@ -18,7 +18,7 @@ from chimera_ir.ir.streams import view_of
 from chimera_ir.picture.looks import shown_micro
 from chimera_ir.plural import counted, listed
 from chimera_ir.predict.screen import size
-from chimera_ir.profile.costs import NO_OVERHEAD, StageCosts, Timing
+from chimera_ir.profile.costs import FREE_TIMING, StageCosts, Timing
 from chimera_ir.tables import Column, Table
 from chimera_ir.trace.bundles import Stopped, StoppedRank
 from chimera_ir.trace.compare import MemoryRow, Residual, Side, TraceComparison, costs, later
@@ -77,7 +77,7 @@ def _stage(times: Mapping[int, Mapping[str, float]], size: int, step: float) -> 
 
     Where the time of a kind is known for a whole micro-batch (``size`` items) alone, fewer items take their share.
     """
-    unknown = StageCosts(0, 0, 0, dict.fromkeys(times, Timing(NO_OVERHEAD, 0, 0, 0, 0)))
+    unknown = StageCosts(0, 0, 0, dict.fromkeys(times, FREE_TIMING))
     at: dict[int, Timing] = {}
     for items, of_kinds in times.items():
         scaled = {letter: seconds * items / size for letter, seconds in times[size].items()}

@@ -29,8 +29,8 @@ class MicroBatchBytes(NamedTuple):
 
     activations: int
     input: int
-    released: int
-    operands: int
+    released: int = 0
+    operands: int = 0
     carry: int = 0
     carry_gradients: int = 0
     resident: int = 0

@@ -159,7 +159,7 @@ def test_of_equal_layers_one_is_measured_and_the_first_and_the_last_of_the_model
     assert len(calls) == 12
     assert "equal" not in every.note
     bytes_of = [
-        [(layer.weights, layer.optimizer, layer.at[2].activations) for layer in p.layers] for p in (profile, every)
+        [(layer.weights, layer.optimizer, layer.at[2].kept.activations) for layer in p.layers] for p in (profile, every)
     ]
     assert bytes_of[0] == bytes_of[1]
 

@@ -35,6 +35,7 @@ from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.verify.holdings import KEPT_UNITS, Kept, fullest, holdings
 from chimera_ir.verify.messages import conflict_free
 from chimera_ir.verify.verify import verify_schedule
+from chimera_runtime.program.kept_bytes import MicroBatchBytes
 
 PREFETCH = Kind("P", "prefetch", reads=(KEPT,), makes=())
 
@@ -145,7 +146,7 @@ def test_what_is_offloaded_takes_bytes_of_the_host() -> None:
     (held,) = holdings(program)
     assert held.fullest == ((Kept(Stage(0), 2, 0, 0, on_host=2),),)
     assert held.on_host == (((Stage(0), 2, 0),),)
-    timing = Timing({"F": 1.0, "B": 2.0}, activations=700, input=100, output=0, gradient=0)
+    timing = Timing({"F": 1.0, "B": 2.0}, MicroBatchBytes(700, 100), output=0, gradient=0)
     cluster = Cluster("any", 10**6, 1, 10**12, 0, FREE, FREE, FREE)
     setting = Setting((StageCosts(10, 20, 30, {1: timing}),), cluster, 1, 1)
     (need,) = memory(program, setting)

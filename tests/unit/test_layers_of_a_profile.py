@@ -56,9 +56,9 @@ def test_a_stage_costs_what_its_layers_cost_together_and_sends_what_the_last_sen
     assert (stage.weights, stage.gradients, stage.optimizer, stage.step) == (6, 60, 120, 3.0)
     assert stage.step_noise == pytest.approx(0.2)
     at = stage.at[4]
-    assert (at.times["F"], at.times["B"], at.times["recomputing"], at.activations) == (6.0, 12.0, 18.0, 600)
+    assert (at.times["F"], at.times["B"], at.times["recomputing"], at.kept.activations) == (6.0, 12.0, 18.0, 600)
     assert (at.output, at.gradient) == (40, 3)
-    assert at.input == 10 + 3 * 7
+    assert at.kept.input == 10 + 3 * 7
     assert at.noise == pytest.approx(0.1)
 
 
@@ -94,24 +94,24 @@ def test_a_stage_lets_go_of_what_its_last_layers_do_and_keeps_the_gradients_of_a
     """Behind the last layer that keeps anything; the first stage lets go of nothing and keeps what it was given."""
     kept = [(40, 1), (50, 2), (300, 3)]
     layers = [
-        replace(of, at={4: replace(of.at[4], released=released, operands=operands)})
+        replace(of, at={4: replace(of.at[4], kept=of.at[4].kept._replace(released=released, operands=operands))})
         for of, (released, operands) in zip(map(layer, (1, 2, 3)), kept, strict=True)
     ]
     at = merged(layers).at[4]
-    assert (at.released, at.operands) == (300 + 50, 6)
+    assert (at.kept.released, at.kept.operands) == (300 + 50, 6)
     at = merged(layers[:2]).at[4]
-    assert (at.released, at.operands) == (50, 3)
+    assert (at.kept.released, at.kept.operands) == (50, 3)
     at = merged(layers, opens=True).at[4]
-    assert (at.released, at.operands) == (0, 3)
+    assert (at.kept.released, at.kept.operands) == (0, 3)
 
 
 def test_of_a_stage_the_input_and_the_output_stay_on_the_worker_and_what_is_between_its_layers_moves() -> None:
     """Each layer has an input of 2, 4 and 6 bytes, and as much again of its output stays."""
     layers = [
-        replace(of, at={4: replace(of.at[4], input=2 * n, resident=4 * n)})
+        replace(of, at={4: replace(of.at[4], kept=of.at[4].kept._replace(input=2 * n, resident=4 * n))})
         for n, of in enumerate(map(layer, (1, 2, 3)), 1)
     ]
-    assert [at.resident for at in (layers[0].at[4], merged(layers).at[4], merged(layers[:2]).at[4])] == [
+    assert [at.kept.resident for at in (layers[0].at[4], merged(layers).at[4], merged(layers[:2]).at[4])] == [
         4,
         2 + 6,
         2 + 4,

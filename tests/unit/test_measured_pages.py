@@ -17,6 +17,7 @@ from chimera_ir.predict.replay import Cause, idle, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import RECOMPUTING, StageCosts, Timing
+from chimera_runtime.program.kept_bytes import MicroBatchBytes
 from tests.documents import unpacked
 from tests.node import calls, needs_node
 from tests.sizes import on_workers
@@ -44,7 +45,9 @@ def setting(name: str, stages: int, shared: bool) -> Setting:
         times = {letter: random.uniform(1, 3) for letter in (*KINDS, PAIR.letter)}
         times[RECOMPUTING] = times["B"] + times["recompute"]
         size = random.randint(1, 5)
-        return StageCosts(0, random.randint(1, 9), 0, {1: Timing(times, 0, 0, size, size)}, step=random.uniform(0, 2))
+        return StageCosts(
+            0, random.randint(1, 9), 0, {1: Timing(times, MicroBatchBytes(0, 0), size, size)}, step=random.uniform(0, 2)
+        )
 
     links = [Link(random.random() / 4, random.random() / 2, random.random() / 8, shared) for _ in range(3)]
     per_node = 8 if shared else 2  # a worker has a port for each kind of link
@@ -106,7 +109,10 @@ def test_a_worker_that_waits_for_a_slow_stage_idles_by_imbalance_for_what_is_abo
     P0 idles from 2 to 6 and from 8 to 11. In these times the forwards of P1 run for 2 and for 1 of their 3 seconds.
     """
     compilation = chimera_ir.compile("dapple", D=2, N=2)
-    stages = [StageCosts(0, 0, 0, {1: Timing({"F": f, "B": 2, RECOMPUTING: 2}, 0, 0, 0, 0)}) for f in (1.0, 3.0)]
+    stages = [
+        StageCosts(0, 0, 0, {1: Timing({"F": f, "B": 2, RECOMPUTING: 2}, MicroBatchBytes(0, 0), 0, 0)})
+        for f in (1.0, 3.0)
+    ]
     alone = Setting(tuple(stages), Cluster("free", 2, 2, 0, 0, FREE, FREE, FREE), 1, 1)
     tables = measured(compilation, alone)
     case = {"schedule": tables, "settings": [[1.0] * len(tables["sliders"])], "asked": ["span", "idle"]}

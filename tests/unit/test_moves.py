@@ -1,6 +1,7 @@
 """Memory that moves to the host and back, with all else that a scheme may have, and what it does to peaks and times."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -13,13 +14,18 @@ from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Compute, WaitMove
 from chimera_ir.ir.text.printer import show
 from chimera_ir.ir.text.reader import parse
+from chimera_ir.page import event_tables
+from chimera_ir.page.event_tables import Lengths
+from chimera_ir.page.tables import rows
+from chimera_ir.predict.events import Role, events_of
 from chimera_ir.predict.memory_need import memory
 from chimera_ir.predict.replay import replay
-from chimera_ir.predict.setting import Setting
+from chimera_ir.predict.setting import Charges, Setting
 from chimera_ir.profile.cluster import FREE, Cluster, HostLink, Link
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.source import Source
-from chimera_ir.trace.event_files import predicted_trace
+from chimera_ir.trace.event_files import FIRST_PROCESS, predicted_trace
+from chimera_runtime.program.kept_bytes import MicroBatchBytes
 from tests.executor import verdicts
 from tests.simulator import Simulator
 from tests.test_architecture import ROOT
@@ -143,7 +149,7 @@ def test_the_host_has_what_the_workers_of_1f1b_have() -> None:
 
 
 def test_traces_and_curves_show_what_moves() -> None:
-    """A worker's curve has the peaks of the report; a stretch of time for each of 48 moves."""
+    """A worker's curve and its counters have the peaks of the report; a stretch of time for each of 48 moves."""
     compilation = chimera_ir.compile(Source("a.chim", SOURCE))
     curves = [compilation.memory(worker) for worker in range(4)]
     assert [max(row["activations"] for row in curve) for curve in curves] == [*compilation.report.activations]
@@ -151,6 +157,30 @@ def test_traces_and_curves_show_what_moves() -> None:
     assert {curve[-1]["activations"] for curve in curves} == {0}
     events = json.loads(predicted_trace(compilation.replay))["traceEvents"]
     assert sum(event.get("cat") == "move" and event["ph"] in "Xb" for event in events) == 48
+    for worker, kept in enumerate(compilation.report.activations):
+        assert counted(events, worker, "activations in M_a") == (kept, 0)
+        most, last = counted(events, worker, "activations on the host in M_a")
+        assert (most > 0, last) == (worker < 3, 0)
+
+
+def counted(events: list[dict[str, Any]], worker: int, name: str) -> tuple[float, float]:
+    """The largest and the last value of a counter of a worker."""
+    of_worker = [event for event in events if event["ph"] == "C" and event["pid"] == FIRST_PROCESS + worker]
+    values = [event["args"][name] for event in of_worker if event["name"] == name]
+    return max(values, default=0), values[-1] if values else 0
+
+
+def test_a_page_shows_moves_whose_launch_takes_time() -> None:
+    """The post of a move is about the move."""
+    program = chimera_ir.compile(Source("a.chim", SOURCE)).verified.program
+    stage = StageCosts(1, 1, 0, {1: Timing(TIMES, MicroBatchBytes(1, 1), 1, 1)})
+    cluster = Cluster("slow launches", 4, 4, 1, 0, FREE, FREE, FREE, host=HostLink(Link(0.5, 0.25, overhead=0.125)))
+    charges = Charges(program.header, Setting((stage,) * 4, cluster, 1, 1))
+    shown = rows(parts.computes.lines for parts in program.parts)
+    tables, _ = event_tables.tables(events_of(program, charges), shown, charges, Lengths(charges))
+    posts = [n for n, role in enumerate(tables.events.role) if role == Role.POST.value - 1]
+    assert len(posts) == len(tables.moves.words) == 48
+    assert {tables.events.subject[post] for post in posts} == {*range(48)}
 
 
 @pytest.mark.parametrize("name", [*TEXTS][:-1])
@@ -160,7 +190,7 @@ def test_a_replay_takes_as_long_as_the_simulator_and_the_timeline(name: str, cos
     costs = dict.fromkeys(("offload", "reload", "offload_operands", "reload_operands"), cost)
     compilation = chimera_ir.compile(Source("a.chim", TEXTS[name]), options=Options(costs=costs))
     program = compilation.verified.program
-    stage = StageCosts(1, 1, 0, {1: Timing(TIMES, 1, 1, 1, 1)})
+    stage = StageCosts(1, 1, 0, {1: Timing(TIMES, MicroBatchBytes(1, 1), 1, 1)})
     free = Cluster("free", 4096, 1, 1, 0, FREE, FREE, FREE, host=HostLink(Link(0.0, cost)))
     simulated = Simulator(program, Setting((stage,) * program.header.stages, free, 1, 1)).ended
     assert max(simulated.values()) == compilation.replay.span == compilation.report.makespan
@@ -169,7 +199,7 @@ def test_a_replay_takes_as_long_as_the_simulator_and_the_timeline(name: str, cos
 def test_operands_take_bytes_and_time_of_their_own() -> None:
     """Of 5 bytes 1 stays; between the halves there are 5 - 1 + 2, of which 4 stay. Lines say what the host has."""
     program = chimera_ir.compile(Source("a.chim", TEXTS["between halves"])).verified.program
-    timing = Timing(TIMES, 5, 1, 1, 1, released=1, operands=2, resident=1, resident_operands=4)
+    timing = Timing(TIMES, MicroBatchBytes(5, 1, 1, 2, resident=1, resident_operands=4), 1, 1)
     link = HostLink(Link(0.0, 0.25))
     cluster = Cluster("free", 4096, 1, 1, 0, FREE, FREE, FREE, host=link)
     setting = Setting((StageCosts(1, 1, 0, {1: timing}),) * 2, cluster, 1, 1)

@@ -27,6 +27,7 @@ from chimera_ir.profile.cluster import FREE, Cluster, HostLink, Link
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import verify_schedule
+from chimera_runtime.program.kept_bytes import MicroBatchBytes
 
 SCHEMES = [
     ("dapple", {"D": 4, "N": 8}),
@@ -230,7 +231,7 @@ def test_the_time_of_transfers_is_hidden_while_the_worker_computes() -> None:
 def setting(host: HostLink | None, per_node: int = 4, copies: int = 1, replicas: bool = False) -> Setting:
     """Stages of 3 s forward and 6 s backward, of whose 700 bytes of activations 100 stay."""
     timing = Timing(
-        {"F": 3.0, "B": 6.0, "recomputing": 9.0}, activations=700, input=0, output=0, gradient=0, resident=100
+        {"F": 3.0, "B": 6.0, "recomputing": 9.0}, MicroBatchBytes(700, 0, resident=100), output=0, gradient=0
     )
     cluster = Cluster("any", 64, per_node, 10**6, 0, FREE, FREE, FREE, host=host)
     return Setting((StageCosts(1, 1, 0, {1: timing}),) * 4, cluster, copies, 1, replicas)

@@ -17,6 +17,7 @@ from chimera_ir.predict.setting import Measured, Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_ir.verify.verify import verify_schedule
+from chimera_runtime.program.kept_bytes import MicroBatchBytes
 
 COSTS = Costs(F=Fraction(3, 2), B=Fraction(4), I=Fraction(2), W=Fraction(5, 3), recompute=Fraction(1, 2))
 SCHEMES = {
@@ -72,7 +73,7 @@ def test_messages_delay_an_order_as_in_a_replay() -> None:
     compilation = scheme("interleaved")
     schedule = compilation.schedule
     assert isinstance(schedule, Schedule)
-    timing = Timing({"F": 0.011, "B": 0.023, "recompute": 0.0}, 0, 0, 3000, 7000)
+    timing = Timing({"F": 0.011, "B": 0.023, "recompute": 0.0}, MicroBatchBytes(0, 0), 3000, 7000)
     link = Link(alpha=0.001, beta=1e-6)
     cluster = Cluster("c", schedule.header.workers, 2, 0, 0, between=link, within=Link(0.002, 0.0), sums=FREE)
     setting = Setting((StageCosts(0, 0, 0, {1: timing}),) * schedule.header.stages, cluster, 1, 1)

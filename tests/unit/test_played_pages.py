@@ -28,6 +28,7 @@ from chimera_ir.predict.replay import Cause, Replay, idle, replay
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import RECOMPUTING, StageCosts, Timing
+from chimera_runtime.program.kept_bytes import MicroBatchBytes
 from tests.documents import unpacked
 from tests.node import calls, needs_node
 from tests.sizes import on_workers
@@ -106,7 +107,7 @@ def replayed(page: Page, values: Mapping[str, float]) -> Replay:
     """The replay of a program in which a message takes ``values["message"]`` and a sum ``values["sum"]``."""
     times = {letter: values.get(letter, float(kind.cost)) for letter, kind in KINDS.items()}
     times[RECOMPUTING] = times["B"] + times[RECOMPUTATION.letter]
-    stage = StageCosts(0, 0, 0, {1: Timing(times, 0, 0, 1, 1)})
+    stage = StageCosts(0, 0, 0, {1: Timing(times, MicroBatchBytes(0, 0), 1, 1)})
     members = {len(page.header.members(group)) for holds in page.header.groups_of for group in holds} - {1}
     (ranks,) = members or {2}
     sums = Link(values.get("sum", 0.0) / (2 * log2(ranks)), 0.0)

@@ -16,6 +16,7 @@ from chimera_ir.profile.costs import NO_OVERHEAD, Device, ModelProfile, StageCos
 from chimera_ir.profile.read import read_profile
 from chimera_ir.profile.write import write_profile
 from chimera_ir.source import Source
+from chimera_runtime.program.kept_bytes import MicroBatchBytes
 from tests.timings import stage_times
 from tests.unit.bounded import ALONE
 
@@ -28,10 +29,15 @@ OVERHEAD = stage_times(0.5, 1.0, 1.5)
 def setting(overhead: Times = NO_OVERHEAD, stages: int = 4) -> Setting:
     carries = (40, 40), (40, 80), (40, 120), (0, 0)
     slices = tuple(
-        Timing(stage_times(time, 2 * time, 3 * time), 100, 10, 10, 10, carry=carry, carry_gradient=gradient)
+        Timing(
+            stage_times(time, 2 * time, 3 * time),
+            MicroBatchBytes(100, 10, carry=carry, carry_gradients=gradient),
+            10,
+            10,
+        )
         for time, (carry, gradient) in zip(TIMES, carries, strict=True)
     )
-    whole = Timing(stage_times(14.0, 28.0, 42.0), 400, 40, 40, 40, slices=slices)
+    whole = Timing(stage_times(14.0, 28.0, 42.0), MicroBatchBytes(400, 40), 40, 40, slices=slices)
     return Setting((StageCosts(0, 0, 0, {1: whole}, overhead=overhead),) * stages, ALONE, 1, 1)
 
 
@@ -117,4 +123,4 @@ def test_carries_of_other_slices_grow_with_their_length_and_copies_with_their_st
     """Eight slices leave 20 bytes each or, where a carry is a copy of all before, 20, 40, .. and 140."""
     timing = setting().stages[0].at[1]
     parts = tuple(replace(part, carry=carry) for part, carry in zip(timing.slices, (*carries, 0), strict=True))
-    assert sliced(replace(timing, slices=parts), NO_OVERHEAD, (1,) * slices).carry == mean * slices
+    assert sliced(replace(timing, slices=parts), NO_OVERHEAD, (1,) * slices).kept.carry == mean * slices
