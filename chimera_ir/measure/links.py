@@ -5,13 +5,12 @@ import os
 import platform
 import time
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import log, log2, sinh, sqrt
 from statistics import median
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -128,27 +127,46 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
+class PairTimes:
+    """Seconds of messages within nodes or between them, by bytes.
+
+    A message takes half a ping-pong, posting included; ``posts`` are the times of posting alone. ``streams`` has the
+    times from one arrival to the next of messages that are sent right after one another, ``fan_out`` those of the
+    largest size where the sender sends to a second rank at the same time; None if no rank has two such neighbours.
+    """
+
+    messages: Mapping[int, Samples]
+    streams: Mapping[int, Samples]
+    posts: Mapping[int, Samples]
+    fan_out: Samples | None
+
+    @property
+    def slowdown(self) -> float:
+        """Factor by which a message takes longer if its sender sends to two ranks at once; 0 if not measured."""
+        return self.fan_out.median / self.streams[max(self.streams)].median if self.fan_out else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class LinkTimes:
     """Measured times of messages and sums, in seconds, on the hosts of the ranks (``nodes``).
 
-    The keys of ``messages``, ``streams`` and ``posts`` are (whether within a node, bytes), those of ``sums`` (ranks,
-    bytes). A message takes half a ping-pong, posting included. ``streams`` has the times from one arrival to the next
-    of messages that are sent right after one another. ``fan_outs`` has the same for the largest size, where the sender
-    sends to a second rank at the same time; the key is whether all are within a node. It is empty if no rank has two
-    neighbours. A sum lasts from the start of its last launch to its end. ``posts`` are the times of posting messages,
-    ``launches`` those of launching sums of the smallest size. ``moves`` has transfers between a rank and its host, by
-    bytes; ``moves_at_once`` has those of the largest size while all ranks make them.
+    ``messages`` has them by whether they are within a node, ``sums`` by number of ranks and bytes. A sum lasts from the
+    start of its last launch to its end; ``launches`` are the times of launching sums of the smallest size. ``moves``
+    has transfers between a rank and its host, by bytes; ``moves_at_once`` has those of the largest size while all ranks
+    make them.
     """
 
     nodes: tuple[Host, ...]
-    messages: Mapping[tuple[bool, int], Samples]
-    streams: Mapping[tuple[bool, int], Samples]
-    fan_outs: Mapping[bool, Samples]
-    sums: Mapping[tuple[int, int], Samples]
-    posts: Mapping[tuple[bool, int], Samples]
+    messages: Mapping[bool, PairTimes]
+    sums: Mapping[int, Mapping[int, Samples]]
     launches: Samples
     moves: Mapping[int, Samples]
     moves_at_once: Samples
+
+    @property
+    def crowded(self) -> float:
+        """Factor by which a transfer to the host takes longer if all ranks make transfers."""
+        return self.moves_at_once.median / self.moves[max(self.moves)].median
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +193,15 @@ class _Series:
 
 def described(name: str, measured: LinkTimes) -> Described:
     """The cluster that the ranks ran on, called ``name``, from the measured times."""
-    links = {within: _message_link(measured, within) for within in sorted({within for within, _ in measured.messages})}
+    links = {within: _message_link(times) for within, times in sorted(measured.messages.items())}
     launch = measured.launches.median
-    sum_link = _rounded(
-        sums([_point(size, ranks, samples, launch) for (ranks, size), samples in measured.sums.items()]), launch
-    )
-    series = [_messages(measured, within, link) for within, link in links.items()]
-    series += [_sums(measured, ranks, sum_link) for ranks in sorted({ranks for ranks, _ in measured.sums})]
+    points = [point for ranks, samples in measured.sums.items() for point in _points(ranks, samples, launch)]
+    sum_link = _rounded(sums(points), launch)
+    series = [
+        _Series(f"messages {_where(within)}", times.messages, times.streams, links[within].message)
+        for within, times in sorted(measured.messages.items())
+    ]
+    series += [_sums(ranks, by_size, sum_link) for ranks, by_size in sorted(measured.sums.items())]
     per_node = sorted(Counter(node.place for node in measured.nodes).values())
     host = _host_link(measured, per_node[-1])
     series.append(_Series("transfers to the host", measured.moves, {}, host.link.message))
@@ -202,70 +222,46 @@ def described(name: str, measured: LinkTimes) -> Described:
     elif links.keys() == {False}:
         table.append("Every rank had a node of its own: [links.within] is what was measured between them.")
     table += [line for kind in series for line in _table(kind)]
-    table += [_at_once(measured, within) for within in links]
-    table.append(f"Transfers of all ranks at once take {_crowded(measured):.2f} times as long as those of one.")
+    table += [_at_once(within, times) for within, times in sorted(measured.messages.items())]
+    table.append(f"Transfers of all ranks at once take {measured.crowded:.2f} times as long as those of one.")
     return Described(cluster, tuple(table), tuple(remarks))
 
 
-def _message_link(measured: LinkTimes, within: bool) -> Link:
+def _message_link(times: PairTimes) -> Link:
     """The fitted link; it is shared if a message takes longer while its sender sends to two ranks."""
-    sizes = sorted(size for where, size in measured.messages if where == within)
-    post = measured.posts[within, sizes[0]].median
-    line = messages([_point(size, 2, measured.messages[within, size], post) for size in sizes])
-    return replace(_rounded(line, post), shared=_slowdown(measured, within) > _SHARED)
+    post = times.posts[min(times.posts)].median
+    line = messages(_points(2, times.messages, post))
+    return replace(_rounded(line, post), shared=times.slowdown > _SHARED)
 
 
 def _host_link(measured: LinkTimes, per_node: int) -> HostLink:
     """The fitted link to the host; n workers share it if a transfer takes n times as long while all ranks make one."""
-    line = messages([_point(size, 1, samples, 0.0) for size, samples in measured.moves.items()])
-    return HostLink(_rounded(line, 0.0), min(per_node, max(1, round(_crowded(measured)))))
+    line = messages(_points(1, measured.moves, 0.0))
+    return HostLink(_rounded(line, 0.0), min(per_node, max(1, round(measured.crowded))))
 
 
-def _crowded(measured: LinkTimes) -> float:
-    """Factor by which a transfer to the host takes longer if all ranks make transfers."""
-    return measured.moves_at_once.median / measured.moves[max(measured.moves)].median
-
-
-def _slowdown(measured: LinkTimes, within: bool) -> float:
-    """Factor by which a message takes longer if its sender sends to two ranks at once; 0 if that was not measured."""
-    if within not in measured.fan_outs:
-        return 0.0
-    alone = measured.streams[within, max(size for where, size in measured.streams if where == within)]
-    return measured.fan_outs[within].median / alone.median
-
-
-def _at_once(measured: LinkTimes, within: bool) -> str:
-    where, longer = _where(within), _slowdown(measured, within)
+def _at_once(within: bool, times: PairTimes) -> str:
+    where, longer = _where(within), times.slowdown
     if not longer:
         return f"Whether messages {where} share anything was not measured: no rank had two neighbours there."
     return f"Messages {where} to two ranks at once take {longer:.2f} times as long as to one."
 
 
-def _point(size: int, ranks: int, samples: Samples, post: float) -> Point:
-    """A point of a fit: the median less the seconds of posting, but at least a hundredth of the median."""
-    return Point(size, ranks, max(samples.median - post, samples.median / 100), samples.uncertainty)
-
-
-def _messages(measured: LinkTimes, within: bool, link: Link) -> _Series:
-    samples, streams = (
-        {size: figure for (where, size), figure in figures.items() if where == within}
-        for figures in (measured.messages, measured.streams)
-    )
-    return _Series(f"messages {_where(within)}", samples, streams, link.message)
+def _points(ranks: int, by_size: Mapping[int, Samples], post: float) -> list[Point]:
+    """Points of a fit: medians less the seconds of posting, but at least a hundredth of the median."""
+    return [
+        Point(size, ranks, max(samples.median - post, samples.median / 100), samples.uncertainty)
+        for size, samples in by_size.items()
+    ]
 
 
 def _where(within: bool) -> str:
     return "within a node" if within else "between nodes"
 
 
-def _sums(measured: LinkTimes, ranks: int, link: Link) -> _Series:
-    samples = {size: figure for (count, size), figure in measured.sums.items() if count == ranks}
-    return _Series(
-        f"sums over {counted(ranks, 'rank')}",
-        samples,
-        {},
-        lambda size: link.overhead + link.all_reduce(size, ranks),
-    )
+def _sums(ranks: int, by_size: Mapping[int, Samples], link: Link) -> _Series:
+    what = f"sums over {counted(ranks, 'rank')}"
+    return _Series(what, by_size, {}, lambda size: link.overhead + link.all_reduce(size, ranks))
 
 
 def _rounded(link: Link, overhead: float) -> Link:
@@ -312,7 +308,8 @@ _TICK = 1e-9
 _PAIRS = 4
 _FLOAT = 4
 
-K = TypeVar("K")
+_BySize = dict[int, list[float]]
+"""Seconds by bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,22 +359,20 @@ def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: 
     steps = (len(pairs) + len(groups) + 1) * len(request.sizes) + len(fan_outs) + 1
     bench = _Bench(world, request, progress, steps)
     # Messages of every pair, sums of every group, two streams at once from one rank, transfers of one rank and of all.
-    messages: dict[tuple[bool, int], list[float]] = {}
-    streams: dict[tuple[bool, int], list[float]] = {}
-    posts: dict[tuple[bool, int], list[float]] = {}
+    seconds: dict[bool, tuple[_BySize, _BySize, _BySize]] = {}
     for a, b in pairs:
-        within = nodes[a].place == nodes[b].place
+        none: tuple[_BySize, _BySize, _BySize] = defaultdict(list), defaultdict(list), defaultdict(list)
+        of_kind = seconds.setdefault(nodes[a].place == nodes[b].place, none)
         for count in request.sizes:
-            times = bench.pair((a, b), count)
-            for seconds_of, seconds in zip((messages, streams, posts), times, strict=True):
-                seconds_of.setdefault((within, count), []).extend(seconds)
-    sums: dict[tuple[int, int], list[float]] = {}
+            for by_size, times in zip(of_kind, bench.pair((a, b), count), strict=True):
+                by_size[count] += times
+    sums: dict[int, _BySize] = {}
     launches: list[float] = []
     for number, group in enumerate(groups):
         for count in request.sizes:
-            seconds, posted = bench.group(number, group, count)
+            times, posted = bench.group(number, group, count)
             launches += posted if count == min(request.sizes) else []
-            sums.setdefault((len(group), count), []).extend(seconds)
+            sums.setdefault(len(group), defaultdict(list))[count] += times
     at_once = {within: bench.fan_out(hub, ends, max(request.sizes)) for within, (hub, ends) in fan_outs.items()}
     moves = {count: bench.moves((0,), count) for count in request.sizes}
     moves_at_once = bench.moves(tuple(range(size)), max(request.sizes))
@@ -385,13 +380,14 @@ def measure(store: Store, rank: int, size: int, request: LinkRequest, progress: 
     dist.destroy_process_group()
     if rank != 0:
         return None
+    fans = {within: Samples(tuple(times)) for within, times in at_once.items() if times}
     return LinkTimes(
         nodes=nodes,
-        messages=_samples(messages),
-        streams=_samples(streams),
-        fan_outs=_samples(at_once),
-        sums=_samples(sums),
-        posts=_samples(posts),
+        messages={
+            within: PairTimes(_samples(trips), _samples(gaps), _samples(posts), fans.get(within))
+            for within, (trips, gaps, posts) in seconds.items()
+        },
+        sums={ranks: _samples(by_size) for ranks, by_size in sums.items()},
         launches=Samples(tuple(launches)),
         moves=_samples(moves),
         moves_at_once=Samples(tuple(moves_at_once)),
@@ -439,8 +435,8 @@ def _groups(size: int, pairs: Sequence[tuple[int, int]], ranks: int | None) -> l
     return [tuple(range(first, first + ranks)) for first in range(0, size - ranks + 1, ranks)][:_PAIRS]
 
 
-def _samples(times: dict[K, list[float]]) -> dict[K, Samples]:
-    return {key: Samples(tuple(values)) for key, values in times.items() if values}
+def _samples(times: _BySize) -> dict[int, Samples]:
+    return {size: Samples(tuple(values)) for size, values in times.items() if values}
 
 
 def _nodes(store: Store, rank: int, size: int, request: LinkRequest) -> tuple[Host, ...]:

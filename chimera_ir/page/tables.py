@@ -1,4 +1,4 @@
-"""The tables of a page, column by column: the Python side of ``templates/page/document.d.ts``, field by field."""
+"""The tables of a page, column by column, as ``templates/page/document.d.ts`` describes them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,10 +28,8 @@ Column = Sequence[int] | Sequence[float]
 
 
 class Nested(NamedTuple):
-    """Rows of several numbers, stored as two columns.
-
-    ``numbers`` has the numbers of all rows, one row after another. ``starts`` has the index in ``numbers`` at which
-    each row begins and, as one entry more, the length of ``numbers``.
+    """Rows of several numbers in two columns: those of row i are ``numbers[starts[i]]`` up to ``numbers[starts[i +
+    1]]``.
     """
 
     numbers: list[int]
@@ -52,11 +50,7 @@ def nested(rows: Iterable[Sequence[int]]) -> Nested:
 
 @dataclass(frozen=True, slots=True)
 class OperationKind:
-    """A kind of operations, such as all forwards.
-
-    ``preference`` decides which of several critical paths of equal length is taken: the path with the most operations
-    of preference 3, then the path with the most pairs, then the path with the most operations of preference 1.
-    """
+    """A kind of operations, such as all forwards, with its ``preference`` for critical paths."""
 
     letter: str
     name: str
@@ -100,12 +94,7 @@ class LengthForm:
 
 @dataclass(frozen=True, slots=True)
 class OperationTable:
-    """Compute operations, a row for each, lane by lane; a pair has a row for each of its two parts.
-
-    ``kind``, ``look`` and ``event`` are indices of rows in the tables of kinds, looks and events. ``size`` is the
-    number of micro-batches. ``row`` says which part of the lane's height the box takes: all of it, or a half. ``label``
-    is the text in the box, ``words`` the operation as in IR text.
-    """
+    """Compute operations, a row for each, lane by lane; a pair has a row for each of its two parts."""
 
     worker: Column
     kind: Column
@@ -129,13 +118,7 @@ class PortTable:
 
 @dataclass(frozen=True, slots=True)
 class EventTable:
-    """Events of the program, and the events that each waits for: first those of lanes, lane by lane, then all others.
-
-    ``verb`` and ``form`` are indices into ``verbs`` and ``forms``; a form says how long the event is. ``subject`` is
-    the row of the event's message, sum, move or operation. ``before`` and ``before_from`` are the two columns of a
-    `Nested`, whose rows have the events that each event waits for. ``lane_from`` has the first event of each lane, then
-    the end of the last lane.
-    """
+    """Events of the program, and the events that each waits for: those of lanes, lane by lane, then all others."""
 
     role: Column = ()
     verb: Column = ()
@@ -152,13 +135,7 @@ class EventTable:
 
 @dataclass(frozen=True, slots=True)
 class MessageTable:
-    """Messages, a row for each, with the operations at both ends and the events of the transfer.
-
-    ``maker`` and ``taker`` are the rows of the operations that make and read the value, ``link`` is an index into
-    ``links``. All other numbers are events: the sender posts the message after event ``send``, the receiver after event
-    ``recv``; ``wire`` and ``flight`` are the two parts of the transfer, and in ``wait`` the receiver waits for the
-    message.
-    """
+    """Messages, a row for each, with the operations at both ends and the events of the transfer."""
 
     words: Sequence[str] = ()
     link: Column = ()
@@ -175,11 +152,7 @@ class MessageTable:
 
 @dataclass(frozen=True, slots=True)
 class SumTable:
-    """Sums of gradients, a row for each, with the event of the sum and the events after which workers launch it.
-
-    ``launches`` and ``launches_from`` are the two columns of a `Nested`, with a row of events for each sum. The
-    ``event`` of a sum that one rank holds alone is -1: nothing is added.
-    """
+    """Sums of gradients, a row for each, with the event of the sum and the events after which workers launch it."""
 
     words: Sequence[str] = ()
     event: Column = ()
@@ -197,11 +170,7 @@ class MoveTable:
 
 @dataclass(frozen=True, slots=True)
 class TurnTable:
-    """The turn that a stream repeats: node n is event ``events[n]``.
-
-    ``before`` has the nodes that each node waits for, in the form of `Nested`, and ``ago`` how many turns earlier each
-    of these runs. A turn makes ``updates`` updates.
-    """
+    """The turn that a stream repeats: node n is event ``events[n]``, and waits for nodes ``before`` it."""
 
     events: Column
     before: Column
@@ -234,7 +203,7 @@ class MemoryTable:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Figures of the report; ``critical`` has the operations on the critical path by the letter of their kind."""
+    """Figures of the report."""
 
     makespan: float
     bubble_ratio: float
@@ -276,11 +245,7 @@ class SourceText:
 
 @dataclass(frozen=True, slots=True)
 class ShownMistake:
-    """A mistake of a text: the message, what of it is drawn on the lanes, and its lines in the text.
-
-    ``operations`` are the rows of operations to mark. An arrow goes from one row to another and has words. ``missing``
-    are instructions that the text lacks.
-    """
+    """A mistake of a text: the message, what of it is drawn on the lanes, and its lines in the text."""
 
     code: str
     title: str

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chimera_ir.measure.links import Described, Host, LinkTimes, chosen_fan_outs, chosen_pairs, described
+from chimera_ir.measure.links import Described, Host, LinkTimes, PairTimes, chosen_fan_outs, chosen_pairs, described
 from chimera_ir.measure.stages import Samples
 from chimera_ir.profile.cluster import Link
 
@@ -41,17 +41,19 @@ def network(
     def exactly(seconds: float) -> Samples:
         return Samples((seconds,) * 5)
 
-    messages = {(kind, size): exactly(links[kind].message(size)) for kind in kinds for size in SIZES}
-    messages[min(kinds), SIZES[-1]] = exactly(slow * links[min(kinds)].message(SIZES[-1]))
-    posts = {(kind, size): exactly(links[kind].overhead) for kind, size in messages}
-    taken = {(r, size): exactly(sums.overhead + sums.all_reduce(size, r)) for r in (2, len(places)) for size in SIZES}
+    def messages(kind: bool) -> PairTimes:
+        times = {size: exactly(links[kind].message(size)) for size in SIZES}
+        if kind is min(kinds):
+            times[SIZES[-1]] = exactly(slow * links[kind].message(SIZES[-1]))
+        fan_out = exactly(at_once[kind] * times[SIZES[-1]].median) if at_once else None
+        return PairTimes(times, times, dict.fromkeys(SIZES, exactly(links[kind].overhead)), fan_out)
+
+    taken = {r: {size: exactly(sums.overhead + sums.all_reduce(size, r)) for size in SIZES} for r in (2, len(places))}
     nodes = tuple(Host(place, 0, 6 << 20, shared=True) for place in places)
-    fan_outs = {kind: exactly(longer * messages[kind, SIZES[-1]].median) for kind, longer in (at_once or {}).items()}
-    launches = exactly(sums.overhead)
     moves = {size: exactly(HOST.message(size)) for size in SIZES}
     together = exactly(crowded * HOST.message(SIZES[-1]))
-    times = LinkTimes(nodes, messages, messages, fan_outs, taken, posts, launches, moves, together)
-    return described("here", times)
+    pairs = {kind: messages(kind) for kind in kinds}
+    return described("here", LinkTimes(nodes, pairs, taken, exactly(sums.overhead), moves, together))
 
 
 def test_links_are_shared_where_two_messages_at_once_take_longer() -> None:
