@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from chimera_ir.cost.durations import DurationKey, Durations, duration_key, number
 from chimera_ir.flow import live
-from chimera_ir.flow.engine import NO_CYCLE, Waits, critical
+from chimera_ir.flow.engine import NO_CYCLE, Critical, Waits, critical
 from chimera_ir.flow.net import Net, net_of, turn_net
 from chimera_ir.ir.kinds import COSTED, KEPT, RECOMPUTATION, Counted, Kind, Pairing, Resource
 from chimera_ir.ir.levels import Header, OneLine, Schedule, Strategy
@@ -155,31 +155,103 @@ def _turn_in(net: Net) -> tuple[Sequence[int], Waits]:
     return [*first.values()], [sorted(several, key=lambda wait: wait[1] > 0) for several in waits]
 
 
-def critical_path(header: Header, structure: Structure, durations: Sequence[int]) -> tuple[CriticalPath, list[int]]:
-    """A critical path with the most backwards (`Structure.preferred`), and the end of each operation, in ticks.
+# The steady period: the time of an iteration where many follow one another without a barrier.
+#
+# iteration k      worker 0:  F m0 s0 .. B m1 s0      worker 1:  F m0 s1 .. B m1 s1
+# iteration k+1               F m0 s0 ..                         F m0 s1 ..
+#
+# The first operation of worker 0 in iteration k+1 waits for the last one of worker 0 in iteration k, B m1 s0, and for
+# the last ones that add to gradients of a weight that worker 0 holds, on every worker that holds it. It does not wait
+# for workers with which it shares no weight: there is no barrier.
 
-    Operation n of the net takes ``durations[n]`` ticks. Without split backwards and pairs the number of backwards on a
-    critical path fixes that of forwards, because durations are positive. So C_f and C_b are well defined.
+
+@dataclass(frozen=True)
+class TimedRun:
+    """The run in which each operation starts as early as it can; times are in ticks of length ``tick``.
+
+    ``durations`` and `ends` are in the order of ``structure.net``. Everything is computed when it is first read.
     """
-    net = structure.net
-    if not net.operations:
-        return _counted(header, net, (), Fraction(0), 1), []
-    if structure.waits:
-        return _cycle(header, structure, durations), net.ends(durations)
-    return _path(header, net, durations, structure.preferred)
+
+    header: Header
+    structure: Structure
+    tick: Fraction
+    durations: Sequence[int]
+
+    @cached_property
+    def ends(self) -> Sequence[int]:
+        """The end of each operation."""
+        return self.structure.net.ends(self.durations)
+
+    @cached_property
+    def span(self) -> int:
+        """The end of the last operation."""
+        return max(self.ends, default=0)
+
+    @cached_property
+    def length(self) -> Fraction:
+        """The time of an update: that of the `critical_path`, without building the path."""
+        return self._longest.cycle.ratio / self.header.per_turn if self.structure.waits else Fraction(self.span)
+
+    @cached_property
+    def _longest(self) -> Critical:
+        return critical(self.structure.waits, [self.durations[number] for number in self.structure.numbers])
+
+    @cached_property
+    def critical_path(self) -> CriticalPath:
+        """A critical path with the most backwards (`Structure.preferred`).
+
+        Without split backwards and pairs the number of backwards on a critical path fixes that of forwards, because
+        durations are positive. So C_f and C_b are well defined.
+        """
+        header, net, updates = self.header, self.structure.net, 1
+        if self.structure.waits:
+            # First the cycles that take longest, then among their waits the cycle that is preferred.
+            most = critical(self._longest.tight, self.structure.preferred).cycle
+            cycle = self._longest.cycle if most == NO_CYCLE else most
+            path, updates = [self.structure.numbers[node] for node in cycle.nodes], cycle.turns * header.per_turn
+        else:
+            path = _longest_path(net, self.durations, self.structure.preferred) if net.operations else []
+        operations = tuple(net.operations[number] for number in path)
+        micros: dict[str, int | Fraction] = defaultdict(int)
+        for operation in operations:
+            micros[operation.kind.letter] += header.weight(operation)
+        present = {kind.letter for kind in {operation.kind for operation in net.operations}}
+        counts = {letter: Fraction(micros[letter], header.parts * updates) for letter in COSTED if letter in present}
+        return CriticalPath(operations, self.length, counts)
+
+    @property
+    def steady_period(self) -> Fraction:
+        """The makespan of many iterations by their number.
+
+        It is never longer than the makespan, and equal to it if the first operation of the critical path waits for the
+        last operation of the path in the iteration before.
+        """
+        header, net, path = self.header, self.structure.net, self.critical_path
+        if self.structure.waits:
+            return path.length
+        last, operations = _last_additions(header, net), net.operations
+        awaited = {
+            lane.start: {lane[-1], *(number for group in header.groups_of[worker] for number in last.get(group, ()))}
+            for worker, lane in enumerate(net.lanes)
+            if lane
+        }
+        for first, numbers in awaited.items():
+            if operations[first] == path.operations[0] and path.operations[-1] in [operations[n] for n in numbers]:
+                return path.length
+        place = {number: place for place, number in enumerate(net.order)}
+        before = [(net.predecessors[number], awaited.get(number, ())) for number in net.order]
+        waits = [[(place[other], ago) for ago, others in enumerate(both) for other in others] for both in before]
+        return critical(waits, [self.durations[number] for number in net.order]).cycle.ratio
 
 
-def update_length(header: Header, structure: Structure, durations: Sequence[int]) -> Fraction:
-    """The time of one update in ticks: the ``length`` that `critical_path` gives, without building the path."""
-    if not structure.waits:
-        return Fraction(max(structure.net.ends(durations), default=0))
-    return critical(structure.waits, [durations[number] for number in structure.numbers]).cycle.ratio / header.per_turn
+def earliest(header: Header, structure: Structure, costs: Durations) -> TimedRun:
+    """The run of a schedule in which each operation starts as early as it can."""
+    tick, duration = ticks(header, costs)
+    return TimedRun(header, structure, tick, [duration(operation) for operation in structure.net.operations])
 
 
-def _path(
-    header: Header, net: Net, durations: Sequence[int], preferred: Sequence[int]
-) -> tuple[CriticalPath, list[int]]:
-    """The critical path with the largest sum of ``preferred`` numbers, and the ends of all operations in ticks.
+def _longest_path(net: Net, durations: Sequence[int], preferred: Sequence[int]) -> list[int]:
+    """The critical path with the largest sum of ``preferred`` numbers.
 
     One number joins the two: the duration in the high digits, the preferred number in the low ones. So the longest path
     in joined numbers is, of all paths that take longest, the one with the largest sum of ``preferred``.
@@ -193,60 +265,7 @@ def _path(
     while (start := ends[number] - lengths[number]) > 0:
         number = next(before for before in net.predecessors[number] if ends[before] == start)
         path.append(number)
-    times = [end // unit for end in ends]
-    return _counted(header, net, reversed(path), Fraction(max(times)), 1), times
-
-
-def _cycle(header: Header, structure: Structure, durations: Sequence[int]) -> CriticalPath:
-    # First the cycles that take longest, then among their waits the cycle that is preferred.
-    longest = critical(structure.waits, [durations[number] for number in structure.numbers])
-    most = critical(longest.tight, structure.preferred).cycle
-    cycle = longest.cycle if most == NO_CYCLE else most
-    path = [structure.numbers[node] for node in cycle.nodes]
-    updates = header.per_turn
-    return _counted(header, structure.net, path, longest.cycle.ratio / updates, cycle.turns * updates)
-
-
-def _counted(header: Header, net: Net, path: Iterable[int], length: Fraction, updates: int) -> CriticalPath:
-    """Makes a `CriticalPath` of the operations ``path``, which spans ``updates`` updates, and counts micro-batches."""
-    operations = tuple(net.operations[number] for number in path)
-    micros: dict[str, int | Fraction] = defaultdict(int)
-    for operation in operations:
-        micros[operation.kind.letter] += header.weight(operation)
-    present = {kind.letter for kind in {operation.kind for operation in net.operations}}
-    counts = {letter: Fraction(micros[letter], header.parts * updates) for letter in COSTED if letter in present}
-    return CriticalPath(operations, length, counts)
-
-
-# The steady period: the time of an iteration where many follow one another without a barrier.
-#
-# iteration k      worker 0:  F m0 s0 .. B m1 s0      worker 1:  F m0 s1 .. B m1 s1
-# iteration k+1               F m0 s0 ..                         F m0 s1 ..
-#
-# The first operation of worker 0 in iteration k+1 waits for the last one of worker 0 in iteration k, B m1 s0, and for
-# the last ones that add to gradients of a weight that worker 0 holds, on every worker that holds it. It does not wait
-# for workers with which it shares no weight: there is no barrier.
-
-
-def steady_period(header: Header, net: Net, durations: Sequence[int], path: CriticalPath) -> Fraction:
-    """The steady period of a synchronous schedule in ticks: the makespan of many iterations by their number.
-
-    It is never longer than the makespan, and equal to it if the first operation of the critical ``path`` waits for the
-    last operation of the path in the iteration before.
-    """
-    last, operations = _last_additions(header, net), net.operations
-    awaited = {
-        lane.start: {lane[-1], *(number for group in header.groups_of[worker] for number in last.get(group, ()))}
-        for worker, lane in enumerate(net.lanes)
-        if lane
-    }
-    for first, numbers in awaited.items():
-        if operations[first] == path.operations[0] and path.operations[-1] in [operations[n] for n in numbers]:
-            return path.length
-    place = {number: place for place, number in enumerate(net.order)}
-    before = [(net.predecessors[number], awaited.get(number, ())) for number in net.order]
-    waits = [[(place[other], ago) for ago, others in enumerate(both) for other in others] for both in before]
-    return critical(waits, [durations[number] for number in net.order]).cycle.ratio
+    return path[::-1]
 
 
 def _last_additions(header: Header, net: Net) -> Mapping[WeightGroup, Iterable[int]]:
@@ -382,70 +401,27 @@ class Timeline(OneLine):
         return tuple(Track(Worker(worker), resource, timed) for (resource, worker), timed in tracks.items())
 
 
-@dataclass(frozen=True)
-class TimedRun:
-    """The run in which each operation starts as early as it can; times are in ticks of length ``tick``.
-
-    ``durations`` and `ends` are in the order of ``structure.net``.
-    """
-
-    header: Header
-    structure: Structure
-    tick: Fraction
-    durations: Sequence[int]
-
-    @cached_property
-    def ends(self) -> Sequence[int]:
-        """The end of each operation."""
-        return self.structure.net.ends(self.durations)
-
-    @cached_property
-    def span(self) -> int:
-        """The end of the last operation."""
-        return max(self.ends, default=0)
-
-    @cached_property
-    def length(self) -> Fraction:
-        """The time of an update."""
-        if self.structure.waits:
-            return update_length(self.header, self.structure, self.durations)
-        return Fraction(self.span)
-
-    @property
-    def critical_path(self) -> CriticalPath:
-        """A critical path with the largest number of backwards (C_b)."""
-        return critical_path(self.header, self.structure, self.durations)[0]
-
-
-def earliest(header: Header, structure: Structure, costs: Durations) -> TimedRun:
-    """The run of a schedule in which each operation starts as early as it can; computed as its properties are read."""
-    tick, duration = ticks(header, costs)
-    return TimedRun(header, structure, tick, [duration(operation) for operation in structure.net.operations])
-
-
 def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Timeline:
     """The timeline of a verified schedule (``net`` is its net) in which each operation starts as early as it can."""
     header, structure = schedule.header, structure_of(schedule, net)
     operations = structure.net.operations
     run = earliest(header, structure, costs)
-    path, ends = critical_path(header, structure, run.durations)
     timed = [
         Timed(operation, end - duration, end)
-        for operation, end, duration in zip(operations, ends, run.durations, strict=True)
+        for operation, end, duration in zip(operations, run.ends, run.durations, strict=True)
     ]
     lanes = tuple(tuple(timed[lane.start : lane.stop]) for lane in structure.net.lanes)
+    clocks = [int(operation.kind is not RECOMPUTATION) for operation in operations]
     return Timeline(
         header=header,
         costs=costs,
         tick=run.tick,
-        span=max(ends, default=0),
+        span=run.span,
         lanes=lanes,
-        critical_path=path,
-        clock_span=update_length(
-            header, structure, [int(operation.kind is not RECOMPUTATION) for operation in operations]
-        ),
+        critical_path=run.critical_path,
+        clock_span=TimedRun(header, structure, Fraction(1), clocks).length,
         work=tuple(_work(header, lane) for lane in lanes),
-        steady_period=path.length if structure.waits else steady_period(header, structure.net, run.durations, path),
+        steady_period=run.steady_period,
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chimera_ir.cost.durations import Costs
-from chimera_ir.cost.simulate import Timeline, simulate, structure_of, update_length
+from chimera_ir.cost.simulate import TimedRun, Timeline, simulate, structure_of
 from chimera_ir.flow import engine
 from chimera_ir.flow.engine import Waits, critical
 from chimera_ir.flow.net import net_of
@@ -45,7 +45,7 @@ def uneven(lag: int, updates: int = 10) -> Schedule:
 
 def unit_length(schedule: Schedule) -> Fraction:
     structure = structure_of(schedule)
-    return update_length(schedule.header, structure, [1] * len(structure.net.operations))
+    return TimedRun(schedule.header, structure, Fraction(1), [1] * len(structure.net.operations)).length
 
 
 @pytest.mark.parametrize("D", [1, 2, 3, 4, 8, 16])
