@@ -13,6 +13,7 @@ from chimera_ir import library
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.durations import COST_LETTERS, Costs
 from chimera_ir.errors import OptionError, ParameterError, UnreadableText
+from chimera_ir.escapes import as_argument
 from chimera_ir.ir.levels import MAX_LENGTH, Quantity
 from chimera_ir.ir.ops import Communicators
 from chimera_ir.orders.search import SearchBudget
@@ -255,6 +256,18 @@ class Options:
         self.ties()
         self.limits()
 
+    def words(self, *names: str) -> Iterator[str]:
+        """Yields the words of a command line that give these options, without those that have their default."""
+        by_name = {option.name: option for option in fields(self)}
+        for name in names:
+            option, value = by_name[name], getattr(self, name)
+            declared: Declared = option.metadata["declared"]
+            if value == option.default:
+                continue
+            for given in value if declared.repeated else [value]:
+                yield f"--{declared.word or name.replace('_', '-')}"
+                yield from [] if given is True else [_as_word(given)]
+
     def cost_model(self) -> Costs:
         """The costs, exactly as they were written."""
         costs = Costs()
@@ -444,6 +457,12 @@ def _as_option(name: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise OptionError(f"{name}: {error}") from error
+
+
+def _as_word(value: object) -> str:
+    if isinstance(value, SyncMode):
+        return value.value
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else as_argument(str(value))
 
 
 def _require(holds: bool, name: str, value: object, says: str) -> None:

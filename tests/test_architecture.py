@@ -97,6 +97,7 @@ IMPORTS = {
         "cost",
         "elaborate",
         "errors",
+        "escapes",
         "ir",
         "library",
         "orders",

@@ -28,7 +28,7 @@ from chimera_ir.commands.cost_options import option, scheme_named, tied_by_trans
 from chimera_ir.console import printed
 from chimera_ir.orders.search import ORDER_MARK
 from chimera_ir.planner import listing
-from chimera_ir.planner.listing import Files, View, notes, order_file, recommendation
+from chimera_ir.planner.listing import View, notes, order_file, recommendation
 from chimera_ir.planner.planning import MOST, SEARCHED, rank_schemes
 from chimera_ir.planner.rank import ERROR
 from chimera_ir.planner.space import MAX_OPERATIONS
@@ -132,14 +132,6 @@ def plan_command(
     if hf is not None and not options["tied"]:
         require_torch("reading a model of transformers")
         options["tied"] = tied_by_transformer(Path(hf))
-    files = Files(
-        profile=str(options["profile"]),
-        cluster=str(options["cluster"]),
-        replica_layout=options["layout"] == "replica",
-        max_operations=options["max_operations"],
-        ties=tuple(map(tuple, options["tied"])),
-        sharded_optimizer=options["shard_optimizer"],
-    )
     with shown(is_quiet()) as doing:
         ranked = rank_schemes(
             *(scheme_named(name, options["library"]) for name in schemes),
@@ -158,16 +150,16 @@ def plan_command(
     remarks = notes(ranking, error, ranked.warnings)
     chosen = rows[choose - 1] if rows else None
     if chosen and chosen.order:
-        text, file = chosen.order.text.removeprefix(ORDER_MARK), Path(order_file(chosen.choice, chosen.scheme))
+        text, file = chosen.order.text.removeprefix(ORDER_MARK), Path(order_file(chosen))
         remedy = "move it, so that the order that was found can be written there"
         output.write_file(file, text, ORDER_MARK, force=False, option="--search", remedy=remedy)
     if as_json:
-        write_json(listing.as_json(ranking, answer, remarks, ranked.warnings, chosen, files))
+        write_json(listing.as_json(ranking, answer, remarks, ranked.warnings, chosen))
     else:
         view = View(top, everything, why)
         write(printed(lambda console: console.print(listing.table(ranking, answer, remarks, view))))
         if chosen:
-            write(listing.lines(chosen, ranking, files))
+            write(listing.lines(chosen, ranking))
     if not rows:
         sys.exit(WRONG_TEXT)
 

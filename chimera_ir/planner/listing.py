@@ -12,30 +12,47 @@ from rich.text import Text
 from chimera_ir import library
 from chimera_ir.cost.durations import rounded, seconds
 from chimera_ir.escapes import as_argument, command_line
+from chimera_ir.options import Options
 from chimera_ir.planner.judge import ALONE, Judged
 from chimera_ir.planner.rank import CONTENDING_OPERATIONS, Ranking, contenders, grouped, nearest, plain_need
-from chimera_ir.planner.space import MAX_OPERATIONS, Configuration, LeftOut, Reason, Recomputation, Roles
+from chimera_ir.planner.space import MAX_OPERATIONS, LeftOut, Reason, Recomputation, Roles
 from chimera_ir.plural import counted, listed
 from chimera_ir.predict.screen import size
 from chimera_ir.profile.cluster import torchrun
 from chimera_ir.profile.document import WARNING, shown
-from chimera_ir.request import EqualTimes, Tie
+from chimera_ir.request import EqualTimes
 from chimera_ir.source import Source
 from chimera_ir.tables import Column, Table
 
 # Command lines that compile and start a configuration.
 
+_IN_COMMAND = (
+    *("slice_lengths", "recompute", "sync", "tied", "profile", "cluster", "offload", "copies", "micro_batch_size"),
+    *("split", "layout", "shard_optimizer"),
+)
+"""The options in a ``chimera compile`` line, in their order."""
 
-@dataclass(frozen=True, slots=True)
-class Files:
-    """The files and options of a call of the planner, as the user named them."""
 
-    profile: str
-    cluster: str
-    replica_layout: bool
-    max_operations: int
-    ties: tuple[Tie, ...] = ()
-    sharded_optimizer: bool = False
+def options_of(judged: Judged, shared: Options) -> Options:
+    """The options with which a compilation is as it was predicted; ``shared`` are those that all compilations have.
+
+    A schedule that a search found has its scheme's clauses already. The limit on operations may be raised, because the
+    baseline of the report may have more.
+    """
+    choice = judged.choice
+    options = replace(
+        shared,
+        copies=choice.copies,
+        micro_batch_size=choice.micro_batch_size,
+        split=choice.split,
+        offload="auto" if choice.offload else None,
+        shard_optimizer=shared.shard_optimizer and not judged.asynchronous,
+        max_operations=max(shared.max_operations, 2 * choice.workers * choice.micro_batches),
+    )
+    if judged.order:
+        return replace(options, tied=())
+    change, lengths = choice.change, choice.known_lengths
+    return replace(options, recompute=change.recompute, sync=change.sync, slice_lengths=lengths)
 
 
 def scheme_argument(source: Source) -> str:
@@ -46,34 +63,21 @@ def scheme_argument(source: Source) -> str:
     return f"./{source.name}" if source.name.startswith("-") else source.name
 
 
-def compile_line(choice: Configuration, files: Files, order: str = "") -> str:
-    """The ``chimera compile`` line that compiles this configuration and predicts its time.
-
-    The file ``order`` of a schedule that a search found stands in place of the scheme with its clauses. The line may
-    raise the limit on operations, because the baseline of the report may have more.
-    """
-    if order:
-        words = [as_argument(order)]
+def compile_line(judged: Judged, shared: Options) -> str:
+    """The ``chimera compile`` line that compiles this configuration and predicts its time."""
+    choice, options = judged.choice, options_of(judged, shared)
+    if judged.order:
+        words = [as_argument(order_file(judged))]
     else:
         words = [as_argument(scheme_argument(choice.source)), *(f"{name}={value}" for name, value in choice.settings)]
-        words += ["--slice-lengths", ",".join(map(str, choice.known_lengths))] if choice.known_lengths else []
-        words += ["--recompute"] if choice.change.recompute else []
-        words += ["--sync", choice.change.sync.value] if choice.change.sync else []
-        words += [word for tie in files.ties for word in ("--tied", ",".join(map(str, tie)))]
-    words += ["--profile", as_argument(files.profile), "--cluster", as_argument(files.cluster)]
-    words += ["--offload", "auto"] if choice.offload else []
-    words += ["--copies", str(choice.copies), "--micro-batch-size", str(choice.micro_batch_size)]
-    words += [] if choice.split is None else ["--split", ",".join(map(str, choice.split))]
-    words += ["--layout", "replica"] if files.replica_layout else []
-    words += ["--shard-optimizer"] if files.sharded_optimizer else []
-    limit = max(files.max_operations, 2 * choice.workers * choice.micro_batches)
-    words += ["--max-operations", str(limit)] if limit > MAX_OPERATIONS else []
+    words += options.words(*_IN_COMMAND)
+    words += ["--max-operations", str(options.max_operations)] if options.max_operations > MAX_OPERATIONS else []
     return f"chimera compile {command_line(words)}"
 
 
-def order_file(choice: Configuration, scheme: str) -> str:
+def order_file(judged: Judged) -> str:
     """The name of the file for the order that a search found."""
-    return "-".join((scheme, *(f"{name}{value}" for name, value in choice.settings))) + ".sir"
+    return "-".join((judged.scheme, *(f"{name}{value}" for name, value in judged.choice.settings))) + ".sir"
 
 
 # The answer of a plan in words: which configuration to run, and why it and no other.
@@ -92,7 +96,7 @@ def recommendation(ranking: Ranking) -> tuple[str, ...]:
 
 def _nothing(ranking: Ranking) -> tuple[str, ...]:
     nothing, need = "no configuration is left", nearest(ranking)
-    items, profile = ranking.question.mini_batch, ranking.judge.profile
+    items, profile = ranking.judge.question.mini_batch, ranking.judge.profile
     sizes = sorted(
         {number for parts in (profile.layers, *profile.depths.values()) for part in parts for number in part.at}
     )
@@ -122,8 +126,8 @@ def _reasons(ranking: Ranking) -> Iterator[str]:
     first, *others = ranking.rows()
     speed = f"{first.throughput:.4g} items/s, {seconds(first.seconds)} for an update"
     yield f"predicted: {speed}; the fullest worker needs {size(max(first.memory))} of {size(ranking.judge.available)}"
-    if idle := first.choice.idle(ranking.question.workers):
-        stay = f"{idle} of {counted(ranking.question.workers, 'worker')} {'stays' if idle == 1 else 'stay'} idle"
+    if idle := first.choice.idle(ranking.judge.question.workers):
+        stay = f"{idle} of {counted(ranking.judge.question.workers, 'worker')} {'stays' if idle == 1 else 'stay'} idle"
         yield f"{stay}: a copy takes {first.choice.workers}, and none that uses all is predicted to be faster"
     alone = next((judged for judged in others if judged.is_alone), None)
     runner_up = next((judged for judged in others if judged is not alone), None)
@@ -133,7 +137,7 @@ def _reasons(ranking: Ranking) -> Iterator[str]:
         yield f"your model fits one worker, but {_parallelism(alone)} {_longer(ranking, first, alone)}"
     if not any(judged.is_plain for judged in ranking.choices):
         yield from _without_plain(ranking)
-    if first.choice.change.recompute and ranking.judge.recomputation is Recomputation.WHERE_NEEDED:
+    if first.choice.change.recompute and ranking.judge.question.recomputation is Recomputation.WHERE_NEEDED:
         yield "it recomputes activations, because it does not fit without"
     if first.choice.offload:
         yield "it moves activations to the host, because it does not fit without"
@@ -255,7 +259,7 @@ def _in_training(ranking: Ranking) -> Iterator[str]:
 
 
 def _smaller(ranking: Ranking) -> Iterator[str]:
-    asked = ranking.question.mini_batch
+    asked = ranking.judge.question.mini_batch
     best = (same[0] for same in grouped(ranking.choices, lambda judged: judged.scheme))
     items = {judged.scheme: judged.choice.mini_batch for judged in best}
     smaller = [f"{name} ({count:,})" for name, count in items.items() if count < asked]
@@ -307,19 +311,17 @@ def table(ranking: Ranking, answer: Sequence[str], notes: Sequence[str], view: V
     )
 
 
-def lines(judged: Judged, ranking: Ranking, files: Files) -> str:
+def lines(judged: Judged, ranking: Ranking) -> str:
     """The command lines that compile and start a configuration."""
-    files = replace(files, sharded_optimizer=files.sharded_optimizer and not judged.asynchronous)
-    judge, choice = ranking.judge, judged.choice
+    judge, choice, options = ranking.judge, judged.choice, options_of(judged, ranking.judge.options)
     ranks, script = choice.workers * choice.copies, f"{judged.scheme}.out/train.py"
-    where = ranks, judge.cluster.per_node, script, choice.micro_batch_size, files.replica_layout
-    started = torchrun(*where, choice.split, files.sharded_optimizer, judge.profile.file)
-    order = order_file(choice, judged.scheme) if judged.order else ""
-    return f"{compile_line(choice, files, order)}\n{started}\n"
+    where = ranks, judge.cluster.per_node, script, choice.micro_batch_size, options.layout == "replica"
+    started = torchrun(*where, choice.split, options.shard_optimizer, judge.profile.file)
+    return f"{compile_line(judged, judge.options)}\n{started}\n"
 
 
 def _heading(ranking: Ranking) -> Text:
-    question, judge = ranking.question, ranking.judge
+    question, judge = ranking.judge.question, ranking.judge
     name = judge.profile.name or "the model"
     workers, batches = counted(question.workers, "worker"), f"mini-batches of {question.mini_batch:,}"
     said = f": {workers} with {size(judge.available)}, {batches}"
@@ -355,7 +357,7 @@ def _row(place: int, judged: Judged, ranking: Ranking) -> Iterator[str]:
 
 def _more(judged: Judged, ranking: Ranking) -> str:
     choice, change = judged.choice, judged.choice.change
-    roles, idle = ranking.roles[choice.source], choice.idle(ranking.question.workers)
+    roles, idle = ranking.roles[choice.source], choice.idle(ranking.judge.question.workers)
     settings = roles.without_micro_batches(choice.settings)
     words = [f"as {judged.scheme}"] if judged.is_alone else []
     words += [f"{name}={value}" for name, value in settings if roles.sizes != (name,) or value != choice.stages]
@@ -415,10 +417,9 @@ def as_json(
     notes: Sequence[str],
     warnings: Sequence[str],
     chosen: Judged | None,
-    files: Files,
 ) -> dict[str, object]:
     """The whole ranking as plain data for JSON, with the command lines of the ``chosen`` configuration."""
-    question, judge = ranking.question, ranking.judge
+    question, judge = ranking.judge.question, ranking.judge
     reasons = Counter(left_out.reason.value for left_out in ranking.left_out)
     return {
         "model": judge.profile.name,
@@ -433,7 +434,7 @@ def as_json(
         "warnings": list(warnings),
         "left_out_by_reason": dict(sorted(reasons.items())),
         "left_out": [_reason(left_out) for left_out in ranking.left_out],
-        "commands": lines(chosen, ranking, files).splitlines() if chosen else [],
+        "commands": lines(chosen, ranking).splitlines() if chosen else [],
     }
 
 

@@ -16,7 +16,7 @@ from chimera_ir.options import Options, Spell, integer, read_inputs
 from chimera_ir.orders.cp_sat import require_solver
 from chimera_ir.orders.search import Ended, SearchBudget, improvement
 from chimera_ir.planner.judge import Judge, Judged
-from chimera_ir.planner.listing import as_values, percent, scheme_argument
+from chimera_ir.planner.listing import as_values, options_of, percent, scheme_argument
 from chimera_ir.planner.rank import Progress, Ranking, by_throughput, rank
 from chimera_ir.planner.space import MAX_OPERATIONS, Configuration, Question, Recomputation
 from chimera_ir.plural import counted
@@ -39,7 +39,6 @@ class RankedSchemes:
 
     ranking: Ranking
     warnings: tuple[str, ...]
-    options: Options
 
     @property
     def choices(self) -> tuple[Judged, ...]:
@@ -49,30 +48,15 @@ class RankedSchemes:
     @property
     def rows(self) -> list[dict[str, object]]:
         """The configurations as plain values, for a table of pandas or polars: `choices` of ``chimera plan --json``."""
-        return [as_values(judged, self.ranking.question.workers) for judged in self.choices]
+        return [as_values(judged, self.ranking.judge.question.workers) for judged in self.choices]
 
     def compilation(self, place: int = 0) -> Compilation:
         """The compilation of entry ``place`` of `choices`, in the order that a search found for it, if one did."""
         judged = self.choices[place]
-        choice = judged.choice
-        options = replace(
-            self.options,
-            copies=choice.copies,
-            micro_batch_size=choice.micro_batch_size,
-            split=choice.split,
-            offload="auto" if choice.offload else None,
-            shard_optimizer=self.options.shard_optimizer and not judged.asynchronous,
-            max_operations=max(self.options.max_operations, 2 * choice.workers * choice.micro_batches),
-        )
+        options = options_of(judged, self.ranking.judge.options)
         if judged.order:
-            return Compilation.of(judged.order.schedule, replace(options, tied=()))
-        changed = replace(
-            options,
-            recompute=choice.change.recompute,
-            sync=choice.change.sync,
-            slice_lengths=choice.known_lengths,
-        )
-        return Compilation(changed.request(choice.source, dict(choice.settings)))
+            return Compilation.of(judged.order.schedule, options)
+        return Compilation(options.request(judged.choice.source, dict(judged.choice.settings)))
 
     def __repr__(self) -> str:
         return f"<RankedSchemes: {counted(len(self.choices), 'configuration')}>"
@@ -140,7 +124,7 @@ def rank_schemes(
         profile=profile,
         cluster=cluster,
         tied=tied,
-        layout=layout,
+        layout=None if layout == "pipeline" else layout,
         shard_optimizer=shard_optimizer,
         max_operations=max_operations,
         search=search,
@@ -178,21 +162,12 @@ def rank_schemes(
         sliced=bool(schemes),
         hosted=inputs.cluster.host is not None,
     )
-    judge = Judge(
-        schemes=parsed,
-        profile=model,
-        cluster=inputs.cluster,
-        replica_layout=layout == "replica",
-        recomputation=question.recomputation,
-        max_operations=max_operations,
-        trusted=frozenset(map(schemes_of_library.source, schemes_of_library.names())),
-        ties=shared.ties(),
-        sharded_optimizer=shard_optimizer,
-    )
-    ranking = rank(sources, question, judge, greedy, tell)
+    trusted = frozenset(map(schemes_of_library.source, schemes_of_library.names()))
+    judge = Judge(parsed, model, inputs.cluster, question, replace(shared, search=None, seed=0), trusted)
+    ranking = rank(sources, judge, greedy, tell)
     if budget is not None:
         ranking = searched(ranking, budget, tell)
-    return RankedSchemes(ranking, tuple(inputs.warnings), replace(shared, search=None, seed=0))
+    return RankedSchemes(ranking, tuple(inputs.warnings))
 
 
 def _require_whole(name: str, value: object, spell: Spell) -> None:
@@ -282,7 +257,7 @@ def searched(ranking: Ranking, budget: SearchBudget, progress: Progress) -> Rank
 def _is_searchable(judge: Judge, judged: Judged) -> bool:
     if judged.asynchronous or judged.replayed is None or judged.choice.workers == 1:
         return False
-    return not judge.variant(judged).header.moves
+    return not judge.variant(judged.choice).header.moves
 
 
 def _best_order(judge: Judge, judged: Judged, budget: SearchBudget, tell: Progress) -> tuple[Judged, Ended]:
@@ -291,12 +266,12 @@ def _best_order(judge: Judge, judged: Judged, budget: SearchBudget, tell: Progre
     First each worker may fill its free bytes with activations; if the order needs too many bytes nevertheless, each may
     keep only what it keeps in the scheme's order.
     """
-    setting, variant = judge.setting(judged.choice), judge.variant(judged)
+    setting, variant = judge.setting(judged.choice), judge.in_order_found(judged)
     measured = Measured.of(setting)
     free = list(map(sub, judge.room(variant.header), judged.memory))
     for room in dict.fromkeys((tuple(free), (0,) * len(free))):
         better = improvement(bounded(variant.schedule, setting, room), measured, {}, {}, budget, tell)
-        reordered = judge.in_order(judged, better)
+        reordered = judge.reordered(judged, better)
         if reordered is not None or better.result.ended is Ended.INTERRUPTED:
             break
     if reordered is None or reordered.over(judged) < 1 + LEAST_GAIN:

@@ -16,7 +16,7 @@ from typing import TypeVar
 from chimera_ir import library
 from chimera_ir.garbage import uncollected
 from chimera_ir.planner.judge import MODES, Judge, Judged, Verdict
-from chimera_ir.planner.space import Configuration, LeftOut, Question, Roles, configurations, roles
+from chimera_ir.planner.space import Configuration, LeftOut, Roles, configurations, roles
 from chimera_ir.plural import counted
 from chimera_ir.profile.costs import merged
 from chimera_ir.source import Source
@@ -58,7 +58,6 @@ class Ranking:
     the baseline scheme, asked for or not. ``searched`` has a sentence on each search for a better order.
     """
 
-    question: Question
     judge: Judge
     roles: Mapping[Source, Roles]
     choices: tuple[Judged, ...]
@@ -71,7 +70,7 @@ class Ranking:
         return self.choices if everything else _first_of_each_name(self.choices)
 
 
-def rank(sources: Sequence[Source], question: Question, judge: Judge, greedy: bool, progress: Progress) -> Ranking:
+def rank(sources: Sequence[Source], judge: Judge, greedy: bool, progress: Progress) -> Ranking:
     """Ranks the configurations of ``sources``.
 
     With ``greedy``, only one counts of configurations that differ in nothing but B and N: the first that fits, in the
@@ -80,10 +79,11 @@ def rank(sources: Sequence[Source], question: Question, judge: Judge, greedy: bo
     baseline, _ = library.baseline(1, 1)
     families: list[list[Configuration]] = []
     verdicts: list[Verdict] = []
-    roles_of = {source: roles(source, scheme, question.max_operations) for source, scheme in judge.schemes.items()}
+    limit = judge.question.max_operations
+    roles_of = {source: roles(source, scheme, limit) for source, scheme in judge.schemes.items()}
     # All configurations of all schemes, in families that are judged together.
     for source, scheme in judge.schemes.items():
-        candidates = list(configurations(source, scheme, roles_of[source], judge.profile, question))
+        candidates = list(configurations(source, scheme, roles_of[source], judge.profile, judge.question))
         choices = [candidate for candidate in candidates if isinstance(candidate, Configuration)]
         # Without the greedy rule, a family differs in B alone, and in N with it.
         if greedy:
@@ -118,7 +118,7 @@ def rank(sources: Sequence[Source], question: Question, judge: Judge, greedy: bo
         return left_out.source.name, settings, left_out.micro_batch_size or 0, left_out.recompute
 
     left_out = sorted(discarded, key=place)
-    return Ranking(question, judge, roles_of, tuple(asked), tuple(left_out), next(of_baseline, None))
+    return Ranking(judge, roles_of, tuple(asked), tuple(left_out), next(of_baseline, None))
 
 
 def grouped(things: Iterable[_Thing], key: Callable[[_Thing], Hashable]) -> list[list[_Thing]]:
@@ -317,10 +317,10 @@ def plain_need(ranking: Ranking) -> Need | None:
     if profile.depths and 1 not in profile.depths:
         whole = merged(profile.depths[min(profile.depths)], opens=True)
         profile = replace(profile, depths={**profile.depths, 1: (whole,)})
-    judge = replace(ranking.judge, ties=(), profile=profile)
+    judge = replace(ranking.judge, options=replace(ranking.judge.options, tied=()), profile=profile)
     of_baseline = ranking.roles[baseline]
     single = dict.fromkeys(of_baseline.sizes, 1)
-    question = replace(ranking.question, settings=single)
+    question = replace(judge.question, settings=single)
     candidates = configurations(baseline, judge.schemes[baseline], of_baseline, profile, question)
     settings = tuple({**single, of_baseline.micro_batches: 1}.items()) if of_baseline.micro_batches else ()
     choices = (
@@ -328,7 +328,7 @@ def plain_need(ranking: Ranking) -> Need | None:
         for choice in candidates
         if isinstance(choice, Configuration)
     )
-    return _least(judge, (choice.recomputing(again) for choice in choices for again in MODES[judge.recomputation]))
+    return _least(judge, (choice.recomputing(again) for choice in choices for again in MODES[question.recomputation]))
 
 
 def nearest(ranking: Ranking) -> Need | None:
@@ -340,5 +340,5 @@ def nearest(ranking: Ranking) -> Need | None:
 
 
 def _least(judge: Judge, choices: Iterable[Configuration]) -> Need | None:
-    needs = (Need(choice, judge.needed(choice)) for choice in choices)
+    needs = (Need(choice, max(judge.needed(choice))) for choice in choices)
     return min(needs, key=lambda need: need.size, default=None)

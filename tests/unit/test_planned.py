@@ -10,7 +10,9 @@ import pytest
 
 from chimera_ir import library
 from chimera_ir.commands import compile_command
-from chimera_ir.planner.listing import Files, compile_line, scheme_argument
+from chimera_ir.options import Options
+from chimera_ir.planner.judge import Judged
+from chimera_ir.planner.listing import compile_line, scheme_argument
 from chimera_ir.planner.space import MAX_OPERATIONS, Configuration
 from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.profile.write import write_profile
@@ -140,13 +142,17 @@ def test_what_cannot_be_tied_is_left_out(plan: Plan) -> None:
 
 def test_the_compile_line_raises_the_limit_where_the_compilation_would_stop_at_it() -> None:
     """Whether the plan's limit was raised, or the baseline of the report has more operations than the scheme."""
-    files = Files("m.toml", "c.toml", replica_layout=False, max_operations=MAX_OPERATIONS)
-    choice = Configuration(library.source("dapple"), (("D", 4),), 4, 4, 1, 8, 1, Change())
-    assert "--max-operations" not in compile_line(choice, files)
-    raised = Files("m.toml", "c.toml", replica_layout=False, max_operations=3_000_000)
-    assert compile_line(choice, raised).endswith(" --max-operations 3000000")
-    wide = Configuration(library.source("dapple"), (("D", 1),), 1, 600, 1, 2000, 1, Change())
-    assert compile_line(wide, files).endswith(" --max-operations 2400000")
+    options = Options(profile="m.toml", cluster="c.toml", max_operations=MAX_OPERATIONS)
+
+    def judged(depth: int, workers: int, micro_batches: int) -> Judged:
+        sizes = depth, workers, 1, micro_batches, 1
+        choice = Configuration(library.source("dapple"), (("D", depth),), *sizes, Change())
+        return Judged(choice, "dapple", False, False, 1.0, 1.0, (), 0)
+
+    assert "--max-operations" not in compile_line(judged(4, 4, 8), options)
+    raised = replace(options, max_operations=3_000_000)
+    assert compile_line(judged(4, 4, 8), raised).endswith(" --max-operations 3000000")
+    assert compile_line(judged(1, 600, 2000), options).endswith(" --max-operations 2400000")
 
 
 def test_a_file_is_never_taken_for_an_option() -> None:
