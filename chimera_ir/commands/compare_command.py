@@ -79,7 +79,7 @@ def compare_command(
     write_json(gallery.as_json(exhibition)) if as_json else write(gallery.text(exhibition))
     if html is not None:
         write_page(html, gallery.page(exhibition), MARK)
-    click.get_current_context().exit(0 if exhibition.shown else WRONG_TEXT)
+    click.get_current_context().exit(0 if exhibition.timelines else WRONG_TEXT)
 
 
 def _sources(schemes: Sequence[str], directories: tuple[Path, ...]) -> list[Source]:

@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from chimera_ir import library
-from chimera_ir.compare.sweep import Refused, Settings, in_short, reasons, tabled, times_as_fast
+from chimera_ir.compare.sweep import Refused, Settings, SizeRow, in_short, reasons, tabled, times_as_fast
 from chimera_ir.comparison import fitting, require_same_size, workers_with_stages
 from chimera_ir.compilation import Compilation
 from chimera_ir.console import printed
@@ -23,7 +23,7 @@ from chimera_ir.cost.report import Report
 from chimera_ir.cost.simulate import Timeline, beginning, steady_window
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.settings import parameter_names
-from chimera_ir.errors import CompileError, Incomparable, ParameterError
+from chimera_ir.errors import CompileError, Incomparable, ParameterError, TextError
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import parts_of
 from chimera_ir.ir.streams import ProgramStream
@@ -39,41 +39,19 @@ from chimera_ir.tables import Table
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """Figures and timeline of a schedule for the gallery's model, cut into the stages of this schedule.
+class ScheduleRow(SizeRow):
+    """A text of a gallery: what a sweep tells of it, a line on it and one on when to use it (empty if there is none).
 
-    ``weights``, ``activations`` and ``stashed_inputs`` are those of the fullest worker, in stages of the gallery;
-    ``messages`` are those of an update. With a profile, ``seconds`` is the replayed time of an update, and ``needed``
-    the bytes of the fullest worker. The ``timeline`` of a stream ends with a turn of the steady state.
+    If it compiles, ``costs`` are those of the gallery's model, cut into the stages of this schedule; ``messages`` are
+    those of an update, and the ``timeline`` of a stream ends with a turn of the steady state. With a profile,
+    ``needed`` are the bytes of the fullest worker.
     """
 
-    report: Report
-    timeline: Timeline
-    weights: Fraction
-    activations: Fraction
-    stashed_inputs: Fraction
-    messages: Fraction
-    seconds: float | None
-    needed: int | None
-
-    def as_json(self) -> dict[str, object]:
-        """The figures with the content of report.json."""
-        predicted = {} if self.seconds is None else {"T_replay": self.seconds}
-        return {"messages": number(self.messages), **predicted, "report": self.report.as_json()}
-
-
-@dataclass(frozen=True, slots=True)
-class Exhibit:
-    """A text of a gallery with its settings, its figures and picture, or why it is refused.
-
-    ``summary`` is a line on the text, ``use`` one on when to use it; they are empty if the library has none.
-    """
-
-    name: str
-    summary: str
-    use: str
-    settings: Settings
-    outcome: Shown | Refused
+    summary: str = ""
+    use: str = ""
+    timeline: Timeline | None = None
+    messages: Fraction = Fraction(0)
+    needed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +59,22 @@ class Gallery:
     """Texts that are compared with as many workers and micro-batches as ``header``, in units of its stages."""
 
     header: Header
-    exhibits: tuple[Exhibit, ...]
+    rows: tuple[ScheduleRow, ...]
 
     @property
-    def shown(self) -> tuple[Shown, ...]:
-        """Figures and timelines of all exhibits that compile."""
-        return tuple(exhibit.outcome for exhibit in self.exhibits if isinstance(exhibit.outcome, Shown))
+    def timelines(self) -> tuple[Timeline, ...]:
+        """The timelines of all texts that compile."""
+        return tuple(row.timeline for row in self.rows if row.timeline)
 
     def by_time(self) -> "Gallery":
-        """The gallery with the fastest exhibit first, and those that are refused at the end."""
+        """The gallery with the fastest schedule first, and the texts that are refused at the end."""
 
-        def order(exhibit: Exhibit) -> tuple[bool, float]:
-            match exhibit.outcome:
-                case Shown(report=report, seconds=seconds):
-                    return False, float(report.makespan) if seconds is None else seconds
-                case Refused():
-                    return True, 0.0
+        def order(row: ScheduleRow) -> tuple[bool, float]:
+            if isinstance(row.outcome, Refused):
+                return True, 0.0
+            return False, float(row.outcome.makespan) if row.seconds is None else row.seconds
 
-        return replace(self, exhibits=tuple(sorted(self.exhibits, key=order)))
+        return replace(self, rows=tuple(sorted(self.rows, key=order)))
 
 
 Ask = Callable[[Source, Settings], Request]
@@ -130,12 +106,20 @@ def gallery(
             f"{listed([*settings])}: no scheme has {'all these parameters' if len(settings) > 1 else 'it'}"
         )
     header = _first_header(requests)
-    exhibits = []
+    rows = []
     for position, (source, names) in enumerate(zip(sources, parameters, strict=True), 1):
-        tell(f"compiling {position} of {len(sources)}: {Path(source.name).stem}")
+        name, summary, use = Path(source.name).stem, "", ""
+        tell(f"compiling {position} of {len(sources)}: {name}")
+        if name in library.names(further) and library.source(name, further) == source:
+            summary, use = library.summary(name, further), library.use(name, further)
         fixed = {name: value for name, value in settings.items() if name in names}
-        exhibits.append(_exhibit(source, fixed, header, ask, further))
-    return Gallery(header, tuple(exhibits))
+        try:
+            request = ask(source, _fitted(source, fixed, header, ask))
+            row = _compiled(name, request, header)
+        except CompileError as error:
+            row = ScheduleRow(name, {}, Refused.by(error))
+        rows.append(replace(row, summary=summary, use=use))
+    return Gallery(header, tuple(rows))
 
 
 def _parameters(source: Source, ask: Ask) -> Sequence[str]:
@@ -157,51 +141,32 @@ def _first_header(requests: Sequence[Request]) -> Header:
     raise errors[0]
 
 
-def _exhibit(source: Source, fixed: Settings, like: Header, ask: Ask, further: Further) -> Exhibit:
-    name, summary, use = Path(source.name).stem, "", ""
-    if name in library.names(further) and library.source(name, further) == source:
-        summary, use = library.summary(name, further), library.use(name, further)
-    try:
-        settings = _fitted(source, fixed, like, ask)
-        if isinstance(settings, Refused):
-            return Exhibit(name, summary, use, {}, settings)
-        return Exhibit(name, summary, use, settings, _shown(ask(source, settings), like))
-    except CompileError as error:
-        return Exhibit(name, summary, use, {}, Refused.by(error))
-
-
-def _fitted(source: Source, fixed: Settings, like: Header, ask: Ask) -> Settings | Refused:
-    """Finds settings that give a text as many workers and micro-batches as the header ``like``; else says why not.
-
-    A text that is not a scheme gets no settings.
-    """
+def _fitted(source: Source, fixed: Settings, like: Header, ask: Ask) -> Settings:
+    """Settings that give a text as many workers and micro-batches as ``like``; none for a text that is not a scheme."""
     if not source.is_scheme:
         return {}
     request = ask(source, {})
     chosen = fitting(Compilation(request).scheme, like, request.max_operations, fixed)
     if isinstance(chosen, Rejected):
-        return Refused.of(chosen.diagnostics)
+        raise TextError([(source, chosen.diagnostics)])
     if chosen is None:
         workers, micros = counted(workers_with_stages(like), "worker"), counted(like.whole_micro_batches, "micro-batch")
-        return Refused(Incomparable.__name__, f"with no values of its parameters it has {workers} and {micros}")
+        raise Incomparable("", f"with no values of its parameters it has {workers} and {micros}")
     return chosen
 
 
-def _shown(request: Request, like: Header) -> Shown:
-    # The costs are those of a stage of the header ``like``.
+def _compiled(name: str, request: Request, like: Header) -> ScheduleRow:
     compilation = Compilation(replace(request, costs=request.costs.of_model_in(like.stages)))
-    header = compilation.schedule.header
-    require_same_size(header, like, request.source.name)
-    report, prediction, size = compilation.report, compilation.prediction, Fraction(like.stages, header.stages)
-    window = steady_window(compilation.timeline)
-    return Shown(
-        report=report,
-        timeline=compilation.timeline if window is None else beginning(compilation.timeline, window),
-        weights=max(report.weights) * size,
-        activations=max(report.activations) * size,
-        stashed_inputs=max(report.stashed_inputs) * size,
+    require_same_size(compilation.schedule.header, like, request.source.name)
+    report, prediction, timeline = compilation.report, compilation.prediction, compilation.timeline
+    window = steady_window(timeline)
+    return ScheduleRow(
+        name,
+        request.settings,
+        report,
+        prediction.replay.seconds if prediction else None,
+        timeline=timeline if window is None else beginning(timeline, window),
         messages=messages(compilation.program),
-        seconds=prediction.replay.seconds if prediction else None,
         needed=max(need.total for need in prediction.memory) if prediction else None,
     )
 
@@ -220,10 +185,10 @@ def messages(program: Program | ProgramStream) -> Fraction:
 def text(gallery: Gallery) -> str:
     """The gallery as a table; below it the reasons of refusals, and when to use which scheme."""
     uses = Grid.grid(padding=(0, 2))
-    for exhibit in gallery.exhibits:
-        if exhibit.use:
-            uses.add_row(exhibit.name, exhibit.use)
-    refusals = reasons(exhibit.outcome for exhibit in gallery.exhibits)
+    for row in gallery.rows:
+        if row.use:
+            uses.add_row(row.scheme, row.use)
+    refusals = reasons(row.outcome for row in gallery.rows)
     parts: list[RenderableType] = [Text(heading(gallery)), _table(gallery).for_terminal(), *map(Text, refusals)]
     parts += [Text("When to use which"), uses] if uses.row_count else []
     return printed(lambda console: console.print(Group(*parts)))
@@ -233,52 +198,54 @@ def heading(gallery: Gallery) -> str:
     """The size of a gallery, the costs of operations, and the unit of memory."""
     header = gallery.header
     sizes = (header.workers, "worker"), (header.stages, "stage"), (header.whole_micro_batches, "micro-batch")
-    kinds = dict.fromkeys(kind for shown in gallery.shown for kind in shown.report.counts)
-    reports = [shown.report for shown in gallery.shown if shown.report.stages == header.stages]
-    costs = "".join(f"; {report.durations.summary(report.header, kinds)}" for report in reports[:1])
+    reports = [row.outcome for row in gallery.rows if isinstance(row.outcome, Report)]
+    kinds = dict.fromkeys(kind for report in reports for kind in report.counts)
+    alike = [report for report in reports if report.stages == header.stages]
+    costs = "".join(f"; {report.durations.summary(report.header, kinds)}" for report in alike[:1])
     return f"{', '.join(counted(*size) for size in sizes)}{costs}; M_theta and M_a are those of one of these stages"
 
 
 def _table(gallery: Gallery) -> Table:
-    return tabled(("scheme", "size"), [_cells(exhibit) for exhibit in gallery.exhibits], words=2)
+    return tabled(("scheme", "size"), [_cells(row, gallery.header.stages) for row in gallery.rows], words=2)
 
 
-def _cells(exhibit: Exhibit) -> tuple[Sequence[str], Mapping[str, str]]:
-    shown = exhibit.outcome
-    parameters = exhibit.settings if isinstance(shown, Refused) else shown.report.parameters
-    names = exhibit.name, " ".join(f"{name}={value}" for name, value in parameters.items())
-    if isinstance(shown, Refused):
-        return names, {"makespan": in_short(shown)}
-    report = shown.report
+def _cells(row: ScheduleRow, stages: int) -> tuple[Sequence[str], Mapping[str, str]]:
+    report = row.outcome
+    parameters = row.settings if isinstance(report, Refused) else report.parameters
+    names = row.scheme, " ".join(f"{name}={value}" for name, value in parameters.items())
+    if isinstance(report, Refused):
+        return names, {"makespan": in_short(report)}
+    size = Fraction(stages, report.stages)
     return names, {
         "makespan": report.durations.unit.show(report.makespan),
         "times as fast": decimal(times_as_fast(report)),
         "bubble ratio": percent(report.bubble_ratio),
         "of own spans": percent(report.span_bubble_ratio) if report.spans else "",
-        "M_theta": decimal(shown.weights),
-        "M_a": decimal(shown.activations),
-        **({"stashed": decimal(shown.stashed_inputs)} if any(report.stashed_inputs) else {}),
-        "messages": decimal(shown.messages),
-        **({} if shown.seconds is None else {"T by replay": seconds(shown.seconds)}),
-        **({} if shown.needed is None else {"memory": in_bytes(shown.needed)}),
+        "M_theta": decimal(max(report.weights) * size),
+        "M_a": decimal(max(report.activations) * size),
+        **({"stashed": decimal(max(report.stashed_inputs) * size)} if any(report.stashed_inputs) else {}),
+        "messages": decimal(row.messages),
+        **({} if row.seconds is None else {"T by replay": seconds(row.seconds)}),
+        **({} if row.needed is None else {"memory": in_bytes(row.needed)}),
     }
 
 
 def as_json(gallery: Gallery) -> list[dict[str, object]]:
-    """The gallery as a JSON list: for each exhibit its name, settings, words and report, or why it is refused."""
+    """The gallery as a JSON list: for each text its name, settings, words and report, or why it is refused."""
     return [
-        {
-            "name": exhibit.name,
-            "summary": exhibit.summary,
-            "use": exhibit.use,
-            "set": dict(exhibit.settings),
-            **exhibit.outcome.as_json(),
-        }
-        for exhibit in gallery.exhibits
+        {"name": row.scheme, "summary": row.summary, "use": row.use, "set": dict(row.settings), **_entries(row)}
+        for row in gallery.rows
     ]
 
 
-# A gallery as a page that needs no other file: a table, and for each exhibit its picture, all on one scale.
+def _entries(row: ScheduleRow) -> Mapping[str, object]:
+    if isinstance(row.outcome, Refused):
+        return {"code": row.outcome.code, "refused": row.outcome.reason}
+    predicted = {} if row.seconds is None else {"T_replay": row.seconds}
+    return {"messages": number(row.messages), **predicted, "report": row.outcome.as_json()}
+
+
+# A gallery as a page that needs no other file: a table, and for each schedule its picture, all on one scale.
 
 WIDTH = 2400
 """The largest width in pixels of half of the pictures; what is longer, such as a scheme that mostly idles, is wider."""
@@ -286,37 +253,22 @@ WIDTH = 2400
 _STYLES = re.compile(r"<style>.*?</style>\n", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class GallerySection:
-    """An exhibit on a page: the cells of its row, and a picture among ``drawings``, or the ``reason`` of a refusal."""
-
-    anchor: str
-    name: str
-    cells: Sequence[str]
-    size: str
-    summary: str
-    use: str
-    reason: str
-    drawings: Sequence[Inlined]
-
-
 def page(gallery: Gallery) -> str:
     """The gallery as a page, of which the content security policy admits the style sheet alone."""
-    table, unit = _table(gallery), _unit(gallery.shown)
+    table, unit = _table(gallery), _unit(gallery.timelines)
     panels = []
-    for position, (exhibit, (name, *cells)) in enumerate(zip(gallery.exhibits, table.rows, strict=True)):
-        outcome = exhibit.outcome
+    for position, (row, (name, *cells)) in enumerate(zip(gallery.rows, table.rows, strict=True)):
         panels.append(
-            GallerySection(
-                anchor=f"scheme-{position}",
-                name=name,
-                cells=cells,
-                size=cells[0],
-                summary=exhibit.summary,
-                use=exhibit.use,
-                reason=f"{outcome.code}: {outcome.reason}" if isinstance(outcome, Refused) else "",
-                drawings=[] if isinstance(outcome, Refused) else [_drawing(outcome.timeline, unit, position)],
-            )
+            {
+                "anchor": f"scheme-{position}",
+                "name": name,
+                "cells": cells,
+                "size": cells[0],
+                "summary": row.summary,
+                "use": row.use,
+                "reasons": reasons([row.outcome]),
+                "drawings": _drawings(row.timeline, unit, position),
+            }
         )
     style = (templates() / "gallery.css").read_text(encoding="utf-8")
     return filled(
@@ -329,15 +281,16 @@ def page(gallery: Gallery) -> str:
     )
 
 
-def _drawing(timeline: Timeline, unit: Fraction, number: int) -> Inlined:
-    """The picture of an exhibit, without the style sheet of a document of its own."""
-    return Inlined(_STYLES.sub("", svg.filled(svg.picture(timeline, unit, f"bubble-{number}"))))
+def _drawings(timeline: Timeline | None, unit: Fraction, number: int) -> list[Inlined]:
+    """The picture of a schedule, if there is one, without the style sheet of a document of its own."""
+    if timeline is None:
+        return []
+    return [Inlined(_STYLES.sub("", svg.filled(svg.picture(timeline, unit, f"bubble-{number}"))))]
 
 
-def _unit(shown: Sequence[Shown]) -> Fraction:
+def _unit(timelines: Sequence[Timeline]) -> Fraction:
     """Pixels for a unit of time: enough for the labels of most pictures, unless most are then too wide."""
-    fair = _middle(svg.fair_unit(schedule.timeline) for schedule in shown)
-    time = _middle(schedule.timeline.shown for schedule in shown)
+    fair, time = _middle(map(svg.fair_unit, timelines)), _middle(timeline.shown for timeline in timelines)
     return min(fair, WIDTH / time) if time else Fraction(1)
 
 

@@ -62,10 +62,6 @@ class Refused:
         """The refusal by the errors of a text."""
         return Refused(diagnostics[0].code, titles(diagnostics))
 
-    def as_json(self) -> dict[str, object]:
-        """The code and the reason, in the order of a row."""
-        return {"code": self.code, "refused": self.reason}
-
     @staticmethod
     def by(error: CompileError) -> "Refused":
         """The refusal for an error of a compilation."""
