@@ -1,7 +1,6 @@
-"""Texts and files that chimera compile makes from the levels of a compilation."""
+"""Texts that chimera compile makes of the levels of a compilation."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -39,43 +38,17 @@ ENDINGS: Mapping[Level | None, str] = {
 """Maps each level whose text chimera compile can read back to the ending of a file with such a text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """The files of the output directory by relative path, with the scheme and the number of workers.
-
-    ``split`` is the first layer of each stage, if known; ``fits`` whether the workers have the memory, as far as known.
-    """
-
-    scheme: str
-    workers: int
-    files: Mapping[str, str]
-    split: tuple[int, ...] | None = None
-    fits: bool = True
-
-
-def produce(compilation: Compilation, wanted: Level | None, details: bool = False) -> tuple[str, Output | None]:
-    """The text of a level, without files; if ``wanted`` is None, text and files of the whole compilation.
+def produce(compilation: Compilation, wanted: Level | None, details: bool = False) -> str:
+    """The text of a level; if ``wanted`` is None, a text for a terminal on the whole, whose files are made, too.
 
     ``details`` adds the tables of all figures. Raises `CompileError`, also if the program must fit and does not.
     """
     if compilation.request.require_fit:
         _ = compilation.verified
     if wanted is not None:
-        return _TEXTS[wanted](compilation), None
-    shown, header = _screen(compilation, details), compilation.schedule.header
-    forecast = compilation.forecast
-    split = None if forecast is None else forecast.split_of(header)
-    return shown, Output(header.scheme, header.workers, compilation.files, split, compilation.summary.fits)
-
-
-def starting_in_torch(compilation: Compilation, level: Level | None) -> tuple[str, ...]:
-    """Remarks on how torch.distributed.pipelining runs an exported schedule; none for other levels."""
-    if level not in (Level.TORCH_CSV, Level.TORCH_CSV_COMMS):
-        return ()
-    from chimera_ir.torch_text.csv_writer import remarks
-
-    sentences = remarks(compilation.schedule.header, comms=level is Level.TORCH_CSV_COMMS)
-    return tuple(f"remark: {sentence}" for sentence in sentences)
+        return _TEXTS[wanted](compilation)
+    text, _ = _screen(compilation, details), compilation.files
+    return text
 
 
 def _screen(compilation: Compilation, details: bool) -> str:

@@ -91,7 +91,7 @@ IMPORTS = {
         "trace",
         "verify",
     },
-    "answer": {"compilation", "console", "cost", "ir", "library", "picture", "predict", "syntax", "torch_text"},
+    "answer": {"compilation", "console", "cost", "ir", "library", "picture", "predict", "syntax"},
     "options": {
         "compilation",
         "cost",
@@ -199,6 +199,7 @@ IMPORTS = {
         "request",
         "source",
         "syntax",
+        "torch_text",
         "trace",
     },
     "start": {"commands", "garbage"},

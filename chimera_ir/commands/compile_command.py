@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from chimera_ir import errors, library, output, progress
-from chimera_ir.answer import ENDINGS, Level, Output, produce, starting_in_torch
+from chimera_ir.answer import ENDINGS, Level, produce
 from chimera_ir.commands import completion
 from chimera_ir.commands.assignments import listed_values, setting
 from chimera_ir.commands.common import (
@@ -183,24 +183,23 @@ def compile_command(
         _show_page(html, requested(scheme, values, options))
         return
     request = requested(scheme, values, options)
-    text, made = compiled(request, wanted, details)
-    if made is None:
+    text, compilation = compiled(request, wanted, details)
+    if wanted is not None:
         write(_in_colours(text, wanted))
         return
     # The output directory, and the command that runs it.
-    directory = delivered("" if as_json else text, made, out)
-    workers, script = made.workers, f"{directory}/train.py"
-    words = ["torchrun", f"--nproc-per-node={workers}", as_argument(script), "--model", "MODEL.py"]
-    forecast = request.forecast
-    line = forecast.torchrun(workers, script, made.split) if forecast else command_line(words)
+    directory = delivered("" if as_json else text, compilation, out)
+    header, script, forecast = compilation.schedule.header, f"{directory}/train.py", compilation.forecast
+    words = ["torchrun", f"--nproc-per-node={header.workers}", as_argument(script), "--model", "MODEL.py"]
+    line = forecast.torchrun(header.workers, script, forecast.split_of(header)) if forecast else command_line(words)
     if as_json:
-        figures = json.loads(made.files["report.json"])
+        figures = json.loads(compilation.report_json)
         write_json({"directory": str(directory), "run": line, "report": figures})
     else:
         page = f"chimera view {command_line([as_argument(str(directory))])}"
         wrote = f"wrote {visible(str(directory))} (page: {page}; all figures: report.json, --details)"
         report(f"{wrote}: run it with\n  {line} --check\n")
-    if not made.fits:
+    if not compilation.summary.fits:
         click.echo("the program does not fit the memory of the cluster's workers", err=True)
         click.get_current_context().exit(DOES_NOT_FIT)
 
@@ -255,17 +254,21 @@ def requested(scheme: str, settings: Mapping[str, int], options: Mapping[str, An
         return Options(**options).request(source, settings, as_written)
 
 
-def compiled(request: Request, wanted: Level | None, details: bool = False) -> tuple[str, Output | None]:
-    """Compiles the request, prints its warnings, also before an error, and returns as `produce`."""
+def compiled(request: Request, wanted: Level | None, details: bool = False) -> tuple[str, Compilation]:
+    """Compiles the request, prints its warnings, also before an error, and returns the text that `produce` makes."""
     color, warnings = colored(sys.stderr), list[Diagnostic]()
     try:
         with option_errors(request.source), progress.shown(is_quiet()) as tell:
             compilation = Compilation(request, warn=warnings.append, tell=tell)
-            made = produce(compilation, wanted, details)
+            text = produce(compilation, wanted, details)
     finally:
         _say(blocks(warnings, request.source, color))
-    _say(starting_in_torch(compilation, wanted))
-    return made
+    if wanted in (Level.TORCH_CSV, Level.TORCH_CSV_COMMS):
+        from chimera_ir.torch_text.csv_writer import remarks
+
+        sentences = remarks(compilation.schedule.header, comms=wanted is Level.TORCH_CSV_COMMS)
+        _say(f"remark: {sentence}" for sentence in sentences)
+    return text, compilation
 
 
 def _text(scheme: str, options: Mapping[str, Any]) -> Source:
@@ -306,11 +309,11 @@ def option_errors(source: Source) -> Iterator[None]:
         raise WrongCommand(f"{source.name}: {error}") from error
 
 
-def delivered(printed: str, made: Output, out: Path | None) -> Path:
-    """Writes ``made`` to ``out``, by default to SCHEME.out, then prints ``printed``; returns the directory."""
-    directory = out or Path(f"{made.scheme}.out")
-    output.write(directory, made.files)
-    report(printed)
+def delivered(text: str, compilation: Compilation, out: Path | None) -> Path:
+    """Writes the files to ``out``, by default to SCHEME.out, then prints ``text``; returns the directory."""
+    directory = out or Path(f"{compilation.schedule.header.scheme}.out")
+    output.write(directory, compilation.files)
+    report(text)
     return directory
 
 

@@ -163,14 +163,13 @@ def run_command(
         except Refused as error:
             raise WrongText(str(error)) from error
     # Compile; then the options have to fit the program, as with the micro-batches of a replica.
-    text, made = compiled(requested(scheme, settings, of_compiler), None)
-    assert made is not None, "a whole compilation has an output directory"
-    job, _ = parsed(made.files["program.json"])
+    text, compilation = compiled(requested(scheme, settings, of_compiler), None)
+    job, _ = parsed(compilation.files["program.json"])
     with as_misuse(Refused):
         require_fitting(given, job)
-    directory = delivered(text, made, out)
+    directory = delivered(text, compilation, out)
     # This process becomes torchrun, so that signals and the exit status are those of the training.
-    ranks = copies * made.workers
+    ranks = copies * compilation.schedule.header.workers
     started = ["--standalone", f"--nproc-per-node={ranks}", as_argument(f"{directory}/train.py"), *of_train]
     started += ["--", *model_arguments] if model_arguments else []
     report(f"wrote {visible(str(directory))}, running\n  {command_line(('torchrun', *started))}\n")

@@ -303,7 +303,7 @@ def test_a_compilation_with_a_search_is_verified_and_its_text_says_how_it_was_fo
     assert compilation.report.baseline.makespan == 65
     assert not compilation.report.is_baseline
     assert max(compilation.verified.live) == 3
-    text, _ = produce(compilation, Level.SCHEDULE)
+    text = produce(compilation, Level.SCHEDULE)
     assert text.splitlines()[:4] == [
         "# order of a search: 75, proven to be the shortest",
         "# costs: F = 2, I = 3, W = 2",
