@@ -22,7 +22,7 @@ from chimera_ir import comparison
 from chimera_ir.cost.durations import Costs
 from chimera_ir.ir.levels import Quantity, Schedule
 from chimera_ir.orders.dispatch import TimedOrder, improving
-from chimera_ir.orders.instance import Costing, OrderInstance, constraints_of, instance_of
+from chimera_ir.orders.instance import OrderInstance, constraints_of, instance_of
 from chimera_ir.orders.ordering import list_starts
 from chimera_ir.orders.search import WORK_OF_OPERATION, Found, SearchBudget, lanes_of, search, with_limits
 
@@ -62,7 +62,7 @@ class Case:
             costs = costs.using(kind, str(cost))
         limits = {Quantity.ACTIVATIONS: self.limit} if self.limit else {}
         bounded = replace(schedule, header=with_limits(schedule.header, limits))
-        problem = instance_of(bounded, Costing(costs.durations(bounded.header)))
+        problem = instance_of(bounded, costs.durations(bounded.header))
         durations = [
             duration
             * self.factors[part.parts[0].stage % len(self.factors)]

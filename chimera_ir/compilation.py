@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from chimera_ir.diagnostics.catalogue.program import NothingTrained
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.diagnostics.render import blocks
-from chimera_ir.errors import CompileError, NoSuchLevel, NotProven, TextError
+from chimera_ir.errors import CompileError, NoSuchLevel, NotProven, TextError, WrongOption
 from chimera_ir.garbage import uncollected
 from chimera_ir.ir.levels import Header, Plan, Program, Quantity, Schedule
 from chimera_ir.ir.ops import NOWHERE, Communicators
@@ -420,9 +420,13 @@ class Compilation:
         return (self.forecast or self.request.costs).durations(self._header)
 
     @property
+    def _is_program(self) -> bool:
+        return isinstance(self._entry, Program | ProgramStream)
+
+    @property
     def _communicators(self) -> Communicators:
         """How the evaluation shares communicators: for the text of a program, as few as let it end."""
-        if isinstance(self._entry, Program | ProgramStream):
+        if self._is_program:
             blocked = self.verified.blocked(Communicators.PAIR)
             return Communicators.DIRECTED if blocked else Communicators.PAIR
         return self.request.communicators
@@ -437,10 +441,15 @@ class Compilation:
         if (request := self.request).search is None:
             return None
         from chimera_ir import comparison
-        from chimera_ir.orders.search import improvement, searchable
+        from chimera_ir.orders.cp_sat import require_solver
+        from chimera_ir.orders.search import improvement
 
-        of_program = isinstance(self._entry, Program | ProgramStream)
-        written = searchable(lambda: self._written.level, is_program=of_program)
+        require_solver("a search")
+        if self._is_program:
+            raise WrongOption("search", ": the text of a program has its messages in place; search with its schedule")
+        written = self._written.level
+        if isinstance(written, ScheduleStream):
+            raise WrongOption("search", ": it searches among the orders of one update, and the scheme has no flush")
         further = dict(comparison.same_placement(request, written))
         forecast, limits = request.forecast and request.forecast.within_bounds(written), dict(request.limits)
         durations = (forecast or request.costs).durations(self._header)
@@ -461,32 +470,52 @@ class Compilation:
     @_level
     def _written(self) -> "Checked":
         """The schedule in the text's own order, with the findings of its rules."""
-        from chimera_ir.orders.search import plan_of
         from chimera_ir.verify.verify import verify_schedule
 
         needs = self._needs if self.request.forecast else None
         if self.request.offload:
             checked = verify_schedule(self._moved.schedule, None, needs)
         else:
-            plan, of_program = plan_of(self._top, self._ordered), isinstance(self._entry, Program | ProgramStream)
-            checked = verify_schedule(self._ordered, plan, needs, of_program=of_program)
+            checked = verify_schedule(self._ordered, self._checked_plan, needs, of_program=self._is_program)
         for warning in raise_errors(checked.findings.diagnostics):
             self.warn(warning)
         return checked
 
     @_level
     def _ordered(self) -> Schedule | ScheduleStream:
-        from chimera_ir.orders.search import schedule_of_text
+        from chimera_ir.orders.ordering import scheduled
+        from chimera_ir.verify.verify import schedule_in
 
         # Costs are checked before operations are made of the text, which may take long.
         durations = self.request.cost_model.durations(self._header)
-        return schedule_of_text(self._top, durations, self._header)
+        level = self._top
+        return scheduled(level, durations) if isinstance(level, Plan | PlanStream) else schedule_in(level)
+
+    @property
+    def _checked_plan(self) -> Plan | None:
+        """The plan with which the schedule is checked; of a stream, as many updates of it as the schedule shows."""
+        level, schedule = self._top, self._ordered
+        if isinstance(level, PlanStream) and isinstance(schedule, ScheduleStream) and not level.is_clocked:
+            level = replace(level, turns=schedule.updates_shown // level.header.per_turn)
+        if isinstance(level, PlanStream):
+            return level.shown
+        return level if isinstance(level, Plan) else None
 
     @_level
     def _moved(self) -> "Moved":
-        from chimera_ir.orders.search import with_moves
+        from chimera_ir.cost.host_plan import Moved, offload, require_movable
+        from chimera_ir.cost.simulate import simulate
+        from chimera_ir.verify.verify import verify_schedule
 
-        return with_moves(self._top, self._ordered, self.request.cost_model.durations, self.warn)
+        schedule = self._ordered
+        require_movable(schedule, is_program=self._is_program)
+        # Declared bounds hold for the schedule with its moves.
+        free = replace(schedule, header=replace(schedule.header, bounds=()))
+        checked = verify_schedule(free, self._checked_plan)
+        for warning in raise_errors(checked.findings.diagnostics):
+            self.warn(warning)
+        costs = self.request.cost_model.durations(replace(schedule.header, moves=True))
+        return Moved(offload(schedule, costs, checked.net), simulate(checked.schedule, costs, checked.net))
 
     def _needs(self, program: Program) -> Mapping[Quantity, Sequence[int]]:
         assert self.forecast is not None

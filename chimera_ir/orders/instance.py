@@ -10,14 +10,14 @@ B m0 s0     machine 0   2 ticks   waits for F m0 s0, B m0 s1 (3 ticks)      keep
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain, pairwise
 from math import ceil, gcd
 from operator import add, sub
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from chimera_ir.cost.durations import Costs, Durations, duration_key
 from chimera_ir.cost.simulate import ticks
@@ -41,6 +41,8 @@ UNITS = {
 
 Only those quantities are here that follow from the order of a schedule's operations.
 """
+
+_Node = TypeVar("_Node", bound=Hashable)
 
 _FINEST = 10**9
 """Ticks per second, or a multiple of it, where messages take time: delays are rounded up to a tick."""
@@ -67,22 +69,6 @@ class KeepsChange(NamedTuple):
     store: int
     at_start: int
     at_end: int
-
-
-class Costing(NamedTuple):
-    """The ``durations`` of operations and the ``charges`` of messages; without charges these take no time."""
-
-    durations: Durations
-    charges: "Charges | None" = None
-
-    @staticmethod
-    def of(durations: Durations, header: Header) -> "Costing":
-        """The costing with these ``durations``: if they are those of a profile, messages of its cluster take time."""
-        if isinstance(durations, Costs):
-            return Costing(durations)
-        from chimera_ir.predict.setting import Charges, Measured
-
-        return Costing(durations, Charges(header, durations.setting) if isinstance(durations, Measured) else None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -221,15 +207,17 @@ class OrderInstance:
         return all(peak <= store.limit for peak, store in zip(self.peaks(lanes), self.stores, strict=True))
 
 
-def instance_of(level: Plan | Schedule, costing: Costing) -> OrderInstance:
+def instance_of(level: Plan | Schedule, durations: Durations) -> OrderInstance:
     """The instance of a complete level; operations keep the order of the plan, or of the lanes.
+
+    If the ``durations`` are those of a profile, messages of its cluster take time.
 
     Raises `KeyError` if an operation is missing that another one needs: the level was not verified.
     """
     if isinstance(level, Schedule):
         blocks = in_blocks(level.header, list(chain.from_iterable(level.lanes)))
         workers = [Worker(w) for w, lane in enumerate(level.lanes) for _ in lane]
-        return _instance(level.header, blocks, workers, range(len(blocks)), costing)
+        return _instance(level.header, blocks, workers, range(len(blocks)), durations)
     blocks = in_blocks(level.header, [planned.operation for planned in level.operations])
     # At equal clocks, moves are launched first, as `lower.order` says.
     clocks = [
@@ -238,7 +226,7 @@ def instance_of(level: Plan | Schedule, costing: Costing) -> OrderInstance:
         if isinstance(planned, Planned)
     ]
     workers = [planned.worker for planned in level.operations]
-    instance = _instance(level.header, blocks, workers, [place for _, place in sorted(clocks)], costing)
+    instance = _instance(level.header, blocks, workers, [place for _, place in sorted(clocks)], durations)
     preferences = [
         planned.preference if isinstance(planned, Unclocked) else None
         for planned, block in zip(level.operations, blocks, strict=True)
@@ -252,7 +240,7 @@ def _instance(
     blocks: Sequence[tuple[Operation, ...]],
     workers_of_blocks: Sequence[Worker],
     by_clock: Iterable[int],
-    costing: Costing,
+    durations: Durations,
 ) -> OrderInstance:
     """``by_clock`` has the places of the blocks with clocks, in the order of the clocks."""
     operations = tuple(chain.from_iterable(blocks))
@@ -277,7 +265,8 @@ def _instance(
         places.setdefault(Machine(worker, operation.kind.occupies), len(places))
         for worker, operation in zip(workers, operations, strict=True)
     ]
-    tick, duration = ticks(header, costing.durations, 0 if costing.charges is None else _FINEST)
+    charges = _charges(header, durations)
+    tick, duration = ticks(header, durations, 0 if charges is None else _FINEST)
     stores = tuple(
         Store(Worker(worker), bound.quantity, int(limit * header.units))
         for bound in header.bounds
@@ -294,7 +283,7 @@ def _instance(
         tick=tick,
         durations=list(map(duration, operations)),
         waits=waits,
-        delays=_delays(header, operations, workers, waits, costing, tick),
+        delays=_delays(header, operations, workers, waits, charges, tick),
         stores=stores,
         steps=steps,
         changes=_changes(header, steps, workers, stores),
@@ -329,20 +318,26 @@ def _move_steps(operations: Sequence[Operation], waits: Sequence[Sequence[int]])
     return steps
 
 
+def _charges(header: Header, durations: Durations) -> "Charges | None":
+    if isinstance(durations, Costs):
+        return None
+    from chimera_ir.predict.setting import Charges, Measured
+
+    return Charges(header, durations.setting) if isinstance(durations, Measured) else None
+
+
 def _delays(
     header: Header,
     operations: Sequence[Operation],
     workers: Sequence[Worker],
     waits: Sequence[tuple[int, ...]],
-    costing: Costing,
+    charges: "Charges | None",
     tick: Fraction,
 ) -> Sequence[tuple[int, ...]]:
     """The delay of each wait in ticks: the time of the longest message between the two, rounded up."""
-    charges = costing.charges
     if charges is None:
         none = [(0,) * count for count in range(1 + max(map(len, waits), default=0))]
         return [none[len(others)] for others in waits]
-    message_time = _message_time(header, charges)
     ticks: dict[object, int] = {}
 
     def delay(other: int, number: int) -> int:
@@ -352,25 +347,18 @@ def _delays(
         before, after = operations[other], operations[number]
         key = source, target, duration_key(before, header), duration_key(after, header)
         if key not in ticks:
-            ticks[key] = ceil(message_time(before, after, source, target) / tick)
+            link = charges.link(source, target)
+            times = (
+                Fraction(link.message(charges.size(Message(part.micros, part.stage, reader, value))))
+                for part in before.parts
+                for value in part.kind.hands_on
+                for reader in header.readers(value, part.stage)
+                if any(reader == read.stage and value in read.kind.reads for read in after.parts)
+            )
+            ticks[key] = ceil(max(times, default=Fraction(0)) / tick)
         return ticks[key]
 
     return [tuple(delay(other, number) for other in others) for number, others in enumerate(waits)]
-
-
-def _message_time(header: Header, charges: "Charges") -> Callable[[Operation, Operation, Worker, Worker], Fraction]:
-    def between(before: Operation, after: Operation, source: Worker, target: Worker) -> Fraction:
-        link = charges.link(source, target)
-        times = [
-            Fraction(link.message(charges.size(Message(part.micros, part.stage, reader, value))))
-            for part in before.parts
-            for value in part.kind.hands_on
-            for reader in header.readers(value, part.stage)
-            if any(reader == other.stage and value in other.kind.reads for other in after.parts)
-        ]
-        return max(times, default=Fraction(0))
-
-    return between
 
 
 def _changes(
@@ -533,17 +521,10 @@ class Constraints(Jobs):
             most[store] = max(most.get(store, 0), amount)
         return most
 
-    def before_in_micro_batch(self, numbers: Iterable[int]) -> dict[int, set[int]]:
-        """The operations of the same micro-batch that must come before each of ``numbers``."""
-        before: dict[int, set[int]] = {}
-        for number in numbers:
-            reached, pending = set[int](), [number]
-            for later in pending:
-                new = {other for other, _ in self.waits[later] if self.ranks[other] == self.ranks[number]} - reached
-                reached |= new
-                pending += new
-            before[number] = reached
-        return before
+    def before_in_micro_batch(self, number: int) -> set[int]:
+        """The operations of the same micro-batch that must come before an operation."""
+        rank = self.ranks[number]
+        return {*reached(number, lambda later: (n for n, _ in self.waits[later] if self.ranks[n] == rank))} - {number}
 
     def in_turn(self, starts: Sequence[int]) -> list[int]:
         """Exchanges the starts within each class, so that its operations start in turn; returns all starts.
@@ -559,7 +540,8 @@ class Constraints(Jobs):
 
 def constraints_of(instance: OrderInstance) -> Constraints:
     """The constraints of an instance, with the waits that are added where micro-batches are taken in turn."""
-    classes = _interchangeable(instance)
+    roles = [*_roles(instance)]
+    classes = _interchangeable(instance, roles)
     waits = list(map(dict, instance.lags))
     implied, holdings = _in_full_stores(instance, classes)
     for earlier, later in chain(chain.from_iterable(map(pairwise, classes)), implied):
@@ -576,7 +558,7 @@ def constraints_of(instance: OrderInstance) -> Constraints:
         ranks=_ranks(instance),
         instance=instance,
         holdings=holdings,
-        roles=[*_roles(instance)],
+        roles=roles,
         classes=classes,
     )
 
@@ -587,6 +569,16 @@ def _by_holdings(holdings: Iterable[Holding], count: int) -> list[list[KeepsChan
         changes[opened][store][0] += amount
         changes[closed][store][1] -= amount
     return [[KeepsChange(store, *amounts) for store, amounts in several.items()] for several in changes]
+
+
+def reached(first: _Node, following: Callable[[_Node], Iterable[_Node]]) -> Iterator[_Node]:
+    """Yields ``first``, then all that follows from it step by step, each once."""
+    known, pending = {first}, [first]
+    for node in pending:
+        yield node
+        new = dict.fromkeys(other for other in following(node) if other not in known)
+        known.update(new)
+        pending += new
 
 
 def connected(others: Sequence[Iterable[int]]) -> tuple[list[int], list[list[int]]]:
@@ -620,13 +612,12 @@ def _longest(order: Iterable[int], before: Sequence[Lags], durations: Sequence[i
     return starts
 
 
-def _interchangeable(instance: OrderInstance) -> tuple[tuple[int, ...], ...]:
+def _interchangeable(instance: OrderInstance, roles: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """The classes: operations of one kind, stage and slice, in the order of their micro-batches.
 
     These micro-batches are of one pipe and cost the same.
     """
     slices, parts = instance.header.slices, [operation.parts for operation in instance.operations]
-    keys = [(part.kind, part.stage, part.micros[0] % slices) for part, *_ in parts]
     micro_batches = [part.micros[0] // slices for part, *_ in parts]
     by_micro_batch, unlike = defaultdict[int, list[int]](list), set[int]()
     for number, micro_batch in enumerate(micro_batches):
@@ -639,19 +630,21 @@ def _interchangeable(instance: OrderInstance) -> tuple[tuple[int, ...], ...]:
         numbers = by_micro_batch[micro_batch]
         costs = frozenset(
             (
-                keys[number],
+                roles[number],
                 instance.machines[number],
                 instance.durations[number],
-                frozenset(zip([keys[other] for other in instance.waits[number]], instance.delays[number], strict=True)),
+                frozenset(
+                    zip([roles[other] for other in instance.waits[number]], instance.delays[number], strict=True)
+                ),
             )
             for number in numbers
         )
-        equal_cost[instance.header.pipe(parts[numbers[0]][0].micros[0]).name, costs].append(micro_batch)
+        equal_cost[costs].append(micro_batch)
     classes = defaultdict[object, list[int]](list)
     for group, members in equal_cost.items():
         for micro_batch in members:
             for number in by_micro_batch[micro_batch]:
-                classes[group, keys[number]].append(number)
+                classes[group, roles[number]].append(number)
     return tuple(map(tuple, classes.values()))
 
 
@@ -747,12 +740,8 @@ def _before_within(instance: OrderInstance, numbers: Sequence[int]) -> set[tuple
     """The pairs of ``numbers`` of which the second waits for the first, directly or through others."""
     pairs = set[tuple[int, int]]()
     for late in numbers:
-        reached, pending = {late}, [late]
-        for number in pending:
-            new = [other for other in instance.waits[number] if other not in reached]
-            reached.update(new)
-            pending += new
-        pairs |= {(early, late) for early in numbers if early in reached and early != late}
+        before = {*reached(late, instance.waits.__getitem__)}
+        pairs |= {(early, late) for early in numbers if early in before and early != late}
     return pairs
 
 

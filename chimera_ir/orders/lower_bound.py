@@ -9,19 +9,15 @@
 import heapq
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from chimera_ir.orders.cp_sat import Solved
-from chimera_ir.orders.instance import Constraints, Lags
-
-if TYPE_CHECKING:
-    from ortools.linear_solver.python.model_builder import Solver
-
+from chimera_ir.orders.instance import Constraints, Lags, reached
 
 # A lower bound from a linear program in which operations flow: it counts machines, waits and memory together.
 #
@@ -83,26 +79,24 @@ class FlowBound:
     """The linear programs of an instance, one for each makespan to exclude, and the choice which to try next."""
 
     def __init__(self, constraints: Constraints) -> None:
-        self._constraints = constraints
+        self.constraints = constraints
         in_turn = {number for several in constraints.classes for number in several}
         alone = [(number,) for number in range(len(constraints.durations)) if number not in in_turn]
         machines, durations = constraints.machines, constraints.durations
-        self._classes = [
+        self.classes = [
             _Class(numbers, machines[numbers[0]], durations[numbers[0]]) for numbers in (*constraints.classes, *alone)
         ]
         self._place = {
-            number: (key, place)
-            for key, entry in enumerate(self._classes)
-            for place, number in enumerate(entry.numbers)
+            number: (key, place) for key, entry in enumerate(self.classes) for place, number in enumerate(entry.numbers)
         }
-        self._waits = [*self._between_classes()]
-        self._stores = self._kept_by_classes()
+        self.waits = [*self._between_classes()]
+        self.stores = self._kept_by_classes()
         # The makespan to try next, and one that was not excluded, so that no later one can be.
         self._promising, self._beyond = 0, sys.maxsize
 
     def _between_classes(self) -> Iterator[_ClassWait]:
         """Yields the waits that hold for a whole class; those that only some of its operations have are left out."""
-        constraints, counts = self._constraints, defaultdict[_ClassWait, int](int)
+        constraints, counts = self.constraints, defaultdict[_ClassWait, int](int)
         for number, waits in enumerate(constraints.waits):
             later, place = self._place[number]
             for other, lag in waits:
@@ -110,7 +104,7 @@ class FlowBound:
                 if earlier != later:
                     counts[_ClassWait(later, earlier, place - turn, constraints.durations[other] + lag)] += 1
         for wait, count in counts.items():
-            if wait.shift >= 0 and count == len(self._classes[wait.later].numbers) - wait.shift:
+            if wait.shift >= 0 and count == len(self.classes[wait.later].numbers) - wait.shift:
                 yield wait
 
     def _kept_by_classes(self) -> Mapping[int, Mapping[tuple[int, int], int]]:
@@ -119,13 +113,12 @@ class FlowBound:
         What is not kept in this way is left out: the store seems emptier than it is, and the bound still holds.
         """
         turns = defaultdict[tuple[int, int, int, int], list[tuple[int, int]]](list)
-        for store, amount, opened, closed in self._constraints.holdings:
+        for store, amount, opened, closed in self.constraints.holdings:
             (first, turn), (last, end) = self._place[opened], self._place[closed]
             turns[store, first, last, amount].append((turn, end))
         amounts = defaultdict[int, dict[tuple[int, int], int]](lambda: defaultdict(int))
         for (store, first, last, amount), pairs in turns.items():
-            # What is not kept like this is left out: a store that has less to keep excludes no more.
-            count = len(self._classes[first].numbers)
+            count = len(self.classes[first].numbers)
             if sorted(pairs) == [(turn, turn) for turn in range(count)]:
                 amounts[store][first, last] += amount
         return amounts
@@ -138,12 +131,7 @@ class FlowBound:
         makespan = min(max(self._promising, least), most)
         if self._promising >= self._beyond:
             makespan = (least + most) // 2
-        return self.attempt(makespan)
-
-    def attempt(self, makespan: int) -> "FlowAttempt":
-        """An attempt to prove that no order is over by ``makespan``."""
-        rows = (len(self._classes) + len(self._waits)) * makespan
-        return FlowAttempt(lambda: self._program(makespan), makespan, _WORK_OF_ROWS * rows**2)
+        return FlowAttempt(self, makespan)
 
     def learn(self, attempt: "FlowAttempt") -> None:
         """Notes the result of an attempt that has run: it decides which makespan `next_attempt` tries."""
@@ -152,31 +140,23 @@ class FlowBound:
         else:
             self._beyond = attempt.makespan
 
-    def _program(self, makespan: int) -> "_FlowProgram":
-        program = _FlowProgram(self._constraints, self._classes, makespan)
-        if not program.impossible:
-            program.add_turns()
-            for wait in self._waits:
-                program.add_wait(wait)
-            program.add_machines()
-            for store, amounts in self._stores.items():
-                program.add_store(amounts, self._constraints.limits[store])
-        return program
-
 
 class FlowAttempt:
-    """A linear program, to be made and solved, that may prove that no order is over by ``makespan``.
+    """A linear program that may prove that no order is over by ``makespan``.
 
     ``work`` is about its deterministic time. Once it has run, ``excluded`` says whether this is proven, and ``excess``
     how far the program must exceed the limits of machines and stores.
     """
 
-    def __init__(self, program: "Callable[[], _FlowProgram]", makespan: int, work: float) -> None:
+    def __init__(self, bound: FlowBound, makespan: int) -> None:
         from ortools.linear_solver.python.model_builder import Solver
 
-        self.program, self._solver = program, Solver("GLOP")
-        self.makespan, self.work = makespan, work
+        self.makespan, self.work = makespan, _WORK_OF_ROWS * ((len(bound.classes) + len(bound.waits)) * makespan) ** 2
         self.excluded, self.excess = False, 0.0
+        self._bound, self._solver, self._steps = bound, Solver("GLOP"), makespan + 1
+        # Variable ``c * steps + t`` is the number of starts N_c(t), from the least to the most.
+        self._least, self._most = list[int](), list[int]()
+        self._rows: list[_UpperLimit] = []
 
     def stop(self) -> None:
         """Ends `run` soon; another thread may call it."""
@@ -184,66 +164,53 @@ class FlowAttempt:
 
     def run(self, seconds: float) -> Solved:
         """Solves the linear program, within ``seconds`` by the clock; the result has a bound, and never an order."""
-        program = self.program()
         self._solver.set_time_limit_in_seconds(seconds)
-        self.excluded = program.impossible or program.contradicts(program.multipliers(self._solver))
-        self.excess = program.excess
+        self.excluded = not self.make() or self.contradicts(self.multipliers())
         return Solved(None, self.makespan + 1 if self.excluded else 0, self.work)
 
-
-class _FlowProgram:
-    """The linear program of a makespan; variable ``c * steps + t`` is the number of starts N_c(t)."""
-
-    def __init__(self, constraints: Constraints, classes: Sequence[_Class], makespan: int) -> None:
-        self._classes, self._steps = classes, makespan + 1
-        self._least, self._most = list[int](), list[int]()
-        self._rows: list[_UpperLimit] = []
-        self.impossible, self.excess = False, 0.0
-        for entry in classes:
+    def make(self) -> bool:
+        """Makes the program; False if a row cannot hold, whatever the solver finds."""
+        constraints = self._bound.constraints
+        for entry in self._bound.classes:
             earliest, latest = [0] * self._steps, [0] * self._steps
             for number in entry.numbers:
-                first, last = constraints.heads[number], makespan - constraints.tails[number] - entry.duration
+                first, last = constraints.heads[number], self.makespan - constraints.tails[number] - entry.duration
                 if last < first:
-                    self.impossible = True
-                    return
+                    return False
                 earliest[first] += 1
                 latest[last] += 1
             self._least += accumulate(latest)
             self._most += accumulate(earliest)
+        return all(self._add(*row) for row in self._inequalities())
 
-    def add_turns(self) -> None:
-        """Adds rows: operations that have started stay so."""
-        for key in range(len(self._classes)):
-            for now in range(self._steps - 1):
-                self._add([(key, now, 1), (key, now + 1, -1)], 0)
-
-    def add_wait(self, wait: _ClassWait) -> None:
-        """Adds rows: at no time have more operations of the later class started than its wait allows."""
-        for now in range(self._steps):
-            self._add([(wait.later, now, 1), (wait.earlier, now - wait.ticks, -1)], wait.shift)
-
-    def add_machines(self) -> None:
-        """Adds rows: each machine runs one operation at a time."""
+    def _inequalities(self) -> Iterator[tuple[Sequence[tuple[int, int, int]], int, bool]]:
+        """Yields rows: the sum of N_c(t) times factor, for all (c, t, factor), its limit, and if it may exceed it."""
+        bound, times = self._bound, range(self._steps - 1)
+        # Operations that have started stay so.
+        for key in range(len(bound.classes)):
+            yield from (([(key, now, 1), (key, now + 1, -1)], 0, False) for now in times)
+        # At no time have more operations of a later class started than its wait allows.
+        for later, earlier, shift, ticks in bound.waits:
+            yield from (([(later, now, 1), (earlier, now - ticks, -1)], shift, False) for now in range(self._steps))
+        # Each machine runs one operation at a time.
         by_machine = defaultdict[int, list[tuple[int, int]]](list)
-        for key, entry in enumerate(self._classes):
+        for key, entry in enumerate(bound.classes):
             by_machine[entry.machine].append((key, entry.duration))
         for entries in by_machine.values():
-            for now in range(self._steps - 1):
+            for now in times:
                 terms = [(key, now, 1) for key, _ in entries] + [(key, now - length, -1) for key, length in entries]
-                self._add(terms, 1, may_exceed=True)
+                yield terms, 1, True
+        # A store keeps no more than its limit.
+        for store, amounts in bound.stores.items():
+            for now in times:
+                terms = [(first, now, amount) for (first, _), amount in amounts.items()]
+                terms += [(last, now - bound.classes[last].duration, -amount) for (_, last), amount in amounts.items()]
+                yield terms, bound.constraints.limits[store], True
 
-    def add_store(self, amounts: Mapping[tuple[int, int], int], limit: int) -> None:
-        """Adds rows: a store keeps no more than its limit; ``amounts`` is as in `FlowBound`."""
-        for now in range(self._steps - 1):
-            terms = [(first, now, amount) for (first, _), amount in amounts.items()]
-            terms += [(last, now - self._classes[last].duration, -amount) for (_, last), amount in amounts.items()]
-            self._add(terms, limit, may_exceed=True)
+    def _add(self, terms: Iterable[tuple[int, int, int]], most: int, may_exceed: bool) -> bool:
+        """Adds a row unless it always holds; False if it has no variables and cannot hold.
 
-    def _add(self, terms: Iterable[tuple[int, int, int]], most: int, may_exceed: bool = False) -> None:
-        """Adds a row: the sum of N_c(t) times factor, for all (c, t, factor) of ``terms``, is at most ``most``.
-
-        Variables of which only one value is possible are put in. A row that always holds is left out; one without
-        variables that cannot hold makes the program ``impossible``.
+        Variables of which only one value is possible are put in.
         """
         factors = defaultdict[int, int](int)
         for key, time, factor in terms:
@@ -255,14 +222,11 @@ class _FlowProgram:
             else:
                 factors[variable] += factor
         largest = sum(factor * (self._most if factor > 0 else self._least)[v] for v, factor in factors.items())
-        if largest <= most:
-            return
-        if factors:
+        if largest > most and factors:
             self._rows.append(_UpperLimit(factors, most, may_exceed))
-        else:
-            self.impossible = True
+        return largest <= most or bool(factors)
 
-    def multipliers(self, solver: "Solver") -> Sequence[int]:
+    def multipliers(self) -> Sequence[int]:
         """Solves the program; returns a number for each row, 0 or more, with which `contradicts` may hold."""
         from ortools.linear_solver.python.model_builder import LinearExpr, Model, SolveStatus
 
@@ -276,10 +240,10 @@ class _FlowProgram:
             total = LinearExpr.weighted_sum(terms, [*row.factors.values(), -row.may_exceed])
             rows.append(model.add(total <= row.most))
         model.minimize(excess)
-        if solver.solve(model) != SolveStatus.OPTIMAL:
+        if self._solver.solve(model) != SolveStatus.OPTIMAL:
             return [0] * len(rows)
-        self.excess = solver.objective_value
-        return [max(0, round(-_SCALE * solver.dual_value(row))) for row in rows]
+        self.excess = self._solver.objective_value
+        return [max(0, round(-_SCALE * self._solver.dual_value(row))) for row in rows]
 
     def contradicts(self, multipliers: Sequence[int]) -> bool:
         """Whether the sum of the rows, each times its multiplier, cannot hold without an excess.
@@ -324,27 +288,21 @@ WORK_OF_STATE = 2e-5
 """About how much deterministic time of the solver a state takes."""
 
 
-class SequenceBound(NamedTuple):
-    """A makespan that no order is below, and the deterministic time that finding it took."""
-
-    bound: int
-    work: float
-
-
-def sequence_bound(constraints: Constraints, least: int, most: int) -> SequenceBound:
+def sequence_bound(constraints: Constraints, least: int, most: int) -> tuple[int, float]:
     """Raises the known lower bound ``least`` of the makespan, where micro-batches cost unequally.
 
-    A bound of ``most + 1`` says that no order is over by ``most``; the bound is raised no further.
+    Returns it with the deterministic time that this took. A bound of ``most + 1`` says that no order is over by
+    ``most``; the bound is raised no further.
     """
     if not constraints.costs_differ:
-        return SequenceBound(least, 0.0)
+        return least, 0.0
     times, states = _times_of_operations(constraints), 0
     for numbers in reversed(constraints.by_machine):
         groups = _merged([*_groups(constraints, numbers, times)])
         if groups and least <= most:
             least, count = _least_makespan(groups, least, most)
             states += count
-    return SequenceBound(least, states * WORK_OF_STATE)
+    return least, states * WORK_OF_STATE
 
 
 class _Times(NamedTuple):
@@ -447,15 +405,12 @@ def _states_of(needed: tuple[tuple[int, ...], ...], total: int) -> Sequence[tupl
 
     Empty if there are too many. Which roles come before a role is in ``needed``.
     """
-    first = (0,) * len(needed)
-    reached, pending = {first}, [first]
-    for counts in pending:
-        new = {after for _, after in _steps(needed, total, counts)} - reached
-        reached |= new
-        pending += sorted(new)
-        if len(reached) > MOST_STATES:
+    states, first = [], (0,) * len(needed)
+    for counts in reached(first, lambda counts: sorted(after for _, after in _steps(needed, total, counts))):
+        states.append(counts)
+        if len(states) > MOST_STATES:
             return ()
-    return pending
+    return states
 
 
 def _steps(
@@ -475,10 +430,8 @@ def _groups(constraints: Constraints, numbers: Sequence[int], times: Mapping[int
     equal = defaultdict[object, list[_Group]](list)
     for several in by_micro_batch.values():
         roles = tuple(constraints.roles[number] for number in several)
-        before = constraints.before_in_micro_batch(several)
-        needed = tuple(
-            tuple(place for place, other in enumerate(several) if other in before[number]) for number in several
-        )
+        before = map(constraints.before_in_micro_batch, several)
+        needed = tuple(tuple(place for place, n in enumerate(several) if n in earlier) for earlier in before)
         group = _Group(roles, needed, (tuple(times[number] for number in several),))
         equal[roles, needed, tuple(of._replace(head=0, tail=0) for of in group.times[0])].append(group)
     for members in equal.values():

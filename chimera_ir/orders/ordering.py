@@ -33,7 +33,6 @@ from chimera_ir.lower.lower import order
 from chimera_ir.orders.dispatch import Admission, Greedy, list_schedule, place
 from chimera_ir.orders.instance import (
     UNITS,
-    Costing,
     Jobs,
     KeepsChange,
     Lags,
@@ -243,17 +242,16 @@ def graph_of(schedule: Schedule | ScheduleStream, durations: Durations) -> Order
     if isinstance(schedule, ScheduleStream):
         schedule = schedule.view(schedule.updates_shown)
     header = schedule.header
-    costing = Costing.of(durations, header)
     counted = Quantity.ACTIVATIONS
     if counted in {bound.quantity for bound in header.bounds}:
-        return OrderGraph(instance_of(schedule, costing))
+        return OrderGraph(instance_of(schedule, durations))
     most = header.micro_batches * header.stages
     header = replace(header, bounds=(*header.bounds, Bound(counted, (most,) * header.workers)))
-    instance = instance_of(replace(schedule, header=header), costing)
+    instance = instance_of(replace(schedule, header=header), durations)
     return OrderGraph(replace(instance, header=schedule.header), (counted,))
 
 
-def scheduled(level: Plan | PlanStream, costing: Costing) -> Schedule | ScheduleStream:
+def scheduled(level: Plan | PlanStream, durations: Durations) -> Schedule | ScheduleStream:
     """The schedule of a plan: by clocks, and where operations have none by a list schedule (`ordered`).
 
     Without a flush, the turn of its steady state is looked for in the list schedule of what the plan shows.
@@ -265,7 +263,7 @@ def scheduled(level: Plan | PlanStream, costing: Costing) -> Schedule | Schedule
         return order(level)
     plan = level if isinstance(level, Plan) else level.shown
     raise_errors(verify_operations(order(plan)).diagnostics)
-    schedule = ordered(plan, costing)
+    schedule = ordered(plan, durations)
     return _turns_in(schedule) if plan.header.asynchronous else schedule
 
 
@@ -282,7 +280,7 @@ def _turns_in(shown: Schedule) -> ScheduleStream:
     raise Rejected([NoTurnFound(next((lane[0].origin for lane in shown.lanes if lane), NOWHERE))])
 
 
-def ordered(plan: Plan, costing: Costing) -> Schedule:
+def ordered(plan: Plan, durations: Durations) -> Schedule:
     """The schedule of a complete plan in which each free worker runs what is preferred among what is ready.
 
     The first of these differences decides which of two operations is preferred: the one with a clock, by its clock; the
@@ -292,7 +290,7 @@ def ordered(plan: Plan, costing: Costing) -> Schedule:
     Raises `Rejected` if a declared bound cannot be kept. Operations that wait for one another in a cycle are last in
     their lanes, where the rule "acyclic" finds them.
     """
-    instance = instance_of(plan, costing)
+    instance = instance_of(plan, durations)
     jobs = jobs_of(instance)
     result = place(jobs, Greedy(jobs, jobs.ranks), jobs.ranks)
     if result.waiting:

@@ -26,20 +26,16 @@ from operator import itemgetter
 from time import monotonic
 
 from chimera_ir.cost.durations import Durations, Unit, exact, percent
-from chimera_ir.cost.host_plan import Moved, offload, require_movable
-from chimera_ir.cost.simulate import simulate
-from chimera_ir.diagnostics.model import Diagnostic, raise_errors
 from chimera_ir.errors import WrongOption
-from chimera_ir.ir.levels import Bound, Header, Plan, Program, Quantity, Schedule
-from chimera_ir.ir.streams import Level, PlanStream, ProgramStream, ScheduleStream
-from chimera_ir.orders.cp_sat import Aim, Solved, Solver, require_solver
+from chimera_ir.ir.levels import Bound, Header, Quantity, Schedule
+from chimera_ir.ir.text.printer import show
+from chimera_ir.orders.cp_sat import Aim, Solved, Solver
 from chimera_ir.orders.dispatch import TimedOrder, improving, refined
-from chimera_ir.orders.instance import Constraints, Costing, OrderInstance, constraints_of, instance_of
+from chimera_ir.orders.instance import Constraints, OrderInstance, constraints_of, instance_of
 from chimera_ir.orders.lower_bound import FlowAttempt, FlowBound, lower_bound, sequence_bound
-from chimera_ir.orders.ordering import list_starts, scheduled
+from chimera_ir.orders.ordering import list_starts
 from chimera_ir.orders.timetable import first_micro_batches, repeated
 from chimera_ir.plural import listed
-from chimera_ir.verify.verify import schedule_in, verify_schedule
 
 # The limits of a search for a better order: time by the clock, and work.
 
@@ -65,50 +61,6 @@ class SearchBudget:
     def deterministic_seconds(self) -> float:
         """The amount of work after which the search ends, in seconds of the solver's deterministic time."""
         return self.work or float(SHARE_OF_SECONDS * Fraction(self.seconds))
-
-
-# Makes the schedule of a text, before it is verified, and adds the moves to the host that the user asked for.
-
-
-def schedule_of_text(level: Level | PlanStream, durations: Durations, header: Header) -> Schedule | ScheduleStream:
-    """The schedule of a level that a text describes: the level itself if it is a schedule, or what is in a program.
-
-    A plan is ordered: operations without clocks under the ``durations``. ``header`` is the level's own.
-    """
-    if isinstance(level, Plan | PlanStream):
-        return scheduled(level, Costing.of(durations, header))
-    return schedule_in(level)
-
-
-def plan_of(level: Level | PlanStream, schedule: Schedule | ScheduleStream) -> Plan | None:
-    """The plan of a level, None if it has none; of a stream, as many updates of it as ``schedule`` shows."""
-    if not isinstance(level, PlanStream):
-        return level if isinstance(level, Plan) else None
-    if isinstance(schedule, ScheduleStream) and not level.is_clocked:
-        return replace(level, turns=schedule.updates_shown // level.header.per_turn).shown
-    return level.shown
-
-
-def with_moves(
-    level: Level | PlanStream,
-    schedule: Schedule | ScheduleStream,
-    durations: Callable[[Header], Durations],
-    warn: Callable[[Diagnostic], None],
-) -> Moved:
-    """Adds moves to the host and back to the ``schedule`` of a level, by the rule of `cost.offload`.
-
-    ``durations`` makes the costs for a header, ``warn`` gets the warnings about the schedule. Declared bounds are not
-    checked here, as they hold for the schedule with its moves.
-
-    Raises what `require_movable` raises, and `Rejected` with the errors of the schedule.
-    """
-    require_movable(schedule, is_program=isinstance(level, Program | ProgramStream))
-    free = replace(schedule, header=replace(schedule.header, bounds=()))
-    checked = verify_schedule(free, plan_of(level, schedule))
-    for warning in raise_errors(checked.findings.diagnostics):
-        warn(warning)
-    costs = durations(replace(schedule.header, moves=True))
-    return Moved(offload(schedule, costs, checked.net), simulate(checked.schedule, costs, checked.net))
 
 
 WORK_OF_OPERATION = 1e-5
@@ -352,7 +304,7 @@ class _BestSoFar:
                 few.go_on(_PART_OF_FEW)
                 if few.best is not None and few.best is not before:
                     yield _WORK_OF_REPEATING * self._work_of_order
-                    orders = repeated(self._instance, cut[1], few.best.starts, cut[2])
+                    orders = repeated(constraints, cut[1], few.best.starts, cut[2])
                     for starts in nsmallest(_BEST_OF_FEW, orders, key=max):
                         earliest = self._instance.starts(self._instance.by_start(starts))
                         if earliest is not None:
@@ -362,9 +314,9 @@ class _BestSoFar:
 
     def _run_sequence_bound(self) -> None:
         if self.best is not None and not self.proven:
-            raised = sequence_bound(self._constraints, self.least, self.best.makespan - 1)
-            self._work_done += raised.work
-            self.raise_bound(raised.bound)
+            raised, work = sequence_bound(self._constraints, self.least, self.best.makespan - 1)
+            self._work_done += work
+            self.raise_bound(raised)
 
     def _run_round(self, work: float, attempt: FlowAttempt | None) -> None:
         """Looks for an order over by the target and, at the same time, for a higher bound."""
@@ -505,6 +457,11 @@ class Improvement:
         )
         return "".join(f"# {line}\n" for line in lines)
 
+    @property
+    def text(self) -> str:
+        """The schedule as text, below the comments."""
+        return f"{self.comments}{show(self.schedule)}"
+
     def as_json(self) -> dict[str, object]:
         """The search's result as plain data for JSON."""
         result = self.result
@@ -518,20 +475,6 @@ class Improvement:
             "seed": result.budget.seed,
             "began_with": {name: time if time is None else float(time) for name, time in result.hints.items()},
         }
-
-
-def searchable(schedule: Callable[[], Schedule | ScheduleStream], *, is_program: bool) -> Schedule:
-    """Returns the schedule that ``schedule`` makes, if a search can look for better orders of its operations.
-
-    Raises `WrongOption` if the text is a program (``is_program``) or the schedule is a stream, and as `require_solver`.
-    """
-    require_solver("a search")
-    if is_program:
-        raise WrongOption("search", ": the text of a program has its messages in place; search with its schedule")
-    made = schedule()
-    if isinstance(made, ScheduleStream):
-        raise WrongOption("search", ": it searches among the orders of one update, and the scheme has no flush")
-    return made
 
 
 def with_limits(header: Header, limits: Limits) -> Header:
@@ -557,7 +500,7 @@ def improvement(
     Raises `WrongOption` if no order that meets the bounds on memory is found.
     """
     header = with_limits(schedule.header, limits)
-    instance = instance_of(replace(schedule, header=header), Costing.of(durations, header))
+    instance = instance_of(replace(schedule, header=header), durations)
     hints = {header.scheme: instance.lanes} | {
         name: lanes for name, other in further.items() if (lanes := lanes_of(instance, other)) is not None
     }

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from chimera_ir.flow.engine import ordered
 from chimera_ir.orders.dispatch import TimedOrder, back_and_forth, by_place, list_schedule
-from chimera_ir.orders.instance import Jobs, OrderInstance
+from chimera_ir.orders.instance import Constraints, Jobs, OrderInstance
 
 # Orders of many micro-batches from an order of few: its middle is repeated.
 #
@@ -61,18 +61,17 @@ def first_micro_batches(instance: OrderInstance, count: int) -> tuple[OrderInsta
     return few, numbers
 
 
-def repeated(instance: OrderInstance, numbers: Sequence[int], starts: Sequence[int], count: int) -> Iterator[list[int]]:
-    """Extends an order of few micro-batches to all operations of an instance: its middle is repeated.
+def repeated(
+    constraints: Constraints, numbers: Sequence[int], starts: Sequence[int], count: int
+) -> Iterator[list[int]]:
+    """Extends an order of few micro-batches, all of which are alike, to all operations: its middle is repeated.
 
     ``numbers`` are the operations of the first ``count`` micro-batches of each pipe, ``starts`` their starts in ticks.
     Yields the starts of all operations, once for each middle that is tried. They give lanes without cycles, but may
     exceed limits of memory.
     """
-    header, slices = instance.header, instance.header.slices
-    places = {micro: divmod(place, slices) for pipe in header.pipes for place, micro in enumerate(sorted(pipe.micros))}
-    parts = [operation.parts[0] for operation in instance.operations]
-    classes = [(header.pipe(part.micros[0]).name, part.kind, part.stage, places[part.micros[0]][1]) for part in parts]
-    at = [places[part.micros[0]][0] for part in parts]
+    pipes = len(constraints.instance.header.pipes)
+    classes, at = constraints.roles, [rank // pipes for rank in constraints.ranks]
     start_of = {(classes[number], at[number]): start for number, start in zip(numbers, starts, strict=True)}
     added = max(at) + 1 - count
     for width, begin in _middles(count):

@@ -20,7 +20,6 @@ from chimera_ir.ir.ops import Compute, Operation, Stage, singles
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, header_of, view_of
 from chimera_ir.lower.lower import lower
 from chimera_ir.lower.updates import launches
-from chimera_ir.orders.instance import Costing
 from chimera_ir.orders.ordering import scheduled
 from chimera_ir.predict.events import StageLoad
 from chimera_ir.predict.setting import Measured, Setting
@@ -109,7 +108,7 @@ class CompiledScheme:
         """The schedule or, without a flush, its stream."""
         if self.order is not None:
             return self.order
-        return scheduled(self._outline.level(), Costing.of(self.durations, self._outline.header))
+        return scheduled(self._outline.level(), self.durations)
 
     @cached_property
     def lanes(self) -> tuple[tuple[Operation, ...], ...]:

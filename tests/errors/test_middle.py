@@ -16,7 +16,6 @@ from chimera_ir.ir.levels import Plan, Program, Quantity
 from chimera_ir.ir.streams import Level, ProgramStream
 from chimera_ir.ir.text.reader import parse as parse_ir
 from chimera_ir.lower.lower import lower
-from chimera_ir.orders.instance import Costing
 from chimera_ir.orders.ordering import scheduled
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
@@ -71,7 +70,7 @@ def _compile(source: Source) -> tuple[Diagnostic, ...]:
     if isinstance(level, Program | ProgramStream):
         verify_program(level)
         return ()
-    schedule, plan = (scheduled(level, Costing(Costs())), level) if isinstance(level, Plan) else (level, None)
+    schedule, plan = (scheduled(level, Costs()), level) if isinstance(level, Plan) else (level, None)
     checked = verify_schedule(schedule, plan, needs)
     if not checked.findings.diagnostics:
         verify_lowered(lower(checked.level), checked)

@@ -17,7 +17,6 @@ from chimera_ir.ir.ops import Unclocked
 from chimera_ir.ir.text.printer import show
 from chimera_ir.ir.text.reader import parse
 from chimera_ir.lower.lower import lower, order
-from chimera_ir.orders.instance import Costing
 from chimera_ir.orders.ordering import graph_of, scheduled
 from chimera_ir.source import Source
 from chimera_ir.verify.verify import verify_program, verify_schedule
@@ -66,7 +65,7 @@ def test_moves_without_clocks_are_ordered_within_any_bounds_or_the_least_are_sta
     """With slices, split backwards, recomputation, several pipes, and preferences; under random costs."""
     rng = random.Random(seed)
     plan = _unclocked(random_sliced_plan(seed, 0, 0.7), rng)
-    costing = Costing(Costs(**{letter: Fraction(rng.randint(1, 3)) for letter in KINDS}))
+    costing = Costs(**{letter: Fraction(rng.randint(1, 3)) for letter in KINDS})
     limits = {quantity: rng.randint(0, 2) for quantity in (Quantity.ACTIVATIONS, Quantity.HOST) if rng.random() < 0.7}
     try:
         schedule = scheduled(_bounded(plan, limits), costing)
@@ -79,7 +78,7 @@ def test_moves_without_clocks_are_ordered_within_any_bounds_or_the_least_are_sta
         schedule = scheduled(_bounded(plan, limits), costing)
     checked = verify_schedule(schedule, None)
     assert not checked.findings.errors
-    graph = graph_of(schedule, costing.durations)
-    assert graph.makespan(graph.lanes) * graph.tick == simulate(schedule, costing.durations, checked.net).makespan
+    graph = graph_of(schedule, costing)
+    assert graph.makespan(graph.lanes) * graph.tick == simulate(schedule, costing, checked.net).makespan
     for store, amount in zip(graph.instance.stores, graph.peaks(graph.lanes), strict=True):
         assert amount <= limits.get(store.quantity, amount) * schedule.header.units

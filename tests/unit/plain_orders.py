@@ -10,7 +10,7 @@ import chimera_ir
 from chimera_ir.cost.durations import Costs
 from chimera_ir.flow.engine import ordered
 from chimera_ir.ir.levels import Quantity, Schedule
-from chimera_ir.orders.instance import Costing, OrderInstance, instance_of
+from chimera_ir.orders.instance import OrderInstance, instance_of
 from chimera_ir.orders.search import with_limits
 from chimera_ir.source import Source
 from chimera_ir.verify.holdings import memory
@@ -28,7 +28,7 @@ def instance(scheme: str | Source, kinds: Costs, limit: int = 0, **parameters: i
     assert isinstance(schedule, Schedule)
     limits = {Quantity.ACTIVATIONS: limit} if limit else {}
     bounded = replace(schedule, header=with_limits(schedule.header, limits))
-    return instance_of(bounded, Costing(kinds.durations(bounded.header)))
+    return instance_of(bounded, kinds.durations(bounded.header))
 
 
 def with_random_durations(problem: OrderInstance, random: Random, most: int) -> OrderInstance:

@@ -11,7 +11,7 @@ from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.flow import live
 from chimera_ir.ir.levels import Bound, Quantity, Schedule
-from chimera_ir.orders.instance import Costing, OrderInstance, instance_of
+from chimera_ir.orders.instance import OrderInstance, instance_of
 from chimera_ir.predict.replay import replay
 from chimera_ir.predict.setting import Measured, Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
@@ -46,7 +46,7 @@ def test_an_order_has_the_makespan_of_its_timeline(name: str, recompute: bool) -
     schedule, plan = compilation.schedule, compilation.plan
     assert isinstance(schedule, Schedule)
     for level in (schedule, plan):
-        instance = instance_of(level, Costing(COSTS))
+        instance = instance_of(level, COSTS)
         starts = instance.starts(instance.lanes)
         assert starts is not None
         assert instance.makespan(starts) * instance.tick == simulate(schedule, COSTS).makespan
@@ -59,7 +59,7 @@ def test_changes_to_stores_add_up_to_what_each_worker_keeps(name: str, recompute
     schedule = scheme(name, recompute).schedule
     assert isinstance(schedule, Schedule)
     bound = Bound(Quantity.ACTIVATIONS, tuple(range(5, 5 + schedule.header.workers)))
-    instance = instance_of(replace(schedule, header=replace(schedule.header, bounds=(bound,))), Costing(COSTS))
+    instance = instance_of(replace(schedule, header=replace(schedule.header, bounds=(bound,))), COSTS)
     assert [store.limit for store in instance.stores] == [limit * schedule.header.parts for limit in bound.limits]
     for worker, (lane, peak) in enumerate(zip(instance.lanes, live.activations(schedule), strict=True)):
         changes = [change for number in lane for change in instance.changes[number]]
@@ -77,12 +77,13 @@ def test_messages_delay_an_order_as_in_a_replay() -> None:
     link = Link(alpha=0.001, beta=1e-6)
     cluster = Cluster("c", schedule.header.workers, 2, 0, 0, between=link, within=Link(0.002, 0.0), sums=FREE)
     setting = Setting((StageCosts(0, 0, 0, {1: timing}),) * schedule.header.stages, cluster, 1, 1)
-    instance = instance_of(schedule, Costing.of(Measured.of(setting), schedule.header))
+    instance = instance_of(schedule, Measured.of(setting))
     starts = instance.starts(instance.lanes)
     assert starts is not None
     seconds = float(instance.makespan(starts) * instance.tick)
     assert seconds == pytest.approx(replay(compilation.program, setting).seconds, rel=1e-6)
-    free = instance_of(schedule, Costing(Measured.of(setting)))
+    unlinked = replace(setting, cluster=replace(cluster, between=FREE, within=FREE))
+    free = instance_of(schedule, Measured.of(unlinked))
     free_starts = free.starts(free.lanes)
     assert free_starts is not None
     assert free.makespan(free_starts) * free.tick < seconds
@@ -91,7 +92,7 @@ def test_messages_delay_an_order_as_in_a_replay() -> None:
 def test_an_order_from_start_times_verifies_and_one_that_closes_a_cycle_has_no_starts() -> None:
     schedule = scheme("zb_v").schedule
     assert isinstance(schedule, Schedule)
-    instance = instance_of(schedule, Costing(COSTS))
+    instance = instance_of(schedule, COSTS)
     made = instance.schedule(lanes_of(instance))
     assert verify_schedule(made, None).findings.diagnostics == ()
     assert instance.starts([lane[::-1] for lane in instance.lanes]) is None

@@ -18,14 +18,13 @@ from chimera_ir.ir.levels import Bound, Plan, Quantity, Schedule
 from chimera_ir.ir.streams import ScheduleStream
 from chimera_ir.ir.text.printer import line, show
 from chimera_ir.ir.text.reader import parse as parse_ir
-from chimera_ir.orders.instance import Costing
 from chimera_ir.orders.ordering import scheduled
 from chimera_ir.source import Source
 from chimera_ir.syntax.parser import parse
 from chimera_ir.verify.verify import verify_schedule
 
-UNIT = Costing(Costs())
-EQUAL = Costing(Costs(F=Fraction(1), I=Fraction(1), W=Fraction(1)))
+UNIT = Costs()
+EQUAL = Costs(F=Fraction(1), I=Fraction(1), W=Fraction(1))
 
 
 def plan_of(lines: str, stages: str = "stages s in 0..P on s", bound: str = "", **settings: int) -> Plan:
@@ -41,7 +40,7 @@ WHOLE = "F(m, s)\nB(m, s) prefer m"
 SPLIT = "F(m, s)\nI(m, s)\nW(m, s)"
 
 
-def verified(plan: Plan, costing: Costing = UNIT) -> Schedule:
+def verified(plan: Plan, costing: Costs = UNIT) -> Schedule:
     schedule = scheduled(plan, costing)
     assert verify_schedule(schedule, plan).findings.diagnostics == ()
     return schedule
@@ -54,7 +53,7 @@ def lane(schedule: Schedule, worker: int) -> list[str]:
 @pytest.mark.parametrize(("micros", "makespan"), [(4, 36), (8, 65), (16, 110), (32, 213)])
 def test_a_list_schedule_of_waves_takes_as_long_as_that_of_an_independent_simulator(micros: int, makespan: int) -> None:
     schedule = verified(plan_of(WHOLE, WAVES, N=micros))
-    assert simulate(schedule, UNIT.durations).makespan == makespan
+    assert simulate(schedule, UNIT).makespan == makespan
 
 
 @pytest.mark.parametrize(
@@ -69,18 +68,18 @@ def test_a_list_schedule_of_waves_takes_as_long_as_that_of_an_independent_simula
     ],
 )
 def test_an_order_there_and_back_is_as_short_as_a_solver_proves_possible(
-    lines: str, costing: Costing, settings: dict[str, Any], makespan: int
+    lines: str, costing: Costs, settings: dict[str, Any], makespan: int
 ) -> None:
     """Optima of a model of CP-SAT that shares nothing with the compiler; where memory is short, a timetable has one."""
     schedule = verified(plan_of(lines, WAVES, **settings), costing)
-    assert simulate(schedule, costing.durations).makespan == makespan
+    assert simulate(schedule, costing).makespan == makespan
 
 
 @pytest.mark.parametrize("limit", [4, 5])
 def test_many_micro_batches_take_little_more_than_their_work_where_memory_has_room_for_that(limit: int) -> None:
     """Worker 0 works 6 for each, and keeps its two stages for 8 + 8 + 1 and 3 at least: 20, less than 6 times 4."""
     schedule = verified(plan_of(SPLIT, WAVES, f"memory activations <= {limit}", N=100), EQUAL)
-    assert 600 < simulate(schedule, EQUAL.durations).makespan < 618
+    assert 600 < simulate(schedule, EQUAL).makespan < 618
 
 
 def test_weight_gradients_fill_what_clocks_leave_free() -> None:
@@ -102,7 +101,7 @@ def test_what_a_line_prefers_runs_first() -> None:
 
 def test_costs_decide_the_order() -> None:
     lines = "F(m, s)\nB(m, s)"
-    slow = Costing(Costs(B=Fraction(10)))
+    slow = Costs(B=Fraction(10))
     assert lane(verified(plan_of(lines)), 1) != lane(verified(plan_of(lines), slow), 1)
 
 
@@ -115,7 +114,7 @@ def test_moves_without_clocks_keep_the_bounds_of_a_chain(bound: str, clocked: bo
     """With room for 3 no time is lost: 3 N + 3 (D-1), as long as 1F1B without moves and bounds; with less some is."""
     lines = MOVING.replace("F(m, s)", "F(m, s) @ 2*m + s").replace("B(m, s)", "B(m, s) @ 2*m + 2*P-1 - s")
     schedule = verified(plan_of(lines if clocked else MOVING, bound=bound))
-    makespan = simulate(schedule, UNIT.durations).makespan
+    makespan = simulate(schedule, UNIT).makespan
     assert makespan > 33 if bound == "memory activations <= 1" else makespan == 33
 
 

@@ -22,7 +22,7 @@ from chimera_ir.errors import CompileError, OptionError
 from chimera_ir.ir.levels import Quantity, Schedule
 from chimera_ir.orders import cp_sat
 from chimera_ir.orders.dispatch import TimedOrder
-from chimera_ir.orders.instance import Costing, OrderInstance, constraints_of, instance_of
+from chimera_ir.orders.instance import OrderInstance, constraints_of, instance_of
 from chimera_ir.orders.lower_bound import lower_bound
 from chimera_ir.orders.search import Ended, Found, NoOrder, SearchBudget, search, with_limits
 from chimera_ir.orders.timetable import first_micro_batches, repeated
@@ -122,7 +122,7 @@ def test_slices_of_unequal_length_keep_what_the_rule_counts(lengths: tuple[int, 
         made = chimera_ir.compile(scheme(lines, 2 if "B" in lines else 1), options=options).schedule
         assert isinstance(made, Schedule)
         bounded = replace(made, header=with_limits(made.header, {Quantity.ACTIVATIONS: limit}))
-        compare_with_all_orders(instance_of(bounded, Costing(costs().durations(bounded.header))), random)
+        compare_with_all_orders(instance_of(bounded, costs().durations(bounded.header)), random)
 
 
 @pytest.mark.parametrize("name", ["chimera_halving", "chimera_doubling"])
@@ -207,7 +207,8 @@ def test_an_order_of_few_micro_batches_is_one_of_many_with_its_middle_repeated()
     few, numbers = first_micro_batches(many, 12)
     starts = few.starts(best(few).lanes)
     assert starts is not None
-    orders = [many.by_start(several) for several in repeated(many, numbers, constraints_of(few).in_turn(starts), 12)]
+    in_turn = constraints_of(few).in_turn(starts)
+    orders = [many.by_start(several) for several in repeated(constraints_of(many), numbers, in_turn, 12)]
     makespans = [many.makespan(earliest) for lanes in orders if (earliest := many.starts(lanes)) is not None]
     assert len(makespans) == len(orders), "no cycles"
     assert min(makespans) == 3 * (40 + 3), "as many bubbles as with few micro-batches"
