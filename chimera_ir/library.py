@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from os import PathLike
@@ -99,18 +98,6 @@ Further = Sequence[Path]
 """Directories of schemes in addition to the compiler's own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A schedule of the literature: the names that it has there, and a few words on ``what`` it is.
-
-    ``scheme`` is the library's scheme for it, None if there is none.
-    """
-
-    names: tuple[str, ...]
-    scheme: str | None
-    what: str
-
-
 def further(named: Iterable[str | os.PathLike[str]] = (), option: str = "library") -> tuple[Path, ...]:
     """The directories ``named`` by the user and those of the environment, each once, without the compiler's own.
 
@@ -179,25 +166,26 @@ def parameters(name: str, directories: Further = ()) -> str:
 def alias(name: str, directories: Further = ()) -> tuple[str, str] | None:
     """The library's scheme that ``name`` means in the literature or by its spelling, with a sentence; else None."""
     known = _known_as(name)
-    if known and known.scheme:
-        return known.scheme, f"'{name}' is {known.scheme} here: {known.what}"
+    if scheme := known.get("scheme"):
+        return scheme, f"'{name}' is {scheme} here: {known['what']}"
     spelled = next((scheme for scheme in names(directories) if _plain(scheme) == _plain(name)), None)
     return (spelled, f"'{name}' is {spelled} here") if spelled else None
 
 
 def aliases() -> dict[str, tuple[str, ...]]:
     """The other names of each library scheme that has some."""
-    return {known.scheme: known.names for known in _known() if known.scheme}
+    return {known["scheme"]: tuple(known["names"]) for known in _own_table()["known"] if "scheme" in known}
 
 
-def _known_as(name: str) -> Known | None:
-    return next((known for known in _known() if _plain(name) in map(_plain, known.names)), None)
+def _known_as(name: str) -> Mapping[str, Any]:
+    """The entry of a schedule of the literature: its ``names``, ``what`` it is, and the ``scheme`` here, if any."""
+    return next((known for known in _own_table()["known"] if _plain(name) in map(_plain, known["names"])), {})
 
 
 def missing(name: str, directories: Further = ()) -> str:
     """Returns the message that the library has no scheme of this name, and which name may be meant instead."""
     if known := _known_as(name):
-        return f"the library does not have '{name}': {known.what}"
+        return f"the library does not have '{name}': {known['what']}"
     for path in chain.from_iterable(_files(directories).values()):
         with suppress(UnreadableText):
             if (title := _TITLE.search(_text(path))) and title[1] == name:
@@ -277,12 +265,6 @@ def _own_table() -> dict[str, Any]:
 @cache
 def _own_files() -> tuple[Path, ...]:
     return tuple(sorted(schemes().glob(f"*{_ENDING}")))
-
-
-@cache
-def _known() -> tuple[Known, ...]:
-    entries = _own_table()["known"]
-    return tuple(Known(tuple(entry["names"]), entry.get("scheme"), entry["what"]) for entry in entries)
 
 
 def _plain(name: str) -> str:

@@ -54,6 +54,10 @@ class Form:
     choices: tuple[str, ...] = ()
     bounds: tuple[int, int | None] | None = None
 
+    def require(self, name: str, value: object) -> None:
+        """Raises `OptionError` if an option, which messages call ``name``, does not take this value."""
+        _require(self.has(value), name, value, self.says)
+
 
 @dataclass(frozen=True, slots=True)
 class Declared:
@@ -102,6 +106,7 @@ def _is_path(value: object) -> bool:
     return isinstance(value, str | PathLike)
 
 
+WHOLE = _whole(1, MOST)
 FLAG = Form("it is True or False", lambda value: isinstance(value, bool))
 _FILE = Form("it is the path of a file", _is_path)
 _SECONDS = Form(f"it is a number of seconds, up to {MOST:,}", _is_seconds)
@@ -214,8 +219,8 @@ class Options:
         None, "What the model's stages cost; the report is then in seconds, with a prediction.", _FILE, "FILE"
     )
     cluster: str | PathLike[str] | None = _option(None, "What the model runs on.", _FILE, "FILE")
-    copies: int | None = _option(None, "Copies of the pipelines [default: 1].", _whole(1, MOST), "W")
-    micro_batch_size: int | None = _option(None, "Items of a micro-batch.", _whole(1, MOST), "B")
+    copies: int | None = _option(None, "Copies of the pipelines [default: 1].", WHOLE, "W")
+    micro_batch_size: int | None = _option(None, "Items of a micro-batch.", WHOLE, "B")
     layout: Literal["pipeline", "replica"] | None = _option(
         None, "Which ranks share a node [default: pipeline].", _choice("pipeline", "replica")
     )
@@ -251,7 +256,7 @@ class Options:
         for option in fields(self):
             form, value = option.metadata["declared"].form, getattr(self, option.name)
             if form is not None and not (value is None and option.default is None):
-                _require(form.has(value), option.name, value, form.says)
+                form.require(option.name, value)
         self.cost_model()
         self.ties()
         self.limits()

@@ -26,10 +26,11 @@ from chimera_ir.commands.common import (
 )
 from chimera_ir.commands.cost_options import option, scheme_named, tied_by_transformer
 from chimera_ir.console import printed
+from chimera_ir.options import MOST
 from chimera_ir.orders.search import ORDER_MARK
 from chimera_ir.planner import listing
 from chimera_ir.planner.listing import View, notes, order_file, recommendation
-from chimera_ir.planner.planning import MOST, SEARCHED, rank_schemes
+from chimera_ir.planner.planning import SEARCHED, rank_schemes
 from chimera_ir.planner.rank import ERROR
 from chimera_ir.planner.space import MAX_OPERATIONS
 from chimera_ir.plural import counted

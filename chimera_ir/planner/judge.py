@@ -11,13 +11,11 @@ from operator import gt, sub
 from sys import maxsize
 from typing import NamedTuple
 
-from chimera_ir.cost.durations import rounded
 from chimera_ir.cost.simulate import earliest
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.errors import NoSuchTie
 from chimera_ir.ir.kinds import RECOMPUTATION
-from chimera_ir.ir.levels import Header, Quantity, Schedule
-from chimera_ir.ir.text.printer import show
+from chimera_ir.ir.levels import Header, Quantity
 from chimera_ir.options import Options
 from chimera_ir.orders.search import Improvement
 from chimera_ir.planner.compiled import UNIT_COSTS, CompiledScheme, Variant, least, standing
@@ -35,30 +33,6 @@ from chimera_ir.request import EqualTimes
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme, is_clocked
 from chimera_ir.syntax.formatter import Change
-
-# An order that a search found for a configuration.
-
-
-@dataclass(frozen=True, slots=True)
-class FoundOrder:
-    """A verified order of a configuration's operations; ``before`` are the replayed seconds of the scheme's order."""
-
-    improvement: Improvement
-    before: float
-
-    @property
-    def schedule(self) -> Schedule:
-        """The schedule in this order."""
-        return self.improvement.schedule
-
-    @property
-    def text(self) -> str:
-        """The schedule as text, below comments that say how it was found."""
-        return f"{self.improvement.comments}{show(self.schedule)}"
-
-    def as_json(self) -> dict[str, object]:
-        """The result of the search, and ``before``, as plain data for JSON."""
-        return {**self.improvement.as_json(), "T_replay_before": rounded(self.before)}
 
 
 class TimeParts(NamedTuple):
@@ -91,7 +65,8 @@ class Judged:
     ``equation`` is T of equation 1 in seconds per update, ``least`` a time that no replay undercuts, ``replayed`` the
     time of a replay, if there was one. ``memory`` has the bytes of each worker, ``operations`` is the number of compute
     operations; ``recomputes`` says whether any stage does. ``digest`` is `Variant.digest`; ``equal`` are configurations
-    of other names that compile to the same program. ``order`` is the order that a search found.
+    of other names that compile to the same program. ``order`` is the order that a search found, and ``before`` the time
+    of a replay in the scheme's own order.
     """
 
     choice: Configuration
@@ -105,7 +80,8 @@ class Judged:
     digest: str | None = None
     replayed: float | None = None
     equal: tuple[Configuration, ...] = ()
-    order: FoundOrder | None = None
+    order: Improvement | None = None
+    before: float = 0.0
 
     @property
     def is_alone(self) -> bool:
@@ -393,7 +369,7 @@ class Judge:
     def reordered(self, judged: Judged, improvement: Improvement) -> Judged | None:
         """Predicts a replayed configuration in an order that a search found; None if it does not fit in this order."""
         assert judged.replayed is not None
-        reordered = replace(judged, order=FoundOrder(improvement, judged.replayed), equal=())
+        reordered = replace(judged, order=improvement, before=judged.replayed, equal=())
         setting, variant = self.setting(judged.choice), self.in_order_found(reordered)
         variant.check()
         needed = tuple(need.total for need in memory_of(variant.header, setting, variant.holdings(setting)))

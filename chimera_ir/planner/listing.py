@@ -367,7 +367,7 @@ def _more(judged: Judged, ranking: Ranking) -> str:
     words += [change.sync.value] if change.sync else []
     words += ["no flush"] if judged.asynchronous else []
     words += [f"{idle} idle"] if idle else []
-    words += [f"found order: -{percent(1 - judged.seconds / judged.order.before)}"] if judged.order else []
+    words += [f"found order: -{percent(1 - judged.seconds / judged.before)}"] if judged.order else []
     return ", ".join(words)
 
 
@@ -463,7 +463,7 @@ def as_values(judged: Judged, workers: int) -> dict[str, object]:
         "memory": list(judged.memory),
         **({} if choice.split is None else {"split": list(choice.split)}),
         **({"slice_lengths": list(choice.known_lengths)} if choice.known_lengths else {}),
-        **({} if judged.order is None else {"search": judged.order.as_json()}),
+        **({"search": {**judged.order.as_json(), "T_replay_before": rounded(judged.before)}} if judged.order else {}),
     }
 
 

@@ -12,7 +12,7 @@ from chimera_ir.diagnostics.model import closest
 from chimera_ir.elaborate.elaborate import parameter_names
 from chimera_ir.errors import CompileError, OptionError
 from chimera_ir.escapes import visible
-from chimera_ir.options import Options, Spell, integer, read_inputs
+from chimera_ir.options import WHOLE, Options, Spell, integer, read_inputs
 from chimera_ir.orders.cp_sat import require_solver
 from chimera_ir.orders.search import Ended, SearchBudget, improvement
 from chimera_ir.planner.judge import Judge, Judged
@@ -26,9 +26,6 @@ from chimera_ir.profile.choose import Inputs
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme, SyncMode
-
-MOST = 10**6
-"""The most workers, and the most items of a mini-batch."""
 
 _RECOMPUTATION = {None: Recomputation.WHERE_NEEDED, True: Recomputation.ALWAYS, False: Recomputation.NEVER}
 
@@ -131,7 +128,7 @@ def rank_schemes(
         seed=seed,
         library=library,
     )
-    _require_whole("mini_batch", mini_batch, spell)
+    WHOLE.require(spell("mini_batch"), mini_batch)
     modes = [mode.value for mode in SyncMode]
     if unknown := [sync for sync in syncs if sync not in modes]:
         raise OptionError(f"{spell('syncs')}: {unknown[0]!r:.60}: it is one of {', '.join(modes)}")
@@ -170,11 +167,6 @@ def rank_schemes(
     return RankedSchemes(ranking, tuple(inputs.warnings))
 
 
-def _require_whole(name: str, value: object, spell: Spell) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
-        raise OptionError(f"{spell(name)} is {value!r:.60}: it is a whole number from 1 to {MOST:,}")
-
-
 def _library(
     directories: Sequence[str | PathLike[str]], spell: Spell, warn: Callable[[str], None]
 ) -> tuple[Source, ...]:
@@ -211,7 +203,7 @@ def _workers(inputs: Inputs, asked: int | None, spell: Spell) -> int:
     cluster = inputs.cluster
     if asked is None:
         return cluster.workers
-    _require_whole("workers", asked, spell)
+    WHOLE.require(spell("workers"), asked)
     if asked > cluster.workers:
         raise OptionError(f"{spell('workers')} {asked}: the cluster {cluster.name} has {cluster.workers}")
     if asked > cluster.per_node and asked % cluster.per_node:
@@ -280,12 +272,12 @@ def _best_order(judge: Judge, judged: Judged, budget: SearchBudget, tell: Progre
 
 
 def _sentence(judged: Judged, ended: Ended) -> str:
-    name, order = scheme_argument(judged.choice.source), judged.order
+    name = scheme_argument(judged.choice.source)
     why = {
         Ended.CLOCK: " (the clock ended the search; another one may find another order)",
         Ended.INTERRUPTED: " (the search was interrupted)",
     }.get(ended, "")
-    if order is None:
+    if judged.order is None:
         return f"no order was found that makes {name} faster by {percent(LEAST_GAIN)}{why}"
-    gain = percent(1 - judged.seconds / order.before)
+    gain = percent(1 - judged.seconds / judged.before)
     return f"the order that was found for {name} takes {gain} less time than its own{why}"

@@ -16,7 +16,7 @@ from typing import TypeVar
 from chimera_ir import library
 from chimera_ir.garbage import uncollected
 from chimera_ir.planner.judge import MODES, Judge, Judged, Verdict
-from chimera_ir.planner.space import Configuration, LeftOut, Roles, configurations, roles
+from chimera_ir.planner.space import Configuration, LeftOut, Roles, Space, roles
 from chimera_ir.plural import counted
 from chimera_ir.profile.costs import merged
 from chimera_ir.source import Source
@@ -83,7 +83,7 @@ def rank(sources: Sequence[Source], judge: Judge, greedy: bool, progress: Progre
     roles_of = {source: roles(source, scheme, limit) for source, scheme in judge.schemes.items()}
     # All configurations of all schemes, in families that are judged together.
     for source, scheme in judge.schemes.items():
-        candidates = list(configurations(source, scheme, roles_of[source], judge.profile, judge.question))
+        candidates = list(Space(source, scheme, roles_of[source], judge.profile, judge.question).configurations())
         choices = [candidate for candidate in candidates if isinstance(candidate, Configuration)]
         # Without the greedy rule, a family differs in B alone, and in N with it.
         if greedy:
@@ -321,11 +321,11 @@ def plain_need(ranking: Ranking) -> Need | None:
     of_baseline = ranking.roles[baseline]
     single = dict.fromkeys(of_baseline.sizes, 1)
     question = replace(judge.question, settings=single)
-    candidates = configurations(baseline, judge.schemes[baseline], of_baseline, profile, question)
+    space = Space(baseline, judge.schemes[baseline], of_baseline, profile, question)
     settings = tuple({**single, of_baseline.micro_batches: 1}.items()) if of_baseline.micro_batches else ()
     choices = (
         replace(choice, settings=settings, micro_batches=1, split=(0,) if profile.layers else None)
-        for choice in candidates
+        for choice in space.configurations()
         if isinstance(choice, Configuration)
     )
     return _least(judge, (choice.recomputing(again) for choice in choices for again in MODES[question.recomputation]))

@@ -326,31 +326,29 @@ def refusal(
     return LeftOut(source, tuple(settings), size, reason, first.fill(first.title))
 
 
-def configurations(
-    source: Source, scheme: Scheme, roles: Roles, profile: ModelProfile, question: Question
-) -> Iterator[Configuration | LeftOut]:
-    """Yields every configuration of a scheme once, or a `LeftOut` in its place if the header alone rules it out."""
-    return _Search(source, scheme, roles, profile, question).configurations()
+@dataclass
+class Space:
+    """The configurations of a scheme for a question and the depths of a profile."""
 
+    source: Source
+    scheme: Scheme
+    roles: Roles
+    profile: ModelProfile
+    question: Question
 
-class _Search:
-    def __init__(self, source: Source, scheme: Scheme, roles: Roles, profile: ModelProfile, question: Question) -> None:
-        self._source = source
-        self._scheme = scheme
-        self._profile = profile
-        self._question = question
-        self._names = parameter_names(scheme)
-        self._roles = roles
-        self._fixed = {name: value for name, value in question.settings.items() if name in self._names}
-        self._depths = _depths(profile, question.workers)
-        clauses = (clause for item in scheme.items if isinstance(item, PipeBlock) for clause in item.clauses)
+    def __post_init__(self) -> None:
+        self._names = parameter_names(self.scheme)
+        self._fixed = {name: value for name, value in self.question.settings.items() if name in self._names}
+        self._depths = _depths(self.profile, self.question.workers)
+        clauses = (clause for item in self.scheme.items if isinstance(item, PipeBlock) for clause in item.clauses)
         self._moves = any(isinstance(clause, Operation) and clause.subjects[0].kind.moves for clause in clauses)
-        self._unmet = Change(question.recomputation is Recomputation.ALWAYS).unmet_by(scheme)
+        self._unmet = Change(self.question.recomputation is Recomputation.ALWAYS).unmet_by(self.scheme)
 
     def configurations(self) -> Iterator[Configuration | LeftOut]:
+        """Yields every configuration once, or a `LeftOut` in its place if the header alone rules it out."""
         # Sizes first, from all divisors of the depths; each combination of sizes has values of the further parameters.
         depths = sorted({part for depth in self._depths for part in _divisors(depth)})
-        tried = [self._values(name, depths) for name in self._roles.sizes]
+        tried = [self._values(name, depths) for name in self.roles.sizes]
         columns = [(sizes, self._others(sizes)) for sizes in sample(tried, MOST)]
         # Too many: sizes that no depth fits are dropped, then each combination of sizes gets its share of the sample.
         if _count(columns) > MOST:
@@ -369,8 +367,8 @@ class _Search:
     def _others(self, sizes: Sequence[_Setting]) -> list[list[_Setting]]:
         """For each parameter that is neither a size nor N, the settings to try with these sizes."""
         divisors = _divisors(math.prod(value for _, value in sizes) if sizes else max(self._depths))
-        tried = [self._values(name, divisors) for name in self._roles.divisors]
-        return [*tried, *(self._values(name, values) for name, values in self._roles.listed), *self._defaults()]
+        tried = [self._values(name, divisors) for name in self.roles.divisors]
+        return [*tried, *(self._values(name, values) for name, values in self.roles.listed), *self._defaults()]
 
     def _may_fit(self, sizes: Sequence[_Setting]) -> bool:
         """Whether a scheme with these sizes may have a number of stages that is to be tried."""
@@ -383,60 +381,60 @@ class _Search:
         if isinstance(outlined, LeftOut):
             yield from [outlined] if self._is_missed(settings) else []
         elif self._has(outlined.stages):
-            if outlined.asynchronous and not self._question.asynchronous:
+            if outlined.asynchronous and not self.question.asynchronous:
                 yield self._out(settings, None, Reason.STALE, _STALE)
-            elif outlined.slices > 1 and not (self._question.sliced or self._profile.has_slices):
+            elif outlined.slices > 1 and not (self.question.sliced or self.profile.has_slices):
                 yield self._out(settings, None, Reason.SLICED, _SLICED)
-            elif self._moves and not self._question.hosted:
+            elif self._moves and not self.question.hosted:
                 yield self._out(settings, None, Reason.HOST, _HOST)
             elif self._unmet:
                 yield self._out(settings, None, Reason.REFUSED, _MOVED)
             else:
                 yield from self._split(settings, outlined)
-        elif self._is_fixed or (len(self._roles.sizes) == 1 and self._is_missed(settings)):
-            depths = ", ".join(map(str, sorted(self._profile.depths))) or counted(len(self._profile.layers), "layer")
+        elif self._is_fixed or (len(self.roles.sizes) == 1 and self._is_missed(settings)):
+            depths = ", ".join(map(str, sorted(self.profile.depths))) or counted(len(self.profile.layers), "layer")
             yield self._out(settings, None, Reason.PROFILE, f"depth {outlined.stages}; the profile has {depths}")
 
     def _has(self, stages: int) -> bool:
         """Whether so many stages are considered: the depths to try or, where all sizes are fixed, up to all layers."""
-        return stages in self._depths or (self._is_fixed and stages <= len(self._profile.layers))
+        return stages in self._depths or (self._is_fixed and stages <= len(self.profile.layers))
 
     def _is_missed(self, settings: Mapping[str, int]) -> bool:
         """Whether the user may miss a combination: its sizes give a depth to try, or the user fixed them."""
-        sizes = self._roles.sizes
+        sizes = self.roles.sizes
         return math.prod(settings[name] for name in sizes) in self._depths or self._is_fixed
 
     @property
     def _is_fixed(self) -> bool:
-        return self._fixed.keys() >= set(self._roles.sizes)
+        return self._fixed.keys() >= set(self.roles.sizes)
 
     def _values(self, name: str, values: Iterable[int]) -> list[_Setting]:
         return [(name, value) for value in ([self._fixed[name]] if name in self._fixed else values)]
 
     def _defaults(self) -> list[list[_Setting]]:
         """The settings that the user fixed for parameters that the planner does not vary, each in a list of its own."""
-        tried = {*self._roles.sizes, *self._roles.divisors, *dict(self._roles.listed), self._roles.micro_batches}
+        tried = {*self.roles.sizes, *self.roles.divisors, *dict(self.roles.listed), self.roles.micro_batches}
         return [[(name, value)] for name, value in self._fixed.items() if name not in tried]
 
     def _outlined(self, settings: dict[str, int]) -> Header | LeftOut:
         """The header of the scheme with these settings, or the refusal of them."""
-        name = self._roles.micro_batches
+        name = self.roles.micro_batches
         # A scheme may refuse its default N for these sizes, as where N must be a multiple of D; their product is one.
         tries = [settings]
         if name is not None:
-            count = self._fixed.get(name, math.prod(settings[size] for size in self._roles.sizes))
+            count = self._fixed.get(name, math.prod(settings[size] for size in self.roles.sizes))
             tries = [*([] if name in self._fixed else tries), {**settings, name: count}]
         failed: Rejected | ParameterError | None = None
         for attempt in tries:
             try:
-                return outline(self._scheme, attempt, self._question.max_operations).header
+                return outline(self.scheme, attempt, self.question.max_operations).header
             except (Rejected, ParameterError) as refused:
                 failed = failed or refused
         assert failed
-        return refusal(failed, self._source, settings.items(), None)
+        return refusal(failed, self.source, settings.items(), None)
 
     def _split(self, settings: dict[str, int], outlined: Header) -> Iterator[Configuration | LeftOut]:
-        question, workers = self._question, outlined.workers
+        question, workers = self.question, outlined.workers
         # As many workers are used as W copies of the pipeline take; fewer than for another copy stay idle.
         copies = question.workers // workers
         if not copies:
@@ -445,7 +443,7 @@ class _Search:
             yield self._out(settings, None, Reason.SPLIT, text)
             return
         # B is any size for which all stages have costs, N follows from the mini-batch.
-        costs = self._profile.layers or self._profile.depths[outlined.stages]
+        costs = self.profile.layers or self.profile.depths[outlined.stages]
         for size in sorted(set.intersection(*(set(part.at) for part in costs))):
             number = self._micro_batches(outlined, copies * size)
             if isinstance(number, str):
@@ -457,7 +455,7 @@ class _Search:
 
     def _micro_batches(self, outlined: Header, together: int) -> int | str:
         """How many micro-batches N a copy needs, or why no N fits; ``together`` is W B."""
-        name, mini_batch = self._roles.micro_batches, self._question.mini_batch
+        name, mini_batch = self.roles.micro_batches, self.question.mini_batch
         if name is None:
             count = outlined.whole_micro_batches
             least = count * together
@@ -472,21 +470,21 @@ class _Search:
     def _choices(
         self, settings: dict[str, int], outlined: Header, copies: int, count: int, size: int
     ) -> Iterator[Configuration]:
-        name = self._roles.micro_batches
+        name = self.roles.micro_batches
         whole = {**settings, **({name: count} if name else {})}
         given = tuple((parameter, whole[parameter]) for parameter in self._names if parameter in whole)
-        syncs = (None,) if outlined.steps_inside else self._question.syncs
+        syncs = (None,) if outlined.steps_inside else self.question.syncs
         # Slices are tried with equal lengths and, where the profile has their times, with equal times.
-        costs = self._profile.layers or self._profile.depths[outlined.stages]
-        timed = 1 < outlined.slices <= self._profile.positions and all(part.at[size].slices for part in costs)
+        costs = self.profile.layers or self.profile.depths[outlined.stages]
+        timed = 1 < outlined.slices <= self.profile.positions and all(part.at[size].slices for part in costs)
         tried: tuple[tuple[int, ...] | EqualTimes, ...] = ((), EqualTimes.EQUAL_TIMES) if timed else ((),)
         for lengths, sync in product(tried, syncs):
-            change = Change(self._question.recomputation is Recomputation.ALWAYS, _CHANGED[sync])
+            change = Change(self.question.recomputation is Recomputation.ALWAYS, _CHANGED[sync])
             sizes = outlined.stages, outlined.workers, copies, count, size
-            yield Configuration(self._source, given, *sizes, change, slices=outlined.slices, lengths=lengths)
+            yield Configuration(self.source, given, *sizes, change, slices=outlined.slices, lengths=lengths)
 
     def _out(self, settings: dict[str, int], size: int | None, reason: Reason, detail: str) -> LeftOut:
-        return LeftOut(self._source, tuple(settings.items()), size, reason, detail)
+        return LeftOut(self.source, tuple(settings.items()), size, reason, detail)
 
 
 def _count(columns: Iterable[tuple[object, Sequence[Sequence[_Setting]]]]) -> int:
