@@ -63,7 +63,7 @@ class Form:
 class Declared:
     """An option of the command line that has the field's name, or is called ``word``.
 
-    ``form`` is None for values of several words, which methods of `Options` check.
+    ``form`` is None for values by name, which methods of `Options` check.
     """
 
     help: str
@@ -106,12 +106,19 @@ def _is_path(value: object) -> bool:
     return isinstance(value, str | PathLike)
 
 
+def _is_tie(value: object) -> bool:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return False
+    return len(value) > 1 and all(stage in ("first", "last") or _is_in(stage, least=0) for stage in value)
+
+
 WHOLE = _whole(1, MOST)
 FLAG = Form("it is True or False", lambda value: isinstance(value, bool))
 _FILE = Form("it is the path of a file", _is_path)
 _SECONDS = Form(f"it is a number of seconds, up to {MOST:,}", _is_seconds)
 _LAYERS = _list_of(lambda layer: type(layer) is int, "it is a list of layers, as in [0, 9, 17, 25]")
 _DIRECTORIES = _list_of(_is_path, "it is a list of directories")
+_TIES = _list_of(_is_tie, 'write groups of stages, by number, "first" or "last", as in [("first", "last")]')
 _LENGTHS = Form(
     "it is a list of whole numbers from 1 on, as in [640, 512, 448, 448], or 'equal-times'",
     lambda value: (
@@ -207,7 +214,8 @@ class Options:
     tied: Sequence[Sequence[int | str]] = _option(
         (),
         "Stages that share parameters, as the model's tied() says: by number, first or last.",
-        metavar="STAGE,STAGE",
+        _TIES,
+        "STAGE,STAGE",
         repeated=True,
     )
     communicators: Literal["directed", "pair"] | None = _option(
@@ -258,7 +266,6 @@ class Options:
             if form is not None and not (value is None and option.default is None):
                 form.require(option.name, value)
         self.cost_model()
-        self.ties()
         self.limits()
 
     def words(self, *names: str) -> Iterator[str]:
@@ -304,11 +311,6 @@ class Options:
 
     def ties(self) -> tuple[Tie, ...]:
         """The groups of stages that share parameters."""
-        says = 'write groups of stages, by number, "first" or "last", as in [("first", "last")]'
-        _require(isinstance(self.tied, Sequence) and not isinstance(self.tied, str), "tied", self.tied, says)
-        for tie in self.tied:
-            known = isinstance(tie, Sequence) and not isinstance(tie, str)
-            _require(known and len(tie) > 1 and all(map(_names_stage, tie)), "tied", self.tied, says)
         return tuple(tuple(tie) for tie in self.tied)
 
     def request(self, source: Source, settings: Mapping[str, int], spell: Spell = str) -> Request:
@@ -473,10 +475,6 @@ def _as_word(value: object) -> str:
 def _require(holds: bool, name: str, value: object, says: str) -> None:
     if not holds:
         raise OptionError(f"{name} is {value!r:.60}: {says}")
-
-
-def _names_stage(value: object) -> bool:
-    return value in ("first", "last") or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
 
 
 def _is_in(value: Any, most: int | None = None, least: int = 1) -> bool:

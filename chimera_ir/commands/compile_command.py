@@ -81,10 +81,15 @@ PAGE_MARK = "<!DOCTYPE html>\n<!-- written by chimera compile -->\n"
 SCHEME = "scheme"
 """The value of ``--emit`` that prints a scheme, whose clocks are formulas fitted to the orders of several sizes."""
 
+COMPILING = (
+    *("costs", "stage_costs", "slice_lengths", "recompute", "offload", "sync", "tied", "communicators"),
+    *("max_operations", "library"),
+)
+"""The options that decide what is compiled."""
+
 compiling = all_of(
-    options_named("costs", "stage_costs", "slice_lengths", "recompute", "offload", "sync", "tied", "communicators"),
+    options_named(*COMPILING),
     click.option("--out", type=FILE, metavar="DIR", help="Output directory [default: ./<scheme>.out]."),
-    options_named("max_operations", "library"),
 )
 """Decorator that adds to a command's function the options that all compiling commands share, except ``--set``."""
 

@@ -23,7 +23,7 @@ from chimera_ir.commands.common import (
     report,
     require_torch,
 )
-from chimera_ir.commands.compile_command import compiled, compiling, delivered, requested
+from chimera_ir.commands.compile_command import COMPILING, compiled, compiling, delivered, requested
 from chimera_ir.commands.cost_options import option, tied_by_transformer
 from chimera_ir.escapes import as_argument, command_line, visible
 from chimera_ir.request import EqualTimes
@@ -48,12 +48,6 @@ _MACHINES = (
     *("--master-addr", "--master-port"),
 )
 """Options of torchrun for several machines, which are refused."""
-
-_OF_COMPILER = (
-    *("costs", "stage_costs", "slice_lengths", "recompute", "offload", "sync", "tied"),
-    *("communicators", "max_operations", "library"),
-)
-"""The options that decide what is compiled; ``communicators`` is an option of train.py, too."""
 
 
 def _refuse_machines(_: click.Context, option: click.Parameter, given: object) -> None:
@@ -152,8 +146,8 @@ def run_command(
         )
     if options["hf"] is not None:
         options = _with_transformer(options)
-    of_compiler = {name: options[name] for name in _OF_COMPILER}
-    training = {name: value for name, value in options.items() if name not in _OF_COMPILER}
+    of_compiler = {name: options[name] for name in COMPILING}
+    training = {name: value for name, value in options.items() if name not in COMPILING}
     of_train = [*_words(training | {"communicators": options["communicators"]})]
     with as_misuse(Refused):
         given = parse(of_train)

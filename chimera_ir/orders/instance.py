@@ -583,26 +583,18 @@ def reached(first: _Node, following: Callable[[_Node], Iterable[_Node]]) -> Iter
 
 def connected(others: Sequence[Iterable[int]]) -> tuple[list[int], list[list[int]]]:
     """The number of each job's group, and the jobs of each group; job j is in one group with the jobs ``others[j]``."""
-    parent = list(range(len(others)))
-
-    def root(job: int) -> int:
-        while parent[job] != job:
-            parent[job] = parent[parent[job]]
-            job = parent[job]
-        return job
-
-    for job, linked in enumerate(others):
-        for other in linked:
-            first, second = root(job), root(other)
-            parent[max(first, second)] = min(first, second)
-    members: dict[int, list[int]] = {}
-    for job in range(len(parent)):
-        members.setdefault(root(job), []).append(job)
-    group_of = [0] * len(parent)
-    for number, several in enumerate(members.values()):
-        for job in several:
-            group_of[job] = number
-    return group_of, list(members.values())
+    linked: list[list[int]] = [[] for _ in others]
+    for job, several in enumerate(others):
+        for other in several:
+            linked[job].append(other)
+            linked[other].append(job)
+    group_of, members = [-1] * len(linked), list[list[int]]()
+    for job in range(len(linked)):
+        if group_of[job] < 0:
+            members.append(sorted(reached(job, linked.__getitem__)))
+            for member in members[-1]:
+                group_of[member] = len(members) - 1
+    return group_of, members
 
 
 def _longest(order: Iterable[int], before: Sequence[Lags], durations: Sequence[int]) -> list[int]:
