@@ -43,6 +43,16 @@ def backward(*pairs: tuple[nn.Parameter, float]) -> None:
     loss.backward()
 
 
+def add(sums: Any, *pairs: tuple[nn.Parameter, float]) -> None:
+    """The backward of a micro-batch, as in `backward`, and its place in the sums."""
+    backward(*pairs)
+    sums.collect()
+
+
+def grads(parameters: Sequence[nn.Parameter]) -> list[list[float] | None]:
+    return [None if p.grad is None else p.grad.tolist() for p in parameters]
+
+
 @pytest.fixture
 def members(alone: World) -> Iterator[Sequence[Any]]:
     with groups(2) as connected:
@@ -55,7 +65,7 @@ def replicas(members: Sequence[Any], *shapes: int) -> tuple[list[list[nn.Paramet
     return parameters, [gradient_sum(own, group, 2) for own, group in zip(parameters, members, strict=True)]
 
 
-def summed(sums: Sequence[Any]) -> None:
+def summed(*sums: Any) -> None:
     """Ends an update on every rank."""
     for each in sums:
         each.launch()
@@ -70,36 +80,28 @@ def test_gradients_add_up_over_backwards_in_one_flat_piece_of_memory() -> None:
     first, second = parameter(1, 1), parameter(2)
     sums = gradient_sum([first, second])
     for scale in (1.0, 2.0, 4.0):
-        backward((first, scale), (second, 10 * scale))
-        sums.collect()
-    sums.launch().wait()
-    assert first.grad is not None
-    assert second.grad is not None
-    assert first.grad.tolist() == [7, 7]
-    assert second.grad.tolist() == [70]
-    assert first.grad.untyped_storage().data_ptr() == second.grad.untyped_storage().data_ptr()
+        add(sums, (first, scale), (second, 10 * scale))
+    summed(sums)
+    assert grads([first, second]) == [[7, 7], [70]]
+    assert len({p.grad.untyped_storage().data_ptr() for p in (first, second)}) == 1  # type: ignore[union-attr]
 
 
 def test_a_parameter_that_is_used_late_joins_and_one_that_is_not_used_has_no_gradient() -> None:
     always, late, never = parameter(1), parameter(1), parameter(1)
     sums = gradient_sum([always, late, never])
-    backward((always, 1.0))
-    sums.collect()
-    backward((always, 1.0), (late, 5.0))
-    sums.collect()
-    sums.launch().wait()
-    assert [None if p.grad is None else p.grad.item() for p in (always, late, never)] == [2, 5, None]
+    add(sums, (always, 1.0))
+    add(sums, (always, 1.0), (late, 5.0))
+    summed(sums)
+    assert grads([always, late, never]) == [[2], [5], None]
 
 
 def test_the_next_update_begins_from_nothing() -> None:
     p, never = parameter(1), parameter(1)
     sums = gradient_sum([p, never])
     for scale in (1.0, 3.0):
-        backward((p, scale))
-        sums.collect()
-        sums.launch().wait()
-        assert p.grad is not None
-        assert p.grad.item() == scale
+        add(sums, (p, scale))
+        summed(sums)
+        assert grads([p, never]) == [[scale], None]
         sums.clear()
         assert p.grad is None
 
@@ -113,9 +115,8 @@ def test_what_a_loop_keeps_of_gradients_stays_as_it_was(is_wide: bool) -> None:
     addresses = []
     keeps: list[Any] = [None, None, lambda g: g, lambda g: g[:1], lambda g: g.numpy(), None, None]
     for number, keep in enumerate(keeps, start=1):
-        backward((first, float(number)), (second, 1.0))
-        sums.collect()
-        sums.launch().wait()
+        add(sums, (first, float(number)), (second, 1.0))
+        summed(sums)
         gradient = main_gradient(first)
         assert gradient is not None
         assert gradient[0] == number
@@ -125,13 +126,11 @@ def test_what_a_loop_keeps_of_gradients_stays_as_it_was(is_wide: bool) -> None:
         first.grad = None
         sums.clear()
     leaf = parameter(3, 3)
-    backward((first, 9.0))
-    sums.collect()
-    sums.launch().wait()
+    add(sums, (first, 9.0))
+    summed(sums)
     graph = (main_gradient(first) * leaf).sum()  # type: ignore[operator]
     sums.clear()
-    backward((first, 1.0))
-    sums.collect()
+    add(sums, (first, 1.0))
     graph.backward()
     assert [number for number, value in kept if value[0] != number] == []
     assert leaf.grad is not None
@@ -143,8 +142,7 @@ def test_a_gradient_that_is_taken_away_is_missed_until_the_next_update() -> None
     kept, taken, never = parameter(1), parameter(1), parameter(1)
     sums = gradient_sum([kept, taken, never])
     assert sums.disturbed is None
-    backward((kept, 1.0), (taken, 1.0))
-    sums.collect()
+    add(sums, (kept, 1.0), (taken, 1.0))
     assert sums.disturbed is None
     taken.grad = None
     assert sums.disturbed is taken
@@ -162,22 +160,13 @@ def test_dtypes_have_a_piece_of_memory_each_and_complex_numbers_are_summed() -> 
     assert [p.grad.dtype for p in parameters if p.grad is not None] == [p.dtype for p in parameters]
 
 
-def embedded(table: nn.Embedding, *words: int) -> None:
-    table(torch.tensor(words)).sum().backward()
-
-
 def test_sparse_gradients_are_made_dense_and_add_up() -> None:
     """A dense gradient may come before or after."""
     table = nn.Embedding(4, 2, sparse=True)
     sums = gradient_sum([table.weight])
-    embedded(table, 1, 1)
-    sums.collect()
-    embedded(table, 3)
-    sums.collect()
-    backward((table.weight, 10.0))
-    sums.collect()
-    embedded(table, 0)
-    sums.collect()
+    for words in ([1, 1], [3], None, [0]):
+        (10.0 * table.weight if words is None else table(torch.tensor(words))).sum().backward()
+        sums.collect()
     assert table.weight.grad is not None
     assert not table.weight.grad.is_sparse
     assert table.weight.grad[:, 0].tolist() == [11, 12, 10, 11]
@@ -186,7 +175,7 @@ def test_sparse_gradients_are_made_dense_and_add_up() -> None:
 def test_a_stage_without_parameters_has_nothing_to_sum() -> None:
     sums = gradient_sum([])
     sums.collect()
-    sums.launch().wait()
+    summed(sums)
     sums.clear()
 
 
@@ -197,57 +186,46 @@ def test_every_rank_has_the_sum_of_all(members: Sequence[Any]) -> None:
     parameters, sums = replicas(members, 2, 3)
     for update in range(2):
         for rank, (own, of_rank) in enumerate(zip(parameters, sums, strict=True)):
-            backward((own[0], 1.0 + rank), (own[1], 10.0 * (update + rank)))
-            of_rank.collect()
-        summed(sums)
+            add(of_rank, (own[0], 1.0 + rank), (own[1], 10.0 * (update + rank)))
+        summed(*sums)
         for own in parameters:
             assert [p.grad.unique().tolist() for p in own if p.grad is not None] == [[3], [10 * (2 * update + 1)]]
         for of_rank in sums:
             of_rank.clear()
 
 
+@pytest.mark.parametrize(
+    "updates",
+    [
+        pytest.param([((100.0, 100.0), (100.0, 100.0)), ((None, None), (None, 5.0))], id="whatever was there before"),
+        pytest.param([((0.0,), (0.0,))], id="zeros are a gradient for momentum or weight decay"),
+    ],
+)
 def test_a_parameter_with_a_gradient_on_one_rank_has_it_on_all_and_one_with_none_stays_without(
-    members: Sequence[Any],
+    members: Sequence[Any], updates: list[list[tuple[float | None, ...]]]
 ) -> None:
-    """Whatever the update before has left in the memory of the sums."""
-    parameters, sums = replicas(members, 1, 1, 1)
-    for own, of_rank in zip(parameters, sums, strict=True):
-        backward((own[0], 1.0), (own[1], 100.0), (own[2], 100.0))
-        of_rank.collect()
-    summed(sums)
-    for of_rank in sums:
-        of_rank.clear()
-    for own, of_rank in zip(parameters, sums, strict=True):
-        backward((own[0], 1.0))
-        of_rank.collect()
-    backward((parameters[1][1], 5.0))
-    sums[1].collect()
-    summed(sums)
-    for own in parameters:
-        assert [None if p.grad is None else p.grad.item() for p in own] == [2, 5, None]
-
-
-def test_a_parameter_that_had_no_gradient_anywhere_may_have_one_in_the_next_update(members: Sequence[Any]) -> None:
-    parameters, sums = replicas(members, 1)
-    for ranks_with_one in ([], [1], [], [0]):
-        for rank in ranks_with_one:
-            backward((parameters[rank][0], 5.0))
-            sums[rank].collect()
-        summed(sums)
-        gradients = [None if own[0].grad is None else own[0].grad.item() for own in parameters]
-        assert gradients == ([5, 5] if ranks_with_one else [None, None])
+    """Of each update what each rank adds to each parameter, beside one that always has a gradient."""
+    parameters, sums = replicas(members, 1, *[1 for _ in updates[0][0]])
+    for update in updates:
+        for (always, *own), of_rank, added in zip(parameters, sums, update, strict=True):
+            add(of_rank, (always, 1.0), *((p, a) for p, a in zip(own, added, strict=True) if a is not None))
+        summed(*sums)
+        of_parameters = [[a for a in adds if a is not None] for adds in zip(*update, strict=True)]
+        expected = [[2.0], *([sum(adds)] if adds else None for adds in of_parameters)]
+        assert [grads(own) for own in parameters] == [expected, expected]
         for of_rank in sums:
             of_rank.clear()
 
 
-def test_a_gradient_of_zeros_is_a_gradient(members: Sequence[Any]) -> None:
-    """An optimizer with momentum or weight decay does something with it."""
+def test_an_update_in_which_no_parameter_has_a_gradient_anywhere(members: Sequence[Any]) -> None:
     parameters, sums = replicas(members, 1)
-    for own, of_rank in zip(parameters, sums, strict=True):
-        backward((own[0], 0.0))
-        of_rank.collect()
-    summed(sums)
-    assert [own[0].grad.item() for own in parameters if own[0].grad is not None] == [0, 0]
+    for ranks_with_one in ([], [1], [], [0]):
+        for rank in ranks_with_one:
+            add(sums[rank], (parameters[rank][0], 5.0))
+        summed(*sums)
+        assert [grads(own) for own in parameters] == [[[5.0] if ranks_with_one else None]] * 2
+        for of_rank in sums:
+            of_rank.clear()
 
 
 def test_a_rehearsal_sums_messages_of_the_same_size_and_leaves_gradients_alone(members: Sequence[Any]) -> None:
@@ -255,7 +233,7 @@ def test_a_rehearsal_sums_messages_of_the_same_size_and_leaves_gradients_alone(m
     for of_rank in sums:
         of_rank.rehearse()
     for _ in range(2):
-        summed(sums)
+        summed(*sums)
         assert all(p.grad is None for own in parameters for p in own)
     assert [flat.numel() for flat in sums[0]._flats] == [2 + 3 + 2]
 
@@ -286,8 +264,7 @@ def half(*values: float) -> nn.Parameter:
 def micro_batches(sums: Any, of: nn.Parameter) -> None:
     """One large gradient, and then small ones, each lost if it is added to the large one in bfloat16."""
     for scale in (1.0, *[TINY] * 8):
-        backward((of, scale))
-        sums.collect()
+        add(sums, (of, scale))
         assert of.grad is None
 
 
@@ -295,15 +272,13 @@ def test_small_gradients_are_not_lost_beside_large_ones() -> None:
     weight = half(1, 1)
     plain, sums = half(1, 1), wide([weight])
     micro_batches(sums, weight)
-    sums.launch().wait()
+    summed(sums)
     assert weight.main_grad.tolist() == [1 + 8 * TINY] * 2  # type: ignore[attr-defined]
     assert weight.grad is not None
     assert weight.grad.dtype == torch.bfloat16
-    assert weight.grad.tolist() == [1 + 8 * TINY] * 2
     for scale in (1.0, *[TINY] * 8):
         backward((plain, scale))
-    assert plain.grad is not None
-    assert plain.grad.tolist() == [1, 1], "or the test tells nothing"
+    assert grads([weight, plain]) == [[1 + 8 * TINY] * 2, [1, 1]], "or the test tells nothing"
 
 
 def test_replicas_are_summed_in_the_wider_dtype_and_what_none_has_stays_none(members: Sequence[Any]) -> None:
@@ -312,9 +287,8 @@ def test_replicas_are_summed_in_the_wider_dtype_and_what_none_has_stays_none(mem
     for rank, (both, one, _) in enumerate(parameters):
         micro_batches(sums[rank], both)
         if rank:
-            backward((one, 3.0))
-            sums[rank].collect()
-    summed(sums)
+            add(sums[rank], (one, 3.0))
+    summed(*sums)
     for both, one, none in parameters:
         assert main_gradient(both) == torch.tensor([2 + 16 * TINY])
         assert main_gradient(one) == torch.tensor([3.0])
@@ -322,27 +296,23 @@ def test_replicas_are_summed_in_the_wider_dtype_and_what_none_has_stays_none(mem
         assert none.grad is None
 
 
-def test_the_next_update_begins_without_gradients_in_either_dtype() -> None:
+def test_a_gradient_that_was_cleared_is_gone_in_both_dtypes() -> None:
+    """By hand, and at the end of the update."""
     weight = half(1)
     sums = wide([weight])
     micro_batches(sums, weight)
-    sums.launch().wait()
+    summed(sums)
+    weight.grad = None
+    assert main_gradient(weight) is None
+    sums.clear()
+    micro_batches(sums, weight)
+    summed(sums)
     sums.clear()
     assert weight.grad is None
     assert weight.main_grad is None  # type: ignore[attr-defined]
-    backward((weight, 5.0))
-    sums.collect()
-    sums.launch().wait()
+    add(sums, (weight, 5.0))
+    summed(sums)
     assert main_gradient(weight) == torch.tensor([5.0])
-
-
-def test_a_gradient_that_was_cleared_is_gone_in_both_dtypes() -> None:
-    weight = half(1)
-    sums = wide([weight])
-    micro_batches(sums, weight)
-    sums.launch().wait()
-    weight.grad = None
-    assert main_gradient(weight) is None
 
 
 # Counts.
@@ -354,50 +324,38 @@ def counting(parameters: Sequence[nn.Parameter], group: Any = None, size: int = 
     return GradientSum(1, parameters, group, tuple(range(size)), names, waiter(20.0), loss_count=count)
 
 
+def count(sums: Any, *numbers: float) -> None:
+    sums.count((torch.tensor(numbers, dtype=torch.float64),))
+
+
 def test_gradients_are_corrected_by_what_the_update_counts() -> None:
+    """The count begins anew with each update; where nothing counts gradients are zero."""
     weight = parameter(1, 1)
     sums = counting([weight])
-    for counts in ([3.0], [0.0], [2.0]):
-        backward((weight, 1.0))
-        sums.collect()
-        sums.count((torch.tensor(counts, dtype=torch.float64),))
-    sums.launch().wait()
-    assert weight.grad is not None
-    torch.testing.assert_close(weight.grad, torch.full((2,), 3.0 * 8 / 5))
-    sums.clear()
-    backward((weight, 1.0))
-    sums.collect()
-    sums.count((torch.ones(1, dtype=torch.float64),))
-    sums.launch().wait()
-    assert weight.grad.tolist() == [8.0, 8.0], "the count begins anew"
+    for counts, scale, expected in (([3.0, 0.0, 2.0], 1.0, 3 * 8 / 5), ([1.0], 1.0, 8.0), ([0.0], 0.0, 0.0)):
+        for number in counts:
+            add(sums, (weight, scale))
+            count(sums, number)
+        summed(sums)
+        torch.testing.assert_close(weight.grad, torch.full((2,), expected))
+        sums.clear()
 
 
 def test_replicas_count_together(members: Sequence[Any]) -> None:
     """One of them ran no micro-batch at all."""
     weights = [parameter(1.0), parameter(1.0)]
     sums = [counting([weight], group, 2) for weight, group in zip(weights, members, strict=True)]
-    backward((weights[0], 1.0))
-    sums[0].collect()
-    sums[0].count((torch.full((1,), 2.0, dtype=torch.float64),))
-    summed(sums)
-    assert [weight.grad for weight in weights] == [torch.tensor([4.0])] * 2
+    add(sums[0], (weights[0], 1.0))
+    count(sums[0], 2.0)
+    summed(*sums)
+    assert grads(weights) == [[4.0], [4.0]]
 
 
-def test_where_nothing_counts_gradients_are_zero() -> None:
-    weight = parameter(1.0)
-    sums = counting([weight])
-    backward((weight, 0.0))
-    sums.collect()
-    sums.count((torch.zeros(1, dtype=torch.float64),))
-    sums.launch().wait()
-    assert weight.grad == torch.tensor([0.0])
-
-
-@pytest.mark.parametrize("count", [-1.0, float("nan"), float("inf")])
-def test_a_count_that_is_none_is_an_error_of_the_model(count: float) -> None:
+@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])
+def test_a_count_that_is_none_is_an_error_of_the_model(wrong: float) -> None:
     sums = counting([parameter(1.0)])
     sums.collect()
-    sums.count((torch.tensor([count], dtype=torch.float64),))
+    count(sums, wrong)
     with pytest.raises(BadModel, match="stage 1: the counts that loss returned for an update add up to"):
         sums.launch().wait()
 
@@ -430,50 +388,39 @@ def test_every_rank_gets_the_norm_of_one_process(
     assert len(set(norms)) == 1
 
 
-def test_what_stages_share_counts_once(alone: World) -> None:
-    """Both ranks hold it, each by another end."""
-    tie: dict[Group, Tensors] = {(0, 1): (torch.tensor([3.0, 4.0]),)}
-    with worlds(alone, job(ties=((0, 1),))) as ranks:
-        norms = together([partial(total_norm, world.control_group, world.job, tie, 2.0) for world in ranks])
-    assert [float(norm) for norm in norms] == [5.0, 5.0]
+THREE_FOUR = torch.tensor([3.0, 4.0])
+OTHERS = torch.tensor([1.0, -2.0, 0.0])
 
 
-def test_a_rank_without_gradients_takes_part(alone: World) -> None:
-    with worlds(alone, job()) as ranks:
-        held: list[dict[Group, Tensors]] = [{(0,): (torch.tensor([3.0, 4.0]),)}, {(1,): ()}]
+@pytest.mark.parametrize(
+    ("held", "order", "whole"),
+    [
+        pytest.param([{(0, 1): [THREE_FOUR]}] * 2, 2.0, [THREE_FOUR], id="what stages share counts once"),
+        pytest.param([{(0,): [THREE_FOUR]}, {(1,): []}], 2.0, [THREE_FOUR], id="a rank without gradients"),
+        pytest.param(
+            [{(0,): [torch.tensor([torch.nan])]}, {(1,): [torch.ones(2)]}], 2.0, [torch.tensor([torch.nan])], id="nan"
+        ),
+        *(
+            pytest.param(
+                [{(0,): [THREE_FOUR, torch.zeros(2)]}, {(1,): [OTHERS]}],
+                order,
+                [THREE_FOUR, torch.zeros(2), OTHERS],
+                id=f"order {order}",
+            )
+            for order in (0.0, 1.0, 3.0, float("inf"))
+        ),
+    ],
+)
+def test_a_norm_is_that_of_one_process(
+    alone: World, held: list[dict[Group, Tensors]], order: float, whole: Tensors
+) -> None:
+    ties = tuple(group for group in held[0] if len(group) > 1)
+    with worlds(alone, job(ties=ties)) as ranks:
         norms = together(
-            [
-                partial(total_norm, world.control_group, world.job, mine, 2.0)
-                for world, mine in zip(ranks, held, strict=True)
-            ]
+            [partial(total_norm, w.control_group, w.job, mine, order) for w, mine in zip(ranks, held, strict=True)]
         )
-    assert [float(norm) for norm in norms] == [5.0, 5.0]
-
-
-def test_nan_on_one_rank_is_known_to_all(alone: World) -> None:
-    with worlds(alone, job()) as ranks:
-        held: list[dict[Group, Tensors]] = [{(0,): (torch.tensor([float("nan")]),)}, {(1,): (torch.ones(2),)}]
-        norms = together(
-            [
-                partial(total_norm, world.control_group, world.job, mine, 2.0)
-                for world, mine in zip(ranks, held, strict=True)
-            ]
-        )
-    assert all(norm.isnan() for norm in norms)
-
-
-@pytest.mark.parametrize("order", [0.0, 1.0, 3.0, float("inf")])
-def test_a_norm_of_any_order_is_that_of_one_process(alone: World, order: float) -> None:
-    tensors = [torch.tensor([3.0, 4.0]), torch.zeros(2), torch.tensor([1.0, -2.0, 0.0])]
-    with worlds(alone, job()) as ranks:
-        held: list[dict[Group, Tensors]] = [{(0,): tuple(tensors[:2])}, {(1,): (tensors[2],)}]
-        norms = together(
-            [
-                partial(total_norm, world.control_group, world.job, mine, order)
-                for world, mine in zip(ranks, held, strict=True)
-            ]
-        )
-    assert [float(norm) for norm in norms] == pytest.approx([float(torch.nn.utils.get_total_norm(tensors, order))] * 2)
+    expected = float(torch.nn.utils.get_total_norm(whole, order))
+    assert [float(norm) for norm in norms] == pytest.approx([expected] * 2, nan_ok=True)
 
 
 @pytest.mark.parametrize(("gradient", "steps"), [(1.0, True), (float("inf"), False)])

@@ -50,7 +50,7 @@ def test_sums_through_a_staging_are_those_without(members: Sequence[Any], kind: 
         backward((parameters[1][0], update))
         for of_rank in sums:
             of_rank.collect()
-        summed(sums)
+        summed(*sums)
         for both, first, none in parameters:
             assert torch.equal(both.grad, torch.full((2,), 2 * update))  # type: ignore[arg-type]
             assert torch.equal(first.grad, torch.tensor([3.0]))  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def test_what_an_update_counts_is_read_on_the_host(members: Sequence[Any]) -> No
     sums[0].collect()
     for of_rank, number in zip(sums, (2.0, 6.0), strict=True):
         of_rank.count((torch.full((1,), number, dtype=torch.float64),))
-    summed(sums)
+    summed(*sums)
     assert [count.tensor.item() for count in counts] == [2.0, 6.0]
     assert weights[0].grad == torch.tensor([8.0 / (2.0 + 6.0)])
     assert weights[1].grad is not None, "a rank has one, as the host knows"
