@@ -1,8 +1,10 @@
 """What the tests of the runtime share: a process group to be alone in, and one thread for torch."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 
 from chimera_runtime.ranks.world import World, begin, join_group
-from tests.unit.runtime import kept
+from tests.unit.runtime import kept, one_rank
 from tests.unit.runtime.thread_ranks import alone_job
 
 
@@ -33,7 +35,20 @@ def alone() -> Iterator[World]:
     sys.excepthook = hook
 
 
+@pytest.fixture
+def opened(alone: World) -> Iterator[Callable[..., Any]]:
+    """Makes pipelines, or what else is to be closed, over the only rank."""
+    with ExitStack() as stack:
+        yield lambda kind, *arguments, **options: stack.enter_context(closing(kind(*arguments, **options)))
+
+
 @pytest.fixture(scope="session")
 def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program with two stages on one worker, see `kept`."""
     return kept.compiled(tmp_path_factory.mktemp("one-worker") / "out")
+
+
+@pytest.fixture(scope="session")
+def interleaved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with four micro-batches, see `one_rank`."""
+    return kept.compiled(tmp_path_factory.mktemp("interleaved") / "out", one_rank.N)

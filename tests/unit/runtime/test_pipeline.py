@@ -3,7 +3,7 @@
 import math
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,10 @@ from chimera_runtime import BadModel, CheckFailed, Misuse, Pipeline
 from chimera_runtime.blame import ModelError
 from chimera_runtime.pipeline import OLDEST_TORCH
 from chimera_runtime.ranks.world import World
+from tests.unit.runtime.models import loss
+from tests.unit.runtime.one_rank import STAGES, WIDTH, B, N, batch, clear, example, micro_batches, step, whole
 
-B, N, WIDTH, STAGES = 2, 4, 3, 2
 RATE = 0.1
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two stages on one worker."""
-    directory = tmp_path_factory.mktemp("one") / "interleaved.out"
-    chimera_ir.compile("interleaved", P=1, v=STAGES, N=N).write(directory)
-    return directory
 
 
 def layer(stage: int, _stages: int) -> nn.Module:
@@ -39,35 +32,19 @@ def layer(stage: int, _stages: int) -> nn.Module:
     return module
 
 
-def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return (output - target).square().mean()
-
-
-def batch(seed: int = 0, mini_batches: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    x, y = torch.randn(2, mini_batches * B * N, WIDTH, generator=generator, dtype=torch.float64)
-    return x, y
-
-
 @pytest.fixture
-def make(alone: World, compiled: Path) -> Iterator[Callable[..., Pipeline]]:
-    """Makes pipelines over the only rank."""
-    made: list[Pipeline] = []
-
+def make(opened: Callable[..., Any], interleaved: Path) -> Callable[..., Pipeline]:
     def pipeline(
-        build: Callable[[int, int], nn.Module] = layer, dtype: torch.dtype = torch.float64, **options: Any
+        build: Callable[[int, int], nn.Module] = layer,
+        dtype: torch.dtype = torch.float64,
+        of: Any = loss,
+        keywords: tuple[Any, ...] = (),
+        **options: Any,
     ) -> Pipeline:
-        x, y = (t.to(dtype) for t in batch())
-        made.append(Pipeline(compiled, build, loss, (x[:B], y[:B]), **options))
-        return made[-1]
+        given = (*(t.to(dtype) for t in example()), *keywords)
+        return opened(Pipeline, interleaved, build, of, given, **options)  # type: ignore[no-any-return]
 
-    yield pipeline
-    for one in made:
-        one.close()
-
-
-def whole(pipeline: Pipeline) -> nn.Module:
-    return nn.Sequential(*pipeline.stages.values())
+    return pipeline
 
 
 def by_hand(pipeline: Pipeline, x: torch.Tensor, y: torch.Tensor) -> tuple[float, list[torch.Tensor | None]]:
@@ -92,8 +69,7 @@ def assert_gradients(pipeline: Pipeline, expected: list[torch.Tensor | None], sc
 def test_a_step_leaves_the_gradients_of_the_mini_batch(make: Callable[..., Pipeline]) -> None:
     pipeline = make()
     value, gradients = by_hand(pipeline, *batch(1))
-    outcome = pipeline.step(batch(1))
-    assert outcome.loss == pytest.approx(value, rel=1e-13)
+    assert step(pipeline, batch(1)).loss == pytest.approx(value, rel=1e-13)
     assert_gradients(pipeline, gradients)
     assert [name for name, _ in pipeline.named_parameters()][:2] == ["stages.0.0.weight", "stages.0.0.bias"]
 
@@ -110,27 +86,28 @@ def test_a_torch_below_the_range_of_the_project_is_refused(
         make()
 
 
-def test_a_rank_with_all_stages_needs_all_micro_batches(make: Callable[..., Pipeline]) -> None:
-    assert make().needs == set(range(N))
+def test_a_pipeline_says_what_it_takes_and_which_copy_this_is(make: Callable[..., Pipeline]) -> None:
+    pipeline = make()
+    assert (pipeline.needs, pipeline.micro_batches, pipeline.copies, pipeline.copy) == ({*range(N)}, N, 1, 0)
 
 
 def test_forms_of_a_mini_batch_give_bitwise_the_same(make: Callable[..., Pipeline]) -> None:
     x, y = batch(1)
-    pairs = [(x[i : i + B], y[i : i + B]) for i in range(0, B * N, B)]
+    pairs = micro_batches(x, y)
     seen = []
     for arguments in ({"batch": (x, y)}, {"batch": pairs.__getitem__}, {"micro_batches": pairs}):
         pipeline = make()
-        outcome = pipeline.step(**arguments)  # type: ignore[arg-type]
+        outcome = step(pipeline, **arguments)
         seen.append([outcome.loss, *(None if p.grad is None else p.grad.tolist() for p in pipeline.parameters())])
     assert seen[0] == seen[1] == seen[2]
 
 
 def test_gradients_accumulate_as_those_of_one_larger_mini_batch(make: Callable[..., Pipeline]) -> None:
     pipeline = make()
-    x, y = batch(1, mini_batches=3)
+    x, y = batch(1, 3 * B * N)
     _, gradients = by_hand(pipeline, x, y)
-    for i in range(3):
-        pipeline.step((x[i * B * N : (i + 1) * B * N], y[i * B * N : (i + 1) * B * N]), accumulate=True)
+    for part in zip(x.split(B * N), y.split(B * N), strict=True):
+        pipeline.step(part, accumulate=True)
     assert_gradients(pipeline, gradients)
 
 
@@ -185,16 +162,16 @@ def test_gradients_of_bfloat16_are_summed_clipped_and_accumulated_in_float32(mak
     def half(stage: int, stages: int) -> nn.Module:
         return layer(stage, stages).bfloat16()
 
-    x, y = (t.bfloat16() for t in batch(1, mini_batches=2))
+    x, y = (t.bfloat16() for t in batch(1, 2 * B * N))
     pipeline = make(half, torch.bfloat16, sum_dtype=torch.float32)
     trained = [p for p in pipeline.parameters() if p.requires_grad]
     expected = [torch.zeros(p.shape) for p in trained]
-    for i in range(0, len(x), B):
-        made = torch.autograd.grad(loss(whole(pipeline)(x[i : i + B]), y[i : i + B]) / N, trained)
+    for of_x, of_y in micro_batches(x, y):
+        made = torch.autograd.grad(loss(whole(pipeline)(of_x), of_y) / N, trained)
         for total, gradient in zip(expected, made, strict=True):
             total += gradient.float() / 2
-    for half_of in (slice(None, B * N), slice(B * N, None)):
-        pipeline.step((x[half_of], y[half_of]), accumulate=True)
+    for part in zip(x.split(B * N), y.split(B * N), strict=True):
+        pipeline.step(part, accumulate=True)
     norm = pipeline.clip_grad_norm_(1e-3)
     assert float(norm) == pytest.approx(float(nn.utils.get_total_norm(expected)), rel=1e-5)
     for parameter, total in zip(trained, expected, strict=True):
@@ -208,14 +185,17 @@ def test_gradients_of_bfloat16_are_summed_clipped_and_accumulated_in_float32(mak
 # What is left alone.
 
 
+def dropping(*_: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout()).double()
+
+
 def test_random_numbers_of_the_process_are_as_before(make: Callable[..., Pipeline]) -> None:
     torch.manual_seed(5)
     random.seed(5)
     expected = torch.rand(3), random.random()
     torch.manual_seed(5)
     random.seed(5)
-    pipeline = make(lambda *_: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout()).double())
-    pipeline.step(batch(1))
+    make(dropping).step(batch(1))
     assert torch.equal(torch.rand(3), expected[0])
     assert random.random() == expected[1]
 
@@ -223,12 +203,10 @@ def test_random_numbers_of_the_process_are_as_before(make: Callable[..., Pipelin
 def test_what_is_drawn_depends_on_seed_and_update_alone(make: Callable[..., Pipeline]) -> None:
     def losses(seed: int, noise: int) -> list[float]:
         torch.manual_seed(noise)
-        pipeline = make(lambda *_: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout()).double(), seed=seed)
-        seen = []
+        pipeline, seen = make(dropping, seed=seed), []
         for number in range(2):
-            seen.append(pipeline.step(batch(0)).loss)
-            for parameter in pipeline.parameters():
-                parameter.grad = None
+            seen.append(step(pipeline, batch(0)).loss)
+            clear(pipeline)
             torch.rand(number + noise)
         return seen
 
@@ -259,10 +237,30 @@ def test_a_gradient_that_was_not_cleared_is_refused_and_nothing_is_lost(make: Ca
     assert_gradients(pipeline, gradients)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"batch": (1, 2), "micro_batches": []}])
-def test_a_step_takes_one_form_of_a_mini_batch(make: Callable[..., Pipeline], arguments: dict[str, Any]) -> None:
-    with pytest.raises(Misuse, match="step takes either a batch or micro_batches"):
-        make().step(**arguments)
+REFUSED: dict[str, tuple[Callable[[Pipeline], object], str]] = {
+    "neither form of a batch": (lambda pipe: pipe.step(), "step takes either a batch or micro_batches"),
+    "both forms": (lambda pipe: pipe.step((1, 2), micro_batches=[]), "step takes either a batch or micro_batches"),
+    "a negative norm": (lambda pipe: pipe.clip_grad_norm_(-1.0), r"max_norm=-1\.0: a norm is 0 or more"),
+    "no evaluation": (lambda pipe: pipe.evaluate([]), "there is nothing to evaluate: no batch was given"),
+    "a sampler that divides items among ranks": (
+        lambda pipe: pipe.loader(
+            [*zip(*batch(), strict=True)],
+            sampler=torch.utils.data.DistributedSampler([1, 2], num_replicas=2, rank=0),  # type: ignore[arg-type]
+        ),
+        "and so does the loader: use shuffle=True",
+    ),
+    "closed": (lambda pipe: (pipe.close(), pipe.close(), pipe.step(batch())), "the pipeline is closed"),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_what_means_nothing_is_refused(make: Callable[..., Pipeline], call: str) -> None:
+    pipeline = make()
+    pipeline.step(batch())
+    clear(pipeline)
+    asked, message = REFUSED[call]
+    with pytest.raises(Misuse, match=message):
+        asked(pipeline)
 
 
 def test_a_batch_of_the_wrong_size_is_refused_and_the_next_one_trains(make: Callable[..., Pipeline]) -> None:
@@ -309,21 +307,30 @@ def test_a_directory_without_a_program_is_refused(alone: World, tmp_path: Path) 
         (None, "build_stage is None: give a function build_stage(stage, num_stages), or the Layers"),
     ],
 )
-def test_what_makes_no_stages_is_refused(compiled: Path, build_stage: Any, message: str) -> None:
+def test_what_makes_no_stages_is_refused(interleaved: Path, build_stage: Any, message: str) -> None:
     with pytest.raises(Misuse, match=re.escape(message)):
-        Pipeline(compiled, build_stage, loss, batch())
+        Pipeline(interleaved, build_stage, loss, batch())
 
 
-def test_without_a_process_group_there_is_no_pipeline(compiled: Path) -> None:
+def test_without_a_process_group_there_is_no_pipeline(interleaved: Path) -> None:
     assert not dist.is_initialized()
     with pytest.raises(Misuse, match=r"call torch.distributed.init_process_group\(\) before"):
-        Pipeline(compiled, layer, loss, batch())
+        Pipeline(interleaved, layer, loss, batch())
 
 
-def test_ranks_that_are_no_whole_copies_are_refused(alone: World, tmp_path: Path) -> None:
-    chimera_ir.compile("gpipe", D=2, N=2).write(tmp_path / "out")
-    with pytest.raises(Misuse, match=r"gpipe.* runs on 2 workers and there is 1 rank; start a multiple of 2"):
-        Pipeline(tmp_path / "out", layer, loss, batch())
+@pytest.mark.parametrize(
+    ("scheme", "items", "message"),
+    [
+        ("gpipe", 2, r"gpipe.* runs on 2 workers and there is 1 rank; start a multiple of 2"),
+        ("chimera_halving", 3, "cuts every micro-batch into 2, and dimension 0 of the example is 3"),
+    ],
+)
+def test_a_program_for_other_ranks_or_another_example_is_refused(
+    alone: World, tmp_path: Path, scheme: str, items: int, message: str
+) -> None:
+    chimera_ir.compile(scheme, D=2, N=2).write(tmp_path / "out")
+    with pytest.raises(Misuse, match=message):
+        Pipeline(tmp_path / "out", layer, loss, batch(items=items))
 
 
 def test_gloo_leaves_no_choice_of_communicators(make: Callable[..., Pipeline]) -> None:
@@ -332,25 +339,13 @@ def test_gloo_leaves_no_choice_of_communicators(make: Callable[..., Pipeline]) -
     make(communicators="directed").step(batch())
 
 
-def test_halves_take_an_even_example(alone: World, tmp_path: Path) -> None:
-    chimera_ir.compile("chimera_halving", D=2, N=2).write(tmp_path / "out")
-    x, y = batch()
-    with pytest.raises(Misuse, match="cuts every micro-batch into 2, and dimension 0 of the example is 3"):
-        Pipeline(tmp_path / "out", layer, loss, (x[:3], y[:3]))
-
-
 def test_the_package_names_what_it_offers() -> None:
     assert all(hasattr(chimera_runtime, name) for name in chimera_runtime.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Pipelines'"):
         _ = chimera_runtime.Pipelines  # type: ignore[attr-defined]
 
 
-def test_it_says_how_many_micro_batches_a_step_takes_and_which_copy_this_is(make: Callable[..., Pipeline]) -> None:
-    pipeline = make()
-    assert (pipeline.micro_batches, pipeline.copies, pipeline.copy) == (N, 1, 0)
-
-
-def test_an_evaluation_divides_sums_by_counts(alone: World, compiled: Path) -> None:
+def test_an_evaluation_divides_sums_by_counts(make: Callable[..., Pipeline]) -> None:
     """Targets above 0 count; where there is none the result is not a number."""
 
     def summed(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -358,35 +353,11 @@ def test_an_evaluation_divides_sums_by_counts(alone: World, compiled: Path) -> N
         return ((output - target).square() * counted).sum(), counted.sum()
 
     x, y = batch(1)
-    with Pipeline(compiled, layer, summed, (x[:B], y[:B])) as pipeline:
-        with torch.no_grad():
-            total, count = summed(whole(pipeline)(x), y)
-        assert pipeline.evaluate([(x, y)]) == pytest.approx(float(total / count), rel=1e-12)
-        assert math.isnan(pipeline.evaluate([(x, -y.abs())]))
-        with pytest.raises(Misuse, match="there is nothing to evaluate: no batch was given"):
-            pipeline.evaluate([])
-
-
-def test_a_sampler_that_divides_items_among_ranks_is_refused(make: Callable[..., Pipeline]) -> None:
-    items = [*zip(*batch(), strict=True)]
-    sampler = torch.utils.data.DistributedSampler(items, num_replicas=2, rank=0)  # type: ignore[arg-type]
-    with pytest.raises(Misuse, match="and so does the loader: use shuffle=True"):
-        make().loader(items, sampler=sampler)
-
-
-def test_a_negative_norm_is_refused(make: Callable[..., Pipeline]) -> None:
-    pipeline = make()
-    pipeline.step(batch())
-    with pytest.raises(Misuse, match=r"max_norm=-1\.0: a norm is 0 or more"):
-        pipeline.clip_grad_norm_(-1.0)
-
-
-def test_a_closed_pipeline_says_so(make: Callable[..., Pipeline]) -> None:
-    pipeline = make()
-    pipeline.close()
-    pipeline.close()
-    with pytest.raises(Misuse, match="the pipeline is closed"):
-        pipeline.step(batch())
+    pipeline = make(of=summed)
+    with torch.no_grad():
+        total, count = summed(whole(pipeline)(x), y)
+    assert pipeline.evaluate([(x, y)]) == pytest.approx(float(total / count), rel=1e-12)
+    assert math.isnan(pipeline.evaluate([(x, -y.abs())]))
 
 
 def test_a_scaler_that_is_off_leaves_gradients_as_they_are(make: Callable[..., Pipeline]) -> None:
@@ -443,16 +414,16 @@ def test_a_check_begins_with_the_state_of_the_modules_and_leaves_it(make: Callab
     pipeline.step(batch(2), accumulate=True)
 
 
+def scaled(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    return output * 1.5
+
+
 def test_a_check_names_the_place_of_a_fault_and_the_pipeline_goes_on(make: Callable[..., Pipeline]) -> None:
     pipeline = make(lambda *_: nn.Linear(WIDTH, WIDTH).double())
     first, last = pipeline.stages.values()
-    faults = {
-        "what stage 0 hands on for micro-batch 0 of update 1, by ": lambda: first.register_forward_hook(
-            lambda *arguments: arguments[2] * 1.5
-        ),
-        "the loss, in update 1, as all that stages hand on agrees": lambda: last.register_forward_hook(
-            lambda *arguments: arguments[2] * 1.5
-        ),
+    faults: dict[str, Callable[[], Any]] = {
+        "what stage 0 hands on for micro-batch 0 of update 1, by ": lambda: first.register_forward_hook(scaled),
+        "the loss, in update 1, as all that stages hand on agrees": lambda: last.register_forward_hook(scaled),
         "the gradient of weight of stage 1, among the gradients of update 1": lambda: last.weight.register_hook(  # type: ignore[union-attr]
             lambda gradient: 2 * gradient
         ),
@@ -463,7 +434,7 @@ def test_a_check_names_the_place_of_a_fault_and_the_pipeline_goes_on(make: Calla
             pipeline.check(batch(1))
         assert f"the first tensor that differs: {words}" in str(failed.value)
         hook.remove()
-    assert pipeline.check(lambda micro: tuple(t[micro * B : micro * B + B] for t in batch(1))).startswith("check: pas")
+    assert pipeline.check(micro_batches(*batch(1)).__getitem__).startswith("check: passed")
     pipeline.step(batch(1))
 
 
@@ -503,7 +474,7 @@ def test_a_check_that_cannot_be_made_is_refused_and_the_pipeline_goes_on(make: C
 
 @pytest.mark.parametrize("takers", [1, 2])
 def test_a_keyword_argument_of_several_stages_is_not_changed_in_place(
-    alone: World, compiled: Path, takers: int
+    make: Callable[..., Pipeline], takers: int
 ) -> None:
     """Whether the other stage sees the change would depend on where it is. A stage's own argument is its own."""
 
@@ -511,32 +482,26 @@ def test_a_keyword_argument_of_several_stages_is_not_changed_in_place(
         def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
             return super().forward(x) * scale.mul_(2)
 
-    def build(stage: int, _stages: int) -> nn.Module:
-        return Scaled(WIDTH, WIDTH).double() if stage < takers else nn.Linear(WIDTH, WIDTH).double()
-
     (x, y), scale = batch(), torch.ones(B * N, 1, dtype=torch.float64)
-    with Pipeline(compiled, build, loss, (x[:B], y[:B], {"scale": scale[:B].clone()})) as pipeline:
-        if takers == 1:
-            pipeline.step((x, y, {"scale": scale}))
-            return
-        with pytest.raises(BadModel, match="stage 0 changes its keyword argument scale in place, and other stages"):
-            pipeline.step((x, y, {"scale": scale}))
+    pipeline = make(
+        lambda stage, _: (Scaled if stage < takers else nn.Linear)(WIDTH, WIDTH).double(),
+        keywords=({"scale": scale[:B].clone()},),
+    )
+    if takers == 1:
+        pipeline.step((x, y, {"scale": scale}))
+        return
+    with pytest.raises(BadModel, match="stage 0 changes its keyword argument scale in place, and other stages"):
+        pipeline.step((x, y, {"scale": scale}))
 
 
-def test_an_input_that_the_first_stage_changes_in_place_is_as_before(alone: World, compiled: Path) -> None:
+def test_an_input_that_the_first_stage_changes_in_place_is_as_before(make: Callable[..., Pipeline]) -> None:
     class Changing(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x.mul_(2))
 
-    def build(stage: int, _stages: int) -> nn.Module:
-        return (Changing if stage == 0 else nn.Linear)(WIDTH, WIDTH).double()
-
     x, y = batch()
-    pipeline = Pipeline(compiled, build, loss, (x[:B], y[:B]))
+    pipeline = make(lambda stage, _: (nn.Linear if stage else Changing)(WIDTH, WIDTH).double())
     value, expected = by_hand(pipeline, x.clone(), y)
-    outcome = pipeline.step((x, y))
-    assert outcome is not None
-    assert outcome.loss == pytest.approx(value)
+    assert step(pipeline, (x, y)).loss == pytest.approx(value)
     assert_gradients(pipeline, expected)
     assert torch.equal(x, batch()[0])
-    pipeline.close()

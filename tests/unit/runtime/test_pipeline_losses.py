@@ -1,6 +1,6 @@
 """`Pipeline` on one rank, with a loss that is a module: it is trained, checked, saved and restored like a stage."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ import chimera_ir
 from chimera_runtime import BadCheckpoint, Checkpoints, Misuse, Pipeline, auxiliary_loss
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage_output import collecting
+from tests.unit.runtime.models import loss as plain_loss
+from tests.unit.runtime.one_rank import STAGES, WIDTH, N, batch, example, micro_batches, step
 
-B, N, WIDTH, STAGES = 2, 4, 3, 2
 OF_LOSS = ["loss.scale", "loss.projection.weight"]
 
 
@@ -61,11 +62,6 @@ def build_stage(stage: int, _stages: int) -> nn.Module:
     return (Head() if stage else nn.Linear(WIDTH, WIDTH)).double()
 
 
-def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    x, y = torch.randn(2, B * N, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return x, y
-
-
 @pytest.fixture(scope="module", params=[False, True], ids=["", "recomputed"])
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("losses") / "out"
@@ -75,17 +71,8 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture
-def make(alone: World, compiled: Path) -> Iterator[Callable[..., Pipeline]]:
-    made: list[Pipeline] = []
-
-    def pipeline(loss: Any, build: Any = build_stage, **options: Any) -> Pipeline:
-        x, y = batch(0)
-        made.append(Pipeline(compiled, build, loss, (x[:B], y[:B]), **options))
-        return made[-1]
-
-    yield pipeline
-    for one in made:
-        one.close()
+def make(opened: Callable[..., Any], compiled: Path) -> Callable[..., Pipeline]:
+    return lambda loss, build=build_stage: opened(Pipeline, compiled, build, loss, example())
 
 
 def marks(loss: Loss) -> tuple[object, ...]:
@@ -93,12 +80,15 @@ def marks(loss: Loss) -> tuple[object, ...]:
 
 
 def stepped(pipe: Pipeline, seed: int) -> float:
-    outcome = pipe.step(batch(seed))
-    assert outcome is not None
+    value = step(pipe, batch(seed)).loss
     optimizer = torch.optim.SGD(pipe.parameters(), lr=0.1)
     optimizer.step()
     optimizer.zero_grad()
-    return outcome.loss
+    return value  # type: ignore[no-any-return]
+
+
+def names(pipe: Pipeline) -> list[str]:
+    return [name for name, _ in pipe.named_parameters() if name.startswith("loss.")]
 
 
 def save(directory: Path, pipe: Pipeline) -> None:
@@ -117,15 +107,14 @@ def test_a_loss_is_trained_as_in_one_process(make: Callable[..., Pipeline], form
     modules = [build_stage(stage, STAGES) for stage in range(STAGES)]
     pipe = make(forms(loss)[form])
     assert marks(loss) == marks(twin), "the start leaves its marks"
-    assert [name for name, _ in pipe.named_parameters() if name.startswith("loss.")] == OF_LOSS
+    assert names(pipe) == OF_LOSS
     assert type(pipe.stages[1]) is Head
     optimizer = torch.optim.SGD([p for module in (*modules, twin) for p in module.parameters()], lr=0.1)
     for seed in (1, 2):
-        expected, (x, y) = 0.0, batch(seed)
-        for micro in range(N):
-            rows = slice(micro * B, micro * B + B)
+        expected = 0.0
+        for x, y in micro_batches(*batch(seed)):
             with collecting() as auxiliary:
-                value = twin(modules[1](modules[0](x[rows])), y[rows])
+                value = twin(modules[1](modules[0](x)), y)
             expected += value.item() / N
             (sum((added for _, added in auxiliary), value) / N).backward()
         optimizer.step()
@@ -191,7 +180,7 @@ def test_a_loss_shares_with_the_last_stage_as_its_parts_do(make: Callable[..., P
     assert isinstance(head, Head)
     pipe = make(Loss(head.weight), lambda s, n: head if s else build_stage(s, n))
     pipe.step(batch(1))
-    assert [name for name, _ in pipe.named_parameters() if name.startswith("loss.")] == ["loss.scale"]
+    assert names(pipe) == ["loss.scale"]
     pipe.check(batch(1))
 
 
@@ -206,16 +195,16 @@ def test_a_loss_that_shares_with_another_stage_needs_a_declaration(
 
     with pytest.raises(Misuse, match=r'the loss share.*\(0, "weight"\), \("loss", "projection.weight"\).*--tied 0,1'):
         make(Loss(first.weight), build)
-    options, (x, y) = chimera_ir.Options(tied=[(0, 1)]), batch(0)
+    options = chimera_ir.Options(tied=[(0, 1)])
     chimera_ir.compile("interleaved", options=options, P=1, v=STAGES, N=N).write(tmp_path / "out")
     tied = [[(0, "weight"), ("loss", "projection.weight")]]
-    with Pipeline(tmp_path / "out", build_stage, Loss(), (x[:B], y[:B]), tied=tied) as pipe:
-        pipe.check((x, y))
-        assert [name for name, _ in pipe.named_parameters() if "loss." in name][-1] == "loss.scale"
+    with Pipeline(tmp_path / "out", build_stage, Loss(), example(), tied=tied) as pipe:
+        pipe.check(batch(0))
+        assert names(pipe) == ["loss.scale"]
     with pytest.raises(
         Misuse, match=r"tied names 'weight' in the loss, which has no such parameter .did you mean scale"
     ):
-        Pipeline(tmp_path / "out", build_stage, Loss(), (x[:B], y[:B]), tied=[[(0, "weight"), ("loss", "weight")]])
+        Pipeline(tmp_path / "out", build_stage, Loss(), example(), tied=[[(0, "weight"), ("loss", "weight")]])
 
 
 def test_a_method_of_the_model_is_no_loss_of_its_own(make: Callable[..., Pipeline]) -> None:
@@ -228,8 +217,8 @@ def test_a_method_of_the_model_is_no_loss_of_its_own(make: Callable[..., Pipelin
             self.head = head
 
         def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            return (output - target).square().mean()
+            return plain_loss(output, target)
 
     pipe = make(Model().loss, lambda s, n: head if s else build_stage(s, n))
-    assert not [name for name, _ in pipe.named_parameters() if name.startswith("loss.")]
+    assert names(pipe) == []
     pipe.step(batch(1))

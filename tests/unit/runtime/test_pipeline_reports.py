@@ -2,7 +2,7 @@
 
 import math
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,15 @@ from chimera_runtime.ranks.messages import from_host
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage_output import Auxiliary, SideNumbers, collecting
 from chimera_runtime.values.losses import Tally
+from tests.unit.runtime.models import loss as quiet
+from tests.unit.runtime.one_rank import STAGES, WIDTH, B, N, batch, clear, example, step
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 
-B, N, WIDTH, STAGES = 2, 4, 3, 2
-PLAIN: dict[str, Any] = {"scheme": "interleaved", "P": 1, "v": STAGES}
-PROGRAMS: dict[str, dict[str, Any]] = {
-    "plain": PLAIN,
-    "recomputed": PLAIN | {"options": chimera_ir.Options(recompute=True)},
-    "split": {"scheme": "zb_h1", "D": 1},
+PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("interleaved", {"P": 1, "v": STAGES}),
+    "recomputed": ("interleaved", {"P": 1, "v": STAGES, "options": chimera_ir.Options(recompute=True)}),
+    "split": ("zb_h1", {"D": 1}),
 }
 
 
@@ -61,11 +61,6 @@ def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return error.mean()
 
 
-def batch(seed: int, items: int = B * N) -> tuple[torch.Tensor, torch.Tensor]:
-    x, y = torch.randn(2, items, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return x, y
-
-
 def of_one_process(stages: int, x: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
     """What a plain loop over micro-batches would average."""
     sums: dict[str, list[tuple[float, float]]] = {}
@@ -87,25 +82,14 @@ def of_one_process(stages: int, x: torch.Tensor, y: torch.Tensor) -> dict[str, f
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("reports")
-    for name, settings in PROGRAMS.items():
-        chimera_ir.compile(settings["scheme"], N=N, **{k: v for k, v in settings.items() if k != "scheme"}).write(
-            folder / name
-        )
+    for name, (scheme, settings) in PROGRAMS.items():
+        chimera_ir.compile(scheme, N=N, **settings).write(folder / name)
     return {name: folder / name for name in PROGRAMS}
 
 
 @pytest.fixture
-def make(alone: World, compiled: dict[str, Path]) -> Iterator[Callable[..., Pipeline]]:
-    made: list[Pipeline] = []
-
-    def pipeline(program: str = "plain", of: Any = loss, build: Any = build_stage) -> Pipeline:
-        x, y = batch(0)
-        made.append(Pipeline(compiled[program], build, of, (x[:B], y[:B])))
-        return made[-1]
-
-    yield pipeline
-    for one in made:
-        one.close()
+def make(opened: Callable[..., Any], compiled: dict[str, Path]) -> Callable[..., Pipeline]:
+    return lambda program="plain", of=loss, build=build_stage: opened(Pipeline, compiled[program], build, of, example())
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -113,11 +97,9 @@ def test_each_micro_batch_reports_once(make: Callable[..., Pipeline], program: s
     pipe = make(program)
     for seed in (1, 2):
         (x, y), stages = batch(seed), pipe.job.stages
-        outcome = pipe.step((x, y))
-        assert outcome is not None
+        outcome = step(pipe, (x, y))
         assert outcome.reports == pytest.approx(of_one_process(stages, x, y))
-        for parameter in pipe.parameters():
-            parameter.grad = None
+        clear(pipe)
         evaluated = pipe.evaluate([(x, y), batch(5, 3)])
         assert evaluated.reports.keys() == outcome.reports.keys()
         assert pickle.loads(pickle.dumps(evaluated)).reports == evaluated.reports
@@ -132,26 +114,18 @@ def test_a_name_may_come_late_and_stay_away(make: Callable[..., Pipeline]) -> No
     def of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if (call := next(calls)) >= 1 + N and call % 3 == 0:
             report("late", call)
-        return (output - target).square().mean()
+        return quiet(output, target)
 
     pipe, reports = make(of=of), []
     for seed in range(4):
-        outcome = pipe.step(batch(seed))
-        assert outcome is not None
-        reports.append({name: value for name, value in outcome.reports.items() if name == "late"})
-        for parameter in pipe.parameters():
-            parameter.grad = None
+        reports.append({name: value for name, value in step(pipe, batch(seed)).reports.items() if name == "late"})
+        clear(pipe)
     assert reports == [{}, {"late": 6.0}, {"late": 10.5}, {"late": 15.0}]
 
 
 def test_what_is_never_reported_costs_nothing(make: Callable[..., Pipeline]) -> None:
-    def quiet(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return (output - target).square().mean()
-
     pipe = make(of=quiet, build=lambda _stage, _stages: nn.Linear(WIDTH, WIDTH).double())
-    outcome = pipe.step(batch(1))
-    assert outcome is not None
-    assert outcome.reports == {}
+    assert step(pipe, batch(1)).reports == {}
     assert pipe.evaluate([batch(1)]).reports == {}
 
 
@@ -184,9 +158,7 @@ def test_the_example_of_the_page_reports(
     model = load(EXAMPLES / "metrics.py")
     items = default_collate([model.items()[i] for i in range(2 * N)])
     with Pipeline(compiled["plain"], model.build_stage, model.loss, tuple(t[:2] for t in items)) as pipe:
-        outcome = pipe.step(tuple(items))
-        assert outcome is not None
-        assert {*outcome.reports} == {"sign", "recall"}
+        assert {*step(pipe, tuple(items)).reports} == {"sign", "recall"}
         assert "loss.log_variance" in dict(pipe.named_parameters())
 
 

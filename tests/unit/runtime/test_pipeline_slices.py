@@ -18,7 +18,6 @@ B, N, K, LENGTH = 2, 2, 3, 6
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two stages on one worker."""
     directory = tmp_path_factory.mktemp("sliced") / "sliced.out"
     chimera_ir.compile("seq1f1b_interleaved", P=1, v=2, N=N, k=K).write(directory)
     return directory

@@ -1,8 +1,9 @@
 """`Pipeline` on one rank, with stages whose forwards write parameters: only a step of training leaves a trace."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,8 @@ from chimera_runtime import Pipeline
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import BadModel
 from chimera_runtime.ranks.world import World
-
-B, N, WIDTH, STAGES = 2, 4, 3, 2
+from tests.unit.runtime.models import loss
+from tests.unit.runtime.one_rank import STAGES, WIDTH, N, batch, example, micro_batches, step
 
 
 class Follower(nn.Module):
@@ -117,15 +118,6 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return (output - target).square().mean()
-
-
-def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    x, y = torch.randn(2, B * N, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return x, y
-
-
 def builder(make: Callable[[], nn.Module]) -> Callable[[int, int], nn.Module]:
     def build_stage(stage: int, _stages: int) -> nn.Module:
         torch.manual_seed(stage)
@@ -134,25 +126,9 @@ def builder(make: Callable[[], nn.Module]) -> Callable[[int, int], nn.Module]:
     return build_stage
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("writes") / "out"
-    chimera_ir.compile("interleaved", P=1, v=STAGES, N=N).write(directory)
-    return directory
-
-
 @pytest.fixture
-def make(alone: World, compiled: Path) -> Iterator[Callable[..., Pipeline]]:
-    made: list[Pipeline] = []
-
-    def pipeline(module: Callable[[], nn.Module], varying: bool = False) -> Pipeline:
-        x, y = batch(0)
-        made.append(Pipeline(compiled, builder(module), loss, (x[:B], y[:B]), varying=varying))
-        return made[-1]
-
-    yield pipeline
-    for one in made:
-        one.close()
+def make(opened: Callable[..., Any], interleaved: Path) -> Callable[..., Pipeline]:
+    return lambda module, **options: opened(Pipeline, interleaved, builder(module), loss, example(), **options)
 
 
 def values(modules: dict[int, nn.Module]) -> dict[str, torch.Tensor]:
@@ -176,13 +152,11 @@ def test_only_a_step_leaves_what_its_forwards_write(make: Callable[..., Pipeline
     assert equal(values(pipeline.stages), fresh), "forwards alone"
     assert [p.data_ptr() for p in pipeline.parameters()] == places
     # A step, beside one process.
-    outcome, expected = pipeline.step((x, y)), 0.0
-    for micro in range(N):
-        rows = slice(micro * B, micro * B + B)
-        value = loss(twins[1](twins[0](x[rows])), y[rows]) / N
+    outcome, expected = step(pipeline, (x, y)), 0.0
+    for of_x, of_y in micro_batches(x, y):
+        value = loss(twins[1](twins[0](of_x)), of_y) / N
         value.backward()
         expected += value.item()
-    assert outcome is not None
     assert outcome.loss == pytest.approx(expected, rel=1e-12)
     for stage, twin in twins.items():
         for mine, theirs in zip(pipeline.stages[stage].parameters(), twin.parameters(), strict=True):
@@ -194,12 +168,11 @@ def test_only_a_step_leaves_what_its_forwards_write(make: Callable[..., Pipeline
     assert equal(values(pipeline.stages), written)
 
 
-def test_new_shapes_and_remarks(make: Callable[..., Pipeline], compiled: Path) -> None:
+def test_new_shapes_and_remarks(make: Callable[..., Pipeline], interleaved: Path) -> None:
     """A forward that shows new shapes leaves no writes either; the remark at start names what is written."""
-
     x, y = (t.unsqueeze(1).expand(-1, 4, -1).contiguous() for t in batch(0))
     build = builder(partial(Follower, in_place, False))
-    with Pipeline(compiled, build, loss, (x[:B], y[:B]), varying=True) as pipeline:
+    with Pipeline(interleaved, build, loss, micro_batches(x, y)[0], varying=True) as pipeline:
         before = values(pipeline.stages)
         pipeline.evaluate([(x[:, :3], y[:, :3])])
         assert equal(values(pipeline.stages), before)
@@ -221,14 +194,14 @@ def test_a_write_that_begins_in_an_evaluation_is_an_error(make: Callable[..., Pi
 def test_a_backward_that_needs_what_a_later_forward_writes_says_so(alone: World, tmp_path: Path) -> None:
     """All forwards come first."""
     chimera_ir.compile("gpipe", D=1, N=N).write(tmp_path / "out")
-    x, y = batch(0)
-
-    def make() -> nn.Module:
-        return nn.Sequential(nn.Linear(WIDTH, WIDTH), Follower(in_place, True, True))
-
     with (
         pytest.raises(ModelError, match="the backward of stage 0") as error,
-        Pipeline(tmp_path / "out", builder(make), loss, (x[:B], y[:B])) as pipeline,
+        Pipeline(
+            tmp_path / "out",
+            builder(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Follower(in_place, True, True))),
+            loss,
+            example(),
+        ) as pipeline,
     ):
-        pipeline.step((x, y))
+        pipeline.step(batch(0))
     assert "let the forward compute with a copy" in "".join(error.value.__notes__)

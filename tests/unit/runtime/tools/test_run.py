@@ -26,32 +26,16 @@ from chimera_runtime.tools.run import Run
 from chimera_runtime.update.updates import Outcome
 from tests.unit.runtime.models import Layer, item, model
 
-N, B, STEPS = 4, 2, 5
+B, STEPS = 2, 5
 Looped = tuple[list[float], list[torch.Tensor]]
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two stages on one worker."""
-    directory = tmp_path_factory.mktemp("run") / "interleaved.out"
-    chimera_ir.compile("interleaved", P=1, v=2, N=N).write(directory)
-    return directory
-
-
 @pytest.fixture
-def run(alone: World, compiled: Path) -> Callable[..., Run]:
-    def made(*options: str, used: ModelFile | None = None) -> Run:
-        parsed = parse(["--model", "model.py", f"--micro-batch-size={B}", "--steps=3", *options])
-        place = Place(0, 1, 1, "pipeline")
-        return Run(
-            parsed,
-            load(compiled),
-            alone.control_group.store,
-            place,
-            torch.device("cpu"),
-            model() if used is None else used,
-            Faults(alone.control_group.store, 0),
-        )
+def run(alone: World, interleaved: Path) -> Callable[..., Run]:
+    def made(*options: str, used: ModelFile | None = None, directory: Path = interleaved, steps: int = 3) -> Run:
+        parsed = parse(["--model", "model.py", f"--micro-batch-size={B}", f"--steps={steps}", *options])
+        store, place = alone.control_group.store, Place(0, 1, 1, "pipeline")
+        return Run(parsed, load(directory), store, place, torch.device("cpu"), used or model(), Faults(store, 0))
 
     return made
 
@@ -78,12 +62,12 @@ def looped(run: Run, directory: Path) -> Looped:
 
 
 def test_a_trace_a_check_and_a_limit_change_nothing_of_the_training(
-    run: Callable[..., Run], compiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., Run], interleaved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    losses, weights = looped(run(), compiled)
+    losses, weights = looped(run(), interleaved)
     capsys.readouterr()
     options = ("--check", "--memory-limit=1GiB", f"--trace={tmp_path / 'trace'}", f"--metrics={tmp_path / 'm.json'}")
-    again, same = looped(run(*options, f"--log-file={tmp_path / 'log.jsonl'}"), compiled)
+    again, same = looped(run(*options, f"--log-file={tmp_path / 'log.jsonl'}"), interleaved)
     assert again == losses
     assert all(map(torch.equal, weights, same))
     assert json.loads((tmp_path / "m.json").read_text())["loss"] == losses
@@ -95,9 +79,9 @@ def test_a_trace_a_check_and_a_limit_change_nothing_of_the_training(
     assert '"step s0"' in recorded
 
 
-def test_a_norm_clips(run: Callable[..., Run], compiled: Path) -> None:
-    _, free = looped(run(), compiled)
-    _, clipped = looped(run("--clip-norm=1e-6"), compiled)
+def test_a_norm_clips(run: Callable[..., Run], interleaved: Path) -> None:
+    _, free = looped(run(), interleaved)
+    _, clipped = looped(run("--clip-norm=1e-6"), interleaved)
     start = [p for stage in range(2) for p in model().build_stage(stage, 2).parameters()]
     moved = [
         sum(float((a - b.detach()).abs().sum()) for a, b in zip(end, start, strict=True)) for end in (free, clipped)
@@ -106,19 +90,18 @@ def test_a_norm_clips(run: Callable[..., Run], compiled: Path) -> None:
 
 
 def test_a_rehearsal_leaves_the_weights_alone_and_a_check_alone_trains_nothing(
-    run: Callable[..., Run], compiled: Path, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., Run], interleaved: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start = [p for stage in range(2) for p in model().build_stage(stage, 2).parameters()]
-    _, weights = looped(run("--rehearse", "F=0.0001,B=0.0001"), compiled)
+    _, weights = looped(run("--rehearse", "F=0.0001,B=0.0001"), interleaved)
     assert all(map(torch.equal, weights, start))
-    losses, weights = looped(run("--check-only"), compiled)
+    losses, weights = looped(run("--check-only"), interleaved)
     assert losses == []
     assert all(map(torch.equal, weights, start))
     assert "check: passed" in capsys.readouterr().out
 
 
 def trained(run: Run, directory: Path) -> None:
-    """Directory that was written for the program."""
     runpy.run_path(str(directory / "train.py"))["train"](run)
     run.close()
 
@@ -129,7 +112,7 @@ def held_out() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def test_every_update_is_told_to_the_model_file_and_held_out_items_are_evaluated_between_them(
-    run: Callable[..., Run], compiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., Run], interleaved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A loop of one's own sees the same."""
     seen: list[tuple[int, float, float]] = []
@@ -141,8 +124,8 @@ def test_every_update_is_told_to_the_model_file_and_held_out_items_are_evaluated
 
     used = replace(model(), validation=held_out, on_step=on_step)
     log = tmp_path / "log.jsonl"
-    trained(run("--eval-every=2", f"--log-file={log}", "--device-peak=1e-6", "--peak-memory", used=used), compiled)
-    losses, _ = looped(run(), compiled)
+    trained(run("--eval-every=2", f"--log-file={log}", "--device-peak=1e-6", "--peak-memory", used=used), interleaved)
+    losses, _ = looped(run(), interleaved)
     assert [(update, loss) for update, loss, _ in seen] == [*enumerate(losses)]
     facts = [json.loads(line) for line in log.read_text().splitlines()]
     assert [(line["update"], line["held_out"]) for line in facts if "held_out" in line] == [
@@ -157,7 +140,7 @@ def test_every_update_is_told_to_the_model_file_and_held_out_items_are_evaluated
 
 
 def test_a_model_file_may_end_the_training(
-    run: Callable[..., Run], compiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., Run], interleaved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The model asks after the second update; the third tells all ranks, and the fourth is on its way by then."""
 
@@ -166,13 +149,13 @@ def test_a_model_file_may_end_the_training(
             pipe.ask_to_stop()
 
     used = replace(model(), on_step=on_step)
-    trained(run("--steps=100", f"--export={tmp_path / 'model.pt'}", used=used), compiled)
+    trained(run("--steps=100", f"--export={tmp_path / 'model.pt'}", used=used), interleaved)
     assert (tmp_path / "model.pt").exists()
     assert sum(line.startswith("step ") for line in capsys.readouterr().out.splitlines()) == 4
 
 
 def test_under_autocast_the_run_is_checked_and_trained(
-    run: Callable[..., Run], compiled: Path, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., Run], interleaved: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Single(Layer):
         def __init__(self, stage: int, stages: int) -> None:
@@ -183,9 +166,9 @@ def test_under_autocast_the_run_is_checked_and_trained(
         return [(x.float(), y.float()) for x, y in map(item, range(24))]
 
     used = model(Single, items=singles)
-    exact, _ = looped(run(used=used), compiled)
+    exact, _ = looped(run(used=used), interleaved)
     capsys.readouterr()
-    rounded, _ = looped(run("--autocast=bf16", "--check", used=used), compiled)
+    rounded, _ = looped(run("--autocast=bf16", "--check", used=used), interleaved)
     assert rounded != exact
     assert rounded == pytest.approx(exact, rel=2e-2)
     assert "check: passed" in (said := capsys.readouterr().out)
@@ -212,7 +195,7 @@ def flowing(items: int = 24) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def test_data_workers_a_stream_and_a_collate_of_ones_own_train_the_same(
-    run: Callable[..., Run], compiled: Path, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., Run], interleaved: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Includes a check, which sees the same items; the sampler has what the seed would draw."""
 
@@ -223,7 +206,7 @@ def test_data_workers_a_stream_and_a_collate_of_ones_own_train_the_same(
     def collate(items: list[Any]) -> Any:
         return torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
 
-    losses, _ = looped(run(), compiled)
+    losses, _ = looped(run(), interleaved)
     files = [
         replace(model(), collate=collate),
         replace(model(), dataset=Flow, collate=collate),
@@ -231,13 +214,13 @@ def test_data_workers_a_stream_and_a_collate_of_ones_own_train_the_same(
     ]
     for used in files:
         for options in ((), ("--data-workers=1", "--check")):
-            assert looped(run(*options, used=used), compiled)[0] == losses
+            assert looped(run(*options, used=used), interleaved)[0] == losses
     assert capsys.readouterr().out.count("check: passed") == 3
 
 
-def test_a_rank_that_ends_leaves_no_data_workers(run: Callable[..., Run], compiled: Path) -> None:
+def test_a_rank_that_ends_leaves_no_data_workers(run: Callable[..., Run], interleaved: Path) -> None:
     others = multiprocessing.active_children()  # of tests before it in the same process
-    looped(run("--data-workers=1"), compiled)
+    looped(run("--data-workers=1"), interleaved)
     assert [child for child in multiprocessing.active_children() if child not in others] == []
 
 
@@ -261,41 +244,43 @@ def adam(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
 
 
 @pytest.fixture
-def streamed(alone: World, stream: Path) -> Callable[..., Run]:
+def streamed(run: Callable[..., Run], stream: Path) -> Callable[..., Run]:
     """Runs the train.py that was written for the stream."""
 
     def ran(*options: str, **functions: Any) -> Run:
-        parsed = parse(["--model", "model.py", f"--micro-batch-size={B}", f"--steps={STEPS}", *options])
-        place, faults = Place(0, 1, 1, "pipeline"), Faults(alone.control_group.store, 0)
         used = replace(model(), optimizer=adam, **functions)
-        run = Run(parsed, load(stream), alone.control_group.store, place, torch.device("cpu"), used, faults)
-        trained(run, stream)
-        return run
+        of_stream = run(*options, used=used, directory=stream, steps=STEPS)
+        trained(of_stream, stream)
+        return of_stream
 
     return ran
 
 
-def by_hand(run: Run, directory: Path) -> list[float]:
-    """The losses of a loop of one's own on the same items."""
-    batches = run.batches
-
-    def load_pair(update: int) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
-        return lambda micro: (batches.input(update, micro), batches.target(update, micro))
+def by_hand(run: Run, directory: Path, drains: tuple[int, ...] = ()) -> tuple[list[float], list[float]]:
+    """The losses of a loop of one's own on the same items, and those of held-out items after some updates."""
+    batch, batches, evaluated = tuple(map(torch.stack, zip(*held_out(), strict=True))), run.batches, []
 
     def optimizer(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         return adam([parameter for _, parameter in named])
 
-    functions, example = (run.model.build_stage, run.model.loss), load_pair(0)(0)
+    functions, example = (run.model.build_stage, run.model.loss), (batches.input(0, 0), batches.target(0, 0))
+    outcomes: list[Outcome | None] = []
     with Pipeline(directory, *functions, example, optimizer=optimizer) as pipe:
-        outcomes = [pipe.step(load_pair(update)) for update in range(STEPS)] + pipe.drain()
-    return [outcome.loss for outcome in outcomes if outcome is not None]
+        for update in range(STEPS):
+            outcomes.append(pipe.step(lambda m, u=update: (batches.input(u, m), batches.target(u, m))))
+            if update in drains:
+                outcomes += pipe.drain()
+                evaluated.append(pipe.evaluate([batch]))
+        outcomes += pipe.drain()
+    return [outcome.loss for outcome in outcomes if outcome is not None], evaluated
 
 
 def test_train_py_of_a_stream_tells_every_update_once_as_a_loop_of_ones_own_sees_them(
     streamed: Callable[..., Run], stream: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = f"--metrics={tmp_path / 'm.json'}", f"--log-file={tmp_path / 'log.jsonl'}"
-    losses = by_hand(streamed("--check", "--memory-limit=1GiB", f"--trace={tmp_path / 'trace'}", *files), stream)
+    run = streamed("--check", "--memory-limit=1GiB", f"--trace={tmp_path / 'trace'}", *files)
+    losses, _ = by_hand(run, stream)
     assert len(set(losses)) == STEPS
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("memory: of 1 GiB")
@@ -332,27 +317,10 @@ def test_a_stream_is_drained_for_an_evaluation_and_each_of_its_updates_is_told_o
 
     log = tmp_path / "log.jsonl"
     run = streamed("--eval-every=3", f"--log-file={log}", validation=held_out, on_step=on_step)
-    losses, evaluated = by_hand_with_evaluations(run, stream)
+    losses, evaluated = by_hand(run, stream, drains=(2, 4))
     assert told == [*enumerate(losses)]
     facts = [json.loads(line) for line in log.read_text().splitlines()]
     assert [(line["update"], "held_out" in line) for line in facts] == [
         *((1, False), (2, False), (3, False), (3, True), (4, False), (5, False), (5, True))
     ]
     assert [line["held_out"] for line in facts if "held_out" in line] == pytest.approx(evaluated, rel=1e-12)
-
-
-def by_hand_with_evaluations(run: Run, directory: Path) -> tuple[list[float], list[float]]:
-    batch, batches, evaluated = tuple(map(torch.stack, zip(*held_out(), strict=True))), run.batches, []
-
-    def optimizer(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-        return adam([parameter for _, parameter in named])
-
-    functions, example = (run.model.build_stage, run.model.loss), (batches.input(0, 0), batches.target(0, 0))
-    outcomes: list[Outcome | None] = []
-    with Pipeline(directory, *functions, example, optimizer=optimizer) as pipe:
-        for update in range(STEPS):
-            outcomes.append(pipe.step(lambda m, u=update: (batches.input(u, m), batches.target(u, m))))
-            if update in (2, 4):
-                outcomes += pipe.drain()
-                evaluated.append(pipe.evaluate([batch]))
-    return [outcome.loss for outcome in outcomes if outcome is not None], evaluated

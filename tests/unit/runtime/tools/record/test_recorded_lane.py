@@ -1,6 +1,8 @@
 """A recorded lane does what the plain one does, and notes it in order, in the words of schedule.sir."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,7 +16,7 @@ from chimera_runtime.lane.lane import LaneComponents
 from chimera_runtime.program.rank_facts import Turns
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start import assemble
-from chimera_runtime.start.assemble import components_of, lane_of, run_stream
+from chimera_runtime.start.assemble import RankContext, components_of, lane_of, run_stream
 from chimera_runtime.tools.record.recorder import Recorder, prepare, traced
 from tests.unit.runtime.models import facts, given, setting
 from tests.unit.runtime.thread_ranks import alone_job, worlds
@@ -92,6 +94,18 @@ def scripts(tmp_path: Path) -> Path:
     return tmp_path / "scripts"
 
 
+@contextmanager
+def lane_into(folder: Path | None, scripts: Path, made: RankContext, parts: LaneComponents) -> Iterator[Lane]:
+    """A lane, recorded into a folder if one is given."""
+    if folder is None:
+        yield lane_of(made, parts)
+        return
+    prepare(made.world.control_group, folder, scripts)
+    recorder = Recorder(made.world, given(folder))
+    yield lane_of(made, traced(parts, recorder))
+    recorder.close()
+
+
 def trained(world: World, folder: Path | None, scripts: Path, updates: int = 2) -> tuple[list[Any], Echo]:
     """The weights after some updates of the first worker of two, plain or recorded into a folder."""
     known = facts(0, gradients=(1,), incoming=((1, 0, 1),), outgoing=((0, 1, 1),))
@@ -100,17 +114,10 @@ def trained(world: World, folder: Path | None, scripts: Path, updates: int = 2) 
     echo = Echo()
     with patch.object(World, "peer", lambda _world, _worker: echo):
         parts = components_of(made, stages)
-    recorder = None
-    if folder is not None:
-        prepare(world.control_group, folder, scripts)
-        recorder = Recorder(made.world, given(folder))
-        parts = traced(parts, recorder)
-    lane = lane_of(made, parts)
-    for update in range(updates):
-        lane.begin(update)
-        made.script.update(lane)
-    if recorder is not None:
-        recorder.close()
+    with lane_into(folder, scripts, made, parts) as lane:
+        for update in range(updates):
+            lane.begin(update)
+            made.script.update(lane)
     return weights({0: built[0]}), echo
 
 
@@ -161,16 +168,8 @@ def streamed(world: World, folder: Path | None, scripts: Path) -> list[Any]:
     made, built = setting(world, facts(0, 1, turns=Turns(-1, 2, 1, 0), initial=(0, 0)))
     made.script.turn = turn  # type: ignore[method-assign,assignment]
     stages = assemble.assemble(made, built, made.model.steps)
-    parts = components_of(made, stages)
-    recorder = None
-    if folder is not None:
-        prepare(world.control_group, folder, scripts)
-        recorder = Recorder(made.world, given(folder))
-        parts = traced(parts, recorder)
-    lane = lane_of(made, parts)
-    run_stream(made, lane, 3)
-    if recorder is not None:
-        recorder.close()
+    with lane_into(folder, scripts, made, components_of(made, stages)) as lane:
+        run_stream(made, lane, 3)  # type: ignore[arg-type]
     return [[t.tolist() for t in stage.weights._front] for stage in stages.values()]  # type: ignore[attr-defined]
 
 
@@ -187,17 +186,14 @@ def test_in_a_stream_versions_are_named_and_what_is_not_in_the_run_is_not_record
 def test_a_group_is_noted_as_one_over_its_first(alone: World, tmp_path: Path, scripts: Path) -> None:
     with worlds(alone, alone_job()) as (world,):
         made, built = setting(world)
-        prepare(world.control_group, tmp_path / "trace", scripts)
-        recorder = Recorder(made.world, given(tmp_path / "trace"))
         stages = assemble.assemble(made, built, made.model.steps)
-        lane = lane_of(made, traced(components_of(made, stages), recorder))
-        lane.begin(3)
-        first, last = lane.stage(0), lane.stage(1)
-        first.forward((0, 1), lane.input((0, 1)))
-        last.forward((0, 1), first.outputs((0, 1)), lane.target((0, 1)))
-        last.backward((0, 1))
-        first.backward((0, 1), last.input_gradients((0, 1)))
-        recorder.close()
+        with lane_into(tmp_path / "trace", scripts, made, components_of(made, stages)) as lane:
+            lane.begin(3)
+            first, last = lane.stage(0), lane.stage(1)
+            first.forward((0, 1), lane.input((0, 1)))
+            last.forward((0, 1), first.outputs((0, 1)), lane.target((0, 1)))
+            last.backward((0, 1))
+            first.backward((0, 1), last.input_gradients((0, 1)))
     assert [(update, words) for update, words, *_ in operations(tmp_path / "trace")] == [
         (3, words)
         for words in (
@@ -246,13 +242,10 @@ def test_a_pair_is_noted_as_one_operation_of_two_stages(alone: World, tmp_path: 
 def test_sums_of_a_resumed_run_belong_to_the_update_of_their_step(alone: World, tmp_path: Path, scripts: Path) -> None:
     with worlds(alone, alone_job()) as (world,):
         made, built = setting(world)
-        prepare(world.control_group, tmp_path / "trace", scripts)
-        recorder = Recorder(made.world, given(tmp_path / "trace"))
         stages = assemble.assemble(made, built, made.model.steps)
         for stage in stages.values():
             stage.count_from(4)
-        lane = lane_of(made, traced(components_of(made, stages), recorder))
-        lane.begin(4)
-        made.script.update(lane)
-        recorder.close()
+        with lane_into(tmp_path / "trace", scripts, made, components_of(made, stages)) as lane:
+            lane.begin(4)
+            made.script.update(lane)
     assert {update for update, *_ in operations(tmp_path / "trace")} == {4}
