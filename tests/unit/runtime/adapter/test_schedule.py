@@ -1,7 +1,7 @@
 """`CompiledSchedule` on one rank: modes, dimensions and forms of batches, and what is refused."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,16 +16,7 @@ from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
 import chimera_ir
 from chimera_runtime import CompiledSchedule, Misuse, stages_of, whole
 from chimera_runtime.ranks.world import World
-from tests.unit.runtime import kept
-
-B, N, WIDTH = 2, 4, 3
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two stages on one worker."""
-    return kept.compiled(tmp_path_factory.mktemp("one") / "out", N)
-
+from tests.unit.runtime.one_rank import WIDTH, B, N, batch
 
 SLICED = """scheme sliced
 pipe down { stages s in 0..1 on s
@@ -44,39 +35,30 @@ def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output - target).square().sum()
 
 
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    x, y = torch.randn(2, B * N, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    return x, y
+X, Y = batch(1)
 
 
 @pytest.fixture
-def make(alone: World, directory: Path) -> Iterator[Callable[..., CompiledSchedule]]:
-    made: list[CompiledSchedule] = []
-
-    def schedule(stages: Any = None, loss_fn: Any = loss, **options: Any) -> CompiledSchedule:
-        made.append(CompiledSchedule(directory, stages or {0: layer(), 1: layer()}, loss_fn, **options))
-        return made[-1]
-
-    yield schedule
-    for one in made:
-        one.close()
+def make(opened: Callable[..., Any], interleaved: Path) -> Callable[..., CompiledSchedule]:
+    return lambda stages=None, loss_fn=loss, **options: opened(
+        CompiledSchedule, interleaved, stages or {0: layer(), 1: layer()}, loss_fn, **options
+    )
 
 
-def test_stages_of_a_rank_are_those_that_it_makes(directory: Path) -> None:
-    assert stages_of(directory, 0) == (0, 1)
-    assert stages_of(directory, 1) == ()
+def test_stages_of_a_rank_are_those_that_it_makes(interleaved: Path) -> None:
+    assert stages_of(interleaved, 0) == (0, 1)
+    assert stages_of(interleaved, 1) == ()
 
 
 def test_an_evaluation_leaves_modules_in_the_mode_of_their_owner(make: Callable[..., CompiledSchedule]) -> None:
     norm = nn.BatchNorm1d(WIDTH)
     schedule = make({0: layer(norm), 1: layer()})
-    x, _ = batch()
-    schedule.eval(x)
+    schedule.eval(X)
     assert norm.num_batches_tracked == N, "as in torch, in training mode"
     norm.eval()
-    schedule.eval(x)
+    schedule.eval(X)
     assert norm.num_batches_tracked == N
-    schedule.step(x, target=x)
+    schedule.step(X, target=X)
     assert not norm.training
 
 
@@ -88,9 +70,8 @@ def test_batches_are_cut_and_merged_along_other_dimensions(make: Callable[..., C
     stages = {0: Turned(), 1: nn.Sequential(layer(), Turned())}
     options = {"args_chunk_spec": (TensorChunkSpec(1),), "output_merge_spec": TensorChunkSpec(1)}
     schedule = make(stages, lambda output, target: loss(output.T, target), **options)
-    x, y = batch()
-    output = schedule.step(x.T.contiguous(), target=y)
-    torch.testing.assert_close(output.T, stages[1][0](x), rtol=1e-12, atol=1e-14)
+    output = schedule.step(X.T.contiguous(), target=Y)
+    torch.testing.assert_close(output.T, stages[1][0](X), rtol=1e-12, atol=1e-14)
 
 
 def test_stages_that_begin_equal_are_remarked_upon(
@@ -98,8 +79,7 @@ def test_stages_that_begin_equal_are_remarked_upon(
 ) -> None:
     first = layer()
     schedule = make({0: first, 1: deepcopy(first)})
-    x, y = batch()
-    schedule.step(x, target=y)
+    schedule.step(X, target=Y)
     said = capsys.readouterr().err
     assert "0.weight of stage 0 and module.0.weight of stage 1 begin with equal values" in said
     assert schedule.pipeline.remarks == (said.rstrip(),)
@@ -108,8 +88,7 @@ def test_stages_that_begin_equal_are_remarked_upon(
 def test_without_a_loss_a_step_runs_forwards_alone(make: Callable[..., CompiledSchedule]) -> None:
     first, last = layer(), layer()
     schedule = make({0: first, 1: last}, None)
-    x, _ = batch()
-    torch.testing.assert_close(schedule.step(x), last(first(x)), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(schedule.step(X), last(first(X)), rtol=1e-12, atol=1e-14)
     assert all(p.grad is None for p in first.parameters())
 
 
@@ -123,14 +102,12 @@ def test_modules_may_be_replaced_and_filled_before_the_first_step(make: Callable
         stage.submod = stage.submod.to_empty(device="cpu")
         for parameter in stage.submod.parameters():
             nn.init.ones_(parameter)
-    x, y = batch()
-    schedule.step(x, target=y)
+    schedule.step(X, target=Y)
     names = [name for name, _ in schedule.pipeline.named_parameters()]
     assert names == [f"stages.{s}.0.{name}" for s in range(2) for name in ("weight", "bias")]
     assert all(p.grad is not None for stage in stages for p in stage.submod.parameters())
 
 
-X, Y = batch()
 CALLS = {
     "holds stage 0: give": {"target": Y},
     "holds the last stage: give": {"args": (X,)},
@@ -233,10 +210,9 @@ def test_a_check_compares_copies_of_the_modules_in_one_process(make: Callable[..
     """In the mode and with the weights that they have; before the first step as well."""
     norm = nn.BatchNorm1d(WIDTH).double().eval()
     schedule = make({0: layer(norm), 1: layer()}, lambda output, target, gain: loss(output, target) * gain)
-    x, y = batch()
     for _ in range(2):
-        assert schedule.check(x, target=y, loss_kwargs={"gain": 2.0}).startswith("check: passed")
-        schedule.step(x, target=y, loss_kwargs={"gain": 2.0})
+        assert schedule.check(X, target=Y, loss_kwargs={"gain": 2.0}).startswith("check: passed")
+        schedule.step(X, target=Y, loss_kwargs={"gain": 2.0})
     assert not norm.training
 
 
@@ -244,8 +220,7 @@ def test_a_check_that_cannot_be_made_says_why(make: Callable[..., CompiledSchedu
     class Local(nn.Linear):
         pass
 
-    x, y = batch()
     with pytest.raises(Misuse, match=r"the module of stage 1 cannot be copied to rank 0.*so that they can be pickled"):
-        make({0: layer(), 1: layer(Local(WIDTH, WIDTH))}).check(x, target=y)
+        make({0: layer(), 1: layer(Local(WIDTH, WIDTH))}).check(X, target=Y)
     with pytest.raises(Misuse, match="give the schedule its loss_fn"):
-        make(loss_fn=None).check(x, target=y)
+        make(loss_fn=None).check(X, target=Y)

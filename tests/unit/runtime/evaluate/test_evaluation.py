@@ -1,5 +1,7 @@
 """Forwards alone: micro-batches of any size, groups of them, endings, modes and versions."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,17 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from chimera_runtime.blame import ModelError
 from chimera_runtime.data.evaluation_batches import EvaluationBatch
 from chimera_runtime.errors import BadModel, Misuse
 from chimera_runtime.evaluate import evaluation
-from chimera_runtime.evaluate.evaluation import (
-    Evaluation,
-    LossTotal,
-    OutputStore,
-    _CurrentRound,
-    evaluating,
-)
+from chimera_runtime.evaluate.evaluation import Evaluation, LossTotal, OutputStore, _CurrentRound, evaluating
 from chimera_runtime.lane import Lane
 from chimera_runtime.program.rank_facts import EvaluationFacts, Route
 from chimera_runtime.ranks.world import World
@@ -84,7 +79,6 @@ def test_what_is_handed_on_is_as_in_training_but_for_its_items() -> None:
 
 
 def pairs(lane: Lane) -> None:
-    """Four micro-batches, two at a time."""
     first, last = lane.stage(0), lane.stage(1)
     for micros in ((0, 1), (2, 3)):
         first.forward(micros, lane.input(micros))
@@ -98,25 +92,36 @@ def singly(lane: Lane) -> None:
         last.forward(micro, first.outputs(micro), lane.target(micro))
 
 
+@contextmanager
+def evaluation_of(
+    alone: World, last: Any, script: Any = singly, size: int = 3, micro_batches: int = 4, **changed: Any
+) -> Iterator[tuple[Evaluation, dict[int, nn.Module]]]:
+    """What evaluates by a script on a rank that holds both stages, and its modules."""
+    with worlds(alone, alone_job(micro_batches=micro_batches, evaluated=micro_batches)) as (world,):
+        made, built = setting(world, options=f"--micro-batch-size {size}", **changed)
+        made.script.evaluate = script  # type: ignore[method-assign]
+        yield Evaluation(made, assemble.assemble(made, built, made.model.steps), size, last), built
+
+
+def evaluate(of_kind: Evaluation, items: int) -> None:
+    for of in of_kind.evaluation_batches(batch(items)):
+        of_kind.run(of)
+
+
 @pytest.mark.parametrize("script", [pairs, singly])
 @pytest.mark.parametrize("items", [12, 11, 7, 1])
 def test_it_is_the_loss_and_the_outputs_of_one_process(alone: World, script: Any, items: int) -> None:
-    with worlds(alone, alone_job(micro_batches=4, evaluated=4)) as (world,):
-        made, built = setting(world, options="--micro-batch-size 3")
-        made.script.evaluate = script  # type: ignore[method-assign]
-        stages = assemble.assemble(made, built, made.model.steps)
-        losses, store = LossTotal(made.model.judge), OutputStore()
-        for last in (losses, store):
-            of_kind = Evaluation(made, stages, 3, last)
-            for of in of_kind.evaluation_batches(batch(items)):
-                of_kind.run(of)
-        inputs, targets = batch(items)
-        with torch.no_grad():
-            expected = built[1](built[0](inputs))
-        assert losses.count == items
-        assert losses.total.item() / items == pytest.approx(float(loss(expected, targets)), rel=1e-13)
-        outputs = store.take()
-        assert rows_of(torch.cat([outputs[micro] for micro in sorted(outputs)])) == pytest.approx(rows_of(expected))
+    losses, store = LossTotal(model().judge), OutputStore()
+    for last in (losses, store):
+        with evaluation_of(alone, last, script) as (of_kind, built):
+            evaluate(of_kind, items)
+    inputs, targets = batch(items)
+    with torch.no_grad():
+        expected = built[1](built[0](inputs))
+    assert losses.count == items
+    assert losses.total.item() / items == pytest.approx(float(loss(expected, targets)), rel=1e-13)
+    outputs = store.take()
+    assert rows_of(torch.cat([outputs[micro] for micro in sorted(outputs)])) == pytest.approx(rows_of(expected))
 
 
 def test_no_message_is_about_what_is_not_there_and_a_short_one_is_short(
@@ -141,13 +146,10 @@ def test_no_message_is_about_what_is_not_there_and_a_short_one_is_short(
 
     known = facts(0, 1, evaluation=EvaluationFacts({1: (2,)}, (Route(0, 1, 0),), ()))
     monkeypatch.setattr(World, "peer", lambda *_: Peer())
-    with worlds(alone, alone_job(micro_batches=3, evaluated=3)) as (world,):
-        made, built = setting(world, known, options="--micro-batch-size 3")
-        made.script.evaluate = script  # type: ignore[method-assign]
-        of_kind = Evaluation(made, assemble.assemble(made, built, made.model.steps), 3, losses := LossTotal(loss))
+    losses = LossTotal(loss)
+    with evaluation_of(alone, losses, script, micro_batches=3, of=known) as (of_kind, _):
         for items in (9, 8, 4, 2):
-            for of in of_kind.evaluation_batches(batch(items)):
-                of_kind.run(of)
+            evaluate(of_kind, items)
     assert posted == [
         *(("recv", shape) for shape in ((6, 2), (3, 2))),
         *(("recv", shape) for shape in ((6, 2), (2, 2))),
@@ -165,24 +167,10 @@ class Transposed(Layer):
 
 
 def test_a_smaller_batch_is_refused_where_rows_are_not_items(alone: World) -> None:
-    with worlds(alone, alone_job(micro_batches=4, evaluated=4)) as (world,):
-        made, built = setting(world, of_model=model(Transposed), options="--micro-batch-size 3")
-        made.script.evaluate = singly  # type: ignore[method-assign]
-        of_kind = Evaluation(made, assemble.assemble(made, built, made.model.steps), 3, LossTotal(loss))
-        for of in of_kind.evaluation_batches(batch(12)):
-            of_kind.run(of)
+    with evaluation_of(alone, LossTotal(loss), of_model=model(Transposed)) as (of_kind, _):
+        evaluate(of_kind, 12)
         with pytest.raises(Misuse, match=r"smaller, 2 in place of 3, and what stage 0 hands on has no rows"):
             list(of_kind.evaluation_batches(batch(11)))
-
-
-def test_an_error_of_a_stage_says_that_it_was_evaluated(alone: World) -> None:
-    with worlds(alone, alone_job(micro_batches=4, evaluated=4)) as (world,):
-        made, built = setting(world)
-        made.script.evaluate = singly  # type: ignore[method-assign]
-        of_kind = Evaluation(made, assemble.assemble(made, built, made.model.steps), 1, LossTotal(loss))
-        with pytest.raises(ModelError, match="the forward of stage 0 in an evaluation"):
-            of_kind.run(EvaluationBatch((1, 0, 0, 0), lambda _micro: (torch.zeros(1, 7, dtype=DOUBLE), None)))
-        assert all(module.training for module in built.values())
 
 
 # What is as before.
@@ -229,12 +217,8 @@ def test_weights_show_their_newest_version() -> None:
 
 
 def test_nothing_stays_of_a_stage_but_what_is_handed_on(alone: World) -> None:
-    with worlds(alone, alone_job(micro_batches=4, evaluated=4)) as (world,):
-        made, built = setting(world)
-        made.script.evaluate = singly  # type: ignore[method-assign]
-        of_kind = Evaluation(made, assemble.assemble(made, built, made.model.steps), 1, LossTotal(loss))
-        for of in of_kind.evaluation_batches(batch(4)):
-            of_kind.run(of)
+    with evaluation_of(alone, LossTotal(loss), size=1) as (of_kind, built):
+        evaluate(of_kind, 4)
         stages = [of_kind._lane.stage(number) for number in range(2)]
     assert all(isinstance(stage, evaluation.EvaluationStage) and not stage._outputs for stage in stages)
     assert all(p.grad is None for module in built.values() for p in module.parameters())

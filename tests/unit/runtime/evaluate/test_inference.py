@@ -13,6 +13,7 @@ import chimera_ir
 from chimera_runtime import Misuse, Pipeline
 from chimera_runtime.blame import ModelError
 from chimera_runtime.ranks.world import World
+from tests.unit.runtime.models import loss
 
 B, N, WIDTH = 2, 2, 3
 
@@ -31,10 +32,6 @@ class Shifted(nn.Module):
         return self.dropout(self.linear(x).tanh()) + shift
 
 
-def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return (output - target).square().mean()
-
-
 def batch(items: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     x, y, shift = torch.randn(3, items, WIDTH, generator=generator, dtype=torch.float64)
@@ -42,10 +39,8 @@ def batch(items: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, dict[s
 
 
 @pytest.fixture
-def pipeline(alone: World, tmp_path: Path) -> Iterator[Pipeline]:
-    """Two stages on the only rank."""
-    chimera_ir.compile("interleaved", P=1, v=2, N=N).write(tmp_path / "out")
-    with Pipeline(tmp_path / "out", lambda *_: Shifted(), loss, batch(B)) as pipeline:
+def pipeline(alone: World, one_worker: Path) -> Iterator[Pipeline]:
+    with Pipeline(one_worker, lambda *_: Shifted(), loss, batch(B)) as pipeline:
         yield pipeline
 
 
@@ -106,7 +101,7 @@ def test_generators_modes_and_gradients_are_as_before(pipeline: Pipeline) -> Non
     assert all(parameter.grad is None for parameter in pipeline.parameters())
 
 
-def test_what_modules_hold_beside_their_weights_is_as_before(alone: World, tmp_path: Path) -> None:
+def test_what_modules_hold_beside_their_weights_is_as_before(alone: World, one_worker: Path) -> None:
     class Counting(nn.Linear):
         def __init__(self) -> None:
             super().__init__(WIDTH, WIDTH, dtype=torch.float64)
@@ -118,9 +113,8 @@ def test_what_modules_hold_beside_their_weights_is_as_before(alone: World, tmp_p
             self.seen += 1
             return super().forward(x) + self.calls + random.random()
 
-    chimera_ir.compile("interleaved", P=1, v=2, N=N).write(tmp_path / "out")
     example, state = batch(B)[:2], random.getstate()
-    with Pipeline(tmp_path / "out", lambda *_: Counting(), loss, example) as pipeline:
+    with Pipeline(one_worker, lambda *_: Counting(), loss, example) as pipeline:
         for _ in range(2):
             pipeline.evaluate([batch(2 * B * N)[:2]])
             list(pipeline.predict([batch(B)[:2]]))
@@ -131,7 +125,7 @@ def test_what_modules_hold_beside_their_weights_is_as_before(alone: World, tmp_p
         assert random.getstate() == state
 
 
-def test_a_pipeline_made_without_a_mask_refuses_one_wherever_it_is_given(alone: World, tmp_path: Path) -> None:
+def test_a_pipeline_made_without_a_mask_refuses_one_wherever_it_is_given(alone: World, one_worker: Path) -> None:
     """It would be trained and judged as if there were none; nothing has begun, so the pipeline goes on."""
 
     class Masked(nn.Module):
@@ -142,9 +136,8 @@ def test_a_pipeline_made_without_a_mask_refuses_one_wherever_it_is_given(alone: 
         def forward(self, x: torch.Tensor, shift: torch.Tensor | float = 0.0) -> torch.Tensor:
             return self.linear(x).tanh() + shift
 
-    chimera_ir.compile("interleaved", P=1, v=2, N=N).write(tmp_path / "out")
     items = [(x, y, {"shift": s["shift"]}) for x, y, s in [batch(1, seed) for seed in range(B * N)]]
-    with Pipeline(tmp_path / "out", lambda *_: Masked(), loss, batch(B)[:2]) as pipeline:
+    with Pipeline(one_worker, lambda *_: Masked(), loss, batch(B)[:2]) as pipeline:
         for call in (
             lambda: pipeline.step(batch(B * N)),
             lambda: pipeline.evaluate([batch(3)]),
@@ -156,10 +149,9 @@ def test_a_pipeline_made_without_a_mask_refuses_one_wherever_it_is_given(alone: 
         assert pipeline.step(batch(B * N)[:2]) is not None
 
 
-def test_a_loss_that_waits_for_a_keyword_argument_is_refused(alone: World, tmp_path: Path) -> None:
-    chimera_ir.compile("interleaved", P=1, v=2, N=N).write(tmp_path / "out")
+def test_a_loss_that_waits_for_a_keyword_argument_is_refused(alone: World, one_worker: Path) -> None:
     with pytest.raises(Misuse, match=r"loss has a parameter shift, but keyword arguments are for stages"):
-        Pipeline(tmp_path / "out", lambda *_: Shifted(), lambda output, target, shift=0: output.sum(), batch(B))
+        Pipeline(one_worker, lambda *_: Shifted(), lambda output, target, shift=0: output.sum(), batch(B))
 
 
 REFUSED: dict[str, tuple[Callable[[Pipeline], Any], str]] = {
@@ -190,7 +182,7 @@ def test_after_a_forward_that_failed_nothing_more_runs(pipeline: Pipeline) -> No
         list(pipeline.predict([(x, y, keywords)]))
 
 
-def test_outputs_that_cannot_be_put_together_are_refused(alone: World, tmp_path: Path) -> None:
+def test_outputs_that_cannot_be_put_together_are_refused(alone: World, one_worker: Path) -> None:
     class Mean(nn.Linear):
         def forward(self, x: torch.Tensor) -> Any:
             return {"mean": super().forward(x).mean()}
@@ -198,10 +190,9 @@ def test_outputs_that_cannot_be_put_together_are_refused(alone: World, tmp_path:
     def build(stage: int, stages: int) -> nn.Module:
         return (Mean if stage == stages - 1 else nn.Linear)(WIDTH, WIDTH).double()
 
-    chimera_ir.compile("interleaved", P=1, v=2, N=N).write(tmp_path / "out")
     x, y, _ = batch(4)
     with (
-        Pipeline(tmp_path / "out", build, lambda output, y: (output["mean"] - y).mean(), (x[:B], y[:B])) as pipeline,
+        Pipeline(one_worker, build, lambda output, y: (output["mean"] - y).mean(), (x[:B], y[:B])) as pipeline,
         pytest.raises(Misuse, match="something else than tensors with the items in dimension 0"),
     ):
         list(pipeline.predict([(x, y)]))
