@@ -34,16 +34,22 @@ def sgd(named: Named) -> torch.optim.Optimizer:
     return torch.optim.SGD([parameter for _, parameter in named], lr=0.5)
 
 
+def fails(_: object) -> Any:
+    raise ValueError("no")
+
+
+def stepping(make: Any, before: Any = None, after: Any = None, of: tuple[int, ...] = (0,)) -> StageOptimizer:
+    """The optimizer of a stage, or of what stages share, with hooks."""
+    stage = module()
+    return StageOptimizer(of, stage, named(of[0], stage, newest(stage)), StepHooks(make, before, after))
+
+
 def test_the_optimizer_is_made_of_the_newest_weights_by_the_names_of_the_stage() -> None:
     given: list[Named] = []
-
-    def optimizer(named: Named) -> torch.optim.Optimizer:
-        given.append(named)
-        return sgd(named)
-
     stage = module()
     parameters = newest(stage)
-    stepped = StageOptimizer((3,), stage, named(3, stage, parameters), StepHooks(optimizer, None, None))
+    hooks = StepHooks(lambda named: (given.append(named), sgd(named))[1], None, None)
+    stepped = StageOptimizer((3,), stage, named(3, stage, parameters), hooks)
     assert [name for name, _ in given[0]] == ["stages.3.0.weight", "stages.3.1.weight", "stages.3.1.bias"]
     assert [parameter for _, parameter in given[0]] == parameters
     assert isinstance(stepped.optimizer, torch.optim.SGD)
@@ -75,8 +81,8 @@ def test_hooks_see_every_step_with_its_update_and_what_they_change_counts() -> N
 
 
 def test_a_hook_may_keep_what_it_gets() -> None:
-    stage, kept = module(), list[Any]()
-    stepped = StageOptimizer((1,), stage, named(1, stage, newest(stage)), StepHooks(sgd, kept.append, kept.append))
+    kept: list[Any] = []
+    stepped = stepping(sgd, kept.append, kept.append)
     for _ in range(2):
         stepped.step()
     assert [step.update for step in kept] == [0, 0, 1, 1]
@@ -92,24 +98,26 @@ def test_a_stage_that_trains_nothing_has_no_optimizer_and_calls_no_hook() -> Non
 
 
 def test_what_is_no_optimizer_is_refused() -> None:
-    stage = module()
     with pytest.raises(Misuse, match=r"optimizer returned a list, not a torch\.optim\.Optimizer"):
-        StageOptimizer((0,), stage, named(0, stage, newest(stage)), StepHooks(lambda named: named, None, None))
+        stepping(lambda named: named)
 
 
-def test_an_error_of_the_callers_code_says_what_it_was_called_for() -> None:
-    def fails(_: object) -> Any:
-        raise ValueError("no")
-
-    stage = module()
-    with pytest.raises(ModelError, match=r"optimizer\(named_parameters\)") as making:
-        StageOptimizer((0,), stage, named(0, stage, newest(stage)), StepHooks(fails, None, None))
-    with pytest.raises(ModelError, match="before_step of stage 0") as before:
-        StageOptimizer((0,), stage, named(0, stage, newest(stage)), StepHooks(sgd, fails, None)).step()
-    with pytest.raises(ModelError, match="after_step of stage 0"):
-        StageOptimizer((0,), stage, named(0, stage, newest(stage)), StepHooks(sgd, None, fails)).step()
-    assert (making.value.status, before.value.status) == (MISUSED, FAILED)
-    assert isinstance(before.value.__cause__, ValueError)
+@pytest.mark.parametrize(
+    ("hooks", "of", "words", "status"),
+    [
+        ((fails,), (0,), r"optimizer\(named_parameters\)", MISUSED),
+        ((sgd, fails), (0,), "before_step of stage 0", FAILED),
+        ((sgd, None, fails), (0,), "after_step of stage 0", FAILED),
+        ((sgd, fails), (0, 3), "before_step of the tie of stages 0 and 3", FAILED),
+    ],
+)
+def test_an_error_of_the_callers_code_says_what_it_was_called_for(
+    hooks: tuple[Any, ...], of: tuple[int, ...], words: str, status: int
+) -> None:
+    with pytest.raises(ModelError, match=words) as failed:
+        stepping(*hooks, of=of).step()
+    assert failed.value.status == status
+    assert isinstance(failed.value.__cause__, ValueError)
 
 
 def test_the_stages_of_a_rank_get_theirs_in_turn() -> None:
@@ -136,12 +144,3 @@ def test_what_stages_share_is_stepped_once_under_the_name_of_its_first_end_on_ev
     assert [name for stepped in made for name, _ in stepped.next_step.named_parameters] == [
         *("stages.0.words", "stages.2.0.weight", "stages.2.1.bias", "stages.3.0.weight", "stages.3.1.bias")
     ]
-
-
-def test_an_error_in_the_step_of_what_stages_share_names_the_tie() -> None:
-    def fails(_: object) -> Any:
-        raise ValueError("no")
-
-    stage = module()
-    with pytest.raises(ModelError, match="before_step of the tie of stages 0 and 3"):
-        StageOptimizer((0, 3), stage, named(0, stage, newest(stage)), StepHooks(sgd, fails, None)).step()

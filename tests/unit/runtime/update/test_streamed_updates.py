@@ -1,6 +1,6 @@
 """A stream in a loop of one's own, on one rank that holds both stages: against plain autograd on stored versions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,12 @@ from chimera_runtime import Misuse, Pipeline, StageStep
 from chimera_runtime.blame import ModelError
 from chimera_runtime.ranks.world import World
 from chimera_runtime.update.stage_optimizer import Named
+from tests.unit.runtime import one_rank
+from tests.unit.runtime.models import loss
+from tests.unit.runtime.one_rank import STAGES, WIDTH, B, example, micro_batches
+from tests.unit.runtime.test_pipeline import layer
 
-B, N, WIDTH, STAGES, UPDATES = 2, 2, 3, 2, 7
+N, UPDATES = 2, 7
 
 SCHEME = """
 scheme both
@@ -41,20 +45,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-def layer(stage: int, _stages: int) -> nn.Module:
-    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()).double()
-    if stage == 0:
-        module[0].bias.requires_grad_(False)
-    return module
-
-
-def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return (output - target).square().mean()
-
-
 def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    x, y = torch.randn(2, B * N, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return x, y
+    return one_rank.batch(seed, B * N)
 
 
 def adam(named: Named) -> torch.optim.Optimizer:
@@ -62,30 +54,24 @@ def adam(named: Named) -> torch.optim.Optimizer:
 
 
 @pytest.fixture
-def make(alone: World, compiled: Path) -> Iterator[Callable[..., Pipeline]]:
-    """Makes pipelines over the only rank."""
-    made: list[Pipeline] = []
-
-    def pipeline(build: Callable[[int, int], nn.Module] = layer, **options: Any) -> Pipeline:
-        x, y = batch(0)
-        made.append(Pipeline(compiled, build, loss, (x[:B], y[:B]), **{"optimizer": adam} | options))
-        return made[-1]
-
-    yield pipeline
-    for one in made:
-        one.close()
+def make(opened: Callable[..., Any], compiled: Path) -> Callable[..., Pipeline]:
+    return lambda build=layer, **options: opened(
+        Pipeline, compiled, build, loss, example(), **{"optimizer": adam} | options
+    )
 
 
 class ByHand:
     """The whole model in one process: an update's micro-batches on the version that a run makes of them."""
 
-    def __init__(self, start: Pipeline) -> None:
-        self.modules = [layer(stage, STAGES) for stage in range(STAGES)]
-        for module, theirs in zip(self.modules, start.stages.values(), strict=True):
+    def __init__(self, start: Pipeline, tied: bool = False) -> None:
+        modules = [layer(stage, STAGES) for stage in range(STAGES)]
+        for module, theirs in zip(modules, start.stages.values(), strict=True):
             module.load_state_dict(theirs.state_dict())
-        self.optimizers = [
-            adam([(name, p) for name, p in module.named_parameters() if p.requires_grad]) for module in self.modules
-        ]
+        if tied:
+            modules[1][0].weight = modules[0][0].weight  # type: ignore[index, union-attr]
+        self.module = nn.Sequential(*modules)
+        self.parameters = [*self.module.parameters()]
+        self.optimizer = adam([("", p) for p in self.parameters if p.requires_grad])
         self.begin()
 
     def begin(self) -> None:
@@ -93,31 +79,35 @@ class ByHand:
         self.versions = [self.weights()]
 
     def weights(self) -> list[torch.Tensor]:
-        return [p.detach().clone() for module in self.modules for p in module.parameters()]
+        return [p.detach().clone() for p in self.parameters]
 
-    def _show(self, version: list[torch.Tensor]) -> None:
-        parameters = [p for module in self.modules for p in module.parameters()]
-        for parameter, tensor in zip(parameters, version, strict=True):
+    def show(self, version: list[torch.Tensor]) -> None:
+        for parameter, tensor in zip(self.parameters, version, strict=True):
             parameter.data = tensor.clone()
 
     def update(self, pair: tuple[torch.Tensor, torch.Tensor]) -> float:
-        """The loss of an update, which is made."""
-        self._show(self.versions[max(0, len(self.versions) - 2)])
-        value = loss(nn.Sequential(*self.modules)(pair[0]), pair[1])
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
+        self.show(self.versions[max(0, len(self.versions) - 2)])
+        value = loss(self.module(pair[0]), pair[1])
+        self.optimizer.zero_grad()
         value.backward()
-        self._show(self.versions[-1])
-        for optimizer in self.optimizers:
-            optimizer.step()
+        self.show(self.versions[-1])
+        self.optimizer.step()
         self.versions.append(self.weights())
         return value.item()
 
 
+def trained(pipeline: Pipeline, hand: ByHand, numbers: Iterable[int]) -> list[Any]:
+    """The outcomes of some updates, made by both."""
+    outcomes = []
+    for number in numbers:
+        outcomes.append(pipeline.step(batch(number)))
+        hand.update(batch(number))
+    return outcomes
+
+
 def assert_same(pipeline: Pipeline, hand: ByHand) -> None:
     mine = [p.detach() for p in pipeline.parameters()]
-    for tensor, expected in zip(mine, hand.versions[-1], strict=True):
-        torch.testing.assert_close(tensor, expected, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(mine, hand.versions[-1], rtol=1e-12, atol=1e-13)
 
 
 # What is computed.
@@ -144,7 +134,7 @@ def test_a_drained_stream_begins_anew_on_the_newest_weights(make: Callable[..., 
 def test_drains_matter(make: Callable[..., Pipeline]) -> None:
     """Otherwise the test above would not show that versions begin anew."""
     hands = [ByHand(make()) for _ in range(2)]
-    hands[1].modules[0].load_state_dict(hands[0].modules[0].state_dict())
+    hands[1].module.load_state_dict(hands[0].module.state_dict())
     losses = []
     for drained, hand in enumerate(hands):
         for number in range(5):
@@ -173,14 +163,9 @@ def test_a_mini_batch_is_held_until_its_last_use(make: Callable[..., Pipeline]) 
     pipeline.drain()
     assert not pipeline._feed._pairs
     asked: list[tuple[int, int]] = []
-    x, y = batch(0)
+    pairs = micro_batches(*batch(0))
     for number in range(2):
-
-        def pair(micro: int, number: int = number) -> Any:
-            asked.append((number, micro))
-            return x[micro * B : (micro + 1) * B], y[micro * B : (micro + 1) * B]
-
-        pipeline.step(pair)
+        pipeline.step(lambda micro, number=number: asked.append((number, micro)) or pairs[micro])  # type: ignore[misc]
     pipeline.drain()
     assert sorted(set(asked)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
@@ -190,25 +175,16 @@ def test_a_mini_batch_is_held_until_its_last_use(make: Callable[..., Pipeline]) 
 def test_a_mini_batch_that_the_loop_writes_while_it_is_under_way_is_missed(
     make: Callable[..., Pipeline], written: int, apart: bool
 ) -> None:
-    pipeline = make()
-    tensors = batch(0)
-    if apart:
-        pipeline.step(micro_batches=[*zip(*(tensor.split(B) for tensor in tensors), strict=True)])
-    else:
-        pipeline.step(tensors)
-    tensors[written].copy_(batch(1)[written])
-    with pytest.raises(Misuse, match="the mini-batch of update 0 was written after its step, and is still under way"):
+    """When it is over it may be written."""
+    pipeline, tensors = make(), batch(0)
+    given: dict[str, Any] = {"micro_batches": micro_batches(*tensors)} if apart else {"batch": tensors}
+    for drains in (True, False):
+        pipeline.step(**given)
+        if drains:
+            pipeline.drain()
+        tensors[written].add_(1)
+    with pytest.raises(Misuse, match="the mini-batch of update 1 was written after its step, and is still under way"):
         pipeline.step(batch(1))
-
-
-def test_a_mini_batch_may_be_written_when_it_is_over(make: Callable[..., Pipeline]) -> None:
-    pipeline = make()
-    x, y = batch(0)
-    pipeline.step((x, y))
-    pipeline.drain()
-    x.zero_()
-    pipeline.step(batch(1))
-    pipeline.drain()
 
 
 def test_what_is_drawn_depends_on_the_update_and_not_on_drains(make: Callable[..., Pipeline]) -> None:
@@ -230,31 +206,23 @@ def test_what_is_drawn_depends_on_the_update_and_not_on_drains(make: Callable[..
 
 
 def test_a_context_ends_with_a_drain(alone: World, compiled: Path) -> None:
-    x, y = batch(0)
-    with Pipeline(compiled, layer, loss, (x[:B], y[:B]), optimizer=adam) as pipeline:
+    with Pipeline(compiled, layer, loss, example(), optimizer=adam) as pipeline:
         hand = ByHand(pipeline)
-        for number in range(3):
-            pipeline.step(batch(number))
-            hand.update(batch(number))
+        trained(pipeline, hand, range(3))
     assert_same(pipeline, hand)
 
 
 def test_an_evaluation_drains_and_loses_no_outcome(make: Callable[..., Pipeline]) -> None:
     pipeline = make()
     hand = ByHand(pipeline)
-    told = []
-    for number in range(6):
-        told.append(pipeline.step(batch(number)))
-        hand.update(batch(number))
-        if number == 2:
-            x, y = batch(9)
-            whole = nn.Sequential(*hand.modules)
-            hand._show(hand.versions[-1])
-            assert pipeline.evaluate([(x, y)]) == pytest.approx(loss(whole(x), y).item(), rel=1e-12)
-            (outputs,) = pipeline.predict([(x, None)])
-            torch.testing.assert_close(outputs, whole(x).detach(), rtol=1e-12, atol=1e-13)
-            hand.begin()
-    told += pipeline.drain()
+    told = trained(pipeline, hand, range(3))
+    x, y = batch(9)
+    hand.show(hand.versions[-1])
+    assert pipeline.evaluate([(x, y)]) == pytest.approx(loss(hand.module(x), y).item(), rel=1e-12)
+    (outputs,) = pipeline.predict([(x, None)])
+    torch.testing.assert_close(outputs, hand.module(x).detach(), rtol=1e-12, atol=1e-13)
+    hand.begin()
+    told += [*trained(pipeline, hand, range(3, 6)), *pipeline.drain()]
     assert_same(pipeline, hand)
     assert sorted(outcome.update for outcome in told if outcome is not None) == [*range(6)]
 
@@ -294,7 +262,7 @@ def test_hooks_see_each_step_of_each_stage_and_clip_and_schedule(make: Callable[
     assert [o.param_groups[0]["lr"] for o in pipeline.optimizers.values()] == [0.1 / 16] * 2
 
 
-def test_gradients_may_be_summed_in_a_wider_dtype(alone: World, compiled: Path) -> None:
+def test_gradients_may_be_summed_in_a_wider_dtype(opened: Callable[..., Any], compiled: Path) -> None:
     seen: list[torch.dtype] = []
 
     def before(step: StageStep) -> None:
@@ -304,11 +272,10 @@ def test_gradients_may_be_summed_in_a_wider_dtype(alone: World, compiled: Path) 
 
     x, y = (t.bfloat16() for t in batch(0))
     options: dict[str, Any] = {"optimizer": adam, "before_step": before, "sum_dtype": torch.float32}
-    pipeline = Pipeline(compiled, lambda *a: layer(*a).bfloat16(), loss, (x[:B], y[:B]), **options)
+    pipeline = opened(Pipeline, compiled, lambda *a: layer(*a).bfloat16(), loss, (x[:B], y[:B]), **options)
     for _ in range(3):
         pipeline.step((x, y))
     pipeline.drain()
-    pipeline.close()
     assert seen == [torch.float32] * 9
 
 
@@ -344,8 +311,7 @@ def test_what_can_mean_nothing_says_what_to_do_and_training_goes_on(make: Callab
     hand = ByHand(pipeline)
     call, message = REFUSED[what]
     for number in range(3):
-        pipeline.step(batch(number))
-        hand.update(batch(number))
+        trained(pipeline, hand, [number])
         with pytest.raises(Misuse, match=message):
             call(pipeline)
     pipeline.drain()
@@ -356,11 +322,9 @@ def test_a_batch_of_the_wrong_size_is_refused_and_the_next_one_trains(make: Call
     pipeline = make()
     hand = ByHand(pipeline)
     for number in range(3):
-        x, y = batch(number)
         with pytest.raises(Misuse, match="dimension 0 of the input is 3, of shape"):
-            pipeline.step((x[:3], y[:3]))
-        pipeline.step((x, y))
-        hand.update((x, y))
+            pipeline.step(tuple(t[:3] for t in batch(number)))
+        trained(pipeline, hand, [number])
     pipeline.drain()
     assert_same(pipeline, hand)
 
@@ -393,46 +357,27 @@ def test_after_a_step_that_failed_there_is_no_further_one(make: Callable[..., Pi
 
 
 def test_what_stages_share_is_one_parameter_with_an_optimizer_and_hooks_of_its_own(
-    alone: World, tmp_path: Path
+    opened: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "both.chim").write_text(SCHEME)
     chimera_ir.compile(tmp_path / "both.chim", options=chimera_ir.Options(tied=[[0, 1]])).write(tmp_path / "out")
-    x, y = batch(0)
     tied = [[(0, "0.weight"), (1, "0.weight")]]
     steps: list[tuple[Any, int]] = []
     options: dict[str, Any] = {"optimizer": adam, "after_step": lambda step: steps.append((step.stage, step.update))}
-    pipeline = Pipeline(tmp_path / "out", layer, loss, (x[:B], y[:B]), tied=tied, **options)
+    pipeline = opened(Pipeline, tmp_path / "out", layer, loss, example(), tied=tied, **options)
     assert [name for name, _ in pipeline.named_parameters()] == [
         *("stages.0.0.weight", "stages.0.0.bias", "stages.1.0.bias")
     ]
     assert pipeline.optimizers.keys() == {(0, 1), 1}
-    modules = [layer(stage, STAGES) for stage in range(STAGES)]
-    for module, theirs in zip(modules, pipeline.stages.values(), strict=True):
-        module.load_state_dict(theirs.state_dict())
-    modules[1][0].weight = modules[0][0].weight  # type: ignore[index, union-attr]
-    parameters = [*nn.Sequential(*modules).parameters()]
-    optimizer = adam([("", p) for p in parameters if p.requires_grad])
-    versions = [[p.detach().clone() for p in parameters]]
+    hand = ByHand(pipeline, tied=True)
     for drained in (False, True):
-        for number in range(3):
-            for parameter, tensor in zip(parameters, versions[max(0, len(versions) - 2)], strict=True):
-                parameter.data = tensor.clone()
-            optimizer.zero_grad()
-            x, y = batch(number)
-            loss(nn.Sequential(*modules)(x), y).backward()
-            for parameter, tensor in zip(parameters, versions[-1], strict=True):
-                parameter.data = tensor.clone()
-            optimizer.step()
-            versions.append([p.detach().clone() for p in parameters])
-            pipeline.step((x, y))
+        trained(pipeline, hand, range(3))
         pipeline.drain()
-        for mine, expected in zip(pipeline.parameters(), versions[-1], strict=True):
-            torch.testing.assert_close(mine.detach(), expected, rtol=1e-12, atol=1e-13)
-        versions = versions[-1:]
+        assert_same(pipeline, hand)
+        hand.begin()
         assert drained == (len(steps) == 12)
     assert [update for stage, update in steps if stage == (0, 1)] == [*range(6)]
     pipeline.step(batch(0))
-    pipeline.stages[1][0].weight.grad = None  # type: ignore[index, union-attr]
+    pipeline.stages[1][0].weight.grad = None
     with pytest.raises(Misuse, match=r"the gradient of stages\.0\.0\.weight was taken away"):
         pipeline.step(batch(1))
-    pipeline.close()

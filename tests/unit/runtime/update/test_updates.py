@@ -26,107 +26,89 @@ from tests.unit.runtime.models import setting
 from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
 
 
-def outcomes_of(world: World, counted: bool, names: tuple[str, ...] = ()) -> Outcomes:
+def outcomes_of(world: World, counted: bool = False, names: tuple[str, ...] = ()) -> Outcomes:
     return Outcomes(world.control_group, world.job, world.read, counted=counted, names=names)
 
 
-def test_the_loss_is_the_mean_over_all_ranks_and_the_same_on_each(alone: World) -> None:
+def on_both(alone: World, call: Callable[[World], Any]) -> list[Any]:
     with worlds(alone, job()) as ranks:
-        outcomes = together(
-            [
-                partial(outcomes_of(world, False).launch, 7, Tally(loss, 2))
-                for world, loss in zip(ranks, (0.0, 10.0), strict=True)
-            ]
-        )
-        assert [outcome.update for outcome in outcomes] == [7, 7]
-        assert [outcome.loss for outcome in outcomes] == [2.5, 2.5]
-        assert [outcome.loss for outcome in outcomes] == [2.5, 2.5], "again"
+        return together([partial(call, world) for world in ranks])
+
+
+@pytest.mark.parametrize(
+    ("tallies", "options", "expected"),
+    [
+        ([Tally(0.0, 2), Tally(10.0, 2)], {}, (2.5, 1.0, {})),
+        ([Tally(6.0, 0), Tally(6.0, 5)], {"counted": True}, (12 / 5, 5.0, {})),
+        ([Tally(6.0, 0), Tally(6.0, 5)], {"counted": False}, (12 / 5, 1.0, {})),
+        (
+            [Tally(6.0, 4.0), Tally(auxiliary={"b": 2.0})],
+            {"names": ("a", "b")},
+            (1.5, 1.0, {"a": 0.0, "b": 0.5}),
+        ),
+    ],
+    ids=["losses", "counts", "means", "auxiliary"],
+)
+def test_the_loss_is_the_mean_over_all_ranks_and_the_same_on_each(
+    alone: World, tallies: list[Tally], options: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
+    """A mini-batch weighs its count, and one if the loss is a mean; read again, a loss is the same."""
+
+    def read(world: World) -> Any:
+        outcome = outcomes_of(world, **options).launch(7, tallies[world.place.rank])
+        assert outcome.update == 7
+        return [(outcome.loss, outcome.weight, outcome.auxiliary) for _ in range(2)]
+
+    assert on_both(alone, read) == [[expected, expected]] * 2
 
 
 def test_it_is_read_long_after_in_any_order(alone: World) -> None:
-    with worlds(alone, job()) as ranks:
+    def updates(world: World) -> list[float]:
+        outcomes = outcomes_of(world)
+        launched = [outcomes.launch(update, Tally(float(update), 0.5)) for update in range(20)]
+        return [outcome.loss for outcome in reversed(launched)]
 
-        def updates(world: World) -> list[float]:
-            outcomes = outcomes_of(world, False)
-            launched = [outcomes.launch(update, Tally(float(update), 0.5)) for update in range(20)]
-            return [outcome.loss for outcome in reversed(launched)]
-
-        assert together([partial(updates, world) for world in ranks]) == [[2.0 * u for u in reversed(range(20))]] * 2
+    assert on_both(alone, updates) == [[2.0 * u for u in reversed(range(20))]] * 2
 
 
 def test_what_nobody_reads_is_let_go_once_it_is_over(alone: World) -> None:
-    with worlds(alone, job()) as ranks:
+    def updates(world: World) -> int:
+        outcomes = outcomes_of(world)
+        for update in range(200):
+            outcomes.launch(update, Tally())
+            world.control_group.barrier("for the other one")
+        return len(outcomes._under_way)
 
-        def updates(world: World) -> int:
-            outcomes = outcomes_of(world, False)
-            for update in range(200):
-                outcomes.launch(update, Tally())
-                world.control_group.barrier("for the other one")
-            return len(outcomes._under_way)
-
-        assert max(together([partial(updates, world) for world in ranks])) < 10
+    assert max(on_both(alone, updates)) < 10
 
 
 def test_sums_under_way_are_waited_for_at_the_end(alone: World) -> None:
-    with worlds(alone, job()) as ranks:
+    def ended(world: World) -> list[bool]:
+        outcomes = outcomes_of(world)
+        launched = [outcomes.launch(update, Tally(1.0, 1)) for update in range(3)]
+        outcomes.settle()
+        return [outcome.is_there for outcome in launched]
 
-        def ended(world: World) -> list[bool]:
-            outcomes = outcomes_of(world, False)
-            launched = [outcomes.launch(update, Tally(1.0, 1)) for update in range(3)]
-            outcomes.settle()
-            return [outcome.is_there for outcome in launched]
-
-        assert together([partial(ended, world) for world in ranks]) == [[True] * 3] * 2
+    assert on_both(alone, ended) == [[True] * 3] * 2
 
 
 def test_a_rank_that_never_ends_its_step_is_given_up(alone: World) -> None:
+    """Also by one that holds no stage and launches sums alone: no more than one is under way."""
     with worlds(alone, job(), timeout=0.05) as (first, _):
-        outcome = outcomes_of(first, False).launch(0, Tally(1.0, 1))
+        outcome = outcomes_of(first).launch(0, Tally(1.0, 1))
         assert not outcome.is_there
         with pytest.raises(PeerLost, match="for the loss of a step: rank 1: no answer within"):
             _ = outcome.loss
-
-
-@pytest.mark.parametrize(("counted", "weights"), [(True, [5.0, 5.0]), (False, [1.0, 1.0])])
-def test_a_mini_batch_weighs_its_count_and_one_if_the_loss_is_a_mean(
-    alone: World, counted: bool, weights: list[float]
-) -> None:
-    with worlds(alone, job()) as ranks:
-        outcomes = together(
-            [
-                partial(outcomes_of(world, counted).launch, 0, Tally(6.0, n))
-                for world, n in zip(ranks, (0, 5), strict=True)
-            ]
-        )
-        assert [outcome.weight for outcome in outcomes] == weights
-        assert [outcome.loss for outcome in outcomes] == [12 / 5, 12 / 5]
+    with worlds(alone, job(), timeout=0.2) as (first, _):
+        outcomes = outcomes_of(first)
+        outcomes.launch(0, Tally())
+        with pytest.raises(PeerLost, match="for the loss of a step"):
+            outcomes.launch(1, Tally())
 
 
 def test_the_loss_of_nothing_that_counts_is_not_a_number(alone: World) -> None:
     with worlds(alone, alone_job()) as (world,):
-        assert math.isnan(outcomes_of(world, True).launch(0, Tally(0.0, 0.0)).loss)
-
-
-def test_auxiliary_losses_are_the_same_on_all_ranks_whoever_has_them(alone: World) -> None:
-    with worlds(alone, job()) as ranks:
-        tallies = Tally(6.0, 4.0), Tally(auxiliary={"b": 2.0})
-        outcomes = together(
-            [
-                partial(outcomes_of(world, False, ("a", "b")).launch, 0, tally)
-                for world, tally in zip(ranks, tallies, strict=True)
-            ]
-        )
-        assert [outcome.auxiliary for outcome in outcomes] == [{"a": 0.0, "b": 0.5}] * 2
-        assert [outcome.loss for outcome in outcomes] == [1.5] * 2
-
-
-def test_a_rank_that_waits_for_nothing_else_waits_for_the_sums(alone: World) -> None:
-    """One that holds no stage launches sums alone: no more than one is under way."""
-    with worlds(alone, job(), timeout=0.2) as (first, _):
-        outcomes = outcomes_of(first, False)
-        outcomes.launch(0, Tally())
-        with pytest.raises(PeerLost, match="for the loss of a step"):
-            outcomes.launch(1, Tally())
+        assert math.isnan(outcomes_of(world, counted=True).launch(0, Tally(0.0, 0.0)).loss)
 
 
 def test_ranks_hear_what_loops_did_to_gradients_and_refuse_together_what_is_unknown(alone: World) -> None:
@@ -134,7 +116,7 @@ def test_ranks_hear_what_loops_did_to_gradients_and_refuse_together_what_is_unkn
     with worlds(alone, job(workers=3, stages=3, placement=((0, 1, 2),), links=())) as ranks:
 
         def updates(world: World, last: Clearings) -> tuple[Clearings, str]:
-            outcomes = outcomes_of(world, False)
+            outcomes = outcomes_of(world)
             first = outcomes.launch(0, Tally(), kept if last is cleared else last)
             second = outcomes.launch(1, Tally(), last)
             with pytest.raises(RanksDiffer) as refused:
@@ -147,73 +129,63 @@ def test_ranks_hear_what_loops_did_to_gradients_and_refuse_together_what_is_unkn
 
 def test_all_ranks_hear_with_the_same_update_that_one_has_asked_to_stop(alone: World) -> None:
     """That of the next update: the losses are as they would have been."""
-    with worlds(alone, job()) as ranks:
 
-        def updates(world: World) -> list[tuple[float, bool]]:
-            outcomes = outcomes_of(world, False, ("a",))
-            launched = []
-            for update in range(4):
-                if (world.place.rank, update) == (1, 2):
-                    outcomes.asked_to_stop = True
-                launched.append(outcomes.launch(update, Tally(1.0, 0.5, {"a": 1.0})))
-            return [(outcome.loss, outcome.is_last) for outcome in reversed(launched)]
+    def updates(world: World) -> list[tuple[float, bool]]:
+        outcomes = outcomes_of(world, names=("a",))
+        launched = []
+        for update in range(4):
+            if (world.place.rank, update) == (1, 2):
+                outcomes.asked_to_stop = True
+            launched.append(outcomes.launch(update, Tally(1.0, 0.5, {"a": 1.0})))
+        return [(outcome.loss, outcome.is_last) for outcome in reversed(launched)]
 
-        expected = [(2.0, True), (2.0, True), (2.0, False), (2.0, False)]
-        assert together([partial(updates, world) for world in ranks]) == [expected] * 2
+    assert on_both(alone, updates) == [[(2.0, True), (2.0, True), (2.0, False), (2.0, False)]] * 2
 
 
 def test_all_ranks_see_a_difference_at_the_next_launch_where_nobody_reads_the_loss(alone: World) -> None:
-    with worlds(alone, job()) as ranks:
-
-        def updates(world: World) -> tuple[int, str]:
-            outcomes = outcomes_of(world, False)
-            rank = world.place.rank
-            outcomes.facts_of = lambda update: {TERMS: (rank if update == 2 else 7, lambda: {"scale": f"{rank}"})}
-            for update in range(9):
-                try:
+    def updates(world: World) -> tuple[int, str]:
+        outcomes = outcomes_of(world)
+        rank = world.place.rank
+        outcomes.facts_of = lambda update: {TERMS: (rank if update == 2 else 7, lambda: {"scale": f"{rank}"})}
+        for update in range(9):
+            try:
+                outcomes.require_agreement()
+                outcomes.launch(update, Tally(1.0, 1))
+            except RanksDiffer as error:
+                with pytest.raises(RanksDiffer):
                     outcomes.require_agreement()
-                    outcomes.launch(update, Tally(1.0, 1))
-                except RanksDiffer as error:
-                    with pytest.raises(RanksDiffer):
-                        outcomes.require_agreement()
-                    return update, str(error)
-            return -1, ""
+                return update, str(error)
+        return -1, ""
 
-        (first, words), other = together([partial(updates, world) for world in ranks])
-        assert (first, words) == other
-        assert first == 3
-        assert words.startswith(
-            "update 3: ranks differ in what they give step (scale is 0 on rank 0 and 1 on rank 1): "
-        )
+    (first, words), other = on_both(alone, updates)
+    assert (first, words) == other
+    assert first == 3
+    assert words.startswith("update 3: ranks differ in what they give step (scale is 0 on rank 0 and 1 on rank 1): ")
 
 
 def test_who_reads_the_loss_sees_it_at_once_and_again(alone: World) -> None:
-    with worlds(alone, job()) as ranks:
-
-        def read(world: World) -> None:
-            outcomes = outcomes_of(world, False)
-            outcomes.facts_of = lambda _update: {TERMS: (world.place.rank, dict)}
-            outcome = outcomes.launch(0, Tally(1.0, 1))
-            for _ in range(2):
-                with pytest.raises(RanksDiffer):
-                    _ = outcome.loss
+    def read(world: World) -> None:
+        outcomes = outcomes_of(world)
+        outcomes.facts_of = lambda _update: {TERMS: (world.place.rank, dict)}
+        outcome = outcomes.launch(0, Tally(1.0, 1))
+        for _ in range(2):
             with pytest.raises(RanksDiffer):
-                outcomes.explain()
+                _ = outcome.loss
+        with pytest.raises(RanksDiffer):
+            outcomes.explain()
 
-        together([partial(read, world) for world in ranks])
+    on_both(alone, read)
 
 
 def test_facts_that_are_the_same_change_no_loss(alone: World) -> None:
-    with worlds(alone, job()) as ranks:
+    def read(world: World) -> tuple[float, dict[str, float], bool]:
+        outcomes = outcomes_of(world, names=("a",))
+        outcomes.facts_of = lambda update: {TERMS: (update, dict)}
+        outcome = outcomes.launch(3, Tally(1.0, 0.5, {"a": 3.0}))
+        outcomes.compare({TERMS: (5, dict)}, "after update 4")
+        return outcome.loss, outcome.auxiliary, outcome.is_last
 
-        def read(world: World) -> tuple[float, dict[str, float], bool]:
-            outcomes = outcomes_of(world, False, ("a",))
-            outcomes.facts_of = lambda update: {TERMS: (update, dict)}
-            outcome = outcomes.launch(3, Tally(1.0, 0.5, {"a": 3.0}))
-            outcomes.compare({TERMS: (5, dict)}, "after update 4")
-            return outcome.loss, outcome.auxiliary, outcome.is_last
-
-        assert together([partial(read, world) for world in ranks]) == [(2.0, {"a": 6.0}, False)] * 2
+    assert on_both(alone, read) == [(2.0, {"a": 6.0}, False)] * 2
 
 
 # Gradients of several steps as those of one mini-batch, and what is refused before a step.
@@ -235,53 +207,51 @@ def step(accumulation: Accumulation, gradients: Mapping[nn.Parameter, float | No
     accumulation.end(outcome(clearings=accumulation.clearings()))
 
 
-def steps(accumulation: Accumulation, of: nn.Parameter, *values: float | None) -> None:
-    for value in values:
-        step(accumulation, {of: value})
-
-
 def value_of(of: nn.Parameter) -> float | None:
     return None if of.grad is None else of.grad.item()
 
 
-def test_the_gradient_of_several_steps_is_their_mean() -> None:
-    weight = parameter(1.0)
-    steps(Accumulation({"w": weight}), weight, 1.0, 2.0, 3.0, 6.0)
-    assert value_of(weight) == 3.0
-
-
-def test_a_step_without_a_gradient_counts_in_the_mean() -> None:
-    """One parameter of two is not used in every step; one that never is has no gradient."""
-    first, second, unused = parameter(1.0), parameter(1.0), parameter(1.0)
-    accumulation = Accumulation({"first": first, "second": second, "unused": unused})
-    for made in ((6.0, None), (None, 3.0), (3.0, 3.0)):
-        step(accumulation, {first: made[0], second: made[1]})
-    assert [*map(value_of, (first, second, unused))] == [3.0, 2.0, None]
-
-
-def test_clearing_the_gradients_begins_anew() -> None:
-    weight = parameter(1.0)
-    accumulation = Accumulation({"w": weight})
-    steps(accumulation, weight, 4.0, 8.0)
-    weight.grad = None
-    steps(accumulation, weight, 2.0, 4.0)
-    assert value_of(weight) == 3.0
-
-
-def test_a_parameter_that_was_cleared_by_itself_begins_anew_by_itself() -> None:
-    weight, bias = parameter(1.0), parameter(1.0)
-    accumulation = Accumulation({"weight": weight, "bias": bias})
-    for value in (4.0, 8.0):
-        bias.grad = None
-        step(accumulation, {weight: value, bias: value})
-    assert [*map(value_of, (weight, bias))] == [6.0, 8.0]
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        pytest.param([(1.0,), (2.0,), (3.0,), (6.0,)], [3.0], id="the mean"),
+        pytest.param(
+            [(6.0, None, None), (None, 3.0, None), (3.0, 3.0, None)],
+            [3.0, 2.0, None],
+            id="a step without a gradient counts; one parameter is never used",
+        ),
+        pytest.param([(4.0,), (8.0,), {0}, (2.0,), (4.0,)], [3.0], id="cleared"),
+        pytest.param([(4.0, 4.0), {1}, (8.0, 8.0)], [6.0, 8.0], id="one is cleared by itself"),
+        # A mean must not depend on whether a rank has seen anything but zeros.
+        pytest.param([(0.0,), (4.0,)], [2.0], id="zeros are there"),
+        pytest.param([(0.0,), (4.0,), "zero", (4.0,)], [4.0], id="until they are cleared"),
+        # The first gradients of a low-rank adapter: those of one factor are zeros.
+        pytest.param([(2.0, 0.0), "halve", (2.0, 8.0), "halve"], [0.75, 2.0], id="zeros that the pipeline clips"),
+    ],
+)
+def test_the_gradient_of_several_steps_is_their_mean_since_it_was_cleared(made: list[Any], expected: list[Any]) -> None:
+    """Each step has a gradient, or none, for each parameter; a set of parameters is cleared."""
+    parameters = [parameter(1.0) for _ in made[0]]
+    accumulation = Accumulation({f"{number}": of for number, of in enumerate(parameters)})
+    for action in made:
+        if isinstance(action, tuple):
+            step(accumulation, dict(zip(parameters, action, strict=True)))
+        elif isinstance(action, set):
+            for number in action:
+                parameters[number].grad = None
+        else:
+            for of in parameters:
+                of.grad.mul_({"zero": 0, "halve": 0.5}[action])  # type: ignore[union-attr]
+            if action == "halve":
+                accumulation.note_scaled()
+    assert [*map(value_of, parameters)] == expected
 
 
 def test_a_rank_whose_first_step_gave_no_gradient_counts_that_step() -> None:
     weight = parameter(1.0)
     accumulation = Accumulation({"w": weight})
     step(accumulation, {}, accumulate=False)
-    steps(accumulation, weight, 3.0)
+    step(accumulation, {weight: 3.0})
     assert value_of(weight) == 1.5
 
 
@@ -301,29 +271,6 @@ def test_zeros_are_cleared_gradients() -> None:
     weight = parameter(1.0)
     weight.grad = torch.zeros(1, dtype=torch.float64)
     Accumulation({"w": weight}).begin(accumulate=False)
-
-
-def test_a_gradient_of_zeros_is_there_until_it_is_cleared() -> None:
-    """A mean must not depend on whether a rank has seen anything but zeros."""
-    weight = parameter(1.0)
-    accumulation = Accumulation({"w": weight})
-    steps(accumulation, weight, 0.0, 4.0)
-    assert value_of(weight) == 2.0
-    weight.grad.zero_()  # type: ignore[union-attr]
-    steps(accumulation, weight, 4.0)
-    assert value_of(weight) == 4.0
-
-
-def test_zeros_that_the_pipeline_clips_are_still_there() -> None:
-    """The first gradients of a low-rank adapter: those of one factor are zeros."""
-    up, down = parameter(1.0), parameter(1.0)
-    accumulation = Accumulation({"up": up, "down": down})
-    for value in (0.0, 8.0):
-        step(accumulation, {up: 2.0, down: value})
-        for of in (up, down):
-            of.grad.mul_(0.5)  # type: ignore[union-attr]
-        accumulation.note_scaled()
-    assert [*map(value_of, (up, down))] == [0.75, 2.0]
 
 
 @pytest.mark.parametrize("trained", [True, False])
@@ -609,20 +556,3 @@ def test_gradients_are_cleared_and_the_loss_is_scaled_on_every_stage() -> None:
     made(notes).prepare(True, torch.amp.GradScaler("cpu", init_scale=8.0))
     assert notes[0] == ("accumulation", "begin", True, 8.0)
     assert ("scale", 0, 8.0) in notes
-
-
-def test_what_a_scaler_would_not_unscale_is_refused() -> None:
-    notes: list[Any] = []
-    with pytest.raises(Misuse, match="a GradScaler unscales grad, not main_grad"):
-        made(notes, sums_wider=True).prepare(False, torch.amp.GradScaler("cpu"))
-    assert notes == []
-
-
-def test_nothing_is_ever_under_way() -> None:
-    notes: list[Any] = []
-    updates = made(notes)
-    updates.run_update()
-    notes.clear()
-    updates.finish()
-    assert updates.take_outcomes() == []
-    assert notes == []
