@@ -29,5 +29,4 @@ def unpacked(data: bytes) -> dict[str, Any]:
 def document_in(page: str) -> dict[str, Any]:
     """The document of a page."""
     data = re.search(r'<script type="application/gzip" id="document">([^<]*)</script>', page)
-    assert data is not None
     return unpacked(b64decode(data[1]))

@@ -30,7 +30,6 @@ needs_node = pytest.mark.skipif(NODE is None, reason="no node here, and no playw
 
 def calls(script: Path, folder: Path, cases: list[Any]) -> list[Any]:
     """The results of a script for ``cases``; it finds the scripts of the page in ``folder``."""
-    assert NODE is not None
     for path in (*SCRIPTS.glob("*.js"), script):
         shutil.copy(path, folder)
     (folder / "package.json").write_text('{"type": "module"}')

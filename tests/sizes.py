@@ -66,7 +66,6 @@ def all_sizes(
 def _first(source: Source, most: int, micro_batches: int, fits: Callable[[Header], bool]) -> dict[str, int]:
     """The first settings that fit, with as many sizes at their defaults as can be."""
     known, header = _roles(source), _header(source, {})
-    assert header is not None
     defaults = [dict(header.parameters)[size] for size in known.sizes]
     values = [(default, *range(1, most + 1)) for default in defaults]
     for count in range(micro_batches, micro_batches + 4 * most):

@@ -188,7 +188,6 @@ def signalled(
         seconds = time.monotonic() - begin
         texts = stdout.read_text(), stderr.read_text()
     assert when in texts[0], f"{when!r} was never said: {texts}"
-    assert process.exitcode is not None
     assert not left, f"{len(left)} processes stay behind"
     return subprocess.CompletedProcess(words, process.exitcode, *texts), seconds
 

@@ -192,7 +192,6 @@ def test_the_need_that_is_predicted_is_that_of_training(seen: dict[str, Seen], p
     """On every rank hardly more than all memory that operations touch, and no less: `--require-fit` can be believed."""
     options = chimera_ir.Options(profile=profile, cluster=CLUSTER, micro_batch_size=ROWS)
     prediction = chimera_ir.compile(scheme, D=4, options=options, **SCHEMES[scheme]).prediction
-    assert prediction is not None
     found = seen[scheme]
     for need, rank, facts in zip(prediction.memory, found.ranks, found.facts, strict=True):
         loaded = (1 + found.lag) * INPUT * sum(len([*spread(each)]) for each in (facts.inputs, facts.targets))

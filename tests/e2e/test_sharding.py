@@ -81,7 +81,6 @@ def test_a_rank_needs_the_bytes_of_the_report(outcomes: dict[str, Outcome], fold
             profile=profile, cluster=folder / "cluster.toml", micro_batch_size=2, shard_optimizer=sharded
         )
         prediction = chimera_ir.compile("chimera", options=options, D=4, N=4).prediction
-        assert prediction is not None
         states[sharded] = prediction.as_json()["optimizer_state"]
     first, middle = (11 * 6 + 3 * 6 + 6) * FLOAT64, (6 * 6 + 6 + 2 * 6) * FLOAT64
     assert states[False] == [first + middle, 2 * middle, 2 * middle, first + middle]

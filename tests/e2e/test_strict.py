@@ -47,7 +47,6 @@ def test_a_library_scheme_trains_by_the_rules_of_nccl(trained: dict[str, Outcome
 def lines_of(text: str, change: Callable[[list[str]], list[str]]) -> str:
     """A script with other lines in its update, or its turn."""
     begin = re.search(r"^def (update|turn)\(.*\n", text, re.MULTILINE)
-    assert begin is not None
     body, end, tail = text[begin.end() :].partition("\n\n\ndef evaluate")
     return text[: begin.end()] + "\n".join(change(body.split("\n"))) + end + tail
 

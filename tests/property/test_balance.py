@@ -52,7 +52,6 @@ def test_no_split_has_a_faster_slowest_stage(
 ) -> None:
     seconds, _, factors, workers, _ = case
     found = balanced(seconds, workers)
-    assert found is not None
     assert found in set(every(len(seconds), len(factors)))
     assert slowest(seconds, found) == min(slowest(seconds, split) for split in every(len(seconds), len(factors)))
 
@@ -80,7 +79,6 @@ def test_many_layers_take_no_longer_than_a_share_and_a_layer(stages: int) -> Non
     """As GPT-2 has them: 64 alike, the last of which comes with a projection as long as four."""
     seconds = [1.0] * 63 + [5.0]
     found = balanced(seconds, [[stage] for stage in range(stages)])
-    assert found is not None
     assert slowest(seconds, found) == max(5.0, -(-sum(seconds) // stages))
 
 

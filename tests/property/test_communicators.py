@@ -26,9 +26,7 @@ _SHARED = st.sampled_from(Communicators)
 
 def stream(seed: int, ahead: int, communicators: Communicators) -> ProgramStream:
     drawn = random_stream(Random(seed))
-    made = level(drawn.schedule((2 * drawn.turns + 7) * 2), ahead=ahead, communicators=communicators)
-    assert isinstance(made, ProgramStream)
-    return made
+    return level(drawn.schedule((2 * drawn.turns + 7) * 2), ahead=ahead, communicators=communicators)
 
 
 @_FEW

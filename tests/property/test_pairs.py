@@ -52,7 +52,6 @@ def late(stages: int, micros: int) -> Schedule:
     planned = []
     plan = one_direction(stages, micros)
     for clock, worker, operation in plan.operations:
-        assert isinstance(operation, Compute)
         m, s = operation.micros[0], operation.stage
         later = 2 * (m + s) if operation.kind.letter == "F" else 2 * (m + 2 * stages - s) + 1
         planned.append(Planned(type(clock)(later), worker, operation))

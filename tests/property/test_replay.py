@@ -50,7 +50,6 @@ STREAMS = {
 def random_program(seed: int) -> Program:
     """Half of all programs have micro-batches that cost unequally."""
     program = compiled(random_plan(seed, 0.0), ahead=seed % 3)
-    assert program is not None
     return replace(program, header=weighed(program.header, seed)) if seed % 2 else program
 
 

@@ -49,7 +49,6 @@ def verified(stream: Stream) -> Verified:
 
 
 def program_of(verified: Verified) -> ProgramStream:
-    assert isinstance(verified.level, ProgramStream)
     return verified.level
 
 

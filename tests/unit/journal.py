@@ -53,7 +53,6 @@ class Journal:
         if not isinstance(lane, StreamLane):
             script["update"](lane)
             return
-        assert self.facts.turns is not None
         lane.run.updates = updates
         for number in self.facts.turns.of(updates):
             script["turn"](lane, number)

@@ -9,7 +9,7 @@ from random import Random
 import chimera_ir
 from chimera_ir.cost.durations import Costs
 from chimera_ir.flow.engine import ordered
-from chimera_ir.ir.levels import Quantity, Schedule
+from chimera_ir.ir.levels import Quantity
 from chimera_ir.orders.instance import OrderInstance, instance_of
 from chimera_ir.orders.search import with_limits
 from chimera_ir.source import Source
@@ -25,7 +25,6 @@ def costs(**by_kind: int) -> Costs:
 
 def instance(scheme: str | Source, kinds: Costs, limit: int = 0, **parameters: int) -> OrderInstance:
     schedule = chimera_ir.compile(scheme, **parameters).schedule
-    assert isinstance(schedule, Schedule)
     limits = {Quantity.ACTIVATIONS: limit} if limit else {}
     bounded = replace(schedule, header=with_limits(schedule.header, limits))
     return instance_of(bounded, kinds.durations(bounded.header))

@@ -96,9 +96,7 @@ def run(compiled: CompiledProgram, worker: int, last: int) -> None:
 
 def program_of(directory: Path) -> Program | ProgramStream:
     text = (directory / "schedule.sir").read_text(encoding="utf-8")
-    level = parse(Source("schedule.sir", text))
-    assert isinstance(level, Program | ProgramStream)
-    return level
+    return parse(Source("schedule.sir", text))
 
 
 def compiled_into(directory: Path, *words: str) -> Path:

@@ -29,7 +29,6 @@ def commands(command: click.Command) -> list[SectionedCommand]:
         context = click.Context(command)
         below = [command.get_command(context, name) for name in command.list_commands(context)]
         return [each for entry in below if entry for each in commands(entry)]
-    assert isinstance(command, SectionedCommand)
     return [command]
 
 

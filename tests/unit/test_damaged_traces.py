@@ -18,9 +18,7 @@ from click.testing import CliRunner
 
 from chimera_ir.commands.common import WRONG_TEXT
 from chimera_ir.commands.compile_command import compile_command
-from chimera_ir.ir.levels import Program
 from chimera_ir.ir.ops import Compute, Pair
-from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.reader import parse
 from chimera_ir.source import Source
 from chimera_ir.trace.forecast import play
@@ -54,7 +52,6 @@ def schedule(*arguments: str) -> str:
 def played(program: str, updates: int) -> Files:
     """What ranks would record that never wait for a message."""
     level = parse(Source("p.sir", program))
-    assert isinstance(level, Program | ProgramStream)
     first, *_, last = traced.lines(0)
     lanes = play(level, updates, lambda each: 1000 if isinstance(each, Compute | Pair) else 10)
     files = []

@@ -4,9 +4,8 @@ import pytest
 
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.ir.kinds import ACTIVATIONS, BACKWARD, FORWARD, GRADIENTS
-from chimera_ir.ir.levels import Bound, Header, Pipe, Plan, Quantity, Schedule
+from chimera_ir.ir.levels import Bound, Header, Pipe, Plan, Quantity
 from chimera_ir.ir.ops import AllReduce, Compute, Drop, Message, Planned, Recv, Stash, Step, WaitAllReduce, WaitSend
-from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import show
 from chimera_ir.ir.text.reader import parse
 from chimera_ir.ir.turns import Turn
@@ -63,7 +62,6 @@ def test_the_lines_of_an_asynchronous_program():
     lines += ("all_reduce s0 v+1", "wait all_reduce s0 v", "stash s0 v-2", "step s0 v+1", "drop s0 v")
     header = STREAM.replace("stages 1", "stages 2").replace("on 0", "on 0 0")
     level = parse(Source("x.sir", "program x\n" + header + "worker 0:\n  " + "\n  ".join(lines)))
-    assert isinstance(level, ProgramStream)
     assert level.turns == (Turn(lane, (((0, 1, ACTIVATIONS), 3),)),)
     assert (level.header.updates, level.header.period, level.header.per_update) == (2, 4, 2)
     assert parse(Source("x.sir", show(level))) == level
@@ -81,7 +79,6 @@ def test_header_lines_may_come_in_any_order_and_lanes_too():
         "worker 1:\n F m0 s0\n B m0 s0\nworker 0:\n F m0 s1\n B m0 s1\n"
     )
     level = parse(Source("x.sir", text))
-    assert isinstance(level, Schedule)
     assert level.lanes[1] == (Compute(FORWARD, (0,), 0), Compute(BACKWARD, (0,), 0))
 
 

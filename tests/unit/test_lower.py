@@ -35,9 +35,7 @@ def lanes(program: Program) -> list[list[str]]:
 
 
 def read(text: str) -> Schedule:
-    level = parse(Source("test.sir", text))
-    assert isinstance(level, Schedule)
-    return level
+    return parse(Source("test.sir", text))
 
 
 @pytest.mark.parametrize(

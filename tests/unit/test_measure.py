@@ -113,11 +113,9 @@ def test_what_is_timed_has_the_same_bytes_and_a_time_and_a_spread_for_everything
     for number, stage in enumerate(found.profile.depths[2]):
         assert_linear(stage, number == 1, number == 0)
         assert stage.step > 0
-        assert stage.step_noise is not None
         assert 0 <= stage.step_noise <= 1
         for at in stage.at.values():
             assert min(at.times["F"], at.times["B"], at.times["recomputing"], at.times["I"], at.times["W"]) > 0
-            assert at.noise is not None
             assert 0 <= at.noise <= 1
 
 

@@ -72,7 +72,6 @@ def test_links_are_shared_where_two_messages_at_once_take_longer() -> None:
 @pytest.mark.parametrize(("crowded", "workers"), [(1.02, 1), (1.9, 2), (4.1, 4)])
 def test_as_many_workers_have_one_link_to_the_host_as_slow_each_other_down(crowded: float, workers: int) -> None:
     host = network("aaaa", crowded=crowded).cluster.host
-    assert host is not None
     assert (host.link.alpha, host.link.beta) == pytest.approx((HOST.alpha, HOST.beta), rel=1e-3)
     assert host.workers == workers
 

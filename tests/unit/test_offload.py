@@ -42,9 +42,7 @@ FASTER_TO_SLOWER = [Fraction(1, 3), Fraction(1), Fraction(3, 2), Fraction(4)]
 
 
 def of_library(name: str, **parameters: int) -> Schedule:
-    schedule = chimera_ir.compile(name, **parameters).schedule
-    assert isinstance(schedule, Schedule)
-    return schedule
+    return chimera_ir.compile(name, **parameters).schedule
 
 
 def auto(text: str | Source, **parameters: int) -> Compilation:
@@ -63,7 +61,6 @@ def test_what_is_offloaded_waits_long_enough_and_no_operation_waits_for_it(
     schedule, costs = of_library(name, **parameters), Costs(offload=transfer, reload=transfer)
     before = simulate(schedule, costs)
     moved = offload(schedule, costs)
-    assert isinstance(moved, Schedule)
     checked = verify_schedule(moved, None)
     assert not checked.findings.errors
     after = simulate(moved, costs, checked.net)
@@ -93,7 +90,6 @@ def test_a_worker_of_1f1b_keeps_two_whatever_the_number_of_stages(D: int, N: int
     assert list(report.activations) == [2] * (D - 1) + [1]
     assert list(report.host) == [*range(D, 2, -1), 0, 0]
     assert report.makespan == 3 * (N + D - 1)
-    assert report.without_offload is not None
     assert (report.without_offload.makespan, max(report.without_offload.activations)) == (report.makespan, D)
     assert report.as_json()["without_offload"] == {
         "makespan": 3 * (N + D - 1),
@@ -288,7 +284,6 @@ def predicted(tmp_path: Path, pattern: str = "", changed: str = "") -> Compilati
 
 def test_a_prediction_has_the_bytes_of_the_host_and_says_whether_they_fit(tmp_path: Path) -> None:
     compiled = predicted(tmp_path)
-    assert compiled.prediction is not None
     assert [need.host for need in compiled.prediction.memory] == [4 * 1_500_000_000, 3 * (1_500_000_000 - 2**22), 0, 0]
     assert compiled.prediction.as_json()["host_memory"] == [6_000_000_000, 4_487_417_088, 0, 0]
     assert compiled.summary.fits

@@ -99,7 +99,6 @@ def test_without_a_flush_the_graph_has_the_updates_that_are_shown(scheme: str) -
     c = chimera_ir.compile(scheme, D=4)
     graph = c.graph
     starts = graph.starts(graph.lanes)
-    assert starts is not None
     timed = {f"{timed.operation}": timed.start * c.timeline.tick for lane in c.timeline.lanes for timed in lane}
     assert {f"{o}": start * graph.tick for o, start in zip(graph.instance.operations, starts, strict=True)} == timed
     assert max(graph.peaks(graph.lanes)) == max(c.report.activations) * c.schedule.header.parts

@@ -15,7 +15,6 @@ from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.flow import live
 from chimera_ir.ir.levels import Bound, Plan, Quantity, Schedule
-from chimera_ir.ir.streams import ScheduleStream
 from chimera_ir.ir.text.printer import line, show
 from chimera_ir.ir.text.reader import parse as parse_ir
 from chimera_ir.orders.ordering import scheduled
@@ -166,7 +165,6 @@ def test_turns_without_clocks_are_those_of_a_scheme_with_clocks() -> None:
     """With a preference for forwards that are due, 1F1B without a flush; its period is the work of a worker."""
     compilation = stream_of("F(m, s) prefer m\nB(m, s) prefer m - 1", 4, 1)
     stream = compilation.schedule
-    assert isinstance(stream, ScheduleStream)
     assert (stream.header.period, compilation.report.makespan, compilation.report.bubble_ratio) == (4, 12, 0)
     assert compilation.verified.weights == (2, 2, 2, 2)
     again = chimera_ir.compile(Source("mine.sir", show(compilation.plan)))

@@ -94,7 +94,6 @@ def test_the_makespan_of_many_iterations_grows_by_the_steady_period(name: str, s
     """In the long run: over a whole number of rounds, whatever their number up to the longest that is looked for."""
     compilation = Compilation(Request(library.source(name), settings))
     schedule = compilation.schedule
-    assert isinstance(schedule, Schedule)
     over = makespans(schedule, {"F": 1, "B": 2, "I": 1, "W": 1, "recompute": 1}, 2 * LONG)
     growth = {Fraction(over[-1] - over[-1 - rounds], rounds) for rounds in range(1, LONG)}
     figures = compilation.report

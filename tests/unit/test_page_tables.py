@@ -48,7 +48,6 @@ def document_of(case: str) -> dict[str, Any]:
 
 def schedule_of(case: str) -> dict[str, Any]:
     (schedule,) = document_of(case)["schedules"]
-    assert isinstance(schedule, dict)
     return schedule
 
 
@@ -237,7 +236,6 @@ INTERFACES = {
 @pytest.mark.parametrize("name", INTERFACES)
 def test_a_table_has_the_columns_that_the_scripts_read(name: str) -> None:
     declared = re.search(rf"^interface {name} {{\n(.*?)^}}", CONTRACT.read_text(encoding="utf-8"), re.M | re.S)
-    assert declared is not None
     assert sorted(re.findall(r"^  (\w+):", declared[1], re.M)) == sorted(
         column.name for column in fields(INTERFACES[name])
     )

@@ -187,7 +187,6 @@ def test_what_is_shown_of_an_endless_schedule_is_no_makespan() -> None:
 def test_of_many_updates_as_much_is_drawn_legibly_as_shows_the_steady_state(schedule: Schedule) -> None:
     shown = timeline(schedule)
     window = steady_window(shown)
-    assert window is not None
     drawn = terminal.draw(shown, 160).plain
     assert "drawn small" not in drawn
     assert f"bubble ratio 0.0%; the first {window.end} of time" in drawn

@@ -132,7 +132,6 @@ UNITS = [
 @pytest.mark.parametrize(("dimension", "text", "value"), UNITS)
 def test_a_unit_is_what_it_says(dimension: Dimension, text: str, value: str) -> None:
     found = split(text)
-    assert found is not None
     number, unit = found
     assert number * dimension.units[unit] == Fraction(Decimal(value))
 
@@ -140,7 +139,6 @@ def test_a_unit_is_what_it_says(dimension: Dimension, text: str, value: str) -> 
 def test_what_a_profile_leaves_out_is_as_in_section_3_4() -> None:
     """B_t is two forwards, three where it recomputes; gradients are as large as the weights."""
     profile = read_profile(Source("small", (EXAMPLES / "small.profile.toml").read_text(encoding="utf-8")))
-    assert isinstance(profile, ModelProfile)
     first, second, _, last = profile.depths[4]
     assert first.at[8] == stage_timing(0.1, 0.2, 0.3, 1_500_000_000, 32_000, 4 * 2**20, 4 * 2**20)
     assert (first.weights, first.gradients, first.optimizer) == (670_000_000,) * 3

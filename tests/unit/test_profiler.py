@@ -61,7 +61,6 @@ def test_a_counted_profile_reads_back(profile: Profile, tmp_path: Path) -> None:
     ended = profile(*COUNTED, "--stages", "1,3", "--micro-batch-size", "1, 2")
     assert ended == Ended(0, "", "")
     found = read(tmp_path / "p.toml")
-    assert isinstance(found, WorkProfile)
     assert found.counts.name == "linear"
     assert sorted(found.counts.depths) == [1, 2, 3]
     for depth, stages in found.counts.depths.items():
@@ -84,12 +83,10 @@ def test_stages_follow_from_counted_layers_to_the_byte_and_the_operation(profile
     (tmp_path / "layers.py").write_text("from functools import partial\n" + LAYERS)
     assert profile(*BY_LAYER, "--count") == Ended(0, "", "")
     whole = read(tmp_path / "p.toml")
-    assert isinstance(whole, WorkProfile)
     assert (whole.counts.depths, len(whole.counts.layers)) == ({}, 6)
     sizes = ("--micro-batch-size", "4,8", "--out", "s.toml", "--count")
     assert profile("stages", "layers.py", "--stages", "2,3", *sizes) == Ended(0, "", "")
     cut = read(tmp_path / "s.toml")
-    assert isinstance(cut, WorkProfile)
     for depth, split in ((2, (0, 3)), (3, (0, 2, 4))):
         assert stages_of(whole.counts.layers, split) == cut.counts.depths[depth]
         assert cut.counts.splits[depth] == split
@@ -102,8 +99,6 @@ def test_stages_of_a_split_are_those_of_its_layers_and_a_plan_of_them_says_so(pr
     sizes = ("--micro-batch-size", "4,8", "--out", "s.toml", "--count")
     assert profile("stages", "layers.py", "--split", "0,1,5", *sizes) == Ended(0, "", "")
     cut = read(tmp_path / "s.toml")
-    assert isinstance(whole, WorkProfile)
-    assert isinstance(cut, WorkProfile)
     assert cut.counts.depths == {3: stages_of(whole.counts.layers, (0, 1, 5))}
     assert cut.counts.splits == {3: (0, 1, 5)}
 
@@ -130,7 +125,6 @@ def test_timed_layers_are_timed_one_by_one(profile: Profile, tmp_path: Path) -> 
     assert ended.status == 0
     assert all(line.startswith("warning: too noisy to use: ") for line in ended.err.splitlines())
     found = read(tmp_path / "p.toml")
-    assert isinstance(found, ModelProfile)
     assert len(found.layers) == 6
     assert min(found.overhead["F"], found.overhead["B"]) > 0
     assert found.overhead["recomputing"] > found.overhead["B"]
@@ -152,7 +146,6 @@ def test_a_timed_profile_reads_back_and_only_warns_of_noise(profile: Profile, tm
     assert (ended.status, ended.out) == (0, "")
     assert all(line.startswith("warning: too noisy to use: ") for line in ended.err.splitlines())
     found = read(tmp_path / "p.toml")
-    assert isinstance(found, ModelProfile)
     assert "1 thread," in found.note
     for number, stage in enumerate(found.depths[2]):
         assert_linear(stage, number == 1, number == 0)

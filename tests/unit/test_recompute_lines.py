@@ -10,7 +10,7 @@ from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.errors import TextError
 from chimera_ir.ir.kinds import KEPT, RECOMPUTATION
-from chimera_ir.ir.levels import Plan, Schedule
+from chimera_ir.ir.levels import Plan
 from chimera_ir.ir.ops import singles
 from chimera_ir.ir.streams import PlanStream
 from chimera_ir.ir.text.printer import show
@@ -63,7 +63,6 @@ def test_it_stands_right_before_the_operation_that_needs_it(name: str, sizes: di
 def test_it_does_not_wait_for_the_gradients() -> None:
     """1F1B with D = 2 and N = 1: F0, then on worker 0 the forward again while worker 1 has forward, again, backward."""
     schedule = chimera_ir.compile("dapple", options=AGAIN, D=2, N=1).schedule
-    assert isinstance(schedule, Schedule)
     first, last = (
         [(timed.operation.kind.letter, timed.start, timed.end) for timed in lane]
         for lane in simulate(schedule, Costs()).lanes

@@ -19,7 +19,7 @@ from chimera_ir.answer import Level, produce
 from chimera_ir.commands import group
 from chimera_ir.compilation import Compilation
 from chimera_ir.errors import CompileError, OptionError
-from chimera_ir.ir.levels import Quantity, Schedule
+from chimera_ir.ir.levels import Quantity
 from chimera_ir.orders import cp_sat
 from chimera_ir.orders.dispatch import TimedOrder
 from chimera_ir.orders.instance import OrderInstance, constraints_of, instance_of
@@ -120,7 +120,6 @@ def test_slices_of_unequal_length_keep_what_the_rule_counts(lengths: tuple[int, 
     options, random = chimera_ir.Options(slice_lengths=lengths), Random(f"{lengths}")
     for lines in ("slices q in 0..2\nF(m, s, q)\nB(m, s, q)", "slices q in 0..2\nF(m, s, q)\nI(m, s, q)\nW(m, s, q)"):
         made = chimera_ir.compile(scheme(lines, 2 if "B" in lines else 1), options=options).schedule
-        assert isinstance(made, Schedule)
         bounded = replace(made, header=with_limits(made.header, {Quantity.ACTIVATIONS: limit}))
         compare_with_all_orders(instance_of(bounded, costs().durations(bounded.header)), random)
 
@@ -164,7 +163,6 @@ def test_a_bound_is_never_above_an_order_and_waits_hold_in_every_order_in_turn()
         constraints = constraints_of(problem)
         assert problem.fits_stores(problem.lanes), "an order to try"
         own = problem.starts(problem.lanes)
-        assert own is not None
         starts = constraints.in_turn(own)
         assert lower_bound(constraints) <= problem.makespan(own) == problem.makespan(starts)
         for number, waits in enumerate(constraints.waits):
@@ -206,7 +204,6 @@ def test_an_order_of_few_micro_batches_is_one_of_many_with_its_middle_repeated()
     many = instance("dapple", costs(F=1, B=2), 4, D=4, N=40)
     few, numbers = first_micro_batches(many, 12)
     starts = few.starts(best(few).lanes)
-    assert starts is not None
     in_turn = constraints_of(few).in_turn(starts)
     orders = [many.by_start(several) for several in repeated(constraints_of(many), numbers, in_turn, 12)]
     makespans = [many.makespan(earliest) for lanes in orders if (earliest := many.starts(lanes)) is not None]
@@ -317,7 +314,6 @@ def test_a_compilation_with_a_search_is_verified_and_its_text_says_how_it_was_fo
 
 def test_a_search_begins_with_the_librarys_orders_of_the_same_placement() -> None:
     improvement = improved(memory={"activations": 8}).improvement
-    assert improvement is not None
     assert improvement.result.hints == {"zb_h1": 27, "zb_h2": 24 + Fraction(3)}
 
 
@@ -428,6 +424,5 @@ def test_a_search_counts_the_waits_for_moves_of_memory() -> None:
     source = Source("mine.chim", text)
     compilation = chimera_ir.compile(source, options=chimera_ir.Options(search=1))
     improvement = compilation.improvement
-    assert improvement is not None
     assert improvement.result.makespan == compilation.report.makespan
     assert improvement.result.hints["mine"] == chimera_ir.compile(source).report.makespan

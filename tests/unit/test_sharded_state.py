@@ -80,7 +80,6 @@ def test_the_report_has_the_bytes_of_every_worker() -> None:
     for shards in (False, True):
         options = chimera_ir.Options(copies=3, shard_optimizer=shards, **FILES)
         prediction = chimera_ir.compile("chimera", options=options, D=4, N=4).prediction
-        assert prediction is not None
         states[shards] = prediction.as_json()["optimizer_state"]
         steps = [event for lane in prediction.replay.lanes for event in lane if event.role is Role.STEP]
         assert bool(steps) == shards, "the profile has no steps, but weights are gathered"
@@ -139,7 +138,6 @@ def test_a_plan_counts_the_share_of_all_replicas(plan: Plan, scheme: str, per_wo
     def least(*more: str) -> int:
         (choice,) = asked(10**9, *more)
         memory = choice["memory"]
-        assert isinstance(memory, list)
         assert asked(max(memory), *more) == [choice]
         assert asked(max(memory) - 1, *more) == []
         return max(memory)

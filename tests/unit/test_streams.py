@@ -92,7 +92,6 @@ def run(written: dict[str, str], updates: int) -> Iterator[dict[int, Stage]]:
         loads = [lambda *_: None] * 2
         parts = LaneComponents(stages, *links, *loads)
         lane = StreamLane(parts, UpdateRange(journal.job.passes, updates), initial)
-        assert journal.facts.turns is not None
         script = loaded(written[f"rank_{worker}.py"])
         for number in journal.facts.turns.of(updates):
             script["turn"](lane, number)

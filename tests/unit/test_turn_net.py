@@ -13,9 +13,7 @@ HEADER = "schedule x\nworkers 2\nstages 2\nmicro_batches 1\nupdates 1 per turn\n
 
 
 def read(lanes: str) -> ScheduleStream:
-    level = parse(Source("test.sir", HEADER + lanes))
-    assert isinstance(level, ScheduleStream)
-    return level
+    return parse(Source("test.sir", HEADER + lanes))
 
 
 def test_the_waits_of_two_stages() -> None:
@@ -41,7 +39,6 @@ def test_the_lane_waits_for_a_move_where_the_program_does() -> None:
 def test_operations_wait_as_those_of_many_turns_do(scheme: str, sizes: dict[str, int]) -> None:
     """In the middle of many turns an operation waits directly for what the turn says, or for operations that do."""
     stream = compile(scheme, **sizes).schedule
-    assert isinstance(stream, ScheduleStream)
     net, shown = turn_net(stream), net_of(stream.view(stream.updates_shown))
     header, middle = stream.header, stream.updates_shown // stream.header.per_turn // 2
     node_of = {

@@ -134,7 +134,6 @@ def exact(folder: Path, *directories: str) -> None:
         assert sorted(path.name for path in saved.glob("update-*")) == ["update-00000002", "update-00000003"]
         again = Loop(directory, saved, model(dropout=0.2))
         resumed = again.checkpoints.resume()
-        assert resumed is not None
         assert (resumed.update, resumed.items, resumed.remarks) == (AT, AT * again.pipe.items, ())
         assert again.train(UPDATES) == expected[AT:], directory
         assert_equal(again.pipe, whole.pipe)
@@ -150,7 +149,6 @@ def elsewhere(folder: Path, *directories: str) -> None:
     for other in others:
         again = Loop(other, folder, model())
         resumed = again.checkpoints.resume()
-        assert resumed is not None
         assert "buffers are those of the first replica" in resumed.remarks[0]
         for mine, theirs in zip(again.train(UPDATES), expected[AT:], strict=True):
             assert abs(mine - theirs) <= 1e-12 * abs(theirs), (other, mine, theirs)
@@ -278,7 +276,6 @@ def replicas(folder: Path, *directories: str) -> None:
     first.close()
     again = Loop(two, folder, layers, layout="replica")
     resumed = again.checkpoints.resume()
-    assert resumed is not None
     assert resumed.remarks == ()
     assert held(again) == expected
     again.close()
@@ -339,7 +336,6 @@ def one_rank(folder: Path, directory: str) -> None:
 
     loop = Loop(directory, folder / "good", model(), of_rank={"own": Part()})
     resumed = loop.checkpoints.resume()
-    assert resumed is not None
     assert "shared['part']" in resumed.remarks[0]
     assert loop.checkpoints._content._objects.of_rank["own"].state_dict() == {"value": last}
     state = loop.pipe.state_dict()

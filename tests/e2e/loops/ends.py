@@ -63,7 +63,6 @@ def restarts(folder: Path) -> None:
             checkpoints.close()
         if pipe.updates == 3 and resumed is None and dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-    assert resumed is not None
     assert resumed.update == 2
     pipe.close()
     print(f"rank {dist.get_rank()}: resumed after {resumed.update}, {outcome.loss:.3f}")

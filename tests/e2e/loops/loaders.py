@@ -95,7 +95,6 @@ def trains(pipe: Pipeline) -> None:
 
 def step(pipe: Pipeline, batch: Any) -> float:
     outcome = pipe.step(batch)
-    assert outcome is not None
     for parameter in pipe.parameters():
         parameter.grad = None
     return outcome.loss

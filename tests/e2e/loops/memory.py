@@ -135,7 +135,6 @@ def compare(kind: str, directory: str) -> None:
     for update in range(UPDATES):
         value, gradients = train_alone(alone, kind, update)
         outcome = pipe.step(batch(update))
-        assert outcome is not None
         assert abs(outcome.loss - value) < 1e-12, (kind, update, outcome.loss, value)
         if kind == "auxiliary":
             calls = [depth * (update * N + micro + 1) for micro in range(N)]
