@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir.commands import compile_command, plan_command, trace_command
+from chimera_ir.commands import compile_command, group, plan_command, trace_command
 from tests.unit.command import Ended, Run
 
 
@@ -41,3 +41,22 @@ def _planner(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 def _tracer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Calls `chimera-trace`."""
     return calling(trace_command.main, "chimera-trace", capsys, monkeypatch)
+
+
+@pytest.fixture
+def run_chimera(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Calls `chimera`."""
+    return calling(group.main, "chimera", capsys, monkeypatch)
+
+
+@pytest.fixture
+def plan(planner: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Calls `chimera-plan` in an empty directory, with the texts of a profile and of a cluster."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(model: str, on: str, *arguments: object) -> Ended:
+        Path("m.toml").write_text(model, encoding="utf-8")
+        Path("c.toml").write_text(on, encoding="utf-8")
+        return planner("--profile", "m.toml", "--cluster", "c.toml", *arguments)
+
+    return call

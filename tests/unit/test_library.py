@@ -18,9 +18,7 @@ from chimera_ir.request import Request
 from chimera_ir.source import Source, schemes
 from chimera_ir.syntax.parser import parse
 from tests.unit.command import TINY, Run
-from tests.unit.test_plan import Plan, cluster, found, plan, profile
-
-__all__ = ["plan"]
+from tests.unit.test_plan import cluster, found, profile
 
 LOOPED = """\
 # Stages dealt in turn, with parameters of its own names.
@@ -101,7 +99,7 @@ def test_a_scheme_called_like_another_file_is_refused(run: Run, mine: Path) -> N
     assert run("fast", "--library", mine, "--emit", "plan").status == 0
 
 
-def test_a_plan_passes_over_what_is_no_scheme_and_says_so(plan: Plan, mine: Path) -> None:
+def test_a_plan_passes_over_what_is_no_scheme_and_says_so(plan: Run, mine: Path) -> None:
     (mine / "dapple.chim").write_text(TINY)
     ended = plan(profile((4,), (1,)), cluster(4), "--mini-batch", 8, "--library", mine, "--json")
     assert ended.status == 0
@@ -144,7 +142,7 @@ def test_a_directory_that_may_not_be_read_is_refused(run: Run, mine: Path, monke
     run("dapple", "--library", mine).assert_refused(WRONG_COMMAND, f"--library {mine}: Permission denied")
 
 
-def test_a_name_too_long_for_a_file_is_no_scheme_and_no_fault(run: Run, plan: Plan) -> None:
+def test_a_name_too_long_for_a_file_is_no_scheme_and_no_fault(run: Run, plan: Run) -> None:
     name = "x" * 300
     said = f"no library scheme is called '{name}' (there are amdp,"
     run(name).assert_refused(WRONG_COMMAND, said)
@@ -268,7 +266,7 @@ def test_what_the_file_beside_a_scheme_says_goes_before(mine: Path, lines: str, 
 
 
 def test_a_scheme_whose_number_of_micro_batches_is_a_product_is_said_to_have_smaller_updates(
-    plan: Plan, tmp_path: Path
+    plan: Run, tmp_path: Path
 ) -> None:
     """Of `groups` and `k` the divisors of 4 are tried: 16 micro-batches at most, where the mini-batch asks for 32."""
     text = library.source("dapple").text.replace(
@@ -301,13 +299,13 @@ def test_a_scheme_whose_number_of_micro_batches_is_a_product_is_said_to_have_sma
         ("[parameters.lopped]\nloops = 4", "[parameters.lopped]: there is no lopped.chim beside it"),
     ],
 )
-def test_a_mistake_in_the_file_beside_a_scheme_is_told(plan: Plan, mine: Path, text: str, said: str) -> None:
+def test_a_mistake_in_the_file_beside_a_scheme_is_told(plan: Run, mine: Path, text: str, said: str) -> None:
     (mine / "library.toml").write_text(text)
     asked = "--mini-batch", 8, "--scheme", "looped", "--library", mine
     plan(profile((2,), (1,)), cluster(2), *asked).assert_refused(WRONG_COMMAND, said)
 
 
-def test_a_plan_tries_the_sizes_of_a_scheme_whatever_they_are_called(plan: Plan, mine: Path) -> None:
+def test_a_plan_tries_the_sizes_of_a_scheme_whatever_they_are_called(plan: Run, mine: Path) -> None:
     """P = 4, a mini-batch of 4: stages = ranks * loops, W ranks = P, B N W = 4."""
     asked = "--mini-batch", 4, "--scheme", "looped", "--library", mine, "--json"
     result = found(plan(profile((2, 4), (1, 2)), cluster(4), *asked))
@@ -324,7 +322,7 @@ def test_a_plan_tries_the_sizes_of_a_scheme_whatever_they_are_called(plan: Plan,
     assert f" {mine / 'looped.chim'} " in result["commands"][0]
 
 
-def test_the_whole_library_of_a_plan_has_the_further_directories(plan: Plan, mine: Path) -> None:
+def test_the_whole_library_of_a_plan_has_the_further_directories(plan: Run, mine: Path) -> None:
     (mine / "broken.chim").unlink()
     asked = "--mini-batch", 4, "--library", mine, "--json", "--max-operations", 100
     result = found(plan(profile((2,), (1,)), cluster(2), *asked))

@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -12,13 +11,10 @@ from typing import Any
 import pytest
 
 from chimera_ir import library
-from chimera_ir.commands import compile_command, plan_command
 from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
 from chimera_ir.planner import rank
 from chimera_ir.planner.planning import rank_schemes
-from tests.unit.command import Ended
-
-Plan = Callable[..., Ended]
+from tests.unit.command import Ended, Run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs/examples"
 
@@ -59,31 +55,16 @@ bandwidth = "{sums}"
 """
 
 
-@pytest.fixture
-def plan(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Plan:
-    """Calls the entry point in an empty directory, with a profile and a cluster."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(
-        model: str, on: str, *arguments: object, command: Any = plan_command.main, name: str = "chimera-plan"
-    ) -> Ended:
-        Path("m.toml").write_text(model, encoding="utf-8")
-        Path("c.toml").write_text(on, encoding="utf-8")
-        files = ("--profile", "m.toml", "--cluster", "c.toml") if name == "chimera-plan" else ()
-        monkeypatch.setattr(sys, "argv", [name, *files, *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            command()
-        said = capsys.readouterr()
-        assert end.value.code is None or isinstance(end.value.code, int)
-        return Ended(end.value.code or 0, said.out, said.err)
-
-    return call
-
-
 def found(ended: Ended) -> dict[str, Any]:
     assert (ended.status, ended.err) == (0, "")
-    result: dict[str, Any] = json.loads(ended.out)
-    return result
+    return json.loads(ended.out)
+
+
+def compiled(run: Run, line: str) -> dict[str, Any]:
+    """The report of what a line of a plan compiles."""
+    words = shlex.split(line)
+    assert words[:2] == ["chimera", "compile"]
+    return found(run(*words[2:], "--emit", "report"))
 
 
 def named(*schemes: str) -> list[str]:
@@ -95,7 +76,7 @@ def expanded(choices: list[Any]) -> list[Any]:
     return [{**each, **of} for each in choices for of in (each, *each["equal"])]
 
 
-def test_the_space_is_every_split_that_an_enumeration_finds(plan: Plan) -> None:
+def test_the_space_is_every_split_that_an_enumeration_finds(plan: Run) -> None:
     """P = 8, a mini-batch of 16: all (D, B, N, W) with W D = P and B N W = 16, and what the schemes require of them."""
     requires: dict[str, Callable[[int, int, int, int], bool]] = {
         "gpipe": lambda D, B, N, f: f == 0,
@@ -125,7 +106,7 @@ def test_the_space_is_every_split_that_an_enumeration_finds(plan: Plan) -> None:
     assert seen == expected
 
 
-def test_the_space_of_schemes_with_several_stages_on_a_worker_is_every_split_of_them(plan: Plan) -> None:
+def test_the_space_of_schemes_with_several_stages_on_a_worker_is_every_split_of_them(plan: Run) -> None:
     """P = 8, a mini-batch of 16: all (P, v, B, N, W) with W P = 8, B N W = 16 and as many stages as the profile has."""
     names = {"interleaved": "v", "breadth_first": "v", "waves": "w", "bitpipe": "none"}
     result = found(plan(profile((2, 4, 8), (1, 2, 4)), cluster(8), "--mini-batch", 16, "--json", *named(*names)))
@@ -152,7 +133,7 @@ def test_the_space_of_schemes_with_several_stages_on_a_worker_is_every_split_of_
     assert not any({"g", "hop"} & each["settings"].keys() for each in result["choices"]), "they stay at their defaults"
 
 
-def makespans(plan: Plan, depth: int, count: int, *schemes: str) -> dict[str, float]:
+def makespans(plan: Run, depth: int, count: int, *schemes: str) -> dict[str, float]:
     """T of schemes, or of the whole library, where communication is free, in forwards."""
     asked = profile((depth,), (1,), weights="1 B"), cluster(depth), "--mini-batch", count, "--json", "--set", "f=1"
     choices = found(plan(*asked, *named(*schemes)))["choices"]
@@ -164,7 +145,7 @@ def makespans(plan: Plan, depth: int, count: int, *schemes: str) -> dict[str, fl
     ("depth", "units", "wins"), [(4, 2, True), (4, 3, True), (4, 4, False), (6, 2, True), (6, 3, False)]
 )
 def test_plain_1f1b_beats_direct_concatenation_from_three_or_four_units_on(
-    plan: Plan, depth: int, units: int, wins: bool
+    plan: Run, depth: int, units: int, wins: bool
 ) -> None:
     """FACTS.md: 3N + (K+1)(D-2) against 3(N+D-1), communication free."""
     count = units * depth
@@ -174,20 +155,20 @@ def test_plain_1f1b_beats_direct_concatenation_from_three_or_four_units_on(
     assert (times["chimera"] < times["dapple"]) is wins
 
 
-def test_doubling_which_recomputes_loses_to_plain_1f1b(plan: Plan) -> None:
+def test_doubling_which_recomputes_loses_to_plain_1f1b(plan: Run) -> None:
     """4N + 2(D-2) against 3(N+D-1), for D = 4 and N = 8."""
     times = makespans(plan, 4, 8)
     assert (times["chimera_doubling"], times["dapple"]) == (pytest.approx(36), pytest.approx(33))
 
 
-def test_a_plan_says_when_plain_1f1b_is_faster(plan: Plan) -> None:
+def test_a_plan_says_when_plain_1f1b_is_faster(plan: Run) -> None:
     """D = 4, N = 16: 1F1B takes 57, direct concatenation 58, halving 50."""
     asked = "--scheme", "chimera", "--set", "f=1"
     ended = plan(profile((4,), (1,), weights="1 B"), cluster(4), "--mini-batch", 16, *asked)
     assert "Plain 1F1B with a flush (dapple) is 1.75 % faster than chimera here." in ended.out
 
 
-def test_where_memory_is_tight_only_what_keeps_little_is_left(plan: Plan) -> None:
+def test_where_memory_is_tight_only_what_keeps_little_is_left(plan: Run) -> None:
     """Room for two micro-batches' activations: 1F1B keeps min(D - s, N) = 4 and must recompute, GEMS keeps 1."""
     small = cluster(4, memory="2010 kB")
     asked = "--scheme", "dapple", "--scheme", "gems", "--json"
@@ -200,7 +181,7 @@ def test_where_memory_is_tight_only_what_keeps_little_is_left(plan: Plan) -> Non
     assert out["detail"].startswith("worker 0 needs at least 3.8")
 
 
-def test_slow_sums_of_gradients_make_for_few_copies(plan: Plan) -> None:
+def test_slow_sums_of_gradients_make_for_few_copies(plan: Run) -> None:
     """Stages of D = 2 and 8 cost alike here, so W = 4 is the faster by far, unless 1 MB take 2 (r - 1) / r seconds."""
     model, asked = profile((2, 8), (1,)), ("--mini-batch", 32, "--scheme", "dapple", "--json")
     fast = found(plan(model, cluster(8), *asked))["choices"]
@@ -210,7 +191,7 @@ def test_slow_sums_of_gradients_make_for_few_copies(plan: Plan) -> None:
     assert slow[1]["T"] - fast[0]["T"] == pytest.approx(2 * 3 / 4)
 
 
-def test_the_greedy_rule_takes_the_largest_micro_batch_that_fits_and_fills_the_pipelines(plan: Plan) -> None:
+def test_the_greedy_rule_takes_the_largest_micro_batch_that_fits_and_fills_the_pipelines(plan: Run) -> None:
     """A mini-batch of 32 on D = 4: B = 8 has N = 4 = D, B = 16 has less; with room for 17 items B = 8 does not fit."""
     model = profile((4,), (1, 2, 4, 8, 16), weights="100 B")
     asked = "--mini-batch", 32, "--scheme", "dapple", "--greedy", "--json"
@@ -234,14 +215,9 @@ def test_the_greedy_rule_takes_the_largest_micro_batch_that_fits_and_fills_the_p
     ],
     ids=" ".join,
 )
-def test_the_compile_line_compiles_just_what_was_predicted(plan: Plan, asked: tuple[str, ...]) -> None:
-    model, on = profile((4,), (2,)), cluster(8, sums="100 MB/s")
-    result = found(plan(model, on, "--mini-batch", 32, "--json", *asked))
-    best = result["choices"][0]
-    words = shlex.split(result["commands"][0])
-    assert [words.pop(0), words.pop(0)] == ["chimera", "compile"]
-    ended = plan(model, on, *words, "--emit", "report", command=compile_command.main, name="chimera-compile")
-    report = json.loads(ended.out)
+def test_the_compile_line_compiles_just_what_was_predicted(plan: Run, run: Run, asked: tuple[str, ...]) -> None:
+    result = found(plan(profile((4,), (2,)), cluster(8, sums="100 MB/s"), "--mini-batch", 32, "--json", *asked))
+    best, report = result["choices"][0], compiled(run, result["commands"][0])
     prediction = report["prediction"]
     assert (best["T"], best["memory"]) == (pytest.approx(prediction["T"]), prediction["memory"])
     assert best["mini_batch"] == best["B"] * report["micro_batches"] * best["W"]
@@ -249,7 +225,7 @@ def test_the_compile_line_compiles_just_what_was_predicted(plan: Plan, asked: tu
     assert any(report["stashed_inputs"]) is best["recompute"]
 
 
-def test_the_torchrun_line_fills_the_nodes(plan: Plan) -> None:
+def test_the_torchrun_line_fills_the_nodes(plan: Run) -> None:
     asked = "--mini-batch", 8, "--scheme", "dapple", "--json"
     line = found(plan(profile((4,), (1,)), cluster(8, per_node=4), *asked))["commands"][1]
     assert line.startswith("torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 --nproc-per-node=4 ")
@@ -271,7 +247,7 @@ def test_the_torchrun_line_fills_the_nodes(plan: Plan) -> None:
     ],
 )
 def test_depths_that_do_not_divide_the_workers_leave_some_idle(
-    plan: Plan, workers: int, depth: int, copies: int, per_node: int, start: str
+    plan: Run, workers: int, depth: int, copies: int, per_node: int, start: str
 ) -> None:
     """1F1B of D stages, N = 4: (N + D - 1) slots of 30 ms for the items of W copies."""
     asked = profile((depth,), (1,), weights="8 B"), cluster(workers, per_node=per_node), "--mini-batch", 4 * copies
@@ -290,7 +266,7 @@ def test_depths_that_do_not_divide_the_workers_leave_some_idle(
     assert (said in out, f" {idle} idle " in out) == (idle > 0, idle > 0)
 
 
-def test_idle_workers_are_ranked_beside_configurations_that_use_all(plan: Plan) -> None:
+def test_idle_workers_are_ranked_beside_configurations_that_use_all(plan: Run) -> None:
     """Ten workers: two copies of four stages are 2 N / (N + 3) items in 30 ms, five copies of two stages 5 N / (N + 1).
 
     The stages of every depth take as long, so that four stages are twice the work of two.
@@ -303,7 +279,7 @@ def test_idle_workers_are_ranked_beside_configurations_that_use_all(plan: Plan) 
     assert "idle:" not in plan(*asked).out
 
 
-def test_close_choices_are_called_close(plan: Plan) -> None:
+def test_close_choices_are_called_close(plan: Run) -> None:
     """GPipe and 1F1B take the same time, GEMS (2D + 1) N + D - 1 = 75 against 33."""
     asked = "--mini-batch", 8, "--scheme", "dapple", "--scheme", "gems", "--scheme", "gpipe"
     ended = plan(profile((4,), (1,), weights="1 B"), cluster(4), *asked)
@@ -311,7 +287,7 @@ def test_close_choices_are_called_close(plan: Plan) -> None:
     assert [line.split()[1] for line in ended.out.splitlines() if "+127 %" in line] == ["gems"]
 
 
-def test_what_was_asked_for_is_replayed_before_the_baseline(plan: Plan) -> None:
+def test_what_was_asked_for_is_replayed_before_the_baseline(plan: Run) -> None:
     """The baseline has more and faster configurations than gems; of its own it gets one replay, to compare with."""
     result = found(plan(profile((4, 8), (1, 2, 4)), cluster(64), "--mini-batch", 256, "--scheme", "gems", "--json"))
     replayed = [each["T_replay"] is not None for each in result["choices"]]
@@ -320,7 +296,7 @@ def test_what_was_asked_for_is_replayed_before_the_baseline(plan: Plan) -> None:
     assert result["baseline"]["T_replay"] is not None
 
 
-def test_the_order_is_that_of_throughput_and_asynchronous_schemes_are_told_apart(plan: Plan) -> None:
+def test_the_order_is_that_of_throughput_and_asynchronous_schemes_are_told_apart(plan: Run) -> None:
     asked = "--mini-batch", 8, "--scheme", "dapple", "--scheme", "pipedream", "--json"
     result = found(plan(profile((4,), (1, 2)), cluster(4), *asked))
     rates = [each["throughput"] for each in result["choices"]]
@@ -371,7 +347,7 @@ def test_where_nodes_are_far_apart_no_replay_is_faster_than_the_first(
     assert few.choices[0].seconds == full.choices[0].seconds == min(judged.seconds for judged in full.choices)
 
 
-def test_a_plan_says_if_what_was_not_replayed_may_be_faster(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_says_if_what_was_not_replayed_may_be_faster(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank, "REPLAYED_OPERATIONS", 300)
     monkeypatch.setattr(rank, "CONTENDING_OPERATIONS", 0)
     model, on = ((EXAMPLES / name).read_text() for name in ("plan.profile.toml", "small.cluster.toml"))
@@ -379,7 +355,7 @@ def test_a_plan_says_if_what_was_not_replayed_may_be_faster(plan: Plan, monkeypa
     assert "of them may be faster, beyond" in " ".join(ended.out.split())
 
 
-def test_several_processes_say_what_one_says(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_say_what_one_says(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the same order, with everything that was left out."""
     asked = profile((2, 4), (1, 2, 4)), cluster(8, memory="12 MB"), "--mini-batch", 32
     asked += "--json", "--asynchronous", *named("chimera", "chimera_halving", "dapple", "pipedream")
@@ -400,7 +376,7 @@ def test_several_processes_say_what_one_says(plan: Plan, monkeypatch: pytest.Mon
     assert {"out of memory", "no such split"} <= {*alone["left_out_by_reason"]}
 
 
-def test_what_fits_fits_to_the_byte(plan: Plan) -> None:
+def test_what_fits_fits_to_the_byte(plan: Run) -> None:
     """PipeDream's versions take room where one copy would have fitted."""
     asked = profile((4,), (1, 2, 4), weights="2 MB"), cluster(8, memory="18 MB"), "--mini-batch", 16
     asked += "--json", "--asynchronous", *named("amdp", "chimera", "dapple", "pipedream", "zb_h1")
@@ -425,7 +401,7 @@ pipe p {
 
 
 @pytest.mark.parametrize("top", [1, 10])
-def test_what_misses_by_a_byte_recomputes(plan: Plan, tmp_path: Path, top: int) -> None:
+def test_what_misses_by_a_byte_recomputes(plan: Run, tmp_path: Path, top: int) -> None:
     """Whatever is on its way in a stream of large messages."""
     (tmp_path / "grouped.chim").write_text(GROUPED)
     asked = "--mini-batch", 24, "--scheme", "grouped.chim", "--scheme", "dapple", "--json", "--top", 10
@@ -440,7 +416,7 @@ def test_what_misses_by_a_byte_recomputes(plan: Plan, tmp_path: Path, top: int) 
     assert max(again["memory"]) < max(roomy["memory"])
 
 
-def test_a_scheme_of_ones_own_is_verified_and_ranked(plan: Plan, tmp_path: Path) -> None:
+def test_a_scheme_of_ones_own_is_verified_and_ranked(plan: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.chim").write_text(library.source("dapple").text.replace("scheme dapple", "scheme mine"))
     result = found(plan(profile((4,), (1,)), cluster(4), "--mini-batch", 8, "--scheme", "mine.chim", "--json"))
     assert [each["scheme"] for each in result["choices"]] == ["mine.chim"]
@@ -470,16 +446,16 @@ IR = Path(__file__).resolve().parent.parent / "golden" / "one_direction_D2_N2.si
         (("--mini-batch", 8, "--scheme", IR), "no parameters to choose"),
     ],
 )
-def test_a_command_line_that_cannot_be_meant_is_refused(plan: Plan, arguments: tuple[object, ...], said: str) -> None:
+def test_a_command_line_that_cannot_be_meant_is_refused(plan: Run, arguments: tuple[object, ...], said: str) -> None:
     plan(profile((2,), (1,)), cluster(8, per_node=4), *arguments).assert_refused(WRONG_COMMAND, said)
 
 
-def test_a_profile_or_cluster_with_mistakes_gets_their_diagnostics(plan: Plan) -> None:
+def test_a_profile_or_cluster_with_mistakes_gets_their_diagnostics(plan: Run) -> None:
     ended = plan(profile((2,), (1,), weights="1"), cluster(8).replace("workers = 8", ""), "--mini-batch", 8)
     ended.assert_refused(WRONG_TEXT, "error[CH7", "m.toml", "c.toml")
 
 
-def test_where_nothing_fits_it_is_told_why(plan: Plan) -> None:
+def test_where_nothing_fits_it_is_told_why(plan: Run) -> None:
     ended = plan(profile((9,), (1,)), cluster(8), "--mini-batch", 7, "--scheme", "dapple")
     assert (ended.status, ended.err) == (WRONG_TEXT, "")
     assert "No configuration is left." in ended.out

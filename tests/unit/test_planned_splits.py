@@ -1,6 +1,5 @@
 """Splits that a plan chooses for a profile of layers, beside a plan of every split as a profile of stages."""
 
-import json
 import shlex
 from collections.abc import Sequence
 from itertools import combinations
@@ -11,14 +10,12 @@ import pytest
 
 import chimera_ir
 from chimera_ir import library
-from chimera_ir.commands import compile_command
 from chimera_ir.commands.common import WRONG_COMMAND, WRONG_TEXT
 from chimera_ir.compilation import Compilation
 from chimera_ir.errors import TextError
 from tests.repeatable import also
-from tests.unit.test_plan import Plan, cluster, found, plan
-
-__all__ = ["plan"]
+from tests.unit.command import Run
+from tests.unit.test_plan import cluster, compiled, found
 
 SIZE = 2
 Layer = tuple[int, int, int]
@@ -49,7 +46,7 @@ def of_stages(rows: Sequence[Layer], split: Sequence[int]) -> str:
     return "\n".join(['[model]\nname = "m"', f"[[depth]]\nstages = {len(split)}", *parts("depth.stage", summed)])  # type: ignore[arg-type]
 
 
-def asked(plan: Plan, model: str, workers: int, memory: str, scheme: str, *more: str) -> Any:
+def asked(plan: Run, model: str, workers: int, memory: str, scheme: str, *more: str) -> Any:
     ended = plan(model, cluster(workers, memory), "--mini-batch", 16, "--json", "--scheme", scheme, *more)
     return found(ended)["choices"] if ended.status == 0 else []
 
@@ -59,7 +56,7 @@ def asked(plan: Plan, model: str, workers: int, memory: str, scheme: str, *more:
     [(8, 48, {1, 2, 4, 8}), (10, 60, {1, 2, 3, 4, 5, 6, 8}), (7, 84, {1, 2, 3, 4, 6, 7}), (3, 12, {1, 2, 3, 6})],
 )
 def test_depths_that_leave_workers_idle_are_tried_if_fewer_stages_have_more_layers(
-    plan: Plan, workers: int, items: int, depths: set[int]
+    plan: Run, workers: int, items: int, depths: set[int]
 ) -> None:
     """Of 8 layers and less than a quarter of the workers; twice each depth is for two stages on a worker."""
     model = of_layers(((1, 1, 1),) * 8)
@@ -74,7 +71,7 @@ def test_depths_that_leave_workers_idle_are_tried_if_fewer_stages_have_more_laye
 @pytest.mark.parametrize("memory", ["10 GB", "330 MB", "230 MB", "180 MB"])
 @pytest.mark.parametrize("rows", [EVEN, ENDS, LATE])
 def test_no_other_split_that_fits_has_a_faster_slowest_stage(
-    plan: Plan, scheme: str, recomputation: str, memory: str, rows: tuple[Layer, ...]
+    plan: Run, scheme: str, recomputation: str, memory: str, rows: tuple[Layer, ...]
 ) -> None:
     """Each worker has one stage, and messages take no bytes: so what a split needs is known without compiling."""
     options = ("--set", "D=3", recomputation)
@@ -95,7 +92,7 @@ def test_no_other_split_that_fits_has_a_faster_slowest_stage(
         assert slowest[split] == min(slowest.values())
 
 
-def test_memory_moves_layers_away_from_where_most_micro_batches_wait(plan: Plan) -> None:
+def test_memory_moves_layers_away_from_where_most_micro_batches_wait(plan: Run) -> None:
     """By time alone the first of two stages of 1F1B has four layers; it keeps two micro-batches, the last keeps one."""
     (roomy, *_) = asked(plan, of_layers(LATE), 2, "10 GB", "dapple", "--no-recompute", "--set", "D=2")
     assert roomy["split"] == [0, 4]
@@ -103,7 +100,7 @@ def test_memory_moves_layers_away_from_where_most_micro_batches_wait(plan: Plan)
     assert tight["split"] == [0, 3]
 
 
-def test_a_declared_bound_in_bytes_moves_layers_away_from_the_worker_that_it_leaves_little(plan: Plan) -> None:
+def test_a_declared_bound_in_bytes_moves_layers_away_from_the_worker_that_it_leaves_little(plan: Run) -> None:
     options = ("mine.chim", "--no-recompute", "--set", "D=2")
     splits = []
     for room in ("10000", "if w == 0 then 340 else 10000", "if w == 1 then 100 else 10000", "340"):
@@ -120,7 +117,7 @@ def test_a_compilation_has_the_fastest_split_that_keeps_a_declared_bound_in_byte
     model.write_text(of_layers(LATE), encoding="utf-8")
     on.write_text(cluster(2, "10 GB"), encoding="utf-8")
 
-    def compiled(room: str, split: Sequence[int] | None = None) -> Compilation:
+    def bounded(room: str, split: Sequence[int] | None = None) -> Compilation:
         bound = f"memory bytes on w <= ({room}) * MB"
         text.write_text(library.source("dapple").text.replace("pipe", f"{bound}\npipe", 1), encoding="utf-8")
         options = chimera_ir.Options(profile=model, cluster=on, micro_batch_size=SIZE, split=split)
@@ -134,17 +131,17 @@ def test_a_compilation_has_the_fastest_split_that_keeps_a_declared_bound_in_byte
         assert compilation.prediction
         return max(need.total for need in compilation.prediction.memory)
 
-    free, tight = compiled("10000"), compiled("340")
-    assert [split(free), split(compiled("if w == 1 then 100 else 10000")), split(tight)] == [(0, 4), (0, 4), (0, 3)]
+    free, tight = bounded("10000"), bounded("340")
+    assert [split(free), split(bounded("if w == 1 then 100 else 10000")), split(tight)] == [(0, 4), (0, 4), (0, 3)]
     assert (fullest(free), fullest(tight)) == (352_000_000, 339_000_000)
     assert tight.report.makespan > free.report.makespan
     with pytest.raises(TextError, match="worker 0 needs 352,000,000 bytes, more than the declared 340,000,000"):
-        _ = compiled("340", [0, 4]).program
+        _ = bounded("340", [0, 4]).program
     with pytest.raises(TextError, match="CH413"):
-        _ = compiled("10").program
+        _ = bounded("10").program
 
 
-def test_the_stages_of_a_worker_fit_together(plan: Plan) -> None:
+def test_the_stages_of_a_worker_fit_together(plan: Run) -> None:
     """Two stages are on each worker of Chimera: with less memory than the first split needs there is another one."""
     options = ("chimera", "--no-recompute", "--set", "D=4", "--set", "f=1")
     (roomy, *_) = asked(plan, of_layers(ENDS), 4, "10 GB", *options)
@@ -153,29 +150,26 @@ def test_the_stages_of_a_worker_fit_together(plan: Plan) -> None:
     assert max(tight["memory"]) < max(roomy["memory"])
 
 
-def test_depths_are_divisors_of_the_workers_and_twice_as_many_unless_they_are_fixed(plan: Plan) -> None:
+def test_depths_are_divisors_of_the_workers_and_twice_as_many_unless_they_are_fixed(plan: Run) -> None:
     model = of_layers(EVEN)
     assert {choice["D"] for choice in asked(plan, model, 4, "16 GB", "dapple")} == {1, 2, 4}
     assert {choice["D"] for choice in asked(plan, model, 2, "16 GB", "interleaved")} == {2, 4}
     assert {choice["D"] for choice in asked(plan, model, 3, "16 GB", "dapple", "--set", "D=3")} == {3}
 
 
-def test_the_lines_compile_and_train_with_the_split_that_was_predicted(plan: Plan) -> None:
+def test_the_lines_compile_and_train_with_the_split_that_was_predicted(plan: Run, run: Run) -> None:
     model, on = of_layers(ENDS), cluster(4, "700 MB")
     result = found(plan(model, on, "--mini-batch", 16, "--json", "--scheme", "dapple", "--set", "D=2"))
     compiling, training = result["commands"]
     split = ",".join(map(str, result["choices"][0]["split"]))
     assert compiling.endswith(f" --split {split}")
     assert training.endswith(f" --split {split}")
-    command, name, *arguments = shlex.split(compiling)[1:]
-    assert command == "compile"
-    assert plan(model, on, name, *arguments, command=compile_command.main, name="chimera-compile").status == 0
-    report = json.loads(Path(f"{name}.out/report.json").read_text())
+    report = compiled(run, compiling)
     assert report["prediction"]["T"] == result["choices"][0]["T"]
     assert report["prediction"]["memory"] == result["choices"][0]["memory"]
 
 
-def test_one_stage_that_fits_and_is_fastest_is_said_to_be_no_pipeline(plan: Plan) -> None:
+def test_one_stage_that_fits_and_is_fastest_is_said_to_be_no_pipeline(plan: Run) -> None:
     """Without bubbles and with sums that cost nothing, data parallelism is as fast as can be."""
     ended = plan(of_layers(EVEN), cluster(2), "--mini-batch", 16, "--scheme", "dapple")
     assert ended.out.startswith("Run data parallelism (as dapple): 2 copies (W) of the whole model, ")
@@ -183,24 +177,17 @@ def test_one_stage_that_fits_and_is_fastest_is_said_to_be_no_pipeline(plan: Plan
     assert "No pipeline" not in ended.out
 
 
-def test_one_stage_of_tied_ends_is_no_pipeline_and_its_lines_compile(plan: Plan) -> None:
+def test_one_stage_of_tied_ends_is_no_pipeline_and_its_lines_compile(plan: Run, run: Run) -> None:
     """In one stage what is tied is one parameter, and the schedule knows no tie."""
     model, on = of_layers(EVEN), cluster(2)
     result = found(plan(model, on, "--mini-batch", 16, "--scheme", "dapple", "--tied", "first,last", "--json"))
     assert {choice["D"] for choice in result["choices"]} == {1, 2}
     assert result["choices"][0]["D"] == 1
-    command, name, *arguments = shlex.split(result["commands"][0])[1:]
-    assert arguments[arguments.index("--tied") + 1] == "first,last"
-    assert (
-        command,
-        plan(model, on, name, *arguments, command=compile_command.main, name="chimera-compile").status,
-    ) == (
-        "compile",
-        0,
-    )
+    assert " --tied first,last" in result["commands"][0]
+    assert compiled(run, result["commands"][0])
 
 
-def test_what_an_operation_costs_makes_one_stage_of_all_layers_faster(plan: Plan) -> None:
+def test_what_an_operation_costs_makes_one_stage_of_all_layers_faster(plan: Run) -> None:
     """Six layers of 1 ms forward and 2 backward, of which 0.5 ms each are an operation's.
 
     One stage takes 6 + 12 - 5 ms for a micro-batch, of which an update has eight. Of two workers each computes four
@@ -220,27 +207,24 @@ def of_a_split(text: str) -> str:
     return of_stages(EVEN, (0, 2)).replace("stages = 2", f'stages = 2\nsplit = "{text}"')
 
 
-def test_stages_that_were_measured_of_a_split_are_compiled_and_started_with_it(plan: Plan) -> None:
+def test_stages_that_were_measured_of_a_split_are_compiled_and_started_with_it(plan: Run, run: Run) -> None:
     model, on = of_a_split("0,2"), cluster(2)
     result = found(plan(model, on, "--mini-batch", 16, "--json", "--scheme", "dapple"))
     assert [line.endswith(" --split 0,2") for line in result["commands"]] == [True, True]
     assert result["choices"][0]["split"] == [0, 2]
-    command, name, *arguments = shlex.split(result["commands"][0])[1:]
-    ended = plan(model, on, name, *arguments, command=compile_command.main, name="chimera-compile")
-    assert (command, ended.status) == ("compile", 0)
-    assert ended.out.splitlines()[-1].endswith(" --split 0,2 --check")
-    arguments[arguments.index("--split") + 1] = "0,3"
-    ended = plan(model, on, name, *arguments, command=compile_command.main, name="chimera-compile")
-    ended.assert_refused(WRONG_COMMAND, "the profile has the costs of stages, and so of one split")
+    words = shlex.split(result["commands"][0])[2:]
+    assert run(*words).out.splitlines()[-1].endswith(" --split 0,2 --check")
+    refused = run(*words, "--split", "0,3")
+    refused.assert_refused(WRONG_COMMAND, "the profile has the costs of stages, and so of one split")
 
 
 @pytest.mark.parametrize("text", ["0", "0,2,4", "1,2", "0,0", "0,x", "2,0", ""])
-def test_what_is_no_split_into_these_stages_is_an_error_of_the_profile(plan: Plan, text: str) -> None:
+def test_what_is_no_split_into_these_stages_is_an_error_of_the_profile(plan: Run, text: str) -> None:
     ended = plan(of_a_split(text), cluster(2), "--mini-batch", 16)
     ended.assert_refused(WRONG_TEXT, "`split` is out of range", "first layer of each of the 2 stages, from 0 upwards")
 
 
-def test_an_even_split_is_taken_where_its_replay_is_faster(plan: Plan) -> None:
+def test_an_even_split_is_taken_where_its_replay_is_faster(plan: Run) -> None:
     """Cut after the first layer the slowest stage is fastest, but each message there takes 100 ms."""
     rows: tuple[Layer, ...] = ((3, 1, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1))
     model = of_layers(rows).replace('output = "0 B"', 'output = "10 MB"', 1)
@@ -261,7 +245,7 @@ pipe p {
 """
 
 
-def test_operations_without_clocks_are_ordered_by_the_costs_of_the_split(plan: Plan) -> None:
+def test_operations_without_clocks_are_ordered_by_the_costs_of_the_split(plan: Run) -> None:
     """Another profile has the stages of the split itself, so their costs are the only ones that can order it."""
     Path("free.chim").write_text(FREE, encoding="utf-8")
     rows = tuple((forward, 1, 1) for forward in (2, 12, 1, 3, 1, 5))

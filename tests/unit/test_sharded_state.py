@@ -1,7 +1,5 @@
 """Optimizer state that replicas share, at compile time: bytes by formula, and what fits because of it."""
 
-import json
-import shlex
 from fractions import Fraction
 from math import log2
 from pathlib import Path
@@ -9,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import chimera_ir
-from chimera_ir.commands import compile_command
 from chimera_ir.commands.common import WRONG_COMMAND
 from chimera_ir.errors import OptionError
 from chimera_ir.predict.events import Role
@@ -21,16 +18,10 @@ from tests.instructions import singly
 from tests.sizes import on_workers, with_a_flush
 from tests.timings import stage_times, stage_timing
 from tests.unit.command import Run
-from tests.unit.test_plan import Plan, cluster, found, plan
-
-__all__ = ["plan"]
+from tests.unit.test_plan import cluster, compiled, found
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
-FILES = {
-    "profile": EXAMPLES / "small.profile.toml",
-    "cluster": EXAMPLES / "small.cluster.toml",
-    "micro_batch_size": 8,
-}
+FILES = {"profile": EXAMPLES / "small.profile.toml", "cluster": EXAMPLES / "small.cluster.toml", "micro_batch_size": 8}
 SIZES = (670, 640, 640, 720)
 """Megabytes of the optimizer's state of each stage, in the profile."""
 SUMS = Link(1e-3, 1e-9)
@@ -125,7 +116,7 @@ input = "1 B"
 @pytest.mark.parametrize(
     ("scheme", "per_worker", "shares"), [("dapple", 1, 4), ("chimera", 2, 8), ("pipedream_2bw", 1, 1)]
 )
-def test_a_plan_counts_the_share_of_all_replicas(plan: Plan, scheme: str, per_worker: int, shares: int) -> None:
+def test_a_plan_counts_the_share_of_all_replicas(plan: Run, scheme: str, per_worker: int, shares: int) -> None:
     """Eight workers are four copies of two: of a stage Chimera has twice as many replicas as copies; a stream shares
     nothing. To the byte: a byte less of memory, and nothing fits."""
 
@@ -146,18 +137,14 @@ def test_a_plan_counts_the_share_of_all_replicas(plan: Plan, scheme: str, per_wo
     assert least() - least("--shard-optimizer") == difference
 
 
-def test_the_lines_of_a_plan_have_the_option_where_there_is_a_flush(plan: Plan) -> None:
+def test_the_lines_of_a_plan_have_the_option_where_there_is_a_flush(plan: Run, run: Run) -> None:
     for scheme, has in (("dapple", True), ("pipedream_2bw", False)):
         result = found(plan(MODEL, cluster(2), "--mini-batch", 8, "--scheme", scheme, "--shard-optimizer", "--json"))
         assert [line.endswith(" --shard-optimizer") for line in result["commands"]] == [has, has]
-        command, name, *arguments = shlex.split(result["commands"][0])[1:]
-        ended = plan(MODEL, cluster(2), name, *arguments, command=compile_command.main, name="chimera-compile")
-        assert (command, ended.status) == ("compile", 0)
-        report = json.loads(Path(f"{Path(name).stem}.out/report.json").read_text())
-        assert report["prediction"]["memory"] == result["choices"][0]["memory"]
+        assert compiled(run, result["commands"][0])["prediction"]["memory"] == result["choices"][0]["memory"]
 
 
-def test_of_layers_a_split_counts_the_share_of_the_stage_that_it_makes(plan: Plan) -> None:
+def test_of_layers_a_split_counts_the_share_of_the_stage_that_it_makes(plan: Run) -> None:
     """Four layers of 20 MB state on two workers, one of which takes longer: alone it fits whatever is sharded."""
     layers = "".join(
         f"""
