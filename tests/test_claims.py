@@ -23,7 +23,6 @@ from chimera_ir.commands.trace_command import trace_command
 from chimera_ir.compilation import Compilation
 from chimera_ir.diagnostics import catalogue
 from chimera_ir.request import Request
-from chimera_ir.syntax.parser import parse
 from chimera_runtime import errors
 from chimera_runtime.tools.command import options
 from paper_tables.tables import tables_command
@@ -48,19 +47,8 @@ COMMANDS: dict[str, click.Command] = {
     "docs/paper_tables": tables_command,
 }
 OTHERS = {
-    *(
-        "--nproc-per-node",
-        "--nnodes",
-        "--rdzv-backend",
-        "--rdzv-endpoint",
-        "--standalone",
-        "--no-python",
-        "--max-restarts",
-        "--redirects",
-        "--tee",
-        "--signal",
-    ),
-    *("--hypothesis-profile", "--update-goldens", "--fix"),
+    *("--nproc-per-node", "--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--standalone", "--no-python"),
+    *("--max-restarts", "--redirects", "--tee", "--signal", "--hypothesis-profile", "--update-goldens", "--fix"),
 }
 """Options of torchrun, pytest and ruff."""
 
@@ -185,26 +173,6 @@ def test_every_row_of_the_report_is_explained(tmp_path: Path) -> None:
 def test_every_folder_of_the_compiler_is_on_the_page_about_the_code() -> None:
     folders = {path.parent.name for path in (ROOT / "chimera_ir").glob("*/__init__.py")} | {"schemes"}
     assert {name for name in folders if f"`chimera_ir/{name}/`" not in page_text("code.md")} == set()
-
-
-def test_the_table_of_choices_is_what_the_schemes_compile_to() -> None:
-    """Eight workers; times, weights and activations in stages of which each worker has one."""
-    rows = re.findall(r"^\| (\w+) \| ([\d.]*) \| ([\d.]+) \| (\d+) \| ([\d.]+) \|$", page_text("choose.md"), re.M)
-    assert len(rows) > 10
-    for name, *figures in rows:
-        (few, _, _), (many, weights, activations) = priced(name, 8, bool(figures[0])), priced(name, 32, True)
-        assert [few, many, weights, activations] == [float(figure or 0) for figure in figures], name
-
-
-def priced(name: str, micro_batches: int, asked: bool) -> tuple[float, float, float]:
-    """The time of some micro-batches on eight workers, the weights and the activations of the fullest worker."""
-    if not asked:
-        return 0, 0, 0
-    parameters = {parameter.name.text for parameter in parse(library.source(name)).parameters}
-    size = "P" if "P" in parameters else "D"
-    compilation = Compilation(Request(library.source(name), {size: 8, "N": micro_batches}))
-    report, stages = compilation.report.as_json(), compilation.schedule.header.stages / 8
-    return report["makespan"] / stages, max(report["weights"]) / stages, max(report["activations"]) / stages
 
 
 def test_the_badges_of_the_readme_say_what_the_package_says() -> None:

@@ -172,8 +172,12 @@ def plainly(operation: Operation) -> Operation:
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_the_library_keeps_what_a_simulator_counts(case: Any) -> None:
-    program = compiled(case).program
+    verified = compiled(case)
+    program = verified.program
     counted(program)
+    for held, live_there, weights in zip(verified.holdings, verified.live, verified.weights, strict=True):
+        peak = max((sum(kept.activations + kept.begun for kept in moment) for moment in held.fullest), default=0)
+        assert (peak, sum(count for _, count in held.copies)) == (live_there * program.header.parts, weights)
     if program.header.moves:
         moving_agrees(program)
         return

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir.commands.common import WRONG_COMMAND
 from tests.patience import PATIENCE
 from tests.repeatable import also
 from tests.unit.command import contents, shell
@@ -47,13 +46,6 @@ def test_a_reader_who_leaves_early_causes_no_noise(tmp_path: Path, arguments: tu
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, b"")
     assert (tmp_path / "o" / "train.py").is_file() == ("--out" in arguments)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_behind_standard_output_is_status_two(tmp_path: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        done = shell("chimera", "--emit", "program", stdout=full, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (WRONG_COMMAND, b"Error: standard output: No space left on device\n")
 
 
 @pytest.mark.parametrize("encoding", also(["ascii"], ["latin-1"]))

@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import random
 import resource
+import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -248,3 +250,114 @@ def test_a_trace_whose_text_is_damaged_is_read_or_refused(
             file = directory / "rank_1.jsonl"
         file.write_text(damage(file.read_text(), chance))
         assert_read_or_refused(directory, tracer, little)
+
+
+# What is said of a trace that is cut off, mixed with another, or says what cannot be.
+
+Spoil = Callable[[Path], object]
+
+
+def edited(rank: int, edit: Callable[[list[Any]], object] = lambda _: None, **facts: object) -> Spoil:
+    """Other lines in the file of a rank, or other facts of the run."""
+
+    def spoil(directory: Path) -> None:
+        lines = traced.lines(rank, **facts)
+        edit(lines)
+        (directory / f"rank_{rank}.jsonl").write_text(traced.text(lines))
+
+    return spoil
+
+
+def of_all(**facts: object) -> Spoil:
+    """A trace of which all ranks say so."""
+    return lambda directory: [edited(rank, **facts)(directory) for rank in range(2)]
+
+
+def in_place(old: str, new: str) -> Spoil:
+    """A trace in which the file of rank 1 says something else, everywhere."""
+
+    def spoil(directory: Path) -> None:
+        path = directory / "rank_1.jsonl"
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+
+    return spoil
+
+
+def without_sends(directory: Path) -> None:
+    """A trace of a program that is not verified."""
+    shutil.rmtree(directory)
+    lines = traced.program().splitlines(keepends=True)
+    text = "".join(line for line in lines if not line.lstrip().startswith("send"))
+    traced.write_of(directory, text, [traced.lines(rank) for rank in range(2)])
+
+
+MISTAKES: list[tuple[Spoil, tuple[str, ...]]] = [
+    (
+        edited(1, lambda lines: lines[0].update(clock={"at": 0, "offset": math.nan, "uncertainty": 0})),
+        ("rank_1.jsonl: garbles what a trace has", "nan is not a whole number"),
+    ),
+    (edited(1, copy=7), ("rank_1.jsonl: says that it is of rank 1, worker 1 of copy 7",)),
+    (without_sends, ("schedule.sir: is not a program that chimera compile wrote (CH",)),
+    (of_all(copies=10**9), ("the files of ranks 2, 3, 4, 5, 6, 7, 8, 9 .. of 2,000,000,000 ranks are missing",)),
+    (of_all(copies=0), ("garbles what a trace has: 0 is not a whole number from 1 to",)),
+    (of_all(updates=10**9), ("is of 1,000,000,000 updates, and no rank recorded as many",)),
+    (of_all(layout="spiral"), ("'spiral' is not pipeline or replica",)),
+    (of_all(scheme=["dapple"]), ("['dapple'] is not a text",)),
+    (of_all(rehearse={"F": math.nan, "B": 1.0}), ("nan is not a number of seconds",)),
+    (of_all(rehearse={"F": 1.0, "B": math.inf}), ("inf is not a number of seconds",)),
+    (of_all(rehearse={"F": 10**400, "B": 1}), ("is not a number of seconds",)),
+    (of_all(rehearse={"F": 1}), ("lacks 'B', which a trace has",)),
+    (in_place('"offset": 5000000000', '"offset": 1' + "0" * 400), ("is not a whole number from -9223372036854775807",)),
+    (in_place('"at": 0', '"at": [' + "[" * 10**5), ("rank_1.jsonl:1: is cut off or damaged",)),
+    (in_place("[2, ", "[7, "), ("rank 1, update 3: recorded 'recv m0 s0->s1' of update 8",)),
+    (in_place('{"ended": null', '{"ended": 5'), ("5 is not a text",)),
+    (in_place("load target m0", "load \\u001b[2J"), ("recorded 'load \\x1b[2J' of update 1",)),
+    (
+        in_place('{"operations": [[0,', '{"operations": [[0, "recv m0 s0->s1", 0, 1], [0,'),
+        ("recorded 'recv m0 s0->s1'",),
+    ),
+    (
+        lambda directory: shutil.copy(directory / "rank_1.jsonl", directory / "rank_2.jsonl"),
+        ("rank_2.jsonl: says that it is of rank 1",),
+    ),
+    (
+        lambda directory: os.truncate(file := directory / "rank_1.jsonl", file.stat().st_size - 200),
+        ("rank_1.jsonl:", "cut off"),
+    ),
+    (edited(1, lambda lines: lines.pop()), ("rank_1.jsonl: is cut off: its last line is missing",)),
+    (
+        lambda directory: (directory / "rank_1.jsonl").rename(directory / "rank_1.jsonl.part"),
+        ("the file of rank 1 of 2 ranks is missing", ".part belongs to a rank that still runs or was killed"),
+    ),
+    (
+        lambda directory: (directory / "schedule.sir").write_text(traced.program().replace("D=2", "D=3")),
+        ("schedule.sir: is not the program that was traced",),
+    ),
+    (edited(1, micro_batch_size=2), ("rank_1.jsonl: is of another run than rank_0.jsonl",)),
+    (
+        in_place("B m0 s1", "B m1 s1"),
+        ("rank 1, update 1: recorded 'B m1 s1' of update 1, where the program has 'B m0 s1'",),
+    ),
+    (edited(0, lambda lines: lines[2]["operations"].pop()), ("rank 0: 'step s0' and what follows it are missing",)),
+    (
+        edited(0, lambda lines: lines[1]["operations"][0].__setitem__(3, 0)),
+        ("rank_0.jsonl: garbles what a trace has", "is not an operation"),
+    ),
+    (edited(0, version=2), ("is of version 2 of the format; this command reads 1",)),
+    (lambda directory: (directory / "rank_0.jsonl").write_text(""), ("rank_0.jsonl: does not begin like a trace",)),
+    (
+        lambda directory: (directory / "schedule.sir").unlink(),
+        ("has no schedule.sir; name the directory that train.py --trace wrote",),
+    ),
+]
+
+
+@pytest.mark.parametrize(("spoil", "words"), MISTAKES, ids=[words[0][:50] for _, words in MISTAKES])
+def test_a_trace_that_cannot_be_read_is_one_clear_message(
+    spoil: Spoil, words: tuple[str, ...], tmp_path: Path, tracer: Run
+) -> None:
+    directory = traced.write(tmp_path / "t")
+    spoil(directory)
+    tracer(directory).assert_refused(WRONG_TEXT, *words)
+    assert not (directory / "view").exists()

@@ -9,13 +9,11 @@ import pytest
 
 import chimera_ir
 from chimera_ir import Schedule, Source, fit_scheme
-from chimera_ir.commands import group
 from chimera_ir.errors import NotFitted, OptionError
 from chimera_ir.fitting.scheme_fit import Inequality, least_solution
 from chimera_ir.ir.text.printer import show
 from chimera_ir.orders import cp_sat
 from tests.unit.command import Run
-from tests.unit.conftest import calling
 
 pytestmark = pytest.mark.skipif(find_spec("ortools") is None, reason="OR-Tools is not installed: the extra search")
 
@@ -146,12 +144,6 @@ def test_the_command_prints_a_scheme_that_compiles_to_the_same_orders(run: Run) 
     assert " other sizes, up to D=6, N=8." in ended.out
     lanes = chimera_ir.compile(Source("again.chim", ended.out), D=9, N=13).schedule.lanes
     assert lanes == chimera_ir.compile("gpipe", D=9, N=13).schedule.lanes
-
-
-@pytest.fixture(name="run_chimera")
-def _run_chimera(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Calls ``chimera``."""
-    return calling(group.main, "chimera", capsys, monkeypatch)
 
 
 def texts(directory: Path, scheme: str, values: Mapping[str, Sequence[int]]) -> list[str]:

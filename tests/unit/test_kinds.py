@@ -4,9 +4,7 @@ import pytest
 
 from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.simulate import simulate
-from chimera_ir.flow import live
 from chimera_ir.flow.flow import Flow, preceding
-from chimera_ir.flow.live import with_waits
 from chimera_ir.ir.kinds import (
     BACKWARD,
     FORWARD,
@@ -20,22 +18,15 @@ from chimera_ir.ir.kinds import (
     RELOAD,
     RELOAD_OPERANDS,
     WEIGHT_GRADIENT,
-    Counted,
     Kind,
     all_kinds,
 )
 from chimera_ir.ir.levels import Header, Pipe, Plan, Schedule
 from chimera_ir.ir.ops import Clock, Compute, Micro, Planned, Stage, Worker, alternatives
-from chimera_ir.lower.lower import lower
 from chimera_ir.picture import svg, terminal
-from chimera_ir.predict.memory_need import memory
-from chimera_ir.predict.setting import Setting
-from chimera_ir.profile.cluster import FREE, Cluster
-from chimera_ir.profile.costs import StageCosts, Timing
-from chimera_ir.verify.holdings import KEPT_UNITS, Kept, fullest, holdings
+from chimera_ir.verify.holdings import KEPT_UNITS
 from chimera_ir.verify.messages import conflict_free
 from chimera_ir.verify.verify import verify_schedule
-from chimera_runtime.program.kept_bytes import MicroBatchBytes
 
 PREFETCH = Kind("P", "prefetch", reads=(KEPT,), makes=())
 
@@ -47,31 +38,28 @@ def of_one_stage(*kinds: Kind, recompute: tuple[Stage, ...] = ()) -> Schedule:
     return Schedule(header, (tuple(Compute(kind, (Micro(micro),), Stage(0)) for micro in range(2) for kind in kinds),))
 
 
-def test_a_value_may_be_made_again_by_another_kind() -> None:
-    assert alternatives((FORWARD, BACKWARD, OFFLOAD, RELOAD)) == (
-        (FORWARD, BACKWARD),
-        (FORWARD, BACKWARD, OFFLOAD, RELOAD),
-    )
+SPLIT = FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
+OPERANDS = OFFLOAD_OPERANDS, RELOAD_OPERANDS
 
 
-def test_a_backward_that_is_not_split_has_no_operands_to_move() -> None:
-    """Moves make what they read of one another, in a circle that nothing begins."""
-    moves = OFFLOAD_OPERANDS, RELOAD_OPERANDS
-    assert alternatives((FORWARD, BACKWARD, *moves)) == ((FORWARD, BACKWARD),)
-    split = FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
-    assert alternatives((*split, *moves)) == (split, (*split, *moves))
-
-
-def test_a_value_may_be_made_by_one_kind_or_another() -> None:
-    assert alternatives((FORWARD, FORWARD_OF_INPUT, RECOMPUTATION, BACKWARD)) == (
-        (FORWARD, BACKWARD),
-        (FORWARD_OF_INPUT, RECOMPUTATION, BACKWARD),
-    )
-
-
-def test_a_kind_that_frees_nothing_opens_nothing() -> None:
-    assert alternatives((PREFETCH, BACKWARD)) == ()
-    assert alternatives((FORWARD, PREFETCH, BACKWARD)) == ((FORWARD, BACKWARD), (FORWARD, PREFETCH, BACKWARD))
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ((FORWARD, BACKWARD, OFFLOAD, RELOAD), ((FORWARD, BACKWARD), (FORWARD, BACKWARD, OFFLOAD, RELOAD))),
+        # Moves make what they read of one another, in a circle that nothing begins.
+        ((FORWARD, BACKWARD, *OPERANDS), ((FORWARD, BACKWARD),)),
+        ((*SPLIT, *OPERANDS), (SPLIT, (*SPLIT, *OPERANDS))),
+        (
+            (FORWARD, FORWARD_OF_INPUT, RECOMPUTATION, BACKWARD),
+            ((FORWARD, BACKWARD), (FORWARD_OF_INPUT, RECOMPUTATION, BACKWARD)),
+        ),
+        ((PREFETCH, BACKWARD), ()),
+        ((FORWARD, PREFETCH, BACKWARD), ((FORWARD, BACKWARD), (FORWARD, PREFETCH, BACKWARD))),
+    ],
+    ids=["made again", "no operands", "operands", "one kind or another", "frees nothing", "left"],
+)
+def test_the_complete_sets_of_kinds(kinds: tuple[Kind, ...], expected: tuple[tuple[Kind, ...], ...]) -> None:
+    assert alternatives(kinds) == expected
 
 
 def test_a_kind_comes_after_those_that_make_all_that_it_can_read() -> None:
@@ -89,33 +77,6 @@ def test_an_operation_reads_what_was_made_last_before_it() -> None:
     assert not verify_schedule(schedule, None).findings.errors
     (lane,) = schedule.lanes
     assert [*map(Flow(schedule.header, enumerate(lane)).needs, lane)] == [(), (0,), (1,), (2,), (), (4,), (5,), (6,)]
-
-
-def test_a_reload_before_its_offload_closes_a_cycle() -> None:
-    schedule = of_one_stage(FORWARD, RELOAD, OFFLOAD, BACKWARD)
-    assert {each.code for each in verify_schedule(schedule, None).findings.diagnostics} == {"CH310"}
-
-
-def test_what_is_kept_elsewhere_counts_there() -> None:
-    schedule = of_one_stage(FORWARD, OFFLOAD, RELOAD, BACKWARD)
-    assert [change[1:] for change in live.changes(schedule.header, with_waits(schedule.header, schedule.lanes[0]))][
-        :6
-    ] == [
-        (Counted.ACTIVATIONS, 1),
-        (Counted.HOST, 1),
-        (Counted.ACTIVATIONS, -1),
-        (Counted.ACTIVATIONS, 1),
-        (Counted.HOST, -1),
-        (Counted.ACTIVATIONS, -1),
-    ]
-    assert live.peaks(schedule, Counted.HOST)[0].amount == 1
-
-
-def test_a_recomputation_has_its_input_and_the_activations_while_it_runs() -> None:
-    schedule = of_one_stage(FORWARD_OF_INPUT, RECOMPUTATION, BACKWARD, recompute=(Stage(0),))
-    assert not verify_schedule(schedule, None).findings.errors
-    assert fullest(schedule.header, (Stage(0),), schedule.lanes[0]) == ((Kept(Stage(0), 1, 1, 0),),)
-    assert live.activations(schedule)[0].amount == live.inputs(schedule)[0].amount == 1
 
 
 OVERLAPPED = tuple(zip((FORWARD, OFFLOAD) * 2 + (RELOAD,) * 2 + (BACKWARD,) * 2, (0, 0, 1, 1, 0, 1, 0, 1), strict=True))
@@ -136,23 +97,6 @@ def test_a_transfer_occupies_the_host_link_while_the_lane_computes() -> None:
     assert [(timed.start, timed.end) for timed in lane.timed] == [(0, 1), (1, 2), (4, 6), (6, 8)]
     assert [(timed.start, timed.end) for timed in link.timed] == [(1, 2), (2, 3), (3, 4), (4, 5)]
     assert (timeline.work, timeline.spans, timeline.makespan) == ((6,), (8,), 8)
-
-
-def test_what_is_offloaded_takes_bytes_of_the_host() -> None:
-    """Both micro-batches are there at once; on the worker the second forward ends while the first is still copied."""
-    schedule = overlapped()
-    program = lower(schedule)
-    (held,) = holdings(program)
-    assert held.fullest == ((Kept(Stage(0), 2, 0, 0, on_host=2),),)
-    assert held.on_host == (((Stage(0), 2, 0),),)
-    timing = Timing({"F": 1.0, "B": 2.0}, MicroBatchBytes(700, 100), output=0, gradient=0)
-    cluster = Cluster("any", 10**6, 1, 10**12, 0, FREE, FREE, FREE)
-    setting = Setting((StageCosts(10, 20, 30, {1: timing}),), cluster, 1, 1)
-    (need,) = memory(program, setting)
-    assert (need.host, need.activations, need.total) == (1400, 1400, 1470)
-    plain_program = lower(of_one_stage(FORWARD, BACKWARD))
-    (plain,) = memory(plain_program, setting)
-    assert (plain.host, plain.total) == (0, 770)
 
 
 def test_pictures_have_a_row_for_a_host_link_that_is_used() -> None:

@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -14,13 +15,26 @@ import pytest
 import chimera_ir
 from chimera_ir import Compilation, Options, Source
 from chimera_ir.errors import OptionError
+from chimera_ir.ir.levels import Quantity
+from chimera_ir.orders.instance import instance_of
+from chimera_ir.predict.replay import replay
+from chimera_ir.predict.setting import Measured, Setting
+from chimera_ir.profile.cluster import FREE, Cluster, Link
+from chimera_ir.profile.costs import StageCosts, Timing
+from chimera_runtime.program.kept_bytes import MicroBatchBytes
 from tests.unit.command import Run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 PREDICTED = Options(
     profile=EXAMPLES / "small.profile.toml", cluster=EXAMPLES / "small.cluster.toml", micro_batch_size=8
 )
+COSTS = {"F": "3/2", "B": 4, "I": 2, "W": "5/3"}
+SCHEMES = [
+    *(("zb_v", {"P": 4}), ("interleaved", {"P": 4}), ("chimera_doubling", {"D": 4}), ("dualpipe", {"D": 4})),
+    ("seq1f1b", {"D": 3, "k": 2}),
+]
 CASES = [
+    *((name, size, Options(recompute=again, costs=COSTS)) for name, size in SCHEMES for again in (False, True)),
     ("dapple", {"D": 3, "N": 4}, Options()),
     ("chimera", {"D": 4, "N": 4}, Options(recompute=True, costs={"F": "2/3", "recompute": 1})),
     ("dualpipe_v", {"P": 2, "N": 4}, Options(costs={"pair": 2})),
@@ -54,7 +68,9 @@ def test_an_order_is_evaluated_as_its_schedule_is_timed(
         assert {text: starts[number] * graph.tick for text, number in numbers.items()} == {
             text: start * other.timeline.tick for text, start in ends.items()
         }
-        assert max(graph.peaks(lanes)) == max(other.report.activations) * c.schedule.header.parts
+        peaks = zip(graph.instance.stores, graph.peaks(lanes), strict=True)
+        held = [peak for store, peak in peaks if store.quantity is Quantity.ACTIVATIONS]
+        assert held == [amount * c.schedule.header.parts for amount in other.report.activations]
     assert closed < 6
     assert graph.schedule(graph.lanes) == c.schedule
 
@@ -91,6 +107,24 @@ def test_messages_of_a_cluster_are_delays() -> None:
         for before, after, data in net.edges(data=True)
     }
     assert delays[True] == 0 < delays[False]
+
+
+def test_messages_delay_an_order_as_in_a_replay() -> None:
+    """Without sums and steps, and with links that messages do not share."""
+    compilation = chimera_ir.compile("interleaved", P=4)
+    schedule = compilation.schedule
+    timing = Timing({"F": 0.011, "B": 0.023, "recompute": 0.0}, MicroBatchBytes(0, 0), 3000, 7000)
+    link = Link(alpha=0.001, beta=1e-6)
+    cluster = Cluster("c", schedule.header.workers, 2, 0, 0, between=link, within=Link(0.002, 0.0), sums=FREE)
+    setting = Setting((StageCosts(0, 0, 0, {1: timing}),) * schedule.header.stages, cluster, 1, 1)
+    instance = instance_of(schedule, Measured.of(setting))
+    starts = instance.starts(instance.lanes)
+    seconds = float(instance.makespan(starts) * instance.tick)
+    assert seconds == pytest.approx(replay(compilation.program, setting).seconds, rel=1e-6)
+    unlinked = replace(setting, cluster=replace(cluster, between=FREE, within=FREE))
+    free = instance_of(schedule, Measured.of(unlinked))
+    free_starts = free.starts(free.lanes)
+    assert free.makespan(free_starts) * free.tick < seconds
 
 
 @pytest.mark.parametrize("scheme", ["pipedream", "amdp"])

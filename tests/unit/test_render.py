@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
+from chimera_ir.diagnostics.model import Diagnostic, Note
 from chimera_ir.diagnostics.render import MAX_NOTES, MAX_SHOWN, MAX_WIDTH, render, render_all
 from chimera_ir.source import Source, Span
 
@@ -20,15 +20,6 @@ class Sample(Diagnostic, code="CH000"):
     what: str = "it"
 
 
-@dataclass(frozen=True, slots=True)
-class Remark(Diagnostic, code="CH001"):
-    severity = Severity.WARNING
-    title = "a remark"
-
-    def notes(self) -> tuple[Note, ...]:
-        return (Note("a fact"), Note("another place", Span(0, 3)))
-
-
 def marked(text: str, part: str) -> tuple[str, str]:
     """The line that is shown, and what of it stands above the carets."""
     start = text.index(part)
@@ -36,39 +27,6 @@ def marked(text: str, part: str) -> tuple[str, str]:
     line, carets = lines[3], lines[4]
     first, last = carets.index("^"), carets.rindex("^")
     return line, line[first : last + 1]
-
-
-def test_a_diagnostic_is_a_sentence_a_place_a_line_and_help() -> None:
-    source = Source("a.chim", "one\ntwo three\n")
-    assert render(Sample(Span(8, 13)), source) == "\n".join(
-        [
-            "error[CH000]: a title about it",
-            " --> a.chim:2:5",
-            "  |",
-            "2 | two three",
-            "  |     ^^^^^ the label",
-            "  = help: do something about it",
-        ]
-    )
-
-
-def test_a_note_with_a_place_shows_it_and_a_warning_says_that_it_is_one() -> None:
-    source = Source("a.chim", "one\n" * 9 + "ten")
-    assert render(Remark(Span(36, 39)), source) == "\n".join(
-        [
-            "warning[CH001]: a remark",
-            "  --> a.chim:10:1",
-            "   |",
-            "10 | ten",
-            "   | ^^^",
-            "   = note: a fact",
-            "note: another place",
-            "  --> a.chim:1:1",
-            "   |",
-            " 1 | one",
-            "   | ^^^",
-        ]
-    )
 
 
 @pytest.mark.parametrize("before", ["", "abc ", "\t", "a\tb\t", "\x1b[31m", "\x00\x7f", "\u202e", "e\u0301 "])

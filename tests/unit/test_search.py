@@ -16,7 +16,6 @@ import pytest
 
 import chimera_ir
 from chimera_ir.answer import Level, produce
-from chimera_ir.commands import group
 from chimera_ir.compilation import Compilation
 from chimera_ir.errors import CompileError, OptionError
 from chimera_ir.ir.levels import Quantity
@@ -30,7 +29,6 @@ from chimera_ir.page.contents import document
 from chimera_ir.source import Source
 from chimera_ir.verify.holdings import memory
 from tests.unit.command import Run
-from tests.unit.conftest import calling
 from tests.unit.plain_orders import costs, instance, plain_optimum, shortest_of_all, with_random_durations
 
 pytestmark = pytest.mark.skipif(find_spec("ortools") is None, reason="OR-Tools is not installed: the extra search")
@@ -283,12 +281,6 @@ def test_no_list_schedule_jams_in_the_least_memory_of_one_micro_batch() -> None:
             best(instance(scheme, costs(F=1, B=2), 1), SearchBudget(seconds=600, work=0.5))
         assert error.value.impossible
         assert {*error.value.needed.values()} == {2}
-
-
-@pytest.fixture(name="run_chimera")
-def _run_chimera(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Calls ``chimera``."""
-    return calling(group.main, "chimera", capsys, monkeypatch)
 
 
 def improved(**options: object) -> Compilation:

@@ -26,36 +26,25 @@ def wires(*several: tuple[int, int, float, float], own: bool = False) -> list[fl
     return [node.seconds for node in found.nodes if node.role is Role.WIRE]
 
 
-def test_one_alone_takes_its_time() -> None:
-    assert wires((0, 1, 3.0, 4.0)) == [4.0]
-
-
-def test_two_that_leave_at_once_get_half_each() -> None:
-    assert wires((0, 1, 0.0, 4.0), (0, 2, 0.0, 4.0)) == [8.0, 8.0]
-
-
-def test_two_that_arrive_at_once_get_half_each() -> None:
-    assert wires((0, 2, 0.0, 4.0), (1, 2, 0.0, 4.0)) == [8.0, 8.0]
-
-
-def test_opposite_directions_do_not_meet() -> None:
-    assert wires((0, 1, 0.0, 4.0), (1, 0, 0.0, 4.0), (1, 2, 9.0, 4.0)) == [4.0, 4.0, 4.0]
-
-
-def test_a_later_one_takes_a_share_of_what_is_left() -> None:
-    """The first sends 1 of 4 alone, then 3 in 6; the second then has 1 left."""
-    assert wires((0, 1, 0.0, 4.0), (0, 2, 1.0, 4.0)) == [7.0, 7.0]
-
-
-def test_a_short_one_leaves_the_port_to_the_others() -> None:
-    """Three thirds until 3, two halves until 7, then all."""
-    assert wires((0, 1, 0.0, 1.0), (0, 2, 0.0, 3.0), (0, 3, 0.0, 5.0)) == [3.0, 7.0, 9.0]
-
-
-def test_who_is_held_up_at_one_end_leaves_room_at_the_other() -> None:
-    """Three arrive at 9 with a third each; one of their senders has two thirds for another message."""
-    taken = wires((0, 9, 0.0, 4.0), (1, 9, 0.0, 4.0), (2, 9, 0.0, 4.0), (2, 3, 0.0, 4.0))
-    assert taken == pytest.approx([12.0, 12.0, 12.0, 6.0])
+@pytest.mark.parametrize(
+    ("several", "taken"),
+    [
+        pytest.param([(0, 1, 3.0, 4.0)], [4], id="alone"),
+        pytest.param([(0, 1, 0.0, 4.0), (0, 2, 0.0, 4.0)], [8, 8], id="two that leave at once get half each"),
+        pytest.param([(0, 2, 0.0, 4.0), (1, 2, 0.0, 4.0)], [8, 8], id="two that arrive at once get half each"),
+        pytest.param([(0, 1, 0.0, 4.0), (1, 0, 0.0, 4.0), (1, 2, 9.0, 4.0)], [4, 4, 4], id="opposite directions"),
+        # The first sends 1 of 4 alone, then 3 in 6; the second then has 1 left.
+        pytest.param([(0, 1, 0.0, 4.0), (0, 2, 1.0, 4.0)], [7, 7], id="a later one takes a share of what is left"),
+        # Three thirds until 3, two halves until 7, then all.
+        pytest.param([(0, 1, 0.0, 1.0), (0, 2, 0.0, 3.0), (0, 3, 0.0, 5.0)], [3, 7, 9], id="a short one leaves"),
+        # Three arrive at 9 with a third each; one of their senders has two thirds for another message.
+        pytest.param(
+            [(0, 9, 0.0, 4.0), (1, 9, 0.0, 4.0), (2, 9, 0.0, 4.0), (2, 3, 0.0, 4.0)], [12, 12, 12, 6], id="held up"
+        ),
+    ],
+)
+def test_messages_share_the_ports_that_they_use(several: list[tuple[int, int, float, float]], taken: list[int]) -> None:
+    assert wires(*several) == pytest.approx(taken)
 
 
 def test_ports_of_their_own_change_nothing() -> None:
