@@ -362,9 +362,6 @@ def _streaming(schedule: Schedule, ahead: int, duration: Duration, margin: Margi
 def _lane(
     lane: tuple[Compute, ...], traffic: Traffic, recv_slots: Iterable[Slot], insertions: Insertions
 ) -> list[Instruction]:
-    instructions = [
-        *insertions.after.get(-1, ()),
-        *with_inserted(lane, traffic, recv_slots, insertions, {}),
-    ]
+    instructions = [*insertions.after.get(-1, ()), *with_inserted(lane, traffic, recv_slots, insertions, {})]
     instructions += [WaitSend(transfer.message, lane[transfer.produced].origin) for transfer in traffic.unanswered]
     return [*instructions, *insertions.at_end]

@@ -42,12 +42,7 @@ pipe down {
   F(m, s, q) @ 2*(k*m + q) + s
   B(m, s, q) @ 2*(k*m + 2*(k-1) - q) + 2*D-1 - s }
 """
-LIBRARY = {
-    "seq1f1b": {"D": 2},
-    "seq1f1b_interleaved": {"P": 2, "v": 2},
-    "seq1f1b_zb": {"D": 2},
-    "terapipe": {"D": 2},
-}
+LIBRARY = {"seq1f1b": {"D": 2}, "seq1f1b_interleaved": {"P": 2, "v": 2}, "seq1f1b_zb": {"D": 2}, "terapipe": {"D": 2}}
 UNEQUAL = {"unequal-seq1f1b": "seq1f1b", "unequal-seq1f1b_zb": "seq1f1b_zb"}
 TRAINING = ("--check", "--steps", "2", "--micro-batch-size", "2")
 REFUSED = {

@@ -151,10 +151,7 @@ def losses(folder: Path, name: str) -> list[float]:
 
 def test_training_after_a_check_is_bitwise_training_without_one(tmp_path: Path) -> None:
     """Weights, optimizer state, dropout, batch statistics and data; also where build_stage makes its modules once."""
-    variants = {
-        "dropout": ("zoo.py", {}),
-        "made-once": ("vary.py", {"VARY": "made-once"}),
-    }
+    variants = {"dropout": ("zoo.py", {}), "made-once": ("vary.py", {"VARY": "made-once"})}
     listed = [
         Job(
             f"{scheme}-{variant}{check}",

@@ -36,9 +36,7 @@ def loops(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     for case in CASES:
         (folder / f"saved-{case}").mkdir()
     return run_all(
-        folder,
-        4,
-        [Job(case, LOOP, (case, str(folder / f"saved-{case}"), *schedules[case]), None) for case in CASES],
+        folder, 4, [Job(case, LOOP, (case, str(folder / f"saved-{case}"), *schedules[case]), None) for case in CASES]
     )
 
 

@@ -243,9 +243,7 @@ ELSEWHERE = {
 """Errors that torch raises in what it is given by the model file."""
 
 
-def test_an_error_in_any_function_of_the_model_file_is_told_with_the_users_traceback(
-    tmp_path: Path,
-) -> None:
+def test_an_error_in_any_function_of_the_model_file_is_told_with_the_users_traceback(tmp_path: Path) -> None:
     """On one rank of two: once, with the rank; the other one ends as well."""
     directory = compiled(tmp_path, "dapple", D=2, N=4)
     special = [(where, list(SPECIAL)[1 + number % 4], 1) for number, where in enumerate(RAISING)]

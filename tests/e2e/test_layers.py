@@ -31,10 +31,7 @@ REFUSED = {
     "not from 0": (("--split", "1,2,3,4"), r"split 1,2,3,4: it lists the first layer of each stage, so it begins"),
     "not ascending": (("--split", "0,3,2,5"), r"split 0,3,2,5: 2 is not behind the layer before it"),
     "beyond": (("--split", "0,1,2,7"), r"split 0,1,2,7: there is no layer 7; there are the layers 0 to 6"),
-    "another D": (
-        ("--split", "0,3"),
-        r"split 0,3: it begins the stages 0 to 1, and the schedule has the",
-    ),
+    "another D": (("--split", "0,3"), r"split 0,3: it begins the stages 0 to 1, and the schedule has the"),
     "no list": (("--split", "0,x"), r"argument --split: '0,x' does not list the first layer of each stage, as in 0,9"),
 }
 

@@ -10,14 +10,7 @@ import pytest
 import chimera_ir
 from chimera_ir import Options
 from chimera_ir.page.contents import document, page
-from chimera_ir.page.tables import (
-    EventTable,
-    MessageTable,
-    PageDocument,
-    ShownMistake,
-    SourceText,
-    SumTable,
-)
+from chimera_ir.page.tables import EventTable, MessageTable, PageDocument, ShownMistake, SourceText, SumTable
 from tests.e2e.browser import Tab, needs_browser, tab
 from tests.pages import DOCS
 

@@ -24,10 +24,7 @@ pytestmark = [needs_browser]
 
 EXAMPLES = DOCS / "examples"
 MEASURED = Options(
-    profile=EXAMPLES / "small.profile.toml",
-    cluster=EXAMPLES / "small.cluster.toml",
-    micro_batch_size=8,
-    copies=2,
+    profile=EXAMPLES / "small.profile.toml", cluster=EXAMPLES / "small.cluster.toml", micro_batch_size=8, copies=2
 )
 CASES: Mapping[str, Callable[[], Compilation]] = {
     "two pipes": lambda: chimera_ir.compile("chimera", D=4, N=8),

@@ -26,13 +26,7 @@ def test_one_command_compiles_and_trains_a_new_model_in_two_copies_as_torchrun_w
     training = ("--model", str(tmp_path / "model.py"), "--steps", "4", "--micro-batch-size", "2", "--check")
     words = ("chimera", "D=2", "N=2", "--copies", "2", *training, "--metrics", "run.json")
     done = subprocess.run(
-        [*RUN, *words],
-        env=environment(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
+        [*RUN, *words], env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "torchrun --standalone --nproc-per-node=4 chimera.out/train.py" in done.stdout
@@ -84,12 +78,7 @@ def test_a_signal_reaches_the_ranks_and_is_waited_for(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ("chimera", "--set", "D=2", "--model", str(MODELS / "failing.py"), "--steps", "100000", "--out", str(out))
     process = subprocess.Popen(
-        [*RUN, *words],
-        env=environment(),
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        [*RUN, *words], env=environment(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     said = ""
     for line in process.stdout:

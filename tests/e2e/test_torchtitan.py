@@ -19,7 +19,7 @@ INSTALLED = Path(sys.prefix) / "torchtitan"
 """Where `make torchtitan` puts it, apart from what other tests import."""
 
 pytestmark = [
-    pytest.mark.skipif(not (INSTALLED.is_dir() or find_spec("torchtitan")), reason="needs torchtitan: make torchtitan"),
+    pytest.mark.skipif(not (INSTALLED.is_dir() or find_spec("torchtitan")), reason="needs torchtitan: make torchtitan")
 ]
 
 

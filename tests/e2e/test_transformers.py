@@ -22,7 +22,7 @@ EXPERTS = also(("experts-exported",), ("experts",))
 """Jobs with the mixture of experts: under chimera, and without pairs of stages on a worker."""
 
 pytestmark = [
-    pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: pip install -e '.[hf]'"),
+    pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: pip install -e '.[hf]'")
 ]
 
 
@@ -57,9 +57,7 @@ def experts(folder: Path, dapple: Path, chimera: Path) -> Iterator[Job]:
     yield Job("read", DIRECTORIES, ("read", str(folder), str(EXAMPLE.parent)), model=None)
 
 
-def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(
-    tmp_path: Path,
-) -> None:
+def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(tmp_path: Path) -> None:
     """On workers that hold one end of the tie each, and on those that hold both; in float64, and smaller.
 
     In float32 the example runs as it is. Without the mask losses would differ by 5e-3, without the tie by 1e-2.
@@ -77,12 +75,7 @@ def test_tied_gpt2_of_the_library_trains_as_it_does_in_one_process(
                 Job(name, DOUBLE, (str(EXAMPLE.parent), STEPS, *directory), model=None)
                 for name, *directory in (*((name, directories[name]) for name in SAME), ("alone",))
             ),
-            Job(
-                "example",
-                EXAMPLE,
-                (directories["dapple"], "--steps", STEPS, "--export", str(exported)),
-                model=None,
-            ),
+            Job("example", EXAMPLE, (directories["dapple"], "--steps", STEPS, "--export", str(exported)), model=None),
             *experts(tmp_path, Path(directories["dapple"]), Path(directories["chimera"])),
             Job("long", long, ("--check-only",), str(EXAMPLE.parent / "hf_long_context.py")),
         ],

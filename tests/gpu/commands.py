@@ -50,12 +50,7 @@ def run(command: CommandLine, limit: float) -> CommandEnd:
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         start = time.monotonic()
         process = subprocess.Popen(
-            command.words,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            cwd=ROOT,
+            command.words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=ROOT
         )
         status: int | None = None
         with suppress(subprocess.TimeoutExpired):

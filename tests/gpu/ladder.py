@@ -129,13 +129,7 @@ def _measured(ground: Ground, name: str) -> Trial:
     words = ("benchmarks/compute.py", "--backend", ground.backend, "--stages", str(min(ground.ranks, 8)))
     sizes = ("--rounds", "1") if ground.pretended else ("--rounds", "10", "--micro-batch-size", "8")
     command = CommandLine((sys.executable, *words, *sizes))
-    return Trial(
-        name,
-        command,
-        succeeds(r"\| torch Schedule1F1B"),
-        unfit=_unfit_for_measuring(ground),
-        telling=True,
-    )
+    return Trial(name, command, succeeds(r"\| torch Schedule1F1B"), unfit=_unfit_for_measuring(ground), telling=True)
 
 
 def _unfit_for_measuring(ground: Ground) -> str:

@@ -16,12 +16,7 @@ from tests.literature.test_facts import EQUAL, PAPER, schedule
 from tests.repeatable import also
 
 ROUNDS = {
-    4: [
-        "F0 F2 B2' F1 B1 F3 B3 B0",
-        "B2' F0 F1 F2 F3 B1 B0 B3",
-        "B3' F1 F0 F3 F2 B0 B1 B2",
-        "F1 F3 B3' F0 B0 F2 B2 B1",
-    ],
+    4: ["F0 F2 B2' F1 B1 F3 B3 B0", "B2' F0 F1 F2 F3 B1 B0 B3", "B3' F1 F0 F3 F2 B0 B1 B2", "F1 F3 B3' F0 B0 F2 B2 B1"],
     8: [
         "F0 F4 B4' F1 F2 F5 F6 F3 B3 F7 B7 B2 B1 B6 B5 B0",
         "B4' F0 F1 F4 F5 F2 F3 F6 F7 B3 B2 B7 B6 B1 B0 B5",

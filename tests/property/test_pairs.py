@@ -198,10 +198,7 @@ def test_what_both_keep_is_there_at_once() -> None:
     assert activations(joined)[0] == most
 
 
-CHANGED = {
-    "two stages": paired(late(2, 6), 0),
-    "three stages, in part": paired(late(3, 8), 3, 0.5),
-}
+CHANGED = {"two stages": paired(late(2, 6), 0), "three stages, in part": paired(late(3, 8), 3, 0.5)}
 """Schedules with pairs on each of their workers."""
 
 

@@ -23,12 +23,7 @@ SEEDS = range(tries(10))
 
 Plan = Callable[..., dict[str, Any]]
 
-PLACES = {
-    "s": ("D", 0),
-    "D-1 - s": ("D", 0),
-    "s % D": ("v*D", 1),
-    "if s < D then s else 2*D-1 - s": ("2*D", 1),
-}
+PLACES = {"s": ("D", 0), "D-1 - s": ("D", 0), "s % D": ("v*D", 1), "if s < D then s else 2*D-1 - s": ("2*D", 1)}
 """Where a stage may be, with the number of stages, and whether a worker has several."""
 
 

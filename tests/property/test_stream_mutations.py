@@ -98,10 +98,7 @@ def sums(program: Program) -> Iterator[tuple[str, Program]]:
         ):
             lanes = [list(lane) for lane in program.lanes]
             for lane in lanes:
-                line, target = (
-                    kind(group, version=Version(version)),
-                    other(group, version=Version(version + by)),
-                )
+                line, target = (kind(group, version=Version(version)), other(group, version=Version(version + by)))
                 if line != target and line in lane and target in lane:
                     lane.remove(line)
                     lane.insert(lane.index(target) + behind, line)

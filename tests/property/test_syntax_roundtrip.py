@@ -98,11 +98,7 @@ items: st.SearchStrategy[ast.Item] = st.one_of(
 )
 parameters = st.builds(ast.Parameter, words, expressions, span=here)
 schemes = st.builds(
-    ast.Scheme,
-    words,
-    st.lists(parameters, max_size=3).map(tuple),
-    st.lists(items, max_size=4).map(tuple),
-    span=here,
+    ast.Scheme, words, st.lists(parameters, max_size=3).map(tuple), st.lists(items, max_size=4).map(tuple), span=here
 )
 
 

@@ -43,9 +43,3 @@ def test_what_the_scheme_cannot_do_is_refused(run: Run) -> None:
 @pytest.mark.parametrize("name", ["dapple_offload", "interleaved_offload"])
 def test_a_scheme_that_moves_activations_to_the_host_cannot_be_asked_to_recompute(run: Run, name: str) -> None:
     run(name, "--recompute").assert_refused(WRONG_COMMAND, f"--recompute: {name}.chim moves activations to the host")
-
-
-def test_an_ir_text_says_it_itself(run: Run) -> None:
-    with open("a.sir", "w", encoding="utf-8") as file:
-        file.write(run("dapple", "--emit", "schedule").out)
-    run("a.sir", "--recompute").assert_refused(WRONG_COMMAND, "a.sir says both itself")

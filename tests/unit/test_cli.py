@@ -73,12 +73,6 @@ def test_the_syntax_tree_read_back_from_its_text_gives_the_same_everything(
         assert run("again.chim", "--emit", wanted) == printed(run, scheme, wanted)
 
 
-def test_a_text_enters_at_its_level_and_has_none_below(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "p.sir").write_text(run("dapple", "--emit", "schedule").out)
-    for level in ("ast", "plan"):
-        run("p.sir", "--emit", level).assert_refused(WRONG_COMMAND, "enters below that level")
-
-
 def test_a_compilation_from_the_written_program_writes_the_same_directory(run: Run, tmp_path: Path) -> None:
     assert run("chimera", "--set", "N=6").status == 0
     assert run("chimera.out/schedule.sir", "--out", "again").status == 0
@@ -110,17 +104,6 @@ def test_costs_are_integers_decimals_or_fractions_and_exact(
 ) -> None:
     options = [word for kind, value in costs.items() for word in ("--cost", f"{kind}={value}")]
     assert json.loads(run("chimera", "--emit", "report", *options).out)["makespan"] == float(makespan)
-
-
-def test_parameters_come_from_set_and_the_rest_from_their_defaults(run: Run) -> None:
-    ended = run("chimera", "--set", "D=8", "--set", "f=2", "--emit", "report")
-    assert json.loads(ended.out)["parameters"] == {"D": 8, "N": 8, "f": 2}
-
-
-def test_the_list_names_every_library_scheme_with_a_summary(run: Run) -> None:
-    lines = run("--list").out.splitlines()
-    assert [line.split()[0] for line in lines] == list(library.names())
-    assert all(len(line.split()) > 3 for line in lines)
 
 
 def test_the_help_has_no_name_of_the_code(run: Run) -> None:
@@ -204,11 +187,6 @@ def test_a_wrong_command_line_is_status_two_and_says_what_is_wrong(
 ) -> None:
     run(*arguments).assert_refused(WRONG_COMMAND, words)
     assert contents(tmp_path) == {}
-
-
-def test_an_ir_text_has_no_parameters_to_set(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "p.sir").write_text(run("dapple", "--emit", "program").out)
-    run("p.sir", "--set", "D=8").assert_refused(WRONG_COMMAND, "p.sir has no parameters to set")
 
 
 def test_a_file_that_cannot_be_read_is_status_two(run: Run, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
 from chimera_ir.errors import TextError
-from chimera_ir.ir.ops import Send
+from chimera_ir.ir.ops import Compute, Instruction, Recv, Send
 from chimera_ir.ir.text.printer import show
 from chimera_ir.request import Request, Tie
 from chimera_ir.source import Source, runtime, templates
@@ -22,6 +23,7 @@ from chimera_ir.verify.verify import Verified
 from chimera_runtime.program.compiled_program import parsed
 from chimera_runtime.program.rank_facts import Route, group_text, spread
 from chimera_runtime.ranks.messages import tag_of
+from tests.instructions import singly
 from tests.lowered import evaluated, scripts_of
 from tests.patience import PATIENCE
 from tests.programs import program
@@ -397,3 +399,41 @@ pipe b {
     _, (first, second) = parsed(scripts_of(verified(Source("mixed.chim", text)))["program.json"])
     assert first.stages[0].recomputed == ()
     assert [*spread(second.stages[1].recomputed)] == [0, 2]
+
+
+# As many receive buffers as are needed.
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_there_are_as_many_receive_buffers_as_are_ever_in_use(case: tuple[str, tuple[tuple[str, int], ...]]) -> None:
+    program = compiled(case).program
+    for lane in program.lanes:
+        slots: Counter[tuple[int, int]] = Counter()
+        for each in lane:
+            if isinstance(each, Recv):
+                shelf = each.message.source, each.message.target
+                slots[shelf] = max(slots[shelf], each.slot + 1)
+        assert slots == most_in_use(lane)
+
+
+def most_in_use(lane: tuple[Instruction, ...]) -> Counter[tuple[int, int]]:
+    """By the two stages of messages: how many are in use at most, from their posting to the end of their backward."""
+    backward = {
+        (micro, each.stage): place
+        for place, instruction in enumerate(lane)
+        for each in singly([instruction])
+        if isinstance(each, Compute) and each.kind.sums
+        for micro in each.micros
+    }
+    changes: list[tuple[int, int, tuple[int, int]]] = []
+    for place, each in enumerate(lane):
+        if isinstance(each, Recv):
+            shelf = each.message.source, each.message.target
+            end = max(backward[micro, each.message.target] for micro in each.message.micros)
+            changes += [(place, 1, shelf), (end, -1, shelf)]
+    now: Counter[tuple[int, int]] = Counter()
+    most: Counter[tuple[int, int]] = Counter()
+    for _, change, shelf in sorted(changes):
+        now[shelf] += change
+        most[shelf] = max(most[shelf], now[shelf])
+    return most

@@ -73,11 +73,7 @@ def lanes(of: ProgramStream, turns: Sequence[RunnableTurn], given: int, updates:
 
 
 def ends(
-    of: ProgramStream,
-    turns: Sequence[RunnableTurn],
-    given: int,
-    seeds: int = 2,
-    transports: Sequence[str] = TRANSPORTS,
+    of: ProgramStream, turns: Sequence[RunnableTurn], given: int, seeds: int = 2, transports: Sequence[str] = TRANSPORTS
 ) -> bool:
     """Whether all that runs when some updates are given comes to its end, by the executor."""
     program = Program(header_of(of.header, given), tuple(lanes(of, turns, given, given)))

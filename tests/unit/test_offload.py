@@ -197,8 +197,7 @@ def test_where_the_fullest_worker_gains_nothing_the_first_screen_has_the_others(
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [("dapple_offload", "says itself what moves"), ("program", "of the program of")],
+    ("text", "message"), [("dapple_offload", "says itself what moves"), ("program", "of the program of")]
 )
 def test_a_text_that_cannot_have_moves_added_is_refused(text: str, message: str) -> None:
     program = Source("text.sir", chimera_ir.compile("dapple", D=2, N=2).program_text)

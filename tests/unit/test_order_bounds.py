@@ -72,11 +72,7 @@ def weighed(problem: OrderInstance, random: Random) -> OrderInstance:
     ],
 )
 def test_no_bound_of_sequences_is_above_the_optimum(
-    scheme: str,
-    limit: int,
-    parameters: Mapping[str, int],
-    kinds: Mapping[str, int],
-    monkeypatch: pytest.MonkeyPatch,
+    scheme: str, limit: int, parameters: Mapping[str, int], kinds: Mapping[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Micro-batches of any weights on stages of any cost, also where groups are merged to have few states."""
     random, problem = Random(scheme), instance(scheme, costs(**kinds), limit, **parameters)
@@ -106,10 +102,7 @@ def test_a_bound_of_sequences_is_the_optimum_of_chains_whose_micro_batches_diffe
 
 @pytest.mark.parametrize(
     ("scheme", "limit", "parameters", "kinds", "bound"),
-    [
-        ("zb_v", 6, {"P": 4, "N": 8}, {"F": 1, "I": 1, "W": 1}, 53),
-        ("waves", 6, {"P": 4, "N": 8}, {"F": 1, "B": 2}, 63),
-    ],
+    [("zb_v", 6, {"P": 4, "N": 8}, {"F": 1, "I": 1, "W": 1}, 53), ("waves", 6, {"P": 4, "N": 8}, {"F": 1, "B": 2}, 63)],
 )
 def test_a_bound_counts_memory_together_with_machines(
     scheme: str, limit: int, parameters: Mapping[str, int], kinds: Mapping[str, int], bound: int

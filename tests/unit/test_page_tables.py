@@ -245,13 +245,7 @@ def test_integers_that_no_column_of_four_bytes_holds_are_numbers_of_eight() -> N
     rows = [*range(-3, 300), 2**31 - 1, -(2**31), 2**40]
     for numbers in (rows, rows[:-1], rows[:-3], [0.5, 1], [7]):
         table = tables.TurnTable(numbers, [], [0], [], 1)
-        assert unpacked(packed(table)) == {
-            "events": numbers,
-            "before": [],
-            "before_from": [0],
-            "ago": [],
-            "updates": 1,
-        }
+        assert unpacked(packed(table)) == {"events": numbers, "before": [], "before_from": [0], "ago": [], "updates": 1}
 
 
 def test_sliders_and_words_of_unequal_slices_and_stages_say_what_they_are() -> None:

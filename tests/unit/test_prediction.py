@@ -57,10 +57,7 @@ def test_the_report_has_every_term_of_equation_1(run: Run, files: tuple[str, ...
     assert (found["F_t"], found["B_t"], found["C_f"], found["C_b"]) == (0.01, 0.02, 3, 3)
     assert found["Comm_p2p"] == pytest.approx(0.001)
     assert found["Comm_allreduce"] == pytest.approx([0.012, 0.022])
-    assert found["free_regions"] == [
-        [{"stage": 0, "region": 0.0}],
-        [{"stage": 1, "region": pytest.approx(0.021)}],
-    ]
+    assert found["free_regions"] == [[{"stage": 0, "region": 0.0}], [{"stage": 1, "region": pytest.approx(0.021)}]]
     assert found["Comm_unoverlapped"] == pytest.approx([0.012, 0.001])
     assert found["T"] == pytest.approx(3 * 0.011 + 3 * 0.021 + 0.012)
     assert found["throughput"] == pytest.approx(2 * 4 * 2 / (3 * 0.032 + 0.012))

@@ -32,11 +32,7 @@ def test_what_has_no_end_is_not_read(run: Run, tmp_path: Path) -> None:
     (tmp_path / "folder.chim").mkdir()
     with (tmp_path / "large.chim").open("wb") as file:
         file.truncate(2**30 + 1)
-    for name, said in (
-        ("zero", "no regular file"),
-        ("folder", "directory"),
-        ("large", "larger"),
-    ):
+    for name, said in (("zero", "no regular file"), ("folder", "directory"), ("large", "larger")):
         file = str(tmp_path / f"{name}.chim")
         predicted = ["--profile", file, "--cluster", file, "--micro-batch-size", 1]
         for arguments in ([file], ["chimera", *predicted]):

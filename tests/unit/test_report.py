@@ -119,13 +119,7 @@ def recomputing(schedule: Schedule) -> Schedule:
 
 
 APART = schedule(
-    "apart",
-    {},
-    2,
-    4,
-    [("a", lambda s: s, [0]), ("b", lambda s: 2 + s, [1])],
-    lambda _, s: s,
-    lambda _, s: 4 - s,
+    "apart", {}, 2, 4, [("a", lambda s: s, [0]), ("b", lambda s: 2 + s, [1])], lambda _, s: s, lambda _, s: 4 - s
 )
 """Two pipes of two stages, each on two workers of its own."""
 
@@ -136,11 +130,7 @@ APART = schedule(
         (in_turns(4, 4, workers=2), one_direction(2, 4), "2 stages, each as large as 2 of these, F = 2, B = 4"),
         (in_turns(6, 4, workers=4), one_direction(4, 4), "4 stages, each as large as 1.5 of these, F = 1.5, B = 3"),
         (APART, one_direction(4, 2), "4 stages, each as large as 0.5 of these, F = 0.5, B = 1"),
-        (
-            recomputing(one_direction(4, 4)),
-            one_direction(4, 4),
-            "F = 1, B = 2",
-        ),
+        (recomputing(one_direction(4, 4)), one_direction(4, 4), "F = 1, B = 2"),
         (two_versions(4, 4), one_direction(4, 4), "with its flush"),
     ],
 )
@@ -165,7 +155,7 @@ def test_an_update_of_the_steady_state_is_told_as_such() -> None:
     assert shown["weights"] == shown["activations"] == [4, 3, 2, 1]
     assert (shown["asynchronous"], shown["updates_shown"], shown["staleness"]) == (True, 12, [3, 2, 1, 0])
     assert shown["remarks"] == [
-        "without a flush, gradients of all micro-batches come from old weights: 3 updates old on stage 0, 0 on stage 3",
+        "without a flush, gradients of all micro-batches come from old weights: 3 updates old on stage 0, 0 on stage 3"
     ]
     assert "one update in the steady state" in printed(said)
 
@@ -216,9 +206,5 @@ def test_the_table_fits_the_terminal_even_for_64_workers(width: int) -> None:
 
 def test_the_table_says_what_the_json_says() -> None:
     text = printed(reported(two_directions(4), Costs(B=Fraction(5, 3)), one_direction(4, 4)))
-    for words in (
-        "both D=4 N=4: 4 workers, 4 stages, 4 micro-batches, 2 pipes; F = 1, B = 5/3",
-        "3 4 4 3",
-        "4 3 2 1",
-    ):
+    for words in ("both D=4 N=4: 4 workers, 4 stages, 4 micro-batches, 2 pipes; F = 1, B = 5/3", "3 4 4 3", "4 3 2 1"):
         assert words in text

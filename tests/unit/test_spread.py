@@ -1,6 +1,5 @@
 """What is expected of an update whose operations scatter, where there is a formula for it."""
 
-import doctest
 from dataclasses import replace
 from math import asinh, exp, log, pi
 from statistics import NormalDist
@@ -10,7 +9,6 @@ import pytest
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Program, Schedule
 from chimera_ir.ir.ops import Compute, Micro, Stage, Worker
-from chimera_ir.predict import steady
 from chimera_ir.predict.replay import expected, pace
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import Link
@@ -53,10 +51,6 @@ def in_step(workers: int) -> Program:
     )
     pipes = tuple(Pipe(f"p{w}", (Worker(w),), (Micro(w),)) for w in range(workers))
     return lowered(Schedule(Header("in_step", (), workers, 1, workers, pipes), lanes))
-
-
-def test_the_examples_run() -> None:
-    assert doctest.testmod(steady).failed == 0
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.3])

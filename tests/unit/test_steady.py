@@ -1,6 +1,5 @@
 """What one update of an asynchronous schedule costs in the steady state, by hand, by a long run, and by all cycles."""
 
-import doctest
 from fractions import Fraction
 from random import Random
 
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.simulate import TimedRun, Timeline, simulate, structure_of
-from chimera_ir.flow import engine
 from chimera_ir.flow.engine import Waits, critical
 from chimera_ir.flow.net import net_of
 from chimera_ir.ir.kinds import BACKWARD, FORWARD
@@ -148,11 +146,6 @@ def test_workers_that_hold_a_stage_wait_for_the_one_with_more_to_do() -> None:
     assert per_update(uneven(lag=1)) == (5, 1, 2, Fraction(1, 10))
     second = simulate(uneven(lag=1), Costs()).lanes[1][2:4]
     assert [(start, end) for _, start, end in second] == [(3, 4), (6, 8)]
-
-
-@pytest.mark.parametrize("docs", [engine])
-def test_the_examples_run(docs: object) -> None:
-    assert doctest.testmod(docs).failed == 0  # type: ignore[arg-type]
 
 
 # Independent oracles: a long run, and all cycles one by one.
