@@ -5,6 +5,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+EXAMPLES = DOCS / "examples"
+SMALL = {"profile": EXAMPLES / "small.profile.toml", "cluster": EXAMPLES / "small.cluster.toml", "micro_batch_size": 8}
+"""The options of a prediction for the examples of the docs."""
+
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "editors" / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 

@@ -12,7 +12,7 @@ from chimera_ir import Options
 from chimera_ir.page.contents import document, page
 from chimera_ir.page.tables import EventTable, MessageTable, PageDocument, ShownMistake, SourceText, SumTable
 from tests.e2e.browser import Tab, needs_browser, tab
-from tests.pages import DOCS
+from tests.pages import DOCS, SMALL
 
 pytestmark = [needs_browser]
 
@@ -80,12 +80,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     shown = document(chimera_ir.compile("chimera", D=4, N=4))
     wide = document(chimera_ir.compile("dapple", D=32, N=4))
     refused = replace(unproven(shown), schedules=[])
-    measured = Options(
-        profile=EXAMPLES / "small.profile.toml",
-        cluster=EXAMPLES / "small.cluster.toml",
-        micro_batch_size=8,
-        against="dapple",
-    )
+    measured = Options(**SMALL, against="dapple")
     compared = document(chimera_ir.compile("chimera", options=measured, D=4, N=4))
     documents = {
         "texts": with_texts(shown),

@@ -16,16 +16,14 @@ from chimera_ir.errors import TextError
 from chimera_ir.page.contents import document, page
 from tests.e2e.browser import WIDTHS, Tab, needs_browser, tab
 from tests.e2e.pictures import GOLDENS, changed, coarse
-from tests.pages import DOCS
+from tests.pages import DOCS, SMALL
 from tests.repeatable import searching
 from tests.sizes import on_workers
 
 pytestmark = [needs_browser]
 
 EXAMPLES = DOCS / "examples"
-MEASURED = Options(
-    profile=EXAMPLES / "small.profile.toml", cluster=EXAMPLES / "small.cluster.toml", micro_batch_size=8, copies=2
-)
+MEASURED = Options(**SMALL, copies=2)
 CASES: Mapping[str, Callable[[], Compilation]] = {
     "two pipes": lambda: chimera_ir.compile("chimera", D=4, N=8),
     "several stages": lambda: chimera_ir.compile("interleaved", **on_workers("interleaved", 4, 8)),

@@ -200,13 +200,6 @@ def test_a_linter_finds_no_undefined_or_unused_name(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_the_files_of_a_program_are_text_in_a_fixed_order_and_the_same_each_time() -> None:
-    first, second = (scripts_of(compiled(("chimera", (("D", 4), ("N", 6))))) for _ in range(2))
-    assert list(first.items()) == list(second.items())
-    assert {"train.py", "chimera_runtime/lane/lane.py", "rank_0.py", "rank_3.py"} <= first.keys()
-    assert all(not name.startswith("/") and ".." not in name for name in first)
-
-
 # What a scheme cannot do.
 
 HOSTILE = """\

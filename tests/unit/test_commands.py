@@ -86,6 +86,9 @@ def test_the_help_has_a_line_for_each_command_and_the_version_is_that_of_the_pac
         (("compile", "gems", "--emit", "report"), 0),
         (("compile", "chimera", "--set", "D=3"), WRONG_TEXT),
         (("trace", "nowhere"), WRONG_COMMAND),
+        (("compile", "nosuch"), WRONG_COMMAND),
+        (("--nonsense",), WRONG_COMMAND),
+        ((), WRONG_COMMAND),
     ],
 )
 def test_the_module_is_the_program(words: tuple[str, ...], status: int) -> None:
@@ -106,13 +109,6 @@ def test_a_command_that_there_is_not_gets_a_suggestion(word: str, advice: str) -
     done = called(*script(NAME), word, "--set", "D=4")
     assert (done.returncode, done.stdout) == (WRONG_COMMAND, "")
     assert f"no such command '{word}' ({advice}" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "status"), [(("compile", "nosuch"), WRONG_COMMAND), (("--nonsense",), WRONG_COMMAND), ((), WRONG_COMMAND)]
-)
-def test_a_command_ends_with_the_status_that_it_has_by_itself(words: tuple[str, ...], status: int) -> None:
-    ended_by_itself(words, status)
 
 
 def ended_by_itself(words: tuple[str, ...], status: int) -> subprocess.CompletedProcess[str]:

@@ -18,7 +18,7 @@ from chimera_ir.commands.compile_command import compile_command
 from chimera_ir.compare.gallery import messages
 from chimera_ir.ir.ops import Send
 from chimera_ir.ir.text.printer import show
-from tests.pages import page_text
+from tests.pages import SMALL, page_text
 from tests.unit.command import TINY
 from tests.unit.conftest import calling
 
@@ -121,16 +121,9 @@ def test_a_scheme_of_ones_own_is_compared_and_says_when_to_use_it(tmp_path: Path
 
 
 def test_a_prediction_is_of_each_scheme(tmp_path: Path) -> None:
-    files = Path(__file__).resolve().parents[2] / "docs" / "examples"
-    options = [f"--{name}={files / f'small.{name}.toml'}" for name in ("profile", "cluster")]
-    found = entries("dapple", "chimera", *options, "--micro-batch-size=8")
-    alone = chimera_ir.compile(
-        "chimera",
-        options=chimera_ir.Options(
-            profile=files / "small.profile.toml", cluster=files / "small.cluster.toml", micro_batch_size=8
-        ),
-        N=8,
-    )
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+    found = entries("dapple", "chimera", *options)
+    alone = chimera_ir.compile("chimera", options=chimera_ir.Options(**SMALL), N=8)
     assert alone.prediction
     assert found["chimera"]["T_replay"] == pytest.approx(alone.prediction.replay.seconds)
     assert found["chimera"]["report"]["cost_unit"] == "s"

@@ -23,16 +23,11 @@ from chimera_ir.options import Options
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.syntax import formatter
+from tests.pages import SMALL
 from tests.patience import PATIENCE
 from tests.unit.command import TINY, Run, contents
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = ROOT / "docs" / "examples"
-PREDICTED = {
-    "profile": EXAMPLES / "small.profile.toml",
-    "cluster": EXAMPLES / "small.cluster.toml",
-    "micro_batch_size": 8,
-}
 LEVELS = ("scheme", "plan", "schedule", "program", "verified", "evaluation", "timeline", "report", "prediction")
 LEVELS += ("summary", "replay", "scripts")
 WARNED = "scheme warned(D = 2) workers D let unused = 3\n" + TINY.split("workers D", 1)[1]
@@ -117,18 +112,9 @@ def test_every_level_is_what_the_command_emits(run: Run, name: str) -> None:
         ),
         (("--communicators", "pair"), {}, {"communicators": "pair"}),
         (
-            (
-                "--profile",
-                PREDICTED["profile"],
-                "--cluster",
-                PREDICTED["cluster"],
-                "--micro-batch-size",
-                8,
-                "--copies",
-                2,
-            ),
+            ("--profile", SMALL["profile"], "--cluster", SMALL["cluster"], "--micro-batch-size", 8, "--copies", 2),
             {"N": 8},
-            {**PREDICTED, "copies": 2},
+            {**SMALL, "copies": 2},
         ),
     ],
     ids=["plain", "parameters", "options", "communicators", "predicted"],
@@ -184,7 +170,7 @@ def test_a_compilation_is_one_short_line() -> None:
 
 @pytest.mark.parametrize("name", ["chimera", "pipedream"])
 def test_each_level_is_one_short_line(name: str) -> None:
-    compilation = chimera_ir.compile(name, options=Options(**PREDICTED))
+    compilation = chimera_ir.compile(name, options=Options(**SMALL))
     made = {name: getattr(compilation, name) for name in LEVELS}
     assert [name for name, level in made.items() if len(repr(level)) > 120 or "\n" in repr(level)] == []
     title = compilation.schedule.header.title
@@ -247,7 +233,7 @@ def test_an_error_has_its_diagnostics() -> None:
 
 
 def test_an_error_in_a_profile_names_its_file() -> None:
-    assert "small.profile.toml:" in said("chimera", Options(**PREDICTED), D=2)
+    assert "small.profile.toml:" in said("chimera", Options(**SMALL), D=2)
 
 
 @pytest.mark.parametrize(
@@ -324,8 +310,8 @@ def test_a_wrong_option_is_refused_with_what_it_can_be(options: dict[str, Any], 
     ("options", "words"),
     [
         ({"copies": 2}, "copies: a prediction needs profile, cluster and micro_batch_size together"),
-        ({**PREDICTED, "costs": {"B": 2}}, "costs, profile: both say how long operations take; leave one of them out"),
-        ({**PREDICTED, "profile": "no.toml"}, "profile no.toml: No such file or directory"),
+        ({**SMALL, "costs": {"B": 2}}, "costs, profile: both say how long operations take; leave one of them out"),
+        ({**SMALL, "profile": "no.toml"}, "profile no.toml: No such file or directory"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], words: str) -> None:

@@ -1,13 +1,13 @@
 """Start times and memory over time as rows of plain values, from Python."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 import chimera_ir
 from chimera_ir import library
 from chimera_ir.options import Options
+from tests.pages import SMALL
 
 MOVING = ("dapple_offload", "interleaved_offload")
 """The schemes that move activations: `recompute` is refused for them."""
@@ -63,11 +63,7 @@ def test_each_operation_has_a_row_with_its_times(name: str) -> None:
 
 def test_with_a_profile_memory_is_in_bytes_too() -> None:
     """At the fullest moment it is what the prediction says, with whole backwards to the byte."""
-    files = Path(__file__).resolve().parents[2] / "docs" / "examples"
-    profile, cluster = files / "small.profile.toml", files / "small.cluster.toml"
-    compilation = chimera_ir.compile(
-        "chimera", options=Options(profile=profile, cluster=cluster, micro_batch_size=8), D=4, N=8
-    )
+    compilation = chimera_ir.compile("chimera", options=Options(**SMALL), D=4, N=8)
     assert compilation.prediction
     for worker, need in enumerate(compilation.prediction.memory):
         rows = compilation.memory(worker)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
-from pathlib import Path
 
 import networkx as nx
 import pytest
@@ -22,12 +21,10 @@ from chimera_ir.predict.setting import Measured, Setting
 from chimera_ir.profile.cluster import FREE, Cluster, Link
 from chimera_ir.profile.costs import StageCosts, Timing
 from chimera_runtime.program.kept_bytes import MicroBatchBytes
+from tests.pages import SMALL
 from tests.unit.command import Run
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
-PREDICTED = Options(
-    profile=EXAMPLES / "small.profile.toml", cluster=EXAMPLES / "small.cluster.toml", micro_batch_size=8
-)
+PREDICTED = Options(**SMALL)
 COSTS = {"F": "3/2", "B": 4, "I": 2, "W": "5/3"}
 SCHEMES = [
     *(("zb_v", {"P": 4}), ("interleaved", {"P": 4}), ("chimera_doubling", {"D": 4}), ("dualpipe", {"D": 4})),

@@ -18,12 +18,10 @@ from chimera_ir.ir.text.printer import line
 from chimera_ir.page import tables
 from chimera_ir.page.contents import document, gzipped, packed
 from tests.documents import document_in, unpacked
+from tests.pages import SMALL
 from tests.test_architecture import ROOT
 
-EXAMPLES = ROOT / "docs" / "examples"
-PROFILED = Options(
-    profile=EXAMPLES / "small.profile.toml", cluster=EXAMPLES / "small.cluster.toml", micro_batch_size=8, copies=2
-)
+PROFILED = Options(**SMALL, copies=2)
 CASES = {
     "two directions": ("chimera", {"D": 4, "N": 4}, Options(stage_costs={"F": [1, 2, 3, 5]})),
     "halves": ("chimera_halving", {"D": 4, "N": 4}, Options(costs={"F": "1/3"})),
@@ -57,10 +55,10 @@ def rows_of(table: Mapping[str, Any], column: str) -> list[list[int]]:
     return [table[column][start:end] for start, end in pairwise(starts)]
 
 
-def times_of(schedule: Mapping[str, Any], values: Mapping[str, float]) -> list[tuple[float, float]]:
-    """Start and end of each event; ``values`` are those of sliders that do not stand where they stand at first."""
+def times_of(schedule: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """Start and end of each event, where sliders stand at first."""
     events = schedule["events"]
-    costs = [values.get(slider["name"], slider["value"]) for slider in schedule["sliders"]]
+    costs = [slider["value"] for slider in schedule["sliders"]]
     lengths = [sum(by * costs[slider] for slider, by in form["of"]) for form in events["forms"]]
     before = rows_of(events, "before")
     times = [(0.0, 0.0)] * len(before)
@@ -70,9 +68,9 @@ def times_of(schedule: Mapping[str, Any], values: Mapping[str, float]) -> list[t
     return times
 
 
-def operations_of(schedule: Mapping[str, Any], **values: float) -> Iterator[tuple[int, str, float, float]]:
+def operations_of(schedule: Mapping[str, Any]) -> Iterator[tuple[int, str, float, float]]:
     """The operations of a schedule with their times, as the page has them."""
-    times, operations = times_of(schedule, values), schedule["operations"]
+    times, operations = times_of(schedule), schedule["operations"]
     rows = zip(operations["worker"], operations["words"], operations["event"], strict=True)
     return ((worker, words, *times[event]) for worker, words, event in rows)
 
@@ -86,26 +84,12 @@ def replayed(compiled: Compilation) -> Iterator[tuple[int, str, float, float]]:
                 yield from ((worker, line(part, header), event.start, event.end) for part in event.instruction.parts)
 
 
-def assert_equal(shown: Iterator[tuple[Any, ...]], expected: Iterator[tuple[Any, ...]]) -> None:
-    rows, others = list(shown), list(expected)
-    assert [row[:2] for row in rows] == [row[:2] for row in others]
-    assert [row[2:] for row in rows] == [pytest.approx(row[2:], rel=1e-12, abs=1e-15) for row in others]
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_operations_have_the_times_of_the_replay(case: str) -> None:
-    assert_equal(operations_of(schedule_of(case)), replayed(compilation(case)))
-
-
-@pytest.mark.parametrize("case", ["halves", "pairs", "split backwards", "a stream"])
-def test_sliders_give_the_times_of_other_costs(case: str) -> None:
-    scheme, parameters, options = CASES[case]
-    sliders = [slider for slider in schedule_of(case)["sliders"] if slider["name"] not in ("message", "sum")]
-    costs = {slider["name"]: slider["value"] + 0.25 for slider in sliders}
-    others = Options(costs=costs, recompute=options.recompute)
-    compiled = chimera_ir.compile(scheme, options=others, **parameters)
-    assert [*costs] == [letter for letter in ("F", "B", "I", "W", "recompute", "pair") if letter in costs]
-    assert_equal(operations_of(schedule_of(case), **costs), replayed(compiled))
+    """tests/unit/test_played_pages.py moves the sliders."""
+    rows, others = [*operations_of(schedule_of(case))], [*replayed(compilation(case))]
+    assert [row[:2] for row in rows] == [row[:2] for row in others]
+    assert [row[2:] for row in rows] == [pytest.approx(row[2:], rel=1e-12, abs=1e-15) for row in others]
 
 
 def test_slices_have_patterns_of_their_own_and_numbers_of_their_micro_batches() -> None:
@@ -203,7 +187,7 @@ def test_operations_of_a_second_schedule_are_matched_by_what_they_do() -> None:
 
 def test_the_turn_of_a_stream_has_its_period() -> None:
     schedule = schedule_of("a stream")
-    turn, times = schedule["turn"], times_of(schedule, {})
+    turn, times = schedule["turn"], times_of(schedule)
     starts = turn["before_from"]
     ago = [turn["ago"][start:end] for start, end in pairwise(starts)]
     waits = [list(zip(*columns, strict=True)) for columns in zip(rows_of(turn, "before"), ago, strict=True)]

@@ -54,10 +54,6 @@ def test_the_picture_of_four_stages_is_the_golden_one(name: str, drawn: object, 
     assert path.read_text(encoding="utf-8") == text
 
 
-def test_the_same_timeline_gives_the_same_bytes() -> None:
-    assert svg.draw(timeline(two_directions(8, 2))) == svg.draw(timeline(two_directions(8, 2)))
-
-
 @pytest.mark.parametrize("costs", [Costs(), Costs(B=Fraction(5, 3)), Costs(F=Fraction(1, 100), B=Fraction(30))])
 def test_every_operation_has_its_box_at_its_time(costs: Costs) -> None:
     shown = timeline(two_directions(4, 2), costs)

@@ -2,7 +2,6 @@
 
 from fractions import Fraction
 from math import log2
-from pathlib import Path
 
 import pytest
 
@@ -15,13 +14,12 @@ from chimera_ir.predict.setting import Charges, Measured, Setting
 from chimera_ir.profile.cluster import Cluster, Link
 from chimera_ir.profile.costs import StageCosts
 from tests.instructions import singly
+from tests.pages import SMALL
 from tests.sizes import on_workers, with_a_flush
 from tests.timings import stage_times, stage_timing
 from tests.unit.command import Run
 from tests.unit.test_plan import cluster, compiled, found
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
-FILES = {"profile": EXAMPLES / "small.profile.toml", "cluster": EXAMPLES / "small.cluster.toml", "micro_batch_size": 8}
 SIZES = (670, 640, 640, 720)
 """Megabytes of the optimizer's state of each stage, in the profile."""
 SUMS = Link(1e-3, 1e-9)
@@ -69,7 +67,7 @@ def test_the_report_has_the_bytes_of_every_worker() -> None:
     """Chimera with W = 3 has six ranks of each stage, two of which are on each worker of a copy."""
     states = {}
     for shards in (False, True):
-        options = chimera_ir.Options(copies=3, shard_optimizer=shards, **FILES)
+        options = chimera_ir.Options(copies=3, shard_optimizer=shards, **SMALL)
         prediction = chimera_ir.compile("chimera", options=options, D=4, N=4).prediction
         states[shards] = prediction.as_json()["optimizer_state"]
         steps = [event for lane in prediction.replay.lanes for event in lane if event.role is Role.STEP]
@@ -83,7 +81,7 @@ def test_the_report_has_the_bytes_of_every_worker() -> None:
 
 
 def test_the_option_goes_with_a_prediction_and_a_flush(run: Run) -> None:
-    files = [word for name, path in FILES.items() for word in (f"--{name.replace('_', '-')}", str(path))]
+    files = [word for name, path in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(path))]
     line = run("chimera", *files, "--shard-optimizer").out.splitlines()[-1]
     assert line.endswith("--micro-batch-size 8 --shard-optimizer --check")
     run("chimera", "--shard-optimizer").assert_refused(WRONG_COMMAND, "--shard-optimizer: a prediction needs --profile")

@@ -15,10 +15,10 @@ from chimera_ir.ir.text.printer import group_name, group_text, show
 from chimera_ir.options import Options
 from chimera_ir.predict.events import Role
 from tests.executor import verdicts
+from tests.pages import SMALL
 from tests.sizes import on_workers, with_a_flush
 from tests.unit.command import Run
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 ENDS = [("first", "last")]
 
 
@@ -27,8 +27,7 @@ def tied(scheme: str, *ties: Any, **settings: int) -> Compilation:
 
 
 def with_costs(copies: int, ties: Any) -> Options:
-    files = {"profile": EXAMPLES / "small.profile.toml", "cluster": EXAMPLES / "small.cluster.toml"}
-    return Options(tied=ties, copies=copies, micro_batch_size=8, **files)
+    return Options(tied=ties, copies=copies, **SMALL)
 
 
 # What is asked for.
