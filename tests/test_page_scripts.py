@@ -14,17 +14,9 @@ from tests.patience import PATIENCE
 
 COMPILER = Path(sys.prefix) / "typescript" / "node_modules" / "typescript" / "bin" / "tsc"
 OPTIONS = (
-    *(
-        "--noEmit",
-        "--allowJs",
-        "--checkJs",
-        "--strict",
-        "--noUnusedLocals",
-        "--noImplicitReturns",
-        "--target",
-        "es2022",
-    ),
-    *("--module", "es2022", "--moduleResolution", "bundler", "--lib", "es2022,dom,dom.iterable", "--types", ""),
+    *("--noEmit", "--allowJs", "--checkJs", "--strict", "--noUnusedLocals", "--noImplicitReturns", "--target"),
+    *("es2022", "--module", "es2022", "--moduleResolution", "bundler", "--lib", "es2022,dom,dom.iterable"),
+    *("--types", ""),
 )
 LONGEST = 400
 

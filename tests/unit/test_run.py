@@ -143,22 +143,8 @@ def test_it_takes_every_option_of_train_py_with_the_same_choices(capsys: pytest.
         options.parse(["--help"])
     trains_with = capsys.readouterr().out
     own = {parameter.name: parameter for parameter in run_command.params}
-    for name in (
-        "set",
-        "cost",
-        "recompute",
-        "offload",
-        "slice_lengths",
-        "stage_costs",
-        "sync",
-        "out",
-        "max_operations",
-        "library",
-        "tied",
-        "copies",
-        "quiet",
-        "version",
-    ):
+    compiling = "set cost recompute offload slice_lengths stage_costs sync out max_operations library tied copies"
+    for name in (*compiling.split(), "quiet", "version"):
         own.pop({"set": "settings", "cost": "costs"}.get(name, name))
     visible = [option for option in own.values() if isinstance(option, click.Option) and not option.hidden]
     usage = trains_with.split("\n\n")[0]
