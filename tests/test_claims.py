@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from chimera_ir import library
+import chimera_ir
 from chimera_ir.commands import common
 from chimera_ir.commands.compile_command import compile_command
 from chimera_ir.commands.plan_command import plan_command
@@ -20,9 +20,7 @@ from chimera_ir.commands.profile_command import profile_command
 from chimera_ir.commands.run_command import run_command
 from chimera_ir.commands.search_command import search_command
 from chimera_ir.commands.trace_command import trace_command
-from chimera_ir.compilation import Compilation
 from chimera_ir.diagnostics import catalogue
-from chimera_ir.request import Request
 from chimera_runtime import errors
 from chimera_runtime.tools.command import options
 from paper_tables.tables import tables_command
@@ -117,7 +115,7 @@ def test_a_script_has_as_many_lines_as_the_page_says() -> None:
         r"worker 0 of `(\w+)` with N = (\d+) has ([\d,]+) lines", page_text("runtime.md")
     )
     assert rest == []
-    script = scripts_of(Compilation(Request(library.source(scheme), {"N": int(N)})).verified)["rank_0.py"]
+    script = scripts_of(chimera_ir.compile(scheme, N=int(N)).verified)["rank_0.py"]
     assert len(script.splitlines()) == int(lines.replace(",", ""))
 
 

@@ -15,13 +15,11 @@ from textwrap import dedent
 
 import pytest
 
-from chimera_ir import library
-from chimera_ir.compilation import Compilation
+import chimera_ir
 from chimera_ir.cost.durations import Costs
 from chimera_ir.diagnostics.catalogue import schedule as catalogue
 from chimera_ir.diagnostics.render import render_all
 from chimera_ir.ir.text.reader import parse
-from chimera_ir.request import Request
 from chimera_ir.source import Source
 from tests.lowered import scripts_of
 from tests.pages import PAGES, page_text
@@ -81,7 +79,7 @@ def source_text(source: str) -> str:
         return (ROOT / source).read_text(encoding="utf-8")
     scheme, *settings = command.split()
     sizes = {size: int(value) for size, _, value in (setting.partition("=") for setting in settings)}
-    return scripts_of(Compilation(Request(library.source(scheme), sizes)).verified)[name]
+    return scripts_of(chimera_ir.compile(scheme, **sizes).verified)[name]
 
 
 def whole(source: str) -> tuple[str, str]:
@@ -131,7 +129,7 @@ def test_an_excerpt_leaves_lines_out_only_where_it_says_so(excerpt: str, is_one:
 
 def test_the_lines_of_the_page_on_the_replay_run() -> None:
     (lines,) = (block["text"] for page, block in BLOCKS if page.endswith("replay.md"))
-    names = {"program": Compilation(Request(library.source("chimera"))).verified.program, "setting": setting(4)}
+    names = {"program": chimera_ir.compile("chimera").verified.program, "setting": setting(4)}
     exec(lines, names | {"Costs": Costs})
 
 

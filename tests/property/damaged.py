@@ -9,10 +9,9 @@ import re
 from functools import cache
 from pathlib import Path
 
+import chimera_ir
 from chimera_ir import library
-from chimera_ir.compilation import Compilation
 from chimera_ir.ir.text.printer import show
-from chimera_ir.request import Request
 from chimera_ir.source import ENDINGS, schemes
 from chimera_ir.torch_text.csv_writer import unfit
 from tests.sizes import on_workers
@@ -48,7 +47,7 @@ FOLDERS = ("errors/front", "errors/middle", "errors/torch", "e2e/schemes", "gold
 
 def _levels(name: str) -> list[tuple[str, str]]:
     """A plan, a schedule and a program of a library scheme, and both of the forms that torch can run."""
-    compilation = Compilation(Request(library.source(name), on_workers(name, *SIZES)))
+    compilation = chimera_ir.compile(name, **on_workers(name, *SIZES))
     levels = [(".sir", show(level)) for level in (compilation.plan, compilation.schedule, compilation.program)]
     if not unfit(compilation.schedule):
         levels += [(".csv", compilation.torch_csv), (".csv", compilation.torch_csv_comms)]

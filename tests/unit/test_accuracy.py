@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from chimera_ir import library
-from chimera_ir.compilation import Compilation
+import chimera_ir
 from chimera_ir.ir.levels import Program
 from chimera_ir.profile.costs import StageCosts
-from chimera_ir.request import Request
 from tests.timings import stage_timing
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -25,7 +23,7 @@ def accuracy(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def program(scheme: str) -> Program:
     """A library scheme on two workers."""
-    return Compilation(Request(library.source(scheme), {"D": 2, "N": 2})).verified.program
+    return chimera_ir.compile(scheme, D=2, N=2).verified.program
 
 
 def stage(forward: float) -> StageCosts:

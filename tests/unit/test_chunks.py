@@ -7,13 +7,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from chimera_ir import library
-from chimera_ir.compilation import Compilation
+import chimera_ir
 from chimera_ir.ir.kinds import BACKWARD
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.picture import svg, terminal
 from chimera_ir.picture.looks import HUES, INK, PAPER, SWATCHES, Hue, Looks
-from chimera_ir.request import Request
 from tests.unit.clocked import in_turns, one_direction, one_version_each, schedule, two_directions, two_versions
 from tests.unit.test_picture import SIGHT, contrast, lab, lanes, linear, timeline, times
 
@@ -103,7 +101,7 @@ def test_the_legend_says_what_the_shades_and_letters_are_and_stays_within_the_pi
 
 
 def test_a_split_backward_has_a_swatch_for_each_half_and_words_for_the_letters() -> None:
-    shown = svg.picture(Compilation(Request(library.source("zb_h1"))).timeline).chart
+    shown = svg.picture(chimera_ir.compile("zb_h1").timeline).chart
     strand, sign = shown.legend
     assert [swatch.text for swatch in strand.swatches] == ["F", "I", "W"]
     assert {swatch.fill for swatch in strand.swatches} == {family.fill for family in shown.families}

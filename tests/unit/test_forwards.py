@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+import chimera_ir
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
 from chimera_ir.errors import TextError
@@ -18,7 +19,6 @@ from chimera_ir.ir.streams import ScheduleStream
 from chimera_ir.ir.text.printer import line, show
 from chimera_ir.ir.text.reader import parse
 from chimera_ir.lower.lower import forwards
-from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_runtime.program.rank_facts import Route
 from tests.executor import verdicts
@@ -33,7 +33,7 @@ SIZES = also([(2, 2), (4, 8)], [(4, 4), (8, 16)])
 
 @cache
 def compilation(name: str, workers: int, micro_batches: int) -> Compilation:
-    return Compilation(Request(library.source(name), on_workers(name, workers, micro_batches)))
+    return chimera_ir.compile(name, **on_workers(name, workers, micro_batches))
 
 
 def trained(made: Compilation) -> Schedule:
@@ -101,16 +101,16 @@ def test_its_order_is_never_longer_than_that_of_the_schedule_which_trains(name: 
 def test_its_order_is_shorter_where_backwards_held_forwards_up(
     name: str, settings: dict[str, int], before: int, after: int
 ) -> None:
-    made = Compilation(Request(library.source(name), settings))
+    made = chimera_ir.compile(name, **settings)
     assert makespan(inherited(trained(made))) == before
     assert makespan(computes(made.evaluation)) == after
 
 
 def test_a_stream_is_evaluated_with_a_micro_batch_for_every_worker() -> None:
     for settings, micro_batches in (({"D": 4}, 4), ({"D": 5}, 5)):
-        header = Compilation(Request(library.source("pipedream"), settings)).evaluation.header
+        header = chimera_ir.compile("pipedream", **settings).evaluation.header
         assert (header.micro_batches, header.updates, header.period) == (micro_batches, 1, 0)
-    header = Compilation(Request(library.source("pipedream_2bw"), {"D": 4, "N": 6})).evaluation.header
+    header = chimera_ir.compile("pipedream_2bw", D=4, N=6).evaluation.header
     assert header.micro_batches == 6
 
 
@@ -142,7 +142,7 @@ def test_its_text_reads_back_and_is_verified_as_it_stands(name: str) -> None:
     made = compilation(name, 4, 4)
     text = show(made.evaluation)
     assert parse(Source("evaluate.sir", text)) == made.evaluation
-    again = Compilation(Request(Source("evaluate.sir", text), {}))
+    again = chimera_ir.compile(Source("evaluate.sir", text))
     assert again.program == again.evaluation == made.evaluation
     assert again.verified.rules == made.verified_evaluation.rules
     assert again.timeline.makespan == Fraction(makespan(computes(made.evaluation)), made.evaluation.header.parts)
@@ -154,7 +154,7 @@ def test_forwards_alone_have_no_report_and_no_scripts() -> None:
     assert text == show(made.evaluation)
     for level in ("report", "files"):
         with pytest.raises(TextError, match="CH420"):
-            getattr(Compilation(Request(Source("evaluate.sir", text), {})), level)
+            getattr(chimera_ir.compile(Source("evaluate.sir", text)), level)
 
 
 def test_nothing_is_kept_for_a_backward() -> None:

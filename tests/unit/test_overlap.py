@@ -5,11 +5,9 @@ from fractions import Fraction
 
 import pytest
 
-from chimera_ir import library
-from chimera_ir.compilation import Compilation
+import chimera_ir
 from chimera_ir.ir.levels import Schedule
 from chimera_ir.ir.ops import Compute
-from chimera_ir.request import Request
 
 LONG = 24
 
@@ -92,7 +90,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "settings"), CASES)
 def test_the_makespan_of_many_iterations_grows_by_the_steady_period(name: str, settings: dict[str, int]) -> None:
     """In the long run: over a whole number of rounds, whatever their number up to the longest that is looked for."""
-    compilation = Compilation(Request(library.source(name), settings))
+    compilation = chimera_ir.compile(name, **settings)
     schedule = compilation.schedule
     over = makespans(schedule, {"F": 1, "B": 2, "I": 1, "W": 1, "recompute": 1}, 2 * LONG)
     growth = {Fraction(over[-1] - over[-1 - rounds], rounds) for rounds in range(1, LONG)}
@@ -106,7 +104,7 @@ def test_the_makespan_of_many_iterations_grows_by_the_steady_period(name: str, s
 
 @pytest.mark.parametrize(("name", "spans"), [("zb_h1", (27, 26, 25, 24)), ("zb_h2", (24, 24, 24, 24))])
 def test_zero_bubble_is_a_statement_about_a_worker_s_own_span(name: str, spans: tuple[int, ...]) -> None:
-    report = Compilation(Request(library.source(name), {"D": 4, "N": 8})).report
+    report = chimera_ir.compile(name, D=4, N=8).report
     assert (report.makespan, report.spans) == (27, spans)
     said = report.as_json()
     assert said["spans"] == list(spans)
@@ -114,7 +112,7 @@ def test_zero_bubble_is_a_statement_about_a_worker_s_own_span(name: str, spans: 
 
 
 def test_a_schedule_without_a_flush_has_no_spans_and_its_makespan_is_its_steady_period() -> None:
-    report = Compilation(Request(library.source("pipedream_2bw"))).report
+    report = chimera_ir.compile("pipedream_2bw").report
     assert report.spans == ()
     assert report.steady_period == report.makespan
     assert "spans" not in report.as_json()

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
+import chimera_ir
 from chimera_ir import library
-from chimera_ir.compilation import Compilation
 from chimera_ir.cost.report import activations
 from chimera_ir.ir.ops import Recv
 from chimera_ir.ir.streams import view_of
 from chimera_ir.ir.text.printer import line
-from chimera_ir.request import Request
 from chimera_ir.trace.event_files import FIRST_PROCESS
 from tests.unit.command import Run
 from tests.unit.trace_events import assert_valid
@@ -44,7 +43,7 @@ def with_phase(events: Sequence[dict[str, Any]], phase: str) -> list[dict[str, A
 @pytest.mark.parametrize("scheme", library.names())
 def test_boxes_are_those_of_the_timeline_and_every_message_has_an_arrow(scheme: str) -> None:
     """Moves of memory, which run beside the computations of a lane, are stretches of their process instead of boxes."""
-    compilation = Compilation(Request(library.source(scheme)))
+    compilation = chimera_ir.compile(scheme)
     events, timeline = events_of(compilation.trace), compilation.timeline
     boxes = defaultdict(list)
     for event in with_phase(events, "X"):
@@ -70,7 +69,7 @@ def test_boxes_are_those_of_the_timeline_and_every_message_has_an_arrow(scheme: 
 
 @pytest.mark.parametrize("scheme", ["chimera", "dapple", "v_half", "chimera_doubling"])
 def test_the_largest_value_of_the_counter_is_what_the_report_says(scheme: str) -> None:
-    compilation = Compilation(Request(library.source(scheme)))
+    compilation = chimera_ir.compile(scheme)
     most: dict[int, float] = defaultdict(float)
     last = {}
     for event in with_phase(events_of(compilation.trace), "C"):

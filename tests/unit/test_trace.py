@@ -7,16 +7,15 @@ from xml.etree import ElementTree
 
 import pytest
 
+import chimera_ir
 from chimera_ir import library
 from chimera_ir.commands.common import WRONG_COMMAND
-from chimera_ir.compilation import Compilation
 from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.simulate import simulate
 from chimera_ir.ir.kinds import BACKWARD
 from chimera_ir.ir.levels import Program, Schedule
 from chimera_ir.ir.ops import Compute, Instruction, Pair
 from chimera_ir.ir.streams import ProgramStream, view_of
-from chimera_ir.request import Request
 from chimera_ir.trace import presentation
 from chimera_ir.trace.compare import choose
 from chimera_ir.trace.forecast import play, windows
@@ -120,7 +119,7 @@ def computes(instruction: Instruction) -> bool:
 
 
 def compiled(name: str, **settings: int) -> tuple[Schedule, Program | ProgramStream]:
-    compilation = Compilation(Request(library.source(name), settings))
+    compilation = chimera_ir.compile(name, **settings)
     return compilation.verified.schedule, compilation.program
 
 
