@@ -1,6 +1,6 @@
 """Memory that each worker needs, in bytes, from the sizes of each stage."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from math import ceil
@@ -26,27 +26,15 @@ def bounded(schedule: Schedule, setting: Setting, free: Iterable[int]) -> Schedu
 
     A bound that the schedule declares stays where it is smaller.
     """
-    header = schedule.header
-    all_of_them = [sum(len(pipe.micros) * pipe.workers.count(w) for pipe in header.pipes) for w in _workers(schedule)]
-    limits = [
-        max(1, min(most, ceil(peak) + max(0, room) // max(1, max(_sizes(schedule, setting, worker), default=1))))
-        for worker, most, peak, room in zip(
-            _workers(schedule), all_of_them, whole(header, activations(schedule)), free, strict=True
-        )
-    ]
+    header, limits = schedule.header, []
+    for worker, (peak, room) in enumerate(zip(whole(header, activations(schedule)), free, strict=True)):
+        most = sum(len(pipe.micros) * pipe.workers.count(worker) for pipe in header.pipes)
+        sizes = [setting.as_cut(stage, header).kept.activations for stage in header.stages_of[worker]]
+        limits.append(max(1, min(most, ceil(peak) + max(0, room) // max(1, max(sizes, default=1)))))
     declared = header.limits(Quantity.ACTIVATIONS, max(limits, default=1))
     bound = Bound(Quantity.ACTIVATIONS, tuple(map(min, limits, declared)))
     others = tuple(other for other in header.bounds if other.quantity is not Quantity.ACTIVATIONS)
     return replace(schedule, header=replace(header, bounds=(*others, bound)))
-
-
-def _workers(schedule: Schedule) -> Sequence[int]:
-    return range(schedule.header.workers)
-
-
-def _sizes(schedule: Schedule, setting: Setting, worker: int) -> list[int]:
-    header = schedule.header
-    return [setting.as_cut(stage, header).kept.activations for stage in header.stages_of[worker]]
 
 
 @dataclass(frozen=True, slots=True)

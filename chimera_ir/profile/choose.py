@@ -71,7 +71,7 @@ class Inputs:
             )
         if not layers:
             return measured
-        split = wanted.split or fastest(layers, wanted.stages, wanted.micro_batch_size, recomputing=False)
+        split = wanted.split or fastest(layers, wanted.stages, wanted.micro_batch_size)
         wrong = problem(split, wanted.stages, len(layers))
         if wrong:
             raise WrongOption("split", f" {','.join(map(str, split))}: {wrong}")

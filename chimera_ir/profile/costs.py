@@ -215,12 +215,12 @@ def durations(layers: Sequence[StageCosts], size: int, *, recomputing: bool) -> 
     return [max(0.0, sum(of_kinds)) for of_kinds in times]
 
 
-def fastest(layers: Sequence[StageCosts], stages: int, size: int, *, recomputing: bool) -> tuple[int, ...]:
+def fastest(layers: Sequence[StageCosts], stages: int, size: int) -> tuple[int, ...]:
     """The split of the layers into ``stages`` stages whose slowest stage takes the least time for ``size`` items.
 
-    There are at least as many layers as stages. With ``recomputing``, every backward runs its forward again.
+    There are at least as many layers as stages.
     """
-    split = balanced(durations(layers, size, recomputing=recomputing), [()] * stages)
+    split = balanced(durations(layers, size, recomputing=False), [()] * stages)
     assert split is not None, "without a limit on memory there is one"
     return split
 

@@ -28,43 +28,39 @@ Thread = tuple[int, int]
 """The number of a process, and the number of a thread in it."""
 
 
-def file_text(events: Iterable[TraceEvent], about: Mapping[str, object]) -> str:
-    """The text of a file with ``events``; ``about`` has further entries on the file as a whole."""
+def _file_text(events: Iterable[TraceEvent], about: Mapping[str, object]) -> str:
     content = {"traceEvents": list(events), "displayTimeUnit": "ms", "otherData": about}
     return json.dumps(content, separators=(",", ":")) + "\n"
 
 
-def metadata(what: str, process: int, thread: int, **arguments: object) -> TraceEvent:
-    """The event that gives a process or a thread its name or its place among others; ``what`` says which."""
-    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": arguments}
+def _process(number: int, name: str, place: int, *threads: str) -> Iterator[TraceEvent]:
+    """Yields the events that give a process a name and a place among others, and names to its threads."""
+    for what, thread, value in (
+        ("process_name", 0, {"name": name}),
+        ("process_sort_index", 0, {"sort_index": place}),
+        *(("thread_name", thread, {"name": title}) for thread, title in enumerate(threads)),
+    ):
+        yield {"name": what, "ph": "M", "pid": number, "tid": thread, "args": value}
 
 
-def slice_of(name: str, category: str, thread: Thread, start: int, end: int, about: Mapping[str, object]) -> TraceEvent:
-    """The event of a box on a thread, from ``start`` to ``end``; a viewer shows ``about`` beside it."""
-    event = _event("X", name, thread, start)
-    return event | {"cat": category, "dur": (end - start) / 1000, "args": about}
+def _box(name: str, category: str, thread: Thread, start: int, end: int, about: Mapping[str, object]) -> TraceEvent:
+    return _event("X", name, thread, start) | {"cat": category, "dur": (end - start) / 1000, "args": about}
 
 
-def arrow(phase: str, message: str, thread: Thread, time: int) -> TraceEvent:
+def _arrow(phase: str, message: str, thread: Thread, time: int) -> TraceEvent:
     """The event of an end of a message's arrow: its start (phase ``s``) or end (``f``), within a box of a thread."""
     within = {"bp": "e"} if phase == "f" else {}
     return _event(phase, "message", thread, time) | {"cat": "message", "id": message} | within
 
 
-def end_of_stretch(phase: str, name: str, category: str, thread: Thread, time: int, number: str) -> TraceEvent:
+def _end_of_stretch(phase: str, name: str, category: str, thread: Thread, time: int, number: str) -> TraceEvent:
     """The event of the beginning (phase ``b``) or end (``e``) of a stretch: a time beside boxes, as of a sum."""
     return _event(phase, name, thread, time) | {"cat": category, "id": number}
 
 
-def stretch(name: str, category: str, process: int, start: int, end: int) -> Iterator[TraceEvent]:
-    """Yields the beginning and the end of a stretch: a time beside the boxes of a process, with a name of its own."""
+def _stretch(name: str, category: str, process: int, start: int, end: int) -> Iterator[TraceEvent]:
     for phase, time in (("b", start), ("e", end)):
-        yield end_of_stretch(phase, name, category, (process, 0), time, f"{process}/{name}")
-
-
-def counter(name: str, process: int, time: int, value: float) -> TraceEvent:
-    """The event that gives a counter of a process its value from a time on."""
-    return _event("C", name, (process, 0), time) | {"args": {name: value}}
+        yield _end_of_stretch(phase, name, category, (process, 0), time, f"{process}/{name}")
 
 
 def _event(phase: str, name: str, thread: Thread, time: int) -> TraceEvent:
@@ -99,7 +95,7 @@ _NANOSECONDS = {Unit.SECOND: 10**9, Unit.COST: 10**6}
 def predicted_trace(replay: Replay) -> str:
     """The text of a file with the operations, messages, sums and kept activations of a replay."""
     drawn = _Drawn(replay)
-    return file_text(
+    return _file_text(
         chain(
             *(drawn.names(), drawn.operations(), drawn.messages()),
             *(drawn.stretches(replay.sums, "sum"), drawn.stretches(replay.moves, "move"), drawn.memory()),
@@ -120,10 +116,7 @@ class _Drawn:
 
     def names(self) -> Iterator[TraceEvent]:
         for worker in range(len(self._timed)):
-            process = FIRST_PROCESS + worker
-            yield metadata("process_name", process, 0, name=f"worker {worker}, predicted")
-            yield metadata("process_sort_index", process, 0, sort_index=worker)
-            yield metadata("thread_name", process, 0, name="lane")
+            yield from _process(FIRST_PROCESS + worker, f"worker {worker}, predicted", worker, "lane")
 
     def operations(self) -> Iterator[TraceEvent]:
         for worker, lane in enumerate(self._timed):
@@ -131,7 +124,7 @@ class _Drawn:
                 start, end = self._at(event.start), self._at(event.end)
                 about = _about(self._replay.header, event)
                 name, category = line(event.instruction, self._replay.header), activity(event.instruction)
-                yield slice_of(name, category, (FIRST_PROCESS + worker, 0), start, end, about)
+                yield _box(name, category, (FIRST_PROCESS + worker, 0), start, end, about)
 
     def messages(self) -> Iterator[TraceEvent]:
         """Yields an arrow for each message, and its way from the sender's process if that takes time.
@@ -151,15 +144,15 @@ class _Drawn:
                 self._at(sent.end),
             )
             if start < end:
-                yield from stretch(name, "message", FIRST_PROCESS + sender, start, end)
+                yield from _stretch(name, "message", FIRST_PROCESS + sender, start, end)
             before = bisect_left(starts[sender], sent.start) - 1
             taker = takers[receiver].get(message)
             if before >= 0 and taker is not None:
                 last = self._at(self._timed[sender][before].end) - 1
-                yield arrow("s", name, (FIRST_PROCESS + sender, 0), min(start, last))
+                yield _arrow("s", name, (FIRST_PROCESS + sender, 0), min(start, last))
                 is_wait = isinstance(taker.instruction, WaitRecv)
                 at = self._at(taker.end) - 1 if is_wait else self._at(taker.start)
-                yield arrow("f", name, (FIRST_PROCESS + receiver, 0), at)
+                yield _arrow("f", name, (FIRST_PROCESS + receiver, 0), at)
 
     def _takers(self, lane: Sequence[Event]) -> Iterator[tuple[object, Event]]:
         """Yields each message that a lane waits for with an event that takes time: the wait, or the first after it."""
@@ -177,7 +170,7 @@ class _Drawn:
             if start < end:
                 for worker in event.workers:
                     name = line(event.instruction, self._replay.header)
-                    yield from stretch(name, category, FIRST_PROCESS + worker, start, end)
+                    yield from _stretch(name, category, FIRST_PROCESS + worker, start, end)
 
     def memory(self) -> Iterator[TraceEvent]:
         """Yields counters of what every worker keeps.
@@ -195,7 +188,8 @@ class _Drawn:
                 for at, change in sorted(of_unit.items()):
                     amount += change
                     if change:
-                        yield counter(_KEPT[unit], FIRST_PROCESS + worker, at, float(Fraction(amount, header.units)))
+                        value = {_KEPT[unit]: float(Fraction(amount, header.units))}
+                        yield _event("C", _KEPT[unit], (FIRST_PROCESS + worker, 0), at) | {"args": value}
 
     def _steps(self, worker: int, lane: Iterable[Event]) -> Iterator[tuple[MoveStep, float, float]]:
         for event in lane:
@@ -234,7 +228,7 @@ MEASURED, PREDICTED = 0, 1
 def recorded_trace(trace: Trace, comparison: TraceComparison) -> str:
     """The text of a file with the operations of a recorded run and the predicted update of ``comparison``."""
     about = trace.about
-    return file_text(
+    return _file_text(
         chain(_names(trace), _recorded(trace, comparison), _predicted(trace, comparison)),
         {
             "scheme": about.scheme,
@@ -249,10 +243,8 @@ def recorded_trace(trace: Trace, comparison: TraceComparison) -> str:
 def _names(trace: Trace) -> Iterator[TraceEvent]:
     for rank in trace.ranks:
         copy = f" of copy {rank.copy}" if trace.about.copies > 1 else ""
-        yield metadata("process_name", rank.rank, 0, name=f"rank {rank.rank} (worker {rank.worker}{copy})")
-        yield metadata("process_sort_index", rank.rank, 0, sort_index=rank.rank)
-        yield metadata("thread_name", rank.rank, MEASURED, name="measured")
-        yield metadata("thread_name", rank.rank, PREDICTED, name="predicted")
+        name = f"rank {rank.rank} (worker {rank.worker}{copy})"
+        yield from _process(rank.rank, name, rank.rank, "measured", "predicted")
 
 
 def _recorded(trace: Trace, comparison: TraceComparison) -> Iterator[TraceEvent]:
@@ -269,10 +261,10 @@ def _recorded(trace: Trace, comparison: TraceComparison) -> Iterator[TraceEvent]
             yield _slice(trace.header, span, (rank.rank, MEASURED), {"update": span.update})
             match span.operation:
                 case Send(message=message) if (rank.copy, span.update, message) in arrived:
-                    yield arrow("s", _id(trace.header, rank.copy, span), (rank.rank, MEASURED), span.start)
+                    yield _arrow("s", _id(trace.header, rank.copy, span), (rank.rank, MEASURED), span.start)
                 case WaitRecv():
                     last = max(span.start, span.end - 1)
-                    yield arrow("f", _id(trace.header, rank.copy, span), (rank.rank, MEASURED), last)
+                    yield _arrow("f", _id(trace.header, rank.copy, span), (rank.rank, MEASURED), last)
                 case AllReduce(group=group) if (span.update, group) in summed:
                     yield _sum("b", rank.rank, span.update, group, span.start)
                 case WaitAllReduce(group=group):
@@ -284,7 +276,7 @@ def _recorded(trace: Trace, comparison: TraceComparison) -> Iterator[TraceEvent]
 def _sum(phase: str, rank: int, update: int, group: WeightGroup, time: int) -> TraceEvent:
     stages = "+".join(map(str, group))
     name, number = f"sum {group_text(group)}", f"{rank}/{update}/{stages}"
-    return end_of_stretch(phase, name, "sum", (rank, MEASURED), time, number)
+    return _end_of_stretch(phase, name, "sum", (rank, MEASURED), time, number)
 
 
 def _id(header: Header, copy: int, span: LaneSpan) -> str:
@@ -295,7 +287,7 @@ def _id(header: Header, copy: int, span: LaneSpan) -> str:
 
 
 def _slice(header: Header, span: LaneSpan, thread: tuple[int, int], about: dict[str, object]) -> TraceEvent:
-    return slice_of(words(span.operation, header), activity(span.operation), thread, span.start, span.end, about)
+    return _box(words(span.operation, header), activity(span.operation), thread, span.start, span.end, about)
 
 
 def _predicted(trace: Trace, comparison: TraceComparison) -> Iterator[TraceEvent]:

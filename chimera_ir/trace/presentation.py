@@ -330,11 +330,7 @@ Numbers = list[int]
 
 @dataclass(frozen=True, slots=True)
 class SpanTable:
-    """The spans of an update as columns, one entry a span: what ranks did and, as other spans, the time between.
-
-    ``operation`` is the span's row in the page's table, or -1; ``activity`` and ``line`` are indices into the lists of
-    `TraceTable`.
-    """
+    """The spans of an update as columns, one entry a span: what ranks did and, as other spans, the time between."""
 
     worker: Numbers
     start: Numbers
@@ -382,12 +378,7 @@ class MeasuredFigures:
 
 @dataclass(frozen=True, slots=True)
 class TraceTable:
-    """The table of a recorded run.
-
-    A page shows the update ``typical`` first, which begins at ``start`` seconds in the schedule that it draws.
-    ``lines`` are the program's lines that were run, each once. ``measured`` is None if no update was recorded whole,
-    ``hang`` if the run did not end early.
-    """
+    """The table of a recorded run, the type ``Trace`` of the page."""
 
     updates: list[UpdateTable]
     typical: int

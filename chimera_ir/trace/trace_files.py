@@ -16,7 +16,6 @@ from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.ir import ops
 from chimera_ir.ir.kinds import COSTED, RECOMPUTATION
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import Stage
 from chimera_ir.ir.streams import ProgramStream, view_of
 from chimera_ir.ir.text.printer import absolute, group_name, line, message_text, numbered_line
 from chimera_ir.ir.text.reader import parse
@@ -128,10 +127,10 @@ def activity(operation: ops.Instruction | Load) -> str:
 def cause(header: Header, operation: ops.Instruction | Load) -> str:
     """Cause of a wait: the message or sum that it waits for; empty for other operations."""
     match operation:
-        case ops.WaitRecv(message=message):
-            return f"messages from worker {_worker(header, message.micros[0], message.source)}"
-        case ops.WaitSend(message=message):
-            return f"sends to worker {_worker(header, message.micros[0], message.target)}"
+        case ops.WaitRecv():
+            return f"messages from worker {awaited_worker(header, operation)}"
+        case ops.WaitSend():
+            return f"sends to worker {awaited_worker(header, operation)}"
         case ops.WaitAllReduce(group=group):
             return f"the sum of {group_name(group)}"
         case ops.WaitMove(kind, stage=stage):
@@ -158,11 +157,7 @@ def awaited_worker(header: Header, operation: ops.Instruction) -> int:
         return -1
     message = operation.message
     stage = message.source if isinstance(operation, ops.WaitRecv) else message.target
-    return _worker(header, message.micros[0], stage)
-
-
-def _worker(header: Header, micro: int, stage: Stage) -> int:
-    return int(header.worker(shown_micro(header, micro), stage))
+    return int(header.worker(shown_micro(header, message.micros[0]), stage))
 
 
 def words(operation: ops.Instruction | Load, header: Header) -> str:
