@@ -1,7 +1,7 @@
 """Exact durations of operations: the interface that all levels use, and the costs that a user can set, by kind."""
 
 import re
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from fractions import Fraction
 from functools import lru_cache
@@ -191,6 +191,21 @@ class Durations(Protocol):
         """The unit of the durations."""
 
 
+def mean_costs(
+    durations: Durations, header: Header, path: Sequence[Operation], kinds: Iterable[str]
+) -> dict[str, Fraction]:
+    """The mean cost per micro-batch (of weight 1) of the operations of each of ``kinds`` that ``path`` has.
+
+    The sum of these means, each times the kind's number of micro-batches on ``path``, is the length of its operations.
+    """
+    means = {}
+    for kind in kinds:
+        if operations := [operation for operation in path if operation.kind.letter == kind]:
+            total = sum((durations.duration(operation, header) for operation in operations), Fraction(0))
+            means[kind] = total * header.parts / sum(map(header.weight, operations))
+    return means
+
+
 DurationKey = Hashable
 """A key that is equal for operations that take equally long, whatever the costs."""
 
@@ -377,11 +392,7 @@ class Costs(Mapping[str, Fraction]):
         unequal = [*(self.shares if header.slices > 1 else ()), *self.factors]
         if unequal and PAIR.letter not in self._given:
             unequal.append(PAIR.letter)
-        for kind in unequal:
-            operations = [operation for operation in path if operation.kind.letter == kind]
-            if operations:
-                total = sum((self.duration(operation, header) for operation in operations), Fraction(0))
-                costs[kind] = total * header.parts / sum(map(header.weight, operations))
+        costs |= mean_costs(self, header, path, unequal)
         special = (kind for kind in KINDS.values() if kind.recomputes or kind.moves)
         absent = {kind.letter for kind in special if kind not in header.kinds}
         return tuple((kind, cost) for kind, cost in costs.items() if kind not in absent)

@@ -220,20 +220,23 @@ class _Listed:
         return {_message(node): event for event, node in nodes if node.role is Role.WIRE}
 
     @cached_property
-    def sums(self) -> list[_SumKey]:
-        instructions = (node.instruction for node in self.events.nodes)
-        of_sums = (instruction for instruction in instructions if isinstance(instruction, _OF_SUMS))
-        return [*dict.fromkeys((instruction.group, instruction.version) for instruction in of_sums)]
+    def sums(self) -> dict[_SumKey, int | None]:
+        """Maps each sum, in the order of the table, to its event, numbered as in the replay; None if it has none."""
+        sums: dict[_SumKey, int | None] = {}
+        for event, node in enumerate(self.events.nodes):
+            if isinstance(node.instruction, _OF_SUMS):
+                key = node.instruction.group, node.instruction.version
+                sums[key] = event if node.role is Role.SUM else sums.get(key)
+        return sums
 
     @cached_property
-    def moves(self) -> list[_Move]:
-        return [_move(node) for node in self.events.nodes if node.role is Role.MOVE]
+    def moves(self) -> dict[_Move, int]:
+        """Maps each move, in the order of the table, to its event, numbered as in the replay."""
+        return {_move(node): event for event, node in enumerate(self.events.nodes) if node.role is Role.MOVE}
 
     def moves_table(self) -> MoveTable:
-        nodes = enumerate(self.events.nodes)
-        events = {_move(node): event for event, node in nodes if node.role is Role.MOVE}
         words = [line(ops.Compute(*move), self.charges.header) for move in self.moves]
-        return MoveTable(words, [self.number[events[move]] for move in self.moves])
+        return MoveTable(words, [self.number[event] for event in self.moves.values()])
 
     def events_table(self, lengths: Lengths) -> EventTable:
         nodes = [self.events.nodes[event] for event in self.order]
@@ -314,19 +317,11 @@ class _Listed:
         )
 
     def sums_table(self) -> SumTable:
-        nodes = enumerate(self.events.nodes)
-        events = {
-            (node.instruction.group, node.instruction.version): event
-            for event, node in nodes
-            if node.role is Role.SUM and isinstance(node.instruction, ops.AllReduce)
-        }
-        launches = nested(
-            [self.number[event] for event in self.events.posted[events[key]]] if key in events else []
-            for key in self.sums
-        )
+        number, posted = self.number, self.events.posted
+        launches = nested([] if of is None else [number[event] for event in posted[of]] for of in self.sums.values())
         return SumTable(
             words=[group_text(group) + ("" if version is None else f" v{version}") for group, version in self.sums],
-            event=[self.number[events[key]] if key in events else -1 for key in self.sums],
+            event=[-1 if of is None else number[of] for of in self.sums.values()],
             launches=launches.numbers,
             launches_from=launches.starts,
         )

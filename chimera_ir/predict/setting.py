@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import chain
 from math import lcm
 
-from chimera_ir.cost.durations import Durations, StagePart, Unit, stage_shares
+from chimera_ir.cost.durations import Durations, StagePart, Unit, mean_costs, stage_shares
 from chimera_ir.ir.kinds import ACTIVATIONS, COSTED, KINDS, PAIR, Kind, Pairing
 from chimera_ir.ir.levels import Header, Schedule, extents, normalized, weighed
 from chimera_ir.ir.ops import (
@@ -355,18 +355,8 @@ class Measured:
         return Measured(self.setting, stage_shares(stages, into))
 
     def report_costs(self, header: Header, path: Sequence[Operation]) -> tuple[tuple[str, Fraction], ...]:
-        """The mean cost per micro-batch (of weight 1) of each kind of operation on ``path``, by its letter.
-
-        The length of ``path`` is the sum of these means, each times the kind's number of micro-batches on it.
-        """
-        means = []
-        for letter in COSTED:
-            operations = [operation for operation in path if operation.kind.letter == letter]
-            if operations:
-                micro_batches = Fraction(sum(map(header.weight, operations)), header.parts)
-                total = sum((self.duration(operation, header) for operation in operations), _ZERO)
-                means.append((letter, total / micro_batches))
-        return tuple(means)
+        """The mean cost per micro-batch (of weight 1) of each kind of operation on ``path``, by its letter."""
+        return tuple(mean_costs(self, header, path, COSTED).items())
 
     def for_baseline(self, splits: bool) -> "Measured":
         """These durations, also for the report's baseline: a half that the profile lacks is half a backward."""
