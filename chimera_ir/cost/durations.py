@@ -403,19 +403,13 @@ class Costs(Mapping[str, Fraction]):
         return ", ".join(f"{kind} = {self._in_words(header, kind, cost)}" for kind, cost in costs if kind in kinds)
 
     def _in_words(self, header: Header, kind: str, cost: Fraction) -> str:
-        return self._of_stages(kind) if kind in self.factors else f"{exact(cost)}{self._by_slice(header, kind)}"
-
-    def _of_stages(self, kind: str) -> str:
-        """The cost of a kind on each stage, such as ``[4, 4, 5]``; of many stages the least and the most."""
-        costs = [self[kind] * factor for factor in self.factors[kind]]
-        if len(costs) > IN_FULL:
-            return f"{exact(min(costs))} to {exact(max(costs))}"
-        return f"[{', '.join(map(exact, costs))}]"
-
-    def _by_slice(self, header: Header, kind: str) -> str:
-        """The cost of a kind on each slice, such as ``" (1, 3)"``; empty if all slices cost the same."""
+        """A cost: ``4 (1, 3)`` where slices cost unequally, ``[4, 4, 5]`` or ``4 to 5`` where stages do."""
+        if kind in self.factors:
+            costs = [self[kind] * factor for factor in self.factors[kind]]
+            many = len(costs) > IN_FULL
+            return f"{exact(min(costs))} to {exact(max(costs))}" if many else f"[{', '.join(map(exact, costs))}]"
         shares = self.shares.get(kind, ()) if header.slices > 1 else ()
-        return f" ({', '.join(exact(self[kind] * share) for share in shares)})" if shares else ""
+        return exact(cost) + (f" ({', '.join(exact(self[kind] * share) for share in shares)})" if shares else "")
 
     def of_model_in(self, stages: int) -> "Costs":
         """A copy of the costs, marked as those of a model cut into ``stages`` stages, for `durations` to convert."""

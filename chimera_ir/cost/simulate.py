@@ -373,9 +373,25 @@ class Timeline(OneLine):
 
     @property
     def rows(self) -> "list[Row]":
-        """A row for each operation, as plain values for pandas or polars: what it is, its worker, its start and end."""
+        """A row for each operation as plain values, for pandas or polars: what it is, its worker, its start and end.
 
-        return operations(self)
+        Rows go worker by worker; a pair is two rows with the same times.
+        """
+        return [
+            {
+                "worker": worker,
+                "operation": line(part, self.header),
+                "kind": part.kind.letter,
+                "micro_batches": [*part.micros],
+                "stage": part.stage,
+                "pipe": self.header.pipe_of[part.micros[0]].name,
+                "start": float(timed.start * self.tick),
+                "end": float(timed.end * self.tick),
+            }
+            for worker, lane in enumerate(self.lanes)
+            for timed in lane
+            for part in timed.operation.parts
+        ]
 
     @property
     def visible(self) -> "Timeline":
@@ -467,7 +483,7 @@ def ticks(header: Header, costs: Durations, finest: int = 0) -> tuple[Fraction, 
     return tick, duration
 
 
-# Converts a timeline to rows of plain values, for a table of pandas or polars: operations, or what a worker keeps.
+# What a worker keeps over time, as rows of plain values for a table of pandas or polars.
 
 Row = dict[str, int | float | str | list[int]]
 """A row of a table, by column."""
@@ -485,25 +501,6 @@ COLUMN_OF: Mapping[Counted, str] = {
     Counted.HOST_OPERANDS: "on_host",
 }
 """The column of `kept` in which each unit is counted: activations, inputs and so on."""
-
-
-def operations(timeline: Timeline) -> list[Row]:
-    """A row for each operation, worker by worker, with its start and end; a pair is two rows with the same times."""
-    return [
-        {
-            "worker": worker,
-            "operation": line(part, timeline.header),
-            "kind": part.kind.letter,
-            "micro_batches": [*part.micros],
-            "stage": part.stage,
-            "pipe": timeline.header.pipe_of[part.micros[0]].name,
-            "start": float(timed.start * timeline.tick),
-            "end": float(timed.end * timeline.tick),
-        }
-        for worker, lane in enumerate(timeline.lanes)
-        for timed in lane
-        for part in timed.operation.parts
-    ]
 
 
 def dag(net: Net, costs: Durations) -> "IntGraph":

@@ -8,7 +8,7 @@ chimera(D=4, N=4): workers 4, stages 4,                 stages s in 0..D on D - 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain, combinations_with_replacement, groupby, pairwise
@@ -230,8 +230,7 @@ def frame_of(orders: Sequence[Observed]) -> Frame:
     base = bracketed(workers)
     units = dict.fromkeys((f"{base} / {count}" if count > 1 else base, base, bracketed(stages)))
     frame = Frame(names, constants, workers, stages, slices, (), tuple(units))
-    pipes = tuple(_pipe(frame, orders, place, count, whole) for place in range(count))
-    return Frame(names, constants, workers, stages, slices, pipes, tuple(units))
+    return replace(frame, pipes=tuple(_pipe(frame, orders, place, count, whole) for place in range(count)))
 
 
 def bracketed(term: str) -> str:
