@@ -164,7 +164,8 @@ class Report(Figures):
     the proven rules. ``is_baseline`` is whether the schedule is the baseline itself. ``communicators`` are the choices,
     from the most to the fewest; none in a report on a schedule. A notebook shows a report as its table.
 
-    Examples --------
+    Examples
+    --------
     >>> import chimera_ir
     >>> report = chimera_ir.compile("chimera", D=4, N=4).report
     >>> report

@@ -255,7 +255,8 @@ def repeated(changes: Iterable[tuple[K, int, int | Fraction]]) -> Iterator[tuple
     Each thing is added once and freed once. If a turn adds a thing of turn i and frees one of turn j, i - j things
     exist when a turn begins.
 
-    Examples --------
+    Examples
+    --------
     >>> list(repeated([("a", 1, 0), ("a", -1, -3)]))
     [('a', 3), ('a', 1), ('a', -1)]
     """

@@ -9,7 +9,7 @@ from itertools import chain, count
 from math import sqrt
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -25,7 +25,16 @@ from chimera_ir.measure.stations import (
     stations,
     step_key,
 )
-from chimera_ir.profile.costs import ENTRIES, NO_OVERHEAD, ModelProfile, StageCosts, Times, Timing, WorkProfile
+from chimera_ir.profile.costs import (
+    ENTRIES,
+    NO_OVERHEAD,
+    RECOMPUTING,
+    ModelProfile,
+    StageCosts,
+    Times,
+    Timing,
+    WorkProfile,
+)
 from chimera_runtime import blame
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import BadModel, Misuse
@@ -57,17 +66,11 @@ def cuda_clock(run: Callable[[], None]) -> float:
     return float(start.elapsed_time(end)) / 1000
 
 
-class PassCosts(NamedTuple):
-    """Seconds or FLOP of the passes of a slice; ``recomputing`` is a backward that runs the forward again."""
-
-    forward: float
-    backward: float
-    recomputing: float
-    input_gradient: float
-    weight_gradient: float
+_PASSES = "F", "B", RECOMPUTING, "I", "W"
+"""The passes of a slice, by the keys of `Times`."""
 
 
-def costs_of_round(station: Station, number: int, clock: Stopwatch) -> list[PassCosts]:
+def costs_of_round(station: Station, number: int, clock: Stopwatch) -> list[tuple[float, ...]]:
     """Runs all passes of round ``number`` through a stage, measured by ``clock``; returns their costs, by slice.
 
     ``station`` is the stage, ready to run. A round has a micro-batch with an ordinary backward, one that recomputes,
@@ -84,7 +87,7 @@ def costs_of_round(station: Station, number: int, clock: Stopwatch) -> list[Pass
     by_slice(station, clock, station.forward, turn.halved)
     halves = halves_by_slice(station, clock, turn.halved)
     station.forget_losses(turn)
-    return [PassCosts(*costs) for costs in zip(forward, backward, recomputing, *halves, strict=True)]
+    return [*zip(forward, backward, recomputing, *halves, strict=True)]
 
 
 def by_slice(
@@ -284,13 +287,13 @@ class TimedProfile:
     noise: tuple[str, ...]
 
 
-_Measured = tuple[PassCosts, float | None]
+_Measured = tuple[Times, float | None]
 """Costs of the passes of a slice, and the largest scatter of their times as a share, None if nothing was timed."""
 
 
 _Figures = TypeVar("_Figures")
 
-_NAMES = tuple(name.replace("_", " ") for name in PassCosts._fields)
+_NAMES = tuple(ENTRIES[key].replace("_", " ") for key in _PASSES)
 
 
 _OFFERED: dict[str, list[str]] = {"args": []}
@@ -373,7 +376,8 @@ class _StageClock:
             of_slice = samples[place * len(_NAMES) : (place + 1) * len(_NAMES)]
             part = f"slice {place} of {slices} of {where}" if slices > 1 else where
             self.figures += [(f"{name} of {part}", figure) for name, figure in zip(_NAMES, of_slice, strict=True)]
-            measured.append((PassCosts(*(rounded(figure.median) for figure in of_slice)), _noise(*of_slice)))
+            medians = {key: rounded(figure.median) for key, figure in zip(_PASSES, of_slice, strict=True)}
+            measured.append((medians, _noise(*of_slice)))
         return measured
 
     def step(self, cut: ModelCut, number: int, station: Station) -> tuple[float, float | None]:
@@ -402,8 +406,8 @@ class _StageClock:
         nothing = _empty_model()
         small = replace(cut, model=nothing, dataset=nothing.items(), stages=3, sizes=(1,), slices=1)
         (station,) = dict(stations(small, lambda _doing: None))[1]
-        ((passes, _),) = self._measured("an operation", station, SHORT * self._rounds)
-        return _times(passes)
+        ((times, _),) = self._measured("an operation", station, SHORT * self._rounds)
+        return times
 
 
 class _Identity(torch.nn.Module):
@@ -497,7 +501,8 @@ class _Work:
             by_slice(station, clock, station.forward, turn.halved)
             halves = halves_by_slice(station, clock, turn.halved)
         recomputing = map(sum, zip(forward, backward, strict=True))
-        return [(PassCosts(*costs), None) for costs in zip(forward, backward, recomputing, *halves, strict=True)]
+        costs_of_slices = zip(forward, backward, recomputing, *halves, strict=True)
+        return [(dict(zip(_PASSES, costs, strict=True)), None) for costs in costs_of_slices]
 
     def step(self, _cut: ModelCut, _number: int, _station: Station) -> tuple[float, float | None]:
         return 0.0, None
@@ -581,13 +586,8 @@ def _costs(model: ModelFile, station: Station, at: dict[int, Timing], step: tupl
 
 
 def _timings(station: Station, measured: Sequence[_Measured]) -> Iterator[Timing]:
-    for (passes, scatter), sizes in zip(measured, station.kept, strict=True):
-        yield Timing(_times(passes), sizes, message_bytes(station.after), station.gradient_bytes, scatter)
-
-
-def _times(costs: PassCosts) -> Times:
-    passes = costs._asdict()
-    return {key: passes[entry] for key, entry in ENTRIES.items() if entry in passes}
+    for (times, scatter), sizes in zip(measured, station.kept, strict=True):
+        yield Timing(times, sizes, message_bytes(station.after), station.gradient_bytes, scatter)
 
 
 def _described(device: torch.device) -> str:
