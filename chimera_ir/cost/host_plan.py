@@ -241,12 +241,12 @@ class _TakenTimes:
 class HostPlan:
     """Plans the moves of a lane to the host and back, for any limit on what the lane keeps (`launches`).
 
-    ``ticks`` gives the time of a move on the link. ``peak`` is the most that the lane keeps if nothing moves. Amounts
-    are in units: a micro-batch has `Header.units` of them.
+    ``ticks`` gives the time of a move, of which ``share`` counts. ``peak`` is the most that the lane keeps if nothing
+    moves. Amounts are in units: a micro-batch has `Header.units` of them.
     """
 
-    def __init__(self, header: Header, lane: TimedLane, ticks: Callable[[Compute], Time]) -> None:
-        self._header, self._lane, self._ticks = header, lane, ticks
+    def __init__(self, header: Header, lane: TimedLane, ticks: Callable[[Compute], Time], share: Fraction) -> None:
+        self._header, self._lane, self._ticks, self._share = header, lane, ticks, share
         self._starts = [step.start for step in lane.steps]
         self._ends = [step.end for step in lane.steps]
         self._intervals = list(self._all_intervals())
@@ -298,11 +298,11 @@ class HostPlan:
         out, back = (
             Compute(kind, interval.micros, interval.part.stage, interval.part.origin) for kind in (OFFLOAD, RELOAD)
         )
-        leaving = link.earliest(self._ends[interval.made], self._ticks(out), self._starts[place])
+        leaving = link.earliest(self._ends[interval.made], self._ticks(out) * self._share, self._starts[place])
         if leaving is None:
             return []
         link.take(leaving)
-        returning = link.latest(self._ends[place], self._ticks(back), self._starts[interval.read])
+        returning = link.latest(self._ends[place], self._ticks(back) * self._share, self._starts[interval.read])
         if returning is None:
             link.give_back(leaving)
             return []
@@ -480,7 +480,7 @@ def moving_lane(header: Header, lane: TimedLane, of_move: Callable[[Compute], Ti
     """
     operations = [lane.steps[place].operation for place in lane.places]
     for share in _SHARES if declared else _SHARES[:1]:
-        plan = HostPlan(header, lane, _faster(of_move, share))
+        plan = HostPlan(header, lane, of_move, share)
         for limit in [declared] if declared else range(plan.least, plan.peak):
             launches = plan.launches(limit)
             if launches is None:
@@ -489,10 +489,6 @@ def moving_lane(header: Header, lane: TimedLane, of_move: Callable[[Compute], Ti
             if most_kept(header, moving, limit) <= limit:
                 return LaneWithMoves(moving, limit)
     return LaneWithMoves(tuple(operations), plan.peak)
-
-
-def _faster(of_move: Callable[[Compute], Time], share: Fraction) -> Callable[[Compute], Time]:
-    return lambda move: of_move(move) * share
 
 
 def _offloaded(header: Header, lane: Sequence[Operation], launches: Sequence[MoveLaunch]) -> Iterator[Operation]:

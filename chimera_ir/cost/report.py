@@ -468,43 +468,31 @@ def _table(report: Report, rows: Sequence[tuple[str, str, str]], corner: str = "
 
 def _both(report: Report) -> list[tuple[str, str, str]]:
     """Rows with the name of a figure, its value, and the value of the baseline."""
-    both = report, report.baseline
-    splits = any(any(figures.between_halves) for figures in both)
-    recomputing = any(any(figures.stashed_inputs) for figures in both)
-    slicing = any(any(figures.carries) for figures in both)
-    moving = any(any(figures.host) for figures in both)
-    own_rows, base_rows = (_rows(figures, splits, recomputing, slicing, moving) for figures in both)
-    return [(name, value, base) for (name, value), (_, base) in zip(own_rows, base_rows, strict=True)]
+    rows = zip(_rows(report), _rows(report.baseline), strict=True)
+    return [(name, own, base) for (name, own, needed), (_, base, base_needs) in rows if needed or base_needs]
 
 
-def _rows(figures: Figures, splits: bool, recomputing: bool, slicing: bool, moving: bool) -> list[tuple[str, str]]:
-    unit = figures.durations.unit
-    rows = [
-        ("makespan", unit.show(figures.makespan)),
-        ("  bubble ratio", percent(figures.bubble_ratio)),
-        ("critical path", ", ".join(f"C_{kind.lower()} = {decimal(count)}" for kind, count in figures.counts.items())),
-        (
-            "workers' own spans",
-            per_worker(figures.spans, lambda span: unit.show(span).replace(" ", "")) if figures.spans else "no flush",
-        ),
-        ("  bubble ratio", percent(figures.span_bubble_ratio) if figures.spans else ""),
-        ("steady period", unit.show(figures.steady_period)),
-        ("  bubble ratio", percent(figures.steady_bubble_ratio)),
-        ("clock span", decimal(figures.clock_span)),
-        ("weights, M_theta", per_worker(figures.weights)),
-        ("activations, M_a", per_worker(figures.activations)),
-    ]
-    if splits:
-        rows.append(("  between halves", per_worker(figures.between_halves)))
-    if recomputing:
-        rows.append(("stashed inputs", per_worker(figures.stashed_inputs)))
-    if slicing:
-        rows.append(("carries, in slices", per_worker(figures.carries)))
-    if moving:
-        rows.append(("host memory, M_a", per_worker(figures.host)))
-        rows.append(("transfers", per_worker(figures.transfers, unit.show)))
-        rows.append(("  while computing", per_worker(figures.hidden_transfers, unit.show)))
-    return rows
+def _rows(figures: Figures) -> Iterator[tuple[str, str, bool]]:
+    """Yields the name of each figure, its value, and whether that is worth a row."""
+    unit, flushes, moves = figures.durations.unit, bool(figures.spans), any(figures.host)
+    counts = ", ".join(f"C_{kind.lower()} = {decimal(count)}" for kind, count in figures.counts.items())
+    spans = per_worker(figures.spans, lambda span: unit.show(span).replace(" ", ""))
+    yield "makespan", unit.show(figures.makespan), True
+    yield "  bubble ratio", percent(figures.bubble_ratio), True
+    yield "critical path", counts, True
+    yield "workers' own spans", spans if flushes else "no flush", True
+    yield "  bubble ratio", percent(figures.span_bubble_ratio) if flushes else "", True
+    yield "steady period", unit.show(figures.steady_period), True
+    yield "  bubble ratio", percent(figures.steady_bubble_ratio), True
+    yield "clock span", decimal(figures.clock_span), True
+    yield "weights, M_theta", per_worker(figures.weights), True
+    yield "activations, M_a", per_worker(figures.activations), True
+    yield "  between halves", per_worker(figures.between_halves), any(figures.between_halves)
+    yield "stashed inputs", per_worker(figures.stashed_inputs), any(figures.stashed_inputs)
+    yield "carries, in slices", per_worker(figures.carries), any(figures.carries)
+    yield "host memory, M_a", per_worker(figures.host), moves
+    yield "transfers", per_worker(figures.transfers, unit.show), moves
+    yield "  while computing", per_worker(figures.hidden_transfers, unit.show), moves
 
 
 def _launches(report: Report) -> list[Text]:
