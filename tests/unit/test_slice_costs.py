@@ -122,5 +122,6 @@ def test_carries_of_other_slices_grow_with_their_length_and_copies_with_their_st
 ) -> None:
     """Eight slices leave 20 bytes each or, where a carry is a copy of all before, 20, 40, .. and 140."""
     timing = setting().stages[0].at[1]
-    parts = tuple(replace(part, carry=carry) for part, carry in zip(timing.slices, (*carries, 0), strict=True))
+    several = zip(timing.slices, (*carries, 0), strict=True)
+    parts = tuple(replace(part, kept=part.kept._replace(carry=carry)) for part, carry in several)
     assert sliced(replace(timing, slices=parts), NO_OVERHEAD, (1,) * slices).kept.carry == mean * slices
