@@ -35,7 +35,7 @@ from chimera_runtime.errors import FAILED, INTERRUPTED, TERMINATED, PeerLost, Pl
 from chimera_runtime.errors import tools as mistakes
 from chimera_runtime.errors.start import NO_ANSWER, error_of_a_rank
 from chimera_runtime.program.job import Place
-from chimera_runtime.tools.open.stdio import drop_unwritable, has_ended, last_lines, unwritable, write_error
+from chimera_runtime.tools.open.stdio import drop_unwritable, has_ended, last_lines, unwritable_errors, write_error
 
 # ``--bundle FILE``: a zip file for a bug report, written when a run fails.
 #
@@ -85,7 +85,7 @@ class BugReport:
             ),
         }
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            with unwritable("--bundle", options.bundle):
+            with unwritable_errors("--bundle", options.bundle):
                 if self._path.exists() and not _is_bundle(self._path):
                     raise mistakes.path_is_yours(option="--bundle", path=self._path, other="name")
                 self._path.touch()

@@ -39,7 +39,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def unwritable(
+def unwritable_errors(
     option: str, path: Path, refused: Callable[..., Exception] = mistakes.file_cannot_be_written
 ) -> Iterator[None]:
     """Turns an `OSError` inside into an error that ``option`` cannot write its ``path``, by default `Unwritable`."""

@@ -25,7 +25,7 @@ from chimera_runtime.lane.profiler_ranges import ProgramLine, wrapped
 from chimera_runtime.ranks.agreement import ControlGroup
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.tools.open.stdio import locked, unwritable, write_atomically
+from chimera_runtime.tools.open.stdio import locked, unwritable_errors, write_atomically
 
 # The clocks by which ``--trace`` times calls, and how far the clocks of two ranks are apart.
 #
@@ -275,7 +275,7 @@ class Recorder:
         self._file.flush()
 
     def _refusing(self) -> AbstractContextManager[None]:
-        return unwritable("--trace", self._directory, mistakes.directory_cannot_be_written)
+        return unwritable_errors("--trace", self._directory, mistakes.directory_cannot_be_written)
 
 
 def _about(world: World, options: argparse.Namespace) -> dict[str, Any]:

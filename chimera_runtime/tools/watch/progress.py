@@ -35,7 +35,7 @@ from chimera_runtime.tools.open.stdio import (
     is_terminal,
     locked,
     show_line,
-    unwritable,
+    unwritable_errors,
     write_atomically,
     write_line,
 )
@@ -52,7 +52,7 @@ class Sink(ABC):
 
     def __init__(self, option: str, path: Path) -> None:
         self._given = path
-        self._refusing = partial(unwritable, option, path)
+        self._unwritable_errors = partial(unwritable_errors, option, path)
 
     @abstractmethod
     def add(self, facts: Mapping[str, Any], cpu_seconds: float | None) -> None:
@@ -89,7 +89,7 @@ class Metrics(Sink):
         self._columns: list[list[str]] = [[] for _ in _NAMES]
         self._saved = 0
         self._due = 0.0
-        with self._refusing():
+        with self._unwritable_errors():
             self._once = path.exists() and not path.is_file()
             self._path = path if self._once else Path(os.path.realpath(path))
             if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
@@ -140,7 +140,7 @@ class Log(Sink):
 
     def __init__(self, path: Path) -> None:
         super().__init__("--log-file", path)
-        with self._refusing():
+        with self._unwritable_errors():
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         with suppress(OSError):  # a file system without locks refuses nobody
             if stat.S_ISREG(os.fstat(self._file).st_mode) and not files.lock(self._file):
@@ -152,7 +152,7 @@ class Log(Sink):
     def add(self, facts: Mapping[str, Any], cpu_seconds: float | None = None) -> None:
         """Writes a line, at once and with null for a number that is not finite."""
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in facts.items()}
-        with self._refusing():
+        with self._unwritable_errors():
             os.write(self._file, json.dumps(finite).encode() + b"\n")
 
     def keep(self) -> None:
@@ -179,18 +179,18 @@ class TensorBoard(Sink):
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise mistakes.package_is_missing(error=f"{error}") from error
-        with self._refusing():
+        with self._unwritable_errors():
             self._writer: Any = SummaryWriter(str(directory), flush_secs=_FLUSHED_EVERY)
 
     def add(self, facts: Mapping[str, Any], cpu_seconds: float | None = None) -> None:
         """Adds each number in a line of the log as a scalar."""
-        with self._refusing():
+        with self._unwritable_errors():
             for tag, number in scalars(facts):
                 self._writer.add_scalar(tag, number, facts["update"])
 
     def close(self) -> None:
         """Writes the numbers that are still in memory, and ends."""
-        with self._refusing():
+        with self._unwritable_errors():
             self._writer.close()
 
 
@@ -223,7 +223,7 @@ MARKER = ".chimera-profile"
 
 def prepare(store: Any, directory: Path) -> None:
     """Makes the directory. Raises `Misuse` if that fails, or another run records there."""
-    with unwritable("--torch-profile", directory, mistakes.directory_cannot_be_written):
+    with unwritable_errors("--torch-profile", directory, mistakes.directory_cannot_be_written):
         directory.mkdir(parents=True, exist_ok=True)
         if os.environ.get("LOCAL_RANK", "0") == "0" and not locked(directory / MARKER, store):
             raise mistakes.directory_cannot_be_written(
@@ -461,8 +461,7 @@ class Progress:
         if sinks.peak_seconds is not None and seconds:
             facts["share_of_peak"] = sinks.peak_seconds / seconds
         self._add(facts, max(cpu))
-        self._duration = seconds if self._duration is None else (1 - _RECENT) * self._duration + _RECENT * seconds
-        self._print(loss, seconds, facts.get("share_of_peak"), details.get("reports", {}))
+        self._print(facts)
         if sinks.stop_on_nan and loss is not None and not math.isfinite(loss):
             raise mistakes.loss_is_not_finite(update=self._count, loss=loss)
 
@@ -470,16 +469,15 @@ class Progress:
     def _number(self) -> str:
         return f"{self._count:>{len(str(self._updates))}}/{self._updates}"
 
-    def _print(
-        self, loss: float | None, seconds: float, share: float | None, reports: Mapping[str, float | None]
-    ) -> None:
-        assert self._duration is not None
+    def _print(self, facts: Mapping[str, Any]) -> None:
+        loss, seconds = facts["loss"], facts["seconds"]
+        self._duration = seconds if self._duration is None else (1 - _RECENT) * self._duration + _RECENT * seconds
         losses = [] if loss is None else [f"loss {loss:.6f}"]
-        parts = [f"step {self._number}", *losses, *in_words(reports), f"{seconds:.3f} s"]
+        parts = [f"step {self._number}", *losses, *in_words(facts.get("reports", {})), f"{seconds:.3f} s"]
         if seconds:
-            parts.append(f"{self._sinks.items / seconds:.4g} items/s")
-        if share is not None:
-            parts.append(f"{100 * share:.3g}% of peak")
+            parts.append(f"{facts['items_per_second']:.4g} items/s")
+        if "share_of_peak" in facts:
+            parts.append(f"{100 * facts['share_of_peak']:.3g}% of peak")
         if self._count < self._updates:
             parts.append(f"{in_hours((self._updates - self._count) * self._duration)} left")
         self._line = "  ".join(parts)
