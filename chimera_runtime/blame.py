@@ -87,7 +87,7 @@ class ModelError(PlacedError):
 
     def __reduce__(self) -> Any:
         """Pickles the error with its cause as text, as the user's error may not be one that can be pickled."""
-        return _received, (self.doing, self.status, RemoteTraceback.of(self))
+        return _received, (self.doing, self.status, None if self.__cause__ is None else RemoteTraceback.of(self))
 
     def __str__(self) -> str:
         """Returns a line: rank, worker, purpose of the call, operation, place in the user's code, and the error."""
@@ -98,7 +98,7 @@ class ModelError(PlacedError):
         return visible(f"{place}{doing}{'' if self.__cause__ is None else f': {_cause(self.__cause__)}'}")
 
 
-def _received(doing: str, status: int, cause: "RemoteTraceback") -> ModelError:
+def _received(doing: str, status: int, cause: "RemoteTraceback | None") -> ModelError:
     error = ModelError(doing, status)
     error.__cause__ = cause
     return error

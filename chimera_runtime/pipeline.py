@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,7 @@ from chimera_runtime.model.ties import End, by_group, parameter_of
 from chimera_runtime.optimizer.sharding import ShardedOptimizer, sharded_by_name
 from chimera_runtime.program.compiled_program import load
 from chimera_runtime.program.rank_facts import Group
-from chimera_runtime.ranks.agreement import Enquiry
+from chimera_runtime.ranks.agreement import Enquiry, ObjectExchange
 from chimera_runtime.ranks.world import join_group
 from chimera_runtime.stage.gradient_sums import agree_on_infinite, gradients_of, scale_down, total_norm
 from chimera_runtime.start.assemble import (
@@ -43,7 +43,6 @@ from chimera_runtime.state.state import Average, AverageState, State
 from chimera_runtime.update.shared_facts import SharedFacts
 from chimera_runtime.update.stage_optimizer import Hook, Named, StageOptimizers
 from chimera_runtime.update.updates import (
-    CallGuard,
     FlushedUpdates,
     Hooks,
     LossScale,
@@ -57,6 +56,11 @@ from chimera_runtime.values.mesh_tensors import is_spread
 
 OLDEST_TORCH = "2.10"
 """The oldest release of torch that shows what the runtime asks of autograd's graph: who saved a tensor, and how."""
+
+T = TypeVar("T")
+
+_PATIENCE = 600.0
+"""Smallest number of seconds that ranks wait for a rank whose modules return or load their state."""
 
 _NO_HOOKS = Hooks()
 
@@ -221,7 +225,6 @@ class Pipeline:
             items=self.items,
             sum_dtype=sum_dtype,
         )
-        self._guard = CallGuard(world, probed, located, self._updates)
         self._varying = VaryingShapes(world, self._feed, modules, stages, probed=probed) if varying else None
         self._shared_facts = SharedFacts(
             *(self._feed, self._outcomes, self._updates),
@@ -291,7 +294,7 @@ class Pipeline:
         self, batch: Any, micro_batches: Sequence[Pair] | None, accumulate: bool, scaler: LossScale | None
     ) -> Outcome | None:
         # Refuse a step that cannot succeed while nothing has changed.
-        self._guard.require_sound()
+        self._require_sound()
         self._outcomes.require_agreement()
         self._state.require_trainable(self.updates)
         if (batch is None) == (micro_batches is None):
@@ -327,7 +330,7 @@ class Pipeline:
         Every rank calls it. Afterwards all parameters are those of the last update, and the first micro-batches of the
         next step read them. With a flush there is nothing to complete. Errors as in `step`.
         """
-        self._guard.finish()
+        self._finish()
         return self._updates.take_outcomes()
 
     def clip_grad_norm_(
@@ -338,7 +341,7 @@ class Pipeline:
         Every rank calls it. Returns the norm before clipping, in float64, the same on all ranks. Raises RuntimeError if
         the norm is not finite and ``error_if_nonfinite`` is true.
         """
-        self._guard.require_flush(mistakes.NO_NORM)
+        self._require_flush(mistakes.NO_NORM)
         with self._located:
             norm = total_norm(self._world.control_group, self.job, gradients_of(self._groups), float(norm_type))
         if error_if_nonfinite and not norm.isfinite():
@@ -353,7 +356,7 @@ class Pipeline:
 
         Every rank calls it, between `step` and ``scaler.step(optimizer)``, with an optimizer of this rank's parameters.
         """
-        self._guard.require_flush(mistakes.NO_SCALER)
+        self._require_flush(mistakes.NO_SCALER)
         if scaler.is_enabled():
             scaler.unscale_(optimizer)
             with self._located:
@@ -369,7 +372,7 @@ class Pipeline:
         itself: say so by ``elementwise`` if it is none of torch's, or Misuse is raised. Every rank makes it and calls
         ``step``; if there are several, all ranks do so in the same order.
         """
-        self._guard.require_flush(mistakes.NO_SHARDS)
+        self._require_flush(mistakes.NO_SHARDS)
         return sharded_by_name(self._world, self._groups, self.names, make, elementwise=elementwise)
 
     # ---- forwards alone, and data for both
@@ -391,7 +394,7 @@ class Pipeline:
             is weighted by its items if ``loss`` is a mean, else by its count; if all counts are 0, the result is NaN.
         """
         with self._world.control_group.refusals.call():
-            self._guard.finish()
+            self._finish()
             self._state.require_values()
             given = EvaluationDataFacts(self.copy)
             loss = self._inference.mean_loss(map(given.note, batches))
@@ -405,11 +408,11 @@ class Pipeline:
         Every rank of the copy gets them. Modules, weights, batches and errors are as in `evaluate`, but targets may be
         None, and outputs are joined along dimension 0, which they must have.
         """
-        self._guard.finish()
+        self._finish()
         self._state.require_values()
         outputs_of = self._inference.predictor()
         for batch in batches:
-            self._guard.finish()
+            self._finish()
             yield outputs_of(batch)
 
     def loader(
@@ -455,8 +458,8 @@ class Pipeline:
         Raises CheckFailed on all ranks if anything differs: it names stage, parameter and the first tensor that does.
         Raises Misuse, on all ranks, if the mini-batch does not fit or rank 0 cannot build the model.
         """
-        self._guard.finish()
-        feed = self._guard.on_all_ranks(lambda: self._checked_feed(batch, micro_batches))
+        self._finish()
+        feed = self._on_all_ranks(lambda: self._checked_feed(batch, micro_batches))
         context = self._context
         if self._varying is not None:
             with self._located, context.probed.generators_kept():
@@ -507,8 +510,8 @@ class Pipeline:
         `Checkpoints` and `export_weights` do so before they write. Buffers are local to a replica and not compared.
         The updates of a stream that are under way are completed first.
         """
-        self._guard.catch_up()
-        self._guard.on_all_ranks(self._state.require_known)
+        self._catch_up()
+        self._on_all_ranks(self._state.require_known)
         with self._located:
             self._shared_facts.compare_weights(self.updates)
 
@@ -520,8 +523,8 @@ class Pipeline:
         further entries of the modules' ``state_dict``. ``update`` is `updates`. Updates of a stream that are under way
         are completed first. Every rank calls it, and all raise the error of a module whose state cannot be saved.
         """
-        self._guard.catch_up()
-        saved = self._guard.on_all_ranks(lambda: self._state.saved(replica))
+        self._catch_up()
+        saved = self._on_all_ranks(lambda: self._state.saved(replica))
         return {**saved, "update": {"0": (self.updates,)}}
 
     def load_state_dict(self, state: Mapping[str, Any], replica: int | None = None) -> None:
@@ -529,8 +532,8 @@ class Pipeline:
 
         Every rank calls it. All raise BadCheckpoint or ModelError if, on any rank, an entry is missing or refused.
         """
-        self._guard.finish()
-        self._guard.on_all_ranks(lambda: self._state.load(state, replica))
+        self._finish()
+        self._on_all_ranks(lambda: self._state.load(state, replica))
         ((updates,),) = state["update"].values()
         self._updates.count_from(updates)
         if self._stage_optimizers is not None:
@@ -563,7 +566,7 @@ class Pipeline:
         The file must have each parameter, in its shape; a buffer that it lacks stays as it is. Returned are the names
         in the file that the model does not have. Raises BadCheckpoint if the file cannot be read, or lacks a parameter.
         """
-        self._guard.finish()
+        self._finish()
         unknown = load_weights(self._state, Path(path))
         self._loads += 1
         with self._located.for_loader():
@@ -633,6 +636,45 @@ class Pipeline:
             self._shared_facts.close()
             self._loaders.close()
             self._world.close(is_idle)
+
+    # ---- what comes before a call
+
+    def _require_sound(self) -> None:
+        """Raises `Misuse` if the pipeline is closed or an update has failed, `PeerLost` if a wait has failed."""
+        if self._located.closed:
+            raise Misuse(mistakes.PIPELINE_IS_CLOSED)
+        if self._located.failed:
+            raise Misuse(mistakes.UPDATE_HAS_FAILED)
+        with self._located:
+            self._world.control_group.check()
+
+    def _require_flush(self, consequence: str) -> None:
+        """Raises a Misuse unless the schedule has a flush; ``consequence`` says why a method needs one."""
+        if self.job.period:
+            raise mistakes.schedule_has_no_flush(scheme=self.job.name, consequence=consequence)
+
+    def _finish(self) -> None:
+        """Completes the updates that are under way; errors as in `_require_sound`, and those of an update."""
+        self._require_sound()
+        with self._located, self._context.probed.generators_kept():
+            self._updates.finish()
+
+    def _catch_up(self) -> None:
+        """Completes the updates that are under way, and waits for the device to end them: then weights can be saved."""
+        self._finish()
+        with self._located:
+            self._world.synchronize()
+
+    def _on_all_ranks(self, call: Callable[[], T]) -> T:
+        """Returns the result of a call on this rank, or raises an error on all ranks if it fails on any; not fatal."""
+
+        def call_here() -> T:
+            with self._located.for_loader():
+                return call()
+
+        control = self._world.control_group
+        exchange = ObjectExchange(control.group, "the state of a pipeline", max(control.timeout, _PATIENCE))
+        return exchange.on_all_ranks(call_here)
 
     def __enter__(self) -> Self:
         return self

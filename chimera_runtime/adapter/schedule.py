@@ -334,7 +334,7 @@ class BatchPipeline(Pipeline):
 
     def check_batch(self, batch: CutBatch) -> str:
         """Checks the pipeline on a batch: see `Pipeline.check`. Rank 0 gets copies of the modules of all stages."""
-        self._sent = self._guard.on_all_ranks(lambda: self._packed(batch))
+        self._sent = self._on_all_ranks(lambda: self._packed(batch))
         try:
             return self.check(batch)
         finally:
@@ -371,7 +371,7 @@ class BatchPipeline(Pipeline):
 
     def run_forwards(self, batch: CutBatch) -> None:
         """Runs the forwards of a batch."""
-        self._guard.require_sound()
+        self._require_sound()
         self.refusals.note_sending()
         self._run_round(EvaluationBatch([1] * len(batch.triples), batch.triples.__getitem__))
 

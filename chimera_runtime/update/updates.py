@@ -13,17 +13,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol
 from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 
-from chimera_runtime.blame import Located
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.errors import Misuse, PeerLost, RanksDiffer, visible
 from chimera_runtime.errors import stage as mistakes
-from chimera_runtime.errors.start import PIPELINE_IS_CLOSED, UPDATE_HAS_FAILED, schedule_has_no_flush
 from chimera_runtime.lane.lane import Lane, LaneComponents
 from chimera_runtime.lane.stream_lane import Driver
 from chimera_runtime.optimizer.optimizer_facts import next_moment
@@ -35,16 +33,13 @@ from chimera_runtime.ranks.agreement import (
     FactComparison,
     Facts,
     Key,
-    ObjectExchange,
     averaged_in_mesh,
 )
 from chimera_runtime.ranks.messages import Reader
 from chimera_runtime.ranks.monitor import end_process
-from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.gradient_sums import main_gradient, set_gradient
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.assemble import RankContext, driver_of
-from chimera_runtime.start.probe import ProbeResult
 from chimera_runtime.update.stage_optimizer import Hook, Named, StepHooks
 from chimera_runtime.values.losses import Tally, added
 from chimera_runtime.values.mesh_tensors import is_spread, local, mesh_of
@@ -732,58 +727,3 @@ def updates_of(
         device=world.device,
         sums_wider=sum_dtype is not None,
     )
-
-
-# `CallGuard`: the checks before calls of a pipeline, which must not be closed or have failed.
-
-T = TypeVar("T")
-
-_PATIENCE = 600.0
-"""Smallest number of seconds that ranks wait for a rank whose modules return or load their state."""
-
-
-@dataclass(frozen=True)
-class CallGuard:
-    """Checks made before the calls of a pipeline: refuses them once it is closed or has failed (see ``located``)."""
-
-    world: World
-    probed: ProbeResult
-    located: Located
-    updates: Updates
-
-    def require_sound(self) -> None:
-        """Raises `Misuse` if the pipeline is closed or an update has failed, `PeerLost` if a wait has failed."""
-        if self.located.closed:
-            raise Misuse(PIPELINE_IS_CLOSED)
-        if self.located.failed:
-            raise Misuse(UPDATE_HAS_FAILED)
-        with self.located:
-            self.world.control_group.check()
-
-    def require_flush(self, consequence: str) -> None:
-        """Raises a Misuse unless the schedule has a flush; ``consequence`` says why a method needs one."""
-        if self.world.job.period:
-            raise schedule_has_no_flush(scheme=self.world.job.name, consequence=consequence)
-
-    def finish(self) -> None:
-        """Completes the updates that are under way; errors as in `require_sound`, and those of an update."""
-        self.require_sound()
-        with self.located, self.probed.generators_kept():
-            self.updates.finish()
-
-    def catch_up(self) -> None:
-        """Completes the updates that are under way, and waits for the device to end them: then weights can be saved."""
-        self.finish()
-        with self.located:
-            self.world.synchronize()
-
-    def on_all_ranks(self, call: Callable[[], T]) -> T:
-        """Returns the result of a call on this rank, or raises an error on all ranks if it fails on any; not fatal."""
-
-        def call_here() -> T:
-            with self.located.for_loader():
-                return call()
-
-        control = self.world.control_group
-        exchange = ObjectExchange(control.group, "the state of a pipeline", max(control.timeout, _PATIENCE))
-        return exchange.on_all_ranks(call_here)
