@@ -233,7 +233,7 @@ def compare(
     updates, place = len(results.tallies), results.place
     training, gradients, weights = _train_in_one_process(enquiry, job, place, updates, begin)
     dtype = coarsest(training.dtypes)
-    adaptive = any(history.is_adaptive for history in training.histories)
+    adaptive = any(history.is_adaptive for history in training.histories.values())
     losses = [tally.mean for tally in results.tallies]
     errors = [abs(loss - wanted) for loss, wanted in zip(losses, training.losses, strict=True)]
     auxiliary = [
@@ -276,14 +276,14 @@ def _train_in_one_process(
     for update in range(updates):
         with alone:
             wanted = training.gradients()
-        histories = dict(zip(training.groups, training.histories, strict=True))
-        of_ranks = [received(group, update) for group in histories]
+        of_ranks = {group: received(group, update) for group in wanted}
         what = f"gradients of update {update + 1}"
-        for (group, history), mine, theirs in zip(histories.items(), of_ranks, wanted, strict=True):
-            gradients += _deviation(history, group, what, differences(mine, theirs), size(theirs))
+        for group, theirs in wanted.items():
+            errors = differences(of_ranks[group], theirs)
+            gradients += _deviation(training.histories[group], group, what, errors, size(theirs))
         with alone:
             training.step(of_ranks)
-    for group, history in zip(training.groups, training.histories, strict=True):
+    for group, history in training.histories.items():
         beyond = differences(received(group, updates), history.newest, roundings=updates)
         weights += _deviation(history, group, f"weights after {updates} updates", beyond, history.largest_step)
     return training, gradients, weights

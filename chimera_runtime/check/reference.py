@@ -354,13 +354,12 @@ class Training:
         reference.label(self.modules)
         offsets = [[offset for offset, count in runs for _ in range(count)] for runs in reads]
         self._ties = {stages: shared for stages, shared in reference.ties.items() if len(stages) > 1}
-        self.groups = [*((stage,) for stage in range(reference.stages)), *self._ties]
-        """Weight groups: each stage, then the ties. Histories and gradients have the same order."""
         has_versions = self._updates_of_a_period > 1 or any(offset for of_stage in offsets for offset in of_stage)
-        self.histories = [
-            History(self._trained(group), reference.model.optimizer, offsets[group[0]], has_versions)
-            for group in self.groups
-        ]
+        self.histories = {
+            group: History(self._trained(group), reference.model.optimizer, offsets[group[0]], has_versions)
+            for group in (*((stage,) for stage in range(reference.stages)), *self._ties)
+        }
+        """Histories of weight groups: each stage, then the ties."""
         self.losses: list[float] = []
         self.loss_sizes: list[float] = []
         self.auxiliary: list[dict[str, tuple[float, float]]] = []
@@ -381,7 +380,7 @@ class Training:
         named = self.modules[group[0]].named_parameters()
         return {name: p for name, p in named if p.requires_grad and id(p) not in apart}
 
-    def gradients(self) -> list[Gradients]:
+    def gradients(self) -> dict[tuple[int, ...], Gradients]:
         """Computes the gradients of the next update, by weight group; appends its loss, the mean absolute loss of its
         micro-batches, and both numbers of each auxiliary loss.
 
@@ -392,7 +391,7 @@ class Training:
         batches = next(self._batches)
         losses: list[PassLoss] = []
         for micro in range(0, reference.passes, reference.slices):
-            for history in self.histories:
+            for history in self.histories.values():
                 history.show(self._update * reference.passes + micro, self._updates_of_a_period)
             for copy in range(reference.copies):
                 first = copy * reference.passes + micro
@@ -415,12 +414,12 @@ class Training:
         names = {name for loss in losses for name in loss.auxiliary}
         self.auxiliary.append({n: mean_and_size([loss.auxiliary.get(n, 0.0) for loss in losses]) for n in names})
         factor = reference.copies * reference.passes / count if count else 0.0
-        return [history.take_gradients(factor) for history in self.histories]
+        return {group: history.take_gradients(factor) for group, history in self.histories.items()}
 
-    def step(self, gradients: Sequence[Gradients]) -> None:
+    def step(self, gradients: Mapping[tuple[int, ...], Gradients]) -> None:
         """Steps the optimizer of each weight group with the gradients of the group."""
-        for group, history, mine in zip(self.groups, self.histories, gradients, strict=True):
-            history.step(mine, seed_of("step", self._reference.seed, self._update, *group))
+        for group, history in self.histories.items():
+            history.step(gradients[group], seed_of("step", self._reference.seed, self._update, *group))
         self._update += 1
 
 

@@ -139,14 +139,14 @@ def recorded(**scaled: float) -> RankResult:
     losses = []
     for _ in range(UPDATES):
         update = training.gradients()
-        update[1] = [g * scaled.get("gradients", 1.0) for g in update[1]]
-        for group, tensors in zip(training.groups, update, strict=True):
+        update[1,] = [g * scaled.get("gradients", 1.0) for g in update[1,]]
+        for group, tensors in update.items():
             gradients[group].append(tensors)
         losses.append(Tally(training.losses[-1] * 2 * scaled.get("losses", 1.0), 2))
         training.step(update)
     weights = {
         group: [t.clone() * scaled.get("weights", 1.0) for t in history.newest]
-        for group, history in zip(training.groups, training.histories, strict=True)
+        for group, history in training.histories.items()
     }
     return RankResult(gradients, weights, losses)
 
@@ -223,11 +223,11 @@ def test_stages_of_other_ranks_are_handed_to_rank_0_with_the_gradients_that_are_
 
     training = wider()
     update = training.gradients()
-    assert update[1][0] is None
+    assert update[1,][0] is None
     losses = [Tally(2 * training.losses[-1], 2)]
     training.step(update)
     parts = [
-        RankResult({(s,): [update[s]]}, {(s,): list(training.histories[s].newest)}, losses if s else [Tally()])
+        RankResult({(s,): [update[s,]]}, {(s,): list(training.histories[s,].newest)}, losses if s else [Tally()])
         for s in range(2)
     ]
     two = alone_job(workers=2, placement=((0, 1),))

@@ -41,7 +41,7 @@ def trained(one: Reference, updates: int, period: int, reads: Any) -> Training:
 
 
 def newest(training: Training) -> list[torch.Tensor]:
-    return [weight for history in training.histories for weight in history.newest]
+    return [weight for history in training.histories.values() for weight in history.newest]
 
 
 def assert_weights(found: Training, expected: list[torch.Tensor]) -> None:
@@ -97,9 +97,9 @@ def test_copies_average_over_as_many_times_the_data() -> None:
 def test_a_step_takes_the_gradients_that_it_is_given() -> None:
     training = Training(reference(2), 2, (((0, 2),), ((0, 2),)))
     for _ in range(2):
-        training.step([[torch.ones_like(w)] for w in start()])
+        training.step({(s,): [torch.ones_like(w)] for s, w in enumerate(start())})
     assert_weights(training, [w - 2 * RATE for w in start()])
-    assert [history.largest_step for history in training.histories] == [pytest.approx(RATE)] * 2
+    assert [history.largest_step for history in training.histories.values()] == [pytest.approx(RATE)] * 2
 
 
 def test_weights_that_a_forward_changes_are_changed_in_the_version_that_it_reads() -> None:
@@ -112,7 +112,7 @@ def test_weights_that_a_forward_changes_are_changed_in_the_version_that_it_reads
 
     training = Training(reference(1, build=Halving), 1, (((0, 1),), ((0, 1),)))
     training.gradients()
-    training.step([[torch.zeros_like(w)] for w in start()])
+    training.step({(s,): [torch.zeros_like(w)] for s, w in enumerate(start())})
     assert_weights(training, [w / 2 for w in start()])
 
 
@@ -165,10 +165,10 @@ def test_sums_are_divided_by_all_that_counts_and_where_nothing_counts_there_is_n
     data = batch(4, 0)
     counted = [(x, t) for x, t in data if t > 0.98]
     assert 0 < len(counted) < 4, "or the test says nothing"
-    for mine, theirs in zip(training.gradients(), gradient(start(), counted), strict=True):
+    for mine, theirs in zip(training.gradients().values(), gradient(start(), counted), strict=True):
         torch.testing.assert_close(mine[0], theirs, rtol=1e-13, atol=1e-15)
     nothing = Training(reference(4, judge=weighed(0.0)), 4, (((0, 4),),) * 2)
-    assert all(not g.any() for gradients in nothing.gradients() for g in gradients if g is not None)
+    assert all(not g.any() for gradients in nothing.gradients().values() for g in gradients if g is not None)
     assert nothing.losses[0] != nothing.losses[0]
 
 
