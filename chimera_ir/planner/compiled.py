@@ -15,7 +15,7 @@ from chimera_ir.cost.simulate import Structure, structure_of
 from chimera_ir.diagnostics.model import raise_errors
 from chimera_ir.elaborate.elaborate import Outline, outline
 from chimera_ir.flow.live import highest_by_key, waiting
-from chimera_ir.ir.levels import Header, Plan, Program, Schedule
+from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import Compute, Operation, Stage, singles
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, header_of, view_of
 from chimera_ir.lower.lower import lower
@@ -45,16 +45,15 @@ All numbers are 1 where no worker has several gradient sums to launch.
 
 
 @dataclass(eq=False)
-class CompiledScheme:
-    """A scheme with its parameters, compiled on demand; what all changes of the scheme share is computed once.
+class Variant:
+    """A scheme with its parameters and a `Change` of its clauses, compiled on demand: schedule, program and memory.
 
-    A `Change` replaces clauses of the text; it alters lanes only by recomputation. A ``trusted`` text (the library's)
-    is verified only if it has no flush and ``ties`` say that stages share parameters; any other text must pass
-    `Variant.check` before its lanes are used. ``durations`` decide the order of operations without clocks. The lanes of
-    ``order``, another schedule, replace the scheme's. ``lengths`` are the relative lengths of slices, none if equal.
+    A ``trusted`` text (the library's) is verified only if it has no flush and ``ties`` say that stages share
+    parameters; any other text must pass `check` before its lanes are used. ``durations`` decide the order of operations
+    without clocks. The lanes of ``order``, another schedule, replace the scheme's. ``lengths`` are the relative lengths
+    of slices, none if equal.
 
-    Every method and property, also of `Variant`, raises `Rejected` if the scheme has errors, and `NoSuchTie` if the
-    scheme lacks a stage of a tie.
+    Every method and property raises `Rejected` if the scheme has errors, and `NoSuchTie` if it lacks a stage of a tie.
     """
 
     scheme: Scheme
@@ -66,60 +65,49 @@ class CompiledScheme:
     durations: Durations = UNIT_COSTS
     order: Schedule | ScheduleStream | None = None
     lengths: tuple[int, ...] = ()
-    _outlines: dict[Change, Outline] = field(default_factory=dict, init=False)
-    _others: "dict[bool, CompiledScheme]" = field(default_factory=dict, init=False)
+    _lowerings: "dict[Pattern, _Lowering]" = field(default_factory=dict, init=False)
+    _holdings: tuple[Holdings, ...] = field(default=(), init=False)
 
-    def outline(self, change: Change) -> Outline:
-        """The header with ties and lengths of slices, and what is needed to make operations."""
-        if change not in self._outlines:
-            outlined = outline(change.of(self.scheme), dict(self.settings), self.max_operations)
-            ties, header = groups(self.ties, outlined.header.stages), outlined.header
-            self._outlines[change] = replace(outlined, header=replace(header, ties=ties, lengths=self.lengths))
-        return self._outlines[change]
-
-    def header(self, change: Change) -> Header:
-        """The header of the schedule of a change."""
-        header = replace(self.outline(change).header, moves=self.moves)
-        return header if self.order is None else replace(header, bounds=self.order.header.bounds)
-
-    def like(self, change: Change) -> "CompiledScheme":
-        """The compiled scheme with the lanes of ``change``: this one if both recompute, or neither does."""
-        if change.recompute == self.change.recompute:
-            return self
-        if change.recompute not in self._others:
-            self._others[change.recompute] = replace(self, change=change, order=None)
-        return self._others[change.recompute]
-
-    def reordered(self, order: Schedule | ScheduleStream, trusted: bool = False) -> "CompiledScheme":
-        """The compiled scheme with the lanes of ``order``, another schedule of it; verified unless ``trusted``."""
-        return replace(self, order=order, trusted=trusted)
-
-    @property
+    @cached_property
     def _outline(self) -> Outline:
-        return self.outline(self.change)
+        """The header with ties and lengths of slices, and what is needed to make operations."""
+        outlined = outline(self.change.of(self.scheme), dict(self.settings), self.max_operations)
+        ties, header = groups(self.ties, outlined.header.stages), outlined.header
+        return replace(outlined, header=replace(header, ties=ties, lengths=self.lengths))
 
     @cached_property
-    def plan(self) -> Plan:
-        """The plan of the scheme with the change that the constructor got."""
-        return self._outline.plan()
+    def _ordered(self) -> Schedule | ScheduleStream:
+        return self.order or scheduled(self._outline.level(), self.durations)
 
     @cached_property
-    def level(self) -> Schedule | ScheduleStream:
-        """The schedule or, without a flush, its stream."""
-        if self.order is not None:
-            return self.order
-        return scheduled(self._outline.level(), self.durations)
+    def header(self) -> Header:
+        """The header of the plan, the schedule and the program."""
+        header = replace(self._outline.header, moves=self._ordered.header.moves)
+        return header if self.order is None else replace(header, bounds=self.order.header.bounds)
 
     @cached_property
     def lanes(self) -> tuple[tuple[Operation, ...], ...]:
         """The lanes of the schedule; of a stream, the lanes of as many updates as the plan shows."""
-        level = self.level
+        level = self._ordered
         return (level if isinstance(level, Schedule) else level.view(self._outline.header.updates)).lanes
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The schedule; a text that is not trusted has to pass `check` before."""
+        return Schedule(self.header, self.lanes)
+
+    @property
+    def level(self) -> Schedule | ScheduleStream:
+        """The schedule or, without a flush, its stream."""
+        level = self._ordered
+        if isinstance(level, Schedule):
+            return self.schedule
+        return replace(level, header=header_of(self.header, level.header.updates))
 
     @cached_property
     def structure(self) -> Structure:
         """Operations, and what each waits for: nothing here depends on costs."""
-        return structure_of(Schedule(self.header(self.change), self.lanes))
+        return structure_of(self.schedule)
 
     @cached_property
     def copies(self) -> tuple[dict[Stage, int], ...]:
@@ -135,12 +123,12 @@ class CompiledScheme:
 
         An amount is below 0 where fewer wait; a whole micro-batch counts as `Header.units`.
         """
-        change = waiting(self.header(self.change))
+        change = waiting(self.header)
         lanes = map(singles, self.lanes)
         return tuple(
             (
                 [part.stage for part in lane],
-                [change[part.kind] * self._outline.header.length(part.micros) for part in lane],
+                [change[part.kind] * self.header.length(part.micros) for part in lane],
             )
             for lane in lanes
         )
@@ -150,7 +138,7 @@ class CompiledScheme:
         """The most copies of each stage's weights, and the most that waits for its backwards at once, on any worker."""
         peaks = [highest_by_key(zip(stages, counts, strict=True)) for stages, counts in self.waiting]
         loads = []
-        for number, workers in enumerate(self._outline.header.holders):
+        for number, workers in enumerate(self.header.holders):
             stage = Stage(number)
             copies = max(self.copies[w][stage] for w in workers)
             loads.append(StageLoad(copies, max((peak[stage].amount for peak in peaks if stage in peak), default=0)))
@@ -164,49 +152,16 @@ class CompiledScheme:
             return False
         return any(operation.kind.splits for lane in self.lanes for operation in singles(lane))
 
-    @cached_property
-    def moves(self) -> bool:
-        """Whether any operation moves activations to the host."""
-        return self.level.header.moves
-
-
-class Variant:
-    """A compiled scheme with a change beyond its text, such as recomputation: schedule, program and memory."""
-
-    def __init__(self, compiled: CompiledScheme, change: Change) -> None:
-        self.compiled, self._change = compiled.like(change), change
-        self._lowerings: dict[Pattern, _Lowering] = {}
-        self._holdings: tuple[Holdings, ...] = ()
-
-    @cached_property
-    def header(self) -> Header:
-        """The header of the plan, the schedule and the program."""
-        return self.compiled.header(self._change)
-
-    @cached_property
-    def schedule(self) -> Schedule:
-        """The schedule; a text that is not trusted has to pass `check` before."""
-        return Schedule(self.header, self.compiled.lanes)
-
-    @property
-    def level(self) -> Schedule | ScheduleStream:
-        """The schedule or, without a flush, its stream."""
-        level = self.compiled.level
-        if isinstance(level, Schedule):
-            return self.schedule
-        return replace(level, header=header_of(self.header, level.header.updates))
-
     def reordered(self, order: Schedule) -> "Variant":
         """This variant with the lanes of another schedule of it."""
-        return Variant(self.compiled.reordered(order), self._change)
+        return replace(self, order=order, trusted=False)
 
     def offloaded(self, durations: Durations) -> "Variant":
         """The variant with the moves of `--offload auto`; it has to pass `check` before use.
 
         This variant must have no errors, but may exceed bounds on memory.
         """
-        level = offload(self.level, durations)
-        return Variant(self.compiled.reordered(level, self._is_trusted), self._change)
+        return replace(self, order=offload(self.level, durations), trusted=self._is_trusted)
 
     @cached_property
     def digest(self) -> str | None:
@@ -224,7 +179,7 @@ class Variant:
             whole = (divmod(micro, header.slices) for micro in part.micros)
             return part.kind.letter, part.stage, [(numbers.setdefault(micro, len(numbers)), q) for micro, q in whole]
 
-        lanes = [[list(map(described, operation.parts)) for operation in lane] for lane in self.compiled.lanes]
+        lanes = [[list(map(described, operation.parts)) for operation in lane] for lane in self.lanes]
         cut = header.halves, header.slices, header.lengths
         return sha256(repr((cut, header.strategies, header.stages_of, lanes)).encode()).hexdigest()
 
@@ -244,14 +199,14 @@ class Variant:
 
     @property
     def _is_trusted(self) -> bool:
-        return self.compiled.trusted and not (self.header.ties and self.header.steps_inside)
+        return self.trusted and not (self.header.ties and self.header.steps_inside)
 
     @cached_property
     def checked(self) -> "Checked":
         """The schedule with the findings of `verify_schedule`; raises the errors of `check`."""
         from chimera_ir.verify.verify import verify_schedule  # which imports every rule
 
-        plan = None if self.compiled.order is not None else replace(self.compiled.plan, header=self.header)
+        plan = None if self.order is not None else replace(self._outline.plan(), header=self.header)
         checked = verify_schedule(self.level, plan)
         raise_errors(checked.findings.diagnostics)
         return checked
@@ -263,7 +218,7 @@ class Variant:
     def launched(self, setting: Setting) -> LaunchPlaces:
         """The gradient sums that each worker launches, each after how many operations; none without a flush."""
         if self.header.steps_inside:
-            return ((),) * len(self.compiled.lanes)
+            return ((),) * len(self.lanes)
         return self._lowering(setting).launched
 
     def holdings(self, setting: Setting) -> tuple[Holdings, ...]:
@@ -293,12 +248,12 @@ class Variant:
     @cached_property
     def _representatives(self) -> dict[DurationKey, Operation]:
         """An operation for each key in `keys`."""
-        return dict(zip(self.keys, chain.from_iterable(self.compiled.lanes), strict=True))
+        return dict(zip(self.keys, chain.from_iterable(self.lanes), strict=True))
 
     @cached_property
     def keys(self) -> list[DurationKey]:
         """The keys of all operations, lane by lane; operations with equal keys take equally long."""
-        return [duration_key(operation, self.header) for operation in chain.from_iterable(self.compiled.lanes)]
+        return [duration_key(operation, self.header) for operation in chain.from_iterable(self.lanes)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,7 +266,7 @@ class _Lowering:
     @cached_property
     def level(self) -> Program | ProgramStream:
         variant, ticks = self.variant, self.ticks
-        net, header = variant.compiled.structure.net, variant.header
+        net, header = variant.structure.net, variant.header
         return lower(variant.level, duration=lambda operation: ticks[duration_key(operation, header)], net=net)
 
     @cached_property
@@ -324,7 +279,7 @@ class _Lowering:
     @cached_property
     def launched(self) -> LaunchPlaces:
         variant, durations = self.variant, [self.ticks[key] for key in self.variant.keys]
-        launched = launches(variant.schedule, variant.compiled.structure.net, durations)
+        launched = launches(variant.schedule, variant.structure.net, durations)
         return [[(after + 1, group) for after, group in lane] for lane in launched]
 
 
@@ -345,12 +300,10 @@ def standing(variant: Variant, setting: Setting) -> list[int]:
 
 def least(variant: Variant, setting: Setting) -> list[int]:
     """Lower bound on the bytes that each worker needs; a message counts only while it waits for a backward."""
-    header, compiled = variant.header, variant.compiled
+    header = variant.header
     weights = [costs.weights for costs in setting.stages]
-    kept = [
-        _least_kept(header, setting.as_cut(stage, header), stage, compiled.splits) for stage in range(header.stages)
-    ]
-    workers = zip(standing(variant, setting), compiled.copies, compiled.waiting, strict=True)
+    kept = [_least_kept(header, setting.as_cut(stage, header), stage, variant.splits) for stage in range(header.stages)]
+    workers = zip(standing(variant, setting), variant.copies, variant.waiting, strict=True)
     return [
         always
         + sum(weights[stage] * (count - 1) for stage, count in copies.items())

@@ -18,7 +18,7 @@ from chimera_ir.ir.kinds import RECOMPUTATION
 from chimera_ir.ir.levels import Header, Quantity
 from chimera_ir.options import Options
 from chimera_ir.orders.search import Improvement
-from chimera_ir.planner.compiled import UNIT_COSTS, CompiledScheme, Variant, least, standing
+from chimera_ir.planner.compiled import UNIT_COSTS, Variant, least, standing
 from chimera_ir.planner.space import Configuration, LeftOut, Question, Reason, Recomputation, refusal
 from chimera_ir.plural import counted
 from chimera_ir.predict.equation import seconds_of
@@ -137,7 +137,7 @@ Verdict = Judged | LeftOut
 class Judge:
     """Predicts time and memory of configurations on a cluster, as ``options`` have them.
 
-    ``trusted`` texts are not verified again. The last compiled scheme is kept as long as scheme and parameters stay.
+    ``trusted`` texts are not verified again. Compiled variants are kept as long as scheme and parameters stay.
     """
 
     schemes: Mapping[Source, Scheme]
@@ -232,7 +232,7 @@ class Judge:
         room = self.room(variant.header)
         verdict: Verdict = LeftOut.of(choice, Reason.MEMORY, "no split of the layers fits the workers")
         for split in splits.candidates(
-            room, lambda: variant.compiled.loads, lambda split: self.needed(replace(choice, split=split))
+            room, lambda: variant.loads, lambda split: self.needed(replace(choice, split=split))
         ):
             verdict = self._as_split(replace(choice, split=split))
             if isinstance(verdict, Judged) or verdict.reason is not Reason.MEMORY:
@@ -242,13 +242,13 @@ class Judge:
     def _as_split(self, choice: Configuration) -> Verdict:
         choice = self._cut(choice)
         setting, variant = self.setting(choice), self.variant(choice)
-        compiled, header = variant.compiled, variant.header
+        header = variant.header
         # The scheme has to be of the size that its parameters promise, and the profile has to know its operations.
         if (header.whole_micro_batches, header.stages) != (choice.micro_batches, choice.stages):
             size = f"{counted(header.whole_micro_batches, 'micro-batch')} and {counted(header.stages, 'stage')}"
             detail = f"it has {size}, not {choice.micro_batches} and {choice.stages}"
             return LeftOut.of(choice, Reason.REFUSED, detail)
-        if not setting.halves_known and compiled.splits:
+        if not setting.halves_known and variant.splits:
             detail = "it has no times of split backwards: input_gradient and weight_gradient"
             return LeftOut.of(choice, Reason.PROFILE, detail)
         variant.check()
@@ -276,7 +276,7 @@ class Judge:
             _by_equation(variant, setting),
             self._least(choice),
             tuple(needed),
-            sum(map(len, compiled.lanes)),
+            sum(map(len, variant.lanes)),
             variant.digest,
         )
 
@@ -307,13 +307,11 @@ class Judge:
         variant = self.variant(choice)
         if not is_clocked(self.schemes[choice.source]) and self.profile.layers:
             measured = Measured.of(self.setting(choice))
-            work = sum(
-                measured.duration(operation, variant.header) for lane in variant.compiled.lanes for operation in lane
-            )
+            work = sum(measured.duration(operation, variant.header) for lane in variant.lanes for operation in lane)
             return float(work / variant.header.workers / (variant.header.updates if variant.header.asynchronous else 1))
         splits = dict.fromkeys((choice.split, self._evenly_split(choice).split))
         settings = (self.setting(replace(choice, split=split)) for split in splits)
-        runs = (earliest(variant.header, variant.compiled.structure, Measured.of(setting)) for setting in settings)
+        runs = (earliest(variant.header, variant.structure, Measured.of(setting)) for setting in settings)
         return float(min(run.length * run.tick for run in runs))
 
     def needed(self, choice: Configuration) -> list[int]:
@@ -339,7 +337,7 @@ class Judge:
 
     def variant(self, choice: Configuration) -> Variant:
         """The compiled scheme of a configuration, in the scheme's own order."""
-        # Configurations come sorted by scheme and parameters: the last compiled scheme is the only one worth keeping.
+        # Configurations come sorted by scheme and parameters: only the last ones are worth keeping.
         change, scheme = choice.change, self.schemes[choice.source]
         # Where operations have no clocks, their order depends on the costs of the stages, so on what else is chosen;
         # splits are sought with those of an even one.
@@ -348,12 +346,11 @@ class Judge:
         where = () if durations is None else (choice.stages, choice.copies, choice.micro_batch_size, split.split)
         key = choice.source, choice.settings, choice.known_lengths, where
         if self._key != key:
-            trusted, ties = choice.source in self.trusted, self.options.ties()
-            options = self.options.max_operations, trusted, ties, durations or UNIT_COSTS, None, choice.known_lengths
-            self._compiled = CompiledScheme(scheme, choice.settings, change, *options)
             self._key, self._variants, self._moved = key, {}, {}
         if change not in self._variants:
-            self._variants[change] = Variant(self._compiled, change)
+            trusted, ties = choice.source in self.trusted, self.options.ties()
+            options = self.options.max_operations, trusted, ties, durations or UNIT_COSTS, None, choice.known_lengths
+            self._variants[change] = Variant(scheme, choice.settings, change, *options)
         if not choice.offload:
             return self._variants[change]
         # Moves depend on all durations.
@@ -396,7 +393,7 @@ class Judge:
         predicted = _by_replay if replays else _by_equation
         bare, stepping, talking, whole = (predicted(variant, of) for of in (no_steps, no_messages, no_sums, setting))
         header, measured, times = variant.header, Measured.of(setting), [Fraction(), Fraction()]
-        for lane in variant.compiled.lanes:
+        for lane in variant.lanes:
             for operation in lane:
                 times[operation.kind is RECOMPUTATION] += measured.duration(operation, header)
         work, recomputation = (float(time) / (header.workers * header.updates) for time in times)
@@ -424,7 +421,7 @@ def _exceeds(needed: Sequence[int], room: Sequence[int]) -> bool:
 
 def _by_equation(variant: Variant, setting: Setting) -> float:
     """T of equation 1, in seconds per update."""
-    return seconds_of(variant.schedule, variant.compiled.structure, variant.launched(setting), setting)
+    return seconds_of(variant.schedule, variant.structure, variant.launched(setting), setting)
 
 
 def _by_replay(variant: Variant, setting: Setting) -> float:

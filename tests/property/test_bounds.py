@@ -4,7 +4,7 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.planner.compiled import CompiledScheme, Variant
+from chimera_ir.planner.compiled import Variant
 from chimera_ir.profile.costs import StageCosts
 from chimera_ir.source import Source
 from chimera_ir.syntax.formatter import Change
@@ -81,8 +81,7 @@ def costs(draw: st.DrawFn) -> tuple[StageCosts, ...]:
 
 
 def assert_bounds_hold(text: str, costs: tuple[StageCosts, ...], recompute: bool) -> None:
-    change = Change(recompute)
-    one = Variant(CompiledScheme(parse(Source("a.chim", text)), (), change, LIMIT, trusted=False), change)
+    one = Variant(parse(Source("a.chim", text)), (), Change(recompute), LIMIT, trusted=False)
     try:
         one.check()
     except Rejected:

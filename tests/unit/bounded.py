@@ -24,7 +24,7 @@ def assert_bounded(one: Variant, costs: tuple[StageCosts, ...]) -> None:
     held = tuple(holdings(program))
     needed = [each.total for each in memory_of(program.header, setting, held)]
     assert [each.total for each in memory_of(program.header, setting, one.holdings(setting))] == needed
-    assert [dict(each.copies) for each in held] == list(one.compiled.copies)
+    assert [dict(each.copies) for each in held] == list(one.copies)
     at_least = least(one, setting)
     assert all(map(int.__le__, standing(one, setting), at_least))
     assert all(map(int.__le__, at_least, needed)), f"{at_least} {needed}"

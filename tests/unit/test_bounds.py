@@ -9,7 +9,7 @@ import pytest
 
 from chimera_ir import library
 from chimera_ir.ir.levels import Header
-from chimera_ir.planner.compiled import CompiledScheme, Variant
+from chimera_ir.planner.compiled import Variant
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.costs import StageCosts
 from chimera_ir.source import Source
@@ -79,8 +79,7 @@ def cases(name: str) -> list[tuple[tuple[dict[str, int], Header], tuple[int, ...
 
 @lru_cache(1)
 def compiled(name: str, change: Change, **settings: int) -> Variant:
-    one = CompiledScheme(parse(TEXTS[name]), tuple(settings.items()), change, 10**6, trusted=True)
-    return Variant(one, change)
+    return Variant(parse(TEXTS[name]), tuple(settings.items()), change, 10**6, trusted=True)
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -102,16 +101,14 @@ def test_what_a_worker_needs_is_no_less_than_the_bounds(name: str, recompute: bo
 )
 def test_copies_of_weights_are_those_of_the_papers(name: str, settings: dict[str, int], copies: list[int]) -> None:
     """PipeDream: D - s versions on stage s; 2BW: two."""
-    assert compiled(name, Change(), **settings).compiled.copies == tuple({s: count} for s, count in enumerate(copies))
+    assert compiled(name, Change(), **settings).copies == tuple({s: count} for s, count in enumerate(copies))
 
 
 @pytest.mark.parametrize("name", ["pipedream", "pipedream_2bw", "amdp"])
 def test_every_variant_of_a_stream_has_the_messages_of_its_program(name: str) -> None:
-    """Both variants share the compiled scheme; the second one is asked after the first."""
-    compiled = CompiledScheme(parse(library.source(name)), (("D", 4),), Change(), 10**5, trusted=True)
     setting = Setting(uneven(4, 100, 10, 10, 30), ALONE, 1, 1)
     for change in (Change(), Change(recompute=True)):
-        one = Variant(compiled, change)
+        one = Variant(parse(library.source(name)), (("D", 4),), change, 10**5, trusted=True)
         for held, of_view in zip(one.holdings(setting), holdings(one.lowered(setting)), strict=True):
             assert held.sending
             assert Counter(held.sending) == Counter(of_view.sending)

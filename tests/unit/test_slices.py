@@ -13,7 +13,7 @@ from chimera_ir.ir.kinds import ACTIVATIONS
 from chimera_ir.ir.ops import Recv
 from chimera_ir.ir.text.printer import show
 from chimera_ir.ir.text.reader import parse
-from chimera_ir.planner.compiled import CompiledScheme, Variant
+from chimera_ir.planner.compiled import Variant
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.syntax import parser
@@ -96,8 +96,7 @@ def test_slices_of_other_micro_batches_are_another_schedule() -> None:
     def digest(forward: str, backward: str) -> str | None:
         lines = "scheme a", "pipe p {", "stages s in 0..1 on s", "micros m in 0..2", "slices q in 0..2"
         text = "\n".join((*lines, f"F(m, s, q) @ {forward}", f"B(m, s, q) @ 8 + {backward}", "}"))
-        compiled = CompiledScheme(parser.parse(Source("a.chim", text)), (), Change(), 100, trusted=False)
-        return Variant(compiled, Change()).digest
+        return Variant(parser.parse(Source("a.chim", text)), (), Change(), 100, trusted=False).digest
 
     by_micro_batch = digest("2*m + q", "2*(1 - m) + 1 - q")
     assert by_micro_batch == digest("2*(1 - m) + q", "2*m + 1 - q")
