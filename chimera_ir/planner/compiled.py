@@ -1,6 +1,5 @@
 """Compiles schemes as far as predictions of time and memory need it, once for all micro-batch sizes B."""
 
-import weakref
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
@@ -30,7 +29,7 @@ from chimera_ir.syntax.formatter import Change
 from chimera_ir.verify.holdings import Holdings, holdings
 
 if TYPE_CHECKING:
-    from chimera_ir.verify.verify import Checked, Verified
+    from chimera_ir.verify.verify import Checked
 
 
 UNIT_COSTS = Costs()
@@ -65,7 +64,9 @@ class Variant:
     durations: Durations = UNIT_COSTS
     order: Schedule | ScheduleStream | None = None
     lengths: tuple[int, ...] = ()
-    _lowerings: "dict[Pattern, _Lowering]" = field(default_factory=dict, init=False)
+    _programs: dict[Pattern, Program | ProgramStream] = field(default_factory=dict, init=False)
+    _launched: dict[Pattern, LaunchPlaces] = field(default_factory=dict, init=False)
+    _proven: set[Pattern] = field(default_factory=set, init=False)
     _holdings: tuple[Holdings, ...] = field(default=(), init=False)
 
     @cached_property
@@ -194,8 +195,14 @@ class Variant:
         Errors in versions, and gradient sums that some workers have no part in, show only in the program. With a flush,
         the program of a schedule that passes `check` has no errors (tests/property/test_random_schemes.py).
         """
-        if not self._is_trusted and self.header.steps_inside:
-            _ = self._lowering(setting).proven
+        if self._is_trusted or not self.header.steps_inside:
+            return
+        from chimera_ir.verify.verify import verify_lowered
+
+        pattern = self._pattern(setting)
+        if pattern not in self._proven:
+            verify_lowered(self._program(pattern), self.checked)
+            self._proven.add(pattern)
 
     @property
     def _is_trusted(self) -> bool:
@@ -213,26 +220,33 @@ class Variant:
 
     def lowered(self, setting: Setting) -> Program:
         """The program that a compilation makes; of a stream, a view of enough updates to show all that ever happens."""
-        return view_of(self._lowering(setting).level)
+        return view_of(self._program(self._pattern(setting)))
 
     def launched(self, setting: Setting) -> LaunchPlaces:
         """The gradient sums that each worker launches, each after how many operations; none without a flush."""
         if self.header.steps_inside:
             return ((),) * len(self.lanes)
-        return self._lowering(setting).launched
+        pattern = self._pattern(setting)
+        if pattern not in self._launched:
+            ticks = dict(zip(self._representatives, pattern, strict=True))
+            launched = launches(self.schedule, self.structure.net, [ticks[key] for key in self.keys])
+            self._launched[pattern] = [[(after + 1, group) for after, group in lane] for lane in launched]
+        return self._launched[pattern]
 
     def holdings(self, setting: Setting) -> tuple[Holdings, ...]:
         """The most that each worker holds, in micro-batches and copies of weights; equal in all settings."""
-        self._holdings = self._holdings or tuple(holdings(self._lowering(setting).level))
+        self._holdings = self._holdings or tuple(holdings(self._program(self._pattern(setting))))
         return self._holdings
 
-    def _lowering(self, setting: Setting) -> "_Lowering":
-        pattern = self._pattern(setting)
-        if pattern not in self._lowerings:
-            ticks = dict(zip(self._representatives, pattern, strict=True))
-            # Not a reference back, which would leave every variant to the garbage collector.
-            self._lowerings[pattern] = _Lowering(weakref.proxy(self), ticks)
-        return self._lowerings[pattern]
+    def _program(self, pattern: Pattern) -> Program | ProgramStream:
+        if pattern not in self._programs:
+            header, ticks = self.header, dict(zip(self._representatives, pattern, strict=True))
+            self._programs[pattern] = lower(
+                self.level,
+                duration=lambda operation: ticks[duration_key(operation, header)],
+                net=self.structure.net,
+            )
+        return self._programs[pattern]
 
     def _pattern(self, setting: Setting) -> Pattern:
         if all(len(held) < 2 for held in self.header.groups_of):
@@ -254,33 +268,6 @@ class Variant:
     def keys(self) -> list[DurationKey]:
         """The keys of all operations, lane by lane; operations with equal keys take equally long."""
         return [duration_key(operation, self.header) for operation in chain.from_iterable(self.lanes)]
-
-
-@dataclass(frozen=True, eq=False)
-class _Lowering:
-    """The program of a variant; ``ticks`` are the durations by key, which decide when gradient sums are launched."""
-
-    variant: Variant
-    ticks: dict[DurationKey, int]
-
-    @cached_property
-    def level(self) -> Program | ProgramStream:
-        variant, ticks = self.variant, self.ticks
-        net, header = variant.structure.net, variant.header
-        return lower(variant.level, duration=lambda operation: ticks[duration_key(operation, header)], net=net)
-
-    @cached_property
-    def proven(self) -> "Verified":
-        """The program with the proof of every rule; raises `Rejected` if it breaks one."""
-        from chimera_ir.verify.verify import verify_lowered
-
-        return verify_lowered(self.level, self.variant.checked)
-
-    @cached_property
-    def launched(self) -> LaunchPlaces:
-        variant, durations = self.variant, [self.ticks[key] for key in self.variant.keys]
-        launched = launches(variant.schedule, variant.structure.net, durations)
-        return [[(after + 1, group) for after, group in lane] for lane in launched]
 
 
 # Lower bounds on the bytes that each worker needs, from compute operations alone: of most configurations they show that
