@@ -42,19 +42,11 @@ def plain_request(request: Request, header: Header) -> Request:
     return Request(source, settings, max_operations=request.max_operations, weighed_like=_weighed(header))
 
 
-def plain(request: Request, known: Schedule) -> Schedule:
-    """The schedule of the library's baseline at the size of ``known``: that itself if the request is for it."""
-    from chimera_ir.elaborate.elaborate import elaborate
-    from chimera_ir.lower.lower import order
-    from chimera_ir.syntax.parser import parse
-
-    wanted = plain_request(request, known.header)
+def is_plain(request: Request, header: Header) -> bool:
+    """Whether the request is for the library's baseline itself; ``header`` is that of its schedule."""
+    wanted = plain_request(request, header)
     unchanged = request.source.text == wanted.source.text and request.change == Change() and not request.offload
-    if unchanged and dict(known.header.parameters) == wanted.settings:
-        return known
-    plan, _ = elaborate(parse(wanted.source), wanted.settings, request.max_operations)
-    schedule = order(plan)
-    return replace(schedule, header=weighed(schedule.header, known.header))
+    return unchanged and dict(header.parameters) == wanted.settings
 
 
 def opposing(request: Request, header: Header) -> Request:

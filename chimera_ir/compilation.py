@@ -537,7 +537,11 @@ class Compilation:
 
         request, header = self.request, self.schedule.header
         if not request.opposes:
-            return comparison.plain(request, self._checked.schedule), None
+            # The baseline's text needs no proof.
+            is_plain = comparison.is_plain(request, header)
+            schedule = self._checked.schedule if is_plain else self.opponent._ordered
+            assert isinstance(schedule, Schedule), "the baseline has a flush"
+            return schedule, None
         name = (request.against or request.source).name
         with comparison.refusing(name, header):
             verified = self.opponent.verified

@@ -711,14 +711,15 @@ def _implied(instance: OrderInstance, held: Sequence[_HoldingClass], limit: int)
     of every other, so earlier ones must be over. And if a holding of a class must begin before one of an earlier class
     can be over, it begins before there are so many of the earlier class that they leave no room for it, ever.
     """
-    before = _before_within(instance, [group.opened[0] for group in held] + [group.closed[0] for group in held])
+    firsts = {number for group in held for number in (group.opened[0], group.closed[0])}
+    before = {number: {*reached(number, instance.waits.__getitem__)} - {number} for number in firsts}
     for late in held:
         there = [
             group
             for group in held
             if group is not late
-            and (group.opened[0], late.opened[0]) in before
-            and (late.opened[0], group.closed[0]) in before
+            and group.opened[0] in before[late.opened[0]]
+            and late.opened[0] in before[group.closed[0]]
         ]
         together = [late, *there]
         room = limit - sum(group.amount for group in together)
@@ -726,15 +727,6 @@ def _implied(instance: OrderInstance, held: Sequence[_HoldingClass], limit: int)
             yield from zip(group.closed, late.opened[room // group.amount + 1 :], strict=False)
         for group in there:
             yield from zip(late.opened, group.opened[(limit - late.amount) // group.amount :], strict=False)
-
-
-def _before_within(instance: OrderInstance, numbers: Sequence[int]) -> set[tuple[int, int]]:
-    """The pairs of ``numbers`` of which the second waits for the first, directly or through others."""
-    pairs = set[tuple[int, int]]()
-    for late in numbers:
-        before = {*reached(late, instance.waits.__getitem__)}
-        pairs |= {(early, late) for early in numbers if early in before and early != late}
-    return pairs
 
 
 def _roles(instance: OrderInstance) -> Iterator[int]:
