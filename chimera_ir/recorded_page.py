@@ -5,7 +5,6 @@ A run that ended early without a trace has a page without measured lanes.
 
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from chimera_ir.compilation import Compilation
 from chimera_ir.cost.report import report
@@ -26,13 +25,6 @@ from chimera_ir.trace.presentation import RunTables, TraceTable, run_stages
 from chimera_ir.trace.trace_files import PROGRAM, BadTrace, Lane, Trace, UpdateWindow
 
 
-class StoppedPage(NamedTuple):
-    """The page of a run that ended early, and the places at which the ranks stopped, as the page shows them."""
-
-    page: str
-    stops: Sequence[StoppedRank]
-
-
 def recorded_page(trace: Trace, lanes: Sequence[Lane], comparison: TraceComparison | None) -> str:
     """The page of a run; ``lanes`` are those of all ranks.
 
@@ -47,8 +39,11 @@ def recorded_page(trace: Trace, lanes: Sequence[Lane], comparison: TraceComparis
     return _page("a recorded run", trace.text, compilation, schedule, recorded)
 
 
-def stopped_page(bundle: Bundle) -> StoppedPage:
-    """The page of a run that ended early, from what ranks recorded then; raises `BadTrace` if that is damaged."""
+def stopped_page(bundle: Bundle) -> tuple[str, Sequence[StoppedRank]]:
+    """The page of a run that ended early, from what ranks recorded then, and the places at which they stopped.
+
+    Raises `BadTrace` if what they recorded is damaged.
+    """
     compilation = Compilation(Request(Source(PROGRAM, bundle.text), max_operations=sys.maxsize))
     try:
         verified, scripts = compilation.verified, compilation.scripts
@@ -59,7 +54,7 @@ def stopped_page(bundle: Bundle) -> StoppedPage:
     stops = stopped_ranks(bundle, verified, scripts, schedule.events)
     notes = [_NOT_MEASURED, *([_OTHER_TURNS] if schedule.header.asynchronous else [])]
     recorded = TraceTable([], 0, 0.0, [], [], notes, [], None, stops)
-    return StoppedPage(_page("where its ranks stopped", bundle.text, compilation, schedule, recorded), stops)
+    return _page("where its ranks stopped", bundle.text, compilation, schedule, recorded), stops
 
 
 _NOT_MEASURED = "times are those of the schedule: the run recorded only where it ended"

@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
-from functools import cached_property
 from heapq import nsmallest
 from itertools import chain, count, islice
 from operator import itemgetter
@@ -258,19 +257,26 @@ class _BestSoFar:
             self.offer(self._constraints.in_turn(listed))
         heuristics = iter(improving(self._constraints, self._seed, [*([] if listed is None else [listed]), *known]))
         self._offer_each(islice(heuristics, _FIRST_ORDERS))
-        self._run_sequence_bound()
+        if self.best is not None and not self.proven:
+            raised, work = sequence_bound(self._constraints, self.least, self.best.makespan - 1)
+            self._work_done += work
+            self.raise_bound(raised)
         if len(self._constraints.durations) > _MOST_FOR_SOLVER:
             yield from self._steps_with_few(heuristics)
             return
         part = max(_FIRST_ROUND, _ROUND_OF_OPERATION * len(self._constraints.durations))
-        heuristic_work = 0.0
+        flow_bound, heuristic_work = FlowBound(self._constraints), 0.0
         for number in count():
             if heuristic_work < _MOST_HEURISTIC:
                 heuristic_work += _HEURISTIC * part
                 yield from self._heuristic_step(heuristics, _HEURISTIC * part)
-            attempt = self._next_attempt()
+            attempt = flow_bound.next_attempt(self.least, self._most)
+            if attempt and attempt.work > _PART_OF_ATTEMPT * self._work_done:
+                attempt = None
             yield max(part, attempt.work if attempt else 0)
             self._run_round(part, attempt)
+            if attempt:
+                flow_bound.learn(attempt)
             yield part
             self._run_second_half(part, 2 * number, shortest=attempt is not None)
             part *= _GROWTH
@@ -312,12 +318,6 @@ class _BestSoFar:
                         self._offer_each(refined(constraints, starts))
             yield from self._heuristic_step(heuristics, _PART_OF_FEW)
 
-    def _run_sequence_bound(self) -> None:
-        if self.best is not None and not self.proven:
-            raised, work = sequence_bound(self._constraints, self.least, self.best.makespan - 1)
-            self._work_done += work
-            self.raise_bound(raised)
-
     def _run_round(self, work: float, attempt: FlowAttempt | None) -> None:
         """Looks for an order over by the target and, at the same time, for a higher bound."""
         most = self._most
@@ -330,8 +330,6 @@ class _BestSoFar:
             work, self._solver(Aim.ANY, target, work, 0), attempt or self._solver(Aim.SHORTEST, most, work, 1)
         )
         self._aimed = target if reached.starts is None else None
-        if attempt:
-            self._flow_bound.learn(attempt)
 
     def _run_second_half(self, work: float, number: int, *, shortest: bool) -> None:
         """Looks for shorter orders near the best one; if ``shortest``, with one solver for the shortest of all."""
@@ -364,19 +362,10 @@ class _BestSoFar:
         hint = self.best.starts if self.best else None
         return Solver(self._constraints, self.least, most, hint, aim, limit=limit, seed=self._seed + added)
 
-    def _next_attempt(self) -> FlowAttempt | None:
-        """The next linear program that may raise the bound, unless it takes too much work beside that done so far."""
-        attempt = self._flow_bound.next_attempt(self.least, self._most)
-        return attempt if attempt and attempt.work <= _PART_OF_ATTEMPT * self._work_done else None
-
     def _target(self, most: int) -> int:
         """The makespan that the next round tries to reach: the bound or, after a round in vain, halfway to ``most``."""
         aimed = self._aimed
         return self.least if aimed is None or aimed >= most - 1 else max(self.least, (aimed + most + 1) // 2)
-
-    @cached_property
-    def _flow_bound(self) -> FlowBound:
-        return FlowBound(self._constraints)
 
     @property
     def proven(self) -> bool:
