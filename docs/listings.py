@@ -15,7 +15,7 @@ import click
 
 from chimera_ir import library
 from chimera_ir.commands.common import GENERAL, SectionedCommand
-from chimera_ir.commands.explain_command import exceptions
+from chimera_ir.commands.completion import exceptions
 from chimera_ir.commands.group import group
 from chimera_ir.diagnostics.model import Severity, meaning, messages
 

@@ -42,9 +42,21 @@ def settings(context: click.Context, _: click.Parameter, incomplete: str) -> lis
 
 def codes(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Codes of messages and names of errors that begin with ``incomplete``, each with its meaning."""
-    from chimera_ir.commands.explain_command import exceptions
     from chimera_ir.diagnostics.model import meaning, messages
 
     known = messages() | exceptions()
     begun = (name for name in known if name.lower().startswith(incomplete.lower()))
     return [CompletionItem(name, help=meaning(known[name])) for name in begun]
+
+
+def exceptions() -> dict[str, type[Exception]]:
+    """The errors of the Python interface, then those of ranks, by the names of their classes."""
+    from chimera_ir import errors
+    from chimera_runtime import errors as of_ranks
+
+    return {
+        name: value
+        for module in (errors, of_ranks)
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == module.__name__
+    }

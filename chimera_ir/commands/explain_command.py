@@ -5,19 +5,17 @@ import re
 
 import click
 
-from chimera_ir import errors
-from chimera_ir.commands import completion
 from chimera_ir.commands.common import SectionedCommand, WrongCommand, as_json, general, write, write_json
+from chimera_ir.commands.completion import codes, exceptions
 from chimera_ir.diagnostics.model import Diagnostic, Example, closest, example, meaning, messages, pattern
 from chimera_ir.escapes import visible_lines
-from chimera_runtime import errors as of_ranks
 
 LINES = 24
 """The most lines of an example that are shown."""
 
 
 @click.command(cls=SectionedCommand, sections={})
-@click.argument("code", required=False, metavar="[CODE]", shell_complete=completion.codes)
+@click.argument("code", required=False, metavar="[CODE]", shell_complete=codes)
 @as_json("Print it as JSON.")
 @general
 def explain_command(code: str | None, as_json: bool) -> None:
@@ -39,16 +37,6 @@ def explain_command(code: str | None, as_json: bool) -> None:
         write_json(_entries(described, shown))
     else:
         write("\n\n".join(_paragraphs(described, shown)) + "\n")
-
-
-def exceptions() -> dict[str, type[Exception]]:
-    """The errors of the Python interface, then those of ranks, by the names of their classes."""
-    return {
-        name: value
-        for module in (errors, of_ranks)
-        for name, value in vars(module).items()
-        if inspect.isclass(value) and issubclass(value, Exception) and value.__module__ == module.__name__
-    }
 
 
 def _listed(code: str | None) -> dict[str, type]:

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from chimera_ir import options
 from chimera_ir.commands import view_command as viewing
 from chimera_ir.commands.common import WRONG_COMMAND
-from chimera_ir.commands.explain_command import exceptions, explain_command
+from chimera_ir.commands.completion import exceptions
+from chimera_ir.commands.explain_command import explain_command
 from chimera_ir.commands.new_command import new_command
 from chimera_ir.commands.view_command import PICTURES, view_command
 from chimera_ir.diagnostics.model import example, messages
