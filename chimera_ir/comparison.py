@@ -17,7 +17,6 @@ from chimera_ir.ir.levels import Header, Plan, Schedule
 from chimera_ir.plural import counted
 from chimera_ir.request import Request
 from chimera_ir.source import Source
-from chimera_ir.syntax.formatter import Change
 
 if TYPE_CHECKING:
     from chimera_ir.syntax.ast import Scheme
@@ -28,46 +27,24 @@ def workers_with_stages(header: Header) -> int:
     return sum(map(bool, header.stages_of))
 
 
-def plain_request(request: Request, header: Header) -> Request:
-    """The request for the library's baseline at the size of ``header``.
+def opposing(request: Request, like: Header) -> Request:
+    """The request for what the report compares with, on as many workers with stages and micro-batches as ``like`` has.
 
-    Raises `AboveMaxOperations` if the baseline would have more operations than ``request`` allows.
+    Raises `AboveMaxOperations` if the library's baseline would have more operations than ``request`` allows,
+    `Incomparable` if no parameters of the text to compare with give it this size, and `TextError` for its mistakes.
     """
-    workers = workers_with_stages(header)
-    operations = 2 * workers * header.whole_micro_batches
-    if operations > request.max_operations:
-        what = f"the baseline of the report, {_size(header)},"
-        raise AboveMaxOperations(what, operations, request.max_operations)
-    source, settings = library.baseline(workers, header.whole_micro_batches)
-    return Request(source, settings, max_operations=request.max_operations, weighed_like=_weighed(header))
-
-
-def is_plain(request: Request, header: Header) -> bool:
-    """Whether the request is for the library's baseline itself; ``header`` is that of its schedule."""
-    wanted = plain_request(request, header)
-    unchanged = request.source.text == wanted.source.text and request.change == Change() and not request.offload
-    return unchanged and dict(header.parameters) == wanted.settings
-
-
-def opposing(request: Request, header: Header) -> Request:
-    """The request for the schedule to compare with, at the size of ``header``; raises as `request_against`."""
+    limit, weighed_like = request.max_operations, like if like.weights else None
     if not request.opposes:
-        return plain_request(request, header)
-    if request.against is None:
-        return replace(request, search=None, limits=(), forecast=None, require_fit=False, weighed_like=_weighed(header))
-    return request_against(request.against, request, header)
-
-
-def request_against(against: Source, request: Request, like: Header) -> Request:
-    """The request for a text to compare with, on as many workers with stages and micro-batches as ``like`` has.
-
-    Raises `Incomparable` if no parameters give it this size, `TextError` for mistakes that do not depend on them.
-    """
-    settings = {} if not against.is_scheme else _fitting(against, like, request.max_operations)
-    costs = request.costs.of_model_in(like.stages)
-    alone = replace(request, against=None, search=None, limits=(), weighed_like=_weighed(like), offload=False)
-    alone = replace(alone, change=Change(), forecast=None, ties=(), slice_lengths=())
-    return replace(alone, source=against, settings=settings, costs=costs)
+        workers, micros = _sizes(like)
+        if (operations := 2 * workers * micros) > limit:
+            raise AboveMaxOperations(f"the baseline of the report, {_size(like)},", operations, limit)
+        source, settings = library.baseline(workers, micros)
+        return Request(source, settings, max_operations=limit, weighed_like=weighed_like)
+    against, costs = request.against, request.costs.of_model_in(like.stages)
+    if against is None:
+        return replace(request, search=None, limits=(), forecast=None, require_fit=False, weighed_like=weighed_like)
+    fitted = _fitting(against, like, limit) if against.is_scheme else {}
+    return Request(against, fitted, costs, limit, communicators=request.communicators, weighed_like=weighed_like)
 
 
 def weighed(header: Header, like: Header | None) -> Header:
@@ -85,10 +62,6 @@ def weighed(header: Header, like: Header | None) -> Header:
         totals[micro // parts % count] += weight
     means = [total / (parts * like.updates) for total in totals]
     return replace(header, weights=tuple(means[m // header.parts % count] for m in range(header.micro_batches)))
-
-
-def _weighed(header: Header) -> Header | None:
-    return header if header.weights else None
 
 
 def _fitting(against: Source, like: Header, max_operations: int) -> Mapping[str, int]:
