@@ -1,7 +1,6 @@
 """Options of the compiler: for Python by `compile`, on the command line by options of the same names."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from operator import index
@@ -283,12 +282,13 @@ class Options:
     def cost_model(self) -> Costs:
         """The costs, exactly as they were written."""
         costs = Costs()
-        for kind, text in _cost_texts("costs", self.costs, '{"F": 1, "B": 2.5}', "slice"):
-            with _as_option("costs"):
-                costs = costs.using(kind, text)
-        for kind, text in _cost_texts("stage_costs", self.stage_costs, '{"F": [4, 4, 5, 6]}', "stage"):
-            with _as_option("stage_costs"):
-                costs = costs.using_stages(kind, text)
+        forms = ("costs", '{"F": 1, "B": 2.5}', "slice"), ("stage_costs", '{"F": [4, 4, 5, 6]}', "stage")
+        for name, example, part in forms:
+            for kind, text in _cost_texts(name, getattr(self, name), example, part):
+                try:
+                    costs = costs.using(kind, text) if part == "slice" else costs.using_stages(kind, text)
+                except ValueError as error:
+                    raise OptionError(f"{name}: {error}") from error
         return costs
 
     def limits(self) -> tuple[tuple[Quantity, int], ...]:
@@ -456,14 +456,6 @@ def _cost_texts(name: str, by_kind: object, example: str, part: str) -> Iterator
         says = f"it is a number, a text as '5/3', or one for each {part}"
         _require(are_costs and bool(costs), f"{name}[{kind!r}]", cost, says)
         yield kind, ",".join(map(str, costs))
-
-
-@contextmanager
-def _as_option(name: str) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise OptionError(f"{name}: {error}") from error
 
 
 def _as_word(value: object) -> str:
