@@ -7,14 +7,14 @@ worker 0:        0F0,0F1,0B0,0B1                        compute order alone
   B m1 s0
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import assert_never
 
 from chimera_ir.errors import NotInTorch
 from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import Compute, Pair, Recv, Send, singles
-from chimera_ir.ir.streams import ProgramStream, ScheduleStream
+from chimera_ir.ir.streams import ScheduleStream
 from chimera_ir.plural import counted, listed
 from chimera_ir.torch_text.csv_reader import (
     REDUCE_GRAD,
@@ -68,17 +68,12 @@ def unfit(level: Schedule | ScheduleStream) -> str:
     return ""
 
 
-def rows_of_program(program: Program | ProgramStream) -> list[list[Cell]]:
-    """The operations and messages of each rank in the order of the program, with the actions of FSDP around them.
+def _with_upkeep(lane: Iterable[object]) -> Iterator[Cell]:
+    """Yields the operations and messages of a lane in its order, with the actions of FSDP around them.
 
     A stage is unsharded while the rank uses it. Its gradients are summed after the last of them: without that action
     torch does not divide them by the number of micro-batches either.
     """
-    assert isinstance(program, Program)
-    return [[*_with_upkeep(lane)] for lane in program.lanes]
-
-
-def _with_upkeep(lane: Iterable[object]) -> Iterator[Cell]:
     lines = [line for line in lane if isinstance(line, Compute | Pair | Send | Recv)]
     parts = [part for line in lines if isinstance(line, Compute | Pair) for part in line.parts]
     firsts = {part.stage: part for part in reversed(parts)}
@@ -177,15 +172,16 @@ def _torchtitan_name(header: Header) -> str:
 def compute_order(checked: Checked) -> str:
     """The text of a schedule, proven as torch runs it; raises `NotInTorch` if torch cannot run it."""
     schedule = _fitting(checked, "torch-csv")
-    _verify(checked, schedule, lowered(schedule))
+    verify_lowered(program_of(schedule, lowered(schedule)), checked)
     return show(schedule.lanes)
 
 
 def with_messages(verified: Verified) -> str:
     """The text of a program with its order of messages, proven as torch runs it; raises `NotInTorch` likewise."""
-    checked = verified.checked
-    schedule, rows = _fitting(checked, "torch-csv-comms"), rows_of_program(verified.program)
-    _verify(checked, schedule, rows)
+    schedule = _fitting(verified.checked, "torch-csv-comms")
+    assert isinstance(verified.program, Program)
+    rows = [[*_with_upkeep(lane)] for lane in verified.program.lanes]
+    verify_lowered(program_of(schedule, rows), verified.checked)
     return show(rows)
 
 
@@ -194,7 +190,3 @@ def _fitting(checked: Checked, level: str) -> Schedule:
     if reason or not isinstance(checked.level, Schedule):
         raise NotInTorch("emit", f" {level}: torch cannot run {checked.level.header.title}: {reason}")
     return checked.level
-
-
-def _verify(checked: Checked, schedule: Schedule, rows: Sequence[Sequence[Cell]]) -> None:
-    verify_lowered(program_of(schedule, rows), checked)
