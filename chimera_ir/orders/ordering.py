@@ -30,7 +30,7 @@ from chimera_ir.ir.ops import NOWHERE, Operation, Unclocked
 from chimera_ir.ir.streams import LONGEST_TURN, PlanStream, ScheduleStream, stream_of
 from chimera_ir.ir.text.printer import line
 from chimera_ir.lower.lower import order
-from chimera_ir.orders.dispatch import Admission, Greedy, list_schedule, place
+from chimera_ir.orders.dispatch import Admission, Greedy, by_place, list_schedule, place
 from chimera_ir.orders.instance import (
     UNITS,
     Jobs,
@@ -431,10 +431,7 @@ def _ranks(instance: OrderInstance, chains: Sequence[Sequence[int]]) -> list[int
             keys.append((1, preference, of_kind, micro, -stage, job))
         else:
             keys.append((2, of_kind, micro, -stage, 0, job))
-    ranks = [0] * len(blocks)
-    for rank, job in enumerate(sorted(range(len(blocks)), key=keys.__getitem__)):
-        ranks[job] = rank
-    return ranks
+    return by_place(sorted(range(len(blocks)), key=keys.__getitem__))
 
 
 def _urgency(operation: Operation) -> tuple[int, int, int]:
