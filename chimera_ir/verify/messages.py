@@ -4,13 +4,13 @@ The send comes after the operation that makes the value, the receive and its wai
 This rule checks each lane by itself, before the rule "channels" plays all lanes together.
 """
 
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from heapq import merge
 from itertools import accumulate, chain, repeat, zip_longest
-from typing import NamedTuple
+from operator import itemgetter
 
 from chimera_ir.diagnostics.catalogue import schedule as say
 from chimera_ir.diagnostics.catalogue.program import Blocked, Deadlock, ReceivesOutOfOrder, SlotInUse, SlotTooHigh
@@ -70,65 +70,48 @@ _Move = tuple[Kind, tuple[Micro, ...], Stage]
 def moves(program: Program) -> Iterator[Diagnostic]:
     """Yields diagnostics of moves that nothing waits for, of needless waits, and of operations before their wait."""
     for number, parts in enumerate(program.parts if program.header.moves else ()):
-        yield from _Waits(program.header, Worker(number), parts).diagnostics()
+        yield from _moves_of(program.header, Worker(number), parts)
 
 
-class _Waits:
-    def __init__(self, header: Header, worker: Worker, parts: LaneParts) -> None:
-        self._header, self._worker, self._parts = header, worker, parts
-        launches = (operation for operation in parts.computes.lines if isinstance(operation, Compute))
-        self._launches = {_move(operation): operation for operation in launches if operation.kind.moves}
-        self._waits: dict[_Move, WaitMove] = {}
-        for wait in parts.wait_moves.lines:
-            self._waits.setdefault(_move(wait), wait)
-
-    def diagnostics(self) -> Iterator[Diagnostic]:
-        """Yields the mistakes of the lane, in its order, and then the moves that nothing waits for."""
-        header, worker = self._header, self._worker
-        # The moves that were launched, those of them under way by micro-batch and stage, and those waited for.
-        launched: set[_Move] = set()
-        under_way: dict[tuple[Micro, Stage], list[_Move]] = defaultdict(list)
-        ended: set[_Move] = set()
-        for step in self._parts.steps:
-            move, cells = _move(step), [(micro, step.stage) for micro in step.micros]
-            text = line(step, header)
-            if not isinstance(step, WaitMove):
-                yield from self._touched(step, [other for cell in cells for other in under_way[cell]])
-                if step.kind.moves:
-                    launched.add(move)
-                    for cell in cells:
-                        under_way[cell].append(move)
-            elif move not in self._launches:
-                missing = line(Compute(step.kind, step.micros, step.stage), header)
-                yield say.WaitForNoMove(step.origin, worker, text, missing)
-            elif move in ended:
-                yield say.WaitRepeated(step.origin, worker, text, step.kind.noun, self._waits[move].origin)
-            elif move not in launched:
-                launch = self._launches[move]
-                yield say.WaitBeforeLaunch(step.origin, worker, text, line(launch, header), launch.origin)
-            else:
-                ended.add(move)
+def _moves_of(header: Header, worker: Worker, parts: LaneParts) -> Iterator[Diagnostic]:
+    """Yields the mistakes of a lane, in its order, and then the moves that nothing waits for."""
+    launches = {_move(step): step for _, step in parts.singles if step.kind.moves}
+    waits = {_move(wait): wait for wait in reversed(parts.wait_moves.lines)}
+    # The moves that were launched, those of them under way by micro-batch and stage, and those waited for.
+    launched: set[_Move] = set()
+    under_way: dict[tuple[Micro, Stage], list[_Move]] = defaultdict(list)
+    ended: set[_Move] = set()
+    for step in parts.steps:
+        move, cells = _move(step), [(micro, step.stage) for micro in step.micros]
+        where = step.origin, worker, line(step, header)
+        if not isinstance(step, WaitMove):
+            for touched in dict.fromkeys(other for cell in cells for other in under_way[cell] if other in waits):
+                wait, message = waits[touched], say.UseBeforeOut if touched[0].offloads else say.UseBeforeBack
+                yield message(*where, line(wait, header), wait.origin, _moved(header, touched))
+            if step.kind.moves:
+                launched.add(move)
                 for cell in cells:
-                    under_way[cell].remove(move)
-        for move, launch in self._launches.items():
-            if move not in self._waits:
-                wait = line(WaitMove(*move), header)
-                yield say.MissingWaitMove(launch.origin, worker, wait, launch.kind.noun, line(launch, header))
+                    under_way[cell].append(move)
+        elif move not in launches:
+            yield say.WaitForNoMove(*where, line(Compute(*move), header))
+        elif move in ended:
+            yield say.WaitRepeated(*where, step.kind.noun, waits[move].origin)
+        elif move not in launched:
+            yield say.WaitBeforeLaunch(*where, line(launches[move], header), launches[move].origin)
+        else:
+            ended.add(move)
+            for cell in cells:
+                under_way[cell].remove(move)
+    for move, launch in launches.items():
+        if move not in waits:
+            texts = line(WaitMove(*move), header), launch.kind.noun, line(launch, header)
+            yield say.MissingWaitMove(launch.origin, worker, *texts)
 
-    def _touched(self, step: MoveStep, under_way: list[_Move]) -> Iterator[Diagnostic]:
-        """Yields a diagnostic for each move of the same cell for which the lane waits only after ``step``."""
-        for move in dict.fromkeys(under_way):
-            if move not in self._waits:
-                continue
-            wait, out = self._waits[move], move[0].offloads
-            message = say.UseBeforeOut if out else say.UseBeforeBack
-            texts = line(step, self._header), line(wait, self._header)
-            yield message(step.origin, self._worker, *texts, wait.origin, self._content(move))
 
-    def _content(self, move: _Move) -> str:
-        kind, micros, stage = move
-        what = "operands" if kind.moves_operands else "activations"
-        return f"the {what} of {micros_name(micros, self._header.slices)} on stage {stage}"
+def _moved(header: Header, move: _Move) -> str:
+    kind, micros, stage = move
+    what = "operands" if kind.moves_operands else "activations"
+    return f"the {what} of {micros_name(micros, header.slices)} on stage {stage}"
 
 
 def _move(step: MoveStep) -> _Move:
@@ -327,110 +310,81 @@ def _meaning(program: Program, wait: Instruction) -> str:
             raise AssertionError("only waits block")
 
 
-class HandOver(NamedTuple):
-    """A message that the program needs, with its ``number`` (`key`), from worker ``start`` to worker ``end``."""
+Places = Mapping[type[Talk], Mapping[Message, int]]
+"""Maps a type of lines, and a message, to the place of the first line of that type about the message in a lane."""
 
-    number: int
-    start: Worker
-    end: Worker
-
-
-@dataclass(frozen=True, slots=True)
-class MessagePlaces:
-    """Places in lanes at which each message is sent, received and waited for, and lines that may be wrong.
-
-    Four lists have a place for each message, at the message's `key`: ``sent`` of the send, ``posted`` of the receive,
-    ``retired`` of the wait for the send, ``arrived`` of the wait for the receive. `ABSENT` stands for a missing line.
-    ``expected`` has the messages that the program needs, in the order of the lanes that send. ``foreign`` has, by
-    worker and place, the diagnostics of lines about messages that their worker neither sends nor receives. ``suspect``
-    has worker and place of every line that may be wrong: foreign lines, repeated lines, and lines that name the wrong
-    worker.
-    """
-
-    sent: "array[int]"
-    retired: "array[int]"
-    posted: "array[int]"
-    arrived: "array[int]"
-    expected: dict[Message, HandOver]
-    foreign: dict[tuple[Worker, int], Diagnostic]
-    suspect: list[tuple[Worker, int]]
+_HandOver = tuple[Message, Worker, Worker]
+"""A message that the program needs, with its sender and its receiver."""
 
 
-def places(program: Program, cells: Flow) -> MessagePlaces:
-    """Finds the first line of each type for each message; a line about a message between other workers does not count.
-
-    The types are send, receive, wait for a send, wait for a receive.
-    """
-    absent = array("q", [ABSENT]) * (len(program.header.edges) * program.header.micro_batches)
-    places = MessagePlaces(absent[:], absent[:], absent[:], absent[:], _expected(program), {}, [])
-    for number, parts in enumerate(program.parts):
-        worker = Worker(number)
-        to, source = [send.to for send in parts.sends.lines], [recv.source for recv in parts.recvs.lines]
-        _enter(program, cells, places, worker, parts.sends, places.sent, to, at_start=True)
-        _enter(program, cells, places, worker, parts.wait_sends, places.retired, repeat(None), at_start=True)
-        _enter(program, cells, places, worker, parts.recvs, places.posted, source, at_start=False)
-        _enter(program, cells, places, worker, parts.wait_recvs, places.arrived, repeat(None), at_start=False)
-    places.suspect.sort()
-    return places
+def places(program: Program) -> list[Places]:
+    """Returns the places of the lines about messages in each lane."""
+    return [
+        {
+            Send: _first_places(parts.sends),
+            WaitSend: _first_places(parts.wait_sends),
+            Recv: _first_places(parts.recvs),
+            WaitRecv: _first_places(parts.wait_recvs),
+        }
+        for parts in program.parts
+    ]
 
 
-def _enter(
-    program: Program,
-    cells: Flow,
-    places: MessagePlaces,
-    worker: Worker,
-    lines: Lines[Talk],
-    where: "array[int]",
-    peers: Iterable[Worker | None],
-    *,
-    at_start: bool,
-) -> None:
-    """Notes where ``lines`` of one type stand; ``at_start`` says that they belong in the sender's lane."""
-    expected = places.expected
-    for (place, instruction), peer in zip(lines, peers, strict=False):
-        hand_over = expected.get(instruction.message)
-        if hand_over is not None:
-            message, start, end = hand_over
-            meant_worker, meant_peer = (start, end) if at_start else (end, start)
-            meant = meant_worker == worker and (peer is None or peer == meant_peer)
-        # Nearly all lines are right: only the others pay for the search for a mistake.
-        if hand_over is None or not meant:
-            places.suspect.append((worker, place))
-            mistake = _foreign(program, cells, worker, instruction)
-            if mistake is not None:
-                places.foreign[worker, place] = mistake
-                continue
-            message = key(program.header, instruction.message)
-        if where[message] == ABSENT:
-            where[message] = place
-        else:
-            places.suspect.append((worker, place))
+def _first_places(lines: Lines[Talk]) -> dict[Message, int]:
+    return dict(zip([line.message for line in reversed(lines.lines)], reversed(lines.places), strict=True))
 
 
-def _expected(program: Program) -> dict[Message, HandOver]:
-    expected: dict[Message, HandOver] = {}
-    for number, parts in enumerate(program.parts):
-        worker = Worker(number)
-        for _, message, end in crossing(program.header, worker, parts.computes):
-            expected[message] = HandOver(key(program.header, message), worker, end)
-    return expected
-
-
-def messages(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diagnostic]:
+def messages(program: Program, cells: Flow, places: Sequence[Places]) -> Iterator[Diagnostic]:
     """Yields diagnostics of lines for messages: unknown, redundant, about the wrong peer, missing or misplaced.
 
     The operations of the program are complete and placed, and grouped the same way on all stages. ``cells`` is the flow
-    of the program (`index.cells`), ``places`` has the places of its messages (`places`).
+    of the program (`findings.cells`), ``places`` are those of its lines about messages (`places`).
     """
-    for worker, place in places.suspect:
-        instruction = program.lanes[worker][place]
-        if isinstance(instruction, Talk):
-            yield from _line(program, worker, place, instruction, places)
-    for message, (number, _, _) in places.expected.items():
-        sent, posted, arrived = places.sent[number], places.posted[number], places.arrived[number]
-        in_order = ABSENT < cells.producer(message) < sent < places.retired[number]
-        if not (in_order and ABSENT < posted < arrived < cells.consumer(message)):
-            yield from _hand_over(program, cells, places, message)
+    hand_overs = [
+        (message, Worker(worker), peer)
+        for worker, parts in enumerate(program.parts)
+        for _, message, peer in crossing(program.header, Worker(worker), parts.computes)
+    ]
+    wrong = [hand_over for hand_over in hand_overs if not _is_right(program, cells, places, hand_over)]
+    # If every message has its four lines, and there are no more lines than these, each line is right.
+    if wrong or _lines_about_messages(program) != 4 * len(hand_overs):
+        for worker, lane in enumerate(program.lanes):
+            for place, instruction in enumerate(lane):
+                if isinstance(instruction, Talk):
+                    yield from _line(program, cells, places[worker], Worker(worker), place, instruction)
+    for hand_over in wrong:
+        yield from _missing(program, cells, places, hand_over)
+        yield from _misplaced(program, cells, places, hand_over)
+
+
+def _lines_about_messages(program: Program) -> int:
+    return sum(
+        len(lines.places)
+        for parts in program.parts
+        for lines in (parts.sends, parts.wait_sends, parts.recvs, parts.wait_recvs)
+    )
+
+
+def _four_places(places: Sequence[Places], hand_over: _HandOver) -> tuple[int, int, int, int]:
+    """The places of the send, of the wait for it, of the receive and of the wait for that; `ABSENT` without a line."""
+    message, start, end = hand_over
+    out, back = places[start], places[end]
+    return (
+        out[Send].get(message, ABSENT),
+        out[WaitSend].get(message, ABSENT),
+        back[Recv].get(message, ABSENT),
+        back[WaitRecv].get(message, ABSENT),
+    )
+
+
+def _is_right(program: Program, cells: Flow, places: Sequence[Places], hand_over: _HandOver) -> bool:
+    message, start, end = hand_over
+    sent, retired, posted, arrived = _four_places(places, hand_over)
+    in_order = ABSENT < cells.producer(message) < sent < retired
+    if not (in_order and ABSENT < posted < arrived < cells.consumer(message)):
+        return False
+    send, recv = program.lanes[start][sent], program.lanes[end][posted]
+    return isinstance(send, Send) and send.to == end and isinstance(recv, Recv) and recv.source == start
 
 
 def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -> Diagnostic | None:
@@ -471,44 +425,36 @@ def _handed_on_with(maker: Instruction, message: Message) -> tuple[Micro, ...]:
 
 
 def _line(
-    program: Program, worker: Worker, place: int, instruction: Talk, places: MessagePlaces
+    program: Program, cells: Flow, places: Places, worker: Worker, place: int, instruction: Talk
 ) -> Iterator[Diagnostic]:
-    if (worker, place) in places.foreign:
-        yield places.foreign[worker, place]
+    mistake = _foreign(program, cells, worker, instruction)
+    if mistake is not None:
+        yield mistake
         return
     header, message = program.header, instruction.message
-    where = instruction.origin, worker, line(instruction, program.header)
-    columns: dict[type[Talk], array[int]] = {
-        Send: places.sent,
-        WaitSend: places.retired,
-        Recv: places.posted,
-        WaitRecv: places.arrived,
-    }
-    first = columns[type(instruction)][key(header, message)]
+    where = instruction.origin, worker, line(instruction, header)
+    first = places[type(instruction)][message]
     if first != place:
         done = {Send: "sent", Recv: "received"}.get(type(instruction), "waited for")
-        yield say.RepeatedMessage(*where, content(program.header, message), done, program.lanes[worker][first].origin)
+        yield say.RepeatedMessage(*where, content(header, message), done, program.lanes[worker][first].origin)
     if isinstance(instruction, Send) and instruction.to != receiver(header, message):
         yield say.WrongPeer(*where, instruction.to, receiver(header, message), message.target)
     if isinstance(instruction, Recv) and instruction.source != sender(header, message):
         yield say.WrongPeer(*where, instruction.source, sender(header, message), message.source)
 
 
-def _hand_over(program: Program, cells: Flow, places: MessagePlaces, message: Message) -> Iterator[Diagnostic]:
-    number, start, end = places.expected[message]
-    sent, retired = places.sent[number], places.retired[number]
-    posted, arrived = places.posted[number], places.arrived[number]
-    if ABSENT in (sent, retired, posted, arrived):
-        yield from _missing(program, cells, places, message)
-    made, used = cells.producer(message), cells.consumer(message)
-    if sent != ABSENT and sent < made:
-        yield say.SendBeforeOperation(*_order(program, start, sent, made), content(program.header, message))
-    if sent != ABSENT and retired != ABSENT and retired < sent:
+def _misplaced(program: Program, cells: Flow, places: Sequence[Places], hand_over: _HandOver) -> Iterator[Diagnostic]:
+    message, start, end = hand_over
+    sent, retired, posted, arrived = _four_places(places, hand_over)
+    made, used, what = cells.producer(message), cells.consumer(message), content(program.header, message)
+    if ABSENT < sent < made:
+        yield say.SendBeforeOperation(*_order(program, start, sent, made), what)
+    if ABSENT < retired < sent:
         yield say.WaitBeforeSend(*_order(program, start, retired, sent))
-    if posted != ABSENT and arrived != ABSENT and arrived < posted:
+    if ABSENT < arrived < posted:
         yield say.WaitBeforeRecv(*_order(program, end, arrived, posted))
-    if arrived != ABSENT and used < arrived:
-        yield say.UseBeforeWait(*_order(program, end, used, arrived), content(program.header, message))
+    if used < arrived:
+        yield say.UseBeforeWait(*_order(program, end, used, arrived), what)
 
 
 def _order(program: Program, worker: Worker, early: int, late: int) -> tuple[Span, Worker, str, str, Span]:
@@ -516,31 +462,20 @@ def _order(program: Program, worker: Worker, early: int, late: int) -> tuple[Spa
     return first.origin, worker, line(first, program.header), line(second, program.header), second.origin
 
 
-def _missing(program: Program, cells: Flow, places: MessagePlaces, message: Message) -> Iterator[Diagnostic]:
-    number, start, end = places.expected[message]
-    operation, user = program.lanes[start][cells.producer(message)], program.lanes[end][cells.consumer(message)]
-    what, reader = content(program.header, message), line(user, program.header)
-    if places.sent[number] == ABSENT:
-        yield say.MissingSend(
-            operation.origin,
-            start,
-            line(Send(message, end), program.header),
-            end,
-            what,
-            reader,
-            line(operation, program.header),
-        )
-    elif places.retired[number] == ABSENT:
-        origin = program.lanes[start][places.sent[number]].origin
-        yield say.MissingWaitSend(
-            origin, start, line(WaitSend(message), program.header), line(Send(message, end), program.header)
-        )
-    if places.posted[number] == ABSENT:
-        yield say.MissingRecv(
-            user.origin, end, line(Recv(message, start, Slot(0)), program.header), start, what, reader
-        )
-    elif places.arrived[number] == ABSENT:
-        yield say.MissingWaitRecv(user.origin, end, line(WaitRecv(message), program.header), start, what, reader)
+def _missing(program: Program, cells: Flow, places: Sequence[Places], hand_over: _HandOver) -> Iterator[Diagnostic]:
+    header, (message, start, end) = program.header, hand_over
+    sent, retired, posted, arrived = _four_places(places, hand_over)
+    maker, user = program.lanes[start][cells.producer(message)], program.lanes[end][cells.consumer(message)]
+    what, reader, send = content(header, message), line(user, header), line(Send(message, end), header)
+    if sent == ABSENT:
+        yield say.MissingSend(maker.origin, start, send, end, what, reader, line(maker, header))
+    elif retired == ABSENT:
+        yield say.MissingWaitSend(program.lanes[start][sent].origin, start, line(WaitSend(message), header), send)
+    if posted == ABSENT:
+        recv = line(Recv(message, start, Slot(0)), header)
+        yield say.MissingRecv(user.origin, end, recv, start, what, reader)
+    elif arrived == ABSENT:
+        yield say.MissingWaitRecv(user.origin, end, line(WaitRecv(message), header), start, what, reader)
 
 
 # Proof that a program finishes with fewer communicators than the rule "channels" asks for.
@@ -611,7 +546,7 @@ def _shown(level: Program | ProgramStream, program: Program) -> Program:
 
 def _crossing(program: Program) -> str:
     """The first two messages that two workers post in different orders, in a few words; empty if there are none."""
-    posts = [_posts(program, Worker(number)) for number in range(program.header.workers)]
+    posts = [*map(_posts, program.parts)]
     for worker, by_peer in enumerate(posts):
         for peer in sorted(other for other in by_peer if other > worker):
             for mine, theirs in zip(by_peer[peer], posts[peer][Worker(worker)], strict=True):
@@ -621,17 +556,12 @@ def _crossing(program: Program) -> str:
     return ""
 
 
-def _posts(program: Program, worker: Worker) -> dict[Worker, list[Send | Recv]]:
-    parts = program.parts[worker]
-    places = [
-        *((place, send.to) for place, send in parts.sends),
-        *((place, recv.source) for place, recv in parts.recvs),
-    ]
-    posts: dict[Worker, list[Send | Recv]] = {}
-    for place, peer in sorted(places):
-        post = program.lanes[worker][place]
-        assert isinstance(post, Send | Recv)
-        posts.setdefault(peer, []).append(post)
+def _posts(parts: LaneParts) -> dict[Worker, list[Send | Recv]]:
+    """The sends and receives of a lane, in order, by the other worker."""
+    posts: dict[Worker, list[Send | Recv]] = defaultdict(list)
+    lines: tuple[Iterable[tuple[int, Send | Recv]], ...] = parts.sends, parts.recvs
+    for _, post in merge(*lines, key=itemgetter(0)):
+        posts[post.to if isinstance(post, Send) else post.source].append(post)
     return posts
 
 
@@ -643,9 +573,6 @@ def _posts(program: Program, worker: Worker) -> dict[Worker, list[Send | Recv]]:
 # worker 0  .        .        F m2 s0  .        F m3 s0
 # worker 3  F m0 s3  B m0 s3  F m1 s3  B m1 s3  .
 #                             B m4 s0
-
-_Occupied = Mapping[tuple[Worker, Clock], Sequence[Planned]]
-"""The operations on each clock of each worker."""
 
 _REACH, _WORKERS, _ROWS = 3, 4, 4
 """The clocks drawn on each side of a conflict, the most workers drawn, and the most operations drawn on a clock."""
@@ -663,7 +590,9 @@ def conflict_free(plan: Plan) -> Iterator[Diagnostic]:
         other = first.setdefault(place, planned)
         if other is not planned:
             conflicts.setdefault((other.operation.origin, planned.operation.origin), []).append((other, planned))
-    places = _occupied(plan.clocked) if conflicts else {}
+    occupied: dict[tuple[Worker, Clock], list[Planned]] = defaultdict(list)
+    for planned in plan.clocked if conflicts else ():
+        occupied[planned.worker, planned.clock].append(planned)
     for (before, after), group in conflicts.items():
         earlier, later = group[0]
         yield Conflict(
@@ -674,24 +603,19 @@ def conflict_free(plan: Plan) -> Iterator[Diagnostic]:
             second=line(later.operation, plan.header),
             first_span=before,
             count=len(group),
-            around=_drawing(plan.header, places, (other for other, _ in group)),
+            around=_drawing(plan.header, occupied, [other for other, _ in group]),
         )
 
 
-def _occupied(operations: Iterable[Planned]) -> _Occupied:
-    by_place: dict[tuple[Worker, Clock], list[Planned]] = {}
-    for planned in operations:
-        by_place.setdefault((planned.worker, planned.clock), []).append(planned)
-    return by_place
-
-
-def _drawing(header: Header, places: _Occupied, conflicts: Iterable[Planned]) -> tuple[str, ...]:
-    listed = list(conflicts)
-    clocks = range(listed[0].clock - _REACH, listed[0].clock + _REACH + 1)
-    workers = dict.fromkeys(planned.worker for planned in listed if planned.clock in clocks)
+def _drawing(
+    header: Header, occupied: Mapping[tuple[Worker, Clock], Sequence[Planned]], conflicts: Sequence[Planned]
+) -> tuple[str, ...]:
+    """The operations around the first of ``conflicts``, of the workers with conflicts there, as lines of a table."""
+    clocks = range(conflicts[0].clock - _REACH, conflicts[0].clock + _REACH + 1)
+    workers = dict.fromkeys(planned.worker for planned in conflicts if planned.clock in clocks)
     rows = [["clock", *map(str, clocks)]]
     for worker in sorted([*workers][:_WORKERS]):
-        columns = [_texts(header, places.get((worker, Clock(clock)), ())) for clock in clocks]
+        columns = [_texts(header, occupied.get((worker, Clock(clock)), ())) for clock in clocks]
         names = chain([f"worker {worker}"], repeat(""))
         rows += [[name, *texts] for name, texts in zip(names, zip_longest(*columns, fillvalue=""), strict=False)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -699,12 +623,9 @@ def _drawing(header: Header, places: _Occupied, conflicts: Iterable[Planned]) ->
 
 
 def _texts(header: Header, operations: Sequence[Planned]) -> list[str]:
-    texts = [_short(line(planned.operation, header)) for planned in operations[:_ROWS]]
+    whole = [line(planned.operation, header) for planned in operations[:_ROWS]]
+    texts = [text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..." for text in whole]
     return texts + (["..."] if len(operations) > _ROWS else []) or ["."]
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
 
 
 # Rule "slots", a part of "messages": a receive is posted into a buffer only when its old content is not needed.
@@ -715,11 +636,11 @@ def _short(text: str) -> str:
 # on. A slot with gradients is free after the backward that reads them.
 
 
-def slots(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diagnostic]:
+def slots(program: Program, cells: Flow, places: Sequence[Places]) -> Iterator[Diagnostic]:
     """Yields diagnostics of receives into a slot that is in use, or whose number is not below the number of messages.
 
-    The program has no errors by the rule "messages". ``cells`` is its data flow (`index.cells`); ``places`` are the
-    places of its messages (`messages.places`).
+    The program has no errors by the rule "messages". ``cells`` is its data flow (`findings.cells`), ``places`` are
+    those of its lines about messages (`places`).
     """
     for number, parts in enumerate(program.parts):
         worker = Worker(number)
@@ -734,10 +655,10 @@ def slots(program: Program, cells: Flow, places: MessagePlaces) -> Iterator[Diag
             before = held.get(shelf)
             if before is not None and before[1] >= place:
                 yield _in_use(program, worker, recv, *before)
-            held[shelf] = (recv, _last_use(program.header, worker, cells, places, recv.message))
+            held[shelf] = (recv, _last_use(program.header, worker, cells, places[worker], recv.message))
 
 
-def _last_use(header: Header, worker: Worker, cells: Flow, places: MessagePlaces, message: Message) -> int:
+def _last_use(header: Header, worker: Worker, cells: Flow, places: Places, message: Message) -> int:
     last = cells.last_use(message)
     if message.value.readers is not Readers.FED:
         return last
@@ -750,7 +671,7 @@ def _last_use(header: Header, worker: Worker, cells: Flow, places: MessagePlaces
                 stages.append(target)
                 last = max(last, cells.consumer(made))
             else:
-                last = max(last, places.retired[key(header, made)])
+                last = max(last, places[WaitSend][made])
     return last
 
 

@@ -10,7 +10,7 @@ scripts.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial, partialmethod
+from functools import cache, partial, partialmethod
 from math import inf
 from typing import Any, NamedTuple, Self
 
@@ -22,17 +22,11 @@ from chimera_ir.ir.ops import Micro, Slot, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.text.printer import absolute
 from chimera_ir.ir.text.printer import line as text_of
 
-Group = tuple[int, ...]
+Group = tuple[Micro, ...]
 """The micro-batches of an operation or of a message."""
 
-Micros = int | Group
+Micros = Micro | Group
 """Micro-batches as scripts write them: one as a number, several as a tuple."""
-
-
-def group_of(micros: Micros) -> Group:
-    """Micro-batches as a tuple."""
-    return micros if isinstance(micros, tuple) else (micros,)
-
 
 Route = tuple[int, int, int, str]
 """A link: the stage that sends, the stage that receives, the other worker; a value, empty if the stages imply it."""
@@ -44,10 +38,6 @@ _INPUT, _TARGET = "input", "target"
 
 _DATASET = -1
 """The number that inputs and targets have in place of the stage that made them."""
-
-
-NextLine = Callable[[], ops.Instruction | None]
-"""Takes the next line of a lane; returns None after the last."""
 
 
 class Differs(Exception):
@@ -62,6 +52,11 @@ class Differs(Exception):
         self.done = done
 
 
+def group_of(micros: Micros) -> Group:
+    """Micro-batches as a tuple."""
+    return micros if isinstance(micros, tuple) else (micros,)
+
+
 class ScriptRun(NamedTuple):
     """The updates and micro-batches of one run of a script; calls about others expect no line of the program.
 
@@ -73,10 +68,6 @@ class ScriptRun(NamedTuple):
     updates: float = inf
     micro_batches: float = inf
 
-    def has(self, micros: Micros) -> bool:
-        """Whether the micro-batches of an operation are in the run; either all of them are, or none."""
-        return self.start <= group_of(micros)[0] < self.micro_batches
-
     def makes(self, version: int) -> bool:
         """Whether the step that makes this version of the weights is in the run."""
         return self.start < version <= self.updates
@@ -86,32 +77,66 @@ class ScriptRun(NamedTuple):
         return self.start < version < self.updates
 
 
+class Recording:
+    """The lines of a ``lane`` that the calls of a script are compared with, one after the other.
+
+    ``next_line`` takes the next line; it returns None after the last.
+    """
+
+    def __init__(self, lane: Iterable[ops.Instruction], header: Header, run: ScriptRun) -> None:
+        self.header, self.run = header, run
+        self.next_line: Callable[[], ops.Instruction | None] = partial(next, iter(lane), None)
+
+    def in_run(self, micros: Micros) -> Group:
+        """The micro-batches as a tuple; none if they are not in the run. Either all of them are, or none."""
+        group = micros if isinstance(micros, tuple) else (micros,)
+        return group if self.run.start <= group[0] < self.run.micro_batches else ()
+
+    def expect(self, done: ops.Instruction) -> ops.Instruction:
+        """Takes the next line and returns it; raises `Differs` if it is not ``done``."""
+        line = self.next_line()
+        if line is None or line != done:
+            raise Differs(line, self.text(done))
+        return line
+
+    def text(self, done: ops.Instruction, *arguments: object) -> str:
+        """What a script does, in words."""
+        values = " and the ".join(map(self.value_text, arguments))
+        return f"does `{text_of(done, self.header)}`" + (f" with the {values}" if values else "")
+
+    def value_text(self, value: object) -> str:
+        """The description of a tensor in words, as in ``outputs of m2 s1``."""
+        match value:
+            case (str(kind), tuple(group), int(stage)):
+                micros = ",".join(map(absolute(self.header.slices).micro, group))
+                return f"{kind} of {micros}" + ("" if stage == _DATASET else f" s{stage}")
+            case _:
+                return str(value)
+
+
 class _RecordedLink:
     _wait: type[ops.WaitSend | ops.WaitRecv]
     _preposition: str
 
-    def __init__(self, next_line: NextLine, run: ScriptRun, header: Header, route: Route) -> None:
-        self._next_line, self._run, self._header = next_line, run, header
-        self._source, self._target, self._worker = Stage(route[0]), Stage(route[1]), route[2]
-        self._sent = header.value_between[self._source, self._target, route[3]]
+    def __init__(self, recording: Recording, route: Route) -> None:
+        self._recording = recording
+        self._source, self._target, self._worker = Stage(route[0]), Stage(route[1]), Worker(route[2])
+        self._sent = recording.header.value_between[self._source, self._target, route[3]]
         self._role = _role(self._sent)
         self._under_way: set[Group] = set()
         self._over: set[Group] = set()
 
     def wait(self, micros: Micros) -> None:
         """Expects the line ``wait send`` or ``wait recv`` of a message that is posted on this link."""
-        if not self._run.has(micros):
-            return
-        group = group_of(micros)
-        line = self._next_line()
-        if not isinstance(line, self._wait) or line.message != self._message(group) or group not in self._under_way:
-            done = _call_text(self._header, self._wait(self._message(group)))
-            raise Differs(line, f"{done} {self._preposition} w{self._worker}")
-        self._under_way.remove(group)
-        self._over.add(group)
+        if group := self._recording.in_run(micros):
+            line, done = self._recording.next_line(), self._wait(self._message(group))
+            if line != done or group not in self._under_way:
+                raise Differs(line, f"{self._recording.text(done)} {self._preposition} w{self._worker}")
+            self._under_way.remove(group)
+            self._over.add(group)
 
     def _message(self, group: Group) -> ops.Message:
-        return ops.Message(_micros(group), self._source, self._target, self._sent)
+        return ops.Message(group, self._source, self._target, self._sent)
 
 
 class RecordedOutgoing(_RecordedLink):
@@ -121,18 +146,11 @@ class RecordedOutgoing(_RecordedLink):
 
     def isend(self, micros: Micros, tensors: object) -> None:
         """Expects the line ``send``; ``tensors`` must be the value that the stage has made of these micro-batches."""
-        if not self._run.has(micros):
-            return
-        group = group_of(micros)
-        line = self._next_line()
-        if (
-            type(line) is not ops.Send
-            or line.message != self._message(group)
-            or line.to != self._worker
-            or tensors != (self._role, group, self._source)
-        ):
-            raise Differs(line, _call_text(self._header, ops.Send(self._message(group), Worker(self._worker)), tensors))
-        self._under_way.add(group)
+        if group := self._recording.in_run(micros):
+            line, done = self._recording.next_line(), ops.Send(self._message(group), self._worker)
+            if line != done or tensors != (self._role, group, self._source):
+                raise Differs(line, self._recording.text(done, tensors))
+            self._under_way.add(group)
 
 
 class RecordedIncoming(_RecordedLink):
@@ -140,38 +158,27 @@ class RecordedIncoming(_RecordedLink):
 
     _wait, _preposition = ops.WaitRecv, "from"
 
-    def __init__(self, next_line: NextLine, run: ScriptRun, header: Header, route: Route, rooms: Sequence[int]) -> None:
-        super().__init__(next_line, run, header, route)
+    def __init__(self, recording: Recording, route: Route, rooms: Sequence[int]) -> None:
+        super().__init__(recording, route)
         self._rooms = rooms
 
     def irecv(self, micros: Micros, into: int) -> None:
         """Expects the line ``recv``, into the slot ``into``, which must have room."""
-        if not self._run.has(micros):
-            return
-        group = group_of(micros)
-        line = self._next_line()
-        if (
-            type(line) is not ops.Recv
-            or line.message != self._message(group)
-            or line.source != self._worker
-            or line.slot != into
-        ):
-            raise Differs(
-                line, _call_text(self._header, ops.Recv(self._message(group), Worker(self._worker), Slot(into)))
-            )
-        if into >= len(self._rooms) or len(group) > self._rooms[into]:
-            raise Differs(line, f"has no room in slot {into}: program.json gives the slots {list(self._rooms)}")
-        self._under_way.add(group)
+        if group := self._recording.in_run(micros):
+            line = self._recording.expect(ops.Recv(self._message(group), self._worker, Slot(into)))
+            if into >= len(self._rooms) or len(group) > self._rooms[into]:
+                raise Differs(line, f"has no room in slot {into}: program.json gives the slots {list(self._rooms)}")
+            self._under_way.add(group)
 
     def take(self, micros: Micros) -> Value | None:
         """Returns the value that a message has brought; raises `Differs` if it has not come, or was taken before."""
-        if not self._run.has(micros):
+        group = self._recording.in_run(micros)
+        if not group:
             return None
-        group = group_of(micros)
         value = self._role, group, self._source
         if group not in self._over:
-            text = _value_text(self._header, value)
-            raise Differs(self._next_line(), f"takes the {text} from w{self._worker}, which have not come")
+            text = self._recording.value_text(value)
+            raise Differs(self._recording.next_line(), f"takes the {text} from w{self._worker}, which have not come")
         self._over.remove(group)
         return value
 
@@ -183,45 +190,36 @@ class RecordedWeights:
     first one keeps these weights, and `drop` of the second one frees them.
     """
 
-    def __init__(
-        self, next_line: NextLine, run: ScriptRun, header: Header, group: WeightGroup, initial: tuple[int, int]
-    ) -> None:
-        self._next_line, self._run, self._header, self._group = next_line, run, header, group
+    def __init__(self, recording: Recording, group: WeightGroup, initial: tuple[int, int]) -> None:
+        self._recording, self._group = recording, group
         self._stashed, self._dropped = initial
 
     def stash(self, version: int) -> None:
         """Expects the line ``stash``."""
-        if version == self._stashed or self._run.keeps(version):
-            self._expect(ops.Stash(self._group, Version(max(0, version))))
+        if version == self._stashed or self._recording.run.keeps(version):
+            self._recording.expect(ops.Stash(self._group, Version(max(0, version))))
 
     def drop(self, version: int) -> None:
         """Expects the line ``drop``."""
-        if version == self._dropped or self._run.keeps(version):
-            self._expect(ops.Drop(self._group, Version(max(0, version))))
+        if version == self._dropped or self._recording.run.keeps(version):
+            self._recording.expect(ops.Drop(self._group, Version(max(0, version))))
 
     def _expect_of_update(
         self, kind: type[ops.AllReduce | ops.WaitAllReduce | ops.Step], version: Version | None = None
     ) -> None:
-        if version is None or self._run.makes(version):
-            self._expect(kind(self._group, version=version))
+        if version is None or self._recording.run.makes(version):
+            self._recording.expect(kind(self._group, version=version))
 
     all_reduce = partialmethod(_expect_of_update, ops.AllReduce)
     wait_all_reduce = partialmethod(_expect_of_update, ops.WaitAllReduce)
     step = partialmethod(_expect_of_update, ops.Step)
 
-    def _expect(self, done: ops.Instruction) -> None:
-        line = self._next_line()
-        if line != done:
-            raise Differs(line, _call_text(self._header, done))
-
 
 class RecordedStage(RecordedWeights):
     """A stage whose methods expect lines of the program. If it feeds no other stage, its forward also takes targets."""
 
-    def __init__(
-        self, next_line: NextLine, run: ScriptRun, header: Header, stage: Stage, initial: tuple[int, int]
-    ) -> None:
-        super().__init__(next_line, run, header, (stage,), initial)
+    def __init__(self, recording: Recording, stage: Stage, initial: tuple[int, int]) -> None:
+        super().__init__(recording, (stage,), initial)
         self._stage = stage
         self._version: int | None = None
         self._values: set[Value] = set()
@@ -238,26 +236,24 @@ class RecordedStage(RecordedWeights):
 
     def pair(self, forward: Sequence[Any], other: "RecordedStage", backward: Sequence[Any]) -> None:
         """Expects the line of a pair: a forward of this stage and a backward of ``other``, each with its arguments."""
-        line = self._next_line()
+        line, forwards, backwards = self._recording.next_line(), group_of(forward[0]), group_of(backward[0])
         first, second = (line.forward, line.backward) if type(line) is ops.Pair else (None, None)
-        matches = self._does(first, FORWARD, forward[0], (*forward[1:],))
-        if not (matches and other._does(second, BACKWARD, backward[0], (*backward[1:],))):
-            done = ops.Pair(self._operation(FORWARD, forward[0]), other._operation(BACKWARD, backward[0]))
-            raise Differs(line, _call_text(self._header, done, *forward[1:], *backward[1:]))
+        matches = self._does(first, FORWARD, forwards, (*forward[1:],))
+        if not (matches and other._does(second, BACKWARD, backwards, (*backward[1:],))):
+            done = ops.Pair(self._operation(FORWARD, forwards), other._operation(BACKWARD, backwards))
+            raise Differs(line, self._recording.text(done, *forward[1:], *backward[1:]))
 
     def _expect_operation(self, kind: Kind, micros: Micros, *arguments: object) -> None:
-        if not self._run.has(micros):
-            return
-        line = self._next_line()
-        if not self._does(line, kind, micros, arguments):
-            raise Differs(line, _call_text(self._header, self._operation(kind, micros), *arguments))
+        if group := self._recording.in_run(micros):
+            line = self._recording.next_line()
+            if not self._does(line, kind, group, arguments):
+                raise Differs(line, self._recording.text(self._operation(kind, group), *arguments))
 
     def _expect_wait(self, kind: Kind, micros: Micros) -> None:
-        if self._run.has(micros):
-            self._expect(ops.WaitMove(kind, _micros(group_of(micros)), self._stage))
+        if group := self._recording.in_run(micros):
+            self._recording.expect(ops.WaitMove(kind, group, self._stage))
 
-    def _does(self, line: ops.Instruction | None, kind: Kind, micros: Micros, arguments: tuple[object, ...]) -> bool:
-        group = group_of(micros)
+    def _does(self, line: ops.Instruction | None, kind: Kind, group: Group, arguments: tuple[object, ...]) -> bool:
         if (
             type(line) is not ops.Compute
             or line.kind.letter != kind.letter
@@ -271,7 +267,7 @@ class RecordedStage(RecordedWeights):
         return True
 
     def _reads(self, kind: Kind, group: Group) -> tuple[Value, ...]:
-        header, stage = self._header, self._stage
+        header, stage = self._recording.header, self._stage
         received = tuple(
             (_role(value), group, int(maker))
             for value in kind.reads
@@ -284,54 +280,46 @@ class RecordedStage(RecordedWeights):
         return (*(received or ((_INPUT, group, _DATASET),)), *targets)
 
     def _handed_on(self, role: str, micros: Micros) -> Value | None:
-        if not self._run.has(micros):
+        group = self._recording.in_run(micros)
+        if not group:
             return None
-        value = role, group_of(micros), self._stage
+        value = role, group, self._stage
         if value not in self._values:
-            text = _value_text(self._header, value)
-            raise Differs(self._next_line(), f"reads the {text}, which are not on this worker")
+            text = self._recording.value_text(value)
+            raise Differs(self._recording.next_line(), f"reads the {text}, which are not on this worker")
         self._values.remove(value)
         return value
 
-    def _operation(self, kind: Kind, micros: Micros) -> ops.Compute:
-        return ops.Compute(kind, _micros(group_of(micros)), self._stage, version=self._read_by(kind))
+    def _operation(self, kind: Kind, group: Group) -> ops.Compute:
+        return ops.Compute(kind, group, self._stage, version=self._read_by(kind))
 
     def _read_by(self, kind: Kind) -> Version | None:
         return None if kind.moves or self._version is None else Version(self._version)
 
 
-class Held(NamedTuple):
-    """Parts of a rank, as program.json lists them: stages, ties, links and receive buffers.
-
-    ``header`` is the program's. ``initial`` has the two version numbers of each weight group: see `RecordedWeights`.
-    ``rooms`` has, for each incoming link, how many micro-batches each slot has room for.
-    """
-
-    header: Header
-    initial: Mapping[WeightGroup, tuple[int, int]]
-    rooms: Mapping[Route, Sequence[int]]
-    outgoing: Sequence[Route]
-
-
 class RecordedLane:
-    """Stand-in for a rank's lane, given to a script's functions: every call must be the next line of ``lane``.
+    """Stand-in for a rank's lane, given to a script's functions: every call must be the next line of ``recording``.
 
-    ``held`` says what the rank has. ``next_line`` takes the next line of the lane; it returns None after the last.
+    The rest is what program.json lists for the rank. ``initial`` has the two version numbers of each weight group that
+    the rank holds: see `RecordedWeights`. ``rooms`` has, for each incoming link, how many micro-batches each slot has
+    room for; ``outgoing`` are the outgoing links.
     """
 
-    def __init__(self, lane: Iterable[ops.Instruction], held: Held, run: ScriptRun) -> None:
-        self.next_line: NextLine = partial(next, iter(lane), None)
+    def __init__(
+        self,
+        recording: Recording,
+        initial: Mapping[WeightGroup, tuple[int, int]],
+        rooms: Mapping[Route, Sequence[int]],
+        outgoing: Sequence[Route],
+    ) -> None:
         self._groups = {
-            group: RecordedStage(self.next_line, run, held.header, group[0], initial)
+            group: RecordedStage(recording, group[0], versions)
             if len(group) == 1
-            else RecordedWeights(self.next_line, run, held.header, group, initial)
-            for group, initial in held.initial.items()
+            else RecordedWeights(recording, group, versions)
+            for group, versions in initial.items()
         }
-        self._incoming = {
-            route: RecordedIncoming(self.next_line, run, held.header, route, rooms)
-            for route, rooms in held.rooms.items()
-        }
-        self._outgoing = {route: RecordedOutgoing(self.next_line, run, held.header, route) for route in held.outgoing}
+        self._incoming = {route: RecordedIncoming(recording, route, slots) for route, slots in rooms.items()}
+        self._outgoing = {route: RecordedOutgoing(recording, route) for route in outgoing}
 
     def stage(self, number: int) -> RecordedWeights:
         """A stage of the worker."""
@@ -358,23 +346,6 @@ class RecordedLane:
         return _TARGET, group_of(micros), _DATASET
 
 
-def _micros(group: Group) -> tuple[Micro, ...]:
-    return tuple(map(Micro, group))
-
-
+@cache
 def _role(value: HandedOn) -> str:
     return value.made.replace("_", " ")
-
-
-def _call_text(header: Header, done: ops.Instruction, *arguments: object) -> str:
-    values = [_value_text(header, value) for value in arguments]
-    return f"does `{text_of(done, header)}`" + (f" with the {' and the '.join(values)}" if values else "")
-
-
-def _value_text(header: Header, value: object) -> str:
-    match value:
-        case (str(kind), tuple(group), int(stage)):
-            micros = ",".join(map(absolute(header.slices).micro, _micros(group)))
-            return f"{kind} of {micros}" + ("" if stage == _DATASET else f" s{stage}")
-        case _:
-            return str(value)

@@ -28,7 +28,7 @@ from chimera_ir.ir.streams import ProgramStream, turn_in
 from chimera_ir.ir.text.printer import line
 from chimera_ir.ir.turns import lines_before, unroll
 from chimera_ir.verify.messages import replay
-from chimera_ir.verify.recording import Differs, Held, RecordedLane, Route, ScriptRun
+from chimera_ir.verify.recording import Differs, RecordedLane, Recording, Route, ScriptRun
 
 # Rule "repeats": all workers repeat their turns in step, so proofs for the updates shown hold for any number.
 #
@@ -200,31 +200,35 @@ class WorkerScript:
 
     def trained(self, lane: Iterable[Instruction]) -> Iterator[Diagnostic]:
         """Runs the training function; yields its first difference from ``lane``."""
-        header, held, turns = self.header, _held(self.header, self.of_rank), self.of_rank["turns"]
+        header, turns = self.header, self.of_rank["turns"]
+        run = ScriptRun() if turns is None else ScriptRun(0, header.updates, header.micro_batches)
+        recording = Recording(lane, header, run)
+        held = _held(recording, self.of_rank)
         if turns is None:
-            return self._compared("update", [()], RecordedLane(lane, held, ScriptRun()))
+            return self._compared("update", [()], recording, held)
         calls = [(number,) for number in range(turns["first"], header.updates + turns["behind"], turns["step"])]
-        run = ScriptRun(0, header.updates, header.micro_batches)
-        return self._compared("turn", calls, RecordedLane(lane, held, run))
+        return self._compared("turn", calls, recording, held)
 
     def evaluated(self, lane: Iterable[Instruction]) -> Iterator[Diagnostic]:
         """Runs the evaluation function; yields its first difference from ``lane``."""
-        held = _held_in_evaluations(self.header, self.of_rank)
-        return self._compared("evaluate", [()], RecordedLane(lane, held, ScriptRun()))
+        recording = Recording(lane, self.header, ScriptRun())
+        return self._compared("evaluate", [()], recording, _held_in_evaluations(recording, self.of_rank))
 
-    def _compared(self, function: str, calls: Sequence[tuple[int, ...]], lane: RecordedLane) -> Iterator[Diagnostic]:
+    def _compared(
+        self, function: str, calls: Sequence[tuple[int, ...]], recording: Recording, lane: RecordedLane
+    ) -> Iterator[Diagnostic]:
         try:
             run = self.functions[function]
             for arguments in calls:
                 run(lane, *arguments)
-            left_out = lane.next_line()
+            left_out = recording.next_line()
             if left_out is not None:
                 raise Differs(left_out, "ends")
         except Differs as differs:
             yield self._difference(function, differs.expected, differs.done, differs.__traceback__)
         except Exception as error:  # a wrong text may do anything
             done = f"ends with {type(error).__name__}: {error}"
-            yield self._difference(function, lane.next_line(), done, error.__traceback__)
+            yield self._difference(function, recording.next_line(), done, error.__traceback__)
 
     def _difference(
         self, function: str, expected: Instruction | None, done: str, trace: TracebackType | None
@@ -257,10 +261,11 @@ def _foreign(module: CodeType) -> Iterator[str]:
     functions = [constant for constant in module.co_consts if isinstance(constant, CodeType)]
     of_functions = _OF_FUNCTIONS | {kind.method for kind in KINDS.values()} | {value.made for value in values()}
     of_functions |= {f"wait_{kind.method}" for kind in KINDS.values() if kind.moves}
-    yield from ({*module.co_names, *(function.co_name for function in functions)} - _OF_MODULES - {_ANNOTATIONS})
+    of_module = {*module.co_names, *(function.co_name for function in functions)}
+    yield from sorted(of_module - _OF_MODULES - {_ANNOTATIONS})
     for function in functions:
         allowed = _OF_MODULES if function.co_name == _ANNOTATIONS else of_functions
-        yield from ({*function.co_names} - allowed)
+        yield from sorted({*function.co_names} - allowed)
         yield from (constant.co_name for constant in function.co_consts if isinstance(constant, CodeType))
 
 
@@ -269,24 +274,25 @@ def _line_of(name: str, trace: TracebackType | None) -> int:
     return numbers[-1] if numbers else 0
 
 
-def _held(header: Header, of_rank: Mapping[str, Any]) -> Held:
+def _held(recording: Recording, of_rank: Mapping[str, Any]) -> RecordedLane:
+    """The lane of a rank in training, with the stages, ties and links that program.json gives to the rank."""
     stages = of_rank["stages"]
     initial = {_stages([stage]): (*of_stage["initial"],) for stage, of_stage in stages.items()}
     ties = {_stages(tie["stages"]): (*tie["initial"],) for tie in of_rank["ties"]}
     rooms = {
         (source, target, worker, value): stages[str(target)][
-            header.value_between[Stage(source), Stage(target), value].slots
+            recording.header.value_between[Stage(source), Stage(target), value].slots
         ]
         for source, target, worker, value in _routes(of_rank["incoming"])
     }
-    return Held(header, initial | ties, rooms, _routes(of_rank["outgoing"]))
+    return RecordedLane(recording, initial | ties, rooms, _routes(of_rank["outgoing"]))
 
 
-def _held_in_evaluations(header: Header, of_rank: Mapping[str, Any]) -> Held:
+def _held_in_evaluations(recording: Recording, of_rank: Mapping[str, Any]) -> RecordedLane:
     of_evaluation = of_rank["evaluation"]
     rooms = {route: of_evaluation["slots"][str(route[1])] for route in _routes(of_evaluation["incoming"])}
     initial = {_stages([stage]): (0, 0) for stage in of_rank["stages"]}
-    return Held(header, initial, rooms, _routes(of_evaluation["outgoing"]))
+    return RecordedLane(recording, initial, rooms, _routes(of_evaluation["outgoing"]))
 
 
 def _routes(routes: Iterable[Sequence[Any]]) -> list[Route]:

@@ -238,7 +238,7 @@ def proven(program: Program, checked: Checked | None = None) -> tuple[Checked, F
     raise_errors(checked.findings.diagnostics)
     # What shows lane by lane: messages, their slots, sums, steps, versions.
     in_lanes = cells(program)
-    where = places(program, in_lanes)
+    where = places(program)
     findings = checked.findings
     findings += check("channels", messages(program, in_lanes, where), slots(program, in_lanes, where))
     findings += check("memory", moves(program)) + _updates(program)

@@ -89,7 +89,7 @@ def mistakes(program: Program) -> Iterator[Diagnostic]:
     yield from complete(program.header, operations)
     yield from acyclic(net_of(schedule), None)
     in_lanes = cells(program)
-    found = places(program, in_lanes)
+    found = places(program)
     yield from messages(program, in_lanes, found)
     yield from slots(program, in_lanes, found)
     yield from gradients(program)
