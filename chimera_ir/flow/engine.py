@@ -10,8 +10,7 @@ lane of n. No event is ever undone, so how far a lane gets does not depend on th
 
 import json
 from array import array
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
@@ -68,52 +67,28 @@ def shortest_cycle(graph: "IntGraph") -> tuple[int, ...]:
     # Every cycle is within a strongly connected component.
     knots = [knot for knot in nx.strongly_connected_components(graph) if len(knot) > 1]
     knot = set(nx.nodes_with_selfloops(graph)).union(*knots)
-    return _shortest({node: [*graph.adj[node]] for node in knot}, knot)
-
-
-def _shortest(successors: Mapping[int, Iterable[int]], knot: Collection[int]) -> tuple[int, ...]:
-    """A shortest cycle among the nodes of ``knot`` or, after `_SEARCH` edges, the shortest found so far."""
+    within: nx.DiGraph[int] = nx.DiGraph()
+    within.add_edges_from((node, after) for node in knot for after in graph.adj[node] if after in knot)
     best: tuple[int, ...] = ()
-    budget = _SEARCH
+    searched = 0
     for start in sorted(knot):
-        cycle, searched = _around(start, successors, knot, len(best) or len(knot) + 1)
-        best = cycle or best
-        budget -= searched
-        if budget <= 0:
+        if len(best) == 1 or searched >= _SEARCH:
             break
+        # Breadth-first from the start, to nodes with which a cycle is shorter than the best one.
+        before, most = {start: start}, len(best) - 1 if best else len(knot)
+        for parent, node in chain([(start, start)], nx.bfs_edges(within, start, depth_limit=most - 1)):
+            before[node] = parent
+            searched += within.out_degree(node)
+            if within.has_edge(node, start):
+                best = _path(before, start, node)
+                break
     return best
 
 
-def _around(
-    start: int, successors: Mapping[int, Iterable[int]], knot: Collection[int], shorter_than: int
-) -> tuple[tuple[int, ...], int]:
-    """A shortest cycle through ``start`` within ``knot``, and the number of edges that were searched, breadth-first.
-
-    The cycle is empty if every cycle through ``start`` has ``shorter_than`` nodes or more.
-    """
-    came_from: dict[int, int] = {}
-    depth = {start: 0}
-    queue = deque([start])
-    searched = 0
-    while queue:
-        node = queue.popleft()
-        if depth[node] + 1 >= shorter_than:
-            break
-        for after in successors[node]:
-            searched += 1
-            if after == start:
-                return _path(came_from, start, node), searched
-            if after in knot and after not in depth:
-                depth[after] = depth[node] + 1
-                came_from[after] = node
-                queue.append(after)
-    return (), searched
-
-
-def _path(came_from: dict[int, int], start: int, end: int) -> tuple[int, ...]:
+def _path(before: Mapping[int, int], start: int, end: int) -> tuple[int, ...]:
     nodes = [end]
     while nodes[-1] != start:
-        nodes.append(came_from[nodes[-1]])
+        nodes.append(before[nodes[-1]])
     return tuple(reversed(nodes))
 
 
