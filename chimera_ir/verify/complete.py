@@ -8,161 +8,29 @@ keeps by the backward or, if that is split, by the input gradient, and what this
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations, islice, product
 
 from chimera_ir.diagnostics.catalogue import schedule as say
 from chimera_ir.diagnostics.catalogue.irtext import UnevenPlan
 from chimera_ir.diagnostics.catalogue.names import PairOfOne, PairUneven
-from chimera_ir.diagnostics.catalogue.program import CopyInVain, CopyKeptTooLong, TooManyCopies
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.flow.live import highest_by_key, most_at_once
 from chimera_ir.ir.kinds import Kind
-from chimera_ir.ir.levels import Header, Pipe, Program, Schedule
+from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import (
     NOWHERE,
     Compute,
-    Drop,
-    Instruction,
-    LaneParts,
     Micro,
     Pair,
     Stage,
-    Stash,
-    Step,
-    Version,
-    WeightGroup,
     Worker,
     alternatives,
 )
-from chimera_ir.ir.text.printer import group_name, kinds_line, line, micros_name
+from chimera_ir.ir.text.printer import kinds_line, line, micros_name
 from chimera_ir.source import Span
 
-# Counts the copies of weights that a lane keeps, and those that it needs, for the rules "versions" and "memory".
-#
-# The newest version of a weight group is one copy. Every stashed version is another, from its `stash` to its `drop`.
-# What a lane needs follows from the operations that read weights: after each step the new version, and every older
-# version that an operation still reads.
-
-Lane = tuple[Instruction, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CopyPeak:
-    """The most copies of a group's weights that a lane keeps at once.
-
-    ``place`` is the first place in the lane with so many, ``stashed`` are the versions that are stashed there.
-    """
-
-    copies: int
-    place: int
-    stashed: tuple[Version, ...]
-
-
-_ONE = CopyPeak(1, 0, ())
-
-
-def copies(program: Program) -> tuple[int, ...]:
-    """Returns the most weights that each worker keeps, in M_theta: the most copies of each of its stages, added up.
-
-    Shared parameters count with each of their stages, as M_theta is all weights of a stage.
-    """
-    return tuple(
-        sum(peaks.get((stage,), _ONE).copies for stage in stages)
-        for peaks, stages in zip(map(copy_peaks, program.parts), program.header.stages_of, strict=True)
-    )
-
-
-def copy_peaks(parts: LaneParts) -> dict[WeightGroup, CopyPeak]:
-    """Returns the most copies that a lane keeps of each weight group; groups that it never stashes are left out."""
-    lines = [(place, line) for place, line in parts.updates if isinstance(line, Stash | Drop)]
-    peaks = highest_by_key((line.group, 1 if isinstance(line, Stash) else -1) for _, line in lines)
-    return {
-        group: CopyPeak(1 + amount, lines[number][0], _stashed(group, [line for _, line in lines[: number + 1]]))
-        for group, (amount, number) in peaks.items()
-    }
-
-
-def _stashed(group: WeightGroup, lines: Sequence[Stash | Drop]) -> tuple[Version, ...]:
-    dropped = {line.version for line in lines if isinstance(line, Drop) and line.group == group}
-    stashes = [line.version for line in lines if isinstance(line, Stash) and line.group == group]
-    return tuple(version for version in stashes if version not in dropped)
-
-
-def needed(header: Header, parts: LaneParts) -> dict[WeightGroup, int]:
-    """Returns, for each weight group of which a lane ever needs more than one copy, the most that it needs at once.
-
-    After a step a lane needs the version that the step made, and each older version until its last reader.
-    """
-    last = last_reads(header, parts)
-    superseded = [
-        (instruction.group, place, last.get((instruction.group, Version(instruction.version - 1)), -1))
-        for place, instruction in parts.updates
-        if isinstance(instruction, Step) and instruction.version is not None
-    ]
-    return {group: 1 + older for group, older in most_at_once(superseded).items()}
-
-
-def last_reads(header: Header, parts: LaneParts) -> dict[tuple[WeightGroup, Version], int]:
-    """Maps (group, version) to the place in a lane of the last operation that reads this version of the weights."""
-    return {
-        (group, operation.version): place
-        for place, operation in parts.singles
-        if operation.version is not None
-        for group in header.groups_with[operation.stage]
-    }
-
-
-def surplus(program: Program) -> Iterator[Diagnostic]:
-    """Yields a diagnostic for each weight group of which a lane keeps more copies at its peak than it needs.
-
-    The program has no errors by the rule "versions". It has enough updates to show the steady state: the first and the
-    last updates keep versions that only further updates would read.
-    """
-    for worker, (lane, parts) in enumerate(zip(program.lanes, program.parts, strict=True)):
-        enough, last = needed(program.header, parts), last_reads(program.header, parts)
-        for group, peak in copy_peaks(parts).items():
-            number = enough.get(group, 1)
-            if peak.copies > number:
-                where = lane[peak.place].origin, worker, group_name(group), peak.copies, number
-                yield _surplus(program.header, where, lane, last, group, peak)
-
-
-def _surplus(
-    header: Header,
-    where: tuple[Span, int, str, int, int],
-    lane: Lane,
-    last: Mapping[tuple[WeightGroup, Version], int],
-    group: WeightGroup,
-    peak: CopyPeak,
-) -> TooManyCopies:
-    """The diagnostic that begins with ``where``, with a remedy: drop a version earlier, or stash it later."""
-    for version in peak.stashed:
-        stash, drop, end = Stash(group, version), line(Drop(group, version), header), last.get((group, version), -1)
-        step = _step_after(lane, lane.index(stash), group)
-        if end < step:
-            return CopyInVain(*where, drop, line(lane[step], header), line(stash, header))
-        if end < peak.place:
-            return CopyKeptTooLong(*where, drop, line(lane[end], header))
-    step = _step_after(lane, peak.place, group)
-    return TooManyCopies(*where, line(lane[peak.place], header), line(lane[step], header))
-
-
-def _step_after(lane: Lane, start: int, group: WeightGroup) -> int:
-    places = range(start, len(lane))
-    return next(
-        place for place in places if isinstance(instruction := lane[place], Step) and instruction.group == group
-    )
-
-
 # Rule "placed": every stage of a pipe is on one worker within range, every operation on the worker of its stage.
-
-_Unknown = tuple[type[say.NoSuchOperation]] | tuple[type[say.NumberNotThere], str, int]
-"""The message that something about an operation does not exist.
-
-It is a type of message, alone or with the noun and the number of what does not exist.
-"""
 
 
 def placed(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
@@ -201,47 +69,47 @@ def _even(header: Header) -> bool:
     return shared and header.period % header.per_update == 0
 
 
+_Mistake = say.KindNotThere | say.NoSuchOperation | say.RecomputesNothing | say.RecomputesInPart | say.WrongWorker
+_MISTAKES = say.KindNotThere, say.NoSuchOperation, say.RecomputesNothing, say.RecomputesInPart, say.WrongWorker
+"""The mistakes of an operation by itself, in the order in which they are looked for and reported."""
+
+
 def _operations(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
-    # The first operation of each line of the text with each kind of mistake, and the mistakes of the line.
-    unknown: dict[Span, tuple[Worker, Compute, _Unknown]] = {}
-    wrong: dict[Span, tuple[Worker, Compute]] = {}
-    needless: dict[Span, tuple[Worker, Compute]] = {}
+    # For each kind of mistake the first operation of each line of the text, and how many mistakes the line has.
+    first: dict[type[_Mistake], dict[Span, _Mistake]] = {kind: {} for kind in _MISTAKES}
     counts: Counter[Span] = Counter()
-    other: dict[Span, tuple[Worker, Compute]] = {}
-    uneven: dict[Span, tuple[Worker, Compute]] = {}
-    pipe_of, kinds = header.pipe_of, header.kinds
     for worker, operation in _doubtful(header, operations):
-        mistake = _unknown(header, worker, operation)
-        if operation.kind not in kinds and not operation.kind.recomputes:
-            other.setdefault(operation.origin, (worker, operation))
-        elif mistake is not None:
-            unknown.setdefault(operation.origin, (worker, operation, mistake))
-        elif operation.kind.recomputes and not header.recomputes(operation.micros[0], operation.stage):
-            needless.setdefault(operation.origin, (worker, operation))
-        elif len({header.recomputes(micro, operation.stage) for micro in operation.micros}) > 1:
-            uneven.setdefault(operation.origin, (worker, operation))
-        elif any(pipe_of[micro].workers[operation.stage] != worker for micro in operation.micros):
-            wrong.setdefault(operation.origin, (worker, operation))
-        else:
-            continue
-        counts[operation.origin] += 1
-    for origin, (worker, operation) in other.items():
-        yield say.KindNotThere(origin, line(operation, header), worker, kinds_line(header), counts[origin])
-    last = (header.stages - 1, header.micro_batches // header.slices - 1, header.workers - 1)
-    for origin, (worker, operation, (message, *facts)) in unknown.items():
-        yield message(origin, line(operation, header), worker, *last, counts[origin], *facts)
-    for origin, (worker, operation) in needless.items():
-        stage, name = operation.stage, pipe_of[operation.micros[0]].name
-        yield say.RecomputesNothing(origin, line(operation, header), worker, stage, name, counts[origin])
-    for origin, (worker, operation) in uneven.items():
-        stage, micro = operation.stage, next(m for m in operation.micros if header.recomputes(m, operation.stage))
-        yield say.RecomputesInPart(origin, line(operation, header), worker, stage, micro, counts[origin])
-    for origin, (worker, operation) in wrong.items():
-        stage = operation.stage
-        right = next(micro for micro in operation.micros if pipe_of[micro].workers[stage] != worker)
-        pipe = pipe_of[right]
-        where = (worker, pipe.workers[stage], pipe.name, stage)
-        yield say.WrongWorker(origin, line(operation, header), *where, counts[origin])
+        mistake = _mistake(header, worker, operation)
+        if mistake is not None:
+            kind = next(kind for kind in _MISTAKES if isinstance(mistake, kind))
+            first[kind].setdefault(operation.origin, mistake)
+            counts[operation.origin] += 1
+    for mistakes in first.values():
+        for origin, mistake in mistakes.items():
+            yield replace(mistake, count=counts[origin])
+
+
+def _mistake(header: Header, worker: Worker, operation: Compute) -> _Mistake | None:
+    kind, micros, stage = operation.kind, operation.micros, operation.stage
+
+    def where() -> tuple[Span, str, Worker]:  # hardly any operation is wrong
+        return operation.origin, line(operation, header), worker
+
+    if kind not in header.kinds and not kind.recomputes:
+        return say.KindNotThere(*where(), kinds_line(header), 1)
+    if unknown := _unknown(header, worker, operation):
+        message, *facts = unknown
+        last = header.stages - 1, header.micro_batches // header.slices - 1, header.workers - 1
+        return message(*where(), *last, 1, *facts)
+    recomputed = [micro for micro in micros if header.recomputes(micro, stage)]
+    if kind.recomputes and micros[0] not in recomputed:
+        return say.RecomputesNothing(*where(), stage, header.pipe_of[micros[0]].name, 1)
+    if 0 < len(recomputed) < len(micros):
+        return say.RecomputesInPart(*where(), stage, recomputed[0], 1)
+    for pipe in (header.pipe_of[micro] for micro in micros):
+        if pipe.workers[stage] != worker:
+            return say.WrongWorker(*where(), pipe.workers[stage], pipe.name, stage, 1)
+    return None
 
 
 def _doubtful(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[tuple[Worker, Compute]]:
@@ -257,12 +125,15 @@ def _doubtful(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> I
             yield worker, operation
 
 
-def _unknown(header: Header, worker: Worker, operation: Compute) -> _Unknown | None:
+def _unknown(
+    header: Header, worker: Worker, operation: Compute
+) -> tuple[type[say.NoSuchOperation]] | tuple[type[say.NumberNotThere], str, int] | None:
+    """The type of the message that something about an operation does not exist, perhaps with its noun and number."""
     if not 0 <= operation.stage < header.stages:
         return say.NumberNotThere, "stage", operation.stage
     if not 0 <= worker < header.workers:
         return say.NumberNotThere, "worker", worker
-    micros = operation.micros
+    micros, version = operation.micros, operation.version
     if not micros:
         return (say.NoSuchOperation,)
     if len(set(micros)) < len(micros):
@@ -270,11 +141,7 @@ def _unknown(header: Header, worker: Worker, operation: Compute) -> _Unknown | N
     for micro in micros:
         if not 0 <= micro < header.micro_batches:
             return say.NumberNotThere, "micro-batch", micro // header.slices
-    return _unknown_version(header, operation.version, named=not operation.kind.moves)
-
-
-def _unknown_version(header: Header, version: Version | None, *, named: bool) -> _Unknown | None:
-    if not (named and header.steps_inside):
+    if operation.kind.moves or not header.steps_inside:
         return None if version is None else (say.VersionOfOneUpdate,)
     if version is None:
         return (say.NoVersionNamed,)

@@ -16,7 +16,6 @@ from chimera_ir.ir.kinds import Value
 from chimera_ir.ir.levels import Header, Program
 from chimera_ir.ir.ops import AllReduce, Compute, Message, Step, WaitAllReduce, Worker
 from chimera_ir.ir.text.printer import group_name, line, micros_name
-from chimera_ir.plural import listed
 from chimera_ir.source import Span
 
 # Rule "groups", a part of "complete": the stages of a pipe take its micro-batches in the same groups.
@@ -103,7 +102,7 @@ def receiver(header: Header, message: Message) -> Worker:
     return header.worker(message.micros[0], message.target)
 
 
-# Words for messages, sums and workers, which several rules use in diagnostics.
+# Words for messages and sums, which several rules use in diagnostics.
 
 
 def content(header: Header, message: Message) -> str:
@@ -116,11 +115,6 @@ def summed(instruction: Synchronisation) -> str:
     return group_name(instruction.group) + (
         "" if instruction.version is None else f" for version {instruction.version}"
     )
-
-
-def workers(numbers: tuple[Worker, ...]) -> str:
-    """Workers in words: ``worker 1``, or ``workers 0 and 3``."""
-    return f"worker{'s' if len(numbers) > 1 else ''} {listed(numbers)}"
 
 
 _MOST = 20

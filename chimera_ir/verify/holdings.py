@@ -20,11 +20,11 @@ from chimera_ir.flow import live
 from chimera_ir.flow.live import MoveStep, changes, highest_by_key, repeated
 from chimera_ir.ir.kinds import ON_HOST_UNITS, Counted
 from chimera_ir.ir.levels import Bound, Header, Program, Quantity, Schedule
-from chimera_ir.ir.ops import NOWHERE, Crossing, Drop, LaneParts, Recv, Stage, Stash, WeightGroup, Worker, parts_of
+from chimera_ir.ir.ops import NOWHERE, Crossing, LaneParts, Recv, Stage, WeightGroup, Worker, parts_of
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import line
 from chimera_ir.ir.turns import Ring
-from chimera_ir.verify.complete import copies
+from chimera_ir.verify.versions import copies, stashes
 
 # Rule "memory": no worker exceeds the bounds that the scheme declares.
 #
@@ -218,7 +218,7 @@ def holdings(level: Program | ProgramStream) -> Iterator[Holdings]:
         period, lanes = header.period, [(parts_of(turn.instructions), dict(turn.rings)) for turn in level.turns]
     for stages, groups, (parts, rings) in zip(header.stages_of, header.groups_of, lanes, strict=True):
         steps = list(parts.steps)
-        stashed = highest_by_key(repeated(_stashed(parts, header.per_turn if period else 0)))
+        stashed = highest_by_key(repeated(stashes(parts, header.per_turn if period else 0)))
         copies = [(group, 1 + stashed[group].amount if group in stashed else 1) for group in groups]
         under_way = highest_by_key(repeated(_under_way(parts, period)))
         yield Holdings(
@@ -301,13 +301,6 @@ def _not_exceeded(
 
 def _covers(larger: _Counts, smaller: _Counts) -> bool:
     return all(map(ge, larger, smaller))
-
-
-def _stashed(parts: LaneParts, updates: int) -> Iterator[tuple[WeightGroup, int, int]]:
-    """Yields a change for `flow.live.repeated` for each stash and drop; a turn has ``updates``, outside streams 0."""
-    for _, entry in parts.updates:
-        if isinstance(entry, Stash | Drop):
-            yield entry.group, 1 if isinstance(entry, Stash) else -1, entry.version // updates if updates else 0
 
 
 def _under_way(parts: LaneParts, period: int) -> Iterator[tuple[Crossing, int, int | Fraction]]:

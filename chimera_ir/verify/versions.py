@@ -7,10 +7,10 @@ more versions than its operations need.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from heapq import merge
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from operator import itemgetter
 
 from chimera_ir.diagnostics.catalogue import program as of_program
@@ -18,6 +18,7 @@ from chimera_ir.diagnostics.catalogue import schedule as say
 from chimera_ir.diagnostics.catalogue.program import AfterStep, VersionsDiffer
 from chimera_ir.diagnostics.catalogue.schedule import TiesDiffer
 from chimera_ir.diagnostics.model import Diagnostic
+from chimera_ir.flow.live import highest_by_key, most_at_once
 from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import (
     NOWHERE,
@@ -27,6 +28,7 @@ from chimera_ir.ir.ops import (
     Instruction,
     LaneParts,
     Micro,
+    Stage,
     Stash,
     Step,
     Version,
@@ -38,8 +40,7 @@ from chimera_ir.ir.ops import (
 from chimera_ir.ir.text.printer import group_name, kinds_line, line
 from chimera_ir.plural import listed
 from chimera_ir.source import Span
-from chimera_ir.verify.complete import Lane, last_reads
-from chimera_ir.verify.findings import Synchronisation, sum_key, summed, update_of, workers
+from chimera_ir.verify.findings import Synchronisation, sum_key, summed, update_of
 
 # Rule "gradients": each weight group's gradients are summed over exactly the workers that hold it, once per update.
 #
@@ -67,18 +68,17 @@ def gradients(program: Program) -> Iterator[Diagnostic]:
     yield from mistakes or _orders(program)
 
 
-def not_held(header: Header, worker: Worker, instruction: Instruction, group: WeightGroup) -> Diagnostic | None:
-    """Returns the mistake of a line about a weight group that does not exist, or is not held by its worker.
-
-    The result is None if the line is right.
-    """
+def _not_held(header: Header, worker: Worker, instruction: Synchronisation | Stash | Drop) -> Diagnostic | None:
+    """The mistake of a line about a weight group that does not exist, or is not held by its worker; None if right."""
+    group = instruction.group
     exists = group in header.group_numbers
     if not exists and len(group) > 1:
         header_line = f"tied {' '.join(f's{stage}' for stage in group)}"
         return of_program.NotTied(instruction.origin, worker, line(instruction, header), listed(group), header_line)
     if exists and worker in header.members(group):
         return None
-    holders = workers(header.members(group)) if exists else "no worker"
+    members = header.members(group) if exists else ()
+    holders = f"worker{'s' if len(members) > 1 else ''} {listed(members)}" if exists else "no worker"
     return of_program.NotHeld(instruction.origin, worker, line(instruction, header), group_name(group), holders)
 
 
@@ -110,7 +110,7 @@ class _WorkerSums:
                 yield from self._misplaced(group, number)
 
     def _line(self, place: int, instruction: Synchronisation) -> Iterator[Diagnostic]:
-        stray = not_held(self._header, self._worker, instruction, instruction.group) or self._no_update(instruction)
+        stray = _not_held(self._header, self._worker, instruction) or self._no_update(instruction)
         if stray is not None:
             yield stray
             return
@@ -239,14 +239,9 @@ def differing(schedule: Schedule) -> Iterator[Diagnostic]:
 
     The forward is on the same stage. The schedule shows some updates of a stream.
     """
-    for lane in map(singles, schedule.lanes):
-        forwards = {
-            (micro, operation.stage): operation
-            for operation in lane
-            if operation.kind.opens
-            for micro in operation.micros
-        }
-        for operation in (operation for operation in lane if not operation.kind.moves):
+    forwards = _forwards(schedule)
+    for operation in chain.from_iterable(map(singles, schedule.lanes)):
+        if not operation.kind.moves:
             read = (forwards[micro, operation.stage] for micro in operation.micros)
             other = next((forward for forward in read if forward.version != operation.version), None)
             if other is not None:
@@ -261,23 +256,23 @@ def ties(schedule: Schedule) -> Iterator[Diagnostic]:
     have one version at a time.
     """
     header = schedule.header
-    tied = {stage for tie in header.ties for stage in tie}
-    forwards = {
+    forwards = _forwards(schedule) if header.ties else {}
+    for first_stage, stage in ((tie[0], stage) for tie in header.ties for stage in tie[1:]):
+        for micro in map(Micro, range(header.micro_batches)):
+            first, other = forwards[micro, first_stage], forwards[micro, stage]
+            if first.version != other.version:
+                texts = line(first, header), line(other, header)
+                yield TiesDiffer(other.origin, first_stage, stage, *texts, first.origin)
+                break
+
+
+def _forwards(schedule: Schedule) -> dict[tuple[Micro, Stage], Compute]:
+    return {
         (micro, operation.stage): operation
-        for lane in schedule.lanes
-        for operation in singles(lane)
-        if operation.kind.opens and operation.stage in tied
+        for operation in chain.from_iterable(map(singles, schedule.lanes))
+        if operation.kind.opens
         for micro in operation.micros
     }
-    for tie in header.ties:
-        for stage in tie[1:]:
-            pairs = (
-                (forwards[micro, tie[0]], forwards[micro, stage]) for micro in map(Micro, range(header.micro_batches))
-            )
-            differing = next(((first, other) for first, other in pairs if first.version != other.version), None)
-            if differing is not None:
-                first, other = differing
-                yield TiesDiffer(other.origin, tie[0], stage, line(first, header), line(other, header), first.origin)
 
 
 class _Walk:
@@ -287,7 +282,7 @@ class _Walk:
     the versions that do not exist and have been reported.
     """
 
-    def __init__(self, header: Header, worker: Worker, lane: Lane, parts: LaneParts) -> None:
+    def __init__(self, header: Header, worker: Worker, lane: tuple[Instruction, ...], parts: LaneParts) -> None:
         self._header = header
         self._worker = worker
         self._lane = lane
@@ -313,16 +308,14 @@ class _Walk:
                     for group in self._header.groups_with[instruction.stage]:
                         yield from self._read(instruction, (group, version))
                 case Stash():
-                    yield from self._stray(instruction) or self._stash(place, instruction)
+                    stray = _not_held(self._header, self._worker, instruction)
+                    yield from self._stash(place, instruction) if stray is None else [stray]
                 case Drop():
-                    yield from self._stray(instruction) or self._drop(place, instruction)
+                    stray = _not_held(self._header, self._worker, instruction)
+                    yield from self._drop(place, instruction) if stray is None else [stray]
                 case _:
                     pass
         yield from self._left_over()
-
-    def _stray(self, instruction: Stash | Drop) -> list[Diagnostic]:
-        stray = not_held(self._header, self._worker, instruction, instruction.group)
-        return [] if stray is None else [stray]
 
     def _read(self, operation: Compute, weights: _Weights) -> Iterator[Diagnostic]:
         group, version = weights
@@ -394,3 +387,94 @@ def _first_places(parts: LaneParts, kind: type[Step | Stash | Drop]) -> dict[_We
 def _name(weights: _Weights) -> str:
     group, version = weights
     return f"version {version} of {group_name(group)}"
+
+
+# Counts the copies of weights that a lane keeps, and those that it needs, for the rules "versions" and "memory".
+#
+# The newest version of a weight group is one copy. Every stashed version is another, from its `stash` to its `drop`.
+# What a lane needs follows from the operations that read weights: after each step the new version, and every older
+# version that an operation still reads.
+
+
+def stashes(parts: LaneParts, updates: int = 0) -> Iterator[tuple[WeightGroup, int, int]]:
+    """Yields a change for `flow.live.repeated` for each stash and drop; a turn has ``updates``, outside streams 0."""
+    for _, entry in parts.updates:
+        if isinstance(entry, Stash | Drop):
+            yield entry.group, 1 if isinstance(entry, Stash) else -1, entry.version // updates if updates else 0
+
+
+def copies(program: Program) -> tuple[int, ...]:
+    """Returns the most weights that each worker keeps, in M_theta: the most copies of each of its stages, added up.
+
+    Shared parameters count with each of their stages, as M_theta is all weights of a stage.
+    """
+    peaks = [highest_by_key((group, amount) for group, amount, _ in stashes(parts)) for parts in program.parts]
+    return tuple(
+        sum(1 + of_lane[stage,].amount if (stage,) in of_lane else 1 for stage in stages)
+        for of_lane, stages in zip(peaks, program.header.stages_of, strict=True)
+    )
+
+
+def last_reads(header: Header, parts: LaneParts) -> dict[_Weights, int]:
+    """Maps (group, version) to the place in a lane of the last operation that reads this version of the weights."""
+    return {
+        (group, operation.version): place
+        for place, operation in parts.singles
+        if operation.version is not None
+        for group in header.groups_with[operation.stage]
+    }
+
+
+def surplus(program: Program) -> Iterator[Diagnostic]:
+    """Yields a diagnostic for each weight group of which a lane keeps more copies at its peak than it needs.
+
+    The program has no errors by the rule "versions". It has enough updates to show the steady state: the first and the
+    last updates keep versions that only further updates would read.
+    """
+    for number, parts in enumerate(program.parts):
+        last = last_reads(program.header, parts)
+        # After a step a lane needs the version that the step made, and each older version until its last reader.
+        superseded = [
+            (step.group, place, last.get((step.group, Version(step.version - 1)), -1))
+            for place, step in parts.updates
+            if isinstance(step, Step) and step.version is not None
+        ]
+        enough = most_at_once(superseded)
+        lines = [(place, line) for place, line in parts.updates if isinstance(line, Stash | Drop)]
+        for group, (stashed, change) in highest_by_key((group, n) for group, n, _ in stashes(parts)).items():
+            if stashed > enough.get(group, 0):
+                kept = [line for _, line in lines[: change + 1] if line.group == group]
+                facts = group_name(group), 1 + stashed, 1 + enough.get(group, 0)
+                yield _surplus(program, Worker(number), facts, kept, lines[change][0], last)
+
+
+def _surplus(
+    program: Program,
+    worker: Worker,
+    facts: tuple[str, int, int],
+    until_peak: Sequence[Stash | Drop],
+    peak: int,
+    last: Mapping[_Weights, int],
+) -> of_program.TooManyCopies:
+    """The diagnostic with a remedy: drop a version earlier, or stash it later.
+
+    ``until_peak`` are the stashes and drops of the group up to the place ``peak``.
+    """
+    header, lane, parts = program.header, program.lanes[worker], program.parts[worker]
+    group, where = until_peak[0].group, (lane[peak].origin, worker, *facts)
+
+    def step_after(start: int) -> int:
+        steps = (place for place, step in parts.updates if isinstance(step, Step) and step.group == group)
+        return next(place for place in steps if place >= start)
+
+    dropped = {drop.version for drop in until_peak if isinstance(drop, Drop)}
+    for stash in until_peak:
+        if isinstance(stash, Stash) and stash.version not in dropped:
+            weights = group, stash.version
+            drop, end = line(Drop(*weights), header), last.get(weights, -1)
+            step = step_after(lane.index(stash))
+            if end < step:
+                return of_program.CopyInVain(*where, drop, line(lane[step], header), line(stash, header))
+            if end < peak:
+                return of_program.CopyKeptTooLong(*where, drop, line(lane[end], header))
+    return of_program.TooManyCopies(*where, line(lane[peak], header), line(lane[step_after(peak)], header))

@@ -16,7 +16,7 @@ from chimera_ir.cost.host_plan import launches, with_events
 from chimera_ir.cost.report import Report, activations, report
 from chimera_ir.cost.simulate import Window, simulate, steady_window
 from chimera_ir.request import Request
-from chimera_ir.verify.complete import copies
+from chimera_ir.verify.versions import copies
 from tests.literature.test_facts import BASELINE, EQUAL, PAPER, schedule
 from tests.lowered import lowered
 from tests.repeatable import part
