@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +15,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from chimera_ir.codegen.rolling import Loop, counter, lane_lines, reach, roll, turn_lines
 from chimera_ir.codegen.statements import LinkVariables, Notation, Scribe, links, weights
 from chimera_ir.flow.net import RunnableTurn, lag, runnable_turns
-from chimera_ir.ir.kinds import COSTED, RECOMPUTATION, Value, values
-from chimera_ir.ir.levels import Header, Program
+from chimera_ir.ir.kinds import COSTED, RECOMPUTATION, Kind, Value, values
+from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, LaneParts, Stage, WeightGroup, Worker, singles
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import runs
@@ -134,6 +134,14 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
     """The content of program.json, but for the digest; ``evaluation`` is the program of the forwards alone."""
     program = verified.program
     header = program.header
+    operations = [operation for parts in program.parts for operation in parts.computes.lines]
+    letters = {operation.kind.letter for operation in operations}
+    placed = {(operation.kind, int(operation.stage), operation.size > 1) for operation in singles(operations)}
+
+    def stages(has: Callable[[Kind], bool]) -> list[int]:
+        return sorted({stage for kind, stage, _ in placed if has(kind)})
+
+    operands = stages(lambda kind: kind.moves_operands)
     turns = runnable_turns(verified.level) if isinstance(verified.level, ProgramStream) else []
     return {
         "interface": INTERFACE,
@@ -147,10 +155,12 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
         **({"lengths": list(header.lengths)} if header.lengths else {}),
         **({"weights": list(map(int, header.weights))} if header.weights else {}),
         "recomputing": sorted({stage for pipe in header.pipes for stage in pipe.recompute}),
-        **_moving(program),
-        "grouped": _stages(program, lambda operation: operation.size > 1),
-        "kinds": _kinds(program),
-        "split_backward": _stages(program, lambda operation: operation.kind.splits),
+        **({"moving": stages(lambda kind: kind.moves and not kind.moves_operands)} if header.moves else {}),
+        **({"moving_operands": operands} if operands else {}),
+        "grouped": sorted({stage for _, stage, several in placed if several}),
+        # The kinds for which a rehearsal needs a time; a backward's includes its recomputation.
+        "kinds": [letter for letter in COSTED if letter in letters - {RECOMPUTATION.letter}],
+        "split_backward": stages(lambda kind: kind.splits),
         "placement": [pipe.workers for pipe in header.pipes],
         "ties": [[*tie] for tie in header.ties],
         "links": sorted({(w, int(send.to)) for w, parts in enumerate(program.parts) for send in parts.sends.lines}),
@@ -177,17 +187,6 @@ def _lines(value: Any) -> str:
     if isinstance(value, list) and value and isinstance(value[0], list | tuple | dict):
         return "[\n" + ",\n".join(f"    {json.dumps(entry)}" for entry in value) + "\n  ]"
     return json.dumps(value)
-
-
-def _kinds(program: Program) -> list[str]:
-    """The kinds of the program for which a rehearsal needs a time; a backward's includes its recomputation."""
-    letters = {operation.kind.letter for parts in program.parts for operation in parts.computes.lines}
-    return [letter for letter in COSTED if letter in letters - {RECOMPUTATION.letter}]
-
-
-def _stages(program: Program, has: Callable[[Compute], bool]) -> list[int]:
-    operations = singles(chain.from_iterable(parts.computes.lines for parts in program.parts))
-    return sorted({int(operation.stage) for operation in operations if has(operation)})
 
 
 def _reads(header: Header, turns: Sequence[RunnableTurn]) -> list[list[tuple[int, int]]]:
@@ -245,14 +244,6 @@ def _kept(header: Header, entry: Sequence[int]) -> Sequence[int]:
     if header.moves:
         return entry
     return entry[:-1] if header.slices > 1 else entry[:4]
-
-
-def _moving(program: Program) -> Facts:
-    if not program.header.moves:
-        return {}
-    operands = _stages(program, lambda operation: operation.kind.moves_operands)
-    moving = _stages(program, lambda operation: operation.kind.moves and not operation.kind.moves_operands)
-    return {"moving": moving, **({"moving_operands": operands} if operands else {})}
 
 
 def _evaluation(evaluation: Verified, worker: Worker) -> Facts:

@@ -300,7 +300,7 @@ def changes(
     is subtracted, since both exist while it runs. Operands are added last: they take the place of the activations that
     are freed. What a move frees is subtracted where the lane has waited for the move.
     """
-    effects = _effects(header, tuple(units))
+    effects = _effects(header.kinds, tuple(units), header.slice_lengths)
     if not any(map(any, effects.values())):
         return
     slices = header.slices
@@ -349,7 +349,7 @@ def waiting(header: Header) -> dict[Kind, int]:
     """
     values = (value for kind in header.kinds for value in kind.keeps_in_slice)
     units = dict.fromkeys(value.counted for value in values if value.counted not in ON_HOST_UNITS)
-    effects = _effects_of(header.kinds, tuple(units), (1,) * header.slices)
+    effects = _effects(header.kinds, tuple(units), (1,) * header.slices)
     return {kind: sum(per_micro for _, per_micro in effects[kind][0]) for kind in header.kinds}
 
 
@@ -360,12 +360,8 @@ The amount is that of one micro-batch or, with slices, the length of a slice.
 """
 
 
-def _effects(header: Header, units: tuple[Counted, ...]) -> Mapping[Kind, Sequence[_Effects]]:
-    return _effects_of(header.kinds, units, header.slice_lengths)
-
-
 @cache
-def _effects_of(
+def _effects(
     kinds: tuple[Kind, ...], units: tuple[Counted, ...], lengths: tuple[int, ...]
 ) -> Mapping[Kind, Sequence[_Effects]]:
     freed, slices = {value for kind in kinds for value in kind.frees}, len(lengths)

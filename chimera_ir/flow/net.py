@@ -288,21 +288,15 @@ def net_of(schedule: Schedule) -> Net:
 
     Raises `KeyError` if the schedule lacks an operation that another one needs: it was not verified.
     """
-    lanes = numbered(schedule)
-    before = _waits(schedule, lanes)
-    played = play(lanes, before)
-    return Net(schedule, tuple(chain.from_iterable(schedule.lanes)), lanes, tuple(before), played.order)
-
-
-def _waits(schedule: Schedule, lanes: Sequence[range]) -> list[tuple[int, ...]]:
-    reads = reads_of(schedule)
+    lanes, reads = numbered(schedule), reads_of(schedule)
     lasts = chain.from_iterable(map(partial(queued, schedule.header), schedule.lanes, lanes))
     before = [read if read[-1:] == last else (*read, *last) for read, last in zip(reads, lasts, strict=True)]
     if ABSENT in chain.from_iterable(reads):
         raise KeyError("an operation is missing; only a verified schedule has a net")
     for after, added in _steps(schedule, lanes):
         before[after] = tuple(dict.fromkeys((*before[after], *added)))
-    return before
+    played = play(lanes, before)
+    return Net(schedule, tuple(chain.from_iterable(schedule.lanes)), lanes, tuple(before), played.order)
 
 
 def queued(header: Header, lane: Iterable[Operation], numbers: Sequence[int]) -> Iterable[tuple[int, ...]]:
@@ -346,14 +340,15 @@ def _steps(schedule: Schedule, lanes: Sequence[range]) -> Iterator[tuple[int, It
     groups_with = schedule.header.groups_with
     last: dict[tuple[WeightGroup, int], dict[int, int]] = defaultdict(dict)
     for worker, (lane, numbers) in enumerate(zip(schedule.lanes, lanes, strict=True)):
-        for number, part in _parts(numbers, lane):
+        for number, part in zip(numbers, singles(lane), strict=True):
             if part.kind.sums:
                 update = schedule.header.update_of(part.micros)
                 for group in groups_with[part.stage]:
                     last[group, update][worker] = number
     for lane, numbers in zip(schedule.lanes, lanes, strict=True):
         for resource in dict.fromkeys(operation.kind.occupies for operation in lane):
-            queue = [(number, part) for number, part in _parts(numbers, lane) if part.kind.occupies is resource]
+            parts = zip(numbers, singles(lane), strict=True)
+            queue = [(number, part) for number, part in parts if part.kind.occupies is resource]
             for group, places in places_after(schedule.header, [part for _, part in queue]).items():
                 for update, place in enumerate(places):
                     yield queue[place][0], last[group, update].values()
@@ -373,10 +368,6 @@ def places_after(header: Header, lane: Iterable[Operation]) -> dict[WeightGroup,
             if version > len(after):
                 after += [place] * (version - len(after))
     return places
-
-
-def _parts(numbers: range, lane: Sequence[Operation]) -> Iterator[tuple[int, Compute]]:
-    return zip(numbers, singles(lane), strict=True)
 
 
 def newest(header: Header, operation: Compute) -> int:

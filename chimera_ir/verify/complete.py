@@ -303,17 +303,12 @@ def paired(schedule: Schedule) -> Iterator[Diagnostic]:
 
     Also yields pairs of which the two sides differ in the number of micro-batches.
     """
-    for lane in schedule.lanes:
-        for pair in lane:
-            if isinstance(pair, Pair):
-                yield from _mistakes(schedule.header, pair)
-
-
-def _mistakes(header: Header, pair: Pair) -> Iterator[Diagnostic]:
-    forward, backward = pair.parts
-    facts = pair.origin, (), Instance(), line(forward, header), line(backward, header)
-    common = {*forward.micros} & {*backward.micros}
-    if common:
-        yield PairOfOne(*facts, micros_name([min(common)], header.slices))
-    elif forward.size != backward.size:
-        yield PairUneven(*facts, forward.size, backward.size)
+    header = schedule.header
+    for pair in (operation for lane in schedule.lanes for operation in lane if isinstance(operation, Pair)):
+        forward, backward = pair.parts
+        facts = pair.origin, (), Instance(), line(forward, header), line(backward, header)
+        common = {*forward.micros} & {*backward.micros}
+        if common:
+            yield PairOfOne(*facts, micros_name([min(common)], header.slices))
+        elif forward.size != backward.size:
+            yield PairUneven(*facts, forward.size, backward.size)

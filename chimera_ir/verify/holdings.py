@@ -223,7 +223,7 @@ def holdings(level: Program | ProgramStream) -> Iterator[Holdings]:
         under_way = highest_by_key(repeated(_under_way(parts, period)))
         yield Holdings(
             fullest=fullest(header, stages, steps, period),
-            on_host=on_host(header, stages, steps, period),
+            on_host=_not_exceeded(OnHost, stages, _moments(header, stages, steps, period, ON_HOST_UNITS)),
             copies=tuple((group[0], count) for group, count in copies if len(group) == 1),
             tied=tuple((group, count) for group, count in copies if len(group) > 1),
             sending=tuple(Sending(edge, peak.amount) for edge, peak in under_way.items()),
@@ -244,13 +244,6 @@ def fullest(header: Header, stages: Sequence[Stage], lane: Iterable[MoveStep], p
         The period of the stream of which ``lane`` is one turn; 0 if ``lane`` has all operations of a program.
     """
     return _not_exceeded(Kept, stages, _moments(header, stages, lane, period, KEPT_UNITS))
-
-
-def on_host(
-    header: Header, stages: Sequence[Stage], lane: Iterable[MoveStep], period: int = 0
-) -> tuple[tuple[OnHost, ...], ...]:
-    """Returns the fullest moments (see `Holdings`) in the memory of the worker's host; arguments as in `fullest`."""
-    return _not_exceeded(OnHost, stages, _moments(header, stages, lane, period, ON_HOST_UNITS))
 
 
 def _moments(

@@ -23,7 +23,7 @@ from chimera_ir.diagnostics.catalogue.schedule import BreaksTurn, NoTurn, StateD
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.kinds import KINDS, values
 from chimera_ir.ir.levels import Header, Program, Schedule
-from chimera_ir.ir.ops import NOWHERE, Instruction, Operation, Stage, WeightGroup, Worker, singles
+from chimera_ir.ir.ops import NOWHERE, Instruction, Stage, WeightGroup, Worker, singles
 from chimera_ir.ir.streams import ProgramStream, turn_in
 from chimera_ir.ir.text.printer import line
 from chimera_ir.ir.turns import lines_before, unroll
@@ -48,26 +48,18 @@ def repeats(schedule: Schedule) -> Iterator[Diagnostic]:
 
     The schedule is a complete and placed view of a stream.
     """
+    header = schedule.header
+    turns = header.period // header.parts
     for number, lane in enumerate(schedule.lanes):
-        yield from _lane(schedule.header, Worker(number), lane)
-
-
-def _lane(header: Header, worker: Worker, lane: Sequence[Operation]) -> Iterator[Diagnostic]:
-    turn = turn_in(header, singles(lane))
-    if turn is None:
-        yield NoTurn(lane[0].origin if lane else NOWHERE, worker, header.period // header.parts)
-        return
-    for instruction, wanted in zip_longest(lane, unroll(header, turn, header.updates)):
-        if instruction != wanted:
-            origin = (instruction or lane[-1]).origin
-            yield BreaksTurn(
-                origin, worker, header.period // header.parts, _shown(header, instruction), _shown(header, wanted)
-            )
-            return
-
-
-def _shown(header: Header, instruction: Instruction | None) -> str:
-    return line(instruction, header) if instruction else "nothing"
+        turn = turn_in(header, singles(lane))
+        if turn is None:
+            yield NoTurn(lane[0].origin if lane else NOWHERE, Worker(number), turns)
+            continue
+        for instruction, wanted in zip_longest(lane, unroll(header, turn, header.updates)):
+            if instruction != wanted:
+                texts = (line(entry, header) if entry else "nothing" for entry in (instruction, wanted))
+                yield BreaksTurn((instruction or lane[-1]).origin, Worker(number), turns, *texts)
+                break
 
 
 def state_repeats(stream: ProgramStream, program: Program) -> Iterator[Diagnostic]:

@@ -241,7 +241,12 @@ def proven(program: Program, checked: Checked | None = None) -> tuple[Checked, F
     where = places(program)
     findings = checked.findings
     findings += check("channels", messages(program, in_lanes, where), slots(program, in_lanes, where))
-    findings += check("memory", moves(program)) + _updates(program)
+    sums = apply(Rule.GRADIENTS, gradients(program))
+    findings += check("memory", moves(program)) + sums
+    # Without a flush only correct steps tell which version exists when.
+    steps_inside = program.header.steps_inside
+    if not (steps_inside and sums.errors):
+        findings += apply(Rule.VERSIONS, versions(program), surplus(program) if steps_inside else ())
     raise_errors(findings.diagnostics)
     findings += apply(Rule.MEMORY, memory_of_program(program, checked.needs))
     raise_errors(findings.diagnostics)
@@ -296,12 +301,3 @@ def schedule_in(level: Schedule | ScheduleStream | Program | ProgramStream) -> S
             return level
         case _:
             assert_never(level)
-
-
-def _updates(program: Program) -> Findings:
-    """Checks the rule "gradients", then "versions", which needs correct steps to know which version exists when."""
-    streams = program.header.steps_inside
-    sums = apply(Rule.GRADIENTS, gradients(program))
-    if streams and sums.errors:
-        return sums
-    return sums + apply(Rule.VERSIONS, versions(program), surplus(program) if streams else ())
