@@ -100,6 +100,14 @@ def test_a_message_that_no_program_has_is_rejected(message: Message, reason: str
     assert diagnostic.fill(diagnostic.title).endswith(f"is about no message of this worker: there is {reason}")
 
 
+def test_a_line_that_is_there_twice_and_names_a_wrong_worker_has_one_diagnostic_for_each_mistake():
+    program = lower(order(one_direction(3, 2)))
+    (first, *others), send = program.lanes, Send(Message((0,), 0, 1, ACTIVATIONS), 1)
+    place = first.index(send) + 1
+    repeated = (*first[:place], replace(send, to=2), *first[place:])
+    assert rejected(replace(program, lanes=(repeated, *others))) == ["CH402", "CH404"]
+
+
 def test_a_verified_program_comes_only_from_verification():
     verified = verify_program(lower(order(one_direction(2, 2))))
     with pytest.raises(TypeError, match="only verify_program"):
