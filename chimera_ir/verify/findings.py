@@ -3,66 +3,17 @@
 The rules that were applied in full hold if no diagnostic is an error.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
 
 from chimera_ir.diagnostics.catalogue.program import MoreErrors, MoreWarnings
-from chimera_ir.diagnostics.catalogue.schedule import GroupsDiffer, PipesMixed, UpdatesMixed
 from chimera_ir.diagnostics.model import Diagnostic, Severity, once
 from chimera_ir.flow.flow import Flow
-from chimera_ir.ir.kinds import Value
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import AllReduce, Compute, Message, Step, WaitAllReduce, Worker
-from chimera_ir.ir.text.printer import group_name, line, micros_name
-from chimera_ir.source import Span
-
-# Rule "groups", a part of "complete": the stages of a pipe take its micro-batches in the same groups.
-#
-# An operation over several micro-batches hands all of them on at once, so the next stage's operation is over the same
-# micro-batches. Forwards and backwards may be grouped differently. All gradients of a backward count for one update.
-
-
-def groups(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
-    """Yields diagnostics of operations that mix pipes, and of backwards that mix updates.
-
-    If there are none, yields diagnostics of operations that do not have the same micro-batches as an operation whose
-    values they read, one for each pair of lines. The operations are complete and placed.
-    """
-    listed = [operation for _, operation in operations]
-    if all(len(operation.micros) == 1 for operation in listed):
-        return
-    mixed = list(_mixed(header, listed))
-    yield from mixed or _differing(header, listed)
-
-
-def _mixed(header: Header, operations: Iterable[Compute]) -> Iterator[Diagnostic]:
-    reported: set[Span] = set()
-    for operation in operations:
-        pipes = list(dict.fromkeys(header.pipe_of[micro].name for micro in operation.micros))
-        if len(pipes) > 1 and operation.origin not in reported:
-            reported.add(operation.origin)
-            yield PipesMixed(operation.origin, line(operation, header), *pipes[:2])
-        updates = list(dict.fromkeys(micro // header.per_update for micro in operation.micros))
-        if len(updates) > 1 and operation.kind.sums and operation.origin not in reported:
-            reported.add(operation.origin)
-            yield UpdatesMixed(operation.origin, line(operation, header), *updates[:2])
-
-
-def _differing(header: Header, operations: list[Compute]) -> Iterator[Diagnostic]:
-    data_flow = Flow(header, enumerate(operations))
-    differing: dict[tuple[Span, Span], list[tuple[Compute, Compute, Value]]] = {}
-    for operation in operations:
-        received = (value for value in operation.kind.reads if value.crosses)
-        for value, stage in ((v, maker) for v in received for maker in header.makers(v, operation.stage)):
-            before = operations[data_flow.makers[value][operation.micros[0] * header.stages + stage]]
-            if before.micros != operation.micros:
-                differing.setdefault((before.origin, operation.origin), []).append((before, operation, value))
-    for (origin, end), pairs in differing.items():
-        before, operation, value = pairs[0]
-        yield GroupsDiffer(end, line(before, header), origin, line(operation, header), value.noun, len(pairs))
-
+from chimera_ir.ir.ops import AllReduce, Message, Step, WaitAllReduce, Worker
+from chimera_ir.ir.text.printer import group_name, micros_name
 
 # Numbers for the messages and sums of a program, for use as indices of lists, and the data flow of its operations.
 

@@ -15,9 +15,9 @@ from chimera_ir.ir.levels import Plan, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE, Communicators, Worker, singles
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of
 from chimera_ir.plural import counted
-from chimera_ir.verify.complete import complete, paired, placed
+from chimera_ir.verify.complete import complete, groups, paired, placed
 from chimera_ir.verify.cycle import acyclic, clocks
-from chimera_ir.verify.findings import Findings, Rule, apply, cells, check, groups
+from chimera_ir.verify.findings import Findings, Rule, apply, cells, check
 from chimera_ir.verify.holdings import Holdings, Needs, holdings, memory, memory_of_program, memory_unknown
 from chimera_ir.verify.messages import (
     Certificate,
