@@ -6,67 +6,9 @@ The rules that were applied in full hold if no diagnostic is an error.
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from itertools import chain
 
 from chimera_ir.diagnostics.catalogue.program import MoreErrors, MoreWarnings
 from chimera_ir.diagnostics.model import Diagnostic, Severity, once
-from chimera_ir.flow.flow import Flow
-from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import AllReduce, Message, Step, WaitAllReduce, Worker
-from chimera_ir.ir.text.printer import group_name, micros_name
-
-# Numbers for the messages and sums of a program, for use as indices of lists, and the data flow of its operations.
-
-Synchronisation = AllReduce | WaitAllReduce | Step
-
-
-def cells(program: Program) -> Flow:
-    """Returns the data flow of a complete and placed program: the place in a lane where each value is made or taken."""
-    return Flow(program.header, chain.from_iterable(parts.computes for parts in program.parts))
-
-
-def key(header: Header, message: Message) -> int:
-    """The index of a message, from 0 to ``len(edges) * micro_batches - 1``; its edge must be one of the header.
-
-    No two messages of a program share it, as each micro-batch is in one message of each value and edge.
-    """
-    return header.edges[message[1:]] + message[0][0]
-
-
-def update_of(instruction: Synchronisation) -> int:
-    """The update that a sum or a step belongs to, counted from 0."""
-    return (instruction.version or 1) - 1
-
-
-def sum_key(header: Header, instruction: Synchronisation) -> int:
-    """The index of the sum that a line is about, from 0 to ``len(groups) * updates - 1``; the group must exist."""
-    return header.group_numbers[instruction.group] * header.updates + update_of(instruction)
-
-
-def sender(header: Header, message: Message) -> Worker:
-    """The worker that sends a message."""
-    return header.worker(message.micros[0], message.source)
-
-
-def receiver(header: Header, message: Message) -> Worker:
-    """The worker that receives a message."""
-    return header.worker(message.micros[0], message.target)
-
-
-# Words for messages and sums, which several rules use in diagnostics.
-
-
-def content(header: Header, message: Message) -> str:
-    """The content of a message: ``the activations of micro-batch 0 from stage 0``."""
-    return f"the {message.value.noun} of {micros_name(message.micros, header.slices)} from stage {message.source}"
-
-
-def summed(instruction: Synchronisation) -> str:
-    """The group of a sum or a step, with its version: ``stage 1``, or ``stage 1 for version 3``."""
-    return group_name(instruction.group) + (
-        "" if instruction.version is None else f" for version {instruction.version}"
-    )
-
 
 _MOST = 20
 """The most errors of a rule that are reported one by one."""

@@ -49,7 +49,34 @@ from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import absolute, line, message_text, micros_name
 from chimera_ir.ir.turns import extent
 from chimera_ir.source import Span
-from chimera_ir.verify.findings import content, key, receiver, sender, sum_key, summed
+from chimera_ir.verify.versions import sum_key, summed
+
+
+def cells(program: Program) -> Flow:
+    """Returns the data flow of a complete and placed program: the place in a lane where each value is made or taken."""
+    return Flow(program.header, chain.from_iterable(parts.computes for parts in program.parts))
+
+
+def _key(header: Header, message: Message) -> int:
+    """The index of a message, from 0 to ``len(edges) * micro_batches - 1``; its edge must be one of the header.
+
+    No two messages of a program share it, as each micro-batch is in one message of each value and edge.
+    """
+    return header.edges[message[1:]] + message[0][0]
+
+
+def _sender(header: Header, message: Message) -> Worker:
+    return header.worker(message.micros[0], message.source)
+
+
+def _receiver(header: Header, message: Message) -> Worker:
+    return header.worker(message.micros[0], message.target)
+
+
+def _content(header: Header, message: Message) -> str:
+    """The content of a message: ``the activations of micro-batch 0 from stage 0``."""
+    return f"the {message.value.noun} of {micros_name(message.micros, header.slices)} from stage {message.source}"
+
 
 # Part of the rule "memory": a lane waits once for each move, before anything else touches what moves.
 #
@@ -154,7 +181,7 @@ def awaited(program: Program) -> list[tuple[int, ...]]:
     posts: list[tuple[int, ...]] = [()] * (first_sum + len(header.groups) * header.updates)
     for start, parts in zip(starts, program.parts, strict=False):
         for place, post in chain[tuple[int, Send | Recv]](parts.sends, parts.recvs):
-            posts[key(header, post.message)] += (start + place,)
+            posts[_key(header, post.message)] += (start + place,)
         for place, instruction in parts.updates:
             if isinstance(instruction, AllReduce):
                 posts[first_sum + sum_key(header, instruction)] += (start + place,)
@@ -162,7 +189,7 @@ def awaited(program: Program) -> list[tuple[int, ...]]:
     before: list[tuple[int, ...]] = [()] * starts[-1]
     for start, parts in zip(starts, program.parts, strict=False):
         for place, wait in chain[tuple[int, WaitSend | WaitRecv]](parts.wait_sends, parts.wait_recvs):
-            before[start + place] = posts[key(header, wait.message)]
+            before[start + place] = posts[_key(header, wait.message)]
         for place, instruction in parts.updates:
             if isinstance(instruction, WaitAllReduce):
                 before[start + place] = posts[first_sum + sum_key(header, instruction)]
@@ -262,9 +289,9 @@ def _wanted(program: Program, worker: Worker, place: int, result: Played) -> lis
     header = program.header
     match program.lanes[worker][place]:
         case WaitRecv(message):
-            return _posting(program, result, sender(header, message), Send, message)
+            return _posting(program, result, _sender(header, message), Send, message)
         case WaitSend(message):
-            return _posting(program, result, receiver(header, message), Recv, message)
+            return _posting(program, result, _receiver(header, message), Recv, message)
         case WaitAllReduce(group, version=version):
             rest = ((member, result.places[member]) for member in header.members(group))
             return [
@@ -301,9 +328,9 @@ def _meaning(program: Program, wait: Instruction) -> str:
     header = program.header
     match wait:
         case WaitRecv(message):
-            return f"{content(header, message)} (worker {sender(header, message)})"
+            return f"{_content(header, message)} (worker {_sender(header, message)})"
         case WaitSend(message):
-            return f"worker {receiver(header, message)} to take {content(header, message)}"
+            return f"worker {_receiver(header, message)} to take {_content(header, message)}"
         case WaitAllReduce():
             return f"the sum of the gradients of {summed(wait)}"
         case _:
@@ -338,7 +365,7 @@ def messages(program: Program, cells: Flow, places: Sequence[Places]) -> Iterato
     """Yields diagnostics of lines for messages: unknown, redundant, about the wrong peer, missing or misplaced.
 
     The operations of the program are complete and placed, and grouped the same way on all stages. ``cells`` is the flow
-    of the program (`findings.cells`), ``places`` are those of its lines about messages (`places`).
+    of the program (`cells`), ``places`` are those of its lines about messages (`places`).
     """
     hand_overs = [
         (message, Worker(worker), peer)
@@ -398,7 +425,7 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
         return say.NoStageOfMessage(*where, max(message.source, message.target))
     if message.edge not in header.edges:
         return say.NotNeighbours(*where, message.source, message.target)
-    start, end = sender(header, message), receiver(header, message)
+    start, end = _sender(header, message), _receiver(header, message)
     if start == end:
         return say.WithinWorker(*where, start)
     maker = program.lanes[start][cells.producer(message)]
@@ -436,17 +463,17 @@ def _line(
     first = places[type(instruction)][message]
     if first != place:
         done = {Send: "sent", Recv: "received"}.get(type(instruction), "waited for")
-        yield say.RepeatedMessage(*where, content(header, message), done, program.lanes[worker][first].origin)
-    if isinstance(instruction, Send) and instruction.to != receiver(header, message):
-        yield say.WrongPeer(*where, instruction.to, receiver(header, message), message.target)
-    if isinstance(instruction, Recv) and instruction.source != sender(header, message):
-        yield say.WrongPeer(*where, instruction.source, sender(header, message), message.source)
+        yield say.RepeatedMessage(*where, _content(header, message), done, program.lanes[worker][first].origin)
+    if isinstance(instruction, Send) and instruction.to != _receiver(header, message):
+        yield say.WrongPeer(*where, instruction.to, _receiver(header, message), message.target)
+    if isinstance(instruction, Recv) and instruction.source != _sender(header, message):
+        yield say.WrongPeer(*where, instruction.source, _sender(header, message), message.source)
 
 
 def _misplaced(program: Program, cells: Flow, places: Sequence[Places], hand_over: _HandOver) -> Iterator[Diagnostic]:
     message, start, end = hand_over
     sent, retired, posted, arrived = _four_places(places, hand_over)
-    made, used, what = cells.producer(message), cells.consumer(message), content(program.header, message)
+    made, used, what = cells.producer(message), cells.consumer(message), _content(program.header, message)
     if ABSENT < sent < made:
         yield say.SendBeforeOperation(*_order(program, start, sent, made), what)
     if ABSENT < retired < sent:
@@ -466,7 +493,7 @@ def _missing(program: Program, cells: Flow, places: Sequence[Places], hand_over:
     header, (message, start, end) = program.header, hand_over
     sent, retired, posted, arrived = _four_places(places, hand_over)
     maker, user = program.lanes[start][cells.producer(message)], program.lanes[end][cells.consumer(message)]
-    what, reader, send = content(header, message), line(user, header), line(Send(message, end), header)
+    what, reader, send = _content(header, message), line(user, header), line(Send(message, end), header)
     if sent == ABSENT:
         yield say.MissingSend(maker.origin, start, send, end, what, reader, line(maker, header))
     elif retired == ABSENT:
@@ -639,7 +666,7 @@ def _texts(header: Header, operations: Sequence[Planned]) -> list[str]:
 def slots(program: Program, cells: Flow, places: Sequence[Places]) -> Iterator[Diagnostic]:
     """Yields diagnostics of receives into a slot that is in use, or whose number is not below the number of messages.
 
-    The program has no errors by the rule "messages". ``cells`` is its data flow (`findings.cells`), ``places`` are
+    The program has no errors by the rule "messages". ``cells`` is its data flow (`cells`), ``places`` are
     those of its lines about messages (`places`).
     """
     for number, parts in enumerate(program.parts):
@@ -682,7 +709,7 @@ def _in_use(program: Program, worker: Worker, recv: Recv, before: Recv, last_use
         worker=worker,
         line=line(recv, program.header),
         slot=recv.slot,
-        content=content(program.header, before.message),
+        content=_content(program.header, before.message),
         last_use=line(last, program.header),
         last_use_span=last.origin,
         first_use_span=before.origin,

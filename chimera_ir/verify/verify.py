@@ -17,11 +17,12 @@ from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of
 from chimera_ir.plural import counted
 from chimera_ir.verify.complete import complete, groups, paired, placed
 from chimera_ir.verify.cycle import acyclic, clocks
-from chimera_ir.verify.findings import Findings, Rule, apply, cells, check
+from chimera_ir.verify.findings import Findings, Rule, apply, check
 from chimera_ir.verify.holdings import Holdings, Needs, holdings, memory, memory_of_program, memory_unknown
 from chimera_ir.verify.messages import (
     Certificate,
     Communication,
+    cells,
     channels,
     communications,
     conflict_free,

@@ -40,7 +40,6 @@ from chimera_ir.ir.ops import (
 from chimera_ir.ir.text.printer import group_name, kinds_line, line
 from chimera_ir.plural import listed
 from chimera_ir.source import Span
-from chimera_ir.verify.findings import Synchronisation, sum_key, summed, update_of
 
 # Rule "gradients": each weight group's gradients are summed over exactly the workers that hold it, once per update.
 #
@@ -53,8 +52,27 @@ from chimera_ir.verify.findings import Synchronisation, sum_key, summed, update_
 # uses this memory even if its worker adds nothing to it. Where no operation makes gradients, there is no sum and no
 # step.
 
+Synchronisation = AllReduce | WaitAllReduce | Step
+
 _KINDS: tuple[type[Synchronisation], ...] = (AllReduce, WaitAllReduce, Step)
 _DONE = {AllReduce: "launched", WaitAllReduce: "waited for", Step: "stepped"}
+
+
+def _update_of(instruction: Synchronisation) -> int:
+    """The update that a sum or a step belongs to, counted from 0."""
+    return (instruction.version or 1) - 1
+
+
+def sum_key(header: Header, instruction: Synchronisation) -> int:
+    """The index of the sum that a line is about, from 0 to ``len(groups) * updates - 1``; the group must exist."""
+    return header.group_numbers[instruction.group] * header.updates + _update_of(instruction)
+
+
+def summed(instruction: Synchronisation) -> str:
+    """The group of a sum or a step, with its version: ``stage 1``, or ``stage 1 for version 3``."""
+    return group_name(instruction.group) + (
+        "" if instruction.version is None else f" for version {instruction.version}"
+    )
 
 
 def gradients(program: Program) -> Iterator[Diagnostic]:
@@ -114,7 +132,7 @@ class _WorkerSums:
         if stray is not None:
             yield stray
             return
-        first = self._lines.setdefault((type(instruction), instruction.group, update_of(instruction)), place)
+        first = self._lines.setdefault((type(instruction), instruction.group, _update_of(instruction)), place)
         if first != place:
             where = instruction.origin, self._worker, line(instruction, self._header)
             yield say.RepeatedLine(*where, summed(instruction), _DONE[type(instruction)], self._lane[first].origin)

@@ -18,8 +18,7 @@ from chimera_ir.lower.lower import lower
 from chimera_ir.source import Source
 from chimera_ir.verify.complete import complete
 from chimera_ir.verify.cycle import acyclic
-from chimera_ir.verify.findings import cells
-from chimera_ir.verify.messages import channels, messages, places, slots
+from chimera_ir.verify.messages import cells, channels, messages, places, slots
 from chimera_ir.verify.verify import Verified, proven, schedule_of, verify_program, verify_schedule
 from chimera_ir.verify.versions import gradients, versions
 from tests.lowered import scripts_of
