@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, partial
-from itertools import accumulate, chain, islice, pairwise
+from itertools import accumulate, chain, count, islice, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -98,15 +98,19 @@ def runnable_turns(stream: ProgramStream) -> list[RunnableTurn]:
     # Lines are counted on from the first line of turn 0. Given the updates of turn 0, how far does each worker get by
     # its own lines alone?
     ends = [_own_end(header, turn) for turn in stream.turns]
-    # How many of these turns may each worker run, if a worker runs whole turns only?
-    turns = _whole_turns(waits, [end // length for end, length in zip(ends, lengths, strict=True)])
+    # How many of these turns may each worker run, if a worker runs whole turns only, each as if it were one line? If
+    # workers wait in a cycle, the numbers fall without end; else nothing changes after a pass for each worker.
+    whole = [[wait._replace(place=0, posted=0) for wait in of_worker] for of_worker in waits]
+    own = [end // length for end, length in zip(ends, lengths, strict=True)]
+    turns = _lines_run(whole, own, [1] * len(own), range(len(own) + 1))
     if turns is not None:
-        return [RunnableTurn(turn, _ahead(header, count)) for turn, count in zip(stream.turns, turns, strict=True)]
+        return [RunnableTurn(turn, _ahead(header, number)) for turn, number in zip(stream.turns, turns, strict=True)]
     # None of them ends. How many lines may each worker run? Its turns begin behind these.
-    counts = [divmod(end, length) for end, length in zip(_lines_run(waits, ends, lengths), lengths, strict=True)]
+    run = _lines_run(waits, ends, lengths, count())
+    assert run is not None, "in a verified program no lines wait in a cycle"
     return [
-        RunnableTurn(_beginning_at(header, turn, place), _ahead(header, count))
-        for turn, (count, place) in zip(stream.turns, counts, strict=True)
+        RunnableTurn(_beginning_at(header, turn, lines % length), _ahead(header, lines // length))
+        for turn, lines, length in zip(stream.turns, run, lengths, strict=True)
     ]
 
 
@@ -181,36 +185,25 @@ def _key(header: Header, posted: type[Instruction], line: Instruction) -> tuple[
     return (posted, first.message), number
 
 
-def _whole_turns(waits: Sequence[Sequence[_Wait]], turns: Sequence[int]) -> list[int] | None:
-    """The number of the first turn that each worker cannot end; None if workers wait in a cycle.
-
-    ``turns`` has these numbers as far as each worker's own lines decide. Each pass lowers them to what the waits for
-    other workers allow, until nothing changes. In a cycle they would fall without end.
-    """
-    turns = [*turns]
-    for _ in range(len(turns) + 1):
-        before = [*turns]
-        for worker, worker_waits in enumerate(waits):
-            turns[worker] = min([turns[worker], *(turns[wait.other] - wait.later for wait in worker_waits)])
-        if turns == before:
-            return turns
-    return None
-
-
-def _lines_run(waits: Sequence[Sequence[_Wait]], ends: Sequence[int], lengths: Sequence[int]) -> list[int]:
+def _lines_run(
+    waits: Sequence[Sequence[_Wait]], ends: Sequence[int], lengths: Sequence[int], passes: Iterable[int]
+) -> list[int] | None:
     """How many lines, from turn 0 on, each worker can run before the first that waits for ever.
 
-    ``ends`` has these numbers as far as each worker's own lines decide, ``lengths`` the number of lines in a turn.
+    ``ends`` has these numbers as far as each worker's own lines decide, ``lengths`` the number of lines in a turn. Each
+    of the ``passes`` lowers them to what the waits for other workers allow, until nothing changes; None if they end
+    before that.
     """
-    ends, changed = [*ends], True
-    while changed:
+    ends = [*ends]
+    for _ in passes:
         before = [*ends]
         for worker, worker_waits in enumerate(waits):
             for place, other, posted, later_turns in worker_waits:
                 last = (ends[other] - 1 - posted) // lengths[other]  # the last turn in which the other worker posts it
                 ends[worker] = min(ends[worker], (last - later_turns + 1) * lengths[worker] + place)
-        changed = ends != before
-    return ends
+        if ends == before:
+            return ends
+    return None
 
 
 def _beginning_at(header: Header, turn: Turn, place: int) -> Turn:
