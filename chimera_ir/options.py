@@ -13,13 +13,13 @@ from chimera_ir.compilation import Compilation
 from chimera_ir.cost.durations import COST_LETTERS, Costs
 from chimera_ir.errors import OptionError, ParameterError, UnreadableText
 from chimera_ir.escapes import as_argument
-from chimera_ir.ir.levels import MAX_LENGTH, Quantity
+from chimera_ir.ir.levels import MAX_LENGTH, Quantity, Strategy
 from chimera_ir.ir.ops import Communicators
 from chimera_ir.orders.search import SearchBudget
 from chimera_ir.plural import listed
 from chimera_ir.request import MAX_OPERATIONS, EqualTimes, Request, Tie
 from chimera_ir.source import Source
-from chimera_ir.syntax.ast import Scheme, SyncMode
+from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.formatter import Change
 
 if TYPE_CHECKING:
@@ -207,8 +207,8 @@ class Options:
         _choice("auto", says="it is auto"),
         "auto",
     )
-    sync: Literal["lazy", "eager", "eager_opt"] | SyncMode | None = _option(
-        None, "When every stage's gradients are summed.", _choice(*(mode.value for mode in SyncMode), others=SyncMode)
+    sync: Literal["lazy", "eager", "eager_opt"] | Strategy | None = _option(
+        None, "When every stage's gradients are summed.", _choice(*(mode.value for mode in Strategy), others=Strategy)
     )
     tied: Sequence[Sequence[int | str]] = _option(
         (),
@@ -321,7 +321,7 @@ class Options:
         """
         if not source.is_scheme and settings:
             raise ParameterError(f"{source.name} has no parameters to set; set them when you compile its scheme")
-        change = Change(self.recompute, SyncMode(self.sync) if self.sync else None)
+        change = Change(self.recompute, Strategy(self.sync) if self.sync else None)
         if not source.is_scheme and change != Change():
             names = f"{spell('recompute')}, {spell('sync')}"
             raise OptionError(f"{names}: {source.name} says both itself; ask for them when you compile its scheme")

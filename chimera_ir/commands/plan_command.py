@@ -26,6 +26,7 @@ from chimera_ir.commands.common import (
 )
 from chimera_ir.commands.cost_options import option, scheme_named, tied_by_transformer
 from chimera_ir.console import printed
+from chimera_ir.ir.levels import Strategy
 from chimera_ir.options import MOST
 from chimera_ir.orders.search import ORDER_MARK
 from chimera_ir.planner import listing
@@ -35,7 +36,6 @@ from chimera_ir.planner.rank import ERROR
 from chimera_ir.planner.space import MAX_OPERATIONS
 from chimera_ir.plural import counted
 from chimera_ir.progress import shown
-from chimera_ir.syntax.ast import SyncMode
 
 
 @click.command(
@@ -75,8 +75,8 @@ from chimera_ir.syntax.ast import SyncMode
     "--sync",
     "syncs",
     multiple=True,
-    type=click.Choice([mode.value for mode in SyncMode]),
-    default=[SyncMode.EAGER_OPT.value],
+    type=click.Choice([mode.value for mode in Strategy]),
+    default=[Strategy.EAGER_OPT.value],
     help="Consider this strategy [default: eager_opt].",
 )
 @option("tied")

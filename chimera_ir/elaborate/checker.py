@@ -13,6 +13,7 @@ from chimera_ir.diagnostics.model import Diagnostic, closest, raise_errors
 from chimera_ir.diagnostics.render import MAX_SHOWN
 from chimera_ir.elaborate.evaluate import BUILTINS, UNITS
 from chimera_ir.ir.kinds import KINDS, PAIR
+from chimera_ir.ir.levels import Quantity, Strategy
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.mistakes import FOREIGN_NAMES
@@ -39,7 +40,7 @@ def check_clauses(scheme: ast.Scheme) -> Iterator[Diagnostic]:
         yield say.NoPipes(scheme.name.span, scheme.name.text)
     yield from _once(scheme.items, ast.Workers, "the scheme", "workers")
     yield from _once(updates, ast.Update, "the scheme", "update")
-    for quantity in ast.MemoryQuantity:
+    for quantity in Quantity:
         bounds = [item for item in scheme.items if isinstance(item, ast.Memory) and item.quantity is quantity]
         yield from _once(bounds, ast.Memory, "the scheme", f"memory {quantity.value}")
     names: dict[str, Span] = {}
@@ -131,7 +132,7 @@ def _streaming(pipe: ast.PipeBlock, update: ast.Update) -> Iterator[Diagnostic]:
         match clause:
             case ast.Micros(range=ast.Range(span=span)):
                 yield irtext.PipeEnds(span, pipe.name.text, update.span)
-            case ast.Sync(mode=ast.SyncMode.LAZY, span=span):
+            case ast.Sync(mode=Strategy.LAZY, span=span):
                 yield irtext.NeverLazy(span)
             case ast.Operation(subjects=[_, second]):
                 yield say.NotSupported(second.span)
@@ -530,7 +531,7 @@ class _Checker:
                 self._number(count, "`update every`", self._defined)
             case ast.Memory(quantity, worker, limit):
                 scope = self._with(self._variables([] if worker is None else [worker]))
-                if quantity in (ast.MemoryQuantity.BYTES, ast.MemoryQuantity.HOST_BYTES):
+                if quantity.in_bytes:
                     units = {
                         name: ValueName(Type.INTEGER, item.span) for name in UNITS if name not in self._formulas.spans
                     }

@@ -146,7 +146,7 @@ def strategies(shapes: Sequence[Shape]) -> tuple[tuple[Stage, Strategy], ...]:
             instance, modes = shape.instance((shape.names[1], stage)), (sync.mode.value, first.mode.value)
             differing.append(SyncDiffers(sync.span, (), instance, stage, *modes, other.name, first.span))
     reject(differing)
-    listed = [(stage, Strategy(sync.mode.value)) for stage, (_, sync) in sorted(chosen.items(), key=itemgetter(0))]
+    listed = [(stage, sync.mode) for stage, (_, sync) in sorted(chosen.items(), key=itemgetter(0))]
     return tuple(entry for entry in listed if entry[1] is not Strategy.EAGER_OPT)
 
 

@@ -23,7 +23,7 @@ from chimera_ir.diagnostics.catalogue.values import (
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, closest
 from chimera_ir.elaborate.evaluate import LIMIT, UNITS, CompiledFunction, Scope, compiled, evaluate, rejecting
 from chimera_ir.errors import ParameterError
-from chimera_ir.ir.levels import MAX_WORKERS, Bound, Quantity
+from chimera_ir.ir.levels import MAX_WORKERS, Bound
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 
@@ -49,9 +49,7 @@ class Globals:
 
     def bounds(self, workers: int) -> tuple[Bound, ...]:
         """The memory bounds of each of ``workers`` workers; raises ``Rejected`` if a formula has no value for one."""
-        return tuple(
-            Bound(Quantity(line.quantity.value), self._limits(line, workers), line.span) for line in self.limits
-        )
+        return tuple(Bound(line.quantity, self._limits(line, workers), line.span) for line in self.limits)
 
     def _limits(self, line: ast.Memory, workers: int) -> tuple[int, ...]:
         if line.worker is None:

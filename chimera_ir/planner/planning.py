@@ -12,6 +12,7 @@ from chimera_ir.diagnostics.model import closest
 from chimera_ir.elaborate.elaborate import parameter_names
 from chimera_ir.errors import CompileError, OptionError
 from chimera_ir.escapes import visible
+from chimera_ir.ir.levels import Strategy
 from chimera_ir.options import WHOLE, Options, Spell, integer, read_inputs
 from chimera_ir.orders.cp_sat import require_solver
 from chimera_ir.orders.search import Ended, SearchBudget, improvement
@@ -25,7 +26,7 @@ from chimera_ir.predict.setting import Measured
 from chimera_ir.profile.choose import Inputs
 from chimera_ir.request import Request
 from chimera_ir.source import Source
-from chimera_ir.syntax.ast import Scheme, SyncMode
+from chimera_ir.syntax.ast import Scheme
 
 _RECOMPUTATION = {None: Recomputation.WHERE_NEEDED, True: Recomputation.ALWAYS, False: Recomputation.NEVER}
 
@@ -69,7 +70,7 @@ def rank_schemes(
     asynchronous: bool | None = None,
     greedy: bool = False,
     recompute: bool | None = None,
-    syncs: Sequence[str] = (SyncMode.EAGER_OPT.value,),
+    syncs: Sequence[str] = (Strategy.EAGER_OPT.value,),
     tied: Sequence[Sequence[int | str]] = (),
     layout: Literal["pipeline", "replica"] = "pipeline",
     shard_optimizer: bool = False,
@@ -129,7 +130,7 @@ def rank_schemes(
         library=library,
     )
     WHOLE.require(spell("mini_batch"), mini_batch)
-    modes = [mode.value for mode in SyncMode]
+    modes = [mode.value for mode in Strategy]
     if unknown := [sync for sync in syncs if sync not in modes]:
         raise OptionError(f"{spell('syncs')}: {unknown[0]!r:.60}: it is one of {', '.join(modes)}")
     if recompute not in (None, True, False):
@@ -153,7 +154,7 @@ def rank_schemes(
         mini_batch=mini_batch,
         settings=fixed,
         recomputation=_RECOMPUTATION[recompute],
-        syncs=tuple(dict.fromkeys(map(SyncMode, syncs))),
+        syncs=tuple(dict.fromkeys(map(Strategy, syncs))),
         asynchronous=bool(schemes) if asynchronous is None else asynchronous,
         max_operations=max_operations,
         sliced=bool(schemes),

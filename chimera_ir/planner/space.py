@@ -21,13 +21,13 @@ from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import outline, parameter_names
 from chimera_ir.elaborate.evaluate import LIMIT
 from chimera_ir.errors import ParameterError, UnreadableText
-from chimera_ir.ir.levels import Header
+from chimera_ir.ir.levels import Header, Strategy
 from chimera_ir.plural import counted
 from chimera_ir.profile import document
 from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.request import EqualTimes
 from chimera_ir.source import Source
-from chimera_ir.syntax.ast import Operation, PipeBlock, Scheme, SyncMode
+from chimera_ir.syntax.ast import Operation, PipeBlock, Scheme
 from chimera_ir.syntax.formatter import Change
 
 # The roles of a scheme's parameters in the planner, found by trying values.
@@ -169,7 +169,7 @@ def sample(columns: Sequence[Sequence[_Value]], most: int) -> Iterator[tuple[_Va
         yield tuple(reversed(values))
 
 
-_CHANGED = {None: None, SyncMode.LAZY: SyncMode.LAZY, SyncMode.EAGER: SyncMode.EAGER, SyncMode.EAGER_OPT: None}
+_CHANGED = {None: None, Strategy.LAZY: Strategy.LAZY, Strategy.EAGER: Strategy.EAGER, Strategy.EAGER_OPT: None}
 """The strategy that all stages are changed to for each that is considered; eager_opt leaves every scheme its own."""
 
 MAX_OPERATIONS = 100_000
@@ -212,7 +212,7 @@ class Question:
     mini_batch: int
     settings: Mapping[str, int]
     recomputation: Recomputation
-    syncs: tuple[SyncMode, ...]
+    syncs: tuple[Strategy, ...]
     asynchronous: bool
     max_operations: int
     sliced: bool = False

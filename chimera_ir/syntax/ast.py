@@ -6,6 +6,7 @@ from enum import Enum
 from typing import assert_never, dataclass_transform
 
 from chimera_ir.ir.kinds import Kind
+from chimera_ir.ir.levels import Quantity, Strategy
 from chimera_ir.source import Span
 
 
@@ -229,18 +230,10 @@ class Recompute(SyntaxNode):
     guard: Expression | None
 
 
-class SyncMode(Enum):
-    """The choice of when the gradients of a stage are summed over its replicas."""
-
-    LAZY = "lazy"
-    EAGER = "eager"
-    EAGER_OPT = "eager_opt"
-
-
 class Sync(SyntaxNode):
     """The line ``sync mode [when guard]``: when the gradients of the stages are summed."""
 
-    mode: SyncMode
+    mode: Strategy
     guard: Expression | None
 
 
@@ -282,20 +275,10 @@ class Update(SyntaxNode):
     count: Expression
 
 
-class MemoryQuantity(Enum):
-    """The quantity that a memory bound limits."""
-
-    ACTIVATIONS = "activations"
-    WEIGHTS = "weights"
-    BYTES = "bytes"
-    HOST = "host"
-    HOST_BYTES = "host_bytes"
-
-
 class Memory(SyntaxNode):
     """The line ``memory quantity [on worker] <= limit``: a bound that the schedule promises to keep on each worker."""
 
-    quantity: MemoryQuantity
+    quantity: Quantity
     worker: Word | None
     limit: Expression
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import assert_never
 
+from chimera_ir.ir.levels import Strategy
 from chimera_ir.syntax import ast
-from chimera_ir.syntax.ast import Clause, Operation, PipeBlock, Recompute, Scheme, Sync, SyncMode
+from chimera_ir.syntax.ast import Clause, Operation, PipeBlock, Recompute, Scheme, Sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class Change:
     """
 
     recompute: bool = False
-    sync: SyncMode | None = None
+    sync: Strategy | None = None
 
     def of(self, scheme: Scheme) -> Scheme:
         """Returns a scheme with the clauses in every pipe; the span of a new clause is the pipe's name."""

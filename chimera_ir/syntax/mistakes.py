@@ -149,7 +149,7 @@ FOREIGN_NAMES = {
 
 _VALUE = frozenset({"INTEGER", "LPAR", "MINUS", "NAME", "NOT", "IF"})
 _COMPARISON = frozenset({"LESSTHAN", "MORETHAN", "EQUALS", "DIFFERS", "ATMOST", "ATLEAST"})
-_OPERATORS = _COMPARISON | {"PLUS", "MINUS", "STAR", "SLASH", "PERCENT", "AND", "OR"}
+OPERATORS = _COMPARISON | {"PLUS", "MINUS", "STAR", "SLASH", "PERCENT", "AND", "OR"}
 _FIRST_WORDS = {"NAME", *(word.upper() for word in SCHEME_LINES | PIPE_LINES)}
 _SYMBOLS = {
     "LPAR": "`(`",
@@ -179,7 +179,7 @@ def expected_words(accepted: frozenset[str]) -> str:
         rest -= _VALUE
     if rest >= {"PLUS", "STAR"}:
         words.append("an operator")
-        rest -= _OPERATORS
+        rest -= OPERATORS
     if rest >= {"LET", "PIPE"} or rest >= {"STAGES", "MICROS"}:
         words.append("the next line of the scheme" if "PIPE" in rest else "the next line of the pipe")
         rest -= _FIRST_WORDS

@@ -4,19 +4,20 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
-from lark.visitors import Transformer_NonRecursive
+from lark.visitors import Transformer_NonRecursive, v_args
 
 from chimera_ir.diagnostics.catalogue import syntax as say
 from chimera_ir.diagnostics.catalogue.torchcells import UNSAYABLE, CannotSay
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.ir.kinds import KINDS
+from chimera_ir.ir.levels import Quantity, Strategy
 from chimera_ir.plural import listed
 from chimera_ir.source import Source, Span, parser_of
 from chimera_ir.syntax import ast
@@ -24,6 +25,7 @@ from chimera_ir.syntax.mistakes import (
     CLOSERS,
     LETTERS,
     OPENERS,
+    OPERATORS,
     Stop,
     lexical,
     span_of,
@@ -37,187 +39,131 @@ from chimera_ir.syntax.mistakes import (
 MAX_INTEGER = 2**63 - 1
 """The largest number that a scheme may write or compute."""
 
+_Choice = TypeVar("_Choice", Quantity, Strategy)
+
 _PLACEHOLDER = next(iter(KINDS.values()))
 """Stands for the kind of an operation whose letter is a mistake."""
 
 
-def build(tree: Tree[Token]) -> tuple[ast.Scheme, tuple[Diagnostic, ...]]:
-    """The scheme of a parse tree, and the mistakes that the grammar does not see.
-
-    If there are any mistakes, some parts of the scheme are placeholders.
-    """
-    builder = _Builder()
-    return builder.transform(tree), tuple(builder.mistakes)
-
-
-_Children = list[Any]
-"""Matches of a grammar rule in the order of the text: tokens, and nodes that are already built."""
-
-
-_PLAIN: dict[str, Callable[..., ast.SyntaxNode]] = {
+_NODES: dict[str, Callable[..., Any]] = {
+    "parameter": ast.Parameter,
+    "workers": lambda count, *left_out, span: ast.Workers(count, left_out, span=span),
+    "let": ast.Let,
+    "table": lambda *entries, span: ast.NumberTable(entries, span=span),
+    "function": lambda name, *parts, span: ast.Function(name, parts[:-1], parts[-1], span=span),
+    "require": lambda condition, message, span: ast.Require(condition, message[1:-1], span=span),
     "update": ast.Update,
+    "pipe": lambda name, index, *clauses, span: ast.PipeBlock(name, index, clauses, span=span),
+    "index": ast.Index,
+    "micros": ast.Micros,
+    "slices": ast.Slices,
     "halves": ast.Halves,
+    "pair": lambda subject, pipe, span: replace(subject, pipe=pipe, span=Span(subject.span.start, span.end)),
+    "of": lambda name, *index, span: ast.PipeName(name, *(index or (None,)), span=span),
     "reads": ast.Reads,
+    "recompute": lambda _, guard, span: ast.Recompute(guard, span=span),
+    **dict.fromkeys(("by", "numbered", "weighed", "when"), lambda formula, span: formula),
     "range": ast.Range,
     "endless": ast.Endless,
     "choice": ast.Choice,
-    "either": partial(ast.Logical, ast.Logic.OR),
-    "both": partial(ast.Logical, ast.Logic.AND),
+    **dict.fromkeys(
+        ("either", "both"), lambda left, word, right, span: ast.Logical(ast.Logic(word), left, right, span=span)
+    ),
     "negation": ast.Not,
-    "minus": ast.Minus,
+    "comparison": lambda *c, span: ast.Comparison(c[::2], tuple(map(ast.Comparator, c[1::2])), span=span),
+    **dict.fromkeys(
+        ("sum", "product"), lambda left, sign, right, span: ast.Binary(ast.Arithmetic(sign), left, right, span=span)
+    ),
+    "minus": lambda _, operand, span: ast.Minus(operand, span=span),
+    "name": lambda name, span: ast.Name(name.text, span=span),
+    "call": lambda function, *arguments, span: ast.Call(function, arguments, span=span),
+    "lookup": ast.Lookup,
+    "group": lambda formula, span: replace(formula, span=span),
 }
-"""Maps a rule of the grammar to the type of its node, if the node's fields are the rule's expressions, in order."""
+"""Maps a rule of the grammar to what makes its node of its parts, in order; an optional part may be None.
 
-_NAMED: dict[str, tuple[Callable[..., ast.SyntaxNode], int]] = {
-    "parameter": (ast.Parameter, 0),
-    "lookup": (ast.Lookup, 0),
-    "let": (ast.Let, 1),
-    "index": (ast.Index, 1),
-    "slices": (ast.Slices, 1),
-}
-"""Maps a rule to its node, which has a name and one more part, and to the place of the name among the matches."""
+Parts are nodes, words, texts and operators. `_Builder` has a method for each other rule.
+"""
+
+_WORDS = ("NAME", "RECOMPUTE")
+_PARTS = {*_WORDS, "STRING", "INTEGER", "AT", "PREFER", *OPERATORS}
+"""The tokens that are parts of a node; any other token only says what follows."""
 
 
-class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
-    """Builds the tree, with a method for each rule of the grammar that makes a node and is in no table."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mistakes: list[Diagnostic] = []
-
-    def __default__(self, data: str, children: _Children, meta: object) -> Any:
-        if data in _PLAIN:
-            return _PLAIN[data](*_nodes(children), span=_around(children))
-        if data in _NAMED:
-            node, at = _NAMED[data]
-            return node(_word(children[at]), children[at + 2], span=_around(children))
-        return Tree(data, children)
-
-    def scheme(self, c: _Children) -> ast.Scheme:
-        parameters = tuple(child for child in _part(c, "parameters") if isinstance(child, ast.Parameter))
-        items = (child for child in _nodes(c) if not isinstance(child, Tree))
-        return ast.Scheme(_word(c[1]), parameters, tuple(items), span=_around(c))
-
-    def workers(self, c: _Children) -> ast.Workers:
-        return ast.Workers(c[1], _nodes(_part(c, "except")), span=_around(c))
-
-    def table(self, c: _Children) -> ast.NumberTable:
-        return ast.NumberTable(_nodes(c), span=_around(c))
-
-    def function(self, c: _Children) -> ast.Function:
-        names = tuple(_word(child) for child in c[3:-2] if child.type == "NAME")
-        return ast.Function(_word(c[1]), names, c[-1], span=_around(c))
-
-    def require(self, c: _Children) -> ast.Require:
-        return ast.Require(c[1], str(c[3])[1:-1], span=_around(c))
-
-    def memory(self, c: _Children) -> ast.Memory:
-        quantities = {quantity.value: quantity for quantity in ast.MemoryQuantity}
-        if c[1] not in quantities:
-            self._unknown(c[1], "memory", list(quantities))
-        worker = _word(c[3]) if len(c) > 4 else None
-        return ast.Memory(quantities.get(c[1], ast.MemoryQuantity.WEIGHTS), worker, c[-1], span=_around(c))
-
-    def pipe(self, c: _Children) -> ast.PipeBlock:
-        index = c[2] if isinstance(c[2], ast.Index) else None
-        return ast.PipeBlock(_word(c[1]), index, _nodes(c[3:]), span=_around(c))
-
-    def stages(self, c: _Children) -> ast.Stages:
-        worker = _word(c[5]) if len(c) > 6 else None
-        return ast.Stages(_word(c[1]), c[3], worker, c[-1], span=_around(c))
-
-    def micros(self, c: _Children) -> ast.Micros:
-        halves = next((child for child in c if isinstance(child, ast.Halves)), None)
-        step, number, weight = (_argument(c, rule) for rule in ("by", "numbered", "weighed"))
-        return ast.Micros(_word(c[1]), c[3], halves, step, number, weight, span=_around(c))
-
-    def operation(self, c: _Children) -> ast.Operation:
-        subjects = [child for child in c if isinstance(child, ast.Subject)]
-        pipe = next((child for child in c if isinstance(child, ast.PipeName)), None)
-        if pipe is not None:
-            subjects[-1] = replace(subjects[-1], pipe=pipe, span=_around([subjects[-1], pipe]))
-        clock = c[c.index("@") + 1] if "@" in c else None
-        preference, guard = _argument(c, "prefer"), _argument(c, "when")
-        return ast.Operation(tuple(subjects), clock, preference, guard, span=_around(c))
-
-    def subject(self, c: _Children) -> ast.Subject:
-        if c[0] in UNSAYABLE:
-            self.mistakes.append(CannotSay(_of(c[0]), *UNSAYABLE[c[0]]))
-        elif c[0] not in KINDS:
-            nouns = {letter: KINDS[letter].noun for letter in LETTERS}
-            operations = listed(letter if letter == noun else f"{letter} ({noun})" for letter, noun in nouns.items())
-            self.mistakes.append(say.UnknownLetter(_of(c[0]), str(c[0]), listed(LETTERS, "or"), operations))
-        micro, stage, *place = c[2:-1:2]
-        kind = KINDS.get(c[0], _PLACEHOLDER)
-        return ast.Subject(kind, micro, stage, place[0] if place else None, None, span=_around(c))
-
-    def of(self, c: _Children) -> ast.PipeName:
-        return ast.PipeName(_word(c[1]), c[3] if len(c) > 2 else None, span=_around(c))
-
-    def recompute(self, c: _Children) -> ast.Recompute:
-        return ast.Recompute(_argument(c, "when"), span=_around(c))
-
-    def sync(self, c: _Children) -> ast.Sync:
-        modes = {mode.value: mode for mode in ast.SyncMode}
-        if c[1] not in modes:
-            self._unknown(c[1], "sync", list(modes))
-        return ast.Sync(modes.get(c[1], ast.SyncMode.LAZY), _argument(c, "when"), span=_around(c))
-
-    def comparison(self, c: _Children) -> ast.Comparison:
-        return ast.Comparison(tuple(c[::2]), tuple(ast.Comparator(str(token)) for token in c[1::2]), span=_around(c))
-
-    def sum(self, c: _Children) -> ast.Binary:
-        return ast.Binary(ast.Arithmetic(str(c[1])), c[0], c[2], span=_around(c))
-
-    product = sum
-
-    def integer(self, c: _Children) -> ast.Integer:
-        digits = str(c[0]).lstrip("0") or "0"
-        if len(digits) > len(str(MAX_INTEGER)) or int(digits) > MAX_INTEGER:
-            self.mistakes.append(say.NumberTooLarge(_of(c[0])))
-            digits = "0"
-        return ast.Integer(int(digits), span=_of(c[0]))
-
-    def name(self, c: _Children) -> ast.Name:
-        return ast.Name(str(c[0]), span=_of(c[0]))
-
-    def call(self, c: _Children) -> ast.Call:
-        return ast.Call(_word(c[0]), _nodes(c), span=_around(c))
-
-    def group(self, c: _Children) -> Any:
-        return replace(c[1], span=_around(c))
-
-    def _unknown(self, word: Token, clause: str, choices: list[str]) -> None:
-        quoted = (f"`{choice}`" for choice in choices)
-        self.mistakes.append(say.UnknownMode(_of(word), clause, str(word), listed(quoted, "or")))
-
-
-def _word(token: Token) -> ast.Word:
-    return ast.Word(str(token), span=_of(token))
-
-
-def _nodes(c: _Children) -> tuple[Any, ...]:
-    return tuple(child for child in c if not isinstance(child, Token))
-
-
-def _part(c: _Children, rule: str) -> _Children:
-    """Returns the matches inside an optional rule, for which `_Builder` has no method; empty if it does not occur."""
-    return next((child.children for child in c if isinstance(child, Tree) and child.data == rule), [])
-
-
-def _argument(c: _Children, rule: str) -> ast.Expression | None:
-    return next(iter(_part(c, rule)[1:]), None)
-
-
-def _of(node: Any) -> Span:
-    if isinstance(node, Token):
-        return span_of(node)
-    span: Span = _around(node.children) if isinstance(node, Tree) else node.span
+def _span(child: Any) -> Span:
+    span: Span = span_of(child) if isinstance(child, Token) else child.span
     return span
 
 
-def _around(c: _Children) -> Span:
-    return Span(_of(c[0]).start, _of(c[-1]).end)
+def _part(child: Any) -> Any:
+    if not isinstance(child, Token):
+        return child
+    return ast.Word(str(child), span=span_of(child)) if child.type in _WORDS else str(child)
+
+
+def _with_parts(make: Callable[..., Any], _: str, children: list[Any], __: object) -> Any:
+    """Calls ``make`` with the parts among the matches of a rule, and with the span from the first to the last match."""
+    parts = [_part(child) for child in children if not isinstance(child, Token) or child.type in _PARTS]
+    last = next(filter(None, reversed(children)))
+    return make(*parts, span=Span(_span(children[0]).start, _span(last).end))
+
+
+@v_args(wrapper=_with_parts)
+class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
+    """Builds the tree of ``chimera_ir.syntax.ast``; ``mistakes`` are those that the grammar does not see."""
+
+    def __init__(self) -> None:
+        super().__init__(visit_tokens=False)
+        self.mistakes: list[Diagnostic] = []
+
+    def __default__(self, data: str, children: list[Any], meta: object) -> Any:
+        return _with_parts(_NODES[data], data, children, meta)
+
+    def scheme(self, name: ast.Word, *parts: Any, span: Span) -> ast.Scheme:
+        parameters = tuple(part for part in parts if isinstance(part, ast.Parameter))
+        return ast.Scheme(name, parameters, parts[len(parameters) :], span=span)
+
+    def stages(self, variable: ast.Word, stages: ast.Range, *place: Any, span: Span) -> ast.Stages:
+        worker, formula = place if len(place) > 1 else (None, *place)
+        return ast.Stages(variable, stages, worker, formula, span=span)
+
+    def memory(self, quantity: ast.Word, *parts: Any, span: Span) -> ast.Memory:
+        *worker, _, limit = parts
+        return ast.Memory(self._chosen(quantity, "memory", Quantity), worker[0] if worker else None, limit, span=span)
+
+    def sync(self, mode: ast.Word, guard: ast.Expression | None, *, span: Span) -> ast.Sync:
+        return ast.Sync(self._chosen(mode, "sync", Strategy), guard, span=span)
+
+    def operation(self, first: ast.Subject, second: ast.Subject | None, *parts: Any, span: Span) -> ast.Operation:
+        *order, guard = parts
+        word, formula = order or ("", None)
+        clock, preference = (formula, None) if word == "@" else (None, formula)
+        return ast.Operation((first, second) if second else (first,), clock, preference, guard, span=span)
+
+    def subject(self, letter: ast.Word, micro: Any, stage: ast.Expression, *place: Any, span: Span) -> ast.Subject:
+        if letter.text in UNSAYABLE:
+            self.mistakes.append(CannotSay(letter.span, *UNSAYABLE[letter.text]))
+        elif letter.text not in KINDS:
+            nouns = {known: KINDS[known].noun for known in LETTERS}
+            operations = listed(known if known == noun else f"{known} ({noun})" for known, noun in nouns.items())
+            self.mistakes.append(say.UnknownLetter(letter.span, letter.text, listed(LETTERS, "or"), operations))
+        kind = KINDS.get(letter.text, _PLACEHOLDER)
+        return ast.Subject(kind, micro, stage, place[0] if place else None, None, span=span)
+
+    def integer(self, text: str, *, span: Span) -> ast.Integer:
+        digits = text.lstrip("0") or "0"
+        if len(digits) > len(str(MAX_INTEGER)) or int(digits) > MAX_INTEGER:
+            self.mistakes.append(say.NumberTooLarge(span))
+            digits = "0"
+        return ast.Integer(int(digits), span=span)
+
+    def _chosen(self, word: ast.Word, clause: str, choices: type[_Choice]) -> _Choice:
+        """The choice that a word names; a word that names none is a mistake, and stands for the first choice."""
+        known = {choice.value: choice for choice in choices}
+        if word.text not in known:
+            quoted = (f"`{choice}`" for choice in known)
+            self.mistakes.append(say.UnknownMode(word.span, clause, word.text, listed(quoted, "or")))
+        return known.get(word.text, next(iter(choices)))
 
 
 MAX_TEXT, MAX_TOKENS, MAX_NAME, MAX_DEPTH = 1 << 20, 100_000, 200, 100
@@ -240,7 +186,7 @@ class _KeepMistakes:
 @cache
 def _lark() -> Lark:
     return parser_of(
-        "scheme.lark", start="scheme", postlex=_KeepMistakes(), keep_all_tokens=True, maybe_placeholders=False
+        "scheme.lark", start="scheme", postlex=_KeepMistakes(), keep_all_tokens=True, maybe_placeholders=True
     )
 
 
@@ -271,14 +217,15 @@ def parse(source: Source) -> ast.Scheme:
             raise Rejected(mistakes)
         rest = further
         outcome = _parse(*rest, source.text)
-    # The tree of all lines that are left, which `build` checks further.
+    # The tree of all lines that are left, in which the grammar does not see every mistake.
     whole = _parse(rest.tokens, 0, source.text) if rest.start else outcome
     if isinstance(whole, Diagnostic):
         raise Rejected([*mistakes, whole])
     _require_shallow(whole)
-    scheme, more = build(whole)
-    if mistakes or more:
-        raise Rejected([*mistakes, *more])
+    builder = _Builder()
+    scheme = builder.transform(whole)
+    if mistakes or builder.mistakes:
+        raise Rejected([*mistakes, *builder.mistakes])
     return scheme
 
 

@@ -10,6 +10,7 @@ from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.diagnostics.render import render_all
 from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.ir.kinds import KINDS
+from chimera_ir.ir.levels import Quantity, Strategy
 from chimera_ir.source import Source, Span, schemes
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.formatter import show
@@ -83,7 +84,7 @@ clauses: st.SearchStrategy[ast.Clause] = st.one_of(
     lets,
     st.builds(ast.Reads, expressions, span=here),
     st.builds(ast.Recompute, guards, span=here),
-    st.builds(ast.Sync, st.sampled_from(ast.SyncMode), guards, span=here),
+    st.builds(ast.Sync, st.sampled_from(Strategy), guards, span=here),
 )
 indices = st.none() | st.builds(ast.Index, words, ranges, span=here)
 messages = st.text(st.characters(blacklist_characters='"\ufffd', blacklist_categories=("Cc", "Cs")))
@@ -93,7 +94,7 @@ items: st.SearchStrategy[ast.Item] = st.one_of(
     st.builds(ast.Function, words, st.lists(words, max_size=3).map(tuple), expressions, span=here),
     st.builds(ast.Require, expressions, messages, span=here),
     st.builds(ast.Update, expressions, span=here),
-    st.builds(ast.Memory, st.sampled_from(ast.MemoryQuantity), st.none() | words, expressions, span=here),
+    st.builds(ast.Memory, st.sampled_from(Quantity), st.none() | words, expressions, span=here),
     st.builds(ast.PipeBlock, words, indices, st.lists(clauses, max_size=4).map(tuple), span=here),
 )
 parameters = st.builds(ast.Parameter, words, expressions, span=here)
