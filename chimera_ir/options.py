@@ -459,7 +459,7 @@ def _cost_texts(name: str, by_kind: object, example: str, part: str) -> Iterator
 
 
 def _as_word(value: object) -> str:
-    if isinstance(value, SyncMode):
+    if isinstance(value, Strategy):
         return value.value
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else as_argument(str(value))
 

@@ -34,9 +34,8 @@ _EXAMPLES = {
 
 def check_clauses(scheme: ast.Scheme) -> Iterator[Diagnostic]:
     """Yields diagnostics of lines that are missing, doubled, impossible next to others, or not supported."""
-    pipes = [item for item in scheme.items if isinstance(item, ast.PipeBlock)]
     updates = [item for item in scheme.items if isinstance(item, ast.Update)]
-    if not pipes:
+    if not scheme.pipes:
         yield say.NoPipes(scheme.name.span, scheme.name.text)
     yield from _once(scheme.items, ast.Workers, "the scheme", "workers")
     yield from _once(updates, ast.Update, "the scheme", "update")
@@ -44,7 +43,7 @@ def check_clauses(scheme: ast.Scheme) -> Iterator[Diagnostic]:
         bounds = [item for item in scheme.items if isinstance(item, ast.Memory) and item.quantity is quantity]
         yield from _once(bounds, ast.Memory, "the scheme", f"memory {quantity.value}")
     names: dict[str, Span] = {}
-    for pipe in pipes:
+    for pipe in scheme.pipes:
         first = names.setdefault(pipe.name.text, pipe.name.span)
         if first != pipe.name.span:
             yield say.DefinedTwice(pipe.name.span, pipe.name.text, first)
@@ -82,7 +81,7 @@ def _lines(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
     for name, kind in single:
         yield from _once(pipe.clauses, kind, f"the pipe `{pipe.name.text}`", name)
     yield from _slices(pipe)
-    again = next((line for line in pipe.clauses if isinstance(line, ast.Recompute)), None)
+    again = next(iter(pipe.lines(ast.Recompute)), None)
     for line in pipe.clauses:
         match line:
             case ast.Operation(subjects=[subject]) if again and subject.kind.recomputes:
@@ -97,7 +96,7 @@ def _lines(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
 
 
 def _slices(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
-    cut = next((line for line in pipe.clauses if isinstance(line, ast.Slices)), None)
+    cut = next(iter(pipe.lines(ast.Slices)), None)
     for line in pipe.clauses:
         if isinstance(line, ast.Micros) and line.halves and cut:
             yield SlicesAlone(line.halves.span, cut.span)
@@ -138,7 +137,7 @@ def _streaming(pipe: ast.PipeBlock, update: ast.Update) -> Iterator[Diagnostic]:
                 yield say.NotSupported(second.span)
             case _:
                 pass
-    if not any(isinstance(clause, ast.Reads) for clause in pipe.clauses):
+    if not pipe.lines(ast.Reads):
         yield say.MissingClause(pipe.name.span, pipe.name.text, f"`{_READS}`", _EXAMPLES[_READS])
 
 
@@ -585,10 +584,8 @@ class _Checker:
     def _lines(self, pipe: ast.PipeBlock) -> None:
         # The names that the pipe's lines define. A guard may use all but the micro-batch.
         index = [] if pipe.index is None else [pipe.index.variable]
-        stages = [clause for clause in pipe.clauses if isinstance(clause, ast.Stages)][:1]
-        micros = [clause for clause in pipe.clauses if isinstance(clause, ast.Micros)][:1]
-        slices = [clause for clause in pipe.clauses if isinstance(clause, ast.Slices)][:1]
-        lets = [clause for clause in pipe.clauses if isinstance(clause, ast.Let)]
+        stages, micros, slices = pipe.lines(ast.Stages)[:1], pipe.lines(ast.Micros)[:1], pipe.lines(ast.Slices)[:1]
+        lets = pipe.lines(ast.Let)
         of_stage = [*(line.variable for line in stages), *(line.worker for line in stages if line.worker is not None)]
         of_slice = {clause.variable.text for clause in slices}
         of_micro = [*(clause.variable for clause in micros), *(clause.variable for clause in slices)]
@@ -699,10 +696,8 @@ class _Checker:
 
     def _operation(self, operation: ast.Operation, inside: NameScope) -> None:
         for subject in operation.subjects:
-            if isinstance(subject.micro, ast.Range):
-                self._range(subject.micro, inside)
-            else:
-                self._number(subject.micro, "a micro-batch number", inside)
+            for end in subject.ends:
+                self._number(end, "a range" if subject.ends[1:] else "a micro-batch number", inside)
             self._number(subject.stage, "a stage number", inside)
             self._number(subject.slice, "a slice number", inside)
             index = None if subject.pipe is None else subject.pipe.index
@@ -720,5 +715,5 @@ class _Checker:
             self._formulas.formula(guard, Type.TRUTH, "`when`", scope)
 
     def _range(self, range_: ast.Range | ast.Endless, scope: NameScope) -> None:
-        for end in (range_.start, range_.stop) if isinstance(range_, ast.Range) else (range_.start,):
+        for end in range_.ends:
             self._number(end, "a range", scope)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeVar, assert_never, cast
 
 from chimera_ir.diagnostics.catalogue.values import (
@@ -299,9 +300,10 @@ class Scope:
             pending += [self.formulas[name] for name in fresh if name in self.formulas]
         return variable in names
 
-    def values_in(self, expression: ast.Expression, frame: Frame) -> Values:
-        """The names in an expression with their values; without those of formulas that have no value."""
-        names = dict.fromkeys(node.text for node in ast.walk(expression) if isinstance(node, ast.Name))
+    def values_in(self, frame: Frame, *formulas: ast.Expression) -> Values:
+        """The names in some formulas with their values; without those of formulas that have no value."""
+        nodes = chain.from_iterable(map(ast.walk, formulas))
+        names = dict.fromkeys(node.text for node in nodes if isinstance(node, ast.Name))
         values = ((name, self._value(name, frame)) for name in names)
         return tuple((name, value) for name, value in values if value is not None)
 
@@ -439,7 +441,7 @@ class _Closures:
 
     def _fault(self, describe: Callable[..., Diagnostic], node: ast.Expression, frame: Frame, *facts: object) -> Fault:
         scope = self.scope
-        return Fault(lambda instance, calls: describe(node.span, scope.values_in(node, frame), instance, calls, *facts))
+        return Fault(lambda instance, calls: describe(node.span, scope.values_in(frame, node), instance, calls, *facts))
 
     def _folded(self, formula: Formula, *parts: _Closure) -> _Closure:
         """The formula or, if all ``parts`` are constant, its value; without a value it stays, to raise when called."""

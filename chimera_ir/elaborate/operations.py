@@ -108,8 +108,7 @@ def _recomputations(line: ast.Operation, shape: Shape) -> Iterator[tuple[int, ra
     """
     scope, subject, micros = shape.scope.with_variables(*shape.names), line.subjects[0], shape.micro_range
     stage, holds = compiled(subject.stage, scope), None if line.guard is None else compiled(line.guard, scope)
-    ends = (subject.micro.start, subject.micro.stop) if isinstance(subject.micro, ast.Range) else (subject.micro,)
-    numbers = [compiled(end, scope) for end in ends]
+    numbers = [compiled(end, scope) for end in subject.ends]
     left = len(micros) * len(shape.stage_range)
     for frame in product(shape.steps, shape.stage_range):
         if holds is None or holds(frame):
@@ -154,7 +153,7 @@ def _workers(shape: Shape, workers: int, left_out: Mapping[int, Span]) -> Iterat
     clause, variable = shape.stages, shape.stages.variable.text
     for (stage,), worker in shape.values(clause.place, {variable: shape.stage_range}):
         if not 0 <= worker < workers or worker in left_out:
-            names = shape.scope.with_variables(variable).values_in(clause.place, (stage,))
+            names = shape.scope.with_variables(variable).values_in((stage,), clause.place)
             where = clause.place.span, names, shape.instance((variable, stage)), stage, worker
             if worker in left_out:
                 raise Rejected([say.WorkerLeftOut(*where, left_out[worker])])
@@ -181,7 +180,7 @@ def _weights(shape: Shape, pipe: Pipe) -> Iterator[tuple[Micro, int]]:
         return
     for place, ((micro,), weight) in enumerate(shape.values(formula, {variable: shape.micro_range})):
         if weight < 1:
-            values = shape.scope.with_variables(variable).values_in(formula, (micro,))
+            values = shape.scope.with_variables(variable).values_in((micro,), formula)
             raise Rejected([say.BadWeight(formula.span, values, shape.instance((variable, micro)), micro, weight)])
         yield from ((number, weight) for number in pipe.micros[place * shape.slices : (place + 1) * shape.slices])
 
@@ -233,7 +232,7 @@ def _where(shape: Shape, micro: int) -> tuple[Span, say.Values, say.Instance]:
     instance = shape.instance((variable, micro))
     if number is None:
         return shape.micros.range.span, (), instance
-    return number.span, shape.scope.with_variables(variable).values_in(number, (micro,)), instance
+    return number.span, shape.scope.with_variables(variable).values_in((micro,), number), instance
 
 
 # Finds the rhythm of an endless pipe, that is its clocks per micro-batch and when it repeats, from laws of formulas.
@@ -352,11 +351,7 @@ def _places(subject: ast.Subject, shape: Shape, guard: Law, laws: Callable[[ast.
     if part.increment and subject.slice is not None:
         raise Fault(partial(irtext.SliceDrifts, subject.slice.span, (), rate=str(part.rate)))
     variable, step = shape.micros.variable.text, shape.steps.step
-    if isinstance(subject.micro, ast.Range):
-        ends = [laws(subject.micro.start), laws(subject.micro.stop)]
-        text = f"{show_expression(subject.micro.start)}..{show_expression(subject.micro.stop)}"
-    else:
-        ends, text = [laws(subject.micro)], show_expression(subject.micro)
+    ends, text = [laws(end) for end in subject.ends], "..".join(map(show_expression, subject.ends))
     for number, end in enumerate(ends):
         period = limited(lcm(step, end.period, guard.period), most, subject.micro.span)
         guarded = (m for m in shape.lengthened(period).steps if guard.at(m))
@@ -575,9 +570,7 @@ def _one_by_one(line: ast.Operation, singles: Sequence[_Single], shape: Shape, r
     guard = None if line.guard is None else compiled(line.guard, scope)
     clock = None if line.clock is None else compiled(line.clock, scope)
     preference = None if line.preference is None else compiled(line.preference, scope)
-    formulas = [
-        (single, compiled(single.subject.stage, scope), _batches(single.subject, scope, single)) for single in singles
-    ]
+    formulas = [(single, compiled(single.subject.stage, scope), _batches(single, scope)) for single in singles]
     named = [0] * len(singles)
     for frame in product(shape.steps, shape.stage_range):
         values = tuple(zip(shape.names, frame, strict=True))
@@ -644,23 +637,18 @@ def _slice(batch: tuple[Micro, ...] | None, place: int, slices: int) -> tuple[Mi
     return (Micro(batch[0] + place),) if batch is not None and 0 <= place < slices else None
 
 
-def _batches(subject: ast.Subject, scope: Scope, single: _Single) -> Callable[[Frame], tuple[Micro, ...] | None]:
+def _batches(single: _Single, scope: Scope) -> Callable[[Frame], tuple[Micro, ...] | None]:
     """As `_batches_on_grid`, for one frame: the values of the variables."""
-    if subject.slice is None:
-        return _whole_batches(subject.micro, scope, single.numbers)
-    batches, place = _whole_batches(subject.micro, scope, single.numbers), compiled(subject.slice, scope)
-    return lambda frame: _slice(batches(frame), place(frame), single.shape.slices)
+    subject, numbers = single.subject, single.numbers
+    ends = [compiled(end, scope) for end in subject.ends]
+    place = None if subject.slice is None else compiled(subject.slice, scope)
 
+    def batch(frame: Frame) -> tuple[Micro, ...] | None:
+        start, *stop = (end(frame) for end in ends)
+        micros = _group(numbers, start, stop[0] if stop else start + 1)
+        return micros if place is None else _slice(micros, place(frame), single.shape.slices)
 
-def _whole_batches(
-    micro: ast.Expression | ast.Range, scope: Scope, numbers: dict[int, Micro]
-) -> Callable[[Frame], tuple[Micro, ...] | None]:
-    if not isinstance(micro, ast.Range):
-        only = compiled(micro, scope)
-        single = {micro_batch: (number,) for micro_batch, number in numbers.items()}
-        return lambda frame: single.get(only(frame))
-    start, stop = compiled(micro.start, scope), compiled(micro.stop, scope)
-    return lambda frame: _group(numbers, start(frame), stop(frame))
+    return batch
 
 
 def _group(numbers: dict[int, Micro], start: int, stop: int) -> tuple[Micro, ...] | None:
@@ -671,9 +659,8 @@ def _group(numbers: dict[int, Micro], start: int, stop: int) -> tuple[Micro, ...
 def _no_such(single: _Single, shape: Shape, frame: Frame) -> Diagnostic:
     scope, subject = shape.scope.with_variables(*shape.names), single.subject
     instance, micros = shape.instance(*zip(shape.names, frame, strict=True)), single.shape.micro_range
-    formulas = (subject.micro.start, subject.micro.stop) if isinstance(subject.micro, ast.Range) else (subject.micro,)
-    numbers = [compiled(formula, scope)(frame) for formula in formulas]
-    values = tuple({pair: None for formula in formulas for pair in scope.values_in(formula, frame)})
+    numbers = [compiled(end, scope)(frame) for end in subject.ends]
+    values = scope.values_in(frame, *subject.ends)
     # The micro-batches are ``first`` to ``last``; of an expression instead of a range, only one.
     first, last = numbers[0], numbers[-1] - (len(numbers) - 1)
     if last < first:
@@ -682,8 +669,8 @@ def _no_such(single: _Single, shape: Shape, frame: Frame) -> Diagnostic:
         micro = first if first not in micros else micros.stop
         return say.NoSuchMicro(subject.micro.span, values, instance, micro, micros.start, micros.stop - 1)
     if subject.slice is not None:
-        values, place = scope.values_in(subject.slice, frame), compiled(subject.slice, scope)(frame)
+        values, place = scope.values_in(frame, subject.slice), compiled(subject.slice, scope)(frame)
         if not 0 <= place < single.shape.slices:
             return names.NoSuchSlice(subject.slice.span, values, instance, place, single.shape.slices - 1)
-    values, stage = scope.values_in(subject.stage, frame), compiled(subject.stage, scope)(frame)
+    values, stage = scope.values_in(frame, subject.stage), compiled(subject.stage, scope)(frame)
     return say.NoSuchStage(subject.stage.span, values, instance, stage, single.shape.stage_range.stop - 1)

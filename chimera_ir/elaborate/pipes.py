@@ -111,12 +111,11 @@ def shapes(scheme: ast.Scheme, values: Globals, max_operations: int) -> tuple[Sh
     Raises `Rejected` if a range runs backward, pipes differ in their stages, there is nothing to run, or there are more
     than ``max_operations`` operations.
     """
-    pipes = [item for item in scheme.items if isinstance(item, ast.PipeBlock)]
-    pipe_shapes = tuple(made_of(_instances(pipes, values.scope), lambda instance: _shape(*instance)))
+    pipe_shapes = tuple(made_of(_instances(scheme.pipes, values.scope), lambda instance: _shape(*instance)))
     reject(_disagreements(pipe_shapes))
     reject(_halves(pipe_shapes))
     reject(_slices(pipe_shapes))
-    reject(_too_many(pipe_shapes, pipes, values, max_operations))
+    reject(_too_many(pipe_shapes, scheme.pipes, values, max_operations))
     return pipe_shapes
 
 
@@ -135,31 +134,29 @@ def _instances(pipes: Iterable[ast.PipeBlock], scope: Scope) -> list[tuple[ast.P
             instances += [(pipe, f"{name}[{i}]", scope.with_value(variable, i)) for i in indices]
         if len(instances) > MAX_PIPES:
             raise Rejected([say.TooMany(pipe.name.span, (), Instance(), "pipe", len(instances), MAX_PIPES)])
-        entries += len(indices) * sum(len(let.formulas) for let in pipe.clauses if isinstance(let, ast.Let))
+        entries += len(indices) * sum(len(let.formulas) for let in pipe.lines(ast.Let))
         if entries > MAX_ENTRIES:
             raise Rejected([say.TooManyEntries(pipe.name.span, (), Instance(), "entry", entries, MAX_ENTRIES)])
     return instances
 
 
 def _shape(pipe: ast.PipeBlock, name: str, scope: Scope) -> Shape:
-    clauses, instance = pipe.clauses, Instance(name)
-    stages = next(clause for clause in clauses if isinstance(clause, ast.Stages))
-    scope = _named(clauses, stages, scope, instance)
-    micros = next(clause for clause in clauses if isinstance(clause, ast.Micros))
+    instance, stages, micros = Instance(name), pipe.lines(ast.Stages)[0], pipe.lines(ast.Micros)[0]
+    scope = _named(pipe.lines(ast.Let), stages, scope, instance)
     stage_range = _range(stages.range, scope, instance, MAX_STAGES, "stage")
     step = 1 if micros.step is None else evaluate(micros.step, scope, instance)
     if micros.step is not None and step < 1:
-        raise Rejected([names.BadStep(micros.step.span, scope.values_in(micros.step, ()), instance, step)])
+        raise Rejected([names.BadStep(micros.step.span, scope.values_in((), micros.step), instance, step)])
     micro_range = _micro_range(micros, step, scope, instance)
-    cut = next((clause for clause in clauses if isinstance(clause, ast.Slices)), None)
+    cut = next(iter(pipe.lines(ast.Slices)), None)
     return Shape(
         name,
         stages,
         micros,
-        operations=tuple(clause for clause in clauses if isinstance(clause, ast.Operation)),
-        recompute=next((clause for clause in clauses if isinstance(clause, ast.Recompute)), None),
-        syncs=tuple(clause for clause in clauses if isinstance(clause, ast.Sync)),
-        reads=next((clause for clause in clauses if isinstance(clause, ast.Reads)), None),
+        operations=pipe.lines(ast.Operation),
+        recompute=next(iter(pipe.lines(ast.Recompute)), None),
+        syncs=pipe.lines(ast.Sync),
+        reads=next(iter(pipe.lines(ast.Reads)), None),
         scope=scope,
         stage_range=stage_range,
         micro_range=micro_range,
@@ -169,12 +166,12 @@ def _shape(pipe: ast.PipeBlock, name: str, scope: Scope) -> Shape:
     )
 
 
-def _named(clauses: Iterable[ast.Clause], stages: ast.Stages, scope: Scope, instance: Instance) -> Scope:
+def _named(lets: Iterable[ast.Let], stages: ast.Stages, scope: Scope, instance: Instance) -> Scope:
     worker = stages.worker
     formulas = {} if worker is None else {worker.text: stages.place}
     tables: dict[str, tuple[int, ...]] = {}
     named = scope.with_names(formulas, tables)
-    for let in (clause for clause in clauses if isinstance(clause, ast.Let)):
+    for let in lets:
         if isinstance(let.value, ast.NumberTable):
             tables[let.name.text] = tuple(evaluate(entry, named, instance) for entry in let.formulas)
         else:
@@ -184,7 +181,7 @@ def _named(clauses: Iterable[ast.Clause], stages: ast.Stages, scope: Scope, inst
 
 def _slice_count(cut: ast.Slices, scope: Scope, instance: Instance) -> int:
     slices = _range(cut.range, scope, instance, MAX_MICRO_BATCHES, "slice")
-    where = cut.range.span, _range_values(cut.range, scope), instance
+    where = cut.range.span, scope.values_in((), *cut.range.ends), instance
     if not slices:
         raise Rejected([names.NoSlices(*where, slices.start)])
     if slices.start:
@@ -198,7 +195,7 @@ def _micro_range(micros: ast.Micros, step: int, scope: Scope, instance: Instance
         return _range(micros.range, scope, instance, MAX_MICRO_BATCHES, "micro-batch")
     start = evaluate(micros.range.start, scope, instance)
     if micros.step is not None and step > MAX_MICRO_BATCHES:
-        values = scope.values_in(micros.step, ())
+        values = scope.values_in((), micros.step)
         raise Rejected([say.TooMany(micros.step.span, values, instance, "micro-batch", step, MAX_MICRO_BATCHES)])
     return range(start, start + step)
 
@@ -207,28 +204,24 @@ def _range(text: ast.Range, scope: Scope, instance: Instance, most: int, thing: 
     """The value of a range of at most ``most`` numbers, each of which messages call ``thing``."""
     start, stop = evaluate(text.start, scope, instance), evaluate(text.stop, scope, instance)
     if stop < start:
-        raise Rejected([say.BackwardRange(text.span, _range_values(text, scope), instance, start, stop)])
+        raise Rejected([say.BackwardRange(text.span, scope.values_in((), *text.ends), instance, start, stop)])
     if stop - start > most:
-        raise Rejected([say.TooMany(text.span, _range_values(text, scope), instance, thing, stop - start, most)])
+        values = scope.values_in((), *text.ends)
+        raise Rejected([say.TooMany(text.span, values, instance, thing, stop - start, most)])
     return range(start, stop)
-
-
-def _range_values(text: ast.Range | ast.Endless, scope: Scope) -> say.Values:
-    ends = (text.start, text.stop) if isinstance(text, ast.Range) else (text.start,)
-    return tuple(dict(pair for end in ends for pair in scope.values_in(end, ())).items())
 
 
 def _disagreements(shapes: Sequence[Shape]) -> Iterator[Diagnostic]:
     for shape in shapes:
         text, count, first = shape.stages.range, len(shape.stage_range), shapes[0]
         if count == 0:
-            values = shape.scope.values_in(text.stop, ())
+            values = shape.scope.values_in((), text.stop)
             yield say.NoStages(text.span, values, shape.instance())
         elif shape.stage_range.start != 0:
-            values = shape.scope.values_in(text.start, ())
+            values = shape.scope.values_in((), text.start)
             yield say.StagesNotFromZero(text.span, values, shape.instance(), shape.stage_range.start)
         elif count != len(first.stage_range):
-            values, of_first = shape.scope.values_in(text.stop, ()), (first.name, len(first.stage_range))
+            values, of_first = shape.scope.values_in((), text.stop), (first.name, len(first.stage_range))
             span = first.stages.range.span
             yield say.StagesDiffer(text.span, values, Instance(), shape.name, count, *of_first, span)
 
@@ -242,7 +235,7 @@ def _halves(shapes: Sequence[Shape]) -> Iterator[Diagnostic]:
         yield names.HalvesDiffer(span, (), Instance(), whole.name, halved.name, halved.micros.span)
     elif halved and total % 2:
         text = shapes[0].micros.range
-        yield names.OddHalves(text.span, _range_values(text, shapes[0].scope), Instance(), total)
+        yield names.OddHalves(text.span, shapes[0].scope.values_in((), *text.ends), Instance(), total)
 
 
 def _slices(shapes: Sequence[Shape]) -> Iterator[Diagnostic]:
@@ -257,10 +250,11 @@ def _too_many(shapes: Sequence[Shape], pipes: Sequence[ast.PipeBlock], values: G
     """A diagnostic if there is nothing to run, or too much, as counted from the ranges before operations are made."""
     if not shapes:
         index = next(pipe.index for pipe in pipes if pipe.index is not None)
-        return [say.EmptyIndex(index.range.span, _range_values(index.range, values.scope), Instance())]
+        return [say.EmptyIndex(index.range.span, values.scope.values_in((), *index.range.ends), Instance())]
     micros = sum(len(shape.micro_range) * shape.slices for shape in shapes)
     longest = max(shapes, key=lambda shape: len(shape.micro_range))
-    text, where = longest.micros.range, (_range_values(longest.micros.range, longest.scope), Instance())
+    text = longest.micros.range
+    where = longest.scope.values_in((), *text.ends), Instance()
     if micros == 0:
         return [say.NoMicros(text.span, *where)]
     if micros > MAX_MICRO_BATCHES:

@@ -128,7 +128,7 @@ class _GlobalsEvaluator:
                 self._require(item)
             case ast.Workers(count, left_out):
                 self.workers, self.workers_span = self._value(count), count.span
-                where = count.span, self.scope.values_in(count, ()), Instance()
+                where = count.span, self.scope.values_in((), count), Instance()
                 if self.workers < 1:
                     self.failed.append(NoWorkers(*where, self.workers))
                 elif self.workers > MAX_WORKERS:
@@ -142,7 +142,7 @@ class _GlobalsEvaluator:
             case ast.Update(count):
                 self.per_update = self._value(count)
                 if self.per_update < 1:
-                    values = self.scope.values_in(count, ())
+                    values = self.scope.values_in((), count)
                     self.failed.append(BadUpdate(count.span, values, Instance(), self.per_update))
             case ast.PipeBlock():
                 return
@@ -156,11 +156,11 @@ class _GlobalsEvaluator:
         """
         present = bytearray(b"\1") * workers
         for part in parts:
-            ends = (part.start, part.stop) if isinstance(part, ast.Range) else (part,)
+            ends = part.ends if isinstance(part, ast.Range) else (part,)
             start, *more = map(self._value, ends)
             stop = more[0] if more else start + 1
             if not 0 <= start <= stop <= workers:
-                values = tuple(dict(pair for end in ends for pair in self.scope.values_in(end, ())).items())
+                values = self.scope.values_in((), *ends)
                 self.failed.append(NoSuchWorker(part.span, values, Instance(), start, stop, workers))
                 return
             while (worker := present.find(1, start, stop)) >= 0:
@@ -169,7 +169,7 @@ class _GlobalsEvaluator:
 
     def _require(self, item: ast.Require) -> None:
         if not self._value(item.condition):
-            values, bits = self.scope.values_in(item.condition, ()), self._depends(item.condition)
+            values, bits = self.scope.values_in((), item.condition), self._depends(item.condition)
             parameters = tuple(islice((name for name, bit in self._bits.items() if bit & bits), _NAMED))
             message = RequirementFails if parameters else NeverMet
             self.failed.append(message(item.condition.span, item.message, values, parameters))

@@ -27,7 +27,7 @@ from chimera_ir.profile import document
 from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.request import EqualTimes
 from chimera_ir.source import Source
-from chimera_ir.syntax.ast import Operation, PipeBlock, Scheme
+from chimera_ir.syntax.ast import Operation, Scheme
 from chimera_ir.syntax.formatter import Change
 
 # The roles of a scheme's parameters in the planner, found by trying values.
@@ -340,7 +340,7 @@ class Space:
         self._names = parameter_names(self.scheme)
         self._fixed = {name: value for name, value in self.question.settings.items() if name in self._names}
         self._depths = _depths(self.profile, self.question.workers)
-        clauses = (clause for item in self.scheme.items if isinstance(item, PipeBlock) for clause in item.clauses)
+        clauses = (clause for pipe in self.scheme.pipes for clause in pipe.clauses)
         self._moves = any(isinstance(clause, Operation) and clause.subjects[0].kind.moves for clause in clauses)
         self._unmet = Change(self.question.recomputation is Recomputation.ALWAYS).unmet_by(self.scheme)
 

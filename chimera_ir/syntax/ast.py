@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import assert_never, dataclass_transform
+from typing import TypeVar, assert_never, dataclass_transform
 
 from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Quantity, Strategy
@@ -151,11 +151,21 @@ class Range(SyntaxNode):
     start: Expression
     stop: Expression
 
+    @property
+    def ends(self) -> tuple[Expression, ...]:
+        """The formulas of the range."""
+        return self.start, self.stop
+
 
 class Endless(SyntaxNode):
     """The integers from ``start`` on."""
 
     start: Expression
+
+    @property
+    def ends(self) -> tuple[Expression, ...]:
+        """The formula of the range, as a tuple of one."""
+        return (self.start,)
 
 
 class Stages(SyntaxNode):
@@ -205,6 +215,11 @@ class Subject(SyntaxNode):
     slice: Expression | None
     pipe: PipeName | None
 
+    @property
+    def ends(self) -> tuple[Expression, ...]:
+        """The formula of the micro-batch, or those of the range of micro-batches."""
+        return self.micro.ends if isinstance(self.micro, Range) else (self.micro,)
+
 
 class Operation(SyntaxNode):
     """The line ``subject [& subject] [@ clock | prefer preference] [when guard]``; a pair has two subjects.
@@ -238,6 +253,7 @@ class Sync(SyntaxNode):
 
 
 Clause = Stages | Micros | Slices | Let | Operation | Reads | Recompute | Sync
+Line = TypeVar("Line", bound=Clause)
 
 
 class Parameter(SyntaxNode):
@@ -297,6 +313,10 @@ class PipeBlock(SyntaxNode):
     index: Index | None
     clauses: tuple[Clause, ...]
 
+    def lines(self, kind: type[Line]) -> tuple[Line, ...]:
+        """The lines of one kind, in the order of the text."""
+        return tuple(clause for clause in self.clauses if isinstance(clause, kind))
+
 
 Item = Workers | Let | Function | Require | Update | Memory | PipeBlock
 
@@ -308,15 +328,18 @@ class Scheme(SyntaxNode):
     parameters: tuple[Parameter, ...]
     items: tuple[Item, ...]
 
+    @property
+    def pipes(self) -> tuple[PipeBlock, ...]:
+        """The blocks ``pipe``, in the order of the text."""
+        return tuple(item for item in self.items if isinstance(item, PipeBlock))
+
     def __repr__(self) -> str:
         return f"<Scheme {self.name.text}({', '.join(parameter.name.text for parameter in self.parameters)})>"
 
 
 def is_clocked(scheme: Scheme) -> bool:
     """Whether every operation of a scheme has a clock, so that its order does not depend on costs."""
-    pipes = (item for item in scheme.items if isinstance(item, PipeBlock))
-    lines = (clause for pipe in pipes for clause in pipe.clauses)
-    return all(line.clock is not None for line in lines if isinstance(line, Operation))
+    return all(line.clock is not None for pipe in scheme.pipes for line in pipe.lines(Operation))
 
 
 def operands(expression: Expression) -> tuple[Expression, ...]:

@@ -32,13 +32,14 @@ class Change:
 
     def unmet_by(self, scheme: Scheme) -> bool:
         """Whether a pipe cannot recompute as asked, because it moves memory and has no lines for recomputations."""
-        pipes = ([c.subjects[0].kind for c in item.clauses if isinstance(c, Operation)] for item in _pipes(scheme))
+        pipes = ([line.subjects[0].kind for line in pipe.lines(Operation)] for pipe in scheme.pipes)
         return self.recompute and any(
             any(kind.moves for kind in kinds) and not any(kind.recomputes for kind in kinds) for kinds in pipes
         )
 
     def _clauses(self, pipe: PipeBlock) -> Iterator[Clause]:
-        clocked = any(_keeps_its_own_way(clause) for clause in pipe.clauses)
+        kinds = [line.subjects[0].kind for line in pipe.lines(Operation)]
+        clocked = any(kind.recomputes or kind.moves for kind in kinds)
         for clause in pipe.clauses:
             replaced = (self.recompute and isinstance(clause, Recompute)) or (self.sync and isinstance(clause, Sync))
             if not replaced:
@@ -47,17 +48,6 @@ class Change:
             yield Recompute(None, span=pipe.name.span)
         if self.sync:
             yield Sync(self.sync, None, span=pipe.name.span)
-
-
-def _pipes(scheme: Scheme) -> Iterator[PipeBlock]:
-    return (item for item in scheme.items if isinstance(item, PipeBlock))
-
-
-def _keeps_its_own_way(clause: Clause) -> bool:
-    if not isinstance(clause, Operation):
-        return False
-    kind = clause.subjects[0].kind
-    return kind.recomputes or kind.moves
 
 
 # Tightness: how strongly an expression binds, the loosest first. An operand that is looser than its place needs

@@ -327,9 +327,6 @@ class HeaderTwice(Diagnostic, code="CH514"):
     what: str
 
 
-BoundTwice = HeaderTwice.worded("BoundTwice", title="the bound on {what} is given twice")
-
-
 class BoundLength(Diagnostic, code="CH529"):
     meaning = "A bound lists the limits of more or fewer workers than there are."
     title = "the bound on {what} has {limits:limit} for {workers:worker}"
@@ -338,14 +335,6 @@ class BoundLength(Diagnostic, code="CH529"):
     what: str
     limits: int
     workers: int
-
-
-SyncTwice = HeaderTwice.worded("SyncTwice", title="the synchronisation of stage {what} is given twice")
-
-
-class EntryTwice(HeaderTwice):
-    title = "{noun} {what} is given twice"
-    noun: str
 
 
 class HalvesLeftOver(Diagnostic, code="CH516"):

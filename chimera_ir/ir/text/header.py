@@ -127,6 +127,12 @@ def integers(token: Token, text: str) -> list[int]:
     return [int(number) for number in numbers]
 
 
+def require(token: Token, what: str, value: int, last: int, first: int = 0) -> None:
+    """Raises `Rejected` if a number of the line ``token``, called ``what``, is not one of ``first`` to ``last``."""
+    if not first <= value <= last:
+        raise Rejected([NumberOutOfRange(span(token), what, str(value), first, last)])
+
+
 def read_header(title: Token, lines: list[Token]) -> Header:
     """The header of a text: pipes place each stage on a worker within range, and micro-batches are 0 .. N-1.
 
@@ -171,13 +177,13 @@ class _HeaderReader:
         for word in token.split()[1:]:
             name, _, value = word.partition("=")
             if name in self._parameters:
-                raise Rejected([say.EntryTwice(span(token), name, "parameter")])
+                raise Rejected([say.HeaderTwice(span(token), f"parameter {name}")])
             self._parameters[name] = integers(token, value)[0]
 
     def _take_bound(self, token: Token) -> None:
         quantity = Quantity(token.split()[1])
         if quantity in self._bounds:
-            raise Rejected([say.BoundTwice(span(token), quantity.value)])
+            raise Rejected([say.HeaderTwice(span(token), f"the bound on {quantity.value}")])
         limits = [Fraction(*integers(token, word)) for word in token.split("<=")[1].split()]
         self._bounds[quantity] = token, [int(limit) if limit.denominator == 1 else limit for limit in limits]
 
@@ -190,11 +196,9 @@ class _HeaderReader:
         self._counts[token.type] = number
         if token.split()[-1] == "halves" and number % 2:
             raise Rejected([say.HalvesLeftOver(span(token), number)])
-        if not 1 <= number <= _LIMITS[token.type]:
-            raise Rejected([NumberOutOfRange(span(token), word, str(number), 1, _LIMITS[token.type])])
+        require(token, word, number, _LIMITS[token.type], 1)
         for count in slices:
-            if not 1 <= count <= number:
-                raise Rejected([NumberOutOfRange(span(token), "slices", str(count), 1, number)])
+            require(token, "slices", count, number, 1)
             if number % count:
                 raise Rejected([say.SlicesLeftOver(span(token), number, count)])
             self._slices = count
@@ -242,7 +246,7 @@ class _HeaderReader:
         letters = token.split()[1:]
         for place, letter in enumerate(letters):
             if letter in letters[:place]:
-                raise Rejected([say.EntryTwice(span(token), letter, "kind")])
+                raise Rejected([say.HeaderTwice(span(token), f"kind {letter}")])
         listed = [kind for kind in all_kinds() if not (kind.recomputes or kind.moves)]
         kinds = tuple(kind for kind in listed if kind.letter in letters)
         for reader, value in unmade(kinds):
@@ -288,7 +292,7 @@ class _HeaderReader:
         for token in self._lines["SYNC"]:
             for stage in self._read_stages(token, integers(token, token)):
                 if stage in chosen:
-                    raise Rejected([say.SyncTwice(span(token), f"{stage}")])
+                    raise Rejected([say.HeaderTwice(span(token), f"the synchronisation of stage {stage}")])
                 chosen[stage] = Strategy(token.split()[1])
         return tuple(sorted(chosen.items()))
 
@@ -300,7 +304,7 @@ class _HeaderReader:
                 raise Rejected([NumberOutOfRange(span(token), "weight", str(weight), 1, _LARGEST)])
             for micro in _run(token, ends, self._counts["MICRO_BATCHES"] - 1):
                 if micro in weights:
-                    raise Rejected([say.EntryTwice(span(token), f"{micro}", "micro-batch")])
+                    raise Rejected([say.HeaderTwice(span(token), f"micro-batch {micro}")])
                 weights[micro] = weight
         everything = range(self._counts["MICRO_BATCHES"] if {*weights.values()} - {1} else 0)
         return tuple(weights.get(micro, 1) for micro in everything)
@@ -317,10 +321,9 @@ class _HeaderReader:
     def _read_tie(self, token: Token) -> WeightGroup:
         stages, last = integers(token, token), self._counts["STAGES"] - 1
         for number, stage in enumerate(stages):
-            if stage > last:
-                raise Rejected([NumberOutOfRange(span(token), "stage", str(stage), 0, last)])
+            require(token, "stage", stage, last)
             if stage in stages[:number]:
-                raise Rejected([say.EntryTwice(span(token), f"{stage}", "stage")])
+                raise Rejected([say.HeaderTwice(span(token), f"stage {stage}")])
         return tuple(map(Stage, sorted(stages)))
 
     def _read_pipes(self) -> tuple[Pipe, ...]:
@@ -331,7 +334,7 @@ class _HeaderReader:
                 with attempts.step():
                     pipe = self._read_pipe(token, earlier)
                     if pipe.name in pipes:
-                        raise Rejected([say.EntryTwice(span(token), pipe.name, "pipe")])
+                        raise Rejected([say.HeaderTwice(span(token), f"pipe {pipe.name}")])
                     pipes[pipe.name] = pipe
         micro_batches = self._counts["MICRO_BATCHES"]
         if len(earlier) < micro_batches:
@@ -351,8 +354,7 @@ class _HeaderReader:
             raise Rejected([say.PlacementLength(where, name, micros - 3, self._counts["STAGES"])])
         workers = integers(token, " ".join(words[3:micros]))
         for worker in workers:
-            if worker >= self._counts["WORKERS"]:
-                raise Rejected([NumberOutOfRange(where, "worker", str(worker), 0, self._counts["WORKERS"] - 1)])
+            require(token, "worker", worker, self._counts["WORKERS"] - 1)
         ends = integers(token, " ".join(words[micros : min(starts, default=len(words))]))
         if torn := [end for end in ends if end % self._slices]:
             raise Rejected([say.SlicesLeftOver(where, torn[0], self._slices)])
@@ -381,10 +383,10 @@ class _HeaderReader:
                     if micro not in of_pipe:
                         raise Rejected([say.MicroElsewhere(span(token), micro, pipe.name)])
                     if micro in micros[:place]:
-                        raise Rejected([say.EntryTwice(span(token), f"{micro}", "micro-batch")])
+                        raise Rejected([say.HeaderTwice(span(token), f"micro-batch {micro}")])
             for stage in self._read_stages(token, integers(token, " ".join(words[:end]))):
                 if stage in again:
-                    raise Rejected([say.EntryTwice(span(token), f"{stage}", "stage")])
+                    raise Rejected([say.HeaderTwice(span(token), f"stage {stage}")])
                 again[stage] = micros
         some = ((stage, micros) for stage, micros in sorted(again.items()) if {*micros} != {*pipe.micros})
         return replace(pipe, recompute=tuple(sorted(again)), recomputed=tuple(some))
@@ -393,7 +395,7 @@ class _HeaderReader:
         stages: set[int] = set()
         for stage in _run(token, ends, self._counts["STAGES"] - 1):
             if stage in stages:
-                raise Rejected([say.EntryTwice(span(token), f"{stage}", "stage")])
+                raise Rejected([say.HeaderTwice(span(token), f"stage {stage}")])
             stages.add(stage)
         return tuple(map(Stage, sorted(stages)))
 
@@ -411,8 +413,7 @@ def _lengths(token: Token, lengths: list[int], slices: int) -> tuple[int, ...]:
     if lengths and len(lengths) != slices:
         raise Rejected([say.LengthsOfOthers(span(token), len(lengths), slices)])
     for length in lengths:
-        if not 1 <= length <= MAX_LENGTH:
-            raise Rejected([NumberOutOfRange(span(token), "length", str(length), 1, MAX_LENGTH)])
+        require(token, "length", length, MAX_LENGTH, 1)
     return normalized(lengths)
 
 

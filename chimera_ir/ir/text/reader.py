@@ -20,7 +20,7 @@ from chimera_ir.ir.kinds import KINDS, NOTHING, Value, all_kinds
 from chimera_ir.ir.levels import MAX_AGE, MAX_MICRO_BATCHES, Header, Plan, Program, Schedule, in_full
 from chimera_ir.ir.ops import Clock, Micro, Planned, Slot, Stage, Unclocked, Version, Worker
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream, stream_with
-from chimera_ir.ir.text.header import FORMS, FORMS_OF_TURN, explain, integers, read_header, span
+from chimera_ir.ir.text.header import FORMS, FORMS_OF_TURN, explain, integers, read_header, require, span
 from chimera_ir.ir.turns import Shelf, Turn, shelf
 from chimera_ir.source import Source, Span, parser_of
 
@@ -164,7 +164,7 @@ class _BodyReader:
         *numbers, worker = self._numbers(token)
         order = numbers.pop() if "@" in token or "prefer" in token else None
         operation = self._operation(token, numbers)
-        self._require(token, "worker", worker, self._last[2])
+        require(token, "worker", worker, self._last[2])
         if order is None or "@" not in token:
             return Unclocked(order, Worker(worker), operation)
         return Planned(Clock(order), Worker(worker), operation)
@@ -182,7 +182,7 @@ class _BodyReader:
                 (worker,) = self._numbers(heading)
                 if worker in headings:
                     raise Rejected([say.LaneTwice(span(heading), worker, span(headings[worker]))])
-                self._require(heading, "worker", worker, workers - 1)
+                require(heading, "worker", worker, workers - 1)
                 headings[worker], lanes[worker] = heading, lines
         if len(lanes) < workers and not failed:
             first = next(worker for worker in range(workers) if worker not in lanes)
@@ -226,7 +226,7 @@ class _BodyReader:
         if not self._stream:
             if count is not None:
                 raise Rejected([say.MalformedLine(span(token), "recv", FORMS["recv"])])
-            self._require(token, "slot", slot, self._header.micro_batches - 1)
+            require(token, "slot", slot, self._header.micro_batches - 1)
             return
         if count is None:
             raise Rejected([say.RingUnsaid(span(token), slot, slot + 1)])
@@ -236,10 +236,10 @@ class _BodyReader:
         if count != other:
             where = span(token), message.source, message.target
             raise Rejected([say.RingsDiffer(*where, count, other, span(before))])
-        self._require(token, "slot", slot, count - 1)
+        require(token, "slot", slot, count - 1)
 
     def _synchronisation(self, token: Token, stages: list[int]) -> ops.Instruction:
-        self._require(token, "stage", max(stages), self._last[1])
+        require(token, "stage", max(stages), self._last[1])
         version, origin = self._version(token), self._origin(token)
         group = tuple(map(Stage, sorted(stages)))
         if token.type in _SYNCS:
@@ -288,7 +288,7 @@ class _BodyReader:
         """The message with these micro-batches, sending and receiving stage; ``peer`` must exist."""
         *micros, source, target = numbers
         self._require_range(token, micros, max(source, target))
-        self._require(token, "worker", peer, self._last[2])
+        require(token, "worker", peer, self._last[2])
         stages = Stage(source), Stage(target)
         return ops.Message(tuple(map(Micro, micros)), *stages, self._value(token, stages))
 
@@ -308,19 +308,15 @@ class _BodyReader:
     def _require_range(self, token: Token, micros: list[int], stage: int) -> None:
         for micro in {min(micros), max(micros)}:
             self._require_of_turn(token, "micro-batch", micro // self._header.slices, self._last[0])
-        self._require(token, "stage", stage, self._last[1])
+        require(token, "stage", stage, self._last[1])
 
     def _require_of_turn(self, token: Token, what: str, value: int, last: int) -> None:
-        """As `_require`; in a turn, numbers count from its start, and may be negative."""
+        """As `require`; in a turn, numbers count from its start, and may be negative."""
         if not self._stream:
-            self._require(token, what, value, last)
+            require(token, what, value, last)
         elif abs(value) > MAX_MICRO_BATCHES:
             limits = -MAX_MICRO_BATCHES, MAX_MICRO_BATCHES
             raise Rejected([say.NumberOutOfRange(span(token), what, f"{value:+}", *limits)])
-
-    def _require(self, token: Token, what: str, value: int, last: int) -> None:
-        if value > last:
-            raise Rejected([say.NumberOutOfRange(span(token), what, str(value), 0, last)])
 
     def _numbers(self, token: Token) -> list[int]:
         """The numbers of a line except its version; a micro-batch and its slice are one number."""
@@ -348,7 +344,7 @@ class _BodyReader:
             if micro[2] is None:
                 raise Rejected([say.LineWithoutSlice(span(token), slices)])
             (whole, place) = integers(token, f"{(micro[1] or '0').lstrip('+')} {micro[2]}")
-            self._require(token, "slice", place, slices - 1)
+            require(token, "slice", place, slices - 1)
             return str(whole * slices + place)
 
         return _SLICED.sub(number, text)
