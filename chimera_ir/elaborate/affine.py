@@ -21,8 +21,8 @@ from functools import partial, reduce
 from math import gcd, lcm
 from typing import assert_never, cast
 
-from chimera_ir.diagnostics.catalogue import irtext as say
-from chimera_ir.diagnostics.catalogue.values import BadDivisor, BadShare, Called, NoSuchEntry, Overflow, Values
+from chimera_ir.diagnostics.catalogue import values as say
+from chimera_ir.diagnostics.catalogue.values import Called, Values
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.elaborate.evaluate import BUILTINS, COMPARE, LIMIT, LOGIC, Fault, Scope, shareable, walk
 from chimera_ir.source import Span
@@ -139,7 +139,7 @@ class _Laws:
     def arithmetic(self, node: ast.Binary, left: Law, right: Law) -> Law:
         combined = self._arithmetic(node, left, right)
         if max(abs(combined.increment), max(combined.values), -min(combined.values)) > LIMIT:
-            raise self._fault(Overflow, node)
+            raise self._fault(say.Overflow, node)
         return combined
 
     def comparison(self, node: ast.Comparison, comparator: ast.Comparator, left: Law, right: Law) -> Law:
@@ -223,7 +223,7 @@ class _Laws:
             raise self._fault(say.ChangingDivisor, node.right, divisor=text)
         divisor = right.values[0]
         if divisor < 1:
-            raise self._fault(BadDivisor, node.right, divisor=text, value=divisor)
+            raise self._fault(say.BadDivisor, node.right, divisor=text, value=divisor)
         times = divisor // gcd(divisor, left.increment)
         period = limited(left.period * times, self.most, node.span)
         quotients = (value // divisor for value in left.stretched(period))
@@ -233,12 +233,12 @@ class _Laws:
         name = node.function.text
         if name == "share" and not shareable(*arguments):
             total, parts, part = arguments
-            raise self._fault(BadShare, node, total=total, parts=parts, part=part)
+            raise self._fault(say.BadShare, node, total=total, parts=parts, part=part)
         return BUILTINS[name].apply(*arguments)
 
     def _entry(self, node: ast.Lookup, entries: Sequence[int], position: int) -> int:
         if not 0 <= position < len(entries):
-            raise self._fault(NoSuchEntry, node, table=node.table.text, position=position, entries=len(entries))
+            raise self._fault(say.NoSuchEntry, node, table=node.table.text, position=position, entries=len(entries))
         return entries[position]
 
     def _pointwise(self, node: ast.Expression, apply: Callable[..., int], laws: Sequence[Law]) -> Law:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, assert_never
 
-from chimera_ir.diagnostics.catalogue import irtext
 from chimera_ir.diagnostics.catalogue import names as say
-from chimera_ir.diagnostics.catalogue.names import OtherKinds, SliceNamed, SliceNotNamed, SlicesAlone, SlicesUngrouped
+from chimera_ir.diagnostics.catalogue import values
 from chimera_ir.diagnostics.model import Diagnostic, closest, raise_errors
 from chimera_ir.diagnostics.render import MAX_SHOWN
 from chimera_ir.elaborate.evaluate import BUILTINS, UNITS
@@ -90,7 +89,7 @@ def _lines(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
             case ast.Micros(range=ast.Endless(), halves=ast.Halves(span=span)):
                 yield say.HalvesNotSupported(span)
             case ast.Operation(subjects=[first, second]) if {first.kind, second.kind} != {*PAIR.kinds}:
-                yield OtherKinds(line.span, first.kind.letter, second.kind.letter)
+                yield say.OtherKinds(line.span, first.kind.letter, second.kind.letter)
             case _:
                 pass
 
@@ -99,14 +98,14 @@ def _slices(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
     cut = next(iter(pipe.lines(ast.Slices)), None)
     for line in pipe.clauses:
         if isinstance(line, ast.Micros) and line.halves and cut:
-            yield SlicesAlone(line.halves.span, cut.span)
+            yield say.SlicesAlone(line.halves.span, cut.span)
         for subject in line.subjects if isinstance(line, ast.Operation) else ():
             if cut is None and subject.slice is not None:
-                yield SliceNamed(subject.slice.span, pipe.name.text)
+                yield say.SliceNamed(subject.slice.span, pipe.name.text)
             elif cut and subject.slice is None:
-                yield SliceNotNamed(subject.span, subject.kind.letter, cut.variable.text)
+                yield say.SliceNotNamed(subject.span, subject.kind.letter, cut.variable.text)
             elif cut and isinstance(subject.micro, ast.Range):
-                yield SlicesUngrouped(subject.micro.span, cut.span)
+                yield say.SlicesUngrouped(subject.micro.span, cut.span)
 
 
 def _once(lines: Iterable[ast.SyntaxNode], kind: type[ast.SyntaxNode], owner: str, name: str) -> Iterator[Diagnostic]:
@@ -119,9 +118,9 @@ def _flushed(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
     for clause in pipe.clauses:
         match clause:
             case ast.Micros(range=ast.Endless(span=span)):
-                yield irtext.UpdateMissing(span, pipe.name.text)
+                yield values.UpdateMissing(span, pipe.name.text)
             case ast.Reads(span=span):
-                yield irtext.NeedlessReads(span)
+                yield values.NeedlessReads(span)
             case _:
                 pass
 
@@ -130,9 +129,9 @@ def _streaming(pipe: ast.PipeBlock, update: ast.Update) -> Iterator[Diagnostic]:
     for clause in pipe.clauses:
         match clause:
             case ast.Micros(range=ast.Range(span=span)):
-                yield irtext.PipeEnds(span, pipe.name.text, update.span)
+                yield values.PipeEnds(span, pipe.name.text, update.span)
             case ast.Sync(mode=Strategy.LAZY, span=span):
-                yield irtext.NeverLazy(span)
+                yield values.NeverLazy(span)
             case ast.Operation(subjects=[_, second]):
                 yield say.NotSupported(second.span)
             case _:

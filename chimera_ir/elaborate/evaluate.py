@@ -17,15 +17,8 @@ from functools import reduce
 from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeVar, assert_never, cast
 
-from chimera_ir.diagnostics.catalogue.values import (
-    BadDivisor,
-    BadShare,
-    Called,
-    Instance,
-    NoSuchEntry,
-    Overflow,
-    Values,
-)
+from chimera_ir.diagnostics.catalogue import values as say
+from chimera_ir.diagnostics.catalogue.values import Called, Instance, Values
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.ast import Arithmetic, Comparator, Logic
@@ -374,13 +367,13 @@ class _Closures:
             value = apply(first(frame), second(frame))
             if -LIMIT <= value <= LIMIT:
                 return value
-            raise self._fault(Overflow, node, frame)
+            raise self._fault(say.Overflow, node, frame)
 
         def quotient(frame: Frame) -> int:
             divisor = second(frame)
             if divisor > 0:
                 return apply(first(frame), divisor)
-            raise self._fault(BadDivisor, node.right, frame, show_expression(node.right), divisor)
+            raise self._fault(say.BadDivisor, node.right, frame, show_expression(node.right), divisor)
 
         return self._folded(quotient if node.operator in DIVISIONS else within, left, right)
 
@@ -409,7 +402,7 @@ class _Closures:
         def share(frame: Frame) -> int:
             values = [formula(frame) for formula in formulas]
             if not shareable(*values):
-                raise self._fault(BadShare, node, frame, *values)
+                raise self._fault(say.BadShare, node, frame, *values)
             return apply(*values)
 
         formula = share if name == "share" else lambda frame: apply(*[formula(frame) for formula in formulas])
@@ -422,7 +415,7 @@ class _Closures:
             number = place(frame)
             if 0 <= number < len(entries):
                 return entries[number]
-            raise self._fault(NoSuchEntry, node, frame, node.table.text, number, len(entries))
+            raise self._fault(say.NoSuchEntry, node, frame, node.table.text, number, len(entries))
 
         return self._folded(entry, position)
 

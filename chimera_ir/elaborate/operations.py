@@ -11,9 +11,8 @@ from math import ceil, lcm
 from operator import itemgetter
 from typing import NamedTuple, cast
 
-from chimera_ir.diagnostics.catalogue import irtext, names
+from chimera_ir.diagnostics.catalogue import names
 from chimera_ir.diagnostics.catalogue import values as say
-from chimera_ir.diagnostics.catalogue.names import SyncDiffers
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Attempts, Diagnostic, Rejected, made_of, reject
 from chimera_ir.elaborate.affine import ALWAYS, Law, eventual_law, law, limited
@@ -143,7 +142,7 @@ def strategies(shapes: Sequence[Shape]) -> tuple[tuple[Stage, Strategy], ...]:
         other, first = chosen.setdefault(stage, (shape, sync))
         if sync.mode is not first.mode:
             instance, modes = shape.instance((shape.names[1], stage)), (sync.mode.value, first.mode.value)
-            differing.append(SyncDiffers(sync.span, (), instance, stage, *modes, other.name, first.span))
+            differing.append(names.SyncDiffers(sync.span, (), instance, stage, *modes, other.name, first.span))
     reject(differing)
     listed = [(stage, sync.mode) for stage, (_, sync) in sorted(chosen.items(), key=itemgetter(0))]
     return tuple(entry for entry in listed if entry[1] is not Strategy.EAGER_OPT)
@@ -213,7 +212,7 @@ def _outside(shape: Shape, micro: int, number: int, total: int) -> Diagnostic:
     where = _where(shape, micro)
     if isinstance(shape.micros.range, ast.Endless):
         variable, count = shape.micros.variable.text, len(shape.micro_range)
-        return irtext.NumberOutsideTurn(*where, variable, micro, number, count, total, total - 1)
+        return say.NumberOutsideTurn(*where, variable, micro, number, count, total, total - 1)
     return say.NumberOutside(*where, micro, number, total - 1)
 
 
@@ -312,7 +311,7 @@ def rhythm_of(shape: Shape, stages: Sequence[int], most: int) -> Rhythm:
 def _weight(formula: ast.Expression, shape: Shape, most: int) -> Law:
     weight = law(formula, shape.scope, shape.micros.variable.text, most)
     if weight.increment:
-        raise Fault(partial(irtext.WeightDrifts, formula.span, (), rate=str(weight.rate)))
+        raise Fault(partial(say.WeightDrifts, formula.span, (), rate=str(weight.rate)))
     return weight
 
 
@@ -347,16 +346,16 @@ def _places(subject: ast.Subject, shape: Shape, guard: Law, laws: Callable[[ast.
     """
     place, part = laws(subject.stage), ALWAYS if subject.slice is None else laws(subject.slice)
     if place.increment:
-        raise Fault(partial(irtext.StageDrifts, subject.stage.span, (), rate=str(place.rate)))
+        raise Fault(partial(say.StageDrifts, subject.stage.span, (), rate=str(place.rate)))
     if part.increment and subject.slice is not None:
-        raise Fault(partial(irtext.SliceDrifts, subject.slice.span, (), rate=str(part.rate)))
+        raise Fault(partial(say.SliceDrifts, subject.slice.span, (), rate=str(part.rate)))
     variable, step = shape.micros.variable.text, shape.steps.step
     ends, text = [laws(end) for end in subject.ends], "..".join(map(show_expression, subject.ends))
     for number, end in enumerate(ends):
         period = limited(lcm(step, end.period, guard.period), most, subject.micro.span)
         guarded = (m for m in shape.lengthened(period).steps if guard.at(m))
         if end.rate != 1 or not all(number <= end.at(m) - m < step + number for m in guarded):
-            raise Fault(partial(irtext.MicroStrays, subject.micro.span, (), micro=text, variable=variable, step=step))
+            raise Fault(partial(say.MicroStrays, subject.micro.span, (), micro=text, variable=variable, step=step))
     return lcm(place.period, part.period, *(end.period for end in ends))
 
 
@@ -370,7 +369,7 @@ def _versions(shape: Shape, stages: Sequence[int], most: int) -> Iterator[Law]:
             age = ceil((version.since - shape.micro_range.start) * version.rate)
             if age > MAX_AGE:
                 count = min(age, LIMIT)
-                raise Fault(partial(irtext.VersionsTooOld, shape.reads.version.span, (), count=count, most=MAX_AGE))
+                raise Fault(partial(say.VersionsTooOld, shape.reads.version.span, (), count=count, most=MAX_AGE))
             yield version
 
 
@@ -382,11 +381,11 @@ def _drifts(beats: Sequence[_Beat], shape: Shape) -> Iterator[Diagnostic]:
         span, (other, other_rate) = beat.span, clocked[0]
         instance = shape.instance((variable, beat.stage))
         if rate <= 0:
-            yield irtext.ClockStands(span, (), instance, str(rate))
+            yield say.ClockStands(span, (), instance, str(rate))
             return
         if rate != other_rate:
             first = other.stage, str(other_rate), other.span
-            yield irtext.LanesDrift(span, (), instance, beat.stage, str(rate), *first)
+            yield say.LanesDrift(span, (), instance, beat.stage, str(rate), *first)
 
 
 # Finds and checks the weight versions that the micro-batches of pipes without end read.
@@ -413,9 +412,9 @@ def check_versions(shape: Shape, laws: Sequence[Law]) -> None:
             where = span, (), shape.instance(*zip(shape.names, (micro, stage), strict=True)), micro, stage, version
             expected = max(0, reads_law.at(micro))
             if version < 0:
-                raise Rejected([irtext.NegativeVersion(*where)])
+                raise Rejected([say.NegativeVersion(*where)])
             if version != expected:
-                raise Rejected([irtext.VersionUnsettled(*where, expected)])
+                raise Rejected([say.VersionUnsettled(*where, expected)])
 
 
 def readings(shapes: Sequence[Shape], pipes: Sequence[Pipe], rhythms: Sequence[Rhythm]) -> Readings:
@@ -447,9 +446,9 @@ def torn(planned: Iterable[Planned | Unclocked], reads: Readings, header: Header
             numbers = first + turn * header.period, micro + turn * header.period
             where = operation.origin, (), Instance(header.pipe_of[first].name), *numbers
             if updates[0] != updates[1]:
-                yield irtext.GroupTorn(*where, "update", *updates)
+                yield say.GroupTorn(*where, "update", *updates)
             elif versions[0] != versions[1]:
-                yield irtext.GroupTorn(*where, "version", *versions)
+                yield say.GroupTorn(*where, "version", *versions)
 
 
 Pipes = Mapping[str, tuple[Shape, Pipe]]

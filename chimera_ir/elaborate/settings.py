@@ -11,15 +11,8 @@ from itertools import islice
 from operator import or_
 from typing import assert_never
 
-from chimera_ir.diagnostics.catalogue.irtext import BadUpdate
-from chimera_ir.diagnostics.catalogue.values import (
-    Instance,
-    NeverMet,
-    NoSuchWorker,
-    NoWorkers,
-    RequirementFails,
-    TooMany,
-)
+from chimera_ir.diagnostics.catalogue import values as say
+from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, closest
 from chimera_ir.elaborate.evaluate import LIMIT, UNITS, CompiledFunction, Scope, compiled, evaluate, rejecting
 from chimera_ir.errors import ParameterError
@@ -130,9 +123,9 @@ class _GlobalsEvaluator:
                 self.workers, self.workers_span = self._value(count), count.span
                 where = count.span, self.scope.values_in((), count), Instance()
                 if self.workers < 1:
-                    self.failed.append(NoWorkers(*where, self.workers))
+                    self.failed.append(say.NoWorkers(*where, self.workers))
                 elif self.workers > MAX_WORKERS:
-                    self.failed.append(TooMany(*where, "worker", self.workers, MAX_WORKERS))
+                    self.failed.append(say.TooMany(*where, "worker", self.workers, MAX_WORKERS))
                 else:
                     self._leave_out(left_out, self.workers)
             case ast.Memory(_, worker, limit):
@@ -143,7 +136,7 @@ class _GlobalsEvaluator:
                 self.per_update = self._value(count)
                 if self.per_update < 1:
                     values = self.scope.values_in((), count)
-                    self.failed.append(BadUpdate(count.span, values, Instance(), self.per_update))
+                    self.failed.append(say.BadUpdate(count.span, values, Instance(), self.per_update))
             case ast.PipeBlock():
                 return
             case _:
@@ -161,7 +154,7 @@ class _GlobalsEvaluator:
             stop = more[0] if more else start + 1
             if not 0 <= start <= stop <= workers:
                 values = self.scope.values_in((), *ends)
-                self.failed.append(NoSuchWorker(part.span, values, Instance(), start, stop, workers))
+                self.failed.append(say.NoSuchWorker(part.span, values, Instance(), start, stop, workers))
                 return
             while (worker := present.find(1, start, stop)) >= 0:
                 present[worker] = 0
@@ -171,7 +164,7 @@ class _GlobalsEvaluator:
         if not self._value(item.condition):
             values, bits = self.scope.values_in((), item.condition), self._depends(item.condition)
             parameters = tuple(islice((name for name, bit in self._bits.items() if bit & bits), _NAMED))
-            message = RequirementFails if parameters else NeverMet
+            message = say.RequirementFails if parameters else say.NeverMet
             self.failed.append(message(item.condition.span, item.message, values, parameters))
 
     def _depends(self, expression: ast.Expression) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, lcm
 
-from chimera_ir.diagnostics.catalogue import irtext as say
+from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic, made_of, reject
 from chimera_ir.elaborate.evaluate import LIMIT

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from chimera_ir import library
-from chimera_ir.diagnostics.catalogue.irtext import RepeatsTooLate, TooManyInTurns
 from chimera_ir.diagnostics.catalogue.program import BoundExceeded
-from chimera_ir.diagnostics.catalogue.values import TooMany, TooManyOperations
+from chimera_ir.diagnostics.catalogue.values import RepeatsTooLate, TooMany, TooManyInTurns, TooManyOperations
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import outline, parameter_names
 from chimera_ir.elaborate.evaluate import LIMIT

@@ -7,7 +7,6 @@ from functools import cached_property
 from lark import Token
 
 from chimera_ir.diagnostics.catalogue import syntax as say
-from chimera_ir.diagnostics.catalogue import torchcells
 from chimera_ir.diagnostics.model import Diagnostic, closest
 from chimera_ir.ir.kinds import KINDS
 from chimera_ir.plural import listed
@@ -211,7 +210,7 @@ def lexical(token: Token) -> Diagnostic | None:
             known = re.fullmatch(r"0[xXoObB]\w+|[0-9][0-9_]*|[0-9]+[eE][0-9]*", text)
             return (say.ForeignNumber if known else say.GluedNumber)(span, text, number, text[len(number) :])
         case "FOREIGN":
-            return torchcells.ForeignSpelling(span, text)
+            return say.ForeignSpelling(span, text)
         case "OPEN_STRING":
             return say.OpenString(span)
         case "STRAY":
@@ -277,14 +276,14 @@ def _is_operation(stop: Stop) -> bool:
 def _unsayable(stop: Stop) -> Diagnostic | None:
     tokens, start = stop.tokens, stop.line_start()
     if stop.token in ("by", "when") and tokens[start] == "stages":
-        return torchcells.CannotSay(stop.span, *torchcells.UNSAYABLE["skip"])
+        return say.CannotSay(stop.span, *say.UNSAYABLE["skip"])
     glued = _glued(stop)
     for at in (start, stop.position if glued is None else glued):
         word = tokens[at] if at < len(tokens) else None
-        if word is None or word.type != "NAME" or word not in torchcells.UNSAYABLE or word in tokens[:at]:
+        if word is None or word.type != "NAME" or word not in say.UNSAYABLE or word in tokens[:at]:
             continue
         if first_on_line(tokens, at) or stop.after_value or at == glued:
-            return torchcells.CannotSay(span_of(word), *torchcells.UNSAYABLE[word])
+            return say.CannotSay(span_of(word), *say.UNSAYABLE[word])
     return None
 
 
@@ -478,9 +477,9 @@ def _foreign(stop: Stop) -> Diagnostic | None:
     for at in places if stop.after_value or glued is not None else ():
         word = str(stop.tokens[at]) if at < len(stop.tokens) and not first_on_line(stop.tokens, at) else ""
         if word != word.lower() and word.lower() in KEYWORDS:
-            return torchcells.UpperCase(span_of(stop.tokens[at]), word)
-        if word.lower() in torchcells.FOREIGN:
-            return torchcells.ForeignSpelling(span_of(stop.tokens[at]), word)
+            return say.UpperCase(span_of(stop.tokens[at]), word)
+        if word.lower() in say.FOREIGN:
+            return say.ForeignSpelling(span_of(stop.tokens[at]), word)
     return None
 
 

@@ -14,7 +14,6 @@ from lark.parsers.lalr_interactive_parser import InteractiveParser
 from lark.visitors import Transformer_NonRecursive, v_args
 
 from chimera_ir.diagnostics.catalogue import syntax as say
-from chimera_ir.diagnostics.catalogue.torchcells import UNSAYABLE, CannotSay
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import Quantity, Strategy
@@ -141,8 +140,8 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
         return ast.Operation((first, second) if second else (first,), clock, preference, guard, span=span)
 
     def subject(self, letter: ast.Word, micro: Any, stage: ast.Expression, *place: Any, span: Span) -> ast.Subject:
-        if letter.text in UNSAYABLE:
-            self.mistakes.append(CannotSay(letter.span, *UNSAYABLE[letter.text]))
+        if letter.text in say.UNSAYABLE:
+            self.mistakes.append(say.CannotSay(letter.span, *say.UNSAYABLE[letter.text]))
         elif letter.text not in KINDS:
             nouns = {known: KINDS[known].noun for known in LETTERS}
             operations = listed(known if known == noun else f"{known} ({noun})" for known, noun in nouns.items())

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from chimera_ir.diagnostics.catalogue.irtext import RepeatsTooLate
-from chimera_ir.diagnostics.catalogue.values import Instance
+from chimera_ir.diagnostics.catalogue.values import Instance, RepeatsTooLate
 from chimera_ir.elaborate.affine import Law, eventual_law, law
 from chimera_ir.elaborate.evaluate import Fault, Scope, compiled
 from chimera_ir.elaborate.settings import evaluate_globals

@@ -4,7 +4,7 @@ from itertools import permutations, product
 
 import pytest
 
-from chimera_ir.diagnostics.catalogue.torchcells import FOREIGN
+from chimera_ir.diagnostics.catalogue.syntax import FOREIGN
 from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.source import Source
 from chimera_ir.syntax import ast

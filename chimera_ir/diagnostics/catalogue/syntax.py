@@ -475,3 +475,136 @@ class NeedlessEquals(Diagnostic, code="CH140"):
     label = "not needed"
     help = "remove the `=`"
     before: str
+
+
+# CH111 and CH143: words and signs of other languages, and what a scheme has in their place.
+
+_Entry = tuple[str, str]
+
+
+def _by_token(table: dict[str, _Entry]) -> dict[str, _Entry]:
+    return {token: entry for tokens, entry in table.items() for token in tokens.split()}
+
+
+_UNCHANGING = "nothing changes its value"
+FOREIGN = _by_token(
+    {
+        "//": ("did you mean `/`?", "`/` rounds down already; a comment starts with `#`"),
+        "-> →": (
+            "there are no arrows",
+            "an operation's clock follows `@`, a function's body follows `=`; "
+            f"a stage hands on to the next one, and no line says so; see {LIMITS}",
+        ),
+        "=>": ("did you mean `>=`?", "at least is written `>=`; a function's body follows `=`"),
+        "=< ≤ le": ("did you mean `<=`?", "at most is written `<=`"),
+        "≥ ge": ("did you mean `>=`?", "at least is written `>=`"),
+        "lt": ("did you mean `<`?", "less is written `<`"),
+        "gt": ("did you mean `>`?", "more is written `>`"),
+        "=== is eq": ("did you mean `==`?", "equal is written `==`"),
+        "<> ≠ !== =! ne": ("did you mean `!=`?", "unequal is written `!=`"),
+        "/=": ("did you mean `!=`?", f"unequal is written `!=`; {_UNCHANGING}"),
+        "plus": ("did you mean `+`?", "a sum is written `+`"),
+        "minus": ("did you mean `-`?", "a difference is written `-`"),
+        "−": ("did you mean `-`?", "this is a typographic minus; write the one of the keyboard"),
+        "× · times": ("did you mean `*`?", "a product is written `*`"),
+        "÷ div idiv": ("did you mean `/`?", "a quotient, rounded down, is written `/`"),
+        "mod modulo rem": ("did you mean `%`?", "what a division leaves is written `%`"),
+        "** ^": ("there are no powers", "write a power of a fixed exponent as a product: `n*n`"),
+        "<< shl shr": ("there are no shifts", "multiply by a power of two: `n * 8`"),
+        ">>": ("there are no shifts", "divide by a power of two: `n / 8` rounds down"),
+        "&& ∧": ("did you mean `and`?", "both is written `and`"),
+        "&": (
+            "did you mean `and`?",
+            "both is written `and`; `&` joins a pair, as in `F(m, s) & B(m - 2, s) @ 2*m + s`",
+        ),
+        "|| | ∨": ("did you mean `or`?", "at least one is written `or`"),
+        "! ¬ ~": ("did you mean `not`?", "the opposite is written `not`"),
+        "xor": (
+            "did you mean `!=`?",
+            "of numbers: unequal is written `!=`; conditions are joined by `and`, `or` and `not`",
+        ),
+        "+= -= *= %=": (_UNCHANGING, "write the whole formula, or name a part of it with `let` or `fn`"),
+        "++": (_UNCHANGING, "write `n + 1`; a plus alone stands before no value"),
+        ":=": ("did you mean `=`?", "a value gets its name by `let name = value`"),
+        "...": ("did you mean `..`?", "a range is written with two dots: `0..D`"),
+        "..=": ("did you mean `..`?", "`0..D` counts from 0 to D - 1; write `0..D+1` for one more"),
+        "if": (
+            "did you mean `when`?",
+            "a guard is written `when condition`, a choice `if condition then value else value`",
+        ),
+        "where": ("did you mean `when`?", "a guard is written `when condition`"),
+        "elif elsif elseif": (
+            "did you mean `else if`?",
+            "a further case is another choice: `if a then 1 else if b then 2 else 3`",
+        ),
+    }
+)
+"""Signs and words of other languages, each with the operator that is meant and the way to write it in a scheme."""
+
+UNSAYABLE = _by_token(
+    {
+        "cost costs duration durations time takes weight weights": (
+            "costs",
+            "durations are given when it is compiled: `--cost F=1 --cost B=2`, "
+            "for each stage `--stage-cost F=4,4,5,6` or `--profile FILE`; "
+            "micro-batches differ by `micros m in 0..N weigh 1 + m % 2`",
+        ),
+        "slice sequence tokens chunks quarters thirds parts": (
+            "parts of a micro-batch",
+            "cut the batch into more micro-batches, each of them into two `halves`, or into `slices q in 0..k` of the "
+            "sequence",
+        ),
+        "feed feeds edge edges link links connect graph send sends recv receive receives to from": (
+            "the data between stages",
+            "a stage takes what the stage before it returned, and returns with it what later stages need",
+        ),
+        "after before wait waits needs depends": (
+            "what an operation waits for",
+            "that follows from the stages; the clock behind `@` orders the operations of a worker",
+        ),
+        "skip skips omit without": (
+            "skipped stages",
+            "every pipe has all stages; a stage of the model may return its input as it is",
+        ),
+        "prefetch move moves evict swap": (
+            "where activations are kept",
+            "they stay on their worker until the backward; `offload(m, s) @ clock` and `reload(m, s) @ clock` move "
+            "them to the host and back, and `recompute when condition` keeps fewer of them",
+        ),
+    }
+)
+"""Words that the language lacks, each with its topic and the line or option to use instead."""
+
+
+class ForeignSpelling(Diagnostic, code="CH111"):
+    meaning = "An operator as other languages write it."
+    title = "`{token}` is not an operator here"
+    label = "{operator}"
+    help = "{advice}"
+    token: str
+
+    @property
+    def operator(self) -> str:
+        return FOREIGN[self.token.lower()][0]
+
+    @property
+    def advice(self) -> str:
+        return FOREIGN[self.token.lower()][1]
+
+
+class UpperCase(ForeignSpelling):
+    label = "did you mean `{word}`?"
+    help = "the words of the language are written in lower case"
+
+    @property
+    def word(self) -> str:
+        return self.token.lower()
+
+
+class CannotSay(Diagnostic, code="CH143"):
+    meaning = "A word for something that a scheme cannot express, such as costs or skipped stages."
+    title = "a scheme says nothing about {topic}"
+    label = "cannot be said"
+    help = "{instead}; see " + LIMITS
+    topic: str
+    instead: str

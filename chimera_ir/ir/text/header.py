@@ -10,7 +10,6 @@ from fractions import Fraction
 from lark import Token
 
 from chimera_ir.diagnostics.catalogue import irtext as say
-from chimera_ir.diagnostics.catalogue.irtext import MalformedLine, MisspeltKind, NumberOutOfRange, UnknownKind
 from chimera_ir.diagnostics.model import Attempts, Diagnostic, Rejected
 from chimera_ir.ir.kinds import KINDS, Kind, all_kinds
 from chimera_ir.ir.levels import (
@@ -95,14 +94,18 @@ def explain(text: str, start: int, *, plan: bool, turn: bool) -> Diagnostic:
     if word == "wait" and " ".join(words[:2]) in forms:
         word = " ".join(words[:2])
     if word in KINDS and "&" in text:
-        return MalformedLine(span, "pair", pair + clock)
+        return say.MalformedLine(span, "pair", pair + clock)
     if word in forms:
-        return MalformedLine(span, word, forms[word] + (clock if word in KINDS else ""))
+        return say.MalformedLine(span, word, forms[word] + (clock if word in KINDS else ""))
     choices = listed(line for line in _LINES if " " not in line)
     at = Span(start, start + len(word))
     shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in word)
     close = get_close_matches(word, forms, n=1)
-    return MisspeltKind(at, shown, choices, close[0], forms[close[0]]) if close else UnknownKind(at, shown, choices)
+    return (
+        say.MisspeltKind(at, shown, choices, close[0], forms[close[0]])
+        if close
+        else say.UnknownKind(at, shown, choices)
+    )
 
 
 _LIMITS = {"WORKERS": MAX_WORKERS, "STAGES": MAX_STAGES, "MICRO_BATCHES": MAX_MICRO_BATCHES}
@@ -123,14 +126,14 @@ def integers(token: Token, text: str) -> list[int]:
     numbers: list[str] = _NUMBERS.findall(text)
     for number in numbers:
         if len(number) > _DIGITS:
-            raise Rejected([NumberOutOfRange(span(token), "number", f"{number[:8]}…", -_LARGEST, _LARGEST)])
+            raise Rejected([say.NumberOutOfRange(span(token), "number", f"{number[:8]}…", -_LARGEST, _LARGEST)])
     return [int(number) for number in numbers]
 
 
 def require(token: Token, what: str, value: int, last: int, first: int = 0) -> None:
     """Raises `Rejected` if a number of the line ``token``, called ``what``, is not one of ``first`` to ``last``."""
     if not first <= value <= last:
-        raise Rejected([NumberOutOfRange(span(token), what, str(value), first, last)])
+        raise Rejected([say.NumberOutOfRange(span(token), what, str(value), first, last)])
 
 
 def read_header(title: Token, lines: list[Token]) -> Header:
@@ -301,7 +304,7 @@ class _HeaderReader:
         for token in self._lines["WEIGH"]:
             weight, *ends = integers(token, token)
             if weight < 1:
-                raise Rejected([NumberOutOfRange(span(token), "weight", str(weight), 1, _LARGEST)])
+                raise Rejected([say.NumberOutOfRange(span(token), "weight", str(weight), 1, _LARGEST)])
             for micro in _run(token, ends, self._counts["MICRO_BATCHES"] - 1):
                 if micro in weights:
                     raise Rejected([say.HeaderTwice(span(token), f"micro-batch {micro}")])
@@ -421,5 +424,5 @@ def _run(token: Token, ends: list[int], last: int) -> Iterator[int]:
     """Yields the numbers in the runs start, end, start, end ..; raises ``Rejected`` at a wrong run."""
     for start, end in zip(ends[::2], ends[1::2], strict=True):
         if start >= end or end > last + 1:
-            raise Rejected([NumberOutOfRange(span(token), "run", f"{start}..{end}", 0, last)])
+            raise Rejected([say.NumberOutOfRange(span(token), "run", f"{start}..{end}", 0, last)])
         yield from range(start, end)

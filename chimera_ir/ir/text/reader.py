@@ -12,8 +12,7 @@ from functools import cache
 from lark import Lark, Token, Tree, UnexpectedToken
 
 from chimera_ir.diagnostics.catalogue import irtext as say
-from chimera_ir.diagnostics.catalogue.irtext import VersionsTooOld
-from chimera_ir.diagnostics.catalogue.values import Instance
+from chimera_ir.diagnostics.catalogue.values import Instance, VersionsTooOld
 from chimera_ir.diagnostics.model import Attempts, Diagnostic, Rejected
 from chimera_ir.ir import ops
 from chimera_ir.ir.kinds import KINDS, NOTHING, Value, all_kinds
