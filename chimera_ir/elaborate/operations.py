@@ -345,10 +345,9 @@ def _places(subject: ast.Subject, shape: Shape, guard: Law, laws: Callable[[ast.
     micro-batches than those for which its variable stands, m .. m + step - 1.
     """
     place, part = laws(subject.stage), ALWAYS if subject.slice is None else laws(subject.slice)
-    if place.increment:
-        raise Fault(partial(say.StageDrifts, subject.stage.span, (), rate=str(place.rate)))
-    if part.increment and subject.slice is not None:
-        raise Fault(partial(say.SliceDrifts, subject.slice.span, (), rate=str(part.rate)))
+    for noun, formula, grown in (("stage", subject.stage, place), ("slice", subject.slice, part)):
+        if grown.increment and formula is not None:
+            raise Fault(partial(say.StageDrifts, formula.span, (), noun=noun, rate=str(grown.rate)))
     variable, step = shape.micros.variable.text, shape.steps.step
     ends, text = [laws(end) for end in subject.ends], "..".join(map(show_expression, subject.ends))
     for number, end in enumerate(ends):

@@ -256,9 +256,6 @@ class NumberOutOfRange(Diagnostic, code="CH506"):
     last: int
 
 
-CountOutOfRange = NumberOutOfRange.worded("CountOutOfRange", title="number of {what} {value} is out of range")
-
-
 class LaneTwice(Diagnostic, code="CH507"):
     meaning = "A worker has two headings."
     title = "worker {worker} has two lanes"

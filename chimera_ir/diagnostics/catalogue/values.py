@@ -464,13 +464,11 @@ class RepeatsTooLate(InFormula, code="CH265"):
 
 class StageDrifts(InFormula, code="CH266"):
     meaning = "An operation whose stage grows without end from micro-batch to micro-batch."
-    title = "the stage of this operation grows without end"
+    title = "the {noun} of this operation grows without end"
     label = "by {rate} per micro-batch"
     help = "let it depend on the stage, and on the micro-batch only by what repeats, as `m % 2` does"
+    noun: str
     rate: str
-
-
-SliceDrifts = StageDrifts.worded("SliceDrifts", title="the slice of this operation grows without end")
 
 
 class MicroStrays(InFormula, code="CH267"):

@@ -31,7 +31,7 @@ from chimera_ir.source import Span
 
 # Explains lines that the grammar does not know, by their first word.
 
-_HEADER = {
+HEADER_LINES = {
     "plan": "plan NAME",
     "schedule": "schedule NAME",
     "program": "program NAME",
@@ -65,7 +65,7 @@ _LINES = {
     "drop": "drop s1 v",
 }
 
-FORMS = _HEADER | _LINES
+FORMS = HEADER_LINES | _LINES
 """The first word or words of every kind of line, with an example of a correct line."""
 
 FORMS_OF_TURN = FORMS | {

@@ -19,7 +19,7 @@ from chimera_ir.ir.kinds import KINDS, NOTHING, Value, all_kinds
 from chimera_ir.ir.levels import MAX_AGE, MAX_MICRO_BATCHES, Header, Plan, Program, Schedule, in_full
 from chimera_ir.ir.ops import Clock, Micro, Planned, Slot, Stage, Unclocked, Version, Worker
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream, stream_with
-from chimera_ir.ir.text.header import FORMS, FORMS_OF_TURN, explain, integers, read_header, require, span
+from chimera_ir.ir.text.header import FORMS, FORMS_OF_TURN, HEADER_LINES, explain, integers, read_header, require, span
 from chimera_ir.ir.turns import Shelf, Turn, shelf
 from chimera_ir.source import Source, Span, parser_of
 
@@ -30,9 +30,8 @@ MOST_MISTAKES = 50
 
 _SHORT = 120
 
-_HEADER = "plan|schedule|program|parameters|workers?|stages|micro_batches|kinds|updates|memory|sync|tied|pipe"
 _ANY_LINE = re.compile(r"^[ \t]*[^\s#]", re.MULTILINE)
-_HEADER_LINE = re.compile(rf"^[ \t]*(?:{_HEADER})\b", re.MULTILINE)
+_HEADER_LINE = re.compile(rf"^[ \t]*(?:{'|'.join(HEADER_LINES)})\b", re.MULTILINE)
 
 
 def count_lines(text: str) -> tuple[int, int]:
@@ -229,8 +228,7 @@ class _BodyReader:
             return
         if count is None:
             raise Rejected([say.RingUnsaid(span(token), slot, slot + 1)])
-        if not 1 <= count <= MAX_MICRO_BATCHES:
-            raise Rejected([say.CountOutOfRange(span(token), "slots", str(count), 1, MAX_MICRO_BATCHES)])
+        require(token, "number of slots", count, MAX_MICRO_BATCHES, 1)
         other, before = self._rings.setdefault(shelf(message), (count, token))
         if count != other:
             where = span(token), message.source, message.target
