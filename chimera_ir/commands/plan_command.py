@@ -26,12 +26,11 @@ from chimera_ir.commands.common import (
 )
 from chimera_ir.commands.cost_options import option, scheme_named, tied_by_transformer
 from chimera_ir.console import printed
-from chimera_ir.ir.levels import Strategy
 from chimera_ir.options import MOST
 from chimera_ir.orders.search import ORDER_MARK
 from chimera_ir.planner import listing
 from chimera_ir.planner.listing import View, notes, order_file, recommendation
-from chimera_ir.planner.planning import SEARCHED, rank_schemes
+from chimera_ir.planner.planning import SEARCHED, SYNCS, rank_schemes
 from chimera_ir.planner.rank import ERROR
 from chimera_ir.planner.space import MAX_OPERATIONS
 from chimera_ir.plural import counted
@@ -75,8 +74,8 @@ from chimera_ir.progress import shown
     "--sync",
     "syncs",
     multiple=True,
-    type=click.Choice([mode.value for mode in Strategy]),
-    default=[Strategy.EAGER_OPT.value],
+    type=click.Choice(SYNCS),
+    default=["eager_opt"],
     help="Consider this strategy [default: eager_opt].",
 )
 @option("tied")

@@ -28,6 +28,9 @@ from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 
+SYNCS = [strategy.value for strategy in Strategy]
+"""The strategies of gradient sums that a plan may consider."""
+
 _RECOMPUTATION = {None: Recomputation.WHERE_NEEDED, True: Recomputation.ALWAYS, False: Recomputation.NEVER}
 
 
@@ -130,9 +133,8 @@ def rank_schemes(
         library=library,
     )
     WHOLE.require(spell("mini_batch"), mini_batch)
-    modes = [mode.value for mode in Strategy]
-    if unknown := [sync for sync in syncs if sync not in modes]:
-        raise OptionError(f"{spell('syncs')}: {unknown[0]!r:.60}: it is one of {', '.join(modes)}")
+    if unknown := [sync for sync in syncs if sync not in SYNCS]:
+        raise OptionError(f"{spell('syncs')}: {unknown[0]!r:.60}: it is one of {', '.join(SYNCS)}")
     if recompute not in (None, True, False):
         raise OptionError(f"{spell('recompute')} is {recompute!r:.60}: it is True, False or None")
     budget = shared.budget(spell)
