@@ -1,6 +1,6 @@
 """What ranks compare: a difference is found on all of them, by its kind, and told with the values of each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -147,24 +147,25 @@ def test_numbers_are_added_over_all_ranks_of_all_copies(alone: World) -> None:
         assert together(calls) == [[1111.0, 6.0]] * 4
 
 
+def gathered_by(ranks: list[World], workers: Sequence[int], *of_ranks: dict[int, Any]) -> list[dict[int, Any]]:
+    calls = [partial(gathered, rank.control_group, workers, mine) for rank, mine in zip(ranks, of_ranks, strict=True)]
+    return together(calls)
+
+
 def test_outputs_are_on_every_rank_of_their_copy_in_order(alone: World) -> None:
     """Both workers know some, in two copies that know nothing of each other."""
     with worlds(alone, job(), copies=2) as ranks:
-
-        def mine(rank: int) -> dict[int, tuple[torch.Tensor, str]]:
-            micros = (0, 3) if rank % 2 == 0 else (1, 2)
-            return {micro: (torch.full((2,), 10.0 * rank + micro), "plain") for micro in reversed(micros)}
-
-        of_copies = together(
-            [partial(gathered, world.control_group, [0, 1], mine(rank)) for rank, world in enumerate(ranks)]
-        )
-    for rank, outputs in enumerate(of_copies):
-        first = rank // 2 * 2
-        assert list(outputs) == [0, 1, 2, 3]
-        assert [tensor[0].item() for tensor, _ in outputs.values()] == [
-            10.0 * (first + micro in (first + 1, first + 2)) + 10.0 * first + micro for micro in range(4)
-        ]
-        assert {text for _, text in outputs.values()} == {"plain"}
+        outputs = [(rank, micro) for rank, micros in enumerate(((3, 0), (2, 1)) * 2) for micro in micros]
+        of_ranks: list[dict[int, Any]] = [{} for _ in ranks]
+        for rank, micro in outputs:
+            of_ranks[rank][micro] = (torch.full((2,), 10.0 * rank + micro), "plain")
+        of_copies = gathered_by(ranks, [0, 1], *of_ranks)
+    for first, both in ((0, of_copies[:2]), (2, of_copies[2:])):
+        expected = [10.0 * first, 10.0 * (first + 1) + 1, 10.0 * (first + 1) + 2, 10.0 * first + 3]
+        for outputs_of_copy in both:
+            assert list(outputs_of_copy) == [0, 1, 2, 3]
+            assert [tensor.tolist() for tensor, _ in outputs_of_copy.values()] == [[number] * 2 for number in expected]
+            assert {text for _, text in outputs_of_copy.values()} == {"plain"}
 
 
 def test_outputs_are_gathered_where_there_is_no_numpy(alone: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,22 +174,14 @@ def test_outputs_are_gathered_where_there_is_no_numpy(alone: World, monkeypatch:
 
     monkeypatch.setattr(torch.Tensor, "numpy", numpy)
     with worlds(alone, job()) as ranks:
-        calls = [
-            partial(gathered, world.control_group, [0], {0: torch.ones(2)} if rank == 0 else {})
-            for rank, world in enumerate(ranks)
-        ]
-        assert [outputs[0].tolist() for outputs in together(calls)] == [[1.0, 1.0]] * 2
+        both = gathered_by(ranks, [0], {0: torch.ones(2)}, {})
+    assert [outputs[0].tolist() for outputs in both] == [[1.0, 1.0]] * 2
 
 
 def test_of_a_view_only_its_part_travels(alone: World) -> None:
     large = torch.arange(1e6)
     with worlds(alone, job()) as ranks:
-        both = together(
-            [
-                partial(gathered, ranks[0].control_group, [0], {0: large[5:7]}),
-                partial(gathered, ranks[1].control_group, [0], {}),
-            ],
-        )
+        both = gathered_by(ranks, [0], {0: large[5:7]}, {})
     assert [outputs[0].tolist() for outputs in both] == [[5.0, 6.0]] * 2
     assert both[1][0].untyped_storage().nbytes() == 8
 
@@ -208,12 +201,8 @@ def test_values_of_any_dtype_and_layout_in_memory_are_sent(alone: World) -> None
         (1, "of"): [torch.ones(3).to(dtype) for dtype in dtypes],
     }
     with worlds(alone, job()) as (first, second):
-        _, received = together(
-            [
-                partial(send_value, first.control_group, value, 1, "for a test"),
-                partial(receive_value, second.control_group, 0, "for a test"),
-            ]
-        )
+        send = partial(send_value, first.control_group, value, 1, "for a test")
+        _, received = together([send, partial(receive_value, second.control_group, 0, "for a test")])
     assert received.keys() == value.keys()
     assert received["nothing"][0] is None
     for sent, came in zip(leaves(value), leaves(received), strict=True):
@@ -277,28 +266,20 @@ def test_the_first_complaint_of_any_is_raised_by_all(
         assert together(calls) == [first] * 3
 
 
-def test_a_rank_that_does_not_answer_is_an_error_that_says_for_what(
+def test_a_rank_that_is_gone_or_does_not_come_is_an_error_that_says_for_what(
     alone: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with talks(1) as (exchange,):
+    def gone(*_: object, **__: object) -> None:
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:1234\nand more")
 
-        def gone(*_: object, **__: object) -> None:
-            raise RuntimeError("Connection closed by peer [127.0.0.1]:1234\nand more")
-
-        monkeypatch.setattr("torch.distributed.all_gather_object", gone)
-        with pytest.raises(PeerLost) as lost:
-            exchange.all_gather(1)
-    assert str(lost.value) == (
-        "rank 0: wait for what other ranks say of a checkpoint: Connection closed by peer [127.0.0.1]:1234"
-    )
-
-
-def test_a_rank_that_does_not_come_is_named_in_time(alone: World) -> None:
+    waits = "rank 0: wait for what other ranks say of a checkpoint: "
     with talks(2, 0.2) as (exchange, _), pytest.raises(PeerLost) as lost:
         exchange.all_gather(1)
-    assert str(lost.value) == (
-        "rank 0: wait for what other ranks say of a checkpoint: no answer from rank 1 within 0.2 s (timeout)"
-    )
+    assert str(lost.value) == f"{waits}no answer from rank 1 within 0.2 s (timeout)"
+    monkeypatch.setattr("torch.distributed.all_gather_object", gone)
+    with talks(1) as (exchange,), pytest.raises(PeerLost) as lost:
+        exchange.all_gather(1)
+    assert str(lost.value) == f"{waits}Connection closed by peer [127.0.0.1]:1234"
 
 
 def test_what_fails_on_one_rank_fails_on_all_with_what_that_one_says(alone: World) -> None:

@@ -82,15 +82,19 @@ def test_of_several_micro_batches_the_first_names_the_message(micros: list[int])
 # What arrives.
 
 
-def test_tensors_arrive_as_they_were_sent_all_of_a_message(pair: tuple[Peer, Peer]) -> None:
+def over(*transfers: Any) -> None:
+    for transfer in transfers:
+        transfer.wait()
+
+
+@pytest.mark.parametrize("micro", [5, 2**40], ids=["", "of a long run, whose tags outgrow those of a transport"])
+def test_tensors_arrive_as_they_were_sent_all_of_a_message(pair: tuple[Peer, Peer], micro: int) -> None:
     there, back = pair
     message = (torch.arange(6.0).reshape(2, 3), torch.tensor([1, -1]), torch.tensor([1 + 2j, 3j]), torch.tensor(True))
     buffers = tuple(torch.zeros_like(tensor) for tensor in message)
-    tag = tag_of(5, 0, "y", 4)
+    tag = tag_of(micro, 0, "y", 4)
     received = back.irecv(buffers, tag)
-    sent = there.isend(message, tag)
-    received.wait()
-    sent.wait()
+    over(received, there.isend(message, tag))
     assert received.tensors is buffers
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(buffers, message, strict=True))
 
@@ -118,27 +122,15 @@ def test_messages_find_their_buffers_in_whatever_order_they_are_posted(pair: tup
     tags = [tag_of(micro, 0, "y", 4) for micro in range(3)]
     sends = [there.isend((torch.tensor([float(tag)]),), tag) for tag in tags]
     receives = {tag: back.irecv((torch.zeros(1),), tag) for tag in reversed(tags)}
-    for transfer in (*receives.values(), *sends):
-        transfer.wait()
+    over(*receives.values(), *sends)
     assert {tag: transfer.tensors[0].item() for tag, transfer in receives.items()} == {tag: tag for tag in tags}
-
-
-def test_tags_of_a_long_run_fit_the_wire(pair: tuple[Peer, Peer]) -> None:
-    """Micro-batches that are counted over a whole run outgrow what a transport takes as a tag."""
-    there, back = pair
-    tag = tag_of(2**40, 0, "y", 4)
-    received, sent = back.irecv((torch.zeros(1),), tag), there.isend((torch.ones(1),), tag)
-    received.wait()
-    sent.wait()
-    assert received.tensors[0].item() == 1
 
 
 def test_what_was_sent_is_let_go_and_what_was_received_is_kept(pair: tuple[Peer, Peer]) -> None:
     there, back = pair
     received, sent = back.irecv((torch.zeros(1),), 0), there.isend((torch.ones(1),), 0)
     assert len(sent.tensors) == 1
-    for transfer in (received, sent, received, sent):
-        transfer.wait()
+    over(received, sent, received, sent)
     assert sent.tensors == ()
     assert len(received.tensors) == 1
 
@@ -238,11 +230,9 @@ class Rank:
         self.notes: list[tuple[int, int, int]] = []
 
     def compute(self, tensor: torch.Tensor, number: float) -> None:
-        """A kernel that writes a number into a tensor."""
         self.gpu.compute(lambda: tensor.fill_(number))
 
     def look(self, tensor: torch.Tensor) -> None:
-        """A kernel that looks at a tensor."""
         self.gpu.compute(lambda: self.seen.append(tensor.tolist()))
 
 
@@ -265,20 +255,15 @@ def talk(there: Rank, back: Rank) -> None:
             work.wait(LIMIT)
             assert work.content.tolist() == [2 * (update + 1.0)] * WIDTH
             rank.look(rank.total)
-        note(there, back)
+        # What the host has waited for, and how much pinned memory there is.
+        for rank in (there, back):
+            rank.notes.append((rank.gpu.blocked["MainThread"], rank.gpu.blocked["staging"], len(rank.gpu.sizes)))
     for rank in (there, back):
         rank.gpu.finish()
         rank.staging.close()
 
 
-def note(*ranks: Rank) -> None:
-    """What the host has waited for, and how much pinned memory there is, after an update."""
-    for rank in ranks:
-        rank.notes.append((rank.gpu.blocked["MainThread"], rank.gpu.blocked["staging"], len(rank.gpu.sizes)))
-
-
 def number_of(update: int, micro: int) -> float:
-    """What a message has in it."""
     return 10.0 * update + micro + 1
 
 
@@ -294,7 +279,6 @@ EXPECTED = (
 
 
 def arrive(back: Rank, received: Any, sent: Any) -> None:
-    """Waits for a message at both ends, and looks at it."""
     received.wait()
     (tensor,) = received.tensors
     back.look(tensor)
@@ -302,7 +286,6 @@ def arrive(back: Rank, received: Any, sent: Any) -> None:
 
 
 def ran(members: Sequence[Any], lazy: tuple[str, ...], ignored: Any = "") -> tuple[Rank, Rank]:
-    """Two ranks that have talked."""
     there, back = (Rank(rank, members, ModelGpu(lazy, ignored)) for rank in range(2))
     talk(there, back)
     return there, back
@@ -310,7 +293,17 @@ def ran(members: Sequence[Any], lazy: tuple[str, ...], ignored: Any = "") -> tup
 
 @pytest.mark.parametrize("lazy", ORDERS)
 def test_what_is_seen_is_what_was_sent_however_late_a_stream_is(members: Sequence[Any], lazy: tuple[str, ...]) -> None:
-    assert tuple(rank.seen for rank in ran(members, lazy)) == EXPECTED
+    """The host of the computing waits for gloo alone; the thread once for each message that is sent and for each sum.
+
+    A GPU that keeps up takes no more pinned memory after the first update.
+    """
+    ranks = ran(members, lazy)
+    assert tuple(rank.seen for rank in ranks) == EXPECTED
+    for rank, messages in zip(ranks, (MESSAGES + 1, 1), strict=True):
+        hosts, threads, rooms = zip(*rank.notes, strict=True)
+        assert hosts == (0,) * UPDATES
+        assert threads == tuple(messages * (update + 1) for update in range(UPDATES))
+        assert lazy or len({*rooms}) == 1
 
 
 @pytest.mark.parametrize(
@@ -327,19 +320,6 @@ def test_without_any_of_the_events_something_else_is_seen(members: Sequence[Any]
             return True
 
     assert any(map(is_wrong, ORDERS))
-
-
-@pytest.mark.parametrize("lazy", ORDERS)
-def test_the_host_of_the_computing_waits_for_gloo_alone(members: Sequence[Any], lazy: tuple[str, ...]) -> None:
-    """The thread waits once for each message that is sent and for each sum."""
-    for rank, messages in zip(ran(members, lazy), (MESSAGES + 1, 1), strict=True):
-        assert [host for host, _, _ in rank.notes] == [0] * UPDATES
-        assert [thread for _, thread, _ in rank.notes] == [messages * (update + 1) for update in range(UPDATES)]
-
-
-def test_a_gpu_that_keeps_up_takes_no_more_pinned_memory_after_the_first_update(members: Sequence[Any]) -> None:
-    for rank in ran(members, ()):
-        assert len({rooms for _, _, rooms in rank.notes}) == 1
 
 
 def test_a_receive_that_is_posted_ahead_is_with_gloo_before_anything_is_computed(members: Sequence[Any]) -> None:
@@ -382,9 +362,8 @@ def test_messages_to_a_rank_keep_their_order(members: Sequence[Any]) -> None:
 def test_tensors_of_every_kind_arrive_as_they_are(members: Sequence[Any], message: torch.Tensor) -> None:
     there, back = (Rank(rank, members, ModelGpu(STREAMS)) for rank in range(2))
     room = torch.zeros_like(message)
-    received, sent = back.peer.irecv((room,), 0), there.peer.isend((message,), 0)
-    received.wait()
-    sent.wait()
+    received = back.peer.irecv((room,), 0)
+    over(received, there.peer.isend((message,), 0))
     back.gpu.finish()
     assert torch.equal(room, message)
 
@@ -415,7 +394,6 @@ class Stuck(ModelGpu):
         self.is_let_go = threading.Event()
 
     def synchronise(self, event: ModelEvent) -> None:
-        """Waits, and fails then."""
         self.is_let_go.wait(20)
         raise RuntimeError("CUDA error: an illegal memory access")
 
@@ -455,8 +433,6 @@ def test_a_peer_that_does_not_answer_is_named_as_without_a_gpu(members: Sequence
 
 
 MOVES, LENGTH = 6, 700
-STREAMS = ("computing", "outgoing")
-"""Each stream as late or as early as it may be; the link has the first stream that the model gives out."""
 
 
 def run(gpu: ModelGpu) -> tuple[LinkToHost, list[list[float]]]:
@@ -503,18 +479,13 @@ def test_what_comes_back_is_what_was_moved_however_late_a_stream_is(lazy: tuple[
     assert seen == MOVED
     assert not gpu.blocked, "the host waits for no copy"
     assert (link.held, link.peak, link.pinned) == (0, 2 * 4 * LENGTH, sum(gpu.sizes))
+    assert lazy or gpu.sizes == [4096, 4096], "one that keeps up uses pinned memory again"
 
 
 @pytest.mark.parametrize("ignored", [("wait", "computing"), ("wait", "outgoing")])
 def test_without_any_of_the_events_something_else_comes_back(ignored: Any) -> None:
     """In some order that a GPU may take."""
     assert any(run(ModelGpu(lazy, ignored))[1] != MOVED for lazy in ORDERS)
-
-
-def test_a_gpu_that_keeps_up_uses_pinned_memory_again() -> None:
-    gpu = ModelGpu()
-    run(gpu)
-    assert gpu.sizes == [4096, 4096]
 
 
 def test_a_cpu_copies_at_once() -> None:

@@ -30,11 +30,9 @@ class Enqueued(dist.Work):
         self.over = threading.Event()
 
     def wait(self, *_limit: object) -> bool:
-        """Tells the device to wait."""
         return True
 
     def is_completed(self) -> bool:
-        """Whether the device has come to it."""
         return self.over.is_set()
 
 
@@ -45,7 +43,6 @@ class Endless:
         self.posted: list[Enqueued] = []
 
     def send(self, _tensors: list[torch.Tensor], _rank: int, _tag: int) -> Enqueued:
-        """Posts what is never over."""
         self.posted.append(Enqueued())
         return self.posted[-1]
 
@@ -65,7 +62,6 @@ class Ends:
         self.has_ended.set()
 
     def has_come(self) -> bool:
-        """Whether the rank has ended, or does so soon."""
         return self.has_ended.wait(20 * TIMEOUT)
 
 

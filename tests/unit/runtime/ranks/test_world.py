@@ -151,12 +151,8 @@ def test_a_tensor_is_sent_outside_of_the_schedule_as_it_is(two: list[World]) -> 
     """Also one that is a view, and one that has a gradient."""
     message = torch.arange(6.0).reshape(2, 3).requires_grad_().t()
     received = torch.zeros(3, 2)
-    together(
-        [
-            lambda: two[0].control_group.send(message, 1, "a test"),
-            lambda: two[1].control_group.recv(received, 0, "for a test"),
-        ]
-    )
+    controls = [world.control_group for world in two]
+    together([partial(controls[0].send, message, 1, "a test"), partial(controls[1].recv, received, 0, "for a test")])
     assert torch.equal(received, message.detach())
 
 
@@ -383,17 +379,19 @@ def made(of: Job, rank: int, communicators: str, copies: int = 1) -> tuple[dict[
     return channels(of, Place(rank, 3, copies, "pipeline"), "nccl", maker, communicators), maker
 
 
-def test_each_direction_has_one() -> None:
-    mine, maker = made(RING, 1, DIRECTED)
-    assert maker.made == [*RING.links]
-    assert mine == {(0, 1): "1", (1, 0): "2", (1, 2): "3", (2, 1): "5"}
-
-
-def test_both_directions_share_one() -> None:
-    mine, maker = made(RING, 1, PAIR)
-    assert maker.made == [(0, 1), (0, 2), (1, 2)]
-    assert mine == {(0, 1): "1", (1, 0): "1", (1, 2): "3", (2, 1): "3"}
-    assert made(RING, 0, PAIR)[0] == {(0, 1): "1", (1, 0): "1", (0, 2): "2", (2, 0): "2"}
+@pytest.mark.parametrize(
+    ("rank", "communicators", "all_ranks", "mine"),
+    [
+        (1, DIRECTED, [*RING.links], {(0, 1): "1", (1, 0): "2", (1, 2): "3", (2, 1): "5"}),
+        (1, PAIR, [(0, 1), (0, 2), (1, 2)], {(0, 1): "1", (1, 0): "1", (1, 2): "3", (2, 1): "3"}),
+        (0, PAIR, [(0, 1), (0, 2), (1, 2)], {(0, 1): "1", (1, 0): "1", (0, 2): "2", (2, 0): "2"}),
+    ],
+)
+def test_each_direction_has_one_or_both_share_one(
+    rank: int, communicators: str, all_ranks: list[tuple[int, ...]], mine: dict[tuple[int, int], str]
+) -> None:
+    found, maker = made(RING, rank, communicators)
+    assert (maker.made, found) == (all_ranks, mine)
 
 
 @pytest.mark.parametrize("communicators", CHOICES)
@@ -410,22 +408,19 @@ def test_gloo_needs_none() -> None:
     assert channels(RING, Place(0, 3, 1, "pipeline"), "gloo", Maker(0), DIRECTED) == {}
 
 
-@pytest.mark.parametrize("backend", ["gloo", "nccl", "strict"])
-def test_one_for_each_direction_is_always_proven(backend: str) -> None:
-    assert chosen(RING, backend, DIRECTED) == DIRECTED
-
-
-def test_what_is_proven_is_taken() -> None:
-    assert chosen(replace(RING, communicators=("directed", "pair")), "nccl", PAIR) == PAIR
-
-
-@pytest.mark.parametrize("backend", ["gloo", "nccl"])
 @pytest.mark.parametrize(
-    ("proven", "choice"),
-    [(("directed",), DIRECTED), (("directed", "pair"), PAIR)],
+    ("proven", "backend", "asked", "choice"),
+    [
+        *(((DIRECTED,), backend, DIRECTED, DIRECTED) for backend in ("gloo", "nccl", "strict")),
+        (CHOICES, "nccl", PAIR, PAIR),
+        *(((DIRECTED,), backend, None, DIRECTED) for backend in ("gloo", "nccl")),
+        *((CHOICES, backend, None, PAIR) for backend in ("gloo", "nccl")),
+    ],
 )
-def test_by_default_it_is_the_fewest_that_are_proven(backend: str, proven: tuple[str, ...], choice: str) -> None:
-    assert chosen(replace(RING, communicators=proven), backend, None) == choice
+def test_what_is_proven_may_be_asked_for_and_by_default_it_is_the_fewest(
+    proven: tuple[str, ...], backend: str, asked: str | None, choice: str
+) -> None:
+    assert chosen(replace(RING, communicators=proven), backend, asked) == choice
 
 
 @pytest.mark.parametrize(

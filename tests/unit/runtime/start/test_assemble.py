@@ -16,7 +16,6 @@ from chimera_runtime.ranks.messages import tag_of
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage import saved_tensors
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.stage.stage_output import LossOutput, SendOutput
 from chimera_runtime.stage.weight_versions import Versions, Weights
 from chimera_runtime.start import assemble
 from chimera_runtime.start.assemble import components_of, lane_of, needed_inputs, run_stream
@@ -65,13 +64,6 @@ def assembled(
 ) -> tuple[dict[int, Stage], dict[int, nn.Module]]:
     made, built = setting(world, known, of_model)
     return assemble.assemble(made, built, made.model.steps, **options), built
-
-
-def test_every_stage_but_the_last_hands_on(alone: World) -> None:
-    with worlds(alone, alone_job(stages=3)) as (world,):
-        stages, _ = assembled(world)
-        assert [type(stages[s]._output) for s in range(3)] == [SendOutput, SendOutput, LossOutput]
-        assert [stages[s]._input.before is None for s in range(3)] == [True, False, False]
 
 
 def test_slots_recomputation_and_numbers_are_those_of_the_facts(alone: World) -> None:
@@ -135,14 +127,6 @@ def test_a_parameter_of_two_stages_is_refused_with_its_name(alone: World) -> Non
         assembled(world, None, model(Sharing))
 
 
-def test_other_stages_are_made_of_the_same_parts(alone: World) -> None:
-    class Other(Stage):
-        pass
-
-    with worlds(alone, alone_job()) as (world,):
-        assert {type(stage) for stage in assembled(world, make_stage=Other)[0].values()} == {Other}
-
-
 # Remarks.
 
 
@@ -178,41 +162,28 @@ def test_a_stage_of_which_nothing_can_move_is_remarked_upon(alone: World, monkey
 
 
 @pytest.mark.parametrize(
-    ("inputs", "targets", "parts", "expected"),
+    ("of_job", "inputs", "targets", "looks", "expected"),
     [
-        (((0, 2),), (), 1, {0: {0}, 1: {0}}),
-        ((), ((1, 2), (3, 4)), 1, {1: {1}, 3: {1}}),
-        (((0, 2),), ((2, 4),), 1, {0: {0}, 1: {0}, 2: {1}, 3: {1}}),
-        (((0, 1), (2, 3)), (), 2, {0: {0}, 2: {0}}),
-        ((), (), 1, {}),
+        ({}, ((0, 2),), (), {}, {0: {0}, 1: {0}}),
+        ({}, (), ((1, 2), (3, 4)), {}, {1: {1}, 3: {1}}),
+        ({}, ((0, 2),), ((2, 4),), {}, {0: {0}, 1: {0}, 2: {1}, 3: {1}}),
+        ({"parts": 2}, ((0, 1), (2, 3)), (), {}, {0: {0}, 2: {0}}),
+        ({}, (), (), {}, {}),
+        pytest.param({"period": 8}, ((0, 1), (5, 6)), (), {}, {0: {0}, 1: {0}}, id="any update of a longer period"),
+        pytest.param(
+            {"micro_batches": 2}, ((0, 1),), (), {"takes_keywords": True}, {0: {0, 2}, 1: {2}}, id="all keywords"
+        ),
+        pytest.param(
+            {"micro_batches": 2}, (), ((1, 2),), {"reads_shapes": True}, {0: {0, 2}, 1: {1}}, id="shapes of the first"
+        ),
     ],
 )
 def test_what_is_loaded_is_counted_in_whole_micro_batches(
-    inputs: Any, targets: Any, parts: int, expected: dict[int, set[int]]
+    of_job: Any, inputs: Any, targets: Any, looks: dict[str, bool], expected: dict[int, set[int]]
 ) -> None:
     of_worker = replace(facts(0), inputs=inputs, targets=targets)
-    assert (
-        needed_inputs(job(micro_batches=4, parts=parts), of_worker, takes_keywords=False, reads_shapes=False)
-        == expected
-    )
-
-
-def test_updates_of_a_longer_period_use_what_any_of_them_does() -> None:
-    of_worker = replace(facts(0), inputs=((0, 1), (5, 6)), targets=())
-    assert needed_inputs(job(micro_batches=4, period=8), of_worker, takes_keywords=False, reads_shapes=False) == {
-        0: {0},
-        1: {0},
-    }
-
-
-def test_a_stage_with_keyword_arguments_uses_those_of_every_micro_batch() -> None:
-    of_worker = replace(facts(0), inputs=((0, 1),), targets=())
-    assert needed_inputs(job(), of_worker, takes_keywords=True, reads_shapes=False) == {0: {0, 2}, 1: {2}}
-
-
-def test_who_looks_at_shapes_uses_the_first_micro_batch() -> None:
-    of_worker = replace(facts(0), inputs=(), targets=((1, 2),))
-    assert needed_inputs(job(), of_worker, takes_keywords=False, reads_shapes=True) == {0: {0, 2}, 1: {1}}
+    looks = {"takes_keywords": False, "reads_shapes": False} | looks
+    assert needed_inputs(job(**{"micro_batches": 4} | of_job), of_worker, **looks) == expected
 
 
 # The lane that a rank makes of its facts: stages, links with their slots, loading, and the turns of a stream.

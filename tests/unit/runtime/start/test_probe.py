@@ -35,7 +35,6 @@ WIDTH = 2
 
 
 def stages(*modules: Callable[[], nn.Module]) -> Any:
-    """A model of such stages."""
     return model(lambda stage, _stages: modules[stage]().double())
 
 
@@ -44,37 +43,53 @@ def found(alone: World, *modules: Callable[[], nn.Module], measures: bool = Fals
         return setting(world, of_model=stages(*modules), measures=measures, options="--micro-batch-size 3")[0].probed
 
 
-class Lambda(nn.Module):
-    """A linear layer, and then something else."""
+class Call(nn.Module):
+    """What a function makes of the input, or of what a linear layer makes of it."""
 
-    def __init__(self, then: Callable[[torch.Tensor], Any]) -> None:
+    def __init__(self, function: Callable[[Any], Any], linear: nn.Module | None = None) -> None:
         super().__init__()
-        self.linear, self.then = nn.Linear(WIDTH, WIDTH), then
+        self.function, self.linear = function, linear or nn.Identity()
 
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.then(self.linear(x))
+    def forward(self, x: Any) -> Any:
+        return self.function(self.linear(x))
 
 
 def linear() -> nn.Module:
     return nn.Linear(WIDTH, WIDTH)
 
 
+def calling(function: Callable[[Any], Any]) -> Callable[[], nn.Module]:
+    return lambda: Call(function)
+
+
 def then(function: Callable[[torch.Tensor], Any]) -> Callable[[], nn.Module]:
-    return lambda: Lambda(function)
+    return lambda: Call(function, linear())
 
 
-class First(nn.Module):
-    """Uses the first tensor of several."""
+FIRST = calling(lambda tensors: tensors[0] * 2)
 
-    def forward(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        return tensors[0] * 2
+
+def found_by_all(alone: World, used: Any, of_job: Any, measures: bool = False) -> list[Any]:
+    """What each of several ranks finds out, or the error that it raises."""
+    with worlds(alone, of_job) as ranks:
+        batches = Batches(used.dataset(), 3, 2, 1, 1, 0, 0)
+        # Built before: ranks are threads here, and building draws from the generator that the probe watches.
+        built = [assemble.modules(world, used, 0) for world in ranks]
+
+        def find(world: World, modules: dict[int, nn.Module]) -> ProbeResult | str:
+            try:
+                return probe.probe_stages(world, used, batches, modules, seed=0, measures=measures)
+            except Misuse as refused:
+                return str(refused)
+
+        return together([partial(find, world, mine) for world, mine in zip(ranks, built, strict=True)])
 
 
 # Boundaries.
 
 
 def test_a_boundary_is_what_a_stage_returns_for_a_micro_batch(alone: World) -> None:
-    boundaries = found(alone, then(lambda y: (y, y.detach() + 1, y.argmax(1), y * 3)), First, linear).boundaries
+    boundaries = found(alone, then(lambda y: (y, y.detach() + 1, y.argmax(1), y * 3)), FIRST, linear).boundaries
     first, second = boundaries
     assert (first.form, second.form) == (tuple_of(4), ONE_TENSOR)
     assert first.shapes == ((3, WIDTH), (3, WIDTH), (3,), (3, WIDTH))
@@ -84,47 +99,44 @@ def test_a_boundary_is_what_a_stage_returns_for_a_micro_batch(alone: World) -> N
     assert second.differentiable == (True,)
 
 
-def test_a_gradient_that_stops_later_does_not_come_back_at_all(alone: World) -> None:
-    class Stopping(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.detach()
-
-    boundaries = found(alone, linear, linear, Stopping, linear).boundaries
-    assert [b.recorded for b in boundaries] == [(True,), (True,), (False,)]
-    assert [b.differentiable for b in boundaries] == [(False,), (False,), (False,)]
-
-
-def test_a_stage_that_requires_gradients_of_its_input_asks_nothing_of_a_stage_without_a_graph(alone: World) -> None:
-    class Requiring(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.requires_grad_() * 2
-
-    boundaries = found(alone, linear, then(torch.Tensor.detach), Requiring, linear).boundaries
-    assert [b.recorded for b in boundaries] == [(True,), (False,), (True,)]
-    assert [b.differentiable for b in boundaries] == [(False,), (False,), (True,)]
+@pytest.mark.parametrize(
+    ("modules", "recorded", "differentiable"),
+    [
+        pytest.param(
+            (linear, linear, calling(torch.Tensor.detach), linear),
+            (1, 1, 0),
+            (0, 0, 0),
+            id="a gradient that stops later",
+        ),
+        pytest.param(
+            (linear, then(torch.Tensor.detach), calling(lambda x: x.requires_grad_() * 2), linear),
+            (1, 0, 1),
+            (0, 0, 1),
+            id="a stage requires gradients where the stage before has no graph",
+        ),
+    ],
+)
+def test_gradients_come_back_where_they_go_on(
+    alone: World, modules: Any, recorded: tuple[int, ...], differentiable: tuple[int, ...]
+) -> None:
+    boundaries = found(alone, *modules).boundaries
+    assert [b.recorded for b in boundaries] == [(bool(number),) for number in recorded]
+    assert [b.differentiable for b in boundaries] == [(bool(number),) for number in differentiable]
 
 
 @pytest.mark.parametrize("placement", [(0, 1, 2), (0, 1, 0), (1, 1, 0)])
 def test_all_ranks_find_the_same_wherever_the_stages_are(alone: World, placement: tuple[int, ...]) -> None:
-    modules = (then(lambda y: (y, y.detach() + 1)), First, then(lambda y: y.sum(1)))
-    expected = found(alone, *modules, measures=True)
+    modules = (then(lambda y: (y, y.detach() + 1)), FIRST, then(lambda y: y.sum(1)))
     workers = max(placement) + 1
-    with worlds(alone, job(workers=workers, stages=3, placement=(placement,))) as ranks:
-        used = stages(*modules)
-        batches = Batches(model().items(), 3, 2, 1, 1, 0, 0)
-        # Built before: ranks are threads here, and building draws from the generator that the probe watches.
-        built = [assemble.modules(world, used, 0) for world in ranks]
-
-        def find(world: World, modules: dict[int, nn.Module]) -> ProbeResult:
-            return probe.probe_stages(world, used, batches, modules, seed=0, measures=True)
-
-        findings = together([partial(find, world, mine) for world, mine in zip(ranks, built, strict=True)])
-    assert findings == [expected] * workers
+    findings = found_by_all(
+        alone, stages(*modules), job(workers=workers, stages=3, placement=(placement,)), measures=True
+    )
+    assert findings == [found(alone, *modules, measures=True)] * workers
 
 
 def first_of_two(alone: World, output: Callable[[torch.Tensor], Any], backend: str) -> None:
     """The first stage is looked at on a rank of its own; nobody is there to take what it hands on."""
-    used = stages(then(output), First)
+    used = stages(then(output), FIRST)
     with worlds(replace(alone, backend=backend), job()) as (world, _):
         batches = Batches(used.items(), 1, 2, 1, 1, 0, 0)
         probe.probe_stages(world, used, batches, assemble.modules(world, used, 0), seed=0, measures=False)
@@ -140,7 +152,7 @@ def test_a_dtype_that_the_backend_cannot_send_is_refused_before_anything_is_sent
 
 
 def test_what_stays_on_a_worker_may_have_any_dtype(alone: World) -> None:
-    (boundary,) = found(replace(alone, backend="nccl"), then(short), First).boundaries
+    (boundary,) = found(replace(alone, backend="nccl"), then(short), FIRST).boundaries
     assert boundary.dtypes == (torch.float64, torch.int16)
 
 
@@ -177,14 +189,7 @@ def masked() -> list[Any]:
 def test_structures_and_keyword_arguments_are_found_on_all_ranks(alone: World) -> None:
     modules = (linear, Handing, Taking)
     used = model(lambda stage, _stages: modules[stage]().double(), items=masked)
-    with worlds(alone, job(workers=2, stages=3, placement=((0, 1, 0),))) as ranks:
-        batches = Batches(used.dataset(), 3, 2, 1, 1, 0, 0)
-        built = [assemble.modules(world, used, 0) for world in ranks]
-
-        def find(world: World, modules: dict[int, nn.Module]) -> ProbeResult:
-            return probe.probe_stages(world, used, batches, modules, seed=0, measures=False)
-
-        first, second = together([partial(find, world, mine) for world, mine in zip(ranks, built, strict=True)])
+    first, second = found_by_all(alone, used, job(workers=2, stages=3, placement=((0, 1, 0),)))
     assert first == second
     assert [boundary.form for boundary in first.boundaries] == [
         ONE_TENSOR,
@@ -205,18 +210,13 @@ def test_a_keyword_argument_that_no_stage_takes_is_refused(alone: World) -> None
 def test_auxiliary_losses_are_known_by_stage_and_keep_micro_batches_apart(alone: World) -> None:
     """A gradient comes back for what they alone depend on."""
 
-    class Balanced(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(WIDTH, WIDTH)
+    def balanced(tensors: Any) -> torch.Tensor:
+        auxiliary_loss("spare", tensors[1].mean())
+        auxiliary_loss("balance", tensors[0].mean())
+        return tensors[0].detach()  # type: ignore[no-any-return]
 
-        def forward(self, tensors: Any) -> torch.Tensor:
-            auxiliary_loss("spare", tensors[1].mean())
-            auxiliary_loss("balance", tensors[0].mean())
-            y: torch.Tensor = self.linear(tensors[0].detach())
-            return y
-
-    findings = found(alone, then(lambda y: (y, y * 3, y + 1)), Balanced, linear)
+    modules = then(lambda y: (y, y * 3, y + 1)), lambda: nn.Sequential(Call(balanced), linear()), linear
+    findings = found(alone, *modules)
     assert findings.auxiliary == ("balance", "spare")
     assert [traits.auxiliary for traits in findings.traits] == [(), ("balance", "spare"), ()]
     assert [traits.alone for traits in findings.traits] == ["", "has auxiliary losses", ""]
@@ -261,7 +261,7 @@ def test_why_a_stage_cannot_run_several_micro_batches_at_once(
 
 
 def test_a_tensor_without_dimensions_keeps_both_stages_from_it(alone: World) -> None:
-    traits = found(alone, then(lambda y: (y, y.sum())), First).traits
+    traits = found(alone, then(lambda y: (y, y.sum())), FIRST).traits
     assert [t.alone for t in traits] == [
         f"has {what} that are not tensors with the micro-batch in dimension 0" for what in ("outputs", "inputs")
     ]
@@ -291,12 +291,11 @@ def test_footprints_are_measured_where_they_are_asked_for(alone: World) -> None:
     assert last.targets == 3 * 8
 
 
-class Again(nn.Module):
-    """Layers of which the forward runs again in a backward."""
+class Again(Call):
+    """A layer whose forward runs again in a backward."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
+        super().__init__(lambda y: y, linear())
 
     def forward(self, x: torch.Tensor) -> Any:
         return checkpoint(self.linear, x, use_reentrant=False)
@@ -356,7 +355,7 @@ def test_a_stage_that_is_run_again_must_leave_its_input_alone(alone: World) -> N
     def changing() -> nn.Module:
         return nn.Sequential(nn.ReLU(inplace=True), linear())
 
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelError, match="the forward of stage 1"):
         found(alone, linear, changing)
     with pytest.raises(Misuse, match="stage 0 changes its input in place, but is to run on it again"):
         found(alone, changing, linear, recomputing=(0,))
@@ -364,16 +363,10 @@ def test_a_stage_that_is_run_again_must_leave_its_input_alone(alone: World) -> N
 
 
 def test_a_tensor_without_dimensions_cannot_be_sent_for_several_micro_batches(alone: World) -> None:
-    def summing() -> nn.Module:
-        return Lambda(lambda y: y.sum())
-
-    class Scalar(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * 2
-
-    found(alone, summing, Scalar)
+    modules = then(lambda y: y.sum()), calling(lambda x: x * 2)
+    found(alone, *modules)
     with pytest.raises(Misuse, match="stage 0 returns a tensor without dimensions, but handles several micro-batches"):
-        found(alone, summing, Scalar, grouped=(0,))
+        found(alone, *modules, grouped=(0,))
 
 
 class Writing(nn.Linear):
@@ -406,17 +399,7 @@ def test_a_write_into_a_parameter_that_cannot_be_undone_is_refused_on_all_ranks(
     alone: World, monkeypatch: pytest.MonkeyPatch, write: Callable[[Any], Any], words: str
 ) -> None:
     monkeypatch.setattr(module_state, "_ROOM", 100)
-    used = stages(linear, lambda: Writing(write))
-    with worlds(alone, job()) as ranks:
-        batches = Batches(model().items(), 3, 2, 1, 1, 0, 0)
-        built = [assemble.modules(world, used, 0) for world in ranks]
-
-        def find(world: World, modules: dict[int, nn.Module]) -> str:
-            with pytest.raises(Misuse) as refused:
-                probe.probe_stages(world, used, batches, modules, seed=0, measures=False)
-            return str(refused.value)
-
-        first, second = together([partial(find, world, mine) for world, mine in zip(ranks, built, strict=True)])
+    first, second = found_by_all(alone, stages(linear, lambda: Writing(write)), job())
     assert first == second
     assert words in first
 
@@ -433,14 +416,6 @@ def test_a_write_into_a_parameter_is_undone_and_known(alone: World, moves: dict[
     for stage, module in built.items():
         for mine, theirs in zip(module.parameters(), fresh[stage].parameters(), strict=True):
             assert torch.equal(mine, theirs)
-
-
-def test_errors_of_the_stages_are_the_models(alone: World) -> None:
-    def forward(_: torch.Tensor) -> torch.Tensor:
-        raise ValueError
-
-    with pytest.raises(ModelError, match="the forward of stage 1"):
-        found(alone, linear, then(forward))
 
 
 # A backward that is not linear gets a remark where the loss returns sums and counts, and only there.
@@ -510,19 +485,16 @@ def counted(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, i
 def test_a_backward_that_is_not_linear_is_said(
     alone: World, one_worker: Path, way: str, is_bent: bool, loss: Callable[..., Any]
 ) -> None:
-    def build(stage: int, _stages: int) -> nn.Module:
-        torch.manual_seed(stage)
-        return Hooked(way if stage == (way == "module") else "none")  # such a hook wants inputs with gradients
+    stage = int(way == "module")  # such a hook wants inputs with gradients
+
+    def build(number: int, _stages: int) -> nn.Module:
+        torch.manual_seed(number)
+        return Hooked(way if number == stage else "none")
 
     with Pipeline(one_worker, build, loss, kept.mini_batch(0, kept.B)) as pipe:
-        said = [remark for remark in pipe.remarks if "not linear" in remark]
-        assert bool(said) == (is_bent and loss is counted)
-        if said:
-            stage = int(way == "module")
-            assert said[0].startswith(
-                f"the backward of stage {stage} is not linear in the gradients with which it begins"
-            )
-            assert len(said) == 1
+        said = [remark.partition(" with")[0] for remark in pipe.remarks if "not linear" in remark]
+        expected = [f"the backward of stage {stage} is not linear in the gradients"]
+        assert said == (expected if is_bent and loss is counted else [])
         pipe.step(kept.mini_batch(0))
 
 
@@ -586,12 +558,9 @@ def test_of_what_is_kept_between_halves_gradients_and_the_graph_below_them_move(
     monkeypatch.setattr(saved_tensors, "SMALLEST", 1)
     tensor = 3 * WIDTH * 8
 
-    class Deep(nn.Sequential):
-        def __init__(self) -> None:
-            super().__init__(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
-
+    two = partial(nn.Sequential, nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
     options: dict[str, Any] = {"moving_operands": (1,), "split_backward": (1,), "measures": True}
-    result = found(alone, linear, Deep, linear, **options)
+    result = found(alone, linear, two, linear, **options)
     assert result.moved_bytes == {1: MovedBytes(0, 2 * tensor)}
     footprint = result.footprints[1]
     halfway = footprint.activations_with_inputs(True) - footprint.released + footprint.operands

@@ -36,26 +36,6 @@ CENTER, STILL = Center(), Center().eval()
 SCALING = nn.Linear(kept.WIDTH, kept.WIDTH).double()
 
 
-def of_a_global(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return kept.loss(output, target) * SCALE
-
-
-def of_a_dict(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return kept.loss(output, target) * SCALES["others"][0]
-
-
-def of_a_module(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return kept.loss(SCALING(output), target)
-
-
-def moving(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return kept.loss(CENTER(output), target)
-
-
-def still(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return kept.loss(STILL(output), target)
-
-
 class Object:
     """An object that is called, with a parameter in an attribute."""
 
@@ -74,15 +54,27 @@ def closure(scale: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], torch
 
 
 LOSSES: dict[str, tuple[Any, str]] = {
-    "a global": (of_a_global, "reaches SCALE, which requires a gradient.* as the loss, or detach it"),
-    "a dict": (of_a_dict, r"reaches SCALES\['others'\]\[0\], which"),
-    "a module": (of_a_module, "reaches (weight|bias) of SCALING, which"),
+    "a global": (
+        lambda output, target: kept.loss(output, target) * SCALE,
+        "reaches SCALE, which requires a gradient.* as the loss, or detach it",
+    ),
+    "a dict": (
+        lambda output, target: kept.loss(output, target) * SCALES["others"][0],
+        r"reaches SCALES\['others'\]\[0\], which",
+    ),
+    "a module": (
+        lambda output, target: kept.loss(SCALING(output), target),
+        "reaches (weight|bias) of SCALING, which",
+    ),
     "a closure": (closure(nn.Parameter(torch.ones(()).double())), "reaches scale, which"),
     "a graph": (closure(nn.Parameter(torch.ones(()).double()).exp()), r"reaches a tensor of shape \(\), which"),
     "an object": (Object(), "reaches scale, which"),
     "a method": (Object().method, "reaches scale, which"),
     "an argument": (partial(lambda s, o, t: kept.loss(o, t) * s, SCALE), "reaches argument 0, which"),
-    "a buffer": (moving, "the loss writes the buffer center of CENTER, which the pipeline does not know.*as the loss"),
+    "a buffer": (
+        lambda output, target: kept.loss(CENTER(output), target),
+        "the loss writes the buffer center of CENTER, which the pipeline does not know.*as the loss",
+    ),
 }
 
 
@@ -120,5 +112,8 @@ def test_a_stage_that_trains_something_unknown_is_refused(alone: World, one_work
 
 @pytest.mark.parametrize("way", ["made", "made and kept"])
 def test_what_a_forward_makes_is_its_own(alone: World, one_worker: Path, way: str) -> None:
+    def still(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return kept.loss(STILL(output), target)
+
     with Pipeline(one_worker, lambda _stage, _stages: Hidden(way), still, kept.mini_batch(0, kept.B)) as pipe:
         pipe.step(kept.mini_batch(0))
