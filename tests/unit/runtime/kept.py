@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import chimera_ir
-from chimera_runtime.checkpoint.checkpoints import Checkpoints
+from chimera_runtime.checkpoint.checkpoints import Checkpoints, Resumed
 from chimera_runtime.pipeline import Pipeline
 
 B, N, WIDTH, UPDATES = 2, 2, 3, 6
@@ -89,6 +89,16 @@ class Loop:
             self.scheduler.step()
             self.count.numbers[0] += 1
         return losses
+
+    def save(self) -> None:
+        """Saves, and waits until all is written."""
+        self.checkpoints.save()
+        self.checkpoints.wait()
+
+    def resume(self) -> Resumed:
+        resumed = self.checkpoints.resume()
+        assert resumed is not None
+        return resumed
 
     def close(self) -> None:
         self.checkpoints.close()

@@ -4,7 +4,7 @@ import json
 import resource
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +31,18 @@ from tests.unit.runtime.kept import UPDATES, WIDTH, B, Count, Loop, N, adam, com
 FORMAT_1 = Path(__file__).resolve().parents[3] / "data" / "checkpoint-format-1"
 
 
+Opened = Callable[..., Any]
+
+
+def saved(*arguments: Any, updates: int = 0, **options: Any) -> Loop:
+    """A loop that has saved at its end."""
+    loop = Loop(*arguments, **options)
+    loop.train(updates)
+    loop.checkpoints.save()
+    loop.close()
+    return loop
+
+
 def rated(pipe: Pipeline) -> torch.optim.Optimizer:
     """The learning rate is a tensor, which the scheduler changes in place."""
     return torch.optim.Adam(pipe.parameters(), lr=torch.tensor(0.05), foreach=False)
@@ -39,7 +51,7 @@ def rated(pipe: Pipeline) -> torch.optim.Optimizer:
 @pytest.mark.parametrize("optimizer", [adam, rated])
 @pytest.mark.parametrize("at", [0, 2])
 def test_training_goes_on_bitwise_from_what_there_was_when_it_was_saved(
-    alone: World, one_worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: Any, at: int
+    opened: Opened, one_worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: Any, at: int
 ) -> None:
     """Training goes on while nothing is written yet: nothing of that is in the checkpoint. Also before any update."""
     may_write = threading.Event()
@@ -57,32 +69,27 @@ def test_training_goes_on_bitwise_from_what_there_was_when_it_was_saved(
     may_write.set()
     loop.close()
 
-    again = Loop(one_worker, tmp_path, optimizer=optimizer)
-    resumed = again.checkpoints.resume()
-    assert resumed is not None
+    again = opened(Loop, one_worker, tmp_path, optimizer=optimizer)
+    resumed = again.resume()
     assert (resumed.path.name, resumed.update, resumed.items) == (f"update-{at:08d}", at, at * B * N)
     assert again.count.numbers == [at]
     assert again.train(UPDATES) == losses[at:]
     for (name, mine), theirs in zip(again.pipe.named_parameters(), loop.pipe.parameters(), strict=True):
         assert torch.equal(mine, theirs), name
     assert again.checkpoints.items == UPDATES * B * N
-    again.close()
 
 
-def test_items_are_added_up_over_jobs_whose_mini_batches_differ(alone: World, one_worker: Path, tmp_path: Path) -> None:
-    loop = Loop(one_worker, tmp_path / "saved")
-    loop.train(3)
-    loop.checkpoints.save()
-    loop.close()
-    halved = Loop(compiled(tmp_path / "out", N // 2), tmp_path / "saved")
-    resumed = halved.checkpoints.resume()
-    assert resumed is not None
+def test_items_are_added_up_over_jobs_whose_mini_batches_differ(
+    opened: Opened, one_worker: Path, tmp_path: Path
+) -> None:
+    saved(one_worker, tmp_path / "saved", updates=3)
+    halved = opened(Loop, compiled(tmp_path / "out", N // 2), tmp_path / "saved")
+    resumed = halved.resume()
     assert resumed.items == 3 * B * N
     assert resumed.remarks[0].startswith("buffers are those of the first replica of each stage: the checkpoint is of")
     assert halved.pipe.updates == 3
     halved.pipe.load_state_dict({**halved.pipe.state_dict(), "update": {"0": (5,)}})
     assert halved.checkpoints.items == 3 * B * N + 2 * B * N // 2
-    halved.close()
 
 
 def test_a_save_that_failed_is_named_by_its_update_and_the_next_one_may_succeed(
@@ -128,17 +135,14 @@ def test_a_disk_that_is_full_leaves_the_checkpoints_before(
     """Tensors cannot be written, in whole or in part."""
     loop = Loop(one_worker, tmp_path)
     loop.train(1)
-    loop.checkpoints.save()
-    loop.checkpoints.wait()
+    loop.save()
     loop.train(2)
     with files_of_at_most(limit):
         loop.checkpoints.save()
         with pytest.raises(BadCheckpoint, match=r"the checkpoint after update 2 in .* was not written: rank 0: .*"):
             loop.checkpoints.wait()
     assert [path.name for path in storage.whole(tmp_path)] == ["update-00000001"]
-    resumed = loop.checkpoints.resume()
-    assert resumed is not None
-    assert (resumed.update, loop.pipe.updates) == (1, 1)
+    assert (loop.resume().update, loop.pipe.updates) == (1, 1)
     loop.train(3)
     loop.checkpoints.save()
     loop.close()
@@ -194,8 +198,7 @@ def test_what_is_no_checkpoint_of_ours_or_of_a_later_format_is_refused(
 ) -> None:
     loop = Loop(one_worker, tmp_path / "saved")
     monkeypatch.setattr("chimera_runtime.checkpoint.content.FORMAT", 99)
-    loop.checkpoints.save()
-    loop.checkpoints.wait()
+    loop.save()
     with pytest.raises(
         BadCheckpoint, match=r"update-00000000 has format 99, and this version .* reads the formats 1 and 2"
     ):
@@ -209,25 +212,22 @@ def test_what_is_no_checkpoint_of_ours_or_of_a_later_format_is_refused(
 
 
 def test_a_checkpoint_of_format_1_is_read_and_training_goes_on_with_the_losses_of_then(
-    alone: World, tmp_path: Path
+    opened: Opened, tmp_path: Path
 ) -> None:
     """`python -m tests.unit.runtime.format_1` has written it. Its schedule is compiled anew: only buffers care."""
     expected = json.loads((FORMAT_1 / "losses.json").read_text())
-    loop = Loop(compiled(tmp_path / "out"), FORMAT_1, lean)
-    resumed = loop.checkpoints.resume()
-    assert resumed is not None
+    loop = opened(Loop, compiled(tmp_path / "out"), FORMAT_1, lean)
+    resumed = loop.resume()
     assert (resumed.update, resumed.items, loop.count.numbers) == (2, 2 * B * N, [2])
     assert loop.scheduler.last_epoch == 2
     assert loop.train(UPDATES) == pytest.approx(expected, rel=1e-12)
     assert len(expected) == UPDATES - 2
-    loop.close()
 
 
-def test_a_damaged_or_missing_file_of_an_index_is_one_message(alone: World, one_worker: Path, tmp_path: Path) -> None:
+def test_a_damaged_or_missing_file_of_an_index_is_one_message(opened: Opened, one_worker: Path, tmp_path: Path) -> None:
     """Checkpoint that cannot be read, though it is as it was written."""
-    loop = Loop(one_worker, tmp_path)
-    loop.checkpoints.save()
-    loop.checkpoints.wait()
+    loop = opened(Loop, one_worker, tmp_path)
+    loop.save()
     path = tmp_path / "update-00000000"
     (path / ".metadata").write_bytes(b"what")
     hashes = json.loads((path / ".hashes.json").read_text())
@@ -235,7 +235,6 @@ def test_a_damaged_or_missing_file_of_an_index_is_one_message(alone: World, one_
     (path / ".hashes.json").write_text(json.dumps(hashes))
     with pytest.raises(BadCheckpoint, match=r"update-00000000 cannot be resumed from: rank 0: UnpicklingError: "):
         loop.checkpoints.resume()
-    loop.close()
 
 
 # State other than weights and buffers goes on bitwise, or is refused by name before anything is loaded.
@@ -294,23 +293,22 @@ def scaled(_stage: int, _stages: int) -> nn.Module:
     return nn.Sequential(Scaled(), nn.Tanh()).double()
 
 
-def test_what_modules_have_in_their_state_dict_goes_on_bitwise(alone: World, one_worker: Path, tmp_path: Path) -> None:
+def test_what_modules_have_in_their_state_dict_goes_on_bitwise(
+    opened: Opened, one_worker: Path, tmp_path: Path
+) -> None:
     """State comes from get_extra_state, a hook or an override; parameters are those that were saved."""
     loop = Loop(one_worker, tmp_path, scaled)
     loop.train(2)
     loop.checkpoints.save()
     losses = loop.train(UPDATES)
     loop.close()
-    again = Loop(one_worker, tmp_path, scaled)
-    resumed = again.checkpoints.resume()
-    assert resumed is not None
-    assert resumed.remarks == ()
+    again = opened(Loop, one_worker, tmp_path, scaled)
+    assert again.resume().remarks == ()
     assert again.train(UPDATES) == losses
-    again.close()
 
 
 def test_what_a_module_would_have_taken_is_missed_and_what_it_does_not_take_is_named(
-    alone: World, one_worker: Path, tmp_path: Path
+    opened: Opened, one_worker: Path, tmp_path: Path
 ) -> None:
     """A buffer that comes late, an entry that nothing takes, and what is there no longer."""
 
@@ -326,23 +324,20 @@ def test_what_a_module_would_have_taken_is_missed_and_what_it_does_not_take_is_n
     loop.pipe.stages[0].add()  # type: ignore[operator]
     loop.checkpoints.save()
     loop.close()
-    loop = Loop(one_worker, tmp_path / "late", lambda *_: Late().double())
+    loop = opened(Loop, one_worker, tmp_path / "late", lambda *_: Late().double())
     with pytest.raises(
         BadCheckpoint, match=r"it has the buffer stages.0.late, which this model has not \(yet\): regist"
     ):
         loop.checkpoints.resume()
-    loop.close()
 
     class Marked(nn.Linear):
         def get_extra_state(self) -> Any:
             return 1
 
-    loop = Loop(one_worker, tmp_path / "marked", lambda *_: Marked(WIDTH, WIDTH).double())
-    loop.checkpoints.save()
-    loop.checkpoints.wait()
+    loop = opened(Loop, one_worker, tmp_path / "marked", lambda *_: Marked(WIDTH, WIDTH).double())
+    loop.save()
     with pytest.raises(BadCheckpoint, match=r'stage 0 does not take what it .*: .* Unexpected key.*: "_extra_state"'):
         loop.checkpoints.resume()
-    loop.close()
 
 
 class Step:
@@ -358,40 +353,31 @@ class Step:
         raise KeyError(state["missing"])
 
 
-def test_an_object_that_cannot_say_or_take_its_state_is_named(alone: World, one_worker: Path, tmp_path: Path) -> None:
-    loop = Loop(one_worker, tmp_path / "one", shared={"lock": Step(threading.Lock)})
+def test_an_object_that_cannot_say_or_take_its_state_is_named(opened: Opened, one_worker: Path, tmp_path: Path) -> None:
+    loop = opened(Loop, one_worker, tmp_path / "one", shared={"lock": Step(threading.Lock)})
     with pytest.raises(Misuse, match=r"shared\['lock'\] cannot be saved: TypeError: cannot pickle"):
         loop.checkpoints.save()
-    loop.close()
-    loop = Loop(one_worker, tmp_path / "two", of_copy={"step": Step(dict)})
-    loop.checkpoints.save()
-    loop.checkpoints.wait()
+    loop = opened(Loop, one_worker, tmp_path / "two", of_copy={"step": Step(dict)})
+    loop.save()
     with pytest.raises(ModelError, match=r"load_state_dict\(\) of of_copy\['step'\]: .*KeyError: 'missing'"):
         loop.checkpoints.resume()
-    loop.close()
-    loop = Loop(one_worker, tmp_path / "three", of_rank={"step": Step(lambda: {}["gone"])})
+    loop = opened(Loop, one_worker, tmp_path / "three", of_rank={"step": Step(lambda: {}["gone"])})
     with pytest.raises(ModelError, match=r"state_dict\(\) of of_rank\['step'\]: .*KeyError: 'gone'"):
         loop.checkpoints.save()
-    loop.close()
 
 
 def test_types_are_those_that_were_saved_and_what_is_given_no_place_is_remarked(
-    alone: World, one_worker: Path, tmp_path: Path
+    opened: Opened, one_worker: Path, tmp_path: Path
 ) -> None:
     counted = Count()
     counted.numbers = [Counter([3, 3])]  # type: ignore[list-item]
-    loop = Loop(one_worker, tmp_path, shared={"count": counted, "more": Count()}, of_rank={"mine": Count()})
-    loop.checkpoints.save()
-    loop.close()
+    saved(one_worker, tmp_path, shared={"count": counted, "more": Count()}, of_rank={"mine": Count()})
     taking = Count()
-    again = Loop(one_worker, tmp_path, shared={"count": taking})
-    resumed = again.checkpoints.resume()
-    assert resumed is not None
-    assert resumed.remarks == (
+    again = opened(Loop, one_worker, tmp_path, shared={"count": taking})
+    assert again.resume().remarks == (
         "the checkpoint has of_rank['mine'], shared['more'], and Checkpoints was given no such object",
     )
     assert [*taking.numbers[0].elements()] == [3, 3]  # type: ignore[attr-defined]
-    again.close()
 
 
 def sgd(pipe: Pipeline) -> torch.optim.Optimizer:
@@ -413,13 +399,10 @@ def some(pipe: Pipeline) -> torch.optim.Optimizer:
     ],
 )
 def test_the_state_of_another_optimizer_is_not_taken_and_nothing_is_loaded(
-    alone: World, one_worker: Path, tmp_path: Path, optimizer: Any, words: str
+    opened: Opened, one_worker: Path, tmp_path: Path, optimizer: Any, words: str
 ) -> None:
-    loop = Loop(one_worker, tmp_path)
-    loop.train(1)
-    loop.checkpoints.save()
-    loop.close()
-    again = Loop(one_worker, tmp_path, optimizer=optimizer)
+    loop = saved(one_worker, tmp_path, updates=1)
+    again = opened(Loop, one_worker, tmp_path, optimizer=optimizer)
     before = [parameter.detach().clone() for parameter in again.pipe.parameters()]
     with pytest.raises(BadCheckpoint, match=words):
         again.checkpoints.resume()
@@ -429,7 +412,6 @@ def test_the_state_of_another_optimizer_is_not_taken_and_nothing_is_loaded(
     again.pipe.load_state_dict(state)
     assert again.pipe.updates == 1
     assert all(torch.equal(*pair) for pair in zip(loop.pipe.parameters(), again.pipe.parameters(), strict=True))
-    again.close()
 
 
 def test_what_is_no_optimizer_of_torch_is_refused(alone: World, one_worker: Path, tmp_path: Path) -> None:

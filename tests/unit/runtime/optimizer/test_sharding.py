@@ -1,6 +1,6 @@
 """Weights that are cut over ranks: who has which rows, that all come together again, and what stays whole."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -85,43 +85,38 @@ def test_shards_are_the_parameters_without_gap_or_overlap_in_their_memory(alone:
         torch.testing.assert_close(parameter.data, before.data + 1, msg=f"{tuple(parameter.shape)}")
 
 
-@pytest.mark.parametrize("copies", [1, 2, 3, 5])
-@pytest.mark.parametrize("bucket", [1, 64, sharding.BUCKET])
+@pytest.mark.parametrize(
+    ("copies", "bucket", "dtype", "lazy"),
+    [
+        *((copies, size, torch.float64, None) for copies in (1, 2, 3, 5) for size in (1, 64, sharding.BUCKET)),
+        *((2, sharding.BUCKET, dtype, None) for dtype in (torch.bfloat16, torch.complex128)),
+        *((2, 1, torch.float64, lazy) for lazy in ((), ("outgoing",), ("incoming",), ("outgoing", "incoming"))),
+    ],
+)
 def test_what_each_rank_changes_of_its_shards_all_have_afterwards(
-    alone: World, monkeypatch: pytest.MonkeyPatch, copies: int, bucket: int
+    alone: World,
+    monkeypatch: pytest.MonkeyPatch,
+    copies: int,
+    bucket: int,
+    dtype: torch.dtype,
+    lazy: tuple[str, ...] | None,
 ) -> None:
+    """With ``lazy`` as on a GPU by gloo: the CPU computes at once, and copies are as late as they may be."""
     monkeypatch.setattr(sharding, "BUCKET", bucket)
 
     def changed(world: World) -> list[nn.Parameter]:
-        held = parameters()
-        made = Sharding(world, (0,), held)
-        for shard in made.shards:
-            shard.data.mul_(3.0)
-        made.gather()
-        return held
-
-    with replicas(alone, copies) as ranks:
-        results = together([lambda world=world: changed(world) for world in ranks])  # type: ignore[misc]
-    for held in results:
-        for parameter, before in zip(held, parameters(), strict=True):
-            assert torch.equal(parameter, before * 3.0)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex128])
-def test_any_dtype_is_gathered_bit_by_bit(alone: World, dtype: torch.dtype) -> None:
-    def changed(world: World) -> list[nn.Parameter]:
-        held = parameters(dtype)
-        made = Sharding(world, (0,), held)
+        gpu, held = ModelGpu(lazy or ()), parameters(dtype)
+        made = Sharding(world if lazy is None else replace(world, staging=Staging(gpu)), (0,), held)
         for shard in made.shards:
             shard.data.neg_()
         made.gather()
+        assert (gpu.blocked["staging"] > 0) == (lazy is not None)
         return held
 
-    with replicas(alone, 2) as ranks:
-        first, second = together([lambda world=world: changed(world) for world in ranks])  # type: ignore[misc]
-    for mine, theirs, before in zip(first, second, parameters(dtype), strict=True):
-        assert torch.equal(mine, -before)
-        assert torch.equal(theirs, -before)
+    with replicas(alone, copies) as ranks:
+        results = together([partial(changed, world) for world in ranks])
+    for held in results:
+        assert_equal(held, [-before for before in parameters(dtype)])
 
 
 def test_a_bucket_has_at_most_its_bytes_and_one_row_where_that_is_more() -> None:
@@ -130,34 +125,8 @@ def test_a_bucket_has_at_most_its_bytes_and_one_row_where_that_is_more() -> None
     assert made is not None
     assert other is not None
     listed = [[(made is piece.cut, piece.first, piece.count) for piece in b] for b in buckets([made, other], 40)]
-    assert listed == [
-        [
-            (True, 0, 2),
-        ],
-        [(True, 2, 2)],
-        [(True, 4, 1), (False, 0, 2)],
-    ]
+    assert listed == [[(True, 0, 2)], [(True, 2, 2)], [(True, 4, 1), (False, 0, 2)]]
     assert [len(bucket) for bucket in buckets([made], 3)] == [1] * 5
-
-
-@pytest.mark.parametrize("lazy", [(), ("outgoing",), ("incoming",), ("outgoing", "incoming")])
-def test_shards_of_a_gpu_are_gathered_by_gloo(alone: World, lazy: tuple[str, ...]) -> None:
-    """The CPU in place of the GPU computes at once; copies are as late as they may be."""
-
-    def changed(world: World) -> list[nn.Parameter]:
-        gpu, held = ModelGpu(lazy), parameters()
-        made = Sharding(replace(world, staging=Staging(gpu)), (0,), held)
-        for shard in made.shards:
-            shard.data.mul_(3.0)
-        made.gather()
-        assert gpu.blocked["staging"] > 0
-        return held
-
-    with replicas(alone, 2) as ranks:
-        results = together([lambda world=world: changed(world) for world in ranks])  # type: ignore[misc]
-    for held in results:
-        for parameter, before in zip(held, parameters(), strict=True):
-            assert torch.equal(parameter, before * 3.0)
 
 
 def test_a_rank_that_does_not_gather_is_named(alone: World) -> None:
@@ -198,6 +167,11 @@ def weights() -> list[nn.Parameter]:
     return [nn.Parameter(torch.randn(shape, dtype=torch.float64, generator=generator)) for shape in STEPPED_SHAPES]
 
 
+def assert_equal(mine: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> None:
+    for one, other in zip(mine, theirs, strict=True):
+        assert torch.equal(one, other), tuple(one.shape)
+
+
 def give_gradients(parameters: list[nn.Parameter], step: int) -> None:
     """Gradients that are the same everywhere; the second parameter has none at first."""
     generator = torch.Generator().manual_seed(100 + step)
@@ -235,8 +209,7 @@ def test_weights_are_bitwise_those_of_an_optimizer_that_is_not_sharded(alone: Wo
     alone_trained = weights()
     trained(kind(alone_trained, lr=0.1), alone_trained)
     for parameters, _ in on_all(alone, lambda shards: kind(shards, lr=0.1)):
-        for mine, theirs in zip(parameters, alone_trained, strict=True):
-            assert torch.equal(mine, theirs), tuple(mine.shape)
+        assert_equal(parameters, alone_trained)
 
 
 def test_groups_have_the_whole_parameters_and_a_scheduler_acts_on_them(alone: World) -> None:
@@ -252,8 +225,7 @@ def test_groups_have_the_whole_parameters_and_a_scheduler_acts_on_them(alone: Wo
             [id(parameters[0]), id(parameters[2]), id(parameters[4])],
         ]
         assert [group["lr"] for group in optimizer.param_groups] == [0.3 * 0.5**STEPS, 0.1 * 0.5**STEPS]
-        for mine, theirs in zip(parameters, alone_trained, strict=True):
-            assert torch.equal(mine, theirs)
+        assert_equal(parameters, alone_trained)
 
 
 def test_a_rank_keeps_the_state_of_its_rows_alone(alone: World) -> None:
@@ -284,8 +256,7 @@ def test_the_state_is_saved_in_the_shape_of_the_whole_and_read_from_a_whole(alon
         results = together([partial(run, world) for world in ranks])
     trained(plain, whole)
     for parameters in results:
-        for mine, theirs in zip(parameters, whole, strict=True):
-            assert torch.equal(mine, theirs)
+        assert_equal(parameters, whole)
 
 
 def test_what_may_look_at_a_whole_parameter_is_refused_unless_it_is_said_not_to(alone: World) -> None:
