@@ -9,17 +9,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import hypothesis
 import pytest
 import torch
+from hypothesis import strategies as st
 
 from chimera_runtime.errors import Misuse
 from chimera_runtime.lane.profiler_ranges import ProgramLine
 from chimera_runtime.ranks.world import World
 from chimera_runtime.start.assemble import RankContext
+from chimera_runtime.tools.record import recorder as clocks
 from chimera_runtime.tools.record import recorder as to
 from chimera_runtime.tools.record.recorder import EventClock, HostClock, Recorder, clock_of, prepare
 from tests.unit.runtime.models import given, setting
-from tests.unit.runtime.thread_ranks import alone_job, worlds
+from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
 
 PROGRAM = b"a program\n"
 
@@ -270,7 +273,6 @@ class Event:
         self.stream.synchronise(self)
 
     def elapsed_time(self, end: "Event") -> float:
-        """Time between two events that have happened."""
         assert self.at is not None
         assert end.at is not None, "it has not happened"
         return end.at - self.at
@@ -285,16 +287,13 @@ class Stream:
         self._waiting: list[Any] = []
 
     def compute(self, milliseconds: float) -> None:
-        """Puts a kernel into the stream."""
         self._waiting.append(milliseconds)
 
     def mark(self) -> Event:
-        """Puts an event into it."""
         self._waiting.append(Event(self))
         return self._waiting[-1]
 
     def synchronise(self, event: Event) -> None:
-        """Does all up to an event."""
         self.waited += 1
         while event.at is None:
             work = self._waiting.pop(0)
@@ -370,3 +369,42 @@ def test_on_a_gpu_they_are_of_events_of_torch_in_its_current_stream(monkeypatch:
     assert isinstance(clock, EventClock)
     assert made == [{"enable_timing": True}, "the current one of cuda:1", "synchronised"]
     assert clock.read([clock.now()]) == [clock._at_base]
+
+
+# Offsets of clocks, however long the questions and answers take.
+
+
+@hypothesis.given(
+    offset=st.integers(-(10**12), 10**12),
+    delays=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=16, max_size=16),
+)
+def test_the_offset_of_a_clock_is_within_its_uncertainty(offset: int, delays: list[tuple[int, int]]) -> None:
+    """However long question and answer take, and however differently."""
+    now, left = 0, iter(delays)
+
+    def ask() -> int:
+        nonlocal now
+        there, back = next(left)
+        theirs = now + there + offset
+        now += there + back
+        return theirs
+
+    found = clocks.estimate(ask, lambda: now)
+    assert abs(found.offset - offset) <= found.uncertainty
+    assert found.uncertainty <= min(map(sum, delays)) / 2 + 1
+
+
+def test_the_round_that_counts_is_the_shortest() -> None:
+    times = iter([0, 100, 1000, 1010, 2000, 2500])
+    answers = iter([7, 1004, 9])
+    assert clocks.estimate(lambda: next(answers), lambda: next(times), rounds=3) == clocks.OffsetEstimate(1005, -1, 5)
+
+
+def test_rank_0_is_its_own_clock_and_answers_all_others(alone: World) -> None:
+    """Threads of one process read one clock: the offset of each is within its uncertainty of 0."""
+    with worlds(alone, job(workers=3, stages=3, placement=((0, 1, 2),))) as ranks:
+        first, *others = together([lambda world=world: clocks.compare(world.control_group) for world in ranks])  # type: ignore[misc]
+    assert (first.offset, first.uncertainty) == (0, 0)
+    for offset in others:
+        assert abs(offset.offset) <= offset.uncertainty
+        assert offset.uncertainty > 0

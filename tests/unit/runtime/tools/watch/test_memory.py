@@ -22,6 +22,10 @@ from chimera_runtime.tools.watch.memory import (
     RankBytes,
     RankNeed,
     bytes_of,
+    computing_dtype,
+    of_stage,
+    peak_of,
+    peak_seconds,
     refuse_beyond,
     resident,
     share_of,
@@ -41,13 +45,30 @@ MESSAGE = B * 2 * BYTES
 TARGET = B * BYTES
 
 
+def need_of(world: World, known: Any = None, of_model: Any = None, size: int = B, is_sharded: bool = False) -> RankNeed:
+    """What a rank needs that holds the stages of its facts; by default all."""
+    made, built = setting(world, known, of_model, options=f"--micro-batch-size {size}", measures=True)
+    held = built if known is None else {s: built[s] for s in known.stages}
+    return RankNeed(made, made.model.steps, held, is_sharded)
+
+
 def said(world: World, known: Any, limit: int = 10**9, of_model: Any = None) -> str:
-    made, built = setting(world, known, of_model, options=f"--micro-batch-size {B}", measures=True)
-    return refuse_beyond(limit, RankNeed(made, made.model.steps, {s: built[s] for s in known.stages}))
+    return refuse_beyond(limit, need_of(world, known, of_model))
+
+
+def said_by_all(ranks: list[World], facts_of: list[Any], limit: int = 10**9) -> list[str]:
+    """What each rank says, or the error that each raises."""
+
+    def text(world: World, known: Any) -> str:
+        try:
+            return said(world, known, limit)
+        except Misuse as refused:
+            return f"refused: {refused}"
+
+    return together([partial(text, world, known) for world, known in zip(ranks, facts_of, strict=True)])
 
 
 def need(text: str) -> dict[str, str]:
-    """The parts of what the fullest rank needs."""
     parts = text.split(": ", 2)[2].split(" (stage")[0].split(", ")
     return dict(part.split(" ", 1) for part in parts)  # type: ignore[misc]
 
@@ -145,7 +166,7 @@ def test_of_what_a_forward_keeps_a_received_input_is_among_the_messages(alone: W
         assert need(said(world, facts(1, kept=kept)))["activations"] == byte_text(3 * (MESSAGE + TARGET))
     with worlds(alone, job()) as ranks:
         known = [facts(0, kept=(((0, 0, 0),),)), facts(1, copies=40, kept=kept)]
-        text, _ = together([lambda w=w, k=k: said(w, k) for w, k in zip(ranks, known, strict=True)])  # type: ignore[misc]
+        text, _ = said_by_all(ranks, known)
     assert "rank 1 (worker 1) needs" in text
     assert need(text)["activations"] == byte_text(3 * TARGET)
 
@@ -155,10 +176,8 @@ def test_of_a_forward_that_runs_again_its_input_is_kept_and_its_target(alone: Wo
     with worlds(alone, alone_job(recomputing=(0, 1))) as (world,):
         assert need(said(world, facts(0, kept=(((0, 0, 2),),))))["activations"] == byte_text(2 * MESSAGE)
         assert need(said(world, facts(1, kept=(((1, 0, 2),),))))["activations"] == byte_text(2 * (MESSAGE + TARGET))
-    two = job(recomputing=(0, 1))
-    with worlds(alone, two) as ranks:
-        kept = [facts(0, kept=(((0, 0, 2),),)), facts(1, kept=(((1, 0, 40),),))]
-        texts = together([lambda w=w, k=k: said(w, k) for w, k in zip(ranks, kept, strict=True)])  # type: ignore[misc]
+    with worlds(alone, job(recomputing=(0, 1))) as ranks:
+        texts = said_by_all(ranks, [facts(0, kept=(((0, 0, 2),),)), facts(1, kept=(((1, 0, 40),),))])
     assert texts[0] == texts[1]
     assert texts[0].split(": ")[2].startswith("weights")
     assert need(texts[0])["activations"] == byte_text(40 * TARGET)
@@ -166,32 +185,18 @@ def test_of_a_forward_that_runs_again_its_input_is_kept_and_its_target(alone: Wo
 
 
 def test_more_than_the_limit_stops_every_rank_with_the_fullest_named(alone: World) -> None:
-    messages = []
     with worlds(alone, job()) as ranks:
-        kept = [facts(0, kept=(((0, 5, 0),),)), facts(1)]
-
-        def refused(world: World, known: Any) -> None:
-            with pytest.raises(Misuse) as error:
-                said(world, known, 64)
-            messages.append(str(error.value))
-
-        together([lambda w=w, k=k: refused(w, k) for w, k in zip(ranks, kept, strict=True)])  # type: ignore[misc]
+        messages = said_by_all(ranks, [facts(0, kept=(((0, 5, 0),),)), facts(1)], 64)
     assert messages[0] == messages[1]
-    assert messages[0].startswith("--memory-limit 64 B: rank 0 (worker 0) needs ")
+    assert messages[0].startswith("refused: --memory-limit 64 B: rank 0 (worker 0) needs ")
     assert messages[0].endswith("choose a smaller --micro-batch-size, a scheme that recomputes, or more stages")
 
 
 @pytest.mark.parametrize(("limit", "others"), [(10, "; 1 other rank needs too much as well; "), (600, "); choose")])
 def test_others_that_need_too_much_are_counted(alone: World, limit: int, others: str) -> None:
     with worlds(alone, job()) as ranks:
-        kept = [facts(0, kept=(((0, 9, 0),),)), facts(1)]
-
-        def refused(world: World, known: Any) -> str:
-            with pytest.raises(Misuse) as error:
-                said(world, known, limit)
-            return str(error.value)
-
-        text, _ = together([lambda w=w, k=k: refused(w, k) for w, k in zip(ranks, kept, strict=True)])  # type: ignore[misc]
+        text, _ = said_by_all(ranks, [facts(0, kept=(((0, 9, 0),),)), facts(1)], limit)
+    assert text.startswith("refused: ")
     assert others in text
 
 
@@ -244,8 +249,7 @@ def test_replicas_that_share_the_state_need_a_share_of_it_and_others_are_told_th
             known = facts(0, 1, kept=(((0, 0, 0), (1, 0, 0)),))
 
             def text(world: World, limit: int, is_sharded: bool = is_sharded, known: Any = known) -> str:
-                made, built = setting(world, known, momentum, options=f"--micro-batch-size {B}", measures=True)
-                return refuse_beyond(limit, RankNeed(made, momentum.steps, built, is_sharded))
+                return refuse_beyond(limit, need_of(world, known, momentum, is_sharded=is_sharded))
 
             pair = [replace(world, sums=sums) for world in pair]
             needed[is_sharded], _ = together([partial(text, world, 10**9) for world in pair])
@@ -270,8 +274,7 @@ def resident_in_use() -> int:
 
 def test_memory_that_was_taken_and_given_back_is_in_the_peak(alone: World) -> None:
     with worlds(alone, alone_job()) as (world,):
-        made, built = setting(world, measures=True)
-        peak = PeakMemory(RankNeed(made, made.model.steps, built), resident_in_use())
+        peak = PeakMemory(need_of(world, size=1), resident_in_use())
         _ = torch.ones(48 * MIB)
         del _
         assert 0.9 * 192 * MIB <= peak._used() <= 1.5 * 192 * MIB
@@ -283,8 +286,7 @@ def test_what_was_used_before_training_is_not_in_the_peak(alone: World) -> None:
     _ = torch.ones(48 * MIB)
     del _
     with worlds(alone, alone_job()) as (world,):
-        made, built = setting(world, measures=True)
-        peak = PeakMemory(RankNeed(made, made.model.steps, built), resident())
+        peak = PeakMemory(need_of(world, size=1), resident())
         assert peak._used() < 48 * MIB
 
 
@@ -294,9 +296,7 @@ def test_rank_0_has_a_line_for_every_rank(alone: World, monkeypatch: pytest.Monk
         known = [facts(0, copies=3, kept=(((0, 2, 0),), ((0, 1, 9),))), facts(1, kept=(((1, 1, 0),),))]
 
         def lines(world: World) -> tuple[list[str], int]:
-            made, built = setting(world, known[world.place.worker], measures=True)
-            held = {s: built[s] for s in known[world.place.worker].stages}
-            need = RankNeed(made, made.model.steps, held)
+            need = need_of(world, known[world.place.worker], size=1)
             return PeakMemory(need, 0).lines(), need.need().total
 
         (said, first), (silent, second) = together([lambda world=world: lines(world) for world in ranks])  # type: ignore[misc]
@@ -375,3 +375,88 @@ def test_ranks_on_a_gpu_share_it_and_the_smallest_share_is_for_all(
 def test_on_the_cpu_a_size_is_needed(alone: World) -> None:
     with pytest.raises(Misuse, match="the ranks are on the CPU; give a size, as in --memory-limit 16GiB"):
         smallest_share(alone.control_group, alone.device)
+
+
+# Floating-point operations by hand, and the peaks of devices.
+
+
+OF_FIRST, OF_LAST = 2 * B * 2 * 2, 2 * B * 2
+"""A product of B by 2 with 2 by 2 numbers, and one with 2 by 1: a sum and a product for each number of either."""
+
+
+def test_a_backward_computes_twice_what_a_forward_does_but_for_the_input_of_the_first_stage(alone: World) -> None:
+    with worlds(alone, alone_job()) as (world,):
+        made, built = setting(world, options=f"--micro-batch-size {B}")
+        assert of_stage(made, built[0], 0) == 2 * OF_FIRST
+        assert of_stage(made, built[1], 1) == 3 * OF_LAST
+
+
+def test_a_stage_is_as_it_was_after_it_was_counted(alone: World) -> None:
+    class Noisy(nn.Module):
+        def __init__(self, *_: int) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout()).double()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x)  # type: ignore[no-any-return]
+
+    with worlds(alone, alone_job(stages=1)) as (world,):
+        made, built = setting(world, facts(0), model(Noisy), options=f"--micro-batch-size {B}")
+        before, drawn = {k: v.clone() for k, v in built[0].state_dict().items()}, torch.get_rng_state()
+        assert of_stage(made, built[0], 0) == 2 * OF_FIRST
+    assert all(torch.equal(tensor, before[name]) for name, tensor in built[0].state_dict().items())
+    assert all(parameter.grad is None for parameter in built[0].parameters())
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_all_ranks_together_need_the_time_of_an_update_at_their_peaks(alone: World) -> None:
+    """Two workers, two copies, two micro-batches; every stage is counted once, and all four devices take part."""
+    with worlds(alone, job(), copies=2) as ranks:
+
+        def seconds(world: World) -> float:
+            made, built = setting(world, facts(world.place.worker), options=f"--micro-batch-size {B}")
+            return peak_seconds(made, built, 0.5, torch.float64)
+
+        found = together([lambda world=world: seconds(world) for world in ranks])  # type: ignore[misc]
+    operations = 2 * 2 * (2 * OF_FIRST + 3 * OF_LAST)
+    assert found == [pytest.approx(operations / (4 * 0.5e12))] * 4
+
+
+def test_the_peak_of_a_cpu_has_to_be_given(alone: World) -> None:
+    with worlds(alone, alone_job()) as (world,):
+        made, built = setting(world)
+        with pytest.raises(
+            Misuse, match="--device-peak auto: the peak of cpu in float64 is not known; give its TFLOPS"
+        ):
+            peak_seconds(made, built, None, torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "tensor_float", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", torch.bfloat16, False, 312e12),
+        ("NVIDIA A100-SXM4-80GB", torch.float32, True, 156e12),
+        ("NVIDIA A100-SXM4-80GB", torch.float32, False, 19.5e12),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", torch.bfloat16, False, None),
+        ("NVIDIA H100 80GB HBM3", torch.float16, False, 989.5e12),
+        ("NVIDIA H100 PCIe", torch.bfloat16, False, 756.5e12),
+        ("NVIDIA H200 NVL", torch.bfloat16, False, 835.5e12),
+        ("NVIDIA GH200 480GB", torch.float64, False, 67e12),
+        ("NVIDIA GB200", torch.bfloat16, False, 2500e12),
+        ("NVIDIA A10G", torch.bfloat16, False, None),
+        ("NVIDIA L4", torch.float64, False, None),
+        ("NVIDIA H100 PCIe", torch.float8_e4m3fn, False, None),
+        ("cpu", torch.float32, False, None),
+    ],
+)
+def test_a_device_is_known_by_words_of_its_name(
+    device: str, dtype: torch.dtype, tensor_float: bool, peak: float | None
+) -> None:
+    assert peak_of(device, dtype, tensor_float) == peak
+
+
+def test_products_are_in_the_dtype_of_autocast_or_of_most_weights() -> None:
+    modules = {0: nn.Linear(9, 9).bfloat16(), 1: nn.LayerNorm(9)}
+    assert computing_dtype(modules, None) is torch.bfloat16
+    assert computing_dtype(modules, torch.float16) is torch.float16
+    assert computing_dtype({}, None) is torch.float32

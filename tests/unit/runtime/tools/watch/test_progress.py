@@ -5,18 +5,40 @@ import json
 import re
 import time
 import weakref
+from argparse import Namespace
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
+from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import Misuse, NotFinite, Unwritable
+from chimera_runtime.model.model import ModelFile
+from chimera_runtime.program.job import Place
 from chimera_runtime.ranks.world import World
 from chimera_runtime.tools.watch import progress as telling
-from chimera_runtime.tools.watch.progress import Log, Metrics, PartialOutcomes, Progress, Sinks, UpdateEnds, in_hours
+from chimera_runtime.tools.watch.progress import (
+    Log,
+    Metrics,
+    PartialOutcomes,
+    Progress,
+    Sinks,
+    UpdateEnds,
+    Validation,
+    in_hours,
+)
 from chimera_runtime.values.losses import Tally
+from tests.unit.runtime.kept import WIDTH, B, N, loss, mini_batch, pipeline
+from tests.unit.runtime.models import model
 from tests.unit.runtime.thread_ranks import alone_job, job, together, worlds
+
+STREAMING = job(workers=4, stages=4, placement=((0, 1, 2, 3),), micro_batches=1, period=1)
 
 
 class Marks:
@@ -82,14 +104,25 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
     return [re.sub(r"  [\d.]+ s\b.*", "", line).split() for line in capsys.readouterr().out.splitlines()]
 
 
-def updates(world: World, losses: list[float], **options: Any) -> None:
-    """A run in which this rank computes some losses."""
-    progress = Progress(world, len(losses), options.pop("rehearsal", False), **options)
-    for loss in losses:
-        progress.begin()
-        progress.end(Tally(loss, 1.0))
+@contextmanager
+def training(world: World, count: int, sinks: Sinks | None = None, rehearsal: bool = False) -> Iterator[Progress]:
+    """The progress of a run of so many updates, which is finished and closed."""
+    progress = Progress(world, count, rehearsal, sinks or Sinks())
+    yield progress
     progress.finish()
     progress.close()
+
+
+def updates(world: World, losses: list[float], sinks: Sinks | None = None, rehearsal: bool = False) -> None:
+    """A run in which this rank computes some losses."""
+    with training(world, len(losses), sinks, rehearsal) as progress:
+        for loss in losses:
+            progress.begin()
+            progress.end(Tally(loss, 1.0))
+
+
+def logged(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_rank_0_tells_the_mean_over_all_ranks(alone: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,16 +181,13 @@ def test_an_update_that_is_told_later_has_lasted_until_its_mark(
     """Three updates end a second apart, and are told together; one without a mark ends when it is told."""
     monkeypatch.setattr(telling, "time", Clock())
     metrics = Metrics(tmp_path / "m.json")
-    with worlds(alone, alone_job(period=2)) as (world,):
-        progress = Progress(world, 4, False, Sinks([metrics]))
+    with worlds(alone, alone_job(period=2)) as (world,), training(world, 4, Sinks([metrics])) as progress:
         progress.begin()
         for _ in range(3):
             progress.mark()
         telling.time.time()
         for loss in range(4):
             progress.end(Tally(float(loss), 1.0))
-        progress.finish()
-        progress.close()
     kept = json.loads((tmp_path / "m.json").read_text())
     assert kept["loss"] == [0.0, 1.0, 2.0, 3.0]
     assert kept["step_seconds"] == [1, 1, 1, 2]
@@ -168,20 +198,17 @@ def test_updates_that_overlap_are_gathered_together_and_told_one_by_one(
     alone: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Four workers with an update for each micro-batch, four at a time, and the rest at the end."""
-    streaming = job(workers=4, stages=4, placement=((0, 1, 2, 3),), micro_batches=1, period=1)
-    with worlds(alone, streaming, timeout=20.0) as ranks:
+    with worlds(alone, STREAMING, timeout=20.0) as ranks:
         told: list[list[int]] = [[] for _ in ranks]
 
         def run(world: World) -> None:
-            progress = Progress(world, 6, False)
-            progress.begin()
-            for update in range(6):
-                progress.end(Tally(float(update), 0.25))
-                told[world.place.rank].append(len(progress._facts))
-            progress.finish()
-            progress.close()
+            with training(world, 6) as progress:
+                progress.begin()
+                for update in range(6):
+                    progress.end(Tally(float(update), 0.25))
+                    told[world.place.rank].append(len(progress._facts))
 
-        together([lambda world=world: run(world) for world in ranks])  # type: ignore[misc]
+        together([partial(run, world) for world in ranks])
     assert told == [[1, 2, 3, 0, 1, 0]] * 4
     assert [line[-1] for line in lines(capsys)] == [f"{4 * update:.6f}" for update in range(6)]
 
@@ -210,14 +237,11 @@ def test_an_output_that_cannot_be_written_is_told_after_training(
 
 def test_every_update_is_a_line_of_the_log_with_what_the_loop_said_of_it(alone: World, tmp_path: Path) -> None:
     log = Log(tmp_path / "log.jsonl")
-    with worlds(alone, alone_job()) as (world,):
-        progress = Progress(world, 2, False, Sinks([log], items=6))
+    with worlds(alone, alone_job()) as (world,), training(world, 2, Sinks([log], items=6)) as progress:
         for norm in (None, 2.5):
             progress.begin()
             progress.end(Tally(3.0, 2.0), norm=norm, learning_rates={0: [0.1]})
-        progress.finish()
-        progress.close()
-    first, second = (json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines())
+    first, second = logged(tmp_path / "log.jsonl")
     assert first["items_per_second"] == pytest.approx(6 / first["seconds"])
     assert [*first] == ["update", "loss", "learning_rates", "seconds", "items_per_second"]
     assert [*second] == ["update", "loss", "norm", "learning_rates", "seconds", "items_per_second"]
@@ -239,9 +263,9 @@ def test_what_all_ranks_have_said_is_told_when_a_run_fails(alone: World, tmp_pat
         assert (tmp_path / "log.jsonl").read_text() == ""
         for _ in range(2):
             progress.keep()
-        (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
+        (line,) = logged(tmp_path / "log.jsonl")
         other.finish()
-    assert (json.loads(line)["update"], json.loads(line)["loss"]) == (1, 1.0)
+    assert (line["update"], line["loss"]) == (1, 1.0)
 
 
 class Seconds:
@@ -292,20 +316,17 @@ def test_a_held_out_loss_is_a_line_below_that_of_its_update_and_its_time_is_none
     alone: World, terminal: list[str], tmp_path: Path
 ) -> None:
     log = Log(tmp_path / "log.jsonl")
-    with worlds(alone, alone_job()) as (world,):
-        progress = Progress(world, 2, False, Sinks([log], items=6))
+    with worlds(alone, alone_job()) as (world,), training(world, 2, Sinks([log], items=6)) as progress:
         for _ in range(2):
             progress.begin()
             progress.end(Tally(1.0, 1.0))
             telling.time.now += 1000  # type: ignore[attr-defined]
             progress.evaluated(0.5)
-        progress.finish()
-        progress.close()
     first = "step 1/2  loss 1.000000  2.000 s  3 items/s  0:02 left"
     assert terminal[:3] == [f"~ {first}", first, "step 1/2  held out 0.500000"]
     assert terminal[-2].startswith("step 2/2  loss 1.000000  4.000 s")
     assert terminal[-1] == "step 2/2  held out 0.500000"
-    kept = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    kept = logged(tmp_path / "log.jsonl")
     assert kept[1] == {"update": 1, "held_out": 0.5}
     assert [line.get("seconds") for line in kept] == [2, None, 4, None]
 
@@ -314,20 +335,18 @@ def test_evaluations_of_overlapping_updates_find_all_of_them_told(
     alone: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Four are gathered together; an evaluation after the second does not wait for the others, on any rank."""
-    streaming = job(workers=4, stages=4, placement=((0, 1, 2, 3),), micro_batches=1, period=1)
-    with worlds(alone, streaming, timeout=20.0) as ranks:
+    with worlds(alone, STREAMING, timeout=20.0) as ranks:
 
         def run(world: World) -> None:
-            progress = Progress(world, 5, False)
-            progress.begin()
-            for update in range(5):
-                progress.end(Tally(1.0, 1.0))
-                if update == 1:
-                    progress.evaluated(2.0)
-            progress.finish()
-            progress.close()
+            with training(world, 5) as progress:
+                progress.begin()
+                for update in range(5):
+                    progress.end(Tally(1.0, 1.0))
+                    if update == 1:
+                        progress.evaluated(2.0)
 
-        together([lambda world=world: run(world) for world in ranks])  # type: ignore[misc]
+        together([partial(run, world) for world in ranks])
+
     assert [line[-2:] for line in lines(capsys)] == [
         *([["loss", "1.000000"]] * 2),
         ["out", "2.000000"],
@@ -377,3 +396,100 @@ def test_what_a_rank_computed_of_a_loss_is_not_taken_for_the_loss(alone: World) 
         assert (outcome.update, outcome.computed_here) == (2, Tally(1.5, 2.0))
         with pytest.raises(Misuse, match=r"gathered on rank 0 by the progress of train\.py.* leave out hooks="):
             _ = outcome.loss
+
+
+# Held-out items count once each, whatever their number, on whichever copy.
+
+
+def items(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [*zip(*mini_batch(7, count), strict=True)]
+
+
+def with_items(validation: Callable[[], Any] | None) -> ModelFile:
+    return replace(model(), validation=validation)
+
+
+def every(updates: int | None) -> Namespace:
+    """Options of 5 updates with an evaluation every ``updates``."""
+    return Namespace(eval_every=updates, steps=5, micro_batch_size=B, seed=0)
+
+
+def held_out(count: int, copy: int = 0, copies: int = 1, updates: int | None = 2) -> Validation:
+    place = Place(copy, 1, copies, "pipeline")
+    return Validation(with_items(lambda: items(count)), every(updates), alone_job(evaluated=N), place)
+
+
+@pytest.mark.parametrize("count", [1, B, B * N, 5 * B * N + 3])
+def test_the_loss_is_the_mean_over_all_items(alone: World, one_worker: Path, count: int) -> None:
+    """Against the modules, one item after another."""
+    pipe = pipeline(one_worker)
+    mean = held_out(count).loss(pipe)
+    stages = [pipe.stages[stage].eval() for stage in (0, 1)]
+    expected = [loss(stages[1](stages[0](x[None])), y[None]).item() for x, y in items(count)]
+    assert mean == pytest.approx(sum(expected) / count, rel=1e-12)
+    pipe.close()
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_every_item_goes_to_one_copy_whole_rounds_before_what_is_left(copies: int) -> None:
+    count, seen = 2 * B * N * 3 + 2, []
+    for copy in range(copies):
+        for batch in held_out(count, copy, copies)._batches():
+            loaded = [batch(micro) for micro in range(N)] if callable(batch) else [batch]
+            assert [len(x) for x, _, _ in loaded] == [B] * N or not callable(batch)
+            seen += [x for inputs, _, _ in loaded for x in inputs]
+    assert len(seen) == count
+    assert {*map(tuple, map(torch.Tensor.tolist, seen))} == {tuple(x.tolist()) for x, _ in items(count)}
+
+
+def test_a_rank_loads_of_a_whole_round_what_it_is_asked_for() -> None:
+    loaded: list[int] = []
+
+    class Items:
+        def __len__(self) -> int:
+            return B * N
+
+        def __getitem__(self, item: int) -> Any:
+            loaded.append(item)
+            return torch.ones(WIDTH), torch.zeros(WIDTH), {"scale": torch.ones(1)}
+
+    files = with_items(Items)
+    of_round = Validation(files, every(1), alone_job(evaluated=N), Place(0, 1, 1, "pipeline"))
+    (load,) = of_round._batches()
+    inputs, _, keywords = load(1)
+    assert loaded == [B, B + 1]
+    assert keywords["scale"].shape == (B, 1)
+    (again,) = of_round._batches()
+    assert torch.equal(again(1)[0], inputs), "what an item draws at random is the same every time"
+
+
+def test_it_is_time_every_so_many_updates_and_after_the_last() -> None:
+    assert [update for update in range(1, 6) if held_out(3).is_due(update)] == [2, 4, 5]
+    assert not any(held_out(3, updates=None).is_due(update) for update in range(1, 6))
+
+
+@pytest.mark.parametrize(
+    ("validation", "words"),
+    [
+        (None, r"--eval-every: model\.py has no function validation\(\) -> torch"),
+        (lambda: iter(items(2)), r"validation\(\) must return a map-style dataset"),
+        (list, r"validation\(\) must return a map-style dataset, .*, with an item"),
+    ],
+)
+def test_what_is_missing_is_said_before_training(validation: Any, words: str) -> None:
+    with pytest.raises(Misuse, match=words):
+        Validation(with_items(validation), every(1), alone_job(), Place(0, 1, 1, "pipeline"))
+
+
+def test_an_item_that_fails_is_the_model_files(alone: World, one_worker: Path) -> None:
+    class Broken(list[Any]):
+        def __getitem__(self, item: Any) -> Any:
+            raise KeyError(item)
+
+    pipe = pipeline(one_worker)
+    broken = Validation(
+        with_items(lambda: Broken(items(9))), every(1), alone_job(evaluated=N), Place(0, 1, 1, "pipeline")
+    )
+    with pytest.raises(ModelError, match=r"item 0 of validation\(\): .*KeyError: 0"):
+        broken.loss(pipe)
+    pipe.close()
