@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import Any
 
+import pytest
 import torch
 from torch.nn.functional import cross_entropy, one_hot
 
@@ -85,3 +86,16 @@ def loss_in_one_piece(model: Any, tokens: torch.Tensor, labels: torch.Tensor, **
     balance = model.num_experts * (chosen.mean(0) * shares.mean(0)).sum()
     torch.testing.assert_close(balance.float(), result.aux_loss)
     return loss + model.router_aux_loss_coef * balance
+
+
+def train_beside(pipe: Any, theirs: Any, tokens: torch.Tensor, updates: int = 1) -> None:
+    """Trains a pipeline and the library's model by SGD; both have the same losses."""
+    optimizers = [torch.optim.SGD(module.parameters(), 0.1) for module in (pipe, theirs)]
+    for _ in range(updates):
+        outcome, expected = pipe.step((tokens, tokens)), loss_in_one_piece(theirs, tokens, tokens)
+        expected.backward()  # type: ignore[no-untyped-call]
+        assert outcome.loss == pytest.approx(expected.item(), rel=1e-8)  # norms are in float32
+        pipe.evaluate([(tokens, tokens)])
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()

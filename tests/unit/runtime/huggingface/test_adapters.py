@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-import chimera_ir
 from chimera_runtime import Checkpoints, Misuse, Pipeline
 from chimera_runtime.huggingface import layers
 from chimera_runtime.ranks.world import World
-from tests.unit.runtime.huggingface.small import WORDS, configuration, loss_in_one_piece, whole
+from tests.unit.runtime.huggingface.small import WORDS, configuration, train_beside, whole
 
 pytestmark = [
     pytest.mark.skipif(find_spec("peft") is None, reason="needs peft: pip install -e '.[peft]'"),
@@ -36,27 +35,12 @@ def adapted(name: str) -> Any:
     return peft.get_peft_model(whole(configuration("qwen3")).train(), adapter).double()
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("adapters") / "out"
-    chimera_ir.compile("interleaved", P=1, v=4, N=N).write(directory)
-    return directory
-
-
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_only_adapters_train_and_peft_reads_them(alone: World, compiled: Path, tmp_path: Path, name: str) -> None:
+def test_only_adapters_train_and_peft_reads_them(alone: World, four_stages: Path, tmp_path: Path, name: str) -> None:
     theirs, model = adapted(name), adapted(name)
     cut = layers(model)
-    with Pipeline(compiled, cut, cut.loss, (TOKENS[:B], TOKENS[:B]), tied=cut.tied, name=cut.name) as pipe:
-        optimizers = [torch.optim.SGD(module.parameters(), 0.1) for module in (pipe, theirs)]
-        for _ in range(2):
-            outcome, expected = pipe.step((TOKENS, TOKENS)), loss_in_one_piece(theirs, TOKENS, TOKENS)
-            expected.backward()  # type: ignore[no-untyped-call]
-            assert outcome is not None
-            assert outcome.loss == pytest.approx(expected.item(), rel=1e-8)
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
+    with Pipeline(four_stages, cut, cut.loss, (TOKENS[:B], TOKENS[:B]), tied=cut.tied, name=cut.name) as pipe:
+        train_beside(pipe, theirs, TOKENS, 2)
         assert "check: passed" in pipe.check((TOKENS, TOKENS))
         cut.export(pipe, tmp_path / "tuned")
     fresh = adapted(name).state_dict()
@@ -74,13 +58,13 @@ def test_only_adapters_train_and_peft_reads_them(alone: World, compiled: Path, t
         torch.testing.assert_close(outputs[0], output, rtol=0, atol=1e-6)
 
 
-def test_a_resumed_training_is_the_same(alone: World, compiled: Path, tmp_path: Path) -> None:
+def test_a_resumed_training_is_the_same(alone: World, four_stages: Path, tmp_path: Path) -> None:
     states = []
     for ends in ((1, 2), (2,)):
         for end in ends:
             model = adapted("dora")
             cut = layers(model)
-            with Pipeline(compiled, cut, cut.loss, (TOKENS[:B], TOKENS[:B]), tied=cut.tied, name=cut.name) as pipe:
+            with Pipeline(four_stages, cut, cut.loss, (TOKENS[:B], TOKENS[:B]), tied=cut.tied, name=cut.name) as pipe:
                 optimizer = torch.optim.AdamW([p for p in pipe.parameters() if p.requires_grad], 0.01)
                 checkpoints = Checkpoints(tmp_path / str(len(ends)), pipe, optimizer)
                 checkpoints.resume()

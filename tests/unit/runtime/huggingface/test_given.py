@@ -10,11 +10,18 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-import chimera_ir
 from chimera_runtime import Misuse, Pipeline
 from chimera_runtime.huggingface import layers
 from chimera_runtime.ranks.world import World
-from tests.unit.runtime.huggingface.small import WORDS, configuration, loss_in_one_piece, parameters, stack, whole
+from tests.unit.runtime.huggingface.small import (
+    WORDS,
+    configuration,
+    loss_in_one_piece,
+    parameters,
+    stack,
+    train_beside,
+    whole,
+)
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: pip install -e '.[hf]'")
 
@@ -157,53 +164,30 @@ def test_what_was_changed_in_a_model_is_there_in_its_layers(change: Callable[[An
         torch.testing.assert_close(mine[name].grad, gradient, rtol=0, atol=1e-12, msg=name)
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("given") / "out"
-    chimera_ir.compile("interleaved", P=1, v=4, N=N).write(directory)
-    return directory
-
-
 @pytest.mark.parametrize("change", [frozen, hooks, evaluating, all_evaluating, checkpointed])
 def test_a_pipeline_over_a_model_trains_as_the_library_does(
-    alone: World, compiled: Path, change: Callable[[Any], None]
+    alone: World, four_stages: Path, change: Callable[[Any], None]
 ) -> None:
     tokens = torch.randint(3, WORDS, (B * N, LENGTH), generator=torch.Generator().manual_seed(0))
     theirs, cut = made(change), layers(made(change))
     example = tokens[:B], tokens[:B]
-    with Pipeline(compiled, cut, cut.loss, example, tied=cut.tied, name=cut.name) as pipe:
+    with Pipeline(four_stages, cut, cut.loss, example, tied=cut.tied, name=cut.name) as pipe:
         assert any("evaluation mode, as from_pretrained" in words for words in pipe.remarks) == (
             change is all_evaluating
         )
-        optimizers = [torch.optim.SGD(module.parameters(), 0.1) for module in (pipe, theirs)]
-        for _ in range(2):
-            outcome, expected = pipe.step((tokens, tokens)), loss_in_one_piece(theirs, tokens, tokens)
-            expected.backward()  # type: ignore[no-untyped-call]
-            assert outcome is not None
-            assert outcome.loss == pytest.approx(expected.item(), rel=1e-8)  # norms are in float32
-            pipe.evaluate([(tokens, tokens)])
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
+        train_beside(pipe, theirs, tokens, 2)
         assert "check: passed" in pipe.check((tokens, tokens))
 
 
-def test_another_pipeline_over_the_same_modules_unfreezes_more(alone: World, compiled: Path) -> None:
+def test_another_pipeline_over_the_same_modules_unfreezes_more(alone: World, four_stages: Path) -> None:
     tokens = torch.randint(3, WORDS, (B * N, LENGTH), generator=torch.Generator().manual_seed(0))
     models = theirs, mine = made(frozen), made(frozen)
     for unfrozen in (0, 1, 2):
         for model in models:
             model.model.layers[2 - unfrozen :].requires_grad_(True)
         cut = layers(mine)
-        with Pipeline(compiled, cut, cut.loss, (tokens[:B], tokens[:B]), tied=cut.tied, name=cut.name) as pipe:
-            optimizers = [torch.optim.SGD(module.parameters(), 0.1) for module in (pipe, theirs)]
-            outcome, expected = pipe.step((tokens, tokens)), loss_in_one_piece(theirs, tokens, tokens)
-            expected.backward()  # type: ignore[no-untyped-call]
-            assert outcome is not None
-            assert outcome.loss == pytest.approx(expected.item(), rel=1e-8)
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
+        with Pipeline(four_stages, cut, cut.loss, (tokens[:B], tokens[:B]), tied=cut.tied, name=cut.name) as pipe:
+            train_beside(pipe, theirs, tokens)
 
 
 def hook_on_the_model(model: Any) -> None:

@@ -221,7 +221,6 @@ def one_process(tied: bool, updates: int) -> tuple[list[float], dict[str, torch.
 
 @contextmanager
 def pipeline(folder: Path, stages: int, split: Any, tied: bool) -> Iterator[Pipeline]:
-    """All stages on the only rank."""
     layers = Layers(MODEL, split)
     ends = [(0, "linear.weight"), (1, "linear.weight"), (COUNT - 1, "linear.weight")]
     shared = sorted({layers.stage_of(layer, stages) for layer, _ in ends})

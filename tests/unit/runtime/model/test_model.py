@@ -3,16 +3,18 @@
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import distributed, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import Misuse
-from chimera_runtime.model.model import ModelFile, load
+from chimera_runtime.model.model import ModelFile, bound, label, load, takes_names, with_names
 from chimera_runtime.values.nested import ONE_TENSOR
 from tests.unit.runtime.models import CPU
 from tests.unit.runtime.models import model as made
@@ -210,6 +212,74 @@ def test_errors_of_the_functions_are_the_models_and_say_what_was_called() -> Non
             call()
 
 
+# Stages come to the device of their rank, whole; where they are from another one, that is said.
+
+META = torch.device("meta")
+
+
+class Scale(nn.Module):
+    """A factor that is made on a device."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(2, device=device))
+
+
+class Staying(nn.Linear):
+    """A layer that stays where it is, as one that is spread over devices does."""
+
+    def to(self, *_: object, **__: object) -> "Staying":
+        return self
+
+
+class Refusing(nn.Linear):
+    """A layer that cannot be moved."""
+
+    def to(self, *_: object, **__: object) -> "Refusing":
+        raise RuntimeError("offloaded")
+
+
+def on_another_gpu(*_: int) -> nn.Module:
+    with FakeTensorMode():
+        return nn.Sequential(nn.Linear(2, 2), Scale("cuda:1"))
+
+
+def test_a_stage_comes_to_its_device_with_all_it_has() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    placed = made(lambda *_: module).stage(1, 2, 0, META)
+    assert placed is module
+    assert {tensor.device for tensor in (*placed.parameters(), *placed.buffers())} == {META}
+
+
+@pytest.mark.parametrize(
+    ("build", "device", "kind", "words"),
+    [
+        *(
+            (
+                on_another_gpu,
+                device,
+                Misuse,
+                f"model.py: stage 1 has 1.factor on cuda:1, and its rank computes on {device}: build it on the CPU",
+            )
+            for device in ("cuda:0", "cpu")
+        ),
+        (
+            lambda *_: Staying(2, 2),
+            "meta",
+            Misuse,
+            "model.py: stage 1 has weight on cpu, also after module.to('meta'): a stage has to be one that moves as a",
+        ),
+        (lambda *_: Refusing(2, 2), "cpu", ModelError, "placing stage 1 on cpu"),
+    ],
+)
+def test_a_stage_that_does_not_come_to_its_device_is_named(
+    build: Any, device: str, kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind) as error:
+        made(build).stage(1, 2, 0, torch.device(device))
+    assert str(error.value).startswith(words)
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [(None, "None"), (1.5, "a float"), (torch.ones(2), r"a tensor of shape \(2,\)"), (torch.ones(0), "a tensor of")],
@@ -233,3 +303,45 @@ def test_outputs_are_tensors_and_known_as_one_or_several() -> None:
     assert made().outputs(0, (one,)) == (tuple_of(1), (one,))
     form, tensors = made().outputs(0, {"x": one, "mask": None, "heads": 4})
     assert (tensors, form.filled([5])) == ((one,), {"x": 5, "mask": None, "heads": 4})
+
+
+# What functions of a model file are given by name.
+
+
+OFFERED = {"steps": 10, "seed": 3, "args": ["--wide"]}
+PATH = Path("model.py")
+
+
+def test_a_function_gets_by_name_what_it_asks_for_and_nothing_else() -> None:
+    def plain(x: int) -> int:
+        return x
+
+    def asking(x: int, args: list[str], *, steps: int, depth: int = 2) -> tuple[Any, ...]:
+        return x, args, steps, depth
+
+    assert bound(plain, 1, OFFERED, PATH) is plain
+    assert bound(asking, 1, OFFERED, PATH)(5) == (5, ["--wide"], 10, 2)
+    assert bound(lambda steps, seed: (steps, seed), 2, OFFERED, PATH)("own", "words") == ("own", "words")
+    assert bound(partial(torch.optim.SGD, lr=1.0), 1, OFFERED, PATH)([nn.Parameter(torch.ones(1))]).defaults["lr"] == 1
+
+
+def test_what_there_is_not_is_refused_by_its_name() -> None:
+    def asking(x: int, depth: int, seed: int) -> int:
+        return x + depth + seed
+
+    with pytest.raises(Misuse, match=r"model.py: asking takes depth, .* by name it may take steps, seed, args"):
+        bound(asking, 1, OFFERED, PATH)
+
+
+def test_an_optimizer_that_asks_for_names_gets_them_also_for_copies_with_the_same_attributes() -> None:
+    def optimizer(named_parameters: Any) -> list[str]:
+        return [name for name, _ in named_parameters]
+
+    assert takes_names(optimizer)
+    assert not takes_names(torch.optim.SGD)
+    module = nn.Linear(3, 4)
+    label({"mine": module.weight, "h.2.bias": module.bias})
+    copies = [nn.Parameter(p.data) for p in module.parameters()]
+    for copy, parameter in zip(copies, module.parameters(), strict=True):
+        copy.__dict__.update(parameter.__dict__)
+    assert with_names(optimizer)(copies) == ["mine", "h.2.bias"]
