@@ -298,4 +298,4 @@ def test_causal_stages_agree_with_themselves(counted: bool) -> None:
 )
 def test_a_stage_that_cannot_run_in_slices_is_named(kinds: tuple[Callable[[], nn.Module], ...], said: str) -> None:
     with pytest.raises(CheckFailed, match=said):
-        compare_slices(sliced(*kinds), None)
+        compare_slices(sliced(*kinds))

@@ -34,13 +34,17 @@ def pair(micro: int) -> tuple[torch.Tensor, torch.Tensor]:
     return X[micro * B : (micro + 1) * B], Y[micro * B : (micro + 1) * B]
 
 
-def test_a_mini_batch_a_function_and_pairs_are_the_same() -> None:
+def three_forms(update: int) -> tuple[Feed, Feed, Feed]:
     whole, function, pairs = feed(), feed(), feed()
-    whole.put(0, (X, Y))
-    function.put(0, pair)
-    pairs.put_micro_batches(0, [pair(m) for m in range(N)])
-    for micro in range(N):
-        for source in (whole, function, pairs):
+    whole.put(update, (X, Y))
+    function.put(update, pair)
+    pairs.put_micro_batches(update, [pair(m) for m in range(N)])
+    return whole, function, pairs
+
+
+def test_a_mini_batch_a_function_and_pairs_are_the_same() -> None:
+    for source in three_forms(0):
+        for micro in range(N):
             assert torch.equal(source.input(0, micro), X[micro * B : (micro + 1) * B])
             assert torch.equal(source.target(0, micro), Y[micro * B : (micro + 1) * B])
 
@@ -91,6 +95,9 @@ def test_micro_batches_are_counted_on_into_later_updates() -> None:
     assert source.target(5, 0).tolist() == [100, 101]
 
 
+NAMES = ["a", "b", "c", "d", "e", "f"]
+
+
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
@@ -103,11 +110,21 @@ def test_micro_batches_are_counted_on_into_later_updates() -> None:
             ([X, X[:5]], Y),
             r"dimension 0 of the input\[1\] is 5, .*; what goes with all items .*, \{whole\(\"..\"\): ..\} with ",
         ),
+        (
+            (X, Y, {"mask": X[:2]}),
+            r"0 of the keyword argument mask is 2, of shape \(2, 4\), and a step takes",
+        ),
         (X, r"a batch is a Tensor, not a pair \(input, target\)"),
         (
             (X, Y, Y),
             r"a batch is a tuple, not a pair \(input, target\); keyword arguments of stages stand third, in a dict",
         ),
+        ((X, Y, {1: X}), "a batch is a tuple, not a pair"),
+        (
+            (X, Y, {"names": NAMES}),
+            r"a batch: the keyword argument names is a list of 6 entries, as many as .*whole\(\"names\"\)",
+        ),
+        ((X, object()), "a batch: the target is of type object, which cannot be cut into micro-batches: give"),
     ],
 )
 def test_a_mini_batch_of_another_form_or_size_is_refused(batch: Any, words: str) -> None:
@@ -155,12 +172,6 @@ def test_keyword_arguments_are_cut_as_the_rest() -> None:
     assert keywords["more"][0].tolist() == [3]
     source.put(0, (X, Y))
     assert source.keywords(0, 3) == {}
-    with pytest.raises(
-        Misuse, match=r"dimension 0 of the keyword argument mask is 2, of shape \(2, 4\), and a step takes"
-    ):
-        source.put(0, (X, Y, {"mask": X[:2]}))
-    with pytest.raises(Misuse, match="a batch is a tuple, not a pair"):
-        source.put(0, (X, Y, {1: X}))
 
 
 @pytest.mark.parametrize("rows", [1, B, B * N, B * N + 1])
@@ -206,21 +217,14 @@ def test_what_rises_from_0_like_borders_gets_a_remark_once() -> None:
     assert source.remarks_on((X, Y, {"borders": rising})) == []
 
 
-def test_what_cannot_be_cut_is_refused_unless_it_comes_by_micro_batch() -> None:
-    names = ["a", "b", "c", "d", "e", "f"]
-    with pytest.raises(
-        Misuse, match=r"a batch: the keyword argument names is a list of 6 entries, as many as .*whole\(\"names\"\)"
-    ):
-        feed().put(0, (X, Y, {"names": names}))
-    with pytest.raises(
-        Misuse, match=r"a batch: the target is of type object, which cannot be cut into micro-batches: give"
-    ):
-        feed().put(0, (X, object()))
-    by_number = feed()
-    by_number.put(0, lambda micro: (*pair(micro), {"names": names[micro * B : (micro + 1) * B]}))
+def test_what_cannot_be_cut_may_come_by_micro_batch() -> None:
+    def named(micro: int) -> Any:
+        return *pair(micro), {"names": NAMES[micro * B : (micro + 1) * B]}
+
+    by_number, parted = feed(), feed(parts=2)
+    for source in (by_number, parted):
+        source.put(0, named)
     assert by_number.keywords(0, 1) == {"names": ["c", "d"]}
-    parted = feed(parts=2)
-    parted.put(0, lambda micro: (*pair(micro), {"names": names[micro * B : (micro + 1) * B]}))
     with pytest.raises(Misuse, match=r"micro-batch 1: .* is a list of 2 entries"):
         parted.keywords(0, 2)
     with pytest.raises(Misuse, match="the example: the input is of type object"):
@@ -324,10 +328,7 @@ def test_batches_give_inputs_targets_and_keyword_arguments_of_the_update(parts: 
 
 def test_all_forms_of_a_mini_batch_have_the_same_facts_once_a_micro_batch_is_loaded() -> None:
     for update in range(N + 1):
-        whole, function, pairs = feed(), feed(), feed()
-        whole.put(update, (X, Y))
-        function.put(update, pair)
-        pairs.put_micro_batches(update, [pair(m) for m in range(N)])
+        whole, function, pairs = three_forms(update)
         for micro in range(N):
             function.input(update, micro)
             pairs.target(update, micro)
@@ -370,8 +371,7 @@ INPUTS, TARGETS = torch.arange(12.0).reshape(6, 2), torch.arange(6)
 
 def facts(*batches: Any) -> dict[Any, int]:
     given = EvaluationDataFacts(1)
-    for batch in batches:
-        assert given.note(batch) is batch
+    assert all(given.note(batch) is batch for batch in batches)
     return {key: number for key, (number, _) in given.facts().items()}
 
 

@@ -41,6 +41,12 @@ def endless(of: Loader) -> Iterator[MiniBatch]:
         yield from of
 
 
+def after(of: Loader, mini_batches: int) -> Loader:
+    for _ in islice(endless(of), mini_batches):
+        pass
+    return of
+
+
 # Epochs.
 
 
@@ -210,10 +216,7 @@ def test_an_epoch_for_which_a_sampler_gives_too_few_items_is_refused_when_it_com
 def test_it_goes_on_from_every_place_as_if_it_had_not_stopped(alone: World, kind: Any, workers: int) -> None:
     whole = [*map(draws, islice(endless(loader(alone, kind())), 9))]
     for given in range(0, 8, 1 if workers == 0 else 3):
-        first = loader(alone, kind(), workers=workers)
-        iterating = endless(first)
-        for _ in range(given):
-            next(iterating)
+        first = after(loader(alone, kind(), workers=workers), given)
         state = first.state_dict()
         first.close()
         second = loader(alone, kind(), workers=workers)
@@ -224,12 +227,9 @@ def test_it_goes_on_from_every_place_as_if_it_had_not_stopped(alone: World, kind
 
 @pytest.mark.parametrize(("kind", "first"), [(Flowing, 0), (Stateful, 8), (StatefulIterator, 8)])
 def test_a_stream_goes_on_by_its_own_state_and_else_by_skipping(alone: World, kind: Any, first: int) -> None:
-    mine = loader(alone, kind())
-    for _ in islice(mine, 2):
-        pass
     dataset = kind()
     again = loader(alone, dataset)
-    again.load_state_dict(mine.state_dict())
+    again.load_state_dict(after(loader(alone, kind()), 2).state_dict())
     assert numbers(next(iter(again))) == [8, 9, 10, 11]
     assert dataset.read == [*range(first, 12)]
 
@@ -260,9 +260,7 @@ def test_other_mini_batches_go_on_with_the_items_that_are_next(
 
 def test_a_position_is_that_of_the_next_item_and_where_no_mini_batch_begins_is_refused(alone: World) -> None:
     """11 items, 4 in a mini-batch: two an epoch."""
-    mine = loader(alone, Drawing(11))
-    for _ in islice(endless(mine), 5):
-        pass
+    mine = after(loader(alone, Drawing(11)), 5)
     assert mine.state_dict() == {"epoch": 2, "items": 4, "length": 11}
     with pytest.raises(
         BadCheckpoint, match=r"has 11 items, and had 10 items .* take the weights alone, with load_weights"
@@ -343,11 +341,8 @@ def test_a_stream_does_not_say_how_many_mini_batches_it_has(alone: World) -> Non
 
 
 def test_another_stream_than_the_one_it_was_saved_of_is_refused(alone: World) -> None:
-    mine = loader(alone, Flowing())
-    for _ in islice(mine, 4):
-        pass
     shorter = loader(alone, Flowing(10))
-    shorter.load_state_dict(mine.state_dict())
+    shorter.load_state_dict(after(loader(alone, Flowing()), 4).state_dict())
     with pytest.raises(Misuse, match=r"ended after 10 items, and training was at item 16 of it: is it the same one\?"):
         next(iter(shorter))
 
@@ -456,6 +451,9 @@ def test_a_stream_that_is_too_short_is_refused_with_what_a_mini_batch_takes() ->
         next(stream(Flowing(7)))
     (read, end) = islice(stream(Flowing(7), drop_last=False), 2)
     assert (read.items, numbers(read), end.items) == (7, [6], 0)
+
+
+def test_a_stream_without_items_is_refused_also_where_a_few_would_do() -> None:
     with pytest.raises(Misuse, match="the dataset ended after 0 items"):
         next(stream(Flowing(0), drop_last=False))
 

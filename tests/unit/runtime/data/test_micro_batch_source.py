@@ -1,6 +1,8 @@
-"""The places of items in updates and micro-batches, and the refusal of datasets that cannot be used."""
+"""Micro-batches of a dataset by their numbers, and the refusal of datasets that cannot be used.
 
-from collections import Counter
+That they are those of a loader, and of the reference of a check, is tested in test_loader.py and test_reference.py.
+"""
+
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,31 +39,6 @@ def items(copies: Sequence[Batches], update: int) -> list[int]:
     return [int(i) for one in copies for micro in range(passes) for i in one.input(update, micro).tolist()]
 
 
-def test_an_epoch_has_every_item_once_but_for_those_that_do_not_fill_an_update() -> None:
-    """26 items, 12 an update: two updates an epoch, each epoch in an order of its own."""
-    copies = [batches(copy=copy) for copy in range(3)]
-    epochs = [items(copies, update) + items(copies, update + 1) for update in (0, 2)]
-    for epoch in epochs:
-        assert len(epoch) == 24
-        assert set(Counter(epoch).values()) == {1}
-    assert epochs[0] != epochs[1]
-
-
-def test_targets_belong_to_their_inputs() -> None:
-    copy = batches(copy=1)
-    assert torch.equal(copy.input(1, 1), -copy.target(1, 1))
-
-
-def test_parts_share_the_items_of_a_micro_batch_in_order() -> None:
-    whole, halves = batches(), batches(parts=2)
-    for micro in range(2):
-        assert whole.input(0, micro).tolist() == [halves.input(0, 2 * micro + part).item() for part in range(2)]
-
-
-def test_the_seed_alone_decides_the_order() -> None:
-    assert items([batches(seed=1)], 0) == items([batches(seed=1)], 0) != items([batches(seed=2)], 0)
-
-
 def test_micro_batches_counted_from_an_earlier_update_are_the_same() -> None:
     """Items of all updates of several epochs in a row, for one of three copies, with micro-batches cut in halves."""
     counted = Batches(model().dataset(), 2, 2, 2, 3, 1, 7)
@@ -69,22 +46,6 @@ def test_micro_batches_counted_from_an_earlier_update_are_the_same() -> None:
         update, number = divmod(micro, 4)
         assert torch.equal(counted.input(0, micro), counted.input(update, number))
         assert torch.equal(counted.target(1, micro), counted.target(update + 1, number))
-
-
-def test_what_an_item_draws_at_random_is_the_same_whoever_loads_it_when() -> None:
-    """Each epoch is drawn anew."""
-
-    class Noisy(Numbers):
-        def __getitem__(self, number: int) -> tuple[Any, Any]:
-            return torch.rand(()) + number, torch.rand(())
-
-    first, again = batches(Noisy()), batches(Noisy())
-    torch.manual_seed(1)
-    second = again.input(1, 0)
-    assert torch.equal(first.input(0, 1), again.input(0, 1))
-    assert torch.equal(first.input(1, 0), second)
-    by_item = {int(x): x % 1 for update in range(4) for x in first.input(update, 0).tolist()}
-    assert len(set(by_item.values())) == len(by_item)
 
 
 @pytest.mark.parametrize(
@@ -112,28 +73,13 @@ def test_an_item_that_is_no_pair_is_named(item: Any, kind: str) -> None:
         batches([item] * 12).input(0, 0)
 
 
-def test_errors_of_the_dataset_are_the_models() -> None:
-    class Broken(Numbers):
-        def __getitem__(self, number: int) -> tuple[float, float]:
-            raise KeyError(number)
-
+def test_an_error_of_the_length_of_the_dataset_is_the_models() -> None:
     class Endless(Numbers):
         def __len__(self) -> int:
             raise TypeError("no end")
 
-    with pytest.raises(ModelError, match=r"item \d+ of the dataset"):
-        batches(Broken()).input(0, 0)
     with pytest.raises(ModelError, match="the length of the dataset"):
         batches(Endless()).check()
-    with pytest.raises(ModelError, match="default_collate of a micro-batch"):
-        batches([(object(), 1)] * 12).input(0, 0)
-
-
-def test_keyword_arguments_are_those_of_the_same_items() -> None:
-    items = [(float(i), -float(i), {"mask": torch.tensor([i, i])}) for i in range(26)]
-    copy = batches(items, copy=1)
-    assert torch.equal(copy.keywords(1, 1)["mask"][:, 0], copy.input(1, 1))
-    assert batches(copy=1).keywords(1, 1) == {}
 
 
 def test_an_iterable_dataset_comes_in_its_order_and_is_read_once() -> None:
@@ -157,15 +103,3 @@ def test_a_sampler_decides_the_order_of_a_map_style_dataset_alone() -> None:
         batches(sampler=[1, 2, 3]).check()
     with pytest.raises(Misuse, match=r"a sampler is for a map-style dataset; this one is iterable .* leave that out"):
         batches(Flowing(), sampler=[1, 2, 3]).check()
-
-
-@pytest.mark.parametrize("parts", [1, 2])
-def test_a_micro_batch_is_collated_as_a_whole_and_then_cut(parts: int) -> None:
-    def together(items: list[Any]) -> Any:
-        assert len(items) == 2
-        return torch.tensor([[x, len(items)] for x, _ in items]), torch.tensor([y for _, y in items])
-
-    own, plain = batches(collate=together, parts=parts), batches(parts=parts)
-    for micro in range(2 * parts):
-        assert torch.equal(own.input(3, micro)[:, 0], plain.input(3, micro).float())
-        assert set(own.input(3, micro)[:, 1].tolist()) == {2}

@@ -16,18 +16,16 @@ from chimera_runtime.data.item_order import (
     Share,
     is_stream,
     length_of_stream,
-    require_enough,
 )
 from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.data.mini_batch import (
     ItemLoading,
     MicroBatchParts,
-    as_triple,
     sendable,
 )
 from chimera_runtime.data.readers import ReadBatch
 from chimera_runtime.errors import FAILED, Misuse
-from chimera_runtime.errors.data import items_text, order_of_iterable
+from chimera_runtime.errors.data import order_of_iterable
 from chimera_runtime.values.boundary import KeywordNames, whole
 from tests.unit.runtime.datasets import Drawing, Flowing, Sized
 from tests.unit.runtime.thread_ranks import job
@@ -166,13 +164,6 @@ def test_an_error_travels_with_its_traceback_whatever_it_is() -> None:
     assert "in decode: Local: broken file" in str(there)
     assert 'raise Local("broken file")' in str(there.__cause__)
     assert str(pickle.loads(pickle.dumps(Misuse("too few")))) == "too few"
-
-
-@pytest.mark.parametrize(("item", "kind"), [(5, "int"), ((1, 2, 3), "tuple"), (torch.ones(2), "Tensor")])
-def test_what_is_no_pair_is_named(item: Any, kind: str) -> None:
-    with pytest.raises(Misuse, match=rf"it is a {kind}, not a pair \(input, target\)"):
-        as_triple(item, "it")
-    assert as_triple((1, 2, {"mask": 3}), "it") == (1, 2, {"mask": 3})
 
 
 def test_pinning_keeps_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,9 +328,5 @@ def test_a_dataset_is_map_style_or_iterable() -> None:
             is_stream(data)
 
 
-def test_messages_count_items_in_words() -> None:
-    assert [items_text(count) for count in (0, 1, 2)] == ["0 items", "1 item", "2 items"]
-    require_enough(24, Share(3, 2, 4, 0))
-    with pytest.raises(Misuse, match=r"the dataset has 1 item and one update takes B\*N\*W = 3\*2\*4 = 24"):
-        require_enough(1, Share(3, 2, 4, 0))
+def test_the_message_that_the_pipeline_raises_for_an_order_of_an_iterable_dataset() -> None:
     assert str(order_of_iterable(name="shuffle=True")).startswith("shuffle=True is for a map-style dataset")
