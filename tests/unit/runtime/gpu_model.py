@@ -22,7 +22,6 @@ class ModelEvent:
         self.is_over = False
 
     def happen(self) -> None:
-        """All before it is done."""
         self.is_over = True
 
 
@@ -35,13 +34,11 @@ class ModelStream:
         self._waiting: deque[Callable[[], object]] = deque()
 
     def put(self, operation: Callable[[], object]) -> None:
-        """Puts an operation at the end."""
         self._waiting.append(operation)
         if not self.is_lazy:
             self.run_until(lambda: False)
 
     def run_until(self, is_enough: Callable[[], bool]) -> None:
-        """Does what is to be done, until it is enough."""
         while self._waiting and not is_enough():
             self._waiting.popleft()()
 
@@ -77,15 +74,12 @@ class ModelGpu:
 
     @property
     def computing(self) -> ModelStream:
-        """What kernels are put into."""
         return self.streams["computing"]
 
     def stream(self) -> ModelStream:
-        """The next one."""
         return self.streams[next(self._names)]
 
     def record(self, stream: ModelStream) -> ModelEvent:
-        """One that happens when the stream comes to it."""
         event = ModelEvent(stream)
         self._put(stream, event.happen)
         return event
@@ -96,7 +90,6 @@ class ModelGpu:
             self._put(stream, lambda: event.stream.run_until(lambda: event.is_over))
 
     def copy(self, stream: ModelStream, target: torch.Tensor, source: torch.Tensor) -> None:
-        """It happens when the stream comes to it."""
         self._put(stream, lambda: target.copy_(source))
 
     def pinned(self, size: int) -> torch.Tensor:
@@ -116,11 +109,9 @@ class ModelGpu:
                 event.stream.run_until(lambda: event.is_over)
 
     def compute(self, kernel: Callable[[], object]) -> None:
-        """Puts a kernel into the computing stream."""
         self._put(self.computing, kernel)
 
     def finish(self) -> None:
-        """Does all that is to be done."""
         with self._lock:
             for stream in self.streams.values():
                 stream.run_until(lambda: False)

@@ -1,5 +1,6 @@
 """A stage on its own, its data, and what plain autograd makes of them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,6 +36,17 @@ class Steps:
     def step(self) -> None:
         self.gradients.append([None if p.grad is None else p.grad.clone() for p in self.parameters])
         self.drawn.append(torch.rand(()).item())
+
+
+class Then(nn.Linear):
+    """A layer, and then a function of what it computes."""
+
+    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(super().forward(x))
 
 
 def stage(
@@ -120,3 +132,10 @@ def run(
 def assert_close(found: list[Any], expected: list[Any]) -> None:
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def assert_like_autograd(of: Stage, outputs: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
+    """That a stage of `linear` has what plain autograd makes of it: results of `run`, and gradients of the weights."""
+    found = [outputs, gradients, [p.grad for p in of.module.parameters()]]
+    for mine, theirs in zip(found, by_hand(linear()), strict=True):
+        assert_close(mine, theirs)

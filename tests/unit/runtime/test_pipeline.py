@@ -241,7 +241,6 @@ REFUSED: dict[str, tuple[Callable[[Pipeline], object], str]] = {
     "neither form of a batch": (lambda pipe: pipe.step(), "step takes either a batch or micro_batches"),
     "both forms": (lambda pipe: pipe.step((1, 2), micro_batches=[]), "step takes either a batch or micro_batches"),
     "a negative norm": (lambda pipe: pipe.clip_grad_norm_(-1.0), r"max_norm=-1\.0: a norm is 0 or more"),
-    "no evaluation": (lambda pipe: pipe.evaluate([]), "there is nothing to evaluate: no batch was given"),
     "a sampler that divides items among ranks": (
         lambda pipe: pipe.loader(
             [*zip(*batch(), strict=True)],

@@ -121,13 +121,6 @@ def test_who_is_in_no_group_is_told(alone: World) -> None:
         join_group(alone_job(), dist.GroupMember.NON_GROUP_MEMBER, "pipeline", None, TIMEOUT)
 
 
-def test_communicators_that_the_program_is_not_proven_for_are_refused(alone: World) -> None:
-    with pytest.raises(Misuse, match="communicators pair: gloo finds messages by their tags"):
-        join_group(alone_job(), None, "pipeline", None, TIMEOUT, "pair")
-    with pytest.raises(Misuse, match="communicators ring: it is one of directed, pair"):
-        join_group(alone_job(), None, "pipeline", None, TIMEOUT, "ring")
-
-
 # The store.
 
 

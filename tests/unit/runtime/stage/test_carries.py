@@ -77,7 +77,6 @@ def backwards() -> Iterator[int]:
 
 
 def run(of: Stage, kind: str) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor | None]]:
-    """Runs all slices; returns what `by_hand` does."""
     inputs, handed_back = cut(data(1)), cut(data(2))
     outputs: dict[int, torch.Tensor] = {}
     gradients: dict[int, torch.Tensor] = {}

@@ -11,17 +11,21 @@ from torch import nn
 
 from chimera_runtime.errors import BadModel, PeerLost
 from chimera_runtime.program.rank_facts import Group
-from chimera_runtime.ranks.messages import Names, waiter
+from chimera_runtime.ranks.messages import Names, Staging, from_host, waiter
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.gradient_sums import (
     GradientSum,
+    Replicas,
     WideGradientSum,
     agree_on_infinite,
+    bits,
+    is_due,
     main_gradient,
     total_norm,
 )
 from chimera_runtime.values.losses import Count
 from chimera_runtime.values.nested import Tensors
+from tests.unit.runtime.gpu_model import ModelGpu
 from tests.unit.runtime.thread_ranks import groups, job, together, worlds
 
 WIDTH = 3
@@ -444,3 +448,106 @@ def test_all_ranks_skip_a_step_together_also_one_whose_parameters_are_frozen(
         scaler.update()
     assert weights[1].tolist() == ([-gradient] * 2 if steps else [0.0] * 2)
     assert [scaler.get_scale() for scaler in scalers] == [1.0 if steps else 0.5] * 2
+
+
+# Sums of gradients of a GPU by gloo: as without one, and what has to be known of them is read on the host.
+
+
+def staged(
+    members: Sequence[Any], kind: Any, lazy: tuple[str, ...], *shapes: int, **options: Any
+) -> tuple[list[list[nn.Parameter]], list[Any], list[ModelGpu]]:
+    """Replicas as those of `replicas`, with sums that go through a staging."""
+    parameters = [[parameter(*[1.0] * n) for n in shapes] for _ in members]
+    gpus = [ModelGpu(lazy) for _ in members]
+    sums = [
+        kind("s1", own, group, (0, 1), Names(0, 0, 2, 20.0), waiter(20.0), staging=Staging(gpu), **options)
+        for own, group, gpu in zip(parameters, members, gpus, strict=True)
+    ]
+    return parameters, sums, gpus
+
+
+COPYING = (("outgoing",), ("incoming",), ("outgoing", "incoming"), ())
+"""The streams that do nothing before they have to; here the CPU computes at once."""
+
+
+@pytest.mark.parametrize("kind", [GradientSum, WideGradientSum])
+@pytest.mark.parametrize("lazy", COPYING)
+def test_sums_through_a_staging_are_those_without(members: Sequence[Any], kind: Any, lazy: tuple[str, ...]) -> None:
+    """Three parameters: both ranks have a gradient for the first, one for the second, none for the third."""
+    options = {"dtype": torch.float32} if kind is WideGradientSum else {}
+    parameters, sums, gpus = staged(members, kind, lazy, 2, 1, 1, **options)
+    for update in (1.0, 2.0):
+        backward((parameters[0][0], update), (parameters[0][1], 3.0))
+        backward((parameters[1][0], update))
+        for of_rank in sums:
+            of_rank.collect()
+        summed(*sums)
+        for both, first, none in parameters:
+            assert torch.equal(both.grad, torch.full((2,), 2 * update))  # type: ignore[arg-type]
+            assert torch.equal(first.grad, torch.tensor([3.0]))  # type: ignore[arg-type]
+            assert none.grad is None
+        for of_rank in sums:
+            of_rank.clear()
+    assert all(gpu.blocked["MainThread"] == 0 for gpu in gpus)
+
+
+def test_what_an_update_counts_is_read_on_the_host(members: Sequence[Any]) -> None:
+    """The sum has not come to the GPU when it is read."""
+    gpus = [ModelGpu(("outgoing", "incoming"), ("wait", "computing")) for _ in members]
+    counts = [Count(1, 8.0, torch.device("cpu")) for _ in members]
+    weights = [parameter(1.0), parameter(1.0)]
+    sums = [
+        GradientSum("s1", [weight], group, (0, 1), Names(0, 0, 2, 20.0), waiter(20.0), None, count, Staging(gpu))
+        for weight, group, count, gpu in zip(weights, members, counts, gpus, strict=True)
+    ]
+    backward((weights[0], 1.0))
+    sums[0].collect()
+    for of_rank, number in zip(sums, (2.0, 6.0), strict=True):
+        of_rank.count((torch.full((1,), number, dtype=torch.float64),))
+    summed(*sums)
+    assert [count.tensor.item() for count in counts] == [2.0, 6.0]
+    assert weights[0].grad == torch.tensor([8.0 / (2.0 + 6.0)])
+    assert weights[1].grad is not None, "a rank has one, as the host knows"
+
+
+# Digests of weights: any change of a bit shows.
+
+
+def number(weights: list[torch.Tensor]) -> int:
+    """The number of a group with these weights, which ranks compare."""
+    replicas = Replicas({(0,): weights}, dict.fromkeys(weights, "a weight"), from_host)
+    return replicas.begin()[0,]()[0]
+
+
+def test_weights_are_compared_often_at_first_and_then_now_and_then() -> None:
+    assert [update for update in range(500) if is_due(update)] == [
+        *(1, 2, 4, 8, 16, 32, 64, 100, 128, 200, 256, 300, 400),
+    ]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.complex128]
+)
+def test_a_bit_changes_the_digest_and_a_copy_does_not(dtype: torch.dtype) -> None:
+    weights = [torch.randn(5, 7).to(dtype), torch.ones(3).to(dtype)]
+    others = [weight.clone() for weight in weights]
+    assert number(weights) == number(others) < 2**20
+    assert bits(weights[1]) == bits(others[1]) < 2**20
+    others[1].view(torch.uint8)[0] ^= 1
+    assert number(weights) != number(others)
+    assert bits(weights[1]) != bits(others[1])
+
+
+def test_parameters_count_in_their_order_and_whatever_their_memory_is_like() -> None:
+    first, other = nn.Parameter(torch.randn(4, 6)), nn.Parameter(torch.randn(4, 6))
+    assert number([first, other]) != number([other, first])
+    assert bits(first) == bits(first.detach().t().contiguous().t())
+    assert bits(torch.zeros(0)) == 0
+
+
+def test_groups_without_parameters_have_no_digest() -> None:
+    weight = torch.ones(2)
+    replicas = Replicas({(0,): [weight], (1,): []}, {weight: "weight"}, from_host)
+    assert list(replicas.begin()) == list(replicas.begin([(0,), (1,)])) == [(0,)]
+    number, text = replicas.begin()[0,]()
+    assert text() == {"a digest of weight": f"{number:x}"}

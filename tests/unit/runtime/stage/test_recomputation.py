@@ -31,6 +31,7 @@ from tests.unit.runtime.staged import (
     SEED,
     WIDTH,
     assert_close,
+    assert_like_autograd,
     by_hand,
     data,
     groups,
@@ -98,14 +99,17 @@ class Data(Begins):
         return 1 + self.seen.clone()
 
 
+class Tally:
+    """An object that a module has."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+
 class Counts(Base):
     """Attributes: a number, a list, an object, a tensor that is no buffer, and something that the first call makes."""
 
     def ready(self) -> None:
-        class Tally:
-            def __init__(self) -> None:
-                self.number = 0
-
         self.calls, self.past, self.tally, self.total = 0, [1.0], Tally(), torch.zeros(())
 
     def factor(self, y: torch.Tensor) -> Any:
@@ -428,13 +432,6 @@ def test_a_graph_that_is_kept_from_one_forward_to_the_next_is_refused() -> None:
 # The state of a module except its parameters is found, compared, replaced for a time, or restored.
 
 
-class Tally:
-    """An object that a module has."""
-
-    def __init__(self) -> None:
-        self.number = 0
-
-
 class Holder(nn.Module):
     """Holds something of every kind, and changes what it is told to."""
 
@@ -691,12 +688,8 @@ def interleaved(ahead: Stage, behind: Stage, micros: list[Micros]) -> tuple[list
 @pytest.mark.parametrize("recomputed", [set(), {0, 1, 2, 3}, {1}])
 @pytest.mark.parametrize("how", ["before", "behind", "by hand", None])
 def test_a_pair_gives_what_autograd_gives(how: str | None, recomputed: set[int]) -> None:
-    expected_outputs, expected_back, expected = by_hand(linear())
     one = stage(linear() if how is None else JointRun(how), recomputed=recomputed)
-    outputs, back = interleaved(one, one, [0, 1, 2, 3])
-    assert_close(outputs, expected_outputs)
-    assert_close(back, expected_back)
-    assert_close([p.grad for p in one.module.parameters()], expected)
+    assert_like_autograd(one, *interleaved(one, one, [0, 1, 2, 3]))
 
 
 def test_the_method_of_the_forward_s_module_runs_the_backward_of_another_stage() -> None:
@@ -749,14 +742,8 @@ def test_random_numbers_are_those_of_the_micro_batch_with_the_method_or_without(
         assert all(map(torch.equal, mine, theirs))
 
 
-class Checkpointed(JointRun):
+class Checkpointed(Noisy):
     """Runs its forward again in its backward, with what it draws at random and an auxiliary loss."""
-
-    def __init__(self, joint: bool) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))
-        if not joint:
-            self.forward_and_backward = None  # type: ignore[assignment]
 
     def part(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.inner(x)

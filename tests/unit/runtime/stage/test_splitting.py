@@ -166,7 +166,6 @@ def seeds_of(outputs: Tensors) -> Tensors:
 
 
 def pair(name: str) -> tuple[Stage, Stage]:
-    """Two modules of the same weights."""
     with torch.random.fork_rng():
         torch.set_default_dtype(torch.float64)
         torch.manual_seed(0)

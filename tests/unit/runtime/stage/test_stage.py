@@ -28,7 +28,9 @@ from tests.unit.runtime.staged import (
     ROWS,
     WIDTH,
     Steps,
+    Then,
     assert_close,
+    assert_like_autograd,
     by_hand,
     data,
     groups,
@@ -51,46 +53,40 @@ from tests.unit.runtime.staged import (
 def test_however_they_are_grouped_and_kept_passes_give_what_autograd_gives(
     forwards: tuple[int, ...], backwards: tuple[int, ...], recomputed: set[int], traits: Traits
 ) -> None:
-    outputs, input_gradients, gradients = by_hand(linear())
     one = stage(linear(), traits=traits, recomputed=recomputed)
-    made, back = run(one, groups(*forwards), groups(*backwards))
-    assert_close(made, outputs)
-    assert_close(back, input_gradients)
-    assert_close([p.grad for p in one.module.parameters()], gradients)
+    assert_like_autograd(one, *run(one, groups(*forwards), groups(*backwards)))
 
 
-def test_a_stage_that_can_runs_several_micro_batches_at_once_where_it_runs_them_again_later() -> None:
+def noting(calls: list[int]) -> nn.Module:
+    """A layer that notes how many rows each call has, outside of itself: its own state is put back."""
+
+    def note(y: torch.Tensor) -> torch.Tensor:
+        calls.append(len(y))
+        return y
+
+    return Then(note)
+
+
+@pytest.mark.parametrize(
+    ("traits", "recomputed", "calls"),
+    [(CAN, {0, 1}, [2 * ROWS]), (CANNOT, {0, 1}, [ROWS, ROWS]), (CAN, set(), [ROWS, ROWS])],
+)
+def test_a_stage_that_can_runs_several_micro_batches_at_once_where_it_runs_them_again_later(
+    traits: Traits, recomputed: set[int], calls: list[int]
+) -> None:
     """One that cannot, and one that keeps everything, run them one by one."""
-    calls: list[int] = []
-
-    class Counting(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            calls.append(len(x))
-            return super().forward(x)
-
-    for traits, recomputed, expected in (
-        (CAN, {0, 1}, [2 * ROWS]),
-        (CANNOT, {0, 1}, [ROWS, ROWS]),
-        (CAN, set(), [ROWS, ROWS]),
-    ):
-        calls.clear()
-        one = stage(Counting(WIDTH, WIDTH), traits=traits, recomputed=recomputed)
-        one.forward((0, 1), rows(data(1), (0, 1)))
-        assert calls == expected
-        one.backward((0, 1), rows(data(2), (0, 1)))
-        assert calls == expected + [ROWS] * 2 * bool(recomputed)
+    noted: list[int] = []
+    one = stage(noting(noted), traits=traits, recomputed=recomputed)
+    one.forward((0, 1), rows(data(1), (0, 1)))
+    assert noted == calls
+    one.backward((0, 1), rows(data(2), (0, 1)))
+    assert noted == calls + [ROWS] * 2 * bool(recomputed)
 
 
 def test_what_is_run_again_repeats_with_the_schedule() -> None:
     """Micro-batches are counted on and on in a schedule whose updates overlap."""
     calls: list[int] = []
-
-    class Counting(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            calls.append(1)
-            return super().forward(x)
-
-    one = stage(Counting(WIDTH, WIDTH), recomputed={1})
+    one = stage(noting(calls), recomputed={1})
     for micro in (4 * MICROS, 4 * MICROS + 1):
         calls.clear()
         one.forward(micro, rows(data(1), 0))
@@ -176,11 +172,7 @@ def test_a_backward_without_its_forward_is_an_error_and_so_is_a_second_one() -> 
 
 
 def test_what_is_handed_on_has_no_graph_and_lies_in_one_piece() -> None:
-    class Transposed(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x).t().contiguous().t()
-
-    one = stage(Transposed(WIDTH, WIDTH))
+    one = stage(Then(lambda y: y.t().contiguous().t()))
     one.forward(0, rows(data(1), 0))
     (output,) = one.outputs(0)
     assert output.is_contiguous()
@@ -296,11 +288,7 @@ def test_nothing_of_a_micro_batch_is_kept_after_its_backward(recomputed: set[int
 
 
 def test_an_output_of_another_shape_is_an_error_of_the_model() -> None:
-    class Growing(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.cat([super().forward(x)] * 2)
-
-    one = stage(Growing(WIDTH, WIDTH))
+    one = stage(Then(lambda y: torch.cat([y] * 2)))
     with pytest.raises(BadModel, match=r"stage 1 returned for micro-batch 2: tensor 0 is \(6, 4\) torch.float32"):
         one.forward(2, rows(data(1), 2))
 
@@ -315,13 +303,12 @@ def failing(where: str) -> nn.Module:
         def backward(_context: Any, _gradient: torch.Tensor) -> torch.Tensor:
             raise ValueError("in the backward")
 
-    class Module(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if where == "forward":
-                raise ValueError("in the forward")
-            return Failing.apply(super().forward(x))  # type: ignore[no-any-return,no-untyped-call]
+    def apply(y: torch.Tensor) -> Any:
+        if where == "forward":
+            raise ValueError("in the forward")
+        return Failing.apply(y)  # type: ignore[no-untyped-call]
 
-    return Module(WIDTH, WIDTH)
+    return Then(apply)
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
@@ -402,12 +389,8 @@ def test_weights_are_asked_for_the_versions_that_the_program_names() -> None:
 def test_a_backward_in_two_halves_gives_what_autograd_gives(
     late: tuple[int, ...], recomputed: set[int], whole: str
 ) -> None:
-    outputs, input_gradients, gradients = by_hand(linear())
     one = stage(linear(), traits=Traits((), "", whole=whole), recomputed=recomputed)
-    made, back = run(one, groups(2, 2), groups(1, 1, 2), groups(*late)[::-1])
-    assert_close(made, outputs)
-    assert_close(back, input_gradients)
-    assert_close([p.grad for p in one.module.parameters()], gradients)
+    assert_like_autograd(one, *run(one, groups(2, 2), groups(1, 1, 2), groups(*late)[::-1]))
 
 
 def test_the_weights_have_their_gradients_after_the_second_half() -> None:
@@ -471,6 +454,13 @@ def received_tensors() -> tuple[torch.Tensor, ...]:
     return torch.ones(2), torch.ones(2), torch.ones(2, dtype=WHOLE)
 
 
+@pytest.fixture
+def received() -> tuple[StageInput, tuple[torch.Tensor, ...]]:
+    """What takes the gradients of tensors that were received, and these as leaves."""
+    stage_input = StageInput(1, TWO)
+    return stage_input, stage_input.argument(received_tensors())[0]
+
+
 def test_the_first_stage_is_called_on_what_was_loaded_and_hands_nothing_back() -> None:
     first = StageInput(0, None)
     batch = {"words": torch.ones(2)}
@@ -479,16 +469,15 @@ def test_the_first_stage_is_called_on_what_was_loaded_and_hands_nothing_back() -
 
 
 def test_leaves_are_the_tensors_received_and_require_gradients_where_the_stage_before_recorded_them() -> None:
-    received = received_tensors()
-    leaves, argument = StageInput(1, TWO).argument(received)
+    tensors = received_tensors()
+    leaves, argument = StageInput(1, TWO).argument(tensors)
     assert argument == leaves
     assert [leaf.requires_grad for leaf in leaves] == [True, True, False]
-    assert [leaf.data_ptr() for leaf in leaves] == [tensor.data_ptr() for tensor in received]
+    assert [leaf.data_ptr() for leaf in leaves] == [tensor.data_ptr() for tensor in tensors]
 
 
-def test_gradients_come_back_for_what_the_first_micro_batch_used_and_zeros_where_there_are_none() -> None:
-    stage_input = StageInput(1, TWO)
-    leaves, _ = stage_input.argument(received_tensors())
+def test_gradients_come_back_for_what_the_first_micro_batch_used_and_zeros_where_there_are_none(received: Any) -> None:
+    stage_input, leaves = received
     count = torch.ones(1)
     zeros, counted = stage_input.take_gradients(leaves, (count,))
     assert zeros.tolist() == [0, 0]
@@ -501,12 +490,21 @@ def test_gradients_come_back_for_what_the_first_micro_batch_used_and_zeros_where
         stage_input.take_gradients(leaves, ())
 
 
-def test_a_gradient_that_was_handed_back_is_kept_by_nothing_else() -> None:
-    stage_input = StageInput(1, TWO)
-    leaves, _ = stage_input.argument(received_tensors())
+def test_a_gradient_in_memory_of_its_own_is_handed_back_as_it_is_and_kept_by_nothing_else(received: Any) -> None:
+    stage_input, leaves = received
     (leaves[0] * 3).sum().backward()
-    stage_input.take_gradients(leaves, ())
+    place = leaves[0].grad.data_ptr()
+    assert stage_input.take_gradients(leaves, ())[0].data_ptr() == place
     assert leaves[0].grad is None
+
+
+def test_a_gradient_in_memory_that_anything_else_holds_is_copied(received: Any) -> None:
+    """A receive buffer, or what a function of the model's own writes again in its next backward."""
+    (stage_input, leaves), memory = received, torch.full((4,), 7.0)
+    leaves[0].grad = memory[:2]
+    (gradient,) = stage_input.take_gradients(leaves, ())
+    memory.zero_()
+    assert gradient.tolist() == [7, 7]
 
 
 def test_a_gradient_for_what_the_stage_before_recorded_no_graph_for_is_for_nobody() -> None:
@@ -517,25 +515,6 @@ def test_a_gradient_for_what_the_stage_before_recorded_no_graph_for_is_for_nobod
     (leaves[0].requires_grad_() * 3).sum().backward()
     assert stage_input.take_gradients(leaves, ()) == ()
     assert leaves[0].grad is None
-
-
-def test_a_gradient_in_memory_that_anything_else_holds_is_copied() -> None:
-    """A receive buffer, or what a function of the model's own writes again in its next backward."""
-    stage_input, memory = StageInput(1, TWO), torch.full((4,), 7.0)
-    leaves, _ = stage_input.argument(received_tensors())
-    leaves[0].grad = memory[:2]
-    (gradient,) = stage_input.take_gradients(leaves, ())
-    memory.zero_()
-    assert gradient.tolist() == [7, 7]
-
-
-def test_a_gradient_in_memory_of_its_own_is_handed_back_as_it_is() -> None:
-    stage_input = StageInput(1, TWO)
-    leaves, _ = stage_input.argument(received_tensors())
-    (leaves[0] * 3).sum().backward()
-    assert leaves[0].grad is not None
-    place = leaves[0].grad.data_ptr()
-    assert stage_input.take_gradients(leaves, ())[0].data_ptr() == place
 
 
 # A weight group: two stages use one parameter, whose gradients are one sum and which steps once.

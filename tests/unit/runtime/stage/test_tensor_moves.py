@@ -151,7 +151,6 @@ def saved(of: Stage, micro: int) -> list[torch.Tensor]:
 
 
 def sizes(of: Stage, micro: int) -> list[int]:
-    """The bytes of each storage that has moved."""
     return sorted(storage.size for storage in of._moves._under_way[micro].storages)
 
 

@@ -104,7 +104,6 @@ class Delayed:
         self.delay = delay
 
     def run(self) -> Iterator[float]:
-        """The loss of every update."""
         under_way: deque[torch.Tensor] = deque()
         for time in range(UPDATES + self.delay):
             if time < UPDATES:
@@ -114,7 +113,6 @@ class Delayed:
                 yield self.finish(time - self.delay, under_way.popleft())
 
     def finish(self, number: int, value: torch.Tensor) -> float:
-        """A backward and its update."""
         read = number - self.delay
         self.versions.select(max(0, read))
         value.backward()
