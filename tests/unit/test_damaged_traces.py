@@ -270,7 +270,7 @@ def edited(rank: int, edit: Callable[[list[Any]], object] = lambda _: None, **fa
 
 def of_all(**facts: object) -> Spoil:
     """A trace of which all ranks say so."""
-    return lambda directory: [edited(rank, **facts)(directory) for rank in range(2)]
+    return lambda directory: [edited(rank, lambda lines: lines[0].update(facts))(directory) for rank in range(2)]
 
 
 def in_place(old: str, new: str) -> Spoil:
