@@ -70,7 +70,7 @@ typescript: $(READY)  ## install what checks the types in the scripts of a page
 # tests of a file share what they compile and run. Without bytecode each process would compile its modules again.
 PYTEST := $(BIN)/pytest -n auto --dist=loadfile tests chimera_ir docs/paper_tables docs/conformance --doctest-modules
 test test-all: export PYTHONDONTWRITEBYTECODE =
-test: $(READY)  ## the checks, all tests that need no process of their own, and a core of trainings
+test: $(READY)  ## the checks, unit tests, and a core of trainings
 	@$(MAKE) --no-print-directory --jobs=2 checked tested
 
 test-all: test examples torchtitan typescript  ## make test, and all other tests: every training, page, command of the docs

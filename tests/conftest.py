@@ -20,13 +20,17 @@ for variable in ("COLUMNS", "FORCE_COLOR", "NO_COLOR"):
 TESTS = Path(__file__).resolve().parent
 CORE = "e2e/test_core.py"
 FULL = (
-    *("e2e", "test_docs.py", "test_every_kind.py", "test_page_scripts.py"),
-    *(f"property/test_{name}.py" for name in ("carries", "mutations", "stream_mutations")),
-    *(f"unit/test_{name}.py" for name in ("cli_process", "output", "standard_streams", "waiting")),
+    *("e2e", "literature", "property", "test_docs.py", "test_every_kind.py", "test_page_scripts.py"),
+    *(
+        f"unit/test_{name}.py"
+        for name in ("bounds", "bundles", "cli_process", "communicators", "compare", "order_bounds")
+    ),
+    *(f"unit/test_{name}.py" for name in ("output", "plan", "planned", "planned_splits", "profiler", "run", "scripts")),
+    *(f"unit/test_{name}.py" for name in ("search", "spread", "standard_streams", "waiting")),
     *("unit/runtime/data/test_data_workers.py", "unit/runtime/huggingface", "unit/runtime/tools/fail/test_faults.py"),
     *("unit/runtime/tools/open", "unit/runtime/tools/test_launch.py"),
 )
-"""Folders and files whose tests have the mark `full`: they start processes, need more than torch, or take long."""
+"""Folders and files whose tests all have the mark `full`: they start processes, need more than torch, or take long."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -114,6 +114,7 @@ DIGEST = re.compile(r"\b[0-9a-f]{16}\b")
 """Of a program, the runtime included."""
 
 
+@pytest.mark.full
 def test_programs_have_the_same_digest_only_if_all_of_their_files_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +332,7 @@ def test_no_two_messages_between_the_same_workers_share_a_tag(case: Any) -> None
         assert len(tags) == len(sends)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", part(library.names(), 4))
 def test_a_script_does_not_grow_with_the_micro_batches(name: str) -> None:
     few, many = (

@@ -80,6 +80,7 @@ def test_the_help_has_a_line_for_each_command_and_the_version_is_that_of_the_pac
     assert chimera_ir.__version__ in called(*program, "--version").stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("words", "status"),
     [
@@ -268,6 +269,7 @@ PATHS = (
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_path_of_any_kind_ends_in_words_that_can_be_printed(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

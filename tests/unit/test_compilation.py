@@ -74,6 +74,7 @@ def test_the_package_by_itself_imports_nothing() -> None:
     assert {name for name in imported("import chimera_ir") if name.startswith("chimera_ir.")} == set()
 
 
+@pytest.mark.full
 def test_what_a_level_does_not_need_is_not_imported() -> None:
     schedule = imported("import chimera_ir; chimera_ir.compile('chimera', D=4).schedule")
     assert not schedule & {"rich", "jinja2", "click", "chimera_ir.codegen", "chimera_ir.predict", "chimera_ir.profile"}
@@ -90,6 +91,7 @@ def test_every_public_name_is_there() -> None:
         assert chimera_ir.compiel  # type: ignore[attr-defined]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", library.names())
 def test_every_level_is_what_the_command_emits(run: Run, name: str) -> None:
     compilation = chimera_ir.compile(name)

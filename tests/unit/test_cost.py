@@ -320,6 +320,7 @@ def test_the_timeline_is_the_one_found_by_relaxation(schedule: Schedule, costs: 
     )
 
 
+@pytest.mark.full
 @examples(150)
 @given(schedules(micros=2, stages=2), prices | st.just(Costs()) | st.just(Costs(B=Fraction(1))))
 def test_the_critical_path_is_the_longest_of_all_with_the_most_backwards(schedule: Schedule, costs: Costs) -> None:

@@ -63,6 +63,7 @@ def test_a_command_line_is_taken_apart_again_by_a_shell() -> None:
     assert words_of(line, "said") == ["said", *words, *NAMES]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("predicted", [False, True])
 def test_the_lines_that_are_printed_start_what_was_written(
@@ -81,6 +82,7 @@ def test_the_lines_that_are_printed_start_what_was_written(
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 def test_the_lines_of_a_plan_name_the_files_that_it_was_made_from(
     run: Run, tmp_path: Path, name: str, planner: Run
@@ -134,6 +136,7 @@ def texts_of(value: object) -> Iterator[str]:
         yield from chain.from_iterable(map(texts_of, value))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", HIDDEN, ids=ascii)
 def test_no_output_has_a_hidden_character_of_a_name(
     run: Run, planner: Run, tracer: Run, tmp_path: Path, name: str

@@ -41,6 +41,7 @@ def schedules(scheme: str, values: Mapping[str, Sequence[int]]) -> list[Schedule
     return [chimera_ir.compile(scheme, **size).schedule for size in whole]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", LIBRARY)
 def test_schemes_are_found_again_from_their_orders_alone(scheme: str) -> None:
     """At a size beyond all that the fit has seen the formulas give the library's order, too."""

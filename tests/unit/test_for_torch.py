@@ -60,6 +60,7 @@ def made_by_torch(text: str, workers: int, stages: int, micro_batches: int) -> l
     return [[*map(str, runtime.pipeline_order_with_comms[rank])] for rank in range(workers)]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(hasattr(schedules, "WAIT_REDUCE_GRAD"), reason="torch 2.15 adds waits, and receives move by them")
 @pytest.mark.parametrize("name", sorted(ACCEPTED))
 def test_the_model_of_torchs_lowering_makes_what_the_installed_torch_makes(name: str) -> None:

@@ -35,6 +35,7 @@ def test_a_command_tells_its_status_and_what_it_said() -> None:
     assert (end.status, sorted(end.said.split()), end.left) == (3, ["err", "out"], 0)
 
 
+@pytest.mark.full
 def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started() -> None:
     """Its child has a session of its own, as ranks of torchrun have."""
     asleep = "import time; time.sleep(600)"

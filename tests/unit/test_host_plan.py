@@ -69,6 +69,7 @@ def best(lane: TimedLane, transfer: int) -> int:
     return next(limit for limit in range(1, len(micros) + 1) if feasible(limit, {}, []))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", range(40))
 def test_a_plan_keeps_as_little_as_the_best_of_all_choices(seed: int) -> None:
     rng = random.Random(seed)

@@ -99,6 +99,7 @@ def test_a_scheme_called_like_another_file_is_refused(run: Run, mine: Path) -> N
     assert run("fast", "--library", mine, "--emit", "plan").status == 0
 
 
+@pytest.mark.full
 def test_a_plan_passes_over_what_is_no_scheme_and_says_so(plan: Run, mine: Path) -> None:
     (mine / "dapple.chim").write_text(TINY)
     ended = plan(profile((4,), (1,)), cluster(4), "--mini-batch", 8, "--library", mine, "--json")

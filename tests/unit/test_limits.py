@@ -99,6 +99,7 @@ SEARCHED = {"a cycle of ir"}
 """The search for the shortest cycle may take longer, up to a length; see `test_render` for what is shown of it."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in TEXTS if name not in SEARCHED])
 def test_the_work_for_a_text_grows_like_the_text(name: str) -> None:
     size, make = TEXTS[name]
@@ -110,6 +111,7 @@ def test_the_work_for_a_text_grows_like_the_text(name: str) -> None:
         assert shown.count("\n") < MAX_SHOWN * 20 + 3 * MAX_NOTES
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("workers", "stages", "micros"), [(4, 4096, 65_536), (1, 1, 65_536)])
 def test_a_huge_header_over_few_operations_takes_no_memory_of_that_size(workers: int, stages: int, micros: int) -> None:
     places = " ".join(str(stage % workers) for stage in range(stages))

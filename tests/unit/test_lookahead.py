@@ -97,6 +97,7 @@ def assert_runnable(of: ProgramStream) -> None:
         assert [*unroll(of.header, runnable.turn, 9)] == [*unroll(of.header, turn, 9)], "the same lane"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "parameters"), CASES)
 def test_what_is_run_ends_without_a_later_update(name: str, parameters: dict[str, int]) -> None:
     assert_runnable(case(name, parameters))
@@ -118,6 +119,7 @@ def test_the_sums_of_tied_stages_are_waited_for_like_others(name: str, parameter
         assert steps == {group: sum(not {*group}.isdisjoint(stages) for stages in held) for group in groups}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", range(25))
 def test_what_is_run_of_a_random_stream_ends_without_a_later_update(seed: int) -> None:
     assert_runnable(random_case(seed))

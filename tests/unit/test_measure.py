@@ -185,6 +185,7 @@ LOOKING_BACK = LOOKING_BACK.replace("        return", f"        {JOINED}\n      
 LOOKING_BACK = LOOKING_BACK.replace("len(x), -1, 32)", "len(x), -1, 32), (k, v)")
 
 
+@pytest.mark.full
 def test_slices_of_attention_cost_more_from_one_to_the_next_and_leave_their_keys_and_values(tmp_path: Path) -> None:
     """A quarter of the projections, and as many products as positions so far; the last slice leaves no carry."""
     text = LINEAR.replace("def build_stage", f"{LOOKING_BACK}\ndef build_stage", 1)

@@ -64,6 +64,7 @@ def reported(ended: Ended) -> dict[str, Any]:
     return json.loads(ended.out)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", library.names())
 def test_equal_stages_make_the_report_of_the_unit_costs_in_seconds(run: Run, measured: Run, name: str) -> None:
     sizes = of_stages(name, 4, 4).items()

@@ -80,6 +80,7 @@ def test_every_box_up_to_8_workers_and_32_micro_batches_has_its_number(D: int, K
     assert Counter(labels) == dict.fromkeys(map(str, range(K * D)), 2 * D)
 
 
+@pytest.mark.full
 def test_sixty_four_workers_are_drawn_in_a_picture_of_bearable_size() -> None:
     """16,384 operations, each at least five pixels wide."""
     shown = timeline(two_directions(64, 2))
@@ -122,6 +123,7 @@ def test_a_worker_without_work_is_all_bubble() -> None:
     assert len(boxes(svg.draw(shown))) == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
 @pytest.mark.parametrize(
     "schedule", [one_direction(1, 1), two_directions(4), all_then_all(3, 12), two_directions(64, 2)]
@@ -228,6 +230,7 @@ def test_costs_that_differ_beyond_reason_still_make_a_picture(costs: Costs) -> N
     assert svg.picture(shown).chart.width < 2 * svg.WIDEST
 
 
+@pytest.mark.full
 def test_a_picture_drawn_small_says_what_it_leaves_out() -> None:
     assert "drawn small" in terminal.draw(timeline(two_directions(64, 2)), 200).plain
     assert "drawn small" not in terminal.draw(timeline(two_directions(8)), 100).plain

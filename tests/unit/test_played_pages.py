@@ -175,6 +175,7 @@ def assert_equal(times: Sequence[float], expected: Sequence[float]) -> None:
     assert [pair for pair in zip(times, expected, strict=True) if abs(pair[0] - pair[1]) > rounding] == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", PLAYED)
 def test_operations_start_and_end_when_the_compiler_says_for_200_settings(
     scheme: str, answers: Mapping[str, Answers]

@@ -40,6 +40,7 @@ def with_phase(events: Sequence[dict[str, Any]], phase: str) -> list[dict[str, A
     return [event for event in events if event["ph"] == phase]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", library.names())
 def test_boxes_are_those_of_the_timeline_and_every_message_has_an_arrow(scheme: str) -> None:
     """Moves of memory, which run beside the computations of a lane, are stretches of their process instead of boxes."""

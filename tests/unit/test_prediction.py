@@ -129,6 +129,7 @@ def test_the_details_show_every_term(run: Run, files: tuple[str, ...], tmp_path:
     assert "C_f, C_b" not in run(*DAPPLE, *files, "--out", "o").out
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("available", "status", "answer"),
     [

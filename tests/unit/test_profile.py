@@ -98,6 +98,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
     return Cluster(draw(words), *counts, memory, reserved, draw(links), draw(links), draw(sums), *further)
 
 
+@pytest.mark.full
 @given(profiles())
 @examples(either(50, 100))
 def test_a_profile_that_is_written_reads_back(profile: ModelProfile | WorkProfile) -> None:

@@ -134,6 +134,7 @@ def test_training_is_foretold_with_the_times_of_the_profile_and_its_steps(tmp_pa
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "settings"), SCHEMES, ids=lambda value: str(value))
 def test_lanes_are_those_of_the_replay_to_the_nanosecond(name: str, settings: dict[str, int]) -> None:
     """Computes also those of the simulator; instructions that are no events take no time where the lane is.
@@ -162,6 +163,7 @@ def test_lanes_are_those_of_the_replay_to_the_nanosecond(name: str, settings: di
     assert computes == simulated
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "settings"), SCHEMES, ids=lambda value: str(value))
 def test_updates_take_what_the_replay_and_the_pace_say(name: str, settings: dict[str, int]) -> None:
     """Also where it is one in several updates that takes longer than the others: then several are counted."""

@@ -197,6 +197,7 @@ def test_what_workers_hold_is_told_in_few_words(values: list[int], text: str) ->
     assert per_worker([Fraction(value) for value in values]) == text
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_the_table_fits_the_terminal_even_for_64_workers(width: int) -> None:
     lines = printed(reported(two_directions(64, 2), Costs(), one_direction(64, 128)), width).splitlines()

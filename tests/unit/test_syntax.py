@@ -153,6 +153,7 @@ def test_several_mistakes_are_reported_together() -> None:
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "formula",
     [
@@ -214,12 +215,14 @@ def test_a_sign_of_another_language_is_called_by_its_name_wherever_it_stands(sig
         assert "CH111" in [code for code, _ in messages("scheme a\n" + place.format(f"a {sign} b"))], place
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("word", WORDS)
 def test_a_word_of_another_language_is_called_by_its_name_wherever_it_stands(word: str) -> None:
     for place, operands in product(PLACES, ("a {} b", "(a) {} 2", "2 {} (b)", "f(a) {} (b + 1)")):
         assert "CH111" in [code for code, _ in messages("scheme a\n" + place.format(operands.format(word)))], place
 
 
+@pytest.mark.full
 def test_each_line_with_a_mistake_is_told_whatever_is_wrong_with_the_others() -> None:
     """Two mistakes on a line do not take the line above with them."""
     wrong = [

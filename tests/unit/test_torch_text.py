@@ -66,6 +66,7 @@ CASES = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "size", "comms", "deferred"), CASES)
 def test_the_verdict_on_what_torch_generates_is_that_of_an_independent_reading(
     name: str, size: tuple[int, int], comms: bool, deferred: bool
@@ -91,6 +92,7 @@ def changed(rows: list[Row], rng: random.Random) -> list[Row]:
     return copies
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", MULTI)
 def test_the_verdict_on_a_changed_file_is_that_of_an_independent_reading(name: str) -> None:
     rng, verdicts = random.Random(3), set[tuple[bool, bool]]()
@@ -186,6 +188,7 @@ def test_stages_that_share_parameters_are_an_option_and_are_summed_at_the_end() 
         assert Executor(program, "tagged", seed=1).run()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("messages", ["", "0SEND_F0"])
 def test_sizes_that_a_file_names_and_does_not_fill_take_no_memory(messages: str) -> None:
     row = ",".join(f"{stage}F{131071 * (stage == 0)},{stage}B0" for stage in range(2000))

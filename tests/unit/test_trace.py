@@ -130,6 +130,7 @@ SCHEMES = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "settings"), SCHEMES, ids=lambda value: str(value))
 def test_what_is_promised_is_the_timeline_of_the_compiler(name: str, settings: dict[str, int]) -> None:
     """Two simulators: one of schedules, exact; one of programs, with every wait in it."""

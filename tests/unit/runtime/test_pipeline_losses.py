@@ -101,6 +101,7 @@ def forms(loss: Loss) -> dict[str, Any]:
     return {"module": loss, "method": partial(loss.doubled, 1.0), "argument": partial(Loss.doubled, loss, 1.0)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("form", forms(Loss()))
 def test_a_loss_is_trained_as_in_one_process(make: Callable[..., Pipeline], form: str) -> None:
     loss, twin = Loss(), Loss()

@@ -92,6 +92,7 @@ def make(opened: Callable[..., Any], compiled: dict[str, Path]) -> Callable[...,
     return lambda program="plain", of=loss, build=build_stage: opened(Pipeline, compiled[program], build, of, example())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_each_micro_batch_reports_once(make: Callable[..., Pipeline], program: str) -> None:
     pipe = make(program)

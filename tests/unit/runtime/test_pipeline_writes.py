@@ -139,6 +139,7 @@ def equal(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> boo
     return some.keys() == others.keys() and all(torch.equal(value, others[name]) for name, value in some.items())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", MODULES)
 def test_only_a_step_leaves_what_its_forwards_write(make: Callable[..., Pipeline], name: str) -> None:
     """Loss, gradients and parameters after the first update are those of one process."""

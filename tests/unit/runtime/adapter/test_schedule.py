@@ -152,6 +152,7 @@ def test_a_keyword_argument_that_is_whole_goes_to_every_micro_batch(
     assert "passed" in schedule.check(X, target=Y, mask=X, **{whole("borders"): borders})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("borders", [torch.zeros(B * N + 1), torch.zeros(N), torch.zeros(1, B * N), torch.tensor(1.0)])
 def test_a_tensor_that_has_not_the_rows_of_the_batch_is_refused(
     make: Callable[..., CompiledSchedule], borders: torch.Tensor

@@ -48,6 +48,7 @@ def rated(pipe: Pipeline) -> torch.optim.Optimizer:
     return torch.optim.Adam(pipe.parameters(), lr=torch.tensor(0.05), foreach=False)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("optimizer", [adam, rated])
 @pytest.mark.parametrize("at", [0, 2])
 def test_training_goes_on_bitwise_from_what_there_was_when_it_was_saved(

@@ -81,6 +81,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], bool]:
     return lambda: count >= at
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("update", [2, 1], ids=["a further one", "one in place of the same"])
 def test_whenever_a_rank_dies_in_a_save_there_is_the_old_checkpoint_or_the_new_one(
     alone: World, tmp_path: Path, update: int
@@ -132,6 +133,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.full
 def test_a_directory_is_locked_until_it_is_released_or_its_process_ends_even_if_its_children_live(
     tmp_path: Path,
 ) -> None:

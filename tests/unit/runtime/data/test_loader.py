@@ -211,6 +211,7 @@ def test_an_epoch_for_which_a_sampler_gives_too_few_items_is_refused_when_it_com
 # Going on elsewhere.
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_it_goes_on_from_every_place_as_if_it_had_not_stopped(alone: World, kind: Any, workers: int) -> None:

@@ -232,6 +232,7 @@ def pipeline(folder: Path, stages: int, split: Any, tied: bool) -> Iterator[Pipe
         yield made
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("stages", "split"), [(2, None), (2, (0, 1)), (3, None), (4, None), (4, (0, 2, 3, 5))])
 def test_any_number_of_stages_and_any_split_trains_the_model_of_one_process(

@@ -320,6 +320,7 @@ def rounds(how: str) -> list[int]:
     return [int(each) for each in done.stdout.split()[3:]]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the malloc of the GNU C library")
 def test_what_is_freed_is_taken_again_without_a_page_fault() -> None:
     """Also what is larger than any threshold of malloc, 32 MiB; without the call every round faults again."""

@@ -320,6 +320,7 @@ sum(range(10_000_000))
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone shows what threads do")
 def test_a_sum_that_is_over_when_the_process_ends_does_not_end_it_with_an_abort() -> None:
     done = subprocess.run([sys.executable, "-c", PROCESS, "waits"], capture_output=True, text=True, cwd=ROOT)

@@ -149,6 +149,7 @@ def plainly(layer: str, optimizer: str, delay: int) -> tuple[list[float], list[t
     return losses, history[-1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("delay", [0, 1, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("layer", LAYERS)

@@ -119,6 +119,7 @@ def test_what_is_no_state_dict_is_refused_and_nothing_of_it_is_run(
     assert str(refused.value).startswith(f"{tmp_path / 'wrong.pt'}: {words}")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("content", [b"", b"what", b"PK\x03\x04", b"\x80\x02}q\x00.", b"{" * 40, bytes(range(256))])
 @pytest.mark.parametrize("name", ["wrong.pt", "wrong.safetensors"])
 def test_bytes_that_are_no_such_file_are_one_message(pipe: Pipeline, tmp_path: Path, content: bytes, name: str) -> None:

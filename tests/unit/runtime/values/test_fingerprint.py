@@ -60,6 +60,7 @@ def test_other_content_has_another_one(one: Any, other: Any) -> None:
     assert fingerprint(one) != fingerprint(other)
 
 
+@pytest.mark.full
 def test_it_is_the_same_in_another_process() -> None:
     """Whose sets of texts have another order."""
     program = "from chimera_runtime.values.fingerprint import fingerprint; print(fingerprint(set('abcde')))"

@@ -160,6 +160,7 @@ def test_a_line_is_there_as_soon_as_it_is_added_behind_those_of_an_earlier_run(t
     log.close()
 
 
+@pytest.mark.full
 def test_a_log_of_another_run_that_goes_on_is_refused_also_beside_its_children(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     program = f"""
@@ -182,6 +183,7 @@ sys.stdin.read()
         Log(path).close()
 
 
+@pytest.mark.full
 def test_what_is_no_file_may_be_the_log_of_several_runs() -> None:
     program = "import pathlib; from chimera_runtime.tools.watch.progress import Log; Log(pathlib.Path('/dev/null'))"
     log = Log(Path("/dev/null"))
