@@ -50,6 +50,7 @@ WRITTEN = {
     "docs/howto/last_batch.md": 1,
     "docs/howto/loop.md": 14,
     "docs/howto/lora.md": 2,
+    "docs/howto/networkx.md": 1,
     "docs/howto/rule.md": 3,
     "docs/howto/transformers.md": 2,
     "docs/howto/varying_n.md": 1,

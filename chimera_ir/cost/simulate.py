@@ -508,7 +508,8 @@ def dag(net: Net, costs: Durations) -> "IntGraph":
 
     A node is the number of an operation, lane by lane, with its ``operation`` as the text has it, ``kind``,
     ``micro_batches``, ``stage``, ``worker`` and ``cost``, the time that it takes in the unit of the costs. The kind of
-    a pair is as ``F+B``, its stage that of its first part. An edge says ``why`` (`Net.graph`).
+    a pair is as ``F+B``, its stage that of its first part. An edge says ``why`` (`Net.graph`), the graph which
+    ``schedule`` it is of.
     """
     header = net.schedule.header
     tick, duration = ticks(header, costs)
@@ -524,7 +525,9 @@ def dag(net: Net, costs: Durations) -> "IntGraph":
         for worker, lane in enumerate(net.schedule.lanes)
         for operation in lane
     )
-    return net.graph(nodes)
+    graph = net.graph(nodes)
+    graph.graph["schedule"] = header.title
+    return graph
 
 
 class WorkerBytes(NamedTuple):

@@ -137,7 +137,7 @@ def test_the_group_imports_nothing_that_a_command_needs() -> None:
     assert not heavy & {*called(sys.executable, "-c", program, "--version").stdout.splitlines()[-1].split()}
     loaded = called(sys.executable, "-c", program, "compile", "gems", "--emit", "program").stdout
     assert "chimera_ir.compilation" in loaded.splitlines()[-1]
-    needless = {"rich", "jinja2", "torch", "networkx", *(f"chimera_ir.{part}" for part in PARTS)}
+    needless = {"rich", "jinja2", "torch", *(f"chimera_ir.{part}" for part in PARTS)}
     assert not needless & {*loaded.splitlines()[-1].split()}
 
 

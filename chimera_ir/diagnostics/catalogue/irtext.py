@@ -65,6 +65,10 @@ class HeaderTwice(Diagnostic, code="CH514"):
     what: str
 
 
+BoundTwice = HeaderTwice.worded("BoundTwice", title="the bound on {what} is given twice")
+SyncTwice = HeaderTwice.worded("SyncTwice", title="the synchronisation of stage {what} is given twice")
+
+
 class BoundLength(Diagnostic, code="CH529"):
     meaning = "A bound lists the limits of more or fewer workers than there are."
     title = "the bound on {what} has {limits:limit} for {workers:worker}"

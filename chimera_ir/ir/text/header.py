@@ -186,7 +186,7 @@ class _HeaderReader:
     def _take_bound(self, token: Token) -> None:
         quantity = Quantity(token.split()[1])
         if quantity in self._bounds:
-            raise Rejected([say.HeaderTwice(span(token), f"the bound on {quantity.value}")])
+            raise Rejected([say.BoundTwice(span(token), quantity.value)])
         limits = [Fraction(*integers(token, word)) for word in token.split("<=")[1].split()]
         self._bounds[quantity] = token, [int(limit) if limit.denominator == 1 else limit for limit in limits]
 
@@ -295,7 +295,7 @@ class _HeaderReader:
         for token in self._lines["SYNC"]:
             for stage in self._read_stages(token, integers(token, token)):
                 if stage in chosen:
-                    raise Rejected([say.HeaderTwice(span(token), f"the synchronisation of stage {stage}")])
+                    raise Rejected([say.SyncTwice(span(token), f"{stage}")])
                 chosen[stage] = Strategy(token.split()[1])
         return tuple(sorted(chosen.items()))
 
