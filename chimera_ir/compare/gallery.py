@@ -200,8 +200,8 @@ def heading(gallery: Gallery) -> str:
     sizes = (header.workers, "worker"), (header.stages, "stage"), (header.whole_micro_batches, "micro-batch")
     reports = [row.outcome for row in gallery.rows if isinstance(row.outcome, Report)]
     kinds = dict.fromkeys(kind for report in reports for kind in report.counts)
-    alike = [report for report in reports if report.stages == header.stages]
-    costs = "".join(f"; {report.durations.summary(report.header, kinds)}" for report in alike[:1])
+    of_these_stages = [report for report in reports if report.stages == header.stages]
+    costs = "".join(f"; {report.durations.summary(report.header, kinds)}" for report in of_these_stages[:1])
     return f"{', '.join(counted(*size) for size in sizes)}{costs}; M_theta and M_a are those of one of these stages"
 
 

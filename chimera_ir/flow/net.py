@@ -101,8 +101,8 @@ def runnable_turns(stream: ProgramStream) -> list[RunnableTurn]:
     # How many of these turns may each worker run, if a worker runs whole turns only, each as if it were one line? If
     # workers wait in a cycle, the numbers fall without end; else nothing changes after a pass for each worker.
     whole = [[wait._replace(place=0, posted=0) for wait in of_worker] for of_worker in waits]
-    own = [end // length for end, length in zip(ends, lengths, strict=True)]
-    turns = _lines_run(whole, own, [1] * len(own), range(len(own) + 1))
+    own_turns = [end // length for end, length in zip(ends, lengths, strict=True)]
+    turns = _lines_run(whole, own_turns, [1] * len(own_turns), range(len(own_turns) + 1))
     if turns is not None:
         return [RunnableTurn(turn, _ahead(header, number)) for turn, number in zip(stream.turns, turns, strict=True)]
     # None of them ends. How many lines may each worker run? Its turns begin behind these.

@@ -181,7 +181,7 @@ class ModelCut:
 
 @dataclass(frozen=True)
 class _Trace:
-    """What was seen of a forward, see `ProbedForward`."""
+    """The forward as it was seen, see `ProbedForward`."""
 
     traits: Traits
     footprint: Footprint

@@ -100,7 +100,7 @@ class Recording:
         return line
 
     def text(self, done: ops.Instruction, *arguments: object) -> str:
-        """What a script does, in words."""
+        """A line of a script in words."""
         values = " and the ".join(map(self.value_text, arguments))
         return f"does `{text_of(done, self.header)}`" + (f" with the {values}" if values else "")
 

@@ -124,7 +124,7 @@ def ended_by_itself(words: tuple[str, ...], status: int) -> subprocess.Completed
 
 
 PARTS = ("planner", "codegen", "predict", "profile")
-"""What an emitted program does without."""
+"""Parts that an emitted program does without."""
 
 
 def test_the_group_imports_nothing_that_a_command_needs() -> None:

@@ -50,5 +50,5 @@ def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def interleaved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with four micro-batches, see `one_rank`."""
+    """A pipeline with four micro-batches, see `one_rank`."""
     return kept.compiled(tmp_path_factory.mktemp("interleaved") / "out", one_rank.N)

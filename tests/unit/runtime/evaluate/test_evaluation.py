@@ -96,7 +96,7 @@ def singly(lane: Lane) -> None:
 def evaluation_of(
     alone: World, last: Any, script: Any = singly, size: int = 3, micro_batches: int = 4, **changed: Any
 ) -> Iterator[tuple[Evaluation, dict[int, nn.Module]]]:
-    """What evaluates by a script on a rank that holds both stages, and its modules."""
+    """An evaluation by a script on a rank that holds both stages, and its modules."""
     with worlds(alone, alone_job(micro_batches=micro_batches, evaluated=micro_batches)) as (world,):
         made, built = setting(world, options=f"--micro-batch-size {size}", **changed)
         made.script.evaluate = script  # type: ignore[method-assign]

@@ -208,7 +208,7 @@ def test_every_rank_has_the_sum_of_all(members: Sequence[Any]) -> None:
 def test_a_parameter_with_a_gradient_on_one_rank_has_it_on_all_and_one_with_none_stays_without(
     members: Sequence[Any], updates: list[list[tuple[float | None, ...]]]
 ) -> None:
-    """Of each update what each rank adds to each parameter, beside one that always has a gradient."""
+    """Gradients that each rank adds to each parameter in an update, beside one that always has a gradient."""
     parameters, sums = replicas(members, 1, *[1 for _ in updates[0][0]])
     for update in updates:
         for (always, *own), of_rank, added in zip(parameters, sums, update, strict=True):

@@ -456,7 +456,7 @@ def received_tensors() -> tuple[torch.Tensor, ...]:
 
 @pytest.fixture
 def received() -> tuple[StageInput, tuple[torch.Tensor, ...]]:
-    """What takes the gradients of tensors that were received, and these as leaves."""
+    """An input of tensors that were received, and these as leaves."""
     stage_input = StageInput(1, TWO)
     return stage_input, stage_input.argument(received_tensors())[0]
 

@@ -44,7 +44,7 @@ def found(alone: World, *modules: Callable[[], nn.Module], measures: bool = Fals
 
 
 class Call(nn.Module):
-    """What a function makes of the input, or of what a linear layer makes of it."""
+    """A module that applies a function to the input, or to the output of a linear layer."""
 
     def __init__(self, function: Callable[[Any], Any], linear: nn.Module | None = None) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ FIRST = calling(lambda tensors: tensors[0] * 2)
 
 
 def found_by_all(alone: World, used: Any, of_job: Any, measures: bool = False) -> list[Any]:
-    """What each of several ranks finds out, or the error that it raises."""
+    """The findings of each rank, or the error that it raises."""
     with worlds(alone, of_job) as ranks:
         batches = Batches(used.dataset(), 3, 2, 1, 1, 0, 0)
         # Built before: ranks are threads here, and building draws from the generator that the probe watches.

@@ -46,7 +46,7 @@ TARGET = B * BYTES
 
 
 def need_of(world: World, known: Any = None, of_model: Any = None, size: int = B, is_sharded: bool = False) -> RankNeed:
-    """What a rank needs that holds the stages of its facts; by default all."""
+    """The memory that a rank needs for the stages of its facts; by default all."""
     made, built = setting(world, known, of_model, options=f"--micro-batch-size {size}", measures=True)
     held = built if known is None else {s: built[s] for s in known.stages}
     return RankNeed(made, made.model.steps, held, is_sharded)
@@ -57,7 +57,7 @@ def said(world: World, known: Any, limit: int = 10**9, of_model: Any = None) -> 
 
 
 def said_by_all(ranks: list[World], facts_of: list[Any], limit: int = 10**9) -> list[str]:
-    """What each rank says, or the error that each raises."""
+    """The words of each rank, or the error that it raises."""
 
     def text(world: World, known: Any) -> str:
         try:
