@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from itertools import accumulate, chain
+from itertools import accumulate, chain, groupby
+from operator import attrgetter
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -522,9 +523,13 @@ def program_text(text: str, verified: Verified, rows: Sequence[OperationRow]) ->
 
 def script_texts(scripts: ProvenScripts, program: Program, rows: Sequence[OperationRow]) -> Iterator[SourceText]:
     """The script of each rank, with the lines of the rank's own operations."""
+    rows_of: dict[int, list[OperationRow]] = {worker: [*lane] for worker, lane in groupby(rows, attrgetter("worker"))}
+    before = 0
     for worker, numbers in enumerate(call_lines(program, scripts.by_worker)):
         computes = program.parts[worker].computes.places
-        lines = [numbers[computes[row.place]] if row.worker == worker else 0 for row in rows]
+        called = [numbers[computes[row.place]] for row in rows_of.get(worker, ())]
+        lines = [*([0] * before), *called, *([0] * (len(rows) - before - len(called)))]
+        before += len(called)
         yield SourceText(scripts.by_worker[worker].name, "python", scripts.by_worker[worker].text, lines, worker)
 
 
