@@ -140,7 +140,7 @@ def same_placement(request: Request, schedule: Schedule) -> Iterator[tuple[str, 
         if pipes != [(pipe.workers, pipe.micros, pipe.recompute, pipe.recomputed) for pipe in header.pipes]:
             continue
         plan = outlined.level() if outlined.header.parts == header.parts else None
-        if isinstance(plan, Plan) and not plan.unclocked:
+        if isinstance(plan, Plan) and plan.is_clocked:
             yield name, order(plan)
 
 

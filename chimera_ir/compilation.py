@@ -483,13 +483,19 @@ class Compilation:
 
     @_level
     def _ordered(self) -> Schedule | ScheduleStream:
-        from chimera_ir.orders.ordering import scheduled
+        from chimera_ir.lower.lower import order
         from chimera_ir.verify.verify import schedule_in
 
         # Costs are checked before operations are made of the text, which may take long.
         durations = self.request.cost_model.durations(self._header)
         level = self._top
-        return scheduled(level, durations) if isinstance(level, Plan | PlanStream) else schedule_in(level)
+        if not isinstance(level, Plan | PlanStream):
+            return schedule_in(level)
+        if level.is_clocked:
+            return order(level)
+        from chimera_ir.orders.ordering import scheduled
+
+        return scheduled(level, durations)
 
     @property
     def _checked_plan(self) -> Plan | None:

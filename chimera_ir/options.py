@@ -15,7 +15,6 @@ from chimera_ir.errors import OptionError, ParameterError, UnreadableText
 from chimera_ir.escapes import as_argument
 from chimera_ir.ir.levels import MAX_LENGTH, Quantity, Strategy
 from chimera_ir.ir.ops import Communicators
-from chimera_ir.orders.search import SearchBudget
 from chimera_ir.plural import listed
 from chimera_ir.request import MAX_OPERATIONS, EqualTimes, Request, Tie
 from chimera_ir.source import Source
@@ -23,6 +22,7 @@ from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.formatter import Change
 
 if TYPE_CHECKING:
+    from chimera_ir.orders.search import SearchBudget
     from chimera_ir.predict.prediction import Forecast
     from chimera_ir.profile.choose import Inputs
 
@@ -300,9 +300,11 @@ class Options:
             _require(_is_in(limit), f"memory[{name!r}]", limit, "it is a whole number from 1 on")
         return tuple((Quantity(name), limit) for name, limit in self.memory.items())
 
-    def budget(self, spell: Spell = str) -> SearchBudget | None:
+    def budget(self, spell: Spell = str) -> "SearchBudget | None":
         """How long and with which seed to search; None without a search, for which options of one must not be given."""
         if self.search is not None:
+            from chimera_ir.orders.search import SearchBudget
+
             return SearchBudget(self.search, self.seed)
         if conflicting := self.memory or self.seed:
             name = "memory" if conflicting is self.memory else "seed"

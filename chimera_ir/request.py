@@ -10,13 +10,13 @@ from chimera_ir.errors import AboveMaxOperations, NoSuchTie, TooLarge, WrongOpti
 from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS, Header, Quantity, normalized
 from chimera_ir.ir.ops import Communicators, Stage, WeightGroup
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
-from chimera_ir.orders.search import SearchBudget
 from chimera_ir.plural import counted
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.formatter import Change
 
 if TYPE_CHECKING:
+    from chimera_ir.orders.search import SearchBudget
     from chimera_ir.predict.prediction import Forecast
 
 MAX_OPERATIONS = 1_000_000
@@ -56,7 +56,7 @@ class Request:
     against: Source | None = None
     communicators: Communicators = Communicators.DIRECTED
     require_fit: bool = False
-    search: SearchBudget | None = None
+    search: "SearchBudget | None" = None
     limits: tuple[tuple[Quantity, int], ...] = ()
     weighed_like: Header | None = None
     offload: bool = False

@@ -487,6 +487,11 @@ class Plan(OneLine):
         return [planned for planned in self.operations if isinstance(planned, Planned)]
 
     @property
+    def is_clocked(self) -> bool:
+        """Whether every operation has a clock."""
+        return all(isinstance(planned, Planned) for planned in self.operations)
+
+    @property
     def unclocked(self) -> list[Unclocked]:
         """The operations that have no clocks, in the order of the text."""
         return [planned for planned in self.operations if isinstance(planned, Unclocked)]

@@ -259,7 +259,7 @@ def scheduled(level: Plan | PlanStream, durations: Durations) -> Schedule | Sche
     Raises `Rejected` if operations without clocks are not complete, if no order of them keeps the declared bounds, or
     if their order does not repeat.
     """
-    if level.is_clocked if isinstance(level, PlanStream) else not level.unclocked:
+    if level.is_clocked:
         return order(level)
     plan = level if isinstance(level, Plan) else level.shown
     raise_errors(verify_operations(order(plan)).diagnostics)

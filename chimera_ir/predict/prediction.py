@@ -7,7 +7,7 @@ from enum import Enum
 from fractions import Fraction
 from operator import le, sub
 from sys import maxsize
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from chimera_ir.cost.durations import Unit, number, rounded, seconds
 from chimera_ir.cost.report import Figures, Report, group_entries
@@ -23,10 +23,12 @@ from chimera_ir.predict.events import LayerSplits, Role, Split, loads_of
 from chimera_ir.predict.memory_need import MemoryNeed, bounded, memory, memory_of, worker_bytes
 from chimera_ir.predict.replay import Cause, Replay, expected, idle, replay
 from chimera_ir.predict.setting import Measured, Setting
-from chimera_ir.profile.choose import Inputs, Wanted
 from chimera_ir.profile.cluster import torchrun
 from chimera_ir.profile.costs import stages_of
 from chimera_ir.verify.holdings import holdings
+
+if TYPE_CHECKING:
+    from chimera_ir.profile.choose import Inputs, Wanted
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -125,7 +127,7 @@ class Forecast:
     the fastest split. ``replica_layout`` and ``sharded_optimizer`` are as in `Setting`.
     """
 
-    inputs: Inputs
+    inputs: "Inputs"
     copies: int
     micro_batch_size: int
     replica_layout: bool
@@ -166,7 +168,9 @@ class Forecast:
         fitting = (split for split in candidates if all(map(le, needed(split), room)))
         return replace(self, split=next(fitting, None))
 
-    def _wanted(self, header: Header) -> Wanted:
+    def _wanted(self, header: Header) -> "Wanted":
+        from chimera_ir.profile.choose import Wanted
+
         sizes = header.stages, header.workers, self.copies, self.micro_batch_size
         return Wanted(*sizes, self.split, moves=header.moves)
 
