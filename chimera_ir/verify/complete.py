@@ -12,7 +12,6 @@ from dataclasses import replace
 from itertools import combinations, islice, product
 
 from chimera_ir.diagnostics.catalogue import schedule as say
-from chimera_ir.diagnostics.catalogue.irtext import UnevenPlan
 from chimera_ir.diagnostics.catalogue.names import PairOfOne, PairUneven
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic
@@ -38,6 +37,8 @@ def placed(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iter
 
 def _header(header: Header) -> Iterator[Diagnostic]:
     if not _even(header):
+        from chimera_ir.diagnostics.catalogue.irtext import UnevenPlan  # the mistakes of IR texts alone
+
         yield UnevenPlan(NOWHERE, header.micro_batches, header.updates, header.period, header.slices)
     for pipe in header.pipes:
         if len(pipe.workers) != header.stages:
