@@ -561,4 +561,5 @@ class Compilation:
         """The compilation of the schedule that the report compares with."""
         from chimera_ir import comparison
 
-        return Compilation(comparison.opposing(self.request, self.schedule.header), tell=self.tell)
+        tell = self.tell if self.request.opposes else type(self).tell  # a plain baseline needs no words
+        return Compilation(comparison.opposing(self.request, self.schedule.header), tell=tell)

@@ -107,11 +107,11 @@ def compiled_into(directory: Path, *words: str) -> Path:
 
 def bundle_of(directory: Path, file: Path, places: list[Place], lasts: dict[int, int]) -> Path:
     """The bundle of a run in which rank r waited for ever in its instruction ``lasts[r]``; others left nothing."""
-    options, compiled = Namespace(bundle=file, backend="gloo", device=None), load(directory)
+    options, compiled = Namespace(bundle=file, backend="gloo", device=None, timeout=TIMEOUT), load(directory)
     reports = {place: BugReport(options, directory, place.rank) for place in places if place.rank in lasts}
     for place, report in reports.items():
         located = Located(place.rank, place.worker, str)
-        with suppress(PeerLost), report.noting(place, TIMEOUT), located:
+        with suppress(PeerLost), report.noting(place), located:
             run(compiled, place.worker, lasts[place.rank])
             raise AssertionError("it never stopped")
         report.add("train.py: the message of another rank")
@@ -275,8 +275,10 @@ def test_what_is_no_bundle_is_refused_in_one_line(two_workers: Path, tmp_path: P
 
 def test_a_rank_outside_of_an_update_is_in_none(two_workers: Path, tmp_path: Path, tracer: Run) -> None:
     """As one that loads data, or saves."""
-    report = BugReport(Namespace(bundle=tmp_path / "bug.zip", backend="gloo", device=None), two_workers, 0)
-    with suppress(PeerLost), report.noting(Place(0, 2, 1, "pipeline"), TIMEOUT):
+    report = BugReport(
+        Namespace(bundle=tmp_path / "bug.zip", backend="gloo", device=None, timeout=TIMEOUT), two_workers, 0
+    )
+    with suppress(PeerLost), report.noting(Place(0, 2, 1, "pipeline")):
         raise PeerLost("rank 0: wait for the losses: rank 1: the connection was closed", [1])
     report.add("train.py: lost")
     ended = tracer(tmp_path / "bug.zip")
