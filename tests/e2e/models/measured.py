@@ -56,11 +56,22 @@ class Alive(TorchDispatchMode):
         return result
 
 
+class Peak(SavedTensors):
+    """The memory of saved tensors, with the ``peak``: the largest sum of its sizes so far."""
+
+    peak = 0
+
+    def _pack(self, tensor):
+        saved = super()._pack(tensor)
+        self.peak = max(self.peak, sum(self.sizes.values()))
+        return saved
+
+
 class Figures:
     """What this rank has kept at most."""
 
     def __init__(self) -> None:
-        self.saved = SavedTensors(lambda: (p for module in MODULES for p in module.parameters()))
+        self.saved = Peak(lambda: (p for module in MODULES for p in module.parameters()))
         self.alive = Alive()
         self.m_a = {}
         self.kept = self.stashed = self.copies = 0
