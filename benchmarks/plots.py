@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paired import Middle
 
-INK, OURS, THEIRS = "#444444", "#2a6fb0", "#b0552a"
+INK, OURS = "#444444", "#2a6fb0"
 STYLE = {
     "font.size": 9,
     "svg.fonttype": "none",
@@ -38,15 +38,6 @@ class Row:
     ratios: tuple[Middle, ...]
 
 
-@dataclass(frozen=True)
-class Series:
-    """One system's costs as its task grows: ``points`` are (size, cost)."""
-
-    label: str
-    points: tuple[tuple[float, float], ...]
-    ours: bool
-
-
 def ready() -> None:
     """Ends a command that could not draw, before it has measured anything."""
     if find_spec("matplotlib") is None:
@@ -72,25 +63,6 @@ def ratios(path: Path, panels: Sequence[Panel], rows: Sequence[Row]) -> None:
             axis.set_ylim(0.4, len(rows) + 0.6)
             axis.grid(axis="x", linewidth=0.3)
             axis.tick_params(axis="y", length=0)
-        _save(figure, path)
-
-
-def growth(path: Path, across: str, up: str, series: Sequence[Series]) -> None:
-    """Draws costs over sizes, both on logarithmic scales, so that a power is a straight line."""
-    from matplotlib import pyplot, rc_context
-
-    with rc_context(STYLE):
-        figure, axis = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
-        for each in series:
-            color = OURS if each.ours else THEIRS
-            marker = "os^D"[[other.label for other in series if other.ours == each.ours].index(each.label) % 4]
-            axis.loglog(
-                *zip(*each.points, strict=True), marker, linestyle="-", color=color, label=each.label, ms=4, lw=1
-            )
-        axis.set_xlabel(across)
-        axis.set_ylabel(up)
-        axis.grid(which="major", linewidth=0.3)
-        axis.legend(frameon=False)
         _save(figure, path)
 
 

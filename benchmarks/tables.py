@@ -38,7 +38,7 @@ SUMMARIES = {
     "accuracy rehearsal": Summary(("F, ms",), ("replay off", "within")),
     "accuracy links": Summary(("scheme",), ("equation off", "replay off")),
     "accuracy compute": Summary(("scheme",), ("equation off", "replay off", "expected off")),
-    "compile": Summary(("operations",), ("CPU, s", "torch, s", "ours / torch", "peak, GiB", "torch, GiB")),
+    "compile": Summary(("scheme", "parameters"), ("operations", "CPU, s", "us each", "beside", "ratio", "peak, MB")),
     "halves pipelines": Summary(("scheme", "ranks"), ("over dapple", "CPU of the busiest rank / dapple's")),
     "agreement": Summary(("workers", "W"), ("losses", "norms", "gradients", "weights"), largest=True),
 }
