@@ -53,11 +53,12 @@ def _case(scheme: str, workers: int, micro_batches: int, each: int = 2, beside: 
 
 CASES = {
     "schemes": (
-        *(_case(scheme, *LARGE) for scheme in ("dapple", "chimera", "gpipe")),
+        *(_case(scheme, *LARGE) for scheme in ("chimera", "gpipe")),
         *(_case("interleaved", *LARGE, each=4), _case("zb_v", *LARGE, each=6)),
         _case("seq1f1b", 64, 256, each=8, more=" k=4"),
     ),
-    "micro-batches": tuple(_case("dapple", 64, micro_batches) for micro_batches in (64, 256, 4096)),
+    "micro-batches": tuple(_case("dapple", 64, micro_batches) for micro_batches in (64, 256, 1024)),
+    "large": (_case("dapple", 64, 4096),),
     "workers": tuple(_case("dapple", workers, 1024) for workers in (8, 16, 32)),
     "small": (_case("dapple", 8, 32, beside=IMPORTS),),
 }
