@@ -89,7 +89,7 @@ def ours(case: Case) -> Run:
 
 
 def theirs(beside: str) -> Run:
-    """What a case is divided by: torch's lowering of 1F1B at the large size, or the imports of our libraries."""
+    """The divisor of a case: torch's lowering of 1F1B at the large size, or the imports of our libraries."""
     if beside == IMPORTS:
         return ended((sys.executable, "-c", LIBRARIES))
     done = subprocess.run([sys.executable, __file__, "--lower"], check=True, stdout=subprocess.PIPE, text=True)

@@ -45,7 +45,7 @@ def _tracer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def run_chimera(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Calls `chimera`."""
+    """The command `chimera`, run in this process."""
     return calling(group.main, "chimera", capsys, monkeypatch)
 
 

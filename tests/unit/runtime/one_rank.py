@@ -16,7 +16,7 @@ def batch(seed: int = 0, items: int = B * N, width: int = WIDTH) -> tuple[torch.
 
 
 def example(width: int = WIDTH) -> tuple[torch.Tensor, torch.Tensor]:
-    """A micro-batch."""
+    """Inputs and targets of one micro-batch, in B rows."""
     x, y = batch(width=width)
     return x[:B], y[:B]
 
