@@ -180,7 +180,7 @@ def _settle(target: Path, committed: Path, manifest: str) -> None:
     """Removes the files that ``manifest`` lists, and moves in those in ``committed``, from wherever that has ended."""
     if _is_file(committed / manifest):
         ours, fresh = _listed(target / manifest), _listed(committed / manifest)
-        waiting = {name for name in fresh if os.path.lexists(committed / name)}
+        waiting = {name for name in fresh if os.path.lexists(os.path.join(committed, name))}
         _refuse_others(target, waiting, ours, manifest)
         for name in reversed(ours):
             if name in waiting or name not in fresh:
@@ -189,7 +189,7 @@ def _settle(target: Path, committed: Path, manifest: str) -> None:
             folder.mkdir(parents=True, exist_ok=True)
         for name in (*fresh, manifest):
             with suppress(FileNotFoundError):  # it is in its place already
-                (committed / name).replace(target / name)
+                os.replace(os.path.join(committed, name), os.path.join(target, name))
     shutil.rmtree(committed)
 
 
@@ -198,9 +198,10 @@ def _remove(target: Path, name: str) -> None:
     path, folders = target / name, _folders(target, [name])
     if not (all(map(_is_folder, folders)) and _is_file(path)):
         return
-    cached = path.parent / "__pycache__"
-    for compiled in cached.glob(f"{escape(path.stem)}.*.pyc"):
-        compiled.unlink()
+    cached, compiled = path.parent / "__pycache__", f"{path.stem}."
+    for other in os.listdir(cached) if cached.is_dir() else ():
+        if other.startswith(compiled) and other[len(compiled) :].endswith(".pyc"):
+            (cached / other).unlink()
     path.unlink()
     _remove_empty([cached, *folders])
 
@@ -214,8 +215,8 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 def _refuse_others(target: Path, names: Collection[str], ours: Mapping[str, None], manifest: str) -> None:
     """Raises `OutputRefused` if ``names`` would replace something other than ``ours``, which ``manifest`` lists."""
 
-    def in_the_way(path: Path) -> OutputRefused:
-        name = path.relative_to(target).as_posix()
+    def in_the_way(path: str | Path) -> OutputRefused:
+        name = Path(path).relative_to(target).as_posix()
         return OutputRefused(f"{name} was not written by {manifest[1:]} and is in the way")
 
     for folder in _folders(target, names):
@@ -224,26 +225,26 @@ def _refuse_others(target: Path, names: Collection[str], ours: Mapping[str, None
         if _is_folder(folder) and not os.access(folder, os.W_OK | os.X_OK):
             raise OutputRefused(f"{folder.relative_to(target)} cannot be written")
     for name in names:
-        path = target / name
+        path = os.path.join(target, name)
         if os.path.lexists(path) and not (name in ours and _is_file(path)):
             raise in_the_way(path)
 
 
 def _folders(target: Path, names: Iterable[str]) -> list[Path]:
     """The folders inside ``target`` that the files ``names`` need, a folder before the one that contains it."""
-    parents = dict.fromkeys(PurePath(name).parent for name in names)
+    parents = map(PurePath, dict.fromkeys(map(os.path.dirname, names)))
     nested = dict.fromkeys(folder for parent in parents for folder in (parent, *parent.parents))
     return [target / folder for folder in sorted(nested, key=lambda folder: -len(folder.parts)) if folder.parts]
 
 
 def _is_folder(path: Path) -> bool:
     """Whether the path is a directory, not a link to one."""
-    return path.is_dir() and not path.is_symlink()
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
-def _is_file(path: Path) -> bool:
+def _is_file(path: str | Path) -> bool:
     """Whether the path is a regular file, not a link to one."""
-    return path.is_file() and not path.is_symlink()
+    return os.path.isfile(path) and not os.path.islink(path)
 
 
 def _listed(listing: Path) -> dict[str, None]:
