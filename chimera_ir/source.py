@@ -193,31 +193,37 @@ class Source:
         return self.text[start:end].rstrip("\r")
 
 
-# Makes parsers from grammar files. The tables that lark computes for a parser are kept in ``__pycache__``.
+# What takes long to compute from a file, kept in ``__pycache__`` beside it: code of templates, parsers of grammars. It
+# is run, or unpickled, so nobody else may have written it.
 
 
-def parser_of(name: str, more: str = "", **options: object) -> "Lark":
-    """The parser of the grammar file ``name``, with the lines ``more`` added; ``options`` are those of lark.
+def kept(source: Path, facts: str) -> bytes | None:
+    """The result of `keep` for the file ``source``.
 
-    Its tables take longer to compute than most texts to parse, so they are kept in a file. They are computed again if
-    anything has changed, the file is damaged, or a user other than the grammar's may write it: lark unpickles it.
-    Options are compared by their repr, which must not contain an address.
+    None if the ``facts`` were others, if the result is damaged, or if a user other than the file's may write it.
     """
-    import lark  # takes a while, and not every command parses
-
-    source = grammar(name)
-    text = source.read_text(encoding="utf-8") + more
-    facts = repr((text, options, lark.__version__)).encode()
-    path = Path(cache_from_source(str(source))).with_suffix(".tables")
     with suppress(OSError):
-        digest, _, tables = path.read_bytes().partition(b"\n")
-        if digest == _digest(facts, tables) and _is_trusted(path.stat(), source.stat().st_uid):
-            return lark.Lark.load(BytesIO(tables))
-    parser = lark.Lark(text, parser="lalr", lexer="basic", **options)
+        path = _kept_in(source)
+        digest, _, result = path.read_bytes().partition(b"\n")
+        if digest == _digest(facts, result) and _is_trusted(path.stat(), source.stat().st_uid):
+            return result
+    return None
+
+
+def keep(source: Path, facts: str, result: bytes) -> None:
+    """Keeps what was computed from the file ``source``; ``facts`` name all on which it depends, the text included."""
     if not sys.dont_write_bytecode:
         with suppress(OSError):
-            _write(parser, facts, path)
-    return parser
+            path = _kept_in(source)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_suffix(f".{os.getpid()}")
+            part.touch(0o644, exist_ok=False)
+            part.write_bytes(_digest(facts, result) + b"\n" + result)
+            os.replace(part, path)
+
+
+def _kept_in(source: Path) -> Path:
+    return Path(cache_from_source(str(source))).with_suffix(".kept")
 
 
 def _is_trusted(file: os.stat_result, owner: int) -> bool:
@@ -225,15 +231,24 @@ def _is_trusted(file: os.stat_result, owner: int) -> bool:
     return not hasattr(os, "getuid") or (file.st_uid in (os.getuid(), owner) and not file.st_mode & 0o022)
 
 
-def _write(parser: "Lark", facts: bytes, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tables = BytesIO()
+def _digest(facts: str, result: bytes) -> bytes:
+    return hashlib.sha256(facts.encode() + result).hexdigest().encode()
+
+
+def parser_of(name: str, more: str = "", **options: object) -> "Lark":
+    """The parser of the grammar file ``name``, with the lines ``more`` added; ``options`` are those of lark.
+
+    Its tables take longer to compute than most texts to parse, so they are kept. Options are compared by their repr,
+    which must not contain an address.
+    """
+    import lark  # takes a while, and not every command parses
+
+    source = grammar(name)
+    text = source.read_text(encoding="utf-8") + more
+    facts = repr((text, options, lark.__version__))
+    if (known := kept(source, facts)) is not None:
+        return lark.Lark.load(BytesIO(known))
+    parser, tables = lark.Lark(text, parser="lalr", lexer="basic", **options), BytesIO()
     parser.save(tables)
-    part = path.with_suffix(f".{os.getpid()}")
-    part.touch(0o644, exist_ok=False)
-    part.write_bytes(_digest(facts, tables.getvalue()) + b"\n" + tables.getvalue())
-    os.replace(part, path)
-
-
-def _digest(facts: bytes, tables: bytes) -> bytes:
-    return hashlib.sha256(facts + tables).hexdigest().encode()
+    keep(source, facts, tables.getvalue())
+    return parser

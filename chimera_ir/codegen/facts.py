@@ -10,8 +10,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from chimera_ir.codegen.rolling import Loop, counter, lane_lines, reach, roll, turn_lines
 from chimera_ir.codegen.statements import LinkVariables, Notation, Scribe, links, weights
 from chimera_ir.flow.net import RunnableTurn, lag, runnable_turns
@@ -23,6 +21,7 @@ from chimera_ir.ir.text.printer import runs
 from chimera_ir.ir.turns import initial
 from chimera_ir.plural import counted, listed
 from chimera_ir.source import runtime, templates
+from chimera_ir.templates import text
 from chimera_ir.verify.verify import Verified
 
 # Collects the values with which the templates of scripts are filled.
@@ -291,7 +290,7 @@ def scripts(verified: Verified, evaluation: Verified) -> dict[str, str]:
     every rank's script have a digest of the program and the runtime, with which ranks check that all run the same.
     """
     header = verified.program.header
-    environment = _environment(templates())
+    environment = text(templates())
     train = environment.get_template("train.py.j2")
     script = environment.get_template("stream.py.j2" if header.period else "rank.py.j2")
     evaluate = environment.get_template("evaluate.py.j2")
@@ -315,13 +314,6 @@ def scripts(verified: Verified, evaluation: Verified) -> dict[str, str]:
         },
         "train.py": train.render(header=header, workers=counted(header.workers, "worker"), digest=digest),
     }
-
-
-@cache
-def _environment(folder: Path) -> Environment:
-    return Environment(
-        loader=FileSystemLoader(folder), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
-    )
 
 
 class _Package(NamedTuple):

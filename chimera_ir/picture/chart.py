@@ -7,13 +7,8 @@ extend it only write them down.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from chimera_ir.escapes import visible_lines
 from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.ops import Compute, Operation, Pair
 from chimera_ir.picture.looks import (
@@ -30,6 +25,7 @@ from chimera_ir.picture.looks import (
     strands,
 )
 from chimera_ir.source import templates
+from chimera_ir.templates import markup
 
 # Patterns that fill the time in which a worker waits, the same in every picture: lines on the picture's background.
 #
@@ -396,21 +392,8 @@ def chart(
 
 def filled(template: str, **values: object) -> str:
     """A template filled with values and common colours; texts are escaped, also characters that XML does not allow."""
-    drawn = _environment(templates()).get_template(template)
+    drawn = markup(templates()).get_template(template)
     return drawn.render(values, ink=INK, paper=PAPER, light_ground=LIGHT_GROUND)
-
-
-@cache
-def _environment(folder: Path) -> Environment:
-    return Environment(
-        loader=FileSystemLoader(folder),
-        autoescape=True,
-        finalize=lambda value: visible_lines(value) if isinstance(value, str) else value,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
 
 
 def pixels(value: Fraction | float) -> str:
