@@ -10,10 +10,11 @@ from enum import Enum
 from importlib import import_module
 from inspect import cleandoc
 from pkgutil import iter_modules
-from typing import ClassVar, Self, TypeVar, dataclass_transform
+from typing import ClassVar, Self, TypeVar
 
 from chimera_ir.diagnostics import catalogue
 from chimera_ir.plural import and_more, counted
+from chimera_ir.records import LazyDataclass
 from chimera_ir.source import Span, mistakes
 
 # Suggestions of a known name for an unknown one.
@@ -91,28 +92,7 @@ class Note:
     span: Span | None = None
 
 
-@dataclass_transform(frozen_default=True)
-class _LazyDataclass:
-    """Makes a subclass a frozen dataclass when it gets its first instance or its first subclass.
-
-    There are 300 of these classes, and a compilation shows few messages: making all takes longer than reading a scheme.
-    """
-
-    def __init_subclass__(cls) -> None:
-        for message in cls.__bases__:
-            _make_dataclass(message)
-
-    def __new__(cls, *_: object, **__: object) -> Self:
-        _make_dataclass(cls)
-        return super().__new__(cls)
-
-
-def _make_dataclass(message: type) -> None:
-    if "__dataclass_fields__" not in vars(message):
-        dataclass(frozen=True)(message)
-
-
-class Diagnostic(_LazyDataclass):
+class Diagnostic(LazyDataclass):
     """One message to the user.
 
     A message is a class with a code: ``class X(Diagnostic, code="CH..")``. A subclass of it that sets no code is

@@ -1,24 +1,20 @@
 """The scheme language as a tree of names and formulas, as written; spans do not count where trees are compared."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
-from typing import TypeVar, assert_never, dataclass_transform
+from typing import TypeVar, assert_never
 
 from chimera_ir.ir.kinds import Kind
 from chimera_ir.ir.levels import Quantity, Strategy
+from chimera_ir.records import LazyDataclass
 from chimera_ir.source import Span
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
-@dataclass(frozen=True)
-class SyntaxNode:
+class SyntaxNode(LazyDataclass):
     """A part of a tree, with its place in the text; a subclass is a frozen dataclass."""
 
     span: Span = field(compare=False, repr=False, kw_only=True)
-
-    def __init_subclass__(cls) -> None:
-        dataclass(frozen=True)(cls)
 
 
 class Word(SyntaxNode):

@@ -3,7 +3,6 @@
 import re
 import sys
 from collections import Counter
-from dataclasses import dataclass
 
 import pytest
 
@@ -12,7 +11,6 @@ from chimera_ir.diagnostics.render import MAX_NOTES, MAX_SHOWN, MAX_WIDTH, rende
 from chimera_ir.source import Source, Span
 
 
-@dataclass(frozen=True, slots=True)
 class Sample(Diagnostic, code="CH000"):
     title = "a title about {what}"
     label = "the label"
@@ -102,7 +100,6 @@ def test_braces_in_a_fact_are_shown_as_they_are() -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
 class Talkative(Diagnostic, code="CH002"):
     title = "a title"
 
