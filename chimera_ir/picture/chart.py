@@ -7,6 +7,7 @@ extend it only write them down.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import NamedTuple
 
 from chimera_ir.ir.kinds import Kind
@@ -251,8 +252,7 @@ class Scale:
     def lane_row(self, name: str, y: int, start: float, end: float) -> LaneRow:
         """The row of a lane with its upper edge at ``y``, and behind it a stripe of idle time, ``start`` to ``end``."""
         left, right = self.x(start), self.x(end)
-        baseline = pixels(y + Fraction(self.row, 2) + self.font * RISE)
-        return LaneRow(name, baseline, pixels(left), y, pixels(right - left))
+        return LaneRow(name, _baseline(y, self.row, self.font), pixels(left), y, pixels(right - left))
 
     def ticks(self, axis: Axis, length: int, unit: Fraction | int = 1, *, ends: bool = False) -> Iterator[Tick]:
         """Yields marks at round times, at least ``length`` pixels apart; if the axis ``ends``, also one at its end.
@@ -282,7 +282,13 @@ class Scale:
     def label(self, start: float, end: float, y: int, height: int, font: int, text: str) -> Label:
         """A text in the middle of the rectangle of the time from ``start`` to ``end``."""
         middle = (self.x(start) + self.x(end)) / 2
-        return Label(pixels(middle), pixels(y + Fraction(height, 2) + font * RISE), text)
+        return Label(pixels(middle), _baseline(y, height, font), text)
+
+
+@cache
+def _baseline(y: int, height: int, font: int) -> str:
+    """The place of the baseline of a text in the middle of a row."""
+    return pixels(y + Fraction(height, 2) + font * RISE)
 
 
 class PlacedOperation(NamedTuple):

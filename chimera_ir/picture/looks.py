@@ -4,6 +4,7 @@ Each `Strand`, the micro-batches of a pipe or of its even or odd updates, has a 
 of a pipe, each of them has a shade of the hue, and a letter.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -188,11 +189,12 @@ def step(least: Fraction) -> Fraction:
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least)
 
 
+_UNWRITABLE = re.compile("[\0-\x1f\ud800-\udfff]")
+
+
 def plain(words: str) -> str:
     """Words without the characters that XML cannot represent."""
-    return "".join(
-        character if character >= " " and not "\ud800" <= character <= "\udfff" else "\ufffd" for character in words
-    )
+    return _UNWRITABLE.sub("\ufffd", words)
 
 
 FARTHEST = Fraction(3, 5)

@@ -4,9 +4,10 @@ All places are computed here; ``templates/timeline.svg.j2`` only writes them dow
 """
 
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from hashlib import sha256
 from itertools import chain, count
 from math import ceil
@@ -94,12 +95,15 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
     have no room then, the picture ends with the steady state. ``hatch`` is the name of the pattern for bubbles; two
     pictures in one document need different names.
     """
-    timeline, window = timeline.visible, steady_window(timeline)
+    timeline, window, looks = timeline.visible, steady_window(timeline), Looks(timeline.header)
+    longest = _longest_labels(timeline, looks)
     if unit is None:
-        timeline = _legible(timeline, window)
-        unit = fair_unit(timeline)
-    scale = _scale(timeline, unit)
-    looks, axis = Looks(timeline.header), Axis.of(timeline)
+        unit = _fair_unit(timeline, longest)
+        if window is not None and not _all_fit(longest, _scale(timeline, unit, longest)):
+            timeline = beginning(timeline, window)
+            longest = _longest_labels(timeline, looks)
+            unit = _fair_unit(timeline, longest)
+    scale, axis = _scale(timeline, unit, longest), Axis.of(timeline)
     end = axis.label(axis.span)
     made = chart.chart(
         looks,
@@ -111,7 +115,7 @@ def picture(timeline: Timeline, unit: Fraction | None = None, hatch: str = "bubb
             scale.lane_row(track_name(track), scale.y(row), 0, timeline.span)
             for row, track in enumerate(timeline.tracks)
         ),
-        families=_families(timeline, looks, scale),
+        families=_families(timeline, looks, scale, longest),
         ticks=scale.ticks(axis, max(9 * len(end), 28), timeline.tick, ends=True),
         signs={"bubble": "bubble"} | ({"event": event_name(timeline)} if timeline.events else {}),
         span=timeline.span,
@@ -129,39 +133,33 @@ def fair_unit(timeline: Timeline) -> Fraction:
 
     The upper limit is large enough for every label, so labels are missing only in pictures of the largest width.
     """
-    operations = list(chain.from_iterable(timeline.visible.lanes))
-    looks = Looks(timeline.header)
-    shortest = min((timed.end - timed.start for timed in operations), default=1)
-    span = max(timeline.span, 1)
+    timeline = timeline.visible
+    return _fair_unit(timeline, _longest_labels(timeline, Looks(timeline.header)))
+
+
+def _fair_unit(timeline: Timeline, longest: Mapping[int, str]) -> Fraction:
+    shortest, span = min(longest, default=1), max(timeline.span, 1)
     least, most = FAIR
-    longest = _longest_labels(operations, looks).items()
-    labelled = max((room(text, FONT) / length for length, text in longest), default=Fraction(0)) * shortest
+    labelled = max((room(text, FONT) / length for length, text in longest.items()), default=Fraction(0)) * shortest
     box = Fraction(min(max(WIDTH * shortest // span, least), max(most, ceil(labelled))))
     return min(box / shortest, Fraction(WIDEST, span)) / timeline.tick
 
 
-def _scale(timeline: Timeline, unit: Fraction) -> Scale:
+def _scale(timeline: Timeline, unit: Fraction, longest: Mapping[int, str]) -> Scale:
     """The scale with ``unit`` pixels for a unit of time, and the largest font in which all labels fit, else font 9."""
     pixel = unit * timeline.tick
     many = len(timeline.lanes) > 16
     row, gap = (14, 2) if many else (26, 4)
-    sizes = range(10 if many else FONT, 8, -1)
-    longest = _longest_labels(chain.from_iterable(timeline.lanes), Looks(timeline.header)).items()
-    fitting = (size for size in sizes if all(room(text, size) <= length * pixel for length, text in longest))
-    return Scale(pixel, row, gap, next(fitting, 9))
+    scales = (Scale(pixel, row, gap, size) for size in range(10 if many else FONT, 8, -1))
+    return next((scale for scale in scales if _all_fit(longest, scale)), Scale(pixel, row, gap, 9))
 
 
-def _legible(timeline: Timeline, window: Window | None) -> Timeline:
-    """The timeline or, if its labels do not fit, its beginning up to the end of the steady state in ``window``."""
-    scale, timed = _scale(timeline, fair_unit(timeline)), chain.from_iterable(timeline.lanes)
-    longest = _longest_labels(timed, Looks(timeline.header))
-    fits = all(room(text, scale.font) <= length * scale.pixel for length, text in longest.items())
-    return timeline if fits or window is None else beginning(timeline, window)
+def _all_fit(longest: Mapping[int, str], scale: Scale) -> bool:
+    return all(room(text, scale.font) <= length * scale.pixel for length, text in longest.items())
 
 
-def _families(timeline: Timeline, looks: Looks, scale: Scale) -> Iterator[Family]:
+def _families(timeline: Timeline, looks: Looks, scale: Scale, longest: Mapping[int, str]) -> Iterator[Family]:
     """The operations by colour; those of equal length have labels if the longest of their labels fits."""
-    longest = _longest_labels(chain.from_iterable(timeline.lanes), looks)
 
     def with_room(operations: Sequence[PlacedOperation], font: int) -> Iterator[PlacedOperation]:
         lengths = [int(placed.end - placed.start) for placed in operations]
@@ -169,8 +167,9 @@ def _families(timeline: Timeline, looks: Looks, scale: Scale) -> Iterator[Family
         return (placed for placed, length in zip(operations, lengths, strict=True) if fits[length])
 
     one_by_one = sum(map(len, timeline.lanes)) <= MOST_BOXES
+    show = cache(lambda ticks: timeline.costs.unit.show(ticks * timeline.tick))
     operations = (
-        PlacedOperation(y, timed.start, timed.end, part, row, _title(timeline, timed, part) if one_by_one else "")
+        PlacedOperation(y, timed.start, timed.end, part, row, _title(timeline, timed, part, show) if one_by_one else "")
         for y, track in zip(map(scale.y, count()), timeline.tracks, strict=False)
         for timed in track.timed
         for row, part in rows_of(timed.operation)
@@ -178,21 +177,21 @@ def _families(timeline: Timeline, looks: Looks, scale: Scale) -> Iterator[Family
     return families(operations, looks, scale, with_room)
 
 
-def _longest_labels(operations: Iterable[Timed], looks: Looks) -> dict[int, str]:
+def _longest_labels(timeline: Timeline, looks: Looks) -> dict[int, str]:
+    """The longest label among the operations of each length."""
     longest: dict[int, str] = {}
-    for timed in operations:
+    for timed in chain.from_iterable(timeline.lanes):
         length = timed.end - timed.start
         longest[length] = max(longest.get(length, ""), *map(looks.label, timed.operation.parts), key=len)
     return longest
 
 
-def _title(timeline: Timeline, timed: Timed, operation: Compute) -> str:
-    tick, show = timeline.tick, timeline.costs.unit.show
+def _title(timeline: Timeline, timed: Timed, operation: Compute, show: Callable[[int], str]) -> str:
     pipe = timeline.header.pipe_of[operation.micros[0]].name
     micros = ("micro-batch " if len(operation.micros) == 1 else "micro-batches ") + label(
         operation, timeline.header.slices
     )
-    when = f"{show(timed.start * tick)} to {show(timed.end * tick)}"
+    when = f"{show(timed.start)} to {show(timed.end)}"
     read = "" if operation.version is None else f", reads version {operation.version}"
     return plain(f"{operation.kind.noun} of {micros} on stage {operation.stage}, pipe {pipe}: {when}{read}")
 

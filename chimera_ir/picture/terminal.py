@@ -60,7 +60,7 @@ class _ColumnScale:
     narrow: tuple[int, ...] = ()
 
     def at(self, ticks: Fraction | int) -> int:
-        return int(ticks * self.column) - bisect_left(self.narrow, ticks)
+        return ticks * self.column.numerator // self.column.denominator - bisect_left(self.narrow, ticks)
 
 
 class _Labelled(NamedTuple):
