@@ -259,7 +259,9 @@ def _beside(folder: Path) -> dict[str, Any]:
 
 @cache
 def _own_table() -> dict[str, Any]:
-    return _beside(schemes())
+    import tomllib  # takes a while, and not every call needs it
+
+    return tomllib.loads(_text(schemes() / _BESIDE))
 
 
 @cache

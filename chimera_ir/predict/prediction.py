@@ -18,7 +18,6 @@ from chimera_ir.ir.ops import AllReduce, WaitAllReduce, WeightGroup
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, view_of
 from chimera_ir.lower.lower import lower
 from chimera_ir.plural import counted
-from chimera_ir.predict.equation import Equation, equation
 from chimera_ir.predict.events import LayerSplits, Role, Split, loads_of
 from chimera_ir.predict.memory_need import MemoryNeed, bounded, memory, memory_of, worker_bytes
 from chimera_ir.predict.replay import Cause, Replay, expected, idle, replay
@@ -28,6 +27,7 @@ from chimera_ir.profile.costs import stages_of
 from chimera_ir.verify.holdings import holdings
 
 if TYPE_CHECKING:
+    from chimera_ir.predict.equation import Equation
     from chimera_ir.profile.choose import Inputs, Wanted
 
 
@@ -41,7 +41,7 @@ class Prediction:
     """
 
     setting: Setting
-    equation: Equation
+    equation: "Equation"
     replay: Replay
     expected: float | None
     memory: tuple[MemoryNeed, ...]
@@ -247,6 +247,8 @@ class Forecast:
 
     def of(self, program: Program) -> Prediction:
         """The prediction for a verified program; raises the errors of `durations`."""
+        from chimera_ir.predict.equation import equation
+
         header, setting = program.header, self._setting(program.header)
         items = header.whole_micro_batches * self.micro_batch_size * self.copies
         return Prediction(

@@ -26,7 +26,6 @@ from chimera_ir.predict.prediction import (
     exposed,
     hiding_time,
 )
-from chimera_ir.profile.document import WARNING, shown
 from chimera_ir.tables import Column, Table
 
 # A prediction as a table for a terminal: the terms of equation 1, the replay, the memory of the fullest worker.
@@ -143,11 +142,14 @@ def show(
     if sums := _sums(report, prediction):
         lines.append(("sums", sums, ""))
     lines += [("remark", remark, "yellow") for remark in report.remarks]
-    warnings = [] if prediction is None else shown(prediction.warnings)
-    return [
-        *(_line(f"{name}:", words, style, width) for name, words, style in lines),
-        *(Text.assemble((WARNING, "yellow"), warning) for warning in warnings),
-    ]
+    answers = [_line(f"{name}:", words, style, width) for name, words, style in lines]
+    return answers if prediction is None else [*answers, *_warnings(prediction)]
+
+
+def _warnings(prediction: Prediction) -> Iterator[Text]:
+    from chimera_ir.profile.document import WARNING, shown  # what reads files of profiles
+
+    return (Text.assemble((WARNING, "yellow"), warning) for warning in shown(prediction.warnings))
 
 
 def _line(name: str, words: str, style: str, width: int) -> Text:
