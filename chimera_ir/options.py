@@ -6,7 +6,7 @@ from fractions import Fraction
 from operator import index
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
@@ -41,8 +41,7 @@ SEARCHED = (Quantity.ACTIVATIONS.value, Quantity.HOST.value)
 _PREDICTING = ("profile", "cluster", "copies", "micro_batch_size", "layout", "split", "shard_optimizer", "require_fit")
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(NamedTuple):
     """Values that an option takes: ``says`` describes them to a user who gave another one.
 
     The command line offers ``choices``, or checks that a number lies within ``bounds``.
@@ -58,8 +57,7 @@ class Form:
         _require(self.has(value), name, value, self.says)
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
+class Declared(NamedTuple):
     """An option of the command line that has the field's name, or is called ``word``.
 
     ``form`` is None for values by name, which methods of `Options` check.

@@ -1,7 +1,6 @@
 """A table of texts, for a terminal or a notebook."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
@@ -22,8 +21,7 @@ class Column(NamedTuple):
     whole: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """A table of texts: rows with a cell for each column, of which the first names the row."""
 
     columns: Sequence[Column]

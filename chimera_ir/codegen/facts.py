@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from itertools import groupby
@@ -27,8 +26,7 @@ from chimera_ir.verify.verify import Verified
 # Collects the values with which the templates of scripts are filled.
 
 
-@dataclass(frozen=True, slots=True)
-class BodyView:
+class BodyView(NamedTuple):
     """The body of a function of a rank's script: the statements of a lane, indented.
 
     ``bindings`` are assignments that give stages and links the names by which ``lines`` call them.
@@ -39,8 +37,7 @@ class BodyView:
     has_loops: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RankView:
+class RankView(NamedTuple):
     """The values for a rank's script: the bodies for an update (or turn) and for an evaluation, words and numbers.
 
     ``counting`` is a remark on how micro-batches are counted, ``counter`` the variable that counts turns.

@@ -9,7 +9,7 @@ wait send m2 s1->s2               out_s1_s2.wait(2)
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from chimera_ir.ir import ops
 from chimera_ir.ir.kinds import implied
@@ -82,8 +82,7 @@ The letter is left out if the stages imply the value.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class LinkVariables:
+class LinkVariables(NamedTuple):
     """The variables for a worker's incoming and outgoing links: a name for each route."""
 
     incoming: Mapping[Route, str]

@@ -10,7 +10,7 @@ the host has after they are made, and back at the latest before they are read. E
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from heapq import heappop, heappush
 from itertools import groupby
@@ -139,8 +139,7 @@ class TimedStep(NamedTuple):
     end: Time
 
 
-@dataclass(frozen=True, slots=True)
-class TimedLane:
+class TimedLane(NamedTuple):
     """The operations of a lane in order, with their times.
 
     For a stream, ``steps`` has several ``turns``, one after another, each a ``period`` later than the one before. Moves

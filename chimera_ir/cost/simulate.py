@@ -79,8 +79,7 @@ def warning(stale: Staleness, of: int) -> Iterator[str]:
 # The operations that decide how long an update takes: a critical path or, without a flush, a critical cycle.
 
 
-@dataclass(frozen=True, slots=True)
-class CriticalPath:
+class CriticalPath(NamedTuple):
     """Operations that follow one another without a gap, each waiting for the operation before it.
 
     With a flush they go from time 0 to the end. In a stream they are a cycle: from a turn of the steady state to the
@@ -305,8 +304,7 @@ class Track(NamedTuple):
     timed: Sequence[Timed]
 
 
-@dataclass(frozen=True, slots=True)
-class Launched:
+class Launched(NamedTuple):
     """The launch of the sum of a group's gradients on one worker; times are in the unit of the costs.
 
     ``free`` is how long the worker idles from the launch to the wait for the sum, or to its last operation if that
@@ -322,8 +320,7 @@ class Launched:
     flush: Fraction
 
 
-@dataclass(frozen=True, slots=True)
-class Stepped:
+class Stepped(NamedTuple):
     """A step of a stream, which makes ``version`` of a group's weights."""
 
     worker: Worker

@@ -4,13 +4,12 @@ import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
 from importlib import import_module
 from inspect import cleandoc
 from pkgutil import iter_modules
-from typing import ClassVar, Self, TypeVar
+from typing import ClassVar, NamedTuple, Self, TypeVar
 
 from chimera_ir.diagnostics import catalogue
 from chimera_ir.plural import and_more, counted
@@ -84,8 +83,7 @@ class Severity(Enum):
     WARNING = "warning"
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """A fact in addition to the main message, with a place in the text if it has one."""
 
     text: str
@@ -288,8 +286,7 @@ _HEAD = re.compile(r"^(?=(?:error|warning)\[CH\d+\])", re.MULTILINE)
 _FIELD = re.compile(r"\{(?:\w+\.)*(\w+)[^{}]*\}")
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
+class Example(NamedTuple):
     """A file with a mistake, and the message that the compiler prints for it."""
 
     name: str

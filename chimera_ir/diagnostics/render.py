@@ -2,9 +2,9 @@
 
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import PurePath
+from typing import NamedTuple
 
 from chimera_ir.diagnostics.model import Diagnostic, Note, Severity, as_cells
 from chimera_ir.escapes import visible
@@ -25,8 +25,7 @@ _REACH = 4 * MAX_WIDTH
 _ELLIPSIS = "..."
 
 
-@dataclass(frozen=True, slots=True)
-class _Style:
+class _Style(NamedTuple):
     """Escape sequences that mark parts of the output; empty strings without color."""
 
     error: str = ""
@@ -62,7 +61,7 @@ def render(diagnostic: Diagnostic, source: Source, color: bool = False) -> str:
         words(diagnostic.fill(text)) for text in (diagnostic.title, diagnostic.label, diagnostic.help)
     )
     facts = ((note, words(diagnostic.relative_to_turn(note.text))) for note in _some(diagnostic.notes()))
-    notes = tuple(replace(note, text=text) for note, text in facts)
+    notes = tuple(note._replace(text=text) for note, text in facts)
     places = [diagnostic.span, *(note.span for note in notes if note.span is not None)]
     margin = max(len(str(source.position(span.start).line)) for span in places)
     head = f"{mark}{diagnostic.severity.value}[{diagnostic.code}]{style.end}"

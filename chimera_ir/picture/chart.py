@@ -5,7 +5,6 @@ extend it only write them down.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from typing import NamedTuple
@@ -144,8 +143,7 @@ class Bracket(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
+class Chart(NamedTuple):
     """The values for ``templates/chart.svg.j2``, in pixels, which all pictures of lanes have in common.
 
     ``patterns`` are by name, the one of bubbles first. ``legend`` has the entries with swatches or with words alone,
@@ -168,8 +166,7 @@ class Chart:
     signs: Mapping[str, Entry]
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
+class Picture(NamedTuple):
     """The values for ``templates/timeline.svg.j2``: ``marks`` of events, the bracket of the steady state if any."""
 
     chart: Chart
@@ -224,8 +221,7 @@ _GLYPH = Fraction(62, 100)
 """The width of a character as a share of the font size: that of digits in a wide sans-serif font."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(NamedTuple):
     """The scale of a picture: pixels per unit of time, such as a tick or a second, and the heights that lanes share.
 
     ``row`` is the height in pixels of a worker's lane, ``strip`` of the strip below it, ``gap`` of the space before the

@@ -21,8 +21,7 @@ from chimera_ir.ir.ops import Compute, Micro, Operation, Pair, Stage, singles
 from chimera_ir.plural import counted
 
 
-@dataclass(frozen=True, slots=True)
-class Hue:
+class Hue(NamedTuple):
     """The colours of one strand: light for forwards, with dark ink; dark for backwards, with white ink."""
 
     light: str
@@ -76,8 +75,7 @@ def mixed(colour: str, other: str, share: Fraction) -> str:
     return "#" + "".join(f"{round(start + (end - start) * share):02x}" for start, end in pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class Strand:
+class Strand(NamedTuple):
     """Micro-batches with the same hue: those of a pipe or, without a flush, of its even or odd updates."""
 
     name: str
@@ -157,8 +155,7 @@ def event_name(timeline: Timeline) -> str:
     return "new weights" if timeline.header.steps_inside else "gradient sum launched"
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(NamedTuple):
     """A time axis up to ``span``: ``factor`` units with the name ``unit`` make one unit of the picture's times."""
 
     span: Fraction

@@ -1,9 +1,9 @@
 """Several timelines on one sheet and on one scale, so that their lengths can be compared."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, chain, count
+from typing import NamedTuple
 
 from chimera_ir.cost.simulate import Timeline
 from chimera_ir.picture import svg
@@ -17,8 +17,7 @@ _GAP = 24
 _HEAD = 30
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
+class Panel(NamedTuple):
     """A timeline and its caption."""
 
     caption: str

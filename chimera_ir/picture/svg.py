@@ -5,13 +5,12 @@ All places are computed here; ``templates/timeline.svg.j2`` only writes them dow
 
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from hashlib import sha256
 from itertools import chain, count
 from math import ceil
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from chimera_ir.cost.durations import Unit
 from chimera_ir.cost.simulate import Event, Launched, Stepped, Timed, Timeline, Window, beginning, steady_window
@@ -48,8 +47,7 @@ from chimera_ir.picture.looks import (
 # Texts inside a document: written without escapes, and named in its content security policy.
 
 
-@dataclass(frozen=True, slots=True)
-class Inlined:
+class Inlined(NamedTuple):
     """A text that a template writes without escapes: a file of this project, a picture, or base64."""
 
     text: str

@@ -266,7 +266,7 @@ class Configuration:
 
     def recomputing(self, again: bool) -> "Configuration":
         """The configuration, with recomputation of every stage if ``again``."""
-        return replace(self, change=replace(self.change, recompute=True)) if again else self
+        return replace(self, change=self.change._replace(recompute=True)) if again else self
 
     @property
     def offloading(self) -> "Configuration":

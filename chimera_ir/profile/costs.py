@@ -7,6 +7,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import accumulate, pairwise
 from math import ceil
+from typing import NamedTuple
 
 from chimera_ir.ir.kinds import COSTED, KINDS, RECOMPUTATION, Kind
 from chimera_ir.ir.levels import Extent, extents
@@ -475,8 +476,7 @@ def slowest_stage(stages: Sequence[tuple[Timing, Times]], length: int) -> Callab
 # A profile that counts work instead of time, and the device that turns work into time.
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(NamedTuple):
     """The processor of a worker: ``peak`` in FLOP/s, of which large micro-batches reach the share ``efficiency``.
 
     A micro-batch of ``half_at`` positions reaches half that rate (Hockney's half-performance length). The length in a
@@ -494,8 +494,7 @@ class Device:
         return self.peak * self.efficiency * positions / (positions + self.half_at)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkProfile:
+class WorkProfile(NamedTuple):
     """A profile that counts work: the times in ``counts`` are in FLOP instead of seconds."""
 
     counts: ModelProfile

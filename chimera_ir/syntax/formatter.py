@@ -1,17 +1,16 @@
 """The canonical text of a scheme: it parses to the same tree, and formatting it again changes nothing."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from chimera_ir.ir.levels import Strategy
 from chimera_ir.syntax import ast
 from chimera_ir.syntax.ast import Clause, Operation, PipeBlock, Recompute, Scheme, Sync
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """Clauses for every pipe: all stages recompute, or all use one strategy of sums; by default nothing changes.
 
     A pipe that has lines for recomputations, or for moves of memory, recomputes only as its lines say.

@@ -1,7 +1,7 @@
 """CH406 and on: mistakes in the communication, the synchronisation and the memory of a program."""
 
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from chimera_ir.diagnostics.catalogue.schedule import InLane
 from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
@@ -47,8 +47,7 @@ class ReceivesOutOfOrder(InLane, code="CH408"):
     sent_span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class Blocked:
+class Blocked(NamedTuple):
     """A lane that stands at ``line``, waiting for what ``meaning`` describes, until worker ``peer`` runs ``needs``."""
 
     worker: int
@@ -109,8 +108,7 @@ class NotTied(InLane, code="CH421"):
     header_line: str
 
 
-@dataclass(frozen=True, slots=True)
-class Launches:
+class Launches(NamedTuple):
     """Two sums, in words, that a worker launches one after the other; ``span`` is the line of the later launch."""
 
     earlier: str

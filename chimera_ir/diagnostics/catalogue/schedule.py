@@ -1,6 +1,6 @@
 """CH3xx and CH6xx: mistakes in the operations of a plan or a schedule, and in the lanes of a stream."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from chimera_ir.diagnostics.catalogue.syntax import LIMITS
 from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
@@ -432,8 +432,7 @@ class UpdatesMixed(Diagnostic, code="CH314"):
     second: int
 
 
-@dataclass(frozen=True, slots=True)
-class CycleStep:
+class CycleStep(NamedTuple):
     """One operation of a cycle; ``reason`` says why it must end before the next one starts."""
 
     operation: str
