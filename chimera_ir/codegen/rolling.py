@@ -7,9 +7,9 @@ sides.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from chimera_ir.codegen.statements import Notation, Scribe
 from chimera_ir.ir import ops
@@ -28,15 +28,13 @@ _CANDIDATES = 24
 """The most lengths of a round that are tried at a place; with slices, as many for each slice of a micro-batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Straight:
+class Straight(NamedTuple):
     """A piece of a lane without a loop: instructions one after the other."""
 
     instructions: tuple[ops.Instruction, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Loop:
+class Loop(NamedTuple):
     """A piece of a lane that repeats ``rounds`` times; ``instructions`` are those of the first round.
 
     In each further round all micro-batches are ``step`` later. ``rings`` has, by its message in the first round, the
@@ -84,8 +82,7 @@ def unrolled(piece: Piece) -> Iterator[ops.Instruction]:
             yield line
 
 
-@dataclass(frozen=True, slots=True)
-class _Repetition:
+class _Repetition(NamedTuple):
     """A stretch of a lane that could be a loop: ``rounds`` rounds of ``length`` lines each, from place ``start`` on.
 
     From round to round micro-batches are ``step`` later. ``rings`` has the ring of slots of each receive, by its place

@@ -2,7 +2,6 @@
 
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, assert_never
 
@@ -153,8 +152,7 @@ class Type(Enum):
     TRUTH = "a condition"
 
 
-@dataclass(frozen=True, slots=True)
-class ValueName:
+class ValueName(NamedTuple):
     """A name for a value; ``type`` is None if a mistake keeps the type from being known.
 
     ``variables`` are those of a pipe that the value depends on: a formula may use it only where all of them are known.
@@ -165,8 +163,7 @@ class ValueName:
     variables: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionName:
+class FunctionName(NamedTuple):
     """A name for a function of numbers; ``result`` is None if a mistake keeps its type from being known."""
 
     parameters: tuple[str, ...]
@@ -178,8 +175,7 @@ class FunctionName:
         return f"{name}({', '.join(self.parameters)})"
 
 
-@dataclass(frozen=True, slots=True)
-class TableName:
+class TableName(NamedTuple):
     """A name for a table of numbers."""
 
     span: Span

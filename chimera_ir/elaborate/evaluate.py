@@ -27,8 +27,7 @@ from chimera_ir.syntax.formatter import show_expression
 # The builtin functions of the scheme language, and the meaning of its operators.
 
 
-@dataclass(frozen=True, slots=True)
-class Builtin:
+class Builtin(NamedTuple):
     """A builtin function of ``least`` to ``most`` integers, or of any number of them if ``most`` is None.
 
     ``signature`` is a call of it for messages; ``apply`` computes its value.
@@ -335,8 +334,7 @@ class _Closure(NamedTuple):
     constant: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Closures:
+class _Closures(NamedTuple):
     scope: Scope
 
     def constant(self, value: int) -> _Closure:

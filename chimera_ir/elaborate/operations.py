@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from itertools import accumulate, chain, compress, product
@@ -242,8 +241,7 @@ def _where(shape: Shape, micro: int) -> tuple[Span, say.Values, say.Instance]:
 #     B(m, s) @ 3*m + m%2 + 4      the law of this clock repeats after 2 micro-batches: period 2, which is 6 clocks
 
 
-@dataclass(frozen=True, slots=True)
-class _Beat:
+class _Beat(NamedTuple):
     """An operation line on one stage, with laws in m: of its clock, if any, and of its guard (after ``when``).
 
     All formulas of the line repeat after ``period`` micro-batches. ``span`` is its clock or preference, or the line.
@@ -256,8 +254,7 @@ class _Beat:
     period: int
 
 
-@dataclass(frozen=True, slots=True)
-class Rhythm:
+class Rhythm(NamedTuple):
     """The rhythm of a pipe without end: how fast it goes, and after how many micro-batches it repeats.
 
     ``rate`` is the clocks per micro-batch, above 0 and the same for every operation. Everything repeats after

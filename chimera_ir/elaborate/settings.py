@@ -5,11 +5,10 @@ It also checks the requirements.
 
 from collections import ChainMap
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import reduce
 from itertools import islice
 from operator import or_
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.catalogue.values import Instance
@@ -24,8 +23,7 @@ _NAMED = 8
 """The most parameters that are named when a requirement fails."""
 
 
-@dataclass(frozen=True, slots=True)
-class Globals:
+class Globals(NamedTuple):
     """The values of the lines outside of pipes.
 
     ``left_out`` has the workers that the text leaves out, each with the place that says so. ``limits`` are the lines

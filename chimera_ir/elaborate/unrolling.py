@@ -13,9 +13,9 @@ drain; the turn in the middle is one of the steady state.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, lcm
+from typing import NamedTuple
 
 from chimera_ir.diagnostics.catalogue import values as say
 from chimera_ir.diagnostics.catalogue.values import Instance
@@ -32,8 +32,7 @@ LEAST_TURNS = 2 * MARGIN + 1
 """The fewest turns that are shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class TurnSize:
+class TurnSize(NamedTuple):
     """The length of a turn: how many clocks it takes, how many micro-batches of each pipe, and how many updates."""
 
     clocks: int
@@ -46,8 +45,7 @@ class TurnSize:
         return sum(self.micros)
 
 
-@dataclass(frozen=True, slots=True)
-class EndlessPipes:
+class EndlessPipes(NamedTuple):
     """Pipes without end: their rhythms, their turn, and how many turns show the whole steady state."""
 
     rhythms: Sequence[Rhythm]

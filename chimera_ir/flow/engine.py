@@ -11,10 +11,9 @@ lane of n. No event is ever undone, so how far a lane gets does not depend on th
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -95,8 +94,7 @@ def _path(before: Mapping[int, int], start: int, end: int) -> tuple[int, ...]:
 Time = TypeVar("Time", int, float)
 
 
-@dataclass(frozen=True)
-class Played:
+class Played(NamedTuple):
     """The result of playing lanes.
 
     ``order`` has every event that happens, each after all events that it waits for. Lane l stops at ``places[l]``: its
@@ -204,8 +202,7 @@ Steps = Mapping[int, tuple[int, int]]
 """Maps a node to the last step of the longest path to it: (the node before, the turns that this step goes back)."""
 
 
-@dataclass(frozen=True, slots=True)
-class WaitCycle:
+class WaitCycle(NamedTuple):
     """A cycle of ``nodes``, each of which waits for the one before it.
 
     ``turns`` is how many turns all waits of the cycle go back together. ``ratio`` is the time that its nodes take
@@ -221,8 +218,7 @@ NO_CYCLE = WaitCycle((), 1, Fraction(0))
 """Stands for the critical cycle of a system in which no cycle takes any time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Critical:
+class Critical(NamedTuple):
     """A ``cycle`` with the largest ratio, and for each node the waits that are ``tight``.
 
     A wait is tight if it can be part of a cycle with the largest ratio: a cycle has this ratio exactly if all of its
@@ -257,8 +253,7 @@ def critical(waits: Waits, weights: Sequence[int]) -> Critical:
         best = max(better, key=lambda cycle: cycle.ratio)
 
 
-@dataclass(frozen=True, slots=True)
-class SteadyRun:
+class SteadyRun(NamedTuple):
     """A run that repeats every ``ratio``: node n of turn t ends at ``ends[n] + t * ratio``."""
 
     ends: Sequence[Fraction]

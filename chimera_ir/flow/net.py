@@ -70,8 +70,7 @@ if TYPE_CHECKING:
 _Key = tuple[object, ...]
 
 
-@dataclass(frozen=True)
-class RunnableTurn:
+class RunnableTurn(NamedTuple):
     """A worker's turn, which can run once ``ahead`` updates after the first update of the turn have been given."""
 
     turn: Turn

@@ -309,8 +309,7 @@ class Lines(Generic[T]):
         return zip(self.places, self.lines, strict=True)
 
 
-@dataclass(frozen=True, slots=True)
-class LaneParts:
+class LaneParts(NamedTuple):
     """A lane of ``length`` instructions, sorted by their types.
 
     ``computes`` has the compute operations; ``sends``, ``recvs`` and the waits for both are about messages.

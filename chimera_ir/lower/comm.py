@@ -123,8 +123,7 @@ class Traffic:
     unanswered: list[Transfer] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class EarliestRun:
+class EarliestRun(NamedTuple):
     """The begin and end of each operation if it runs as early as it may, as ``begins[worker][place]`` and ``ends``."""
 
     begins: Sequence[Sequence[int]]

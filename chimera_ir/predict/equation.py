@@ -27,8 +27,7 @@ from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.costs import Timing
 
 
-@dataclass(frozen=True, slots=True)
-class FreeRegion:
+class FreeRegion(NamedTuple):
     """Seconds in which a worker is idle and can sum the gradients of a group.
 
     With a flush, they lie between the earliest start of the sum and the iteration's end; without one, they are all its

@@ -23,7 +23,6 @@ the port to the others.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cache
 from heapq import heappop, heappush
@@ -61,8 +60,7 @@ class StageLoad(NamedTuple):
     waiting: int
 
 
-@dataclass(frozen=True)
-class LayerSplits:
+class LayerSplits(NamedTuple):
     """Searches for a fast split of ``layers`` into the stages of a header, for micro-batches of ``size`` items.
 
     ``replicas`` is W. With a ``sharded_optimizer`` and a flush, the ranks of a stage share the optimizer's state.

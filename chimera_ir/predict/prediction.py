@@ -267,8 +267,7 @@ class Forecast:
 _Json = dict[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
+class Speed(NamedTuple):
     """The time of an update and that of the baseline, in the same unit.
 
     The times are those of replays on a cluster if ``messages_counted``; otherwise messages, sums and steps are free.
@@ -302,8 +301,7 @@ class Speed:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Copies:
+class Copies(NamedTuple):
     """Memory in the paper's units, each number the largest of all workers, which need not be the same worker's.
 
     Weights are in M_theta, activations and ``host`` (memory of a host) in M_a, ``stashed_inputs`` in micro-batches.
@@ -335,8 +333,7 @@ class Copies:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Bytes:
+class Bytes(NamedTuple):
     """Memory in bytes of ``worker``, the fullest one: what it needs, what it has, and the name of the largest part.
 
     ``too_full`` is the number of workers that need more than they have. ``host`` is the most that any worker needs of
@@ -401,8 +398,7 @@ class TimePart(Enum):
     WAITING = "waiting"
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(NamedTuple):
     """The parts of the time of an update on ``worker``, the busiest one, as shares; ``evenly``: all work the same."""
 
     worker: int

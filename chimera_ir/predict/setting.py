@@ -6,6 +6,7 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import chain
 from math import lcm
+from typing import NamedTuple
 
 from chimera_ir.cost.durations import Durations, StagePart, Unit, mean_costs, stage_shares
 from chimera_ir.ir.kinds import ACTIVATIONS, COSTED, KINDS, PAIR, Kind, Pairing
@@ -305,8 +306,7 @@ def operations_alone(header: Header, durations: Durations) -> OperationCharges:
 # Durations of operations from a profile. Messages take no time in a timeline (section 2); a replay adds theirs.
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(NamedTuple):
     """Durations of operations in a setting: on a cluster, with the costs that a profile has for its stages.
 
     ``cut[s]`` lists the stages of the profile that make up stage s, each with the share of it that belongs to s.

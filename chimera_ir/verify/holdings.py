@@ -6,7 +6,6 @@ memory depends on which stages' activations are kept at the same time.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from heapq import merge
 from itertools import product
@@ -178,8 +177,7 @@ class Receiving(NamedTuple):
     slots: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Holdings:
+class Holdings(NamedTuple):
     """The memory that a worker uses, as numbers of micro-batches and of copies of weights.
 
     Attributes
