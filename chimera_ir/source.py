@@ -193,8 +193,8 @@ class Source:
         return self.text[start:end].rstrip("\r")
 
 
-# What takes long to compute from a file, kept in ``__pycache__`` beside it: code of templates, parsers of grammars. It
-# is run, or unpickled, so nobody else may have written it.
+# What takes long to compute from a file, kept in ``__pycache__`` beside it: code of templates, parsers of grammars, the
+# scripts of pages. It is run, or unpickled, so nobody else may have written it.
 
 
 def kept(source: Path, facts: str) -> bytes | None:
