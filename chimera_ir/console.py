@@ -17,7 +17,7 @@ _WIDE = 160
 def printed(draw: Callable[[Console], None]) -> str:
     """The text that ``draw`` prints on a console like standard output (width, colours), without trailing blanks."""
     text, width = io.StringIO(), None if has_width() else _WIDE
-    console = Console(file=text, highlight=False, force_terminal=_is_terminal() or None, width=width)
+    console = Console(file=text, highlight=False, emoji=False, force_terminal=_is_terminal() or None, width=width)
     console.push_render_hook(_EscapeHook())
     draw(console)
     return "\n".join(line.rstrip(" ") for line in text.getvalue().split("\n"))

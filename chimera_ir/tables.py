@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import rich.table
-from rich.box import SIMPLE_HEAD
 from rich.console import JustifyMethod
 
 from chimera_ir.escapes import visible_lines
+
+if TYPE_CHECKING:
+    import rich.table
 
 
 class Column(NamedTuple):
@@ -32,8 +33,11 @@ class Table(NamedTuple):
         """A table of numbers, behind ``names`` columns of words."""
         return Table([Column(head, "left" if n < names else "right") for n, head in enumerate(heads)], rows)
 
-    def for_terminal(self, gap: int = 2) -> rich.table.Table:
+    def for_terminal(self, gap: int = 2) -> "rich.table.Table":
         """The table for a console of any width, with ``gap`` blanks between columns."""
+        import rich.table
+        from rich.box import SIMPLE_HEAD
+
         table = rich.table.Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, gap - 1))
         for head, justify, style, footer, whole in self.columns:
             table.add_column(head, footer, justify=justify, style=style, overflow="fold", no_wrap=whole)
