@@ -1,4 +1,4 @@
-"""Tables of the grammars: computed once, and again when they do not fit any more."""
+"""Tables of the grammars and code of templates: computed once, and again when they do not fit any more."""
 
 import os
 import sys
@@ -8,6 +8,7 @@ import lark
 import pytest
 
 from chimera_ir import source as grammars
+from chimera_ir import templates
 from chimera_ir.library import source
 from chimera_ir.syntax import parser
 
@@ -82,3 +83,17 @@ def test_a_directory_that_cannot_be_written_costs_only_time(
     for _ in range(2):
         parser._lark.__wrapped__()
     assert len(computed) == 2
+
+
+def test_the_code_of_a_template_is_kept_until_the_template_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    (tmp_path / "a.txt.j2").write_text("one {{ number }}\n")
+    shown = [templates.text.__wrapped__(tmp_path).get_template("a.txt.j2").render(number=1) for _ in range(2)]
+    assert shown == ["one 1\n"] * 2
+    assert len([*(tmp_path / "__pycache__").iterdir()]) == 1
+    (tmp_path / "a.txt.j2").write_text("two {{ number }}\n")
+    assert templates.text.__wrapped__(tmp_path).get_template("a.txt.j2").render(number=1) == "two 1\n"
+    assert templates.markup.__wrapped__(tmp_path).get_template("a.txt.j2").render(number="<") == "two &lt;\n"
