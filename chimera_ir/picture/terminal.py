@@ -122,13 +122,10 @@ def _shown(timeline: Timeline, width: int) -> Timeline:
 
 
 def _lanes(timeline: Timeline) -> list[list[_Labelled]]:
-    ends: set[tuple[int, Fraction]] = {(event.worker, event.at / timeline.tick) for event in timeline.events}
+    ends: set[tuple[int, Fraction | int]] = {(event.worker, event.at / timeline.tick) for event in timeline.events}
     looks = Looks(timeline.header)
     return [
-        [
-            _Labelled(timed, looks.name(timed.operation), timed.in_lane and (worker, Fraction(timed.end)) in ends)
-            for timed in lane
-        ]
+        [_Labelled(timed, looks.name(timed.operation), timed.in_lane and (worker, timed.end) in ends) for timed in lane]
         for worker, _, lane in timeline.tracks
     ]
 
