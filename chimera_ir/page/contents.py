@@ -41,7 +41,6 @@ from chimera_ir.picture.svg import Inlined, policy_source
 from chimera_ir.predict import screen
 from chimera_ir.predict.events import Events, events_of
 from chimera_ir.predict.prediction import Forecast, Prediction, Summary
-from chimera_ir.predict.replay import Replay
 from chimera_ir.predict.setting import Charges, Setting, operations_alone
 from chimera_ir.request import Request
 from chimera_ir.source import keep, kept, templates
@@ -60,8 +59,6 @@ class _Levels(Protocol):
     def verified(self) -> Verified: ...
     @property
     def program_text(self) -> str: ...
-    @property
-    def replay(self) -> Replay: ...
     @property
     def scripts(self) -> ProvenScripts: ...
     @property
@@ -130,11 +127,12 @@ class ShownSchedule:
     @staticmethod
     def of(levels: _Levels) -> "ShownSchedule":
         """The schedule that was compiled, not the one that it is compared with."""
-        prediction = levels.prediction
+        verified, figures, prediction = levels.verified, levels.report, levels.prediction
         if prediction is None:
-            return ShownSchedule(levels.verified, levels.replay.events, levels.report, None, None)
+            charges = operations_alone(verified.program.header, figures.durations)
+            return ShownSchedule(verified, events_of(verified.program, charges), figures, None, None)
         memory = MemoryInBytes(prediction.setting, prediction.memory, prediction.available)
-        return ShownSchedule(levels.verified, levels.replay.events, levels.report, prediction.setting, memory)
+        return ShownSchedule(verified, prediction.replay.events, figures, prediction.setting, memory)
 
     @property
     def program(self) -> Program:
