@@ -21,7 +21,6 @@ from chimera_ir.predict.memory_need import MemoryNeed, worker_bytes
 from chimera_ir.predict.setting import Setting
 from chimera_ir.source import Source
 from chimera_ir.verify.holdings import KEPT_UNITS
-from chimera_ir.verify.scripts import call_lines
 from chimera_ir.verify.verify import ProvenScripts, Verified
 
 Column = Sequence[int] | Sequence[float]
@@ -525,12 +524,12 @@ def script_texts(scripts: ProvenScripts, program: Program, rows: Sequence[Operat
     """The script of each rank, with the lines of the rank's own operations."""
     rows_of: dict[int, list[OperationRow]] = {worker: [*lane] for worker, lane in groupby(rows, attrgetter("worker"))}
     before = 0
-    for worker, numbers in enumerate(call_lines(program, scripts.by_worker)):
+    for worker, (script, numbers) in enumerate(zip(scripts.by_worker, scripts.lines, strict=True)):
         computes = program.parts[worker].computes.places
         called = [numbers[computes[row.place]] for row in rows_of.get(worker, ())]
         lines = [*([0] * before), *called, *([0] * (len(rows) - before - len(called)))]
         before += len(called)
-        yield SourceText(scripts.by_worker[worker].name, "python", scripts.by_worker[worker].text, lines, worker)
+        yield SourceText(script.name, "python", script.text, lines, worker)
 
 
 def _headings(text: str, workers: int) -> list[int]:

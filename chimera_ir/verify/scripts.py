@@ -100,14 +100,21 @@ _ANNOTATIONS = "__annotate__"
 """The name of the function that newer interpreters make of annotations."""
 
 
-def scripts(program: Program, evaluation: Program, by_worker: Iterable["WorkerScript"]) -> Iterator[Diagnostic]:
+def scripts(
+    program: Program,
+    evaluation: Program,
+    by_worker: Iterable["WorkerScript"],
+    lines: Iterable[list[int]] | None = None,
+) -> Iterator[Diagnostic]:
     """Yields, for each function of each script, its first difference from the program.
 
     The program has no errors by any other rule; of a stream, it has as many updates as are proven. ``evaluation`` is
-    the program of the forwards alone; ``by_worker`` has their scripts.
+    the program of the forwards alone; ``by_worker`` has their scripts. Each of ``lines`` gets, for each instruction of
+    a worker's lane, the number of the line of its script that runs it.
     """
-    for script, lane, of_evaluation in zip(by_worker, program.lanes, evaluation.lanes, strict=True):
-        yield from script.trained(lane)
+    noted = ([] for _ in program.lanes) if lines is None else lines
+    for script, lane, of_evaluation, notes in zip(by_worker, program.lanes, evaluation.lanes, noted, strict=True):
+        yield from script.trained(_with_callers(lane, script.name, attrgetter("f_lineno"), notes))
         yield from script.evaluated(of_evaluation)
 
 
@@ -115,14 +122,6 @@ def worker_scripts(program: Program, files: Mapping[str, str]) -> tuple["WorkerS
     """The script of each worker of a program; ``files`` has the scripts ``rank_<worker>.py`` and program.json."""
     header, ranks = program.header, enumerate(json.loads(files[FACTS])["ranks"])
     return tuple(WorkerScript(header, of_rank, name := script_name(worker), files[name]) for worker, of_rank in ranks)
-
-
-def call_lines(program: Program, by_worker: Iterable["WorkerScript"]) -> Iterator[list[int]]:
-    """Yields, for each worker, the number of the line of its script that runs each instruction of its lane.
-
-    The scripts have passed the rule "scripts".
-    """
-    return _noted(program, by_worker, attrgetter("f_lineno"))
 
 
 class CallPlace(NamedTuple):
@@ -137,22 +136,15 @@ def call_places(program: Program, by_worker: Iterable["WorkerScript"]) -> Iterat
 
     The scripts have passed the rule "scripts".
     """
-    return _noted(program, by_worker, _place)
+    for script, lane in zip(by_worker, program.lanes, strict=True):
+        places = list[CallPlace]()
+        assert not [*script.trained(_with_callers(lane, script.name, _place, places))]
+        yield places
 
 
 def _place(frame: FrameType) -> CallPlace:
     variables = {**frame.f_locals}
     return CallPlace(frame.f_lineno, {name: value for name, value in variables.items() if type(value) is int})
-
-
-def _noted(
-    program: Program, by_worker: Iterable["WorkerScript"], note: Callable[[FrameType], _Note]
-) -> Iterator[list[_Note]]:
-    """Runs the training function of each worker's script; yields its notes, one on every instruction of the lane."""
-    for script, lane in zip(by_worker, program.lanes, strict=True):
-        notes = list[_Note]()
-        assert not [*script.trained(_with_callers(lane, script.name, note, notes))]
-        yield notes
 
 
 def script_name(worker: int) -> str:
@@ -163,13 +155,13 @@ def script_name(worker: int) -> str:
 def _with_callers(
     lane: Iterable[Instruction], name: str, note: Callable[[FrameType], _Note], notes: list[_Note]
 ) -> Iterator[Instruction]:
-    """Yields the instructions of a lane to a running script, with a note on the frame that asks for each."""
+    """Yields the instructions of a lane; ``notes`` gets one on each frame of a script that asks for an instruction."""
     for instruction in lane:
         frame = currentframe()
         while frame is not None and frame.f_code.co_filename != name:
             frame = frame.f_back
-        assert frame is not None, "a script asks for each instruction"
-        notes.append(note(frame))
+        if frame is not None:  # else the script has ended, and is not through with its lane
+            notes.append(note(frame))
         yield instruction
 
 

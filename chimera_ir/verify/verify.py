@@ -1,6 +1,6 @@
 """Verification: applies the rules level by level, and defines the type of programs for which all rules hold."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -117,11 +117,13 @@ class ProvenScripts:
     """Files whose scripts do what a verified program says; only `verify_scripts` makes them.
 
     ``files`` run the program, by path relative to the output directory; ``by_worker`` are the scripts among them.
-    ``rules`` are those for the program, and "scripts".
+    ``lines[w]`` has the line of the script of worker w that runs each instruction of its lane. ``rules`` are those for
+    the program, and "scripts".
     """
 
     files: Mapping[str, str]
     by_worker: tuple[WorkerScript, ...]
+    lines: Sequence[Sequence[int]]
     rules: frozenset[Rule]
     seal: InitVar[object]
 
@@ -266,9 +268,10 @@ def verify_scripts(verified: Verified, evaluation: Verified, files: Mapping[str,
     Raises `Rejected` with the scripts that do not do what the programs say.
     """
     by_worker = worker_scripts(verified.program, files)
-    findings = apply(Rule.SCRIPTS, scripts(verified.program, evaluation.program, by_worker))
+    lines = tuple([list[int]() for _ in by_worker])
+    findings = apply(Rule.SCRIPTS, scripts(verified.program, evaluation.program, by_worker, lines))
     raise_errors(findings.diagnostics)
-    return ProvenScripts(files, by_worker, verified.rules | findings.rules, _SEAL)
+    return ProvenScripts(files, by_worker, lines, verified.rules | findings.rules, _SEAL)
 
 
 def verify_lowered(program: Program | ProgramStream, checked: Checked) -> Verified:

@@ -141,7 +141,7 @@ def test_the_report_that_is_written_names_the_rule_and_scripts_that_are_written_
     assert '"scripts": true' in compiled.files["report.json"]
     assert compiled.scripts.files.items() <= compiled.files.items()
     with pytest.raises(TypeError):
-        ProvenScripts({}, (), frozenset(), object())
+        ProvenScripts({}, (), (), frozenset(), object())
 
 
 # Scripts that are wrong.
