@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from operator import sub
 from pathlib import Path, PurePath
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from zlib import ZLIB_RUNTIME_VERSION
 
 from chimera_ir.cost.durations import Durations
@@ -279,22 +279,34 @@ def _is_column(value: object) -> bool:
 def _narrowest(numbers: Sequence[float]) -> "tuple[str, array[Any], bool]":
     """The narrowest type for a column, and its numbers or, if they take fewer bytes, their differences (True)."""
     try:
-        integers: array[int] = array("i", numbers)  # type: ignore[arg-type]
+        data = array("i", numbers).tobytes()
     except (TypeError, OverflowError):  # not all are integers of four bytes
         kind, code = _FLOATS
         return kind, array(code, numbers), False
-    kind, stored = _narrowed(integers)
-    if stored.itemsize > 1 and max(stored) - min(stored) <= _largest("i4"):
-        other, steps = _narrowed([*map(sub, integers, [0, *integers[:-1]])])
-        if steps.itemsize < stored.itemsize:
-            return other, steps, True
-    return kind, stored, False
+    # The column of a script has zeros for all workers but its own: the zeros at both ends are not looked at one by one.
+    size = len(data) // len(numbers)
+    end = -(-len(data.rstrip(b"\0")) // size)
+    first = min(end, (len(data) - len(data.lstrip(b"\0"))) // size)
+    inner, behind = cast("Sequence[int]", numbers[first:end]), len(numbers) - end
+    least, most = min(inner, default=0), max(inner, default=0)
+    kind = _holding(least, most)
+    if kind != "i1" and max(most, 0) - min(least, 0) <= _largest("i4"):
+        steps = [*map(sub, [*inner, 0] if behind else inner, [0, *inner])]
+        other = _holding(min(steps), max(steps))
+        if other < kind:
+            return other, _padded(other, first, steps, behind and behind - 1), True
+    return kind, _padded(kind, first, inner, behind), False
 
 
-def _narrowed(integers: Sequence[int]) -> "tuple[str, array[int]]":
-    least, most = min(integers), max(integers)
-    kind = next(kind for kind in _INTEGERS if -least <= _largest(kind) + 1 and most <= _largest(kind))
-    return kind, array(_INTEGERS[kind], integers)
+def _holding(least: int, most: int) -> str:
+    """The narrowest type that holds integers from ``least`` to ``most``."""
+    return next(kind for kind in _INTEGERS if -least <= _largest(kind) + 1 and most <= _largest(kind))
+
+
+def _padded(kind: str, before: int, integers: Sequence[int], behind: int) -> "array[int]":
+    """The integers as a column of a type, with zeros ``before`` and ``behind`` them."""
+    zero = array(_INTEGERS[kind], [0])
+    return zero * before + array(_INTEGERS[kind], integers) + zero * behind
 
 
 def _largest(kind: str) -> int:
