@@ -65,10 +65,11 @@ class Lengths:
     def form(self, node: Node) -> int:
         """Returns the index in `forms` of the length of an event (``node``)."""
         key = self._key(node)
-        if key not in self._form_of:
+        form = self._form_of.get(key)
+        if form is None:
             terms = tuple((name, coefficient) for name, coefficient in self._terms(node) if coefficient)
-            self._form_of[key] = self._forms.setdefault(terms, len(self._forms))
-        return self._form_of[key]
+            form = self._form_of[key] = self._forms.setdefault(terms, len(self._forms))
+        return form
 
     def sliders(self) -> list[Slider]:
         """The sliders that the forms need, those of operations first."""
@@ -245,7 +246,7 @@ class _Listed:
         form = [lengths.form(node) for node in nodes]
         verbs = VERBS | (MOVING if self.charges.header.moves else {})
         return EventTable(
-            role=[node.role.value - 1 for node in nodes],
+            role=[node.role - 1 for node in nodes],
             verb=[_VERB_NUMBERS.get(type(node.instruction), 0) for node in nodes],
             verbs=["", *verbs.values()],
             subject=self._subjects(nodes),

@@ -23,7 +23,7 @@ the port to the others.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import Enum, auto
+from enum import IntEnum, auto
 from functools import cache
 from heapq import heappop, heappush
 from itertools import accumulate, chain
@@ -161,7 +161,7 @@ def _until(sizes: Sequence[int]) -> list[int]:
     return [0, *accumulate(sizes)]
 
 
-class Role(Enum):
+class Role(IntEnum):
     """Role of an event; the docstring of this module says how each role behaves."""
 
     BEGIN = auto()
@@ -324,7 +324,8 @@ class _Gathered:
     def _wire(self, send: ops.Send, source: Worker, target: Worker) -> int:
         """The wire of a message that ``send`` takes from ``source`` to ``target``; the next index is its flight."""
         message = send.message
-        if message not in self._wires:
+        wire = self._wires.get(message)
+        if wire is None:
             link, ends = self._charges.link(source, target), (source, target)
             wire = self._add(Role.WIRE, send, ends, link.beta * self._charges.size(message), [])
             self._add(Role.FLIGHT, send, ends, link.alpha, [wire])
@@ -332,7 +333,7 @@ class _Gathered:
             self.posted[wire] = self.posted[wire + 1] = []
             if link.shared:
                 self.ports[wire] = Port(source, True, link), Port(target, False, link)
-        return self._wires[message]
+        return wire
 
     def _move(self, move: ops.Compute, worker: Worker, before: list[int]) -> int:
         first, factor = self._charges.host_link(worker)

@@ -8,7 +8,7 @@ from itertools import chain
 from math import lcm
 from typing import NamedTuple
 
-from chimera_ir.cost.durations import Durations, StagePart, Unit, mean_costs, stage_shares
+from chimera_ir.cost.durations import DurationKey, Durations, StagePart, Unit, duration_key, mean_costs, stage_shares
 from chimera_ir.ir.kinds import ACTIVATIONS, COSTED, KINDS, PAIR, Kind, Pairing
 from chimera_ir.ir.levels import Header, Schedule, extents, normalized, weighed
 from chimera_ir.ir.ops import (
@@ -289,10 +289,14 @@ class OperationCharges(Charges):
     """Costs of a program whose operations take the times of ``durations``, in any unit."""
 
     durations: Durations
+    _times: dict[DurationKey, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def compute(self, operation: Operation) -> float:
         """The time of an operation, in the unit of the durations."""
-        return float(self.durations.duration(operation, self.header))
+        key = duration_key(operation, self.header)
+        if key not in self._times:
+            self._times[key] = float(self.durations.duration(operation, self.header))
+        return self._times[key]
 
 
 def operations_alone(header: Header, durations: Durations) -> OperationCharges:
