@@ -110,8 +110,8 @@ class _NumberedLane:
     """A lane as lists of numbers, one for each line, which are quick to compare.
 
     Two lines may be the same line of two rounds of a loop only if they have equal ``kinds``. ``micros`` has the first
-    micro-batch of each line. ``receives`` has the shelf of each receive (the slots for messages along one edge), by its
-    place, and ``slots`` the number of slots of each shelf.
+    micro-batch of each line. ``receives`` has the receives of the lane, by their places. ``slots`` has the number of
+    slots of each shelf (the slots for messages along one edge).
     """
 
     def __init__(
@@ -121,9 +121,9 @@ class _NumberedLane:
         self.instructions, self.candidates = lane, _CANDIDATES * header.slices
         self.kinds: list[int] = []
         self.micros: list[int] = []
-        self.receives = {place: shelf(line.message) for place, line in enumerate(lane) if isinstance(line, ops.Recv)}
-        self.slots = dict(_used(lane) if slots is None else slots)
-        self.in_turn = _in_turn(lane, self.slots)
+        self.receives = {place: line for place, line in enumerate(lane) if isinstance(line, ops.Recv)}
+        self.slots = dict(_used(self.receives.values()) if slots is None else slots)
+        self.in_turn = _in_turn(self.receives.values(), self.slots)
         # Lines with equal numbers may repeat each other; a line that never repeats has a negative number of its own.
         per_update = header.per_update
         for place, instruction in enumerate(lane):
@@ -149,8 +149,11 @@ class _NumberedLane:
                 later = place + length
                 if kinds[place] != kinds[later] or micros[later] - micros[place] != step:
                     return count
-                if place in receives and not self._next_slot(place, length, step, rings):
-                    return count
+                if place in receives:
+                    ring = rings.get(place % length) or self._ring(place, length, step)
+                    if ring is None or ring.later(receives[place].slot, 1) != receives[later].slot:
+                        return count
+                    rings[place % length] = ring
             return len(places)
 
         start = anchor - repeated(range(anchor - 1, low - 1, -1))
@@ -159,25 +162,12 @@ class _NumberedLane:
         stretch = _Repetition(start, length, rounds, step, rings)
         return stretch if rounds >= _ROUNDS and stretch.saved >= _SAVED else None
 
-    def _next_slot(self, place: int, length: int, step: int, rings: dict[int, Ring]) -> bool:
-        """Tells whether a receive takes the next slot of its ring ``length`` lines after ``place``.
-
-        ``rings`` has the rings of the receives that were met so far, by place within the round; that of a new receive
-        is added.
-        """
-        first, second = self._slot(place), self._slot(place + length)
-        ring = rings.get(place % length)
-        if ring is None:
-            key = self.receives[place]
-            slots = self.slots[key]
-            if key in self.in_turn:
-                ring = Ring(second - first, slots)
-            else:
-                ring = _ring(*self._slots_around(place, length, step, slots), slots)
-            if ring is None:
-                return False
-            rings[place % length] = ring
-        return ring.later(first, 1) == second
+    def _ring(self, place: int, length: int, step: int) -> Ring | None:
+        """The ring of the receive at ``place``, if rounds of ``length`` lines make a loop; None if it has none."""
+        key = shelf(self.receives[place].message)
+        if key in self.in_turn:
+            return Ring(self.receives[place + length].slot - self.receives[place].slot, self.slots[key])
+        return _ring(*self._slots_around(place, length, step, self.slots[key]), self.slots[key])
 
     def _slots_around(self, place: int, length: int, step: int, most: int) -> tuple[list[Slot], bool]:
         """Returns the slots that a receive takes in the rounds around ``place``, and whether they are a circle.
@@ -185,23 +175,18 @@ class _NumberedLane:
         They are a circle if the receive has its slot at ``place`` again after at most ``most`` rounds. A round has
         ``length`` lines, and its micro-batches are ``step`` later than those of the round before.
         """
-        slots = [self._slot(place)]
+        slots = [self.receives[place].slot]
         for by in (length, -length):
             other = place + by
             while 0 <= other < len(self.kinds) and len(slots) <= most:
                 apart = (self.micros[other] - self.micros[place]) * length, (other - place) * step
                 if self.kinds[other] != self.kinds[place] or apart[0] != apart[1]:
                     break
-                if (slot := self._slot(other)) == slots[0 if by > 0 else -1]:
+                if (slot := self.receives[other].slot) == slots[0 if by > 0 else -1]:
                     return slots, True
                 slots.insert(len(slots) if by > 0 else 0, slot)
                 other += by
         return slots, False
-
-    def _slot(self, place: int) -> Slot:
-        receive = self.instructions[place]
-        assert isinstance(receive, ops.Recv)
-        return receive.slot
 
 
 def _ring(rounds: Sequence[Slot], circle: bool, slots: int) -> Ring | None:
@@ -220,30 +205,32 @@ def _ring(rounds: Sequence[Slot], circle: bool, slots: int) -> Ring | None:
     return next((ring for ring in rings if all(ring.later(slot, 1) == after for slot, after in following)), None)
 
 
-def _used(lane: Iterable[ops.Instruction]) -> dict[Shelf, int]:
+def _used(receives: Iterable[ops.Recv]) -> dict[Shelf, int]:
     """The number of slots that a lane receives into, by shelf."""
     slots: dict[Shelf, int] = {}
-    for instruction in lane:
-        if isinstance(instruction, ops.Recv):
-            key = shelf(instruction.message)
-            slots[key] = max(slots.get(key, 0), instruction.slot + 1)
+    for receive in receives:
+        key = shelf(receive.message)
+        slots[key] = max(slots.get(key, 0), receive.slot + 1)
     return slots
 
 
-def _in_turn(lane: Iterable[ops.Instruction], slots: Mapping[Shelf, int]) -> set[Shelf]:
+def _in_turn(receives: Iterable[ops.Recv], slots: Mapping[Shelf, int]) -> set[Shelf]:
     """Returns the shelves whose slots the receives of a lane take in a circle, one after the other.
 
     ``slots`` has the number of slots of each shelf.
     """
     latest: dict[Shelf, Slot] = {}
     others: set[Shelf] = set()
-    for instruction in lane:
-        if isinstance(instruction, ops.Recv):
-            key, slot = shelf(instruction.message), instruction.slot
-            if key in latest and (latest[key] + 1 - slot) % slots[key]:
-                others.add(key)
-            latest[key] = slot
+    for receive in receives:
+        key, slot = shelf(receive.message), receive.slot
+        if key in latest and (latest[key] + 1 - slot) % slots[key]:
+            others.add(key)
+        latest[key] = slot
     return {*latest} - others
+
+
+_SENDING = ops.Send, ops.WaitSend
+_TALK = *_SENDING, ops.Recv, ops.WaitRecv
 
 
 def _kind(header: Header, instruction: ops.Instruction) -> tuple[object, int | None]:
@@ -252,6 +239,11 @@ def _kind(header: Header, instruction: ops.Instruction) -> tuple[object, int | N
     The micro-batch is None if the line never repeats. The workers of neighbouring stages are in the key: with other
     workers an instruction uses other links.
     """
+    # Most lines are about messages.
+    if isinstance(instruction, _TALK):
+        micros, source, target, value = instruction.message
+        peer = header.worker(micros[0], target if isinstance(instruction, _SENDING) else source)
+        return (type(instruction), source, target, value, _pattern(micros), peer), micros[0]
     match instruction:
         case ops.Compute(kind, micros, stage, version=version):
             return (kind, stage, _pattern(micros), version, _neighbours(header, instruction)), micros[0]
@@ -259,10 +251,6 @@ def _kind(header: Header, instruction: ops.Instruction) -> tuple[object, int | N
             apart = tuple(micro - forward.micros[0] for micro in backward.micros)
             ends = _neighbours(header, forward), _neighbours(header, backward)
             return (ops.Pair, forward.stage, _pattern(forward.micros), backward.stage, apart, ends), forward.micros[0]
-        case ops.Send(message) | ops.Recv(message) | ops.WaitSend(message) | ops.WaitRecv(message):
-            micros, source, target, value = message
-            peer = header.worker(micros[0], target if isinstance(instruction, ops.Send | ops.WaitSend) else source)
-            return (type(instruction), source, target, value, _pattern(micros), peer), micros[0]
         case ops.WaitMove(kind, micros, stage):
             return (ops.WaitMove, kind, stage, _pattern(micros)), micros[0]
         case ops.AllReduce() | ops.WaitAllReduce() | ops.Step() | ops.Stash() | ops.Drop():
