@@ -129,9 +129,10 @@ class _RecordedLink:
     def wait(self, micros: Micros) -> None:
         """Expects the line ``wait send`` or ``wait recv`` of a message that is posted on this link."""
         if group := self._recording.in_run(micros):
-            line, done = self._recording.next_line(), self._wait(self._message(group))
-            if line != done or group not in self._under_way:
-                raise Differs(line, f"{self._recording.text(done)} {self._preposition} w{self._worker}")
+            line, message = self._recording.next_line(), self._message(group)
+            if type(line) is not self._wait or line.message != message or group not in self._under_way:
+                done = self._recording.text(self._wait(message))
+                raise Differs(line, f"{done} {self._preposition} w{self._worker}")
             self._under_way.remove(group)
             self._over.add(group)
 
@@ -147,9 +148,10 @@ class RecordedOutgoing(_RecordedLink):
     def isend(self, micros: Micros, tensors: object) -> None:
         """Expects the line ``send``; ``tensors`` must be the value that the stage has made of these micro-batches."""
         if group := self._recording.in_run(micros):
-            line, done = self._recording.next_line(), ops.Send(self._message(group), self._worker)
-            if line != done or tensors != (self._role, group, self._source):
-                raise Differs(line, self._recording.text(done, tensors))
+            line, message = self._recording.next_line(), self._message(group)
+            is_next = type(line) is ops.Send and line.message == message and line.to == self._worker
+            if not is_next or tensors != (self._role, group, self._source):
+                raise Differs(line, self._recording.text(ops.Send(message, self._worker), tensors))
             self._under_way.add(group)
 
 
@@ -165,7 +167,14 @@ class RecordedIncoming(_RecordedLink):
     def irecv(self, micros: Micros, into: int) -> None:
         """Expects the line ``recv``, into the slot ``into``, which must have room."""
         if group := self._recording.in_run(micros):
-            line = self._recording.expect(ops.Recv(self._message(group), self._worker, Slot(into)))
+            line, message = self._recording.next_line(), self._message(group)
+            if (
+                type(line) is not ops.Recv
+                or line.message != message
+                or line.source != self._worker
+                or line.slot != into
+            ):
+                raise Differs(line, self._recording.text(ops.Recv(message, self._worker, Slot(into))))
             if into >= len(self._rooms) or len(group) > self._rooms[into]:
                 raise Differs(line, f"has no room in slot {into}: program.json gives the slots {list(self._rooms)}")
             self._under_way.add(group)
@@ -223,6 +232,14 @@ class RecordedStage(RecordedWeights):
         self._stage = stage
         self._version: int | None = None
         self._values: set[Value] = set()
+        makers = recording.header.makers
+        # What each kind of operations reads of other stages: the roles of these values, and the stages that make them.
+        self._received = {
+            kind: [
+                (_role(value), int(maker)) for value in kind.reads if value.crosses for maker in makers(value, stage)
+            ]
+            for kind in KINDS.values()
+        }
         # Its methods, as the table of kinds names them, which run operations or return what operations have made.
         vars(self).update({kind.method: partial(self._expect_operation, kind) for kind in KINDS.values()})
         moves = [kind for kind in KINDS.values() if kind.moves]
@@ -263,20 +280,15 @@ class RecordedStage(RecordedWeights):
             or arguments != self._reads(kind, group)
         ):
             return False
-        self._values.update((_role(value), group, self._stage) for value in kind.hands_on)
+        for value in kind.hands_on:
+            self._values.add((_role(value), group, self._stage))
         return True
 
     def _reads(self, kind: Kind, group: Group) -> tuple[Value, ...]:
-        header, stage = self._recording.header, self._stage
-        received = tuple(
-            (_role(value), group, int(maker))
-            for value in kind.reads
-            if value.crosses
-            for maker in header.makers(value, stage)
-        )
+        received = tuple([(role, group, maker) for role, maker in self._received[kind]])
         if not kind.opens:
             return received
-        targets = () if header.fed[stage] else ((_TARGET, group, _DATASET),)
+        targets = () if self._recording.header.fed[self._stage] else ((_TARGET, group, _DATASET),)
         return (*(received or ((_INPUT, group, _DATASET),)), *targets)
 
     def _handed_on(self, role: str, micros: Micros) -> Value | None:
