@@ -238,13 +238,13 @@ class Net:
         """
         owner = [worker for worker, lane in enumerate(self.lanes) for _ in lane]
         reads = reads_of(self.schedule)
-        because: Mapping[Why, dict[str, object]] = {why: {"why": why.value} for why in Why}
+        data, order, of_sum = [dict[str, object](why=why.value) for why in Why]
 
         def edges() -> Iterator[tuple[int, int, dict[str, object]]]:
             for number, (read, before) in enumerate(zip(reads, self.predecessors, strict=True)):
                 for other in before:
                     in_lane = owner[other] == owner[number] and other < number
-                    yield other, number, because[Why.DATA if other in read else Why.ORDER if in_lane else Why.SUM]
+                    yield other, number, data if other in read else order if in_lane else of_sum
 
         return digraph([{}] * len(owner) if attributes is None else attributes, edges())
 

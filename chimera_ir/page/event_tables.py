@@ -280,12 +280,12 @@ class _Listed:
             instruction = node.instruction
             if node.role is Role.BEGIN:
                 return -1
-            if isinstance(instruction, ops.Compute | ops.WaitMove) and instruction.kind.moves:
-                return moves[_move(node)]
             if isinstance(instruction, _OF_MESSAGES):
                 return messages[instruction.message]
             if isinstance(instruction, _OF_SUMS):
                 return sums[instruction.group, instruction.version]
+            if isinstance(instruction, ops.Compute | ops.WaitMove) and instruction.kind.moves:
+                return moves[_move(node)]
             return operations[event]
 
         return [subject(event, node) for event, node in enumerate(nodes)]

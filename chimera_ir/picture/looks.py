@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from fractions import Fraction
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain, product
 from typing import NamedTuple, assert_never
 
@@ -367,6 +367,7 @@ def _places(pipe: Pipe) -> tuple[int, ...]:
     return tuple(pipe.workers[:stage].count(worker) for stage, worker in enumerate(pipe.workers))
 
 
+@cache
 def _letter(number: int) -> str:
     rounds, place = divmod(number, 26)
     return (_letter(rounds - 1) if rounds else "") + chr(ord("a") + place)

@@ -7,7 +7,6 @@ memory depends on which stages' activations are kept at the same time.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from heapq import merge
 from itertools import product
 from math import ceil, gcd
 from operator import ge, itemgetter
@@ -298,7 +297,7 @@ def _under_way(parts: LaneParts, period: int) -> Iterator[tuple[Crossing, int, i
     """Yields a change for `flow.live.repeated` for each send, and one below 0 for each wait for a send."""
     posted = ((place, send.message, 1) for place, send in parts.sends)
     waited_for = ((place, wait.message, -1) for place, wait in parts.wait_sends)
-    for _, message, sign in merge(posted, waited_for, key=itemgetter(0)):
+    for _, message, sign in sorted([*posted, *waited_for], key=itemgetter(0)):
         yield message.edge, sign * len(message.micros), _turn_of(message.micros, period)
 
 

@@ -5,10 +5,9 @@ This rule checks each lane by itself, before the rule "channels" plays all lanes
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from heapq import merge
 from itertools import accumulate, chain, repeat, zip_longest
 from operator import itemgetter
 
@@ -586,8 +585,7 @@ def _crossing(program: Program) -> str:
 def _posts(parts: LaneParts) -> dict[Worker, list[Send | Recv]]:
     """The sends and receives of a lane, in order, by the other worker."""
     posts: dict[Worker, list[Send | Recv]] = defaultdict(list)
-    lines: tuple[Iterable[tuple[int, Send | Recv]], ...] = parts.sends, parts.recvs
-    for _, post in merge(*lines, key=itemgetter(0)):
+    for _, post in sorted([*parts.sends, *parts.recvs], key=itemgetter(0)):
         posts[post.to if isinstance(post, Send) else post.source].append(post)
     return posts
 

@@ -156,8 +156,9 @@ def _with_callers(
     lane: Iterable[Instruction], name: str, note: Callable[[FrameType], _Note], notes: list[_Note]
 ) -> Iterator[Instruction]:
     """Yields the instructions of a lane; ``notes`` gets one on each frame of a script that asks for an instruction."""
+    generator = currentframe()
     for instruction in lane:
-        frame = currentframe()
+        frame = generator
         while frame is not None and frame.f_code.co_filename != name:
             frame = frame.f_back
         if frame is not None:  # else the script has ended, and is not through with its lane

@@ -93,7 +93,7 @@ def line(instruction: ops.Instruction, header: Header) -> str:
 def numbered_line(instruction: ops.Instruction, numbers: Numbers) -> str:
     """An instruction as one line without indentation; ``numbers`` writes its micro-batches, versions and slots."""
 
-    def of(version: Version | None) -> str:
+    def of(version: "Version | None") -> str:
         return "" if version is None else f" {numbers.version(version)}"
 
     match instruction:
