@@ -7,6 +7,7 @@ sides.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple, assert_never
@@ -289,6 +290,8 @@ def _pieces(lane: _NumberedLane, low: int, high: int) -> Iterator[Piece]:
 
     If `_best` finds no loop, both halves of a long part are searched.
     """
+    if low == high:
+        return
     best = _best(lane, low, high)
     if best is not None:
         yield from _pieces(lane, low, best.start)
@@ -332,13 +335,11 @@ def _lengths(lane: _NumberedLane, anchor: int, high: int) -> Iterator[int]:
 
     Only lines before place ``high`` count.
     """
-    count = 0
-    for place in range(anchor + 1, high):
-        if lane.kinds[place] == lane.kinds[anchor]:
+    place = anchor
+    with suppress(ValueError):  # from `index`, after the last one
+        for _ in range(lane.candidates):
+            place = lane.kinds.index(lane.kinds[anchor], place + 1, high)
             yield place - anchor
-            count += 1
-            if count == lane.candidates:
-                return
 
 
 # Writes lanes with loops, so that instructions that repeat are written once.
