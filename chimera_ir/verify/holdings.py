@@ -7,7 +7,7 @@ memory depends on which stages' activations are kept at the same time.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from itertools import product
+from itertools import groupby, product
 from math import ceil, gcd
 from operator import ge, itemgetter
 from typing import NamedTuple, TypeVar, assert_never
@@ -275,12 +275,10 @@ def _turn_of(micros: Sequence[int], period: int) -> int | Fraction:
 def _not_exceeded(
     entry: type[Entry], stages: Sequence[Stage], moments: Iterable[_Counts]
 ) -> tuple[tuple[Entry, ...], ...]:
+    # No two moments are equal, so one that covers another has a larger sum.
     front: list[_Counts] = []
-    for moment in moments:
-        if any(_covers(other, moment) for other in front):
-            continue
-        front = [other for other in front if not _covers(moment, other)]
-        front.append(moment)
+    for _, several in groupby(sorted(moments, key=sum, reverse=True), key=sum):
+        front += [moment for moment in several if not any(_covers(other, moment) for other in front)]
     starts = range(0, len(entry._fields[1:]) * len(stages), len(stages) or 1)
     return tuple(
         sorted(
