@@ -58,7 +58,7 @@ def _screen(compilation: Compilation, details: bool) -> str:
     from chimera_ir.picture import terminal
     from chimera_ir.predict import screen
 
-    report, timeline, prediction = compilation.whole_report, compilation.timeline, compilation.prediction
+    report, timeline, prediction = compilation.whole_report, compilation.drawn, compilation.prediction
     summary = compilation.summary
     baseline = library.called(summary.speed.baseline)
     searched = compilation.improvement.words if compilation.improvement else ""

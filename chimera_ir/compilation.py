@@ -22,6 +22,7 @@ from chimera_ir.errors import CompileError, NoSuchLevel, NotProven, TextError, W
 from chimera_ir.garbage import uncollected
 from chimera_ir.ir.levels import Header, Plan, Program, Quantity, Schedule
 from chimera_ir.ir.ops import NOWHERE, Communicators
+from chimera_ir.ir.rolled import RolledProgram
 from chimera_ir.ir.streams import Level as Text
 from chimera_ir.ir.streams import PlanStream, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.printer import kinds_line, show
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from chimera_ir.orders.search import Improvement
     from chimera_ir.predict.prediction import Forecast, Prediction, Summary
     from chimera_ir.predict.replay import Replay
+    from chimera_ir.repeated import Repeated
     from chimera_ir.verify.verify import Checked, ProvenScripts, Verified
 
 
@@ -58,6 +60,30 @@ def _level(make: Callable[["Compilation"], T]) -> cached_property[T]:
                 raise TextError([(compilation.request.source, rejected.diagnostics)]) from None
 
     return cached_property(made)
+
+
+LARGE = 1 << 13
+"""The fewest micro-batches times stages of a scheme that is compiled by turns."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the page shows of a scheme that is compiled by turns; ``left_out`` are those that it does not show."""
+
+    request: Request
+    verified: "Verified"
+    program_text: str
+    scripts: "ProvenScripts"
+    report: "Report"
+    summary: "Summary"
+    left_out: str
+    prediction: "Prediction | None" = None
+    forecast: "Forecast | None" = None
+
+    @property
+    def opponent(self) -> "Shown":
+        """None is compared with another schedule than the baseline."""
+        raise AssertionError("only a scheme without --against is compiled by turns")
 
 
 class Requesting(Protocol):
@@ -87,6 +113,9 @@ class Compilation:
     request: Request
     warn: Callable[[Diagnostic], None] = lambda _: None
     tell: Callable[[str], None] = lambda _: None
+
+    left_out = ""
+    """What the page leaves out, in words: nothing."""
 
     @classmethod
     def of(cls, level: Text, options: Requesting | None = None) -> "Compilation":
@@ -123,6 +152,11 @@ class Compilation:
         return level if isinstance(level, Plan) else level.shown
 
     @property
+    def header(self) -> Header:
+        """The header of what is compiled: of a stream that of the updates shown, or of one turn for its IR text."""
+        return self._header
+
+    @property
     def schedule(self) -> Schedule | ScheduleStream:
         """The compute operations of each worker, in the order in which it runs them; of a stream, those of one turn."""
         return self._checked.level
@@ -130,7 +164,9 @@ class Compilation:
     @property
     def program(self) -> Program | ProgramStream:
         """Everything that each worker does: compute, messages, gradient sums, updates; `verified` has the proofs."""
-        return self.verified.level
+        level = self.verified.level
+        assert not isinstance(level, RolledProgram), "all of it is proven"
+        return level
 
     @property
     def verified(self) -> "Verified":
@@ -250,6 +286,8 @@ class Compilation:
         from chimera_ir.cost.report import CommunicatorChoice, report
         from chimera_ir.verify.findings import names
 
+        if self._repeated:
+            return self._repeated.report
         header = self.schedule.header
         if not header.trains:
             raise Rejected([NothingTrained(NOWHERE, kinds_line(header))])
@@ -268,8 +306,9 @@ class Compilation:
     def forecast(self) -> "Forecast | None":
         """Costs, cluster and split for a prediction, split so that bounds in bytes hold; None without a profile."""
         entry, forecast = self._entry, self.request.forecast
-        level = entry if isinstance(entry, Program | ProgramStream) else self.schedule
-        return forecast.within_bounds(level) if forecast else None
+        if forecast is None:
+            return None
+        return forecast.within_bounds(entry if isinstance(entry, Program | ProgramStream) else self.schedule)
 
     @_level
     def prediction(self) -> "Prediction | None":
@@ -306,10 +345,13 @@ class Compilation:
     @_level
     def scripts(self) -> "ProvenScripts":
         """Scripts that run the program, with the proof that every rank's script does what the program says."""
+        return self._scripts_of(self._repeated or self)
+
+    def _scripts_of(self, made: "Compilation | Repeated") -> "ProvenScripts":
         from chimera_ir.codegen.facts import scripts
         from chimera_ir.verify.verify import verify_scripts
 
-        verified, evaluation = self.verified, self.verified_evaluation
+        verified, evaluation = made.verified, made.verified_evaluation
         self.tell("writing the scripts, comparing them with the program")
         return verify_scripts(verified, evaluation, scripts(verified, evaluation))
 
@@ -333,7 +375,12 @@ class Compilation:
     @_level
     def program_text(self) -> str:
         """The text of the program, which compiles to the program again, below the comments."""
-        return f"{self.comments}{show(self.program)}"
+        return f"{self.comments}{show(self._repeated.verified.level if self._repeated else self.program)}"
+
+    @_level
+    def evaluation_text(self) -> str:
+        """The text of the program of the forwards alone."""
+        return show(self._repeated.verified_evaluation.level if self._repeated else self.evaluation)
 
     @property
     def comments(self) -> str:
@@ -345,28 +392,37 @@ class Compilation:
         """The page in which the schedule can be looked at and played with, an HTML file that needs no other."""
         from chimera_ir.page import contents
 
-        return contents.page(contents.document(self))
+        return contents.page(contents.document(self._shown_of(self) if self._repeated else self))
 
     @_level
     def files(self) -> Mapping[str, str]:
-        """The contents of the output files by relative path; each file relies only on files before it."""
+        """The contents of the output files by relative path; each file relies only on files before it.
+
+        Of a large schedule that repeats, the picture and the page show a window of its turns; `page` shows all of it.
+        """
         from chimera_ir.picture import sheet
 
         before = self.opponent.timeline if self.improvement else None
         return {
             "report.json": self.report_json,
             "schedule.sir": self.program_text,
-            "evaluate.sir": show(self.evaluation),
-            "timeline.svg": sheet.of_order(self.timeline, before),
-            "schedule.html": self.page,
+            "evaluate.sir": self.evaluation_text,
+            "timeline.svg": sheet.of_order(self.drawn, before),
+            "schedule.html": self._page_of_window or self.page,
             **self.scripts.files,
         }
 
     @property
+    def drawn(self) -> "Timeline":
+        """The timeline as pictures show it: of a large schedule that repeats, a window of its turns."""
+        return self._repeated.timeline if self._repeated else self.timeline
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """The warnings about the text, each as chimera compile prints it."""
-        outlined = self._outlined.warnings if isinstance(self._entry, Scheme) else ()
-        return tuple(blocks((*outlined, *self._checked.findings.diagnostics), self.request.source))
+        outlined = self._outlined.warnings if self._is_scheme else ()
+        checked = () if self._repeated else self._checked.findings.diagnostics
+        return tuple(blocks((*outlined, *checked), self.request.source))
 
     def write(self, directory: str | PathLike[str]) -> None:
         """Writes the files into a directory that is new or was written so; raises `OutputRefused` for any other."""
@@ -411,6 +467,44 @@ class Compilation:
         header = replace(outlined.header, ties=groups(self.request.ties, outlined.header.stages))
         return replace(outlined, header=weighed(with_lengths(self.request, header), self.request.weighed_like))
 
+    @_level
+    def _repeated(self) -> "Repeated | None":
+        """The scheme compiled by turns; None if it is small, does not repeat, or what is asked for needs all of it."""
+        from chimera_ir import comparison
+
+        request = self.request
+        if request.forecast or request.search or request.offload or request.opposes or not self._is_scheme:
+            return None
+        header = self._outlined.header
+        if header.micro_batches * header.stages < LARGE:
+            return None
+        from chimera_ir.repeated import repeated
+
+        self.tell("compiling a window of the turns, verifying that all turns are like it")
+        opponent = Compilation(comparison.opposing(request, header))
+        baseline = None if self._is_baseline(opponent.request) else opponent._outlined
+        return repeated(self._outlined, baseline, self._durations, request.communicators)
+
+    @property
+    def _page_of_window(self) -> str:
+        """The page of a scheme that is compiled by turns; empty for any other."""
+        from chimera_ir.page import contents
+
+        return contents.page(contents.document(self._shown_of(self._repeated))) if self._repeated else ""
+
+    def _shown_of(self, made: "Compilation | Repeated") -> "Shown":
+        """What the page shows of a scheme that is compiled by turns: all of it, or its window."""
+        verified, is_whole = made.verified, made is self
+        text, scripts = show(verified.program), self._scripts_of(made) if is_whole else self.scripts
+        left_out = "" if is_whole else self.drawn.left_out
+        return Shown(self.request, verified, text, scripts, self.report, self.summary, left_out)
+
+    def _is_baseline(self, opponent: Request) -> bool:
+        """Whether the request is that for the library's baseline, ``opponent``."""
+        request = self.request
+        unchanged = request.source.text == opponent.source.text and request.change == opponent.change
+        return unchanged and not request.offload and dict(self._header.parameters) == opponent.settings
+
     @property
     def _header(self) -> Header:
         return self._outlined.header if isinstance(self._entry, Scheme) else self._entry.header
@@ -418,6 +512,10 @@ class Compilation:
     @_level
     def _durations(self) -> "Durations":
         return (self.forecast or self.request.costs).durations(self._header)
+
+    @property
+    def _is_scheme(self) -> bool:
+        return isinstance(self._entry, Scheme)
 
     @property
     def _is_program(self) -> bool:
@@ -543,11 +641,9 @@ class Compilation:
 
         request, header = self.request, self.schedule.header
         if not request.opposes:
-            plain = self.opponent.request
-            unchanged = request.source.text == plain.source.text and request.change == plain.change
-            is_plain = unchanged and not request.offload and dict(header.parameters) == plain.settings
             # The baseline's text needs no proof.
-            schedule = self._checked.schedule if is_plain else self.opponent._ordered
+            plain = self._is_baseline(self.opponent.request)
+            schedule = self._checked.schedule if plain else self.opponent._ordered
             assert isinstance(schedule, Schedule), "the baseline has a flush"
             return schedule, None
         name = (request.against or request.source).name

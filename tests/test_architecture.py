@@ -55,9 +55,10 @@ IMPORTS = {
         "trace": "cost diagnostics escapes flow ir picture predict profile source tables verify",
         "comparison": "diagnostics elaborate errors ir library lower request source syntax",
         "page": "cost diagnostics errors escapes flow ir lower picture predict request source verify",
+        "repeated": "codegen cost diagnostics elaborate flow ir lower verify",
         "compilation": (
             "codegen comparison cost diagnostics elaborate errors flow garbage ir lower notebook orders output "
-            "page picture predict request source syntax torch_text trace verify"
+            "page picture predict repeated request source syntax torch_text trace verify"
         ),
         "answer": "compilation console cost ir library picture predict syntax",
         "options": "compilation cost elaborate errors escapes ir library orders predict profile request source syntax",

@@ -9,12 +9,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chimera_ir.codegen.rolling import Loop, counter, lane_lines, reach, roll, turn_lines
+from chimera_ir.codegen.rolling import counter, lane_lines, reach, roll, turn_lines
 from chimera_ir.codegen.statements import LinkVariables, Notation, Scribe, links, weights
 from chimera_ir.flow.net import RunnableTurn, lag, runnable_turns
 from chimera_ir.ir.kinds import COSTED, RECOMPUTATION, Kind, Value, values
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, LaneParts, Stage, WeightGroup, Worker, singles
+from chimera_ir.ir.rolled import Loop, RolledProgram
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import runs
 from chimera_ir.ir.turns import initial
@@ -62,13 +63,13 @@ class RankView(NamedTuple):
 
 def rank_view(verified: Verified, evaluation: Verified, worker: Worker) -> RankView:
     """The values of a rank's script: the worker's lane, or its turn, and its lane of the evaluation."""
-    header = verified.program.header
+    header = verified.header
     stages = header.stages_of[worker]
     return RankView(
         worker=worker,
         title=header.title,
         micro_batches_text=counted(header.whole_micro_batches, "micro-batch"),
-        evaluated_text=counted(evaluation.program.header.whole_micro_batches, "micro-batch"),
+        evaluated_text=counted(evaluation.header.whole_micro_batches, "micro-batch"),
         counting=_counting(header),
         counter=counter(header) if header.period else "",
         per_update=header.per_update,
@@ -85,14 +86,15 @@ def _counting(header: Header) -> str:
 
 
 def _body(verified: Verified, worker: Worker) -> BodyView:
-    header, parts = verified.program.header, verified.program.parts[worker]
+    header, parts = verified.header, verified.program.parts[worker]
     used = links(parts)
     scribe = Scribe(header, worker, used, Notation())
     has_loops = False
     if isinstance(verified.level, ProgramStream):
         lines = list(turn_lines(scribe, verified.level.turns[worker]))
     else:
-        pieces = roll(header, verified.program.lanes[worker])
+        lanes = verified.lanes
+        pieces = lanes.lanes[worker].pieces if isinstance(lanes, RolledProgram) else roll(header, lanes.lanes[worker])
         has_loops = any(isinstance(piece, Loop) for piece in pieces)
         lines = list(lane_lines(scribe, pieces))
     return BodyView(
@@ -128,8 +130,7 @@ Facts = dict[str, Any]
 
 def facts(verified: Verified, evaluation: Verified) -> Facts:
     """The content of program.json, but for the digest; ``evaluation`` is the program of the forwards alone."""
-    program = verified.program
-    header = program.header
+    program, header = verified.program, verified.header
     operations = [operation for parts in program.parts for operation in parts.computes.lines]
     letters = {operation.kind.letter for operation in operations}
     placed = {(operation.kind, int(operation.stage), operation.size > 1) for operation in singles(operations)}
@@ -145,7 +146,7 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
         "workers": header.workers,
         "stages": header.stages,
         "micro_batches": header.whole_micro_batches,
-        "evaluated": evaluation.program.header.whole_micro_batches,
+        "evaluated": evaluation.header.whole_micro_batches,
         "parts": header.parts,
         **({"slices": header.slices} if header.slices > 1 else {}),
         **({"lengths": list(header.lengths)} if header.lengths else {}),
@@ -201,8 +202,7 @@ def _reads(header: Header, turns: Sequence[RunnableTurn]) -> list[list[tuple[int
 
 
 def _rank(verified: Verified, worker: Worker, by_worker: Sequence[RunnableTurn]) -> Facts:
-    program = verified.program
-    header, parts, holdings = program.header, program.parts[worker], verified.holdings[worker]
+    header, parts, holdings = verified.header, verified.program.parts[worker], verified.holdings[worker]
     # Stage by stage: receive buffers, copies of weights, messages on their way, and, of a stream, initial weights.
     rooms = {(target, value): slots for (_, target, value), slots in holdings.receiving}
     copies = dict(holdings.copies)
@@ -286,7 +286,7 @@ def scripts(verified: Verified, evaluation: Verified) -> dict[str, str]:
     Each file needs only files before it: the runtime comes first, ``train.py`` last. ``program.json``, ``train.py`` and
     every rank's script have a digest of the program and the runtime, with which ranks check that all run the same.
     """
-    header = verified.program.header
+    header = verified.header
     environment = text(templates())
     train = environment.get_template("train.py.j2")
     script = environment.get_template("stream.py.j2" if header.period else "rank.py.j2")

@@ -16,8 +16,9 @@ from chimera_ir.codegen.statements import Notation, Scribe
 from chimera_ir.ir import ops
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Instruction, Micro, Pair, Recv, Slot, WeightGroup, Worker, singles
+from chimera_ir.ir.rolled import Loop, LoopedLane, Piece, SlotsLater, Straight, unrolled
 from chimera_ir.ir.text.printer import Numbers, absolute, numbered_line, numbers_of
-from chimera_ir.ir.turns import Initial, Ring, Shelf, Turn, extent, lowest, served_update, shelf, shifted
+from chimera_ir.ir.turns import Initial, Ring, Shelf, Turn, extent, lowest, served_update, shelf
 
 _ROUNDS, _SAVED = 4, 12
 """The fewest rounds of a loop, and the fewest lines that it has to save."""
@@ -27,28 +28,6 @@ _LONG = 64
 
 _CANDIDATES = 24
 """The most lengths of a round that are tried at a place; with slices, as many for each slice of a micro-batch."""
-
-
-class Straight(NamedTuple):
-    """A piece of a lane without a loop: instructions one after the other."""
-
-    instructions: tuple[ops.Instruction, ...]
-
-
-class Loop(NamedTuple):
-    """A piece of a lane that repeats ``rounds`` times; ``instructions`` are those of the first round.
-
-    In each further round all micro-batches are ``step`` later. ``rings`` has, by its message in the first round, the
-    ring of each receive: the circle of slots that it takes, one in each round.
-    """
-
-    instructions: tuple[ops.Instruction, ...]
-    rounds: int
-    step: int
-    rings: Mapping[ops.Message, Ring]
-
-
-Piece = Straight | Loop
 
 
 def roll(
@@ -70,17 +49,24 @@ def roll(
     return tuple(_joined(_pieces(_NumberedLane(header, lane, slots), 0, len(lane))))
 
 
-def unrolled(piece: Piece) -> Iterator[ops.Instruction]:
-    """The instructions of a piece, one after the other."""
-    if isinstance(piece, Straight):
-        yield from piece.instructions
-        return
-    for number in range(piece.rounds):
-        for instruction in piece.instructions:
-            line = shifted(instruction, number * piece.step)
-            if isinstance(line, ops.Recv) and isinstance(instruction, ops.Recv):
-                line = replace(line, slot=piece.rings[instruction.message].later(line.slot, number))
-            yield line
+def roll_around(
+    header: Header, lane: Sequence[ops.Instruction], start: int, end: int, later: SlotsLater
+) -> LoopedLane | None:
+    """Returns the pieces of a lane with a loop around a turn; None if nothing repeats there.
+
+    The turn lies between two places, and ``later`` says how slots move on in it. Its loop is the one that `roll` finds
+    if the lane has enough rounds of it, or has the turn as its round.
+    """
+    numbered = _NumberedLane(header, lane)
+    numbered.turn = end - start, later
+    lengths = (*_lengths(numbered, start, end + 1), end - start)
+    stretches = (numbered.stretch(start, length, 0, len(lane), least=2) for length in lengths)
+    best = next((found for found in stretches if found and found.start <= start and end <= found.end), None)
+    if best is None:
+        return None
+    before = tuple(_joined(_pieces(numbered, 0, best.start)))
+    after = _joined(_pieces(numbered, best.end, len(lane)))
+    return LoopedLane((*before, _loop_of(numbered, best), *after), len(before))
 
 
 class _Repetition(NamedTuple):
@@ -118,6 +104,7 @@ class _NumberedLane:
     def __init__(
         self, header: Header, lane: Sequence[ops.Instruction], slots: Iterable[tuple[Shelf, int]] | None = None
     ) -> None:
+        self.turn: tuple[int, SlotsLater] = 0, {}  # the length of a turn, and how slots move on in it, if known
         kinds: dict[object, int] = {}
         self.instructions, self.candidates = lane, _CANDIDATES * header.slices
         self.kinds: list[int] = []
@@ -133,10 +120,10 @@ class _NumberedLane:
             self.kinds.append(number)
             self.micros.append(micro or 0)
 
-    def stretch(self, anchor: int, length: int, low: int, high: int) -> _Repetition | None:
+    def stretch(self, anchor: int, length: int, low: int, high: int, least: int = _ROUNDS) -> _Repetition | None:
         """Returns the longest stretch around place ``anchor`` that repeats every ``length`` lines; None if too short.
 
-        It lies between the places ``low`` and ``high``.
+        It lies between the places ``low`` and ``high``, and has at ``least`` so many rounds.
         """
         step = self.micros[anchor + length] - self.micros[anchor]
         if step <= 0:
@@ -161,13 +148,16 @@ class _NumberedLane:
         end = anchor + repeated(range(anchor, high - length))
         rounds = (end + length - start) // length
         stretch = _Repetition(start, length, rounds, step, rings)
-        return stretch if rounds >= _ROUNDS and stretch.saved >= _SAVED else None
+        enough = rounds >= least and (least < _ROUNDS or stretch.saved >= _SAVED)
+        return stretch if enough else None
 
     def _ring(self, place: int, length: int, step: int) -> Ring | None:
         """The ring of the receive at ``place``, if rounds of ``length`` lines make a loop; None if it has none."""
         key = shelf(self.receives[place].message)
         if key in self.in_turn:
             return Ring(self.receives[place + length].slot - self.receives[place].slot, self.slots[key])
+        if self.turn[0] == length:
+            return _ring(_orbit(self.receives[place].slot, self.turn[1][key]), True, self.slots[key])
         return _ring(*self._slots_around(place, length, step, self.slots[key]), self.slots[key])
 
     def _slots_around(self, place: int, length: int, step: int, most: int) -> tuple[list[Slot], bool]:
@@ -188,6 +178,14 @@ class _NumberedLane:
                 slots.insert(len(slots) if by > 0 else 0, slot)
                 other += by
         return slots, False
+
+
+def _orbit(slot: Slot, later: Mapping[Slot, Slot]) -> list[Slot]:
+    """The slots that a receive takes one after another, until it has the first again."""
+    slots = [slot]
+    while (following := later[slots[-1]]) != slot:
+        slots.append(following)
+    return slots
 
 
 def _ring(rounds: Sequence[Slot], circle: bool, slots: int) -> Ring | None:
@@ -295,10 +293,7 @@ def _pieces(lane: _NumberedLane, low: int, high: int) -> Iterator[Piece]:
     best = _best(lane, low, high)
     if best is not None:
         yield from _pieces(lane, low, best.start)
-        body = tuple(lane.instructions[best.start : best.start + best.length])
-        places = enumerate(body, best.start)
-        rings = {line.message: best.rings[p % best.length] for p, line in places if isinstance(line, ops.Recv)}
-        yield Loop(body, best.rounds, best.step, rings)
+        yield _loop_of(lane, best)
         yield from _pieces(lane, best.end, high)
     elif high - low >= _LONG:
         middle = (low + high) // 2
@@ -306,6 +301,13 @@ def _pieces(lane: _NumberedLane, low: int, high: int) -> Iterator[Piece]:
         yield from _pieces(lane, middle, high)
     else:
         yield Straight(tuple(lane.instructions[low:high]))
+
+
+def _loop_of(lane: _NumberedLane, found: _Repetition) -> Loop:
+    body = tuple(lane.instructions[found.start : found.start + found.length])
+    places = enumerate(body, found.start)
+    rings = {line.message: found.rings[p % found.length] for p, line in places if isinstance(line, ops.Recv)}
+    return Loop(body, found.rounds, found.step, rings)
 
 
 def _best(lane: _NumberedLane, low: int, high: int) -> _Repetition | None:

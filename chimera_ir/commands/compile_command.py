@@ -194,7 +194,7 @@ def compile_command(
         return
     # The output directory, and the command that runs it.
     directory = delivered("" if as_json else text, compilation, out)
-    header, script, forecast = compilation.schedule.header, f"{directory}/train.py", compilation.forecast
+    header, script, forecast = compilation.header, f"{directory}/train.py", compilation.forecast
     words = ["torchrun", f"--nproc-per-node={header.workers}", as_argument(script), "--model", "MODEL.py"]
     line = forecast.torchrun(header.workers, script, forecast.split_of(header)) if forecast else command_line(words)
     if as_json:
@@ -316,7 +316,7 @@ def option_errors(source: Source) -> Iterator[None]:
 
 def delivered(text: str, compilation: Compilation, out: Path | None) -> Path:
     """Writes the files to ``out``, by default to SCHEME.out, then prints ``text``; returns the directory."""
-    directory = out or Path(f"{compilation.schedule.header.scheme}.out")
+    directory = out or Path(f"{compilation.header.scheme}.out")
     output.write(directory, compilation.files)
     report(text)
     return directory

@@ -241,6 +241,15 @@ class Report(Figures):
         }
 
 
+Grow = Callable[[Figures, Timeline], Figures]
+"""Returns the figures of a whole from those of its window, with the timeline of the window."""
+
+
+def unchanged(figures: Figures, _: Timeline) -> Figures:
+    """The figures of a schedule that is a whole itself."""
+    return figures
+
+
 def report(
     schedule: Schedule,
     costs: Durations,
@@ -252,6 +261,8 @@ def report(
     baseline_weights: Sequence[int] | None = None,
     before: Timeline | None = None,
     program: Program | None = None,
+    grow: "Grow" = unchanged,
+    grow_baseline: "Grow" = unchanged,
 ) -> Report:
     """Makes the report on a verified schedule and a verified baseline for the same workers and micro-batches.
 
@@ -259,7 +270,8 @@ def report(
     durations, weights and activations. ``weights`` are the copies of weights that each worker keeps,
     ``baseline_weights`` those of the baseline, by default one of each stage. ``timeline`` is that of the schedule, if
     known already; ``before`` is the timeline before moves were added. If memory moves, the lines of ``program`` say
-    what workers keep and when they wait.
+    what workers keep and when they wait. ``grow`` and ``grow_baseline`` turn the figures of the two schedules, which
+    may be windows, into those of the whole.
     """
     # The baseline's costs: for as many stages as it has, and for backwards that are split or whole as its are.
     timeline = timeline or simulate(schedule, costs)
@@ -271,8 +283,9 @@ def report(
     comparable = costs.for_baseline(splits).recut(schedule.header.stages, baseline.header.stages)
     base_timeline = timeline if same else simulate(baseline, comparable)
     base = _figures(baseline, base_timeline, baseline_weights or stages_held(baseline.header), size, base_splits)
+    base = grow_baseline(base, base_timeline)
     keeps = program if program is not None and schedule.header.moves else schedule
-    figures = _figures(keeps, timeline, weights, Fraction(1), splits)
+    figures = grow(_figures(keeps, timeline, weights, Fraction(1), splits), timeline)
     stale = staleness(schedule)
     remarks = (*_remarks(schedule), *warning(stale, schedule.header.per_update), *costs.remarks(schedule))
     return Report(

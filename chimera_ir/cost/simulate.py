@@ -209,13 +209,10 @@ class TimedRun:
             cycle = self._longest.cycle if most == NO_CYCLE else most
             path, updates = [self.structure.numbers[node] for node in cycle.nodes], cycle.turns * header.per_turn
         else:
-            path = _longest_path(net, self.durations, self.structure.preferred) if net.operations else []
+            lengths = joint_lengths(self.durations, self.structure.preferred)
+            path = path_to(net, net.ends(lengths), lengths) if net.operations else []
         operations = tuple(net.operations[number] for number in path)
-        micros: dict[str, int | Fraction] = defaultdict(int)
-        for operation in operations:
-            micros[operation.kind.letter] += header.weight(operation)
-        present = {kind.letter for kind in {operation.kind for operation in net.operations}}
-        counts = {letter: Fraction(micros[letter], header.parts * updates) for letter in COSTED if letter in present}
+        counts = counts_on(header, net, operations, updates)
         return CriticalPath(operations, self.length, counts)
 
     @property
@@ -243,21 +240,39 @@ class TimedRun:
         return critical(waits, [self.durations[number] for number in net.order]).cycle.ratio
 
 
+def counts_on(header: Header, net: Net, path: Iterable[Operation], updates: int = 1) -> Mapping[str, Fraction]:
+    """The micro-batches on which the operations of a path work, by kind, per update (`CriticalPath.counts`)."""
+    micros: dict[str, int | Fraction] = defaultdict(int)
+    for operation in path:
+        micros[operation.kind.letter] += header.weight(operation)
+    present = {kind.letter for kind in {operation.kind for operation in net.operations}}
+    return {letter: Fraction(micros[letter], header.parts * updates) for letter in COSTED if letter in present}
+
+
 def earliest(header: Header, structure: Structure, costs: Durations) -> TimedRun:
     """The run of a schedule in which each operation starts as early as it can."""
     tick, duration = ticks(header, costs)
     return TimedRun(header, structure, tick, [duration(operation) for operation in structure.net.operations])
 
 
-def _longest_path(net: Net, durations: Sequence[int], preferred: Sequence[int]) -> list[int]:
-    """The critical path with the largest sum of ``preferred`` numbers.
+def unit_run(header: Header, structure: Structure) -> TimedRun:
+    """The run in which every operation but a recomputation takes 1."""
+    clocks = [int(operation.kind is not RECOMPUTATION) for operation in structure.net.operations]
+    return TimedRun(header, structure, Fraction(1), clocks)
 
-    One number joins the two: the duration in the high digits, the preferred number in the low ones. So the longest path
-    in joined numbers is, of all paths that take longest, the one with the largest sum of ``preferred``.
+
+def joint_lengths(durations: Sequence[int], preferred: Sequence[int]) -> list[int]:
+    """The durations joined with ``preferred`` numbers: the duration in the high digits, the other one in the low ones.
+
+    So the longest path in joined numbers is, of all paths that take longest, the one with the largest sum of
+    ``preferred``.
     """
     unit = 1 + sum(preferred)
-    lengths = [duration * unit + more for duration, more in zip(durations, preferred, strict=True)]
-    ends = net.ends(lengths)
+    return [duration * unit + more for duration, more in zip(durations, preferred, strict=True)]
+
+
+def path_to(net: Net, ends: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    """The longest path to the operation that ends last, from the ``ends`` that operations of these ``lengths`` have."""
     number = max(range(len(ends)), key=ends.__getitem__)
     # Back from the operation that ends last, always to an operation that ends where this one starts.
     path = [number]
@@ -339,7 +354,8 @@ class Timeline(OneLine):
     ``tick`` is the length of a tick in the unit of the costs. ``span`` is the time shown, in ticks: an iteration, or
     the updates that a stream shows. ``clock_span`` is the length of an update if every operation but a recomputation
     takes 1. ``work`` has for each worker the time per update in which it computes, in ticks. ``steady_period`` is the
-    time in ticks of each of many updates that follow one another without a barrier.
+    time in ticks of each of many updates that follow one another without a barrier. ``left_out`` says in words what the
+    lanes leave out, if anything: all other figures are those of the whole.
     """
 
     header: Header
@@ -352,6 +368,7 @@ class Timeline(OneLine):
     work: tuple[Fraction, ...]
     steady_period: Fraction
     events: tuple[Event, ...] = ()
+    left_out: str = ""
 
     @property
     def shown(self) -> Fraction:
@@ -424,7 +441,6 @@ def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Ti
         for operation, end, duration in zip(operations, run.ends, run.durations, strict=True)
     ]
     lanes = tuple(tuple(timed[lane.start : lane.stop]) for lane in structure.net.lanes)
-    clocks = [int(operation.kind is not RECOMPUTATION) for operation in operations]
     return Timeline(
         header=header,
         costs=costs,
@@ -432,7 +448,7 @@ def simulate(schedule: Schedule, costs: Durations, net: Net | None = None) -> Ti
         span=run.span,
         lanes=lanes,
         critical_path=run.critical_path,
-        clock_span=TimedRun(header, structure, Fraction(1), clocks).length,
+        clock_span=unit_run(header, structure).length,
         work=tuple(_work(header, lane) for lane in lanes),
         steady_period=run.steady_period,
     )

@@ -451,7 +451,7 @@ Pipes = Mapping[str, tuple[Shape, Pipe]]
 """All pipes by name, an indexed one as ``up[1]``."""
 
 
-class _Single(NamedTuple):
+class Single(NamedTuple):
     """One operation that a line names (a pair has two), with the pipe that it is in or that ``of`` names."""
 
     subject: ast.Subject
@@ -465,6 +465,7 @@ class _Single(NamedTuple):
 
     @property
     def cells(self) -> int:
+        """The number of pairs of a micro-batch and a stage."""
         return len(self.shape.micro_range) * len(self.shape.stage_range)
 
     def computes(
@@ -492,26 +493,27 @@ def operations(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings, p
 
 
 def _operations(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings, pipes: Pipes) -> list[Listed]:
-    singles = [_single(subject, shape, pipe, pipes) for subject in line.subjects]
+    singles = [single_of(subject, shape, pipe, pipes) for subject in line.subjects]
     try:
         return _all_at_once(line, singles, shape, reads)
     except (UndefinedOnGrid, Rejected):
         return list(_one_by_one(line, singles, shape, reads))
 
 
-def _single(subject: ast.Subject, shape: Shape, pipe: Pipe, pipes: Pipes) -> _Single:
+def single_of(subject: ast.Subject, shape: Shape, pipe: Pipe, pipes: Pipes) -> Single:
+    """One operation that a line of a pipe names; raises ``Rejected`` if it names no such pipe."""
     if subject.pipe is None:
-        return _Single(subject, shape, pipe)
+        return Single(subject, shape, pipe)
     name, index = subject.pipe.name.text, subject.pipe.index
     if index is not None:
         name = f"{name}[{evaluate(index, shape.scope, shape.instance())}]"
     if name not in pipes:
         known = ", ".join(f"`{pipe}`" for pipe in pipes)
         raise Rejected([names.NoSuchPipe(subject.pipe.span, (), shape.instance(), name, known)])
-    return _Single(subject, *pipes[name])
+    return Single(subject, *pipes[name])
 
 
-def _all_at_once(line: ast.Operation, singles: Sequence[_Single], shape: Shape, reads: Readings) -> list[Listed]:
+def _all_at_once(line: ast.Operation, singles: Sequence[Single], shape: Shape, reads: Readings) -> list[Listed]:
     """The operations of ``line``, evaluated as lists instead of one by one.
 
     Raises `UndefinedOnGrid` or ``Rejected`` if an operation fails, or may fail; then `_one_by_one` finds out.
@@ -540,7 +542,7 @@ _Placed = tuple[Worker, Compute]
 
 
 def _column(
-    line: ast.Operation, single: _Single, grid: Grid, holds: Sequence[int] | None, reads: Readings
+    line: ast.Operation, single: Single, grid: Grid, holds: Sequence[int] | None, reads: Readings
 ) -> tuple[list[Worker], list[Compute]]:
     """The workers and operations of ``single`` at the pairs of ``grid`` where the guard ``holds``."""
 
@@ -559,7 +561,7 @@ def _column(
     return [workers[stage] for stage in stages], single.computes(complete, stages, line, reads)
 
 
-def _one_by_one(line: ast.Operation, singles: Sequence[_Single], shape: Shape, reads: Readings) -> Iterator[Listed]:
+def _one_by_one(line: ast.Operation, singles: Sequence[Single], shape: Shape, reads: Readings) -> Iterator[Listed]:
     """Yields the operations of ``line``, evaluated one by one; raises ``Rejected`` for the first that fails."""
     scope = shape.scope.with_variables(*shape.names)
     guard = None if line.guard is None else compiled(line.guard, scope)
@@ -610,7 +612,7 @@ def _joined(line: ast.Operation, placed: Sequence[_Placed], shape: Shape, *value
 
 
 def _batches_on_grid(
-    values: Callable[[ast.Expression], list[int]], single: _Single
+    values: Callable[[ast.Expression], list[int]], single: Single
 ) -> Sequence[tuple[Micro, ...] | None]:
     """The micro-batches that ``single`` names where the guard holds; None for an empty range, or one beyond the pipe.
 
@@ -632,7 +634,7 @@ def _slice(batch: tuple[Micro, ...] | None, place: int, slices: int) -> tuple[Mi
     return (Micro(batch[0] + place),) if batch is not None and 0 <= place < slices else None
 
 
-def _batches(single: _Single, scope: Scope) -> Callable[[Frame], tuple[Micro, ...] | None]:
+def _batches(single: Single, scope: Scope) -> Callable[[Frame], tuple[Micro, ...] | None]:
     """As `_batches_on_grid`, for one frame: the values of the variables."""
     subject, numbers = single.subject, single.numbers
     ends = [compiled(end, scope) for end in subject.ends]
@@ -651,7 +653,7 @@ def _group(numbers: dict[int, Micro], start: int, stop: int) -> tuple[Micro, ...
     return tuple([numbers[number] for number in range(start, stop)]) if inside else None
 
 
-def _no_such(single: _Single, shape: Shape, frame: Frame) -> Diagnostic:
+def _no_such(single: Single, shape: Shape, frame: Frame) -> Diagnostic:
     scope, subject = shape.scope.with_variables(*shape.names), single.subject
     instance, micros = shape.instance(*zip(shape.names, frame, strict=True)), single.shape.micro_range
     numbers = [compiled(end, scope)(frame) for end in subject.ends]

@@ -19,7 +19,7 @@ left out:
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
@@ -259,24 +259,32 @@ def shelf(message: ops.Message) -> Shelf:
 
 def shifted(instruction: ops.Instruction, micros: int, updates: int = 0) -> ops.Instruction:
     """An instruction with ``micros`` and ``updates`` added to its micro-batches and versions, in the same slot."""
+    return renumbered(instruction, lambda numbers: moved(numbers, micros), updates)
+
+
+def renumbered(
+    instruction: ops.Instruction, micros: Callable[[tuple[Micro, ...]], tuple[Micro, ...]], updates: int = 0
+) -> ops.Instruction:
+    """An instruction on other micro-batches, in the same slot; ``updates`` are added to its version."""
     match instruction:
         case ops.Compute():
             read = None if instruction.version is None else Version(instruction.version + updates)
-            numbers = moved(instruction.micros, micros)
-            return ops.Compute(instruction.kind, numbers, instruction.stage, instruction.origin, read)
+            return ops.Compute(
+                instruction.kind, micros(instruction.micros), instruction.stage, instruction.origin, read
+            )
         case ops.Pair(forward, backward, origin):
-            first, second = shifted(forward, micros, updates), shifted(backward, micros, updates)
+            first, second = renumbered(forward, micros, updates), renumbered(backward, micros, updates)
             assert isinstance(first, ops.Compute)
             assert isinstance(second, ops.Compute)
             return ops.Pair(first, second, origin)
         case ops.Send(message, to, origin):
-            return ops.Send(_of_later(message, micros), to, origin)
+            return ops.Send(ops.Message(micros(message.micros), *message.edge), to, origin)
         case ops.Recv(message, source, slot, origin):
-            return ops.Recv(_of_later(message, micros), source, slot, origin)
+            return ops.Recv(ops.Message(micros(message.micros), *message.edge), source, slot, origin)
         case ops.WaitSend(message, origin) | ops.WaitRecv(message, origin):
-            return type(instruction)(_of_later(message, micros), origin)
+            return type(instruction)(ops.Message(micros(message.micros), *message.edge), origin)
         case ops.WaitMove(kind, numbers, stage, origin):
-            return ops.WaitMove(kind, moved(numbers, micros), stage, origin)
+            return ops.WaitMove(kind, micros(numbers), stage, origin)
         case (
             ops.AllReduce(group, origin, version)
             | ops.WaitAllReduce(group, origin, version)
@@ -287,10 +295,6 @@ def shifted(instruction: ops.Instruction, micros: int, updates: int = 0) -> ops.
             return type(instruction)(group, Version(version + updates), origin)
         case _:
             assert_never(instruction)
-
-
-def _of_later(message: ops.Message, by: int) -> ops.Message:
-    return ops.Message(moved(message.micros, by), *message.edge)
 
 
 def moved(micros: tuple[Micro, ...], by: int) -> tuple[Micro, ...]:

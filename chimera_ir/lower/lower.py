@@ -102,11 +102,11 @@ def forwards(level: Schedule | ScheduleStream) -> Schedule:
         ]
         for lane in schedule.lanes
     ]
-    return Schedule(_header(schedule.header), tuple(_ordered(schedule.header, lanes)))
+    return Schedule(forwards_header(schedule.header), tuple(_ordered(schedule.header, lanes)))
 
 
-def _header(trained: Header) -> Header:
-    """The header without backwards, recomputation, moves, strategies and updates."""
+def forwards_header(trained: Header) -> Header:
+    """The header of the forwards alone: without backwards, recomputation, moves, strategies and updates."""
     return replace(
         trained,
         pipes=tuple(replace(pipe, recompute=(), recomputed=()) for pipe in trained.pipes),

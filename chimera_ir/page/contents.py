@@ -71,6 +71,8 @@ class _Levels(Protocol):
     def summary(self) -> Summary: ...
     @property
     def opponent(self) -> "_Levels": ...
+    @property
+    def left_out(self) -> str: ...
 
 
 def document(levels: _Levels) -> PageDocument:
@@ -82,7 +84,7 @@ def document(levels: _Levels) -> PageDocument:
         names = _distinct_names(tables, levels)
         tables = [replace(table, name=name) for table, name in zip(tables, names, strict=True)]
     return PageDocument(
-        title=name_of(shown.header),
+        title=f"{name_of(shown.header)}{levels.left_out and ', '}{levels.left_out}",
         notes=list(_notes(levels)),
         schedules=tables,
         matches=matches(*(schedule.rows for schedule in schedules)) if compared else None,
@@ -198,6 +200,8 @@ A page has the remark on a slider if it has the slider; the remark with the key 
 
 def _notes(levels: _Levels) -> Iterator[str]:
     report, summary = levels.report, levels.summary
+    if levels.left_out:
+        yield f"Drawn and timed is a part: {levels.left_out}. chimera compile --html FILE draws all of it."
     _, sizes = heading(report).plain.split(": ", 1)
     yield from sizes.split("\n")
     shown = screen.show(report, summary, levels.prediction, _UNBROKEN, summary.speed.baseline)

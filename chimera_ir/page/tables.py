@@ -14,6 +14,7 @@ from chimera_ir.flow import live
 from chimera_ir.ir.kinds import KEPT, ON_HOST_UNITS, ON_WORKER, Counted
 from chimera_ir.ir.levels import Header, Program, Quantity
 from chimera_ir.ir.ops import NOWHERE, Compute, Operation, WaitMove, Worker
+from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import line
 from chimera_ir.ir.turns import in_turn
 from chimera_ir.picture.looks import BLACK, ColourGroup, Looks, Row, Shade, ink, kinds_of, mixed, rows_of, strands
@@ -544,7 +545,7 @@ def _headings(text: str, workers: int) -> list[int]:
 def _places(verified: Verified) -> Callable[[OperationRow], int]:
     """Maps the row of an operation to its line, from 0, in its worker's lane or, without a flush, turn."""
     level, parts = verified.level, verified.program.parts
-    if isinstance(level, Program):
+    if not isinstance(level, ProgramStream):
         return lambda row: parts[row.worker].computes.places[row.place]
     # The lines of a turn, keyed by operations as in turn 0.
     turns = [

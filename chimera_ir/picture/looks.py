@@ -127,7 +127,8 @@ def summary(timeline: Timeline) -> str:
     if header.asynchronous:
         figures = f"one update in the steady state: {figures}; {_shown(timeline)}"
     costs = timeline.costs.summary(header, timeline.critical_path.counts) + weighing(header)
-    return f"{costs}; {figures}{_counting(header)}"
+    left_out = f"; {timeline.left_out}" if timeline.left_out else ""
+    return f"{costs}; {figures}{_counting(header)}{left_out}"
 
 
 def _counting(header: Header) -> str:

@@ -92,7 +92,8 @@ def picture(timeline: Timeline, width: int) -> Text:
     lengths = _lengths(timeline, scale)
     if 2 * lengths.count(0) > len(lengths):
         missing = f"{lengths.count(0):,} of {counted(len(lengths), 'operation')} would not be seen;"
-        return Text(f"not drawn: in {width} columns {missing}\ntimeline.svg in the output directory shows all of them")
+        where = "a window of them" if timeline.left_out else "all of them"
+        return Text(f"not drawn: in {width} columns {missing}\ntimeline.svg in the output directory shows {where}")
     looks = Looks(timeline.header)
     rows = [_row(lane, looks, scale, scale.at(timeline.span)) for lane in _lanes(timeline)]
     # Each panel has an axis, a row for each worker and, where the steady state is, a bracket below.
@@ -101,7 +102,8 @@ def picture(timeline: Timeline, width: int) -> Text:
         parts.append(Text(" " * len(names[0]) + _axis(timeline, scale, start, end), "dim"))
         parts += [Text.assemble(name, row[start:end]) for name, row in zip(names, rows, strict=True)]
         parts += [Text(" " * len(names[0]) + line, "dim") for line in _bracket(window, scale, start, end)]
-    return Text("\n").join([*parts, *_legend(timeline, window, width), *_notes(timeline, scale)])
+    left_out = [Text(timeline.left_out)] if timeline.left_out else []
+    return Text("\n").join([*parts, *left_out, *_legend(timeline, window, width), *_notes(timeline, scale)])
 
 
 def _names(timeline: Timeline) -> list[str]:

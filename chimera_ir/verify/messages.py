@@ -44,6 +44,7 @@ from chimera_ir.ir.ops import (
     WaitSend,
     Worker,
 )
+from chimera_ir.ir.rolled import RolledProgram
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import absolute, line, message_text, micros_name
 from chimera_ir.ir.turns import extent
@@ -537,7 +538,9 @@ class Communication:
         return self.played is not None
 
 
-def communications(level: Program | ProgramStream, program: Program, played: Played) -> Iterator[Communication]:
+def communications(
+    level: Program | ProgramStream | RolledProgram, program: Program, played: Played
+) -> Iterator[Communication]:
     """Yields for each choice of communicators whether the program finishes, from the most communicators to the fewest.
 
     The level has no errors by any rule; ``program`` is the part of it that is proven (`ir.streams.view_of`), ``played``
@@ -551,14 +554,17 @@ def communications(level: Program | ProgramStream, program: Program, played: Pla
     yield Communication(Communicators.PAIR, len(pairs), None if crossing else played, crossing)
 
 
-def _shown(level: Program | ProgramStream, program: Program) -> Program:
+def _shown(level: Program | ProgramStream | RolledProgram, program: Program) -> Program:
     """Returns the program or, of a stream, as many updates as it takes to show any two messages in different orders.
 
     Such messages are posted in one order by their sender and in the other order by their receiver. Two posts of them
-    are at most one turn further apart than the lines of one turn that post messages.
+    are at most one turn further apart than the lines of one turn that post messages. Of a rolled program it is the
+    beginning, which shows the first two if they are there in its window.
     """
     if isinstance(level, Program):
         return program
+    if isinstance(level, RolledProgram):
+        return level.beginning
     header = level.header
     turns = [
         extent(instruction).first // header.period
@@ -575,7 +581,7 @@ def _crossing(program: Program) -> str:
     posts = [*map(_posts, program.parts)]
     for worker, by_peer in enumerate(posts):
         for peer in sorted(other for other in by_peer if other > worker):
-            for mine, theirs in zip(by_peer[peer], posts[peer][Worker(worker)], strict=True):
+            for mine, theirs in zip(by_peer[peer], posts[peer][Worker(worker)], strict=False):
                 if mine.message != theirs.message:
                     texts = line(mine, program.header), line(theirs, program.header)
                     return f"`{texts[0]}` on worker {worker} and `{texts[1]}` on worker {peer} wait for each other"

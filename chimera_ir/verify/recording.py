@@ -126,6 +126,11 @@ class _RecordedLink:
         self._under_way: set[Group] = set()
         self._over: set[Group] = set()
 
+    def skip(self, micros: int) -> None:
+        """Counts what is under way for micro-batches that are so much later."""
+        self._under_way = {_later(group, micros) for group in self._under_way}
+        self._over = {_later(group, micros) for group in self._over}
+
     def wait(self, micros: Micros) -> None:
         """Expects the line ``wait send`` or ``wait recv`` of a message that is posted on this link."""
         if group := self._recording.in_run(micros):
@@ -251,6 +256,10 @@ class RecordedStage(RecordedWeights):
         self._version = max(0, version)
         return self
 
+    def skip(self, micros: int) -> None:
+        """Counts what the stage has made, and not handed on, for micro-batches that are so much later."""
+        self._values = {(role, _later(group, micros), stage) for role, group, stage in self._values}
+
     def pair(self, forward: Sequence[Any], other: "RecordedStage", backward: Sequence[Any]) -> None:
         """Expects the line of a pair: a forward of this stage and a backward of ``other``, each with its arguments."""
         line, forwards, backwards = self._recording.next_line(), group_of(forward[0]), group_of(backward[0])
@@ -333,6 +342,14 @@ class RecordedLane:
         self._incoming = {route: RecordedIncoming(recording, route, slots) for route, slots in rooms.items()}
         self._outgoing = {route: RecordedOutgoing(recording, route) for route in outgoing}
 
+    def skip(self, micros: int) -> None:
+        """Goes on after turns that are not run, in which the script has got so many micro-batches further."""
+        for group in self._groups.values():
+            if isinstance(group, RecordedStage):
+                group.skip(micros)
+        for link in (*self._incoming.values(), *self._outgoing.values()):
+            link.skip(micros)
+
     def stage(self, number: int) -> RecordedWeights:
         """A stage of the worker."""
         return self._groups[Stage(number),]
@@ -356,6 +373,10 @@ class RecordedLane:
     def target(self, micros: Micros) -> Value:
         """Returns the description that scripts get in place of the target of these micro-batches."""
         return _TARGET, group_of(micros), _DATASET
+
+
+def _later(group: Group, by: int) -> Group:
+    return tuple([Micro(micro + by) for micro in group])
 
 
 @cache

@@ -7,10 +7,12 @@ of a lane, loops included, is compared with the lane itself.
 A script whose text names anything but the calls of a lane is refused before any of it runs.
 """
 
+import ast
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from inspect import currentframe
 from itertools import zip_longest
 from operator import attrgetter
@@ -23,7 +25,8 @@ from chimera_ir.diagnostics.catalogue.schedule import BreaksTurn, NoTurn, StateD
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.ir.kinds import KINDS, values
 from chimera_ir.ir.levels import Header, Program, Schedule
-from chimera_ir.ir.ops import NOWHERE, Instruction, Stage, WeightGroup, Worker, singles
+from chimera_ir.ir.ops import NOWHERE, Instruction, Recv, Stage, WeightGroup, Worker, singles
+from chimera_ir.ir.rolled import Loop, RolledLane, RolledProgram
 from chimera_ir.ir.streams import ProgramStream, turn_in
 from chimera_ir.ir.text.printer import line
 from chimera_ir.ir.turns import lines_before, unroll
@@ -80,6 +83,9 @@ def state_repeats(stream: ProgramStream, program: Program) -> Iterator[Diagnosti
             return
 
 
+Lane = Sequence[Instruction] | RolledLane
+"""A lane with all of its instructions, or as pieces."""
+
 _Note = TypeVar("_Note")
 
 FACTS = "program.json"
@@ -101,8 +107,8 @@ _ANNOTATIONS = "__annotate__"
 
 
 def scripts(
-    program: Program,
-    evaluation: Program,
+    program: Program | RolledProgram,
+    evaluation: Program | RolledProgram,
     by_worker: Iterable["WorkerScript"],
     lines: Iterable[list[int]] | None = None,
 ) -> Iterator[Diagnostic]:
@@ -110,17 +116,18 @@ def scripts(
 
     The program has no errors by any other rule; of a stream, it has as many updates as are proven. ``evaluation`` is
     the program of the forwards alone; ``by_worker`` has their scripts. Each of ``lines`` gets, for each instruction of
-    a worker's lane, the number of the line of its script that runs it.
+    a worker's lane, the number of the line of its script that runs it; of a rolled lane, for those of its window.
     """
+    lanes: tuple[Sequence[Lane], Sequence[Lane]] = program.lanes, evaluation.lanes
     noted = ([] for _ in program.lanes) if lines is None else lines
-    for script, lane, of_evaluation, notes in zip(by_worker, program.lanes, evaluation.lanes, noted, strict=True):
-        yield from script.trained(_with_callers(lane, script.name, attrgetter("f_lineno"), notes))
+    for script, lane, of_evaluation, notes in zip(by_worker, *lanes, noted, strict=True):
+        yield from script.trained(lane, attrgetter("f_lineno"), notes)
         yield from script.evaluated(of_evaluation)
 
 
-def worker_scripts(program: Program, files: Mapping[str, str]) -> tuple["WorkerScript", ...]:
+def worker_scripts(header: Header, files: Mapping[str, str]) -> tuple["WorkerScript", ...]:
     """The script of each worker of a program; ``files`` has the scripts ``rank_<worker>.py`` and program.json."""
-    header, ranks = program.header, enumerate(json.loads(files[FACTS])["ranks"])
+    ranks = enumerate(json.loads(files[FACTS])["ranks"])
     return tuple(WorkerScript(header, of_rank, name := script_name(worker), files[name]) for worker, of_rank in ranks)
 
 
@@ -138,7 +145,7 @@ def call_places(program: Program, by_worker: Iterable["WorkerScript"]) -> Iterat
     """
     for script, lane in zip(by_worker, program.lanes, strict=True):
         places = list[CallPlace]()
-        assert not [*script.trained(_with_callers(lane, script.name, _place, places))]
+        assert not [*script.trained(lane, _place, places)]
         yield places
 
 
@@ -166,6 +173,26 @@ def _with_callers(
         yield instruction
 
 
+class LeftOut(NamedTuple):
+    """The rounds of a script's loop that are not run: of ``rounds``, by ``step``, those from ``first`` up to ``last``.
+
+    They are whole turns, so what is under way after them is what was under way before them, ``micros`` later.
+    """
+
+    rounds: int
+    step: int
+    first: int
+    last: int
+    micros: int
+
+    @staticmethod
+    def of(lane: RolledLane, least: int = 0) -> "LeftOut":
+        """The rounds that `RolledLane.shown` leaves out."""
+        before, after = lane.rounds(least)
+        left_out, loop = after.start - len(before), lane.loop
+        return LeftOut(loop.rounds, loop.step, len(before), after.start, left_out * loop.step)
+
+
 @dataclass(frozen=True)
 class WorkerScript:
     """The script that the ranks of a worker run, as text and compiled once.
@@ -179,36 +206,72 @@ class WorkerScript:
     text: str
 
     @cached_property
-    def functions(self) -> Mapping[str, Callable[..., None]]:
-        """The functions of the script by name; raises any error that running the text of the script raises."""
-        return _functions(self.name, self.text)
+    def code(self) -> CodeType:
+        """The compiled text; raises any error of compiling it, and `Differs` if it uses foreign names."""
+        code = compile(self.text, self.name, "exec", dont_inherit=True)
+        foreign = next(_foreign(code), None)
+        if foreign is not None:
+            raise Differs(None, f"names {foreign}, which is not a part of a script")
+        return code
 
-    def trained(self, lane: Iterable[Instruction]) -> Iterator[Diagnostic]:
-        """Runs the training function; yields its first difference from ``lane``."""
+    def trained(self, lane: Lane, note: Callable[[FrameType], _Note], notes: list[_Note]) -> Iterator[Diagnostic]:
+        """Runs the training function; yields its first difference from ``lane``.
+
+        Of a lane as pieces, the loop with the turns runs for as many rounds as show that all are right. ``notes`` gets
+        one on the frame that runs each instruction of the lane or, of pieces, of its window.
+        """
+        instructions, left_out = self._enough(lane)
         header, turns = self.header, self.of_rank["turns"]
         run = ScriptRun() if turns is None else ScriptRun(0, header.updates, header.micro_batches)
-        recording = Recording(lane, header, run)
+        recording = Recording(_with_callers(instructions, self.name, note, notes), header, run)
         held = _held(recording, self.of_rank)
         if turns is None:
-            return self._compared("update", [()], recording, held)
-        calls = [(number,) for number in range(turns["first"], header.updates + turns["behind"], turns["step"])]
-        return self._compared("turn", calls, recording, held)
+            yield from self._compared("update", [()], recording, held, left_out)
+        else:
+            calls = [(number,) for number in range(turns["first"], header.updates + turns["behind"], turns["step"])]
+            yield from self._compared("turn", calls, recording, held, left_out)
+        if isinstance(lane, RolledLane):
+            notes[:] = lane.of_window(notes)
 
-    def evaluated(self, lane: Iterable[Instruction]) -> Iterator[Diagnostic]:
-        """Runs the evaluation function; yields its first difference from ``lane``."""
-        recording = Recording(lane, self.header, ScriptRun())
-        return self._compared("evaluate", [()], recording, _held_in_evaluations(recording, self.of_rank))
+    def evaluated(self, lane: Lane) -> Iterator[Diagnostic]:
+        """Runs the evaluation function likewise."""
+        instructions, left_out = self._enough(lane)
+        recording = Recording(instructions, self.header, ScriptRun())
+        held = _held_in_evaluations(recording, self.of_rank)
+        return self._compared("evaluate", [()], recording, held, left_out)
+
+    def _enough(self, lane: Lane) -> "tuple[Iterable[Instruction], LeftOut | None]":
+        """The instructions with which the script is compared, and the rounds of its loop that they leave out."""
+        if not isinstance(lane, RolledLane):
+            return lane, None
+        # If all numbers grow evenly, those that are right in two rounds are right in all; else all rounds are compared.
+        least = 2 if _grows_evenly(self.text, lane.loop) else lane.loop.rounds
+        return lane.shown(least), LeftOut.of(lane, least)
 
     def _compared(
-        self, function: str, calls: Sequence[tuple[int, ...]], recording: Recording, lane: RecordedLane
+        self,
+        function: str,
+        calls: Sequence[tuple[int, ...]],
+        recording: Recording,
+        lane: RecordedLane,
+        left_out: LeftOut | None,
     ) -> Iterator[Diagnostic]:
+        def rounds(start: int, stop: int, step: int = 1) -> Iterator[int]:
+            every = range(start, stop, step)
+            if left_out is None or (len(every), step) != left_out[:2]:
+                yield from every
+                return
+            yield from every[: left_out.first]
+            lane.skip(left_out.micros)
+            yield from every[left_out.last :]
+
         try:
-            run = self.functions[function]
+            run = _functions(self.name, self.code, rounds if left_out else range)[function]
             for arguments in calls:
                 run(lane, *arguments)
-            left_out = recording.next_line()
-            if left_out is not None:
-                raise Differs(left_out, "ends")
+            rest = recording.next_line()
+            if rest is not None:
+                raise Differs(rest, "ends")
         except Differs as differs:
             yield self._difference(function, differs.expected, differs.done, differs.__traceback__)
         except Exception as error:  # a wrong text may do anything
@@ -230,16 +293,68 @@ class WorkerScript:
         )
 
 
-def _functions(name: str, text: str) -> dict[str, Callable[..., None]]:
-    """Defines the functions of a script; runs nothing, and raises `Differs`, if it uses foreign names."""
-    code = compile(text, name, "exec", dont_inherit=True)
-    foreign = next(_foreign(code), None)
-    if foreign is not None:
-        raise Differs(None, f"names {foreign}, which is not a part of a script")
-    builtins = {"range": range, "int": int, "__import__": lambda *_: SimpleNamespace(Lane=RecordedLane)}
+def _functions(name: str, code: CodeType, rounds: Callable[..., Iterable[int]]) -> dict[str, Callable[..., None]]:
+    """Defines the functions of a script, whose loops run over what ``rounds`` returns; runs nothing."""
+    builtins = {"range": rounds, "int": int, "__import__": lambda *_: SimpleNamespace(Lane=RecordedLane)}
     defined: dict[str, Any] = {"__name__": name, "__builtins__": builtins}
     exec(code, defined)
     return defined
+
+
+_RECEIVE = ".irecv("
+
+_LOOP = re.compile(r"( *)for \w+ in range\((\d+), (\d+)(?:, (\d+))?\):")
+_NUMBER, _REMAINDER, _QUOTIENT = (re.compile(pattern) for pattern in (r"\d+", r"% (\d+)", r"// (\d+)"))
+
+_IN_LOOPS = (
+    *(ast.Module, ast.Expr, ast.Call, ast.keyword, ast.Attribute, ast.Name, ast.Tuple, ast.Constant, ast.expr_context),
+    *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Mod, ast.FloorDiv),
+)
+"""What a line in a loop consists of."""
+
+
+def _grows_evenly(text: str, loop: Loop) -> bool:
+    """Whether every number in the lines of such a loop grows by the same from round to round, in a script and the loop.
+
+    A number of a script is the loop's variable with constants added to it, times constants, or divided by the step of
+    the loop; the slot of a receive may be the remainder of such a number by the slots of its ring.
+    """
+    rings, body = [loop.rings[line.message] for line in loop.instructions if isinstance(line, Recv)], ""
+    receives = iter(rings)
+    for line_of_text in text.splitlines():
+        if body and line_of_text.startswith(body):
+            code = line_of_text.split("  # ")[0].strip()
+            remainders = [int(number) for number in _REMAINDER.findall(code)]
+            ring = next(receives, None) if _RECEIVE in code else None
+            if remainders and (ring is None or remainders != [ring.slots]):
+                return False
+            whole = all(int(number) == loop.step for number in _QUOTIENT.findall(code))
+            if not whole or not _is_even(_NUMBER.sub("2", code)):
+                return False
+        else:
+            found = _LOOP.fullmatch(line_of_text)
+            body = f"{found[1]}    " if found and _has_rounds_of(loop, *found.groups()[1:]) else ""
+            receives = iter(rings)
+    return True
+
+
+def _has_rounds_of(loop: Loop, start: str, stop: str, step: str | None) -> bool:
+    by = int(step or 1)
+    return by == loop.step and len(range(int(start), int(stop), by)) == loop.rounds
+
+
+@cache
+def _is_even(code: str) -> bool:
+    """Whether a line, with other numbers, has nothing but calls with numbers as `_grows_evenly` has them."""
+    if code.startswith("#"):
+        return True
+    try:
+        nodes = [*ast.walk(ast.parse(code))]
+    except SyntaxError:
+        return False
+    operations = [node for node in nodes if isinstance(node, ast.BinOp)]
+    constants = (isinstance(node.op, ast.Add | ast.Sub) or isinstance(node.right, ast.Constant) for node in operations)
+    return all(isinstance(node, _IN_LOOPS) for node in nodes) and all(constants)
 
 
 def _foreign(module: CodeType) -> Iterator[str]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import assert_never
 
 from chimera_ir.diagnostics.catalogue.program import BoundExceeded
@@ -11,8 +12,9 @@ from chimera_ir.diagnostics.catalogue.schedule import LaneCount, NotLowered
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, raise_errors
 from chimera_ir.flow import live
 from chimera_ir.flow.net import Net, net_of, runnable_stream
-from chimera_ir.ir.levels import Plan, Program, Schedule
+from chimera_ir.ir.levels import Header, Plan, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE, Communicators, Worker, singles
+from chimera_ir.ir.rolled import Insertion, LoopedLane, RolledProgram, is_in, with_turns
 from chimera_ir.ir.streams import ProgramStream, ScheduleStream, stream_of
 from chimera_ir.plural import counted
 from chimera_ir.verify.complete import complete, groups, paired, placed
@@ -56,12 +58,13 @@ class Checked:
 class Verified:
     """A program for which every rule holds, with the proofs; only `verify_program` makes one.
 
-    ``program`` is what was proven: ``level`` itself, or as many updates of a stream as show all that ever happens.
+    ``program`` is what was proven: ``level`` itself, as many updates of a stream as show all that ever happens, or the
+    window into which a rolled program puts further turns.
     ``checked`` is its schedule. ``certificates`` has for each transport a global order in which the program finishes.
     ``live`` has the most activations that each worker keeps, in M_a, and ``weights`` the most weights, in M_theta.
     """
 
-    level: Program | ProgramStream
+    level: Program | ProgramStream | RolledProgram
     program: Program
     checked: Checked
     rules: frozenset[Rule]
@@ -78,6 +81,16 @@ class Verified:
         return f"<Verified: {self.level!r}>"
 
     @property
+    def header(self) -> Header:
+        """The header of what runs: of a stream that of the updates in `program`."""
+        return self.lanes.header
+
+    @property
+    def lanes(self) -> Program | RolledProgram:
+        """What scripts run: the rolled program, else `program`."""
+        return self.level if isinstance(self.level, RolledProgram) else self.program
+
+    @property
     def schedule(self) -> Schedule:
         """The compute operations of `program`, in the order of the lanes."""
         return self.checked.schedule
@@ -85,7 +98,7 @@ class Verified:
     @cached_property
     def holdings(self) -> tuple[Holdings, ...]:
         """The holdings of each worker, stage by stage."""
-        return tuple(holdings(self.level))
+        return tuple(holdings(self.program if isinstance(self.level, RolledProgram) else self.level))
 
     @cached_property
     def communications(self) -> tuple[Communication, ...]:
@@ -117,8 +130,8 @@ class ProvenScripts:
     """Files whose scripts do what a verified program says; only `verify_scripts` makes them.
 
     ``files`` run the program, by path relative to the output directory; ``by_worker`` are the scripts among them.
-    ``lines[w]`` has the line of the script of worker w that runs each instruction of its lane. ``rules`` are those for
-    the program, and "scripts".
+    ``lines[w]`` has the line of the script of worker w that runs each instruction in `Verified.program`. ``rules`` are
+    those for the program, and "scripts".
     """
 
     files: Mapping[str, str]
@@ -260,6 +273,25 @@ def proven(program: Program, checked: Checked | None = None) -> tuple[Checked, F
     return checked, findings, tuple(proof for proof in proofs if isinstance(proof, Certificate))
 
 
+def verify_turns(window: Verified, insertion: Insertion, lanes: Sequence[LoopedLane]) -> Verified | None:
+    """The proven program with the further turns of an insertion, which `verify.insertion` has shown to be right.
+
+    ``lanes`` are the lanes of the window as pieces. The result is None if they are not, or do not go on as the window
+    does, or if what blocks the program with fewer communicators is not at its beginning.
+    """
+    for looped, lane in zip(lanes, window.program.lanes, strict=True):
+        ends = [*accumulate((piece.length for piece in looped.pieces), initial=0)]
+        parts = [lane[start:end] for start, end in pairwise(ends)]
+        if ends[-1] != len(lane) or not all(map(is_in, looped.pieces, parts)):
+            return None
+    rolled = with_turns(window.program, lanes, insertion)
+    if rolled is None:
+        return None
+    verified = replace(window, level=rolled, seal=_SEAL)
+    blocked = [[bool(result.blocked) for result in each.communications] for each in (window, verified)]
+    return verified if blocked[0] == blocked[1] else None
+
+
 def verify_scripts(verified: Verified, evaluation: Verified, files: Mapping[str, str]) -> ProvenScripts:
     """Applies the rule "scripts" to the files that are generated for a verified program and its evaluation.
 
@@ -267,9 +299,9 @@ def verify_scripts(verified: Verified, evaluation: Verified, files: Mapping[str,
 
     Raises `Rejected` with the scripts that do not do what the programs say.
     """
-    by_worker = worker_scripts(verified.program, files)
+    by_worker = worker_scripts(verified.header, files)
     lines = tuple([list[int]() for _ in by_worker])
-    findings = apply(Rule.SCRIPTS, scripts(verified.program, evaluation.program, by_worker, lines))
+    findings = apply(Rule.SCRIPTS, scripts(verified.lanes, evaluation.lanes, by_worker, lines))
     raise_errors(findings.diagnostics)
     return ProvenScripts(files, by_worker, lines, verified.rules | findings.rules, _SEAL)
 

@@ -120,7 +120,7 @@ def test_scripts_of_any_order_do_their_lanes_and_a_changed_one_is_rejected_as_so
         return
     files, evaluation = scripts_of(verified), evaluated(verified).program
     event("a loop" if any("\n    for " in text for text in ranks(files)) else "no loop")
-    assert [*scripts(verified.program, evaluation, worker_scripts(verified.program, files))] == []
+    assert [*scripts(verified.program, evaluation, worker_scripts(verified.header, files))] == []
     assert differing(verified, files) == set()
     name = data.draw(st.sampled_from([f"rank_{worker}.py" for worker in range(schedule.header.workers)]))
     changed = [text for _, text in changes(files[name])]
@@ -128,7 +128,7 @@ def test_scripts_of_any_order_do_their_lanes_and_a_changed_one_is_rejected_as_so
         wrong = files | {name: data.draw(st.sampled_from(changed))}
         rejected = {
             found.script
-            for found in scripts(verified.program, evaluation, worker_scripts(verified.program, wrong))
+            for found in scripts(verified.program, evaluation, worker_scripts(verified.header, wrong))
             if found.function != "evaluate"
         }
         assert rejected == differing(verified, wrong)

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -158,7 +157,7 @@ def test_a_turn_waits_for_updates_that_it_is_not_about_where_another_worker_does
     of = case("pipedream_2bw", {"D": 4})
     turns = runnable_turns(of)
     assert [worker.ahead for worker in turns] == [1, 1, 1, 1]
-    sooner = [replace(turns[0], ahead=0), *turns[1:]]
+    sooner = [turns[0]._replace(ahead=0), *turns[1:]]
     assert lanes(of, sooner, 5, 5) == lanes(of, sooner, 5, 9), "its own lines need nothing more"
     assert not ends(of, sooner, 5)
 

@@ -172,7 +172,7 @@ def changes(text: str) -> Iterator[tuple[str, str]]:
 
 
 def rejects(compiled: Compilation, files: dict[str, str]) -> bool:
-    found = [*scripts(compiled.verified.program, compiled.evaluation, worker_scripts(compiled.verified.program, files))]
+    found = [*scripts(compiled.verified.program, compiled.evaluation, worker_scripts(compiled.verified.header, files))]
     assert all(diagnostic.fill(diagnostic.title) and diagnostic.notes() for diagnostic in found)
     return bool(found)
 
@@ -251,7 +251,7 @@ def test_a_script_that_names_anything_else_is_refused_before_its_first_line(line
         (_, found) = scripts(
             compiled.verified.program,
             compiled.evaluation,
-            worker_scripts(compiled.verified.program, files | {"rank_0.py": changed}),
+            worker_scripts(compiled.verified.header, files | {"rank_0.py": changed}),
         )
         assert "names " in found.notes()[0].text
         assert "not a part of a script" in found.notes()[0].text
@@ -260,7 +260,7 @@ def test_a_script_that_names_anything_else_is_refused_before_its_first_line(line
 def test_a_script_that_is_no_python_is_a_difference() -> None:
     compiled = case("chimera", {"D": 4, "N": 4})
     files = dict(compiled.scripts.files) | {"rank_1.py": "def update(lane:"}
-    found = [*scripts(compiled.verified.program, compiled.evaluation, worker_scripts(compiled.verified.program, files))]
+    found = [*scripts(compiled.verified.program, compiled.evaluation, worker_scripts(compiled.verified.header, files))]
     assert {diagnostic.notes()[0].text.split(":")[0] for diagnostic in found} == {"rank_1.py ends with SyntaxError"}
 
 

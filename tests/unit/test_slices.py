@@ -6,11 +6,12 @@ import pytest
 
 import chimera_ir
 from chimera_ir import library
-from chimera_ir.codegen.rolling import roll, unrolled
+from chimera_ir.codegen.rolling import roll
 from chimera_ir.compilation import Compilation
 from chimera_ir.errors import TextError
 from chimera_ir.ir.kinds import ACTIVATIONS
 from chimera_ir.ir.ops import Recv
+from chimera_ir.ir.rolled import unrolled
 from chimera_ir.ir.text.printer import show
 from chimera_ir.ir.text.reader import parse
 from chimera_ir.planner.compiled import Variant

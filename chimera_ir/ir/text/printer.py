@@ -18,18 +18,20 @@ worker 1:
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from itertools import chain, cycle
 from typing import NamedTuple, assert_never
 
 from chimera_ir.ir import ops
 from chimera_ir.ir.kinds import implied
 from chimera_ir.ir.levels import Header, Pipe, Plan, Program, Schedule, Strategy, recomputes_all
 from chimera_ir.ir.ops import Micro, Planned, Unclocked, Version, WeightGroup
+from chimera_ir.ir.rolled import Loop, Piece, RolledProgram, Straight
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.ir.turns import Turn, shelf
 from chimera_ir.plural import listed
 
 
-def show(level: Level) -> str:
+def show(level: Level | RolledProgram) -> str:
     """The text of a level, with a newline at its end; equal levels have equal texts."""
     match level:
         case Plan():
@@ -42,6 +44,9 @@ def show(level: Level) -> str:
             lines = [*_header("schedule", level.header), *_lanes(level)]
         case Program():
             lines = [*_header("program", level.header), *_lanes(level)]
+        case RolledProgram():
+            lanes = (chain.from_iterable(_piece(piece, level.header) for piece in lane.pieces) for lane in level.lanes)
+            lines = [*_header("program", level.header), *_headed(lanes)]
         case ScheduleStream():
             lines = [*_header("schedule", level.header, stream=True), *_turns(level)]
         case ProgramStream():
@@ -168,7 +173,36 @@ def _turns(level: ScheduleStream | ProgramStream) -> Iterator[str]:
     )
 
 
-def _headed(lanes: Iterable[list[str]]) -> Iterator[str]:
+def _piece(piece: Piece, header: Header) -> Iterable[str]:
+    if isinstance(piece, Straight):
+        return [line(instruction, header) for instruction in piece.instructions]
+    columns = [_column(instruction, piece, header.slices) for instruction in piece.instructions]
+    return chain.from_iterable(zip(*columns, strict=True))
+
+
+def _column(instruction: ops.Instruction, loop: Loop, slices: int) -> Iterable[str]:
+    """The line of an instruction in all rounds of a loop."""
+    numbers: list[Iterable[int]] = []
+
+    def micro(number: Micro) -> str:
+        every = range(number, number + loop.rounds * loop.step, loop.step)
+        if slices == 1:
+            numbers.append(every)
+            return "m%d"
+        numbers.extend(([m // slices for m in every], [m % slices for m in every]))
+        return "m%d q%d"
+
+    def slot(recv: ops.Recv) -> str:
+        ring = loop.rings[recv.message]
+        numbers.append(cycle([ring.later(recv.slot, number) for number in range(ring.slots)]))
+        return "%d"
+
+    # The text has places for the numbers, in their order.
+    text = numbered_line(instruction, Numbers(micro, lambda version: f"v{version}", slot))
+    return map(text.__mod__, zip(*numbers, strict=False))
+
+
+def _headed(lanes: Iterable[Iterable[str]]) -> Iterator[str]:
     for worker, lines in enumerate(lanes):
         yield ""
         yield f"worker {worker}:"
