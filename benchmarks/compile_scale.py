@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
 def _case(scheme: str, workers: int, micro_batches: int, each: int = 2, beside: str = TORCH, more: str = "") -> Case:
     """A case with ``each`` operations for each worker and micro-batch."""
-    name = "P" if each > 3 else "D"
+    name = "P" if scheme in ("interleaved", "zb_v") else "D"
     parameters = f"{name}={workers} N={micro_batches}{more}"
     return Case(scheme, parameters, each * workers * micro_batches, beside)
 
