@@ -68,7 +68,7 @@ LARGE = 1 << 13
 
 @dataclass(frozen=True)
 class Shown:
-    """What the page shows of a scheme that is compiled by turns; ``left_out`` are those that it does not show."""
+    """Levels of a scheme that is compiled by turns, as its page shows them; ``left_out`` are the turns it does not."""
 
     request: Request
     verified: "Verified"
@@ -115,7 +115,7 @@ class Compilation:
     tell: Callable[[str], None] = lambda _: None
 
     left_out = ""
-    """What the page leaves out, in words: nothing."""
+    """The turns that the page leaves out, in words: none."""
 
     @classmethod
     def of(cls, level: Text, options: Requesting | None = None) -> "Compilation":
@@ -493,7 +493,7 @@ class Compilation:
         return contents.page(contents.document(self._shown_of(self._repeated))) if self._repeated else ""
 
     def _shown_of(self, made: "Compilation | Repeated") -> "Shown":
-        """What the page shows of a scheme that is compiled by turns: all of it, or its window."""
+        """The levels that the page shows of a scheme that is compiled by turns: of all of it, or of its window."""
         verified, is_whole = made.verified, made is self
         text, scripts = show(verified.program), self._scripts_of(made) if is_whole else self.scripts
         left_out = "" if is_whole else self.drawn.left_out

@@ -40,7 +40,7 @@ _LENGTHS = 64
 
 
 class Part(NamedTuple):
-    """What an operation of a place does: on ``size`` micro-batches, of which the first is ``ahead`` of the entry's.
+    """The work of an operation of a place: on ``size`` micro-batches, of which the first is ``ahead`` of the entry's.
 
     A pair has two parts. ``pipe`` is a number in the header.
     """
@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What entries of a list share: the line of the text, and the parts of an operation."""
+    """The facts that entries of a list share: the line of the text, and the parts of an operation."""
 
     origin: Span
     parts: tuple[Part, ...]
@@ -90,7 +90,7 @@ class Stretch:
         return (self.stop - self.start) // self.length
 
     def in_turns_of(self, step: int) -> "Stretch":
-        """The same stretch in turns of ``step`` micro-batches, a multiple of its own."""
+        """This stretch in turns of ``step`` micro-batches, a multiple of its own."""
         times = step // self.step
         return Stretch(self.start, self.stop, self.length * times, step, self.rise * times)
 
@@ -318,7 +318,7 @@ def _check_pair(parts: Sequence[Part], workers: Sequence[int]) -> None:
 
 
 def stretches_in(schedule: Schedule) -> list[Stretch] | None:
-    """What repeats in the lanes of a schedule, in turns of the same micro-batches; None if a lane has no turns."""
+    """The stretches of a schedule's lanes, in turns of the same micro-batches; None if a lane has no turns."""
     header = schedule.header
     local = {m: (number, place) for number, pipe in enumerate(header.pipes) for place, m in enumerate(pipe.micros)}
     places: dict[Place, int] = {}
@@ -335,10 +335,10 @@ def stretches_in(schedule: Schedule) -> list[Stretch] | None:
 
 
 def _together(lanes: Iterable[Sequence[Entry]], parts: int) -> list[Stretch] | None:
-    found = [_stretch(lane) for lane in lanes]
-    stretches = [stretch for stretch in found if stretch is not None]
+    by_lane = [_stretch(lane) for lane in lanes]
+    stretches = [stretch for stretch in by_lane if stretch is not None]
     step = lcm(parts, *(stretch.step for stretch in stretches))
-    return [stretch.in_turns_of(step) for stretch in stretches] if len(stretches) == len(found) else None
+    return [stretch.in_turns_of(step) for stretch in stretches] if len(stretches) == len(by_lane) else None
 
 
 def _stretch(lane: Sequence[Entry]) -> Stretch | None:

@@ -85,21 +85,22 @@ def is_in(piece: Piece, lane: Sequence[ops.Instruction]) -> bool:
 
 def _is_later(first: ops.Instruction, line: ops.Instruction, loop: Loop, number: int) -> bool:
     by = number * loop.step
+    facts: tuple[tuple[object, ...], tuple[object, ...]]
     match first, line:
         case ops.Compute(), ops.Compute():
-            alike = (first.kind, first.stage, first.version) == (line.kind, line.stage, line.version)
+            facts = (first.kind, first.stage, first.version), (line.kind, line.stage, line.version)
         case ops.Send(), ops.Send():
-            alike = (first.message.edge, first.to) == (line.message.edge, line.to)
+            facts = (first.message.edge, first.to), (line.message.edge, line.to)
         case ops.Recv(), ops.Recv():
             slot = loop.rings[first.message].later(first.slot, number)
-            alike = (first.message.edge, first.source, slot) == (line.message.edge, line.source, line.slot)
+            facts = (first.message.edge, first.source, slot), (line.message.edge, line.source, line.slot)
         case ops.WaitSend(), ops.WaitSend():
-            alike = first.message.edge == line.message.edge
+            facts = (first.message.edge,), (line.message.edge,)
         case ops.WaitRecv(), ops.WaitRecv():
-            alike = first.message.edge == line.message.edge
+            facts = (first.message.edge,), (line.message.edge,)
         case _:
             return shifted(first, by) == line
-    return alike and [micro + by for micro in micros_of(first)] == [*micros_of(line)]
+    return facts[0] == facts[1] and [micro + by for micro in micros_of(first)] == [*micros_of(line)]
 
 
 def micros_of(instruction: ops.Instruction) -> tuple[Micro, ...]:
@@ -212,7 +213,7 @@ class RolledProgram(OneLine):
 
     @property
     def beginning(self) -> Program:
-        """What the lanes do until the further turns begin."""
+        """The beginning of each lane, until the further turns begin."""
         return Program(
             self.header,
             tuple(

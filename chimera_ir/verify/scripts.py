@@ -332,8 +332,8 @@ def _grows_evenly(text: str, loop: Loop) -> bool:
             if not whole or not _is_even(_NUMBER.sub("2", code)):
                 return False
         else:
-            found = _LOOP.fullmatch(line_of_text)
-            body = f"{found[1]}    " if found and _has_rounds_of(loop, *found.groups()[1:]) else ""
+            head = _LOOP.fullmatch(line_of_text)
+            body = f"{head[1]}    " if head and _has_rounds_of(loop, *head.groups()[1:]) else ""
             receives = iter(rings)
     return True
 
