@@ -154,7 +154,7 @@ class Compilation:
     @property
     def header(self) -> Header:
         """The header of what is compiled: of a stream that of the updates shown, or of one turn for its IR text."""
-        return self._header
+        return self._outlined.header if isinstance(self._entry, Scheme) else self._entry.header
 
     @property
     def schedule(self) -> Schedule | ScheduleStream:
@@ -503,15 +503,11 @@ class Compilation:
         """Whether the request is that for the library's baseline, ``opponent``."""
         request = self.request
         unchanged = request.source.text == opponent.source.text and request.change == opponent.change
-        return unchanged and not request.offload and dict(self._header.parameters) == opponent.settings
-
-    @property
-    def _header(self) -> Header:
-        return self._outlined.header if isinstance(self._entry, Scheme) else self._entry.header
+        return unchanged and not request.offload and dict(self.header.parameters) == opponent.settings
 
     @_level
     def _durations(self) -> "Durations":
-        return (self.forecast or self.request.costs).durations(self._header)
+        return (self.forecast or self.request.costs).durations(self.header)
 
     @property
     def _is_scheme(self) -> bool:
@@ -550,7 +546,7 @@ class Compilation:
             raise WrongOption("search", ": it searches among the orders of one update, and the scheme has no flush")
         further = dict(comparison.same_placement(request, written))
         forecast, limits = request.forecast and request.forecast.within_bounds(written), dict(request.limits)
-        durations = (forecast or request.costs).durations(self._header)
+        durations = (forecast or request.costs).durations(self.header)
         if forecast and not limits:
             written = forecast.with_room(written)
         return improvement(written, durations, limits, further, request.search, self.tell)
@@ -585,7 +581,7 @@ class Compilation:
         from chimera_ir.verify.verify import schedule_in
 
         # Costs are checked before operations are made of the text, which may take long.
-        durations = self.request.cost_model.durations(self._header)
+        durations = self.request.cost_model.durations(self.header)
         level = self._top
         if not isinstance(level, Plan | PlanStream):
             return schedule_in(level)

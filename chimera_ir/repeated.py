@@ -53,7 +53,7 @@ class ScheduledWindow:
 
     @property
     def left_out(self) -> str:
-        """What the window leaves out, in words for a picture."""
+        """The turns that the window leaves out, in words for a picture."""
         window, header = self.window, self.window.header
         of_each = " of each pipe" if len(header.pipes) > 1 else ""
         turn = f"{counted(window.step // header.parts, 'micro-batch')}{of_each}"
@@ -93,7 +93,7 @@ def cuts_in(lanes: Iterable[Sequence[Instruction]], window: Window) -> Cuts:
 
 
 def _name(operation: Operation) -> Hashable:
-    """What stays of an operation if its stage recomputes."""
+    """The part of an operation that stays if its stage recomputes."""
     return tuple([(part.kind.letter, part.micros, part.stage) for part in operation.parts])
 
 

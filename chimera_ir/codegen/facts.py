@@ -93,8 +93,8 @@ def _body(verified: Verified, worker: Worker) -> BodyView:
     if isinstance(verified.level, ProgramStream):
         lines = list(turn_lines(scribe, verified.level.turns[worker]))
     else:
-        lanes = verified.lanes
-        pieces = lanes.lanes[worker].pieces if isinstance(lanes, RolledProgram) else roll(header, lanes.lanes[worker])
+        run = verified.scripted
+        pieces = run.lanes[worker].pieces if isinstance(run, RolledProgram) else roll(header, run.lanes[worker])
         has_loops = any(isinstance(piece, Loop) for piece in pieces)
         lines = list(lane_lines(scribe, pieces))
     return BodyView(

@@ -8,6 +8,7 @@ turn.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from chimera_ir.cost.durations import Durations
 from chimera_ir.cost.report import Figures
@@ -49,6 +50,11 @@ class Turns:
     after: int
     longer: Callable[[int], Schedule]
 
+    @cached_property
+    def settled(self) -> "_Settled":
+        """The operations that must have settled."""
+        return _Settled.of(self)
+
 
 class Unsettled(Exception):
     """The times of a schedule do not grow alike in all turns, so those of further turns are not known."""
@@ -59,13 +65,13 @@ def grown(figures: Figures, timeline: Timeline, turns: Turns) -> Figures:
     header, net, cuts, count = timeline.header, turns.net, turns.cuts, turns.count
     structure = structure_of(net.schedule, net)
     run = earliest(header, structure, timeline.costs)
-    settled = _Settled.of(turns)
+    settled = turns.settled
     rate, clocks = settled.rate(run.ends), settled.rate(unit_run(header, structure).ends)
     if rate is None or clocks is None:
         raise Unsettled
     path = settled.path(run, count)
     tick, added = timeline.tick, rate * count
-    longer = _one_more(turns, timeline, rate) if timeline.steady_period != timeline.span or header.moves else None
+    longer = _one_more(turns, timeline, rate) if header.moves or not run.follows_at_once else None
     work = [
         total + tick * count * sum(timed.end - timed.start for timed in occupying(header, lane[start:end]))
         for total, lane, (start, end) in zip(figures.work, timeline.lanes, cuts, strict=True)
@@ -93,12 +99,12 @@ def grown(figures: Figures, timeline: Timeline, turns: Turns) -> Figures:
 def settles(durations: Durations, turns: Turns) -> bool:
     """Whether the times of the simulated schedule grow alike in all further turns."""
     header, structure = turns.net.schedule.header, structure_of(turns.net.schedule, turns.net)
-    return _Settled.of(turns).rate(earliest(header, structure, durations).ends) is not None
+    return turns.settled.rate(earliest(header, structure, durations).ends) is not None
 
 
 def launched_later(launches: Sequence[Launched], timeline: Timeline, turns: Turns) -> tuple[Launched, ...]:
     """The launches of sums with all further turns, which come before them; raises `Unsettled`."""
-    rate = _Settled.of(turns).rate([timed.end for lane in timeline.lanes for timed in lane])
+    rate = turns.settled.rate([timed.end for lane in timeline.lanes for timed in lane])
     if rate is None:
         raise Unsettled
     return tuple(launched._replace(at=launched.at + rate * turns.count * timeline.tick) for launched in launches)

@@ -215,6 +215,26 @@ class TimedRun:
         counts = counts_on(header, net, operations, updates)
         return CriticalPath(operations, self.length, counts)
 
+    @cached_property
+    def _awaited(self) -> Mapping[int, set[int]]:
+        """The operations of an iteration for which the first operation of each lane waits in the next one."""
+        header, net = self.header, self.structure.net
+        last = _last_additions(header, net)
+        return {
+            lane.start: {lane[-1], *(number for group in header.groups_of[worker] for number in last.get(group, ()))}
+            for worker, lane in enumerate(net.lanes)
+            if lane
+        }
+
+    @property
+    def follows_at_once(self) -> bool:
+        """Whether the first operation of the critical path waits for the last one in the iteration before."""
+        operations, path = self.structure.net.operations, self.critical_path.operations
+        return any(
+            operations[first] == path[0] and path[-1] in [operations[number] for number in numbers]
+            for first, numbers in self._awaited.items()
+        )
+
     @property
     def steady_period(self) -> Fraction:
         """The makespan of many iterations by their number.
@@ -222,18 +242,9 @@ class TimedRun:
         It is never longer than the makespan, and equal to it if the first operation of the critical path waits for the
         last operation of the path in the iteration before.
         """
-        header, net, path = self.header, self.structure.net, self.critical_path
-        if self.structure.waits:
-            return path.length
-        last, operations = _last_additions(header, net), net.operations
-        awaited = {
-            lane.start: {lane[-1], *(number for group in header.groups_of[worker] for number in last.get(group, ()))}
-            for worker, lane in enumerate(net.lanes)
-            if lane
-        }
-        for first, numbers in awaited.items():
-            if operations[first] == path.operations[0] and path.operations[-1] in [operations[n] for n in numbers]:
-                return path.length
+        net, awaited = self.structure.net, self._awaited
+        if self.structure.waits or self.follows_at_once:
+            return self.critical_path.length
         place = {number: place for place, number in enumerate(net.order)}
         before = [(net.predecessors[number], awaited.get(number, ())) for number in net.order]
         waits = [[(place[other], ago) for ago, others in enumerate(both) for other in others] for both in before]

@@ -4,10 +4,9 @@ The turn between two places of each lane, its cuts, comes again and again, each 
 induction the longer program obeys every rule that the window obeys, if four things hold:
 
 - *The state repeats.* What the lane has done for micro-batches that it has not finished is the same at both cuts, one
-  turn later: the same lines, with receives in the slots that come a turn later.
-  All that the rules know of a lane follows
-  from this: what is posted and not waited for, values kept, contents of slots, gradients added. So each further turn
-  begins in the state in which the turn before it began, and so does what follows the last.
+  turn later: the same lines, with receives in the slots that come a turn later. All that the rules know of a lane
+  follows from this: what is posted and not waited for, values kept, contents of slots, gradients added. So each further
+  turn begins in the state in which the turn before it began, and so does what follows the last.
 - *Micro-batches come in order.* Each lane has begun the first ones of each pipe, without gaps, and as many more at the
   second cut as a turn takes. So every micro-batch gets its lines once.
 - *Links repeat.* Of the messages between two workers, those that only one of them has posted before its cut are the

@@ -29,7 +29,7 @@ from chimera_ir.ir.ops import NOWHERE, Instruction, Recv, Stage, WeightGroup, Wo
 from chimera_ir.ir.rolled import Loop, RolledLane, RolledProgram
 from chimera_ir.ir.streams import ProgramStream, turn_in
 from chimera_ir.ir.text.printer import line
-from chimera_ir.ir.turns import lines_before, unroll
+from chimera_ir.ir.turns import Ring, lines_before, unroll
 from chimera_ir.verify.messages import replay
 from chimera_ir.verify.recording import Differs, RecordedLane, Recording, Route, ScriptRun
 
@@ -304,29 +304,30 @@ def _functions(name: str, code: CodeType, rounds: Callable[..., Iterable[int]]) 
 _RECEIVE = ".irecv("
 
 _LOOP = re.compile(r"( *)for \w+ in range\((\d+), (\d+)(?:, (\d+))?\):")
-_NUMBER, _REMAINDER, _QUOTIENT = (re.compile(pattern) for pattern in (r"\d+", r"% (\d+)", r"// (\d+)"))
+_NUMBER, _QUOTIENT = re.compile(r"\d+"), re.compile(r"// (\d+)")
+_RING = re.compile(r"into=(?:(\d+) \+ )?(?:\([^()]+\)|[\w /*]+) % (\d+)\)$")
 
 _IN_LOOPS = (
     *(ast.Module, ast.Expr, ast.Call, ast.keyword, ast.Attribute, ast.Name, ast.Tuple, ast.Constant, ast.expr_context),
     *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Mod, ast.FloorDiv),
 )
-"""What a line in a loop consists of."""
+"""The syntax of a line in a loop."""
 
 
 def _grows_evenly(text: str, loop: Loop) -> bool:
     """Whether every number in the lines of such a loop grows by the same from round to round, in a script and the loop.
 
     A number of a script is the loop's variable with constants added to it, times constants, or divided by the step of
-    the loop; the slot of a receive may be the remainder of such a number by the slots of its ring.
+    the loop. The slot of a receive that moves on is the remainder of such a number by the slots of its ring, counted
+    from the ring's first slot; so two rounds show where on the ring it begins, and how far it goes.
     """
     rings, body = [loop.rings[line.message] for line in loop.instructions if isinstance(line, Recv)], ""
     receives = iter(rings)
     for line_of_text in text.splitlines():
         if body and line_of_text.startswith(body):
             code = line_of_text.split("  # ")[0].strip()
-            remainders = [int(number) for number in _REMAINDER.findall(code)]
             ring = next(receives, None) if _RECEIVE in code else None
-            if remainders and (ring is None or remainders != [ring.slots]):
+            if not _is_on_ring(code, ring):
                 return False
             whole = all(int(number) == loop.step for number in _QUOTIENT.findall(code))
             if not whole or not _is_even(_NUMBER.sub("2", code)):
@@ -336,6 +337,14 @@ def _grows_evenly(text: str, loop: Loop) -> bool:
             body = f"{head[1]}    " if head and _has_rounds_of(loop, *head.groups()[1:]) else ""
             receives = iter(rings)
     return True
+
+
+def _is_on_ring(code: str, ring: Ring | None) -> bool:
+    """Whether a line has the remainder that the slot of a receive is on this ring, and no other one."""
+    if ring is None or not ring.step % ring.slots:
+        return "%" not in code
+    slot = _RING.search(code)
+    return slot is not None and code.count("%") == 1 and (int(slot[1] or 0), int(slot[2])) == (ring.first, ring.slots)
 
 
 def _has_rounds_of(loop: Loop, start: str, stop: str, step: str | None) -> bool:

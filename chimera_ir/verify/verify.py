@@ -83,11 +83,11 @@ class Verified:
     @property
     def header(self) -> Header:
         """The header of what runs: of a stream that of the updates in `program`."""
-        return self.lanes.header
+        return self.scripted.header
 
     @property
-    def lanes(self) -> Program | RolledProgram:
-        """What scripts run: the rolled program, else `program`."""
+    def scripted(self) -> Program | RolledProgram:
+        """The program that scripts run: the rolled one, else `program`."""
         return self.level if isinstance(self.level, RolledProgram) else self.program
 
     @property
@@ -301,7 +301,7 @@ def verify_scripts(verified: Verified, evaluation: Verified, files: Mapping[str,
     """
     by_worker = worker_scripts(verified.header, files)
     lines = tuple([list[int]() for _ in by_worker])
-    findings = apply(Rule.SCRIPTS, scripts(verified.lanes, evaluation.lanes, by_worker, lines))
+    findings = apply(Rule.SCRIPTS, scripts(verified.scripted, evaluation.scripted, by_worker, lines))
     raise_errors(findings.diagnostics)
     return ProvenScripts(files, by_worker, lines, verified.rules | findings.rules, _SEAL)
 

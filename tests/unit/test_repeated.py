@@ -1,5 +1,6 @@
 """Schemes compiled by turns: all that is written equals what the whole gives, and what does not repeat is refused."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from chimera_ir.ir.rolled import RolledProgram
 from chimera_ir.ir.text.printer import show
 from chimera_ir.options import Options
 from chimera_ir.source import Source
+from chimera_ir.verify.scripts import scripts, worker_scripts
 from chimera_ir.verify.verify import verify_program
 from tests.documents import document_in
 
@@ -148,3 +150,29 @@ def test_the_page_and_the_picture_say_what_they_leave_out(monkeypatch: pytest.Mo
     assert left_out in made.files["timeline.svg"]
     assert left_out in " ".join(document_in(made.files["schedule.html"])["notes"])
     assert left_out not in " ".join(document_in(made.page)["notes"])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wrong"),
+    [
+        (r"into=\((m \+ \d)\) % (\d)\)", r"into=\1)"),
+        (r"into=\((m \+ \d)\) % (\d)\)", r"into=(\1) % 9\2)"),
+        (r"into=\(m \+ 1\) % (\d)\)", r"into=1 + m % \1)"),
+        (r"into=\((m \+ \d)\) % (\d)\)", r"into=(\1 + m * 0 * m) % \2 % \2)"),
+        (r"range\((\d+), (\d+)\d\d\)", r"range(\1, \g<2>90)"),
+        (r"isend\(m, stage1.outputs\(m\)\)", r"isend(m, stage1.outputs(m % 1))"),
+    ],
+    ids=["no remainder", "of another number", "from another slot", "not even", "other rounds", "another micro-batch"],
+)
+def test_a_loop_that_is_right_in_some_rounds_alone_is_refused(
+    pattern: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = compiled("dapple", monkeypatch, large=0, n=200)
+    assert made._repeated
+    verified, evaluation = made._repeated.verified, made._repeated.verified_evaluation
+    text = made.files["rank_1.py"]
+    changed = re.sub(pattern, wrong, text)
+    assert changed != text
+    files = made.files | {"rank_1.py": changed}
+    found = [*scripts(verified.scripted, evaluation.scripted, worker_scripts(verified.header, files))]
+    assert (found == []) == ("m * 0 * m" in wrong)
