@@ -7,7 +7,8 @@ import pytest
 
 import chimera_ir
 from chimera_ir.source import Source
-from tests.e2e.browser import needs_browser, tab
+from tests.e2e.browser import READY, needs_browser, tab
+from tests.patience import PATIENCE
 from tests.unit.command import TINY
 
 pytestmark = [needs_browser]
@@ -35,7 +36,7 @@ def test_the_page_draws_in_its_frame_which_cannot_reach_the_notebook(browser: An
     with tab(browser) as found:
         found.page.goto(notebook.as_uri())
         _, frame = found.page.frames
-        frame.wait_for_function("performance.getEntriesByName('ready').length > 0")
+        frame.evaluate(READY, PATIENCE * 1000)
         assert frame.title() == "tiny D=2"
         assert frame.evaluate("origin") == "null"
         assert frame.locator("canvas").count() > 0
