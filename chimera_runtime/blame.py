@@ -106,7 +106,10 @@ def _received(doing: str, status: int, cause: "RemoteTraceback | None") -> Model
 
 @contextmanager
 def during(operation: Callable[[], LaneOperation]) -> Iterator[None]:
-    """Context in which an operation of the schedule runs; a `ModelError` inside names the innermost operation."""
+    """Context in which an operation of the schedule runs; a `ModelError` inside names the innermost operation.
+
+    What runs for every micro-batch catches the error itself, which costs nothing while there is none.
+    """
     try:
         yield
     except ModelError as error:
@@ -130,12 +133,18 @@ class UserCode:
         pass
 
     def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        if error is None or isinstance(error, ModelError | PeerLost):
+        if error is not None:
+            self.blame(error)
+
+    def blame(self, error: BaseException) -> None:
+        """Raises the `ModelError` for an error that the user's code has just raised; returns if there is none."""
+        if isinstance(error, ModelError | PeerLost):
             return
         if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             return  # from Ctrl-C
+        trace = error.__traceback__
         inside = None if trace is None else trace.tb_next
         begin = _behind(inside, _OURS, _TORCH, _IMPORTING)
         if begin is None and not isinstance(error, BadModel):

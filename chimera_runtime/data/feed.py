@@ -115,6 +115,7 @@ class Feed(MicroBatchSource):
     _facts: dict[int, dict[Key, Fact]] = field(default_factory=dict)
     _tensors: dict[int, Tensors] = field(default_factory=dict)
     _versions: dict[int, list[int]] = field(default_factory=dict)
+    _cut: dict[int, dict[int, list[Any]]] = field(default_factory=dict)  # by update and component, cut once
     _checked: tuple[Any, Triple] | None = None
     _has_looked: bool = False  # for borders in a mini-batch
 
@@ -126,6 +127,7 @@ class Feed(MicroBatchSource):
         """
         self._facts.pop(update, None)
         self._tensors.pop(update, None)
+        self._cut[update] = {}
         if isinstance(batch, MiniBatch):
             batch.require_whole()
             self._facts[update] = {POSITION: position(batch.position)}
@@ -191,6 +193,7 @@ class Feed(MicroBatchSource):
         """Frees the mini-batch of an update."""
         del self._pairs[update]
         self._tensors.pop(update, None)
+        self._cut.pop(update, None)
         self._checked = None
 
     def note_versions(self) -> None:
@@ -221,21 +224,26 @@ class Feed(MicroBatchSource):
 
     def component(self, update: int, micro: int, number: int) -> Any:
         """Cuts inputs, targets or keyword arguments from the mini-batch; ``micro`` counts parts of micro-batches."""
-        later, place = divmod(micro, self.job.passes)
+        parts = self.job.parts
+        later, place = divmod(micro, self.job.micro_batches * parts)
         update += later
-        uncut, part = divmod(place, self.job.parts)
+        uncut, part = divmod(place, parts)
         pairs = self._pairs[update]
         if isinstance(pairs, Batches | CutBatch):
             as_triple((None, None, pairs.keywords(update, place)), "a micro-batch of the dataset", self.names)
             return pairs.component(update, place, number)
         if isinstance(pairs, tuple):  # a mini-batch, which was checked when it came
-            value = rows_of(pairs[number], number, uncut * self.size, self.size)
+            cut = self._cut[update]
+            if number not in cut:
+                starts = range(0, self.job.micro_batches * self.size, self.size)
+                cut[number] = [rows_of(pairs[number], number, start, self.size) for start in starts]
+            value = cut[number][uncut]
         else:
             triple = self._loaded(update, pairs, uncut)
             value = triple[number]
             used = [part if place == number else None for place, part in enumerate(triple)]
             self._require_rows((used[0], used[1], used[2] or {}), f"micro-batch {uncut}")
-        return self._parts.part(value, number, part)
+        return value if parts == 1 else self._parts.part(value, number, part)
 
     def _loaded(self, update: int, load: Callable[[int], Pair], micro: int) -> Triple:
         """The micro-batch that the user's function makes; the last one is kept, so it is made once for its parts."""

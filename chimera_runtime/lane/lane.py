@@ -22,11 +22,13 @@ class _MessageLink:
         self._peer = peer
         self._route = route
         self._value = job.value_of(route)
-        self._stages = job.stages
+        # The tag of a message is that of micro-batch 0 and, for each earlier micro-batch, as many tags as there are.
+        self._first_tag, self._tags = (tag_of(m, route.source, self._value, job.stages) for m in (0, 1))
+        self._tags -= self._first_tag
         self._under_way: dict[Micros, Any] = {}
 
     def _tag(self, micros: Micros) -> int:
-        return tag_of(micros, self._route.source, self._value, self._stages)
+        return (micros[0] if isinstance(micros, tuple) else micros) * self._tags + self._first_tag
 
 
 class Outgoing(_MessageLink):
@@ -96,6 +98,7 @@ class Lane:
 
     def __init__(self, components: LaneComponents) -> None:
         self._components = components
+        self._load_input, self._load_target = components.load_input, components.load_target
         self.first = 0
 
     def begin(self, update: int) -> None:
@@ -122,11 +125,11 @@ class Lane:
 
     def input(self, micros: Micros) -> Any:
         """Returns the input of a micro-batch, for stage 0; for several micro-batches, a tuple of inputs."""
-        return self._loaded(self._components.load_input, micros)
+        return self._loaded(self._load_input, micros)
 
     def target(self, micros: Micros) -> Any:
         """Returns the target of a micro-batch, for the loss; for several micro-batches, a tuple of targets."""
-        return self._loaded(self._components.load_target, micros)
+        return self._loaded(self._load_target, micros)
 
     def _loaded(self, load: Load, micros: Micros) -> Any:
         if isinstance(micros, tuple):

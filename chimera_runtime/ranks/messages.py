@@ -170,27 +170,28 @@ class Peer:
 
     def isend(self, tensors: Tensors, tag: int) -> MessageTransfer:
         """Posts the sending of all the tensors of a message."""
-        try:
-            works = [unrecorded(self._outgoing.send, [_real(t)], self._target, tag % _TAGS) for t in tensors]
-        except RuntimeError as error:
-            raise self.lost("send", tag, error) from None
-        return MessageTransfer(tensors, works, self, "send", tag)
+        return MessageTransfer(tensors, self._post(self._outgoing.send, tensors, self._target, tag), self, "send", tag)
 
     def irecv(self, buffers: Tensors, tag: int) -> MessageTransfer:
         """Posts the receipt of a message into buffers of the right shapes."""
+        return MessageTransfer(buffers, self._post(self._incoming.recv, buffers, self._source, tag), self, "recv", tag)
+
+    def _post(self, post: Callable[..., Pending], tensors: Tensors, rank: int, tag: int) -> Sequence[Pending]:
+        works = []
         try:
-            works = [unrecorded(self._incoming.recv, [_real(t)], self._source, tag % _TAGS) for t in buffers]
+            for tensor in tensors:
+                real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+                if _profiler_enabled():
+                    works.append(unrecorded(post, [real], rank, tag % _TAGS))
+                else:
+                    works.append(post([real], rank, tag % _TAGS))
         except RuntimeError as error:
-            raise self.lost("recv", tag, error) from None
-        return MessageTransfer(buffers, works, self, "recv", tag)
+            raise self.lost("send" if post == self._outgoing.send else "recv", tag, error) from None
+        return works
 
     def lost(self, verb: str, tag: int, error: Exception) -> PeerLost:
         """Returns the error for the user when a message to or from this peer has failed."""
         return self._names.lost(self._names.operation(verb, tag), [self._rank], error)
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def waiter(timeout: float) -> Settle:

@@ -14,14 +14,15 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from chimera_runtime.errors import stage as mistakes
-from chimera_runtime.stage.stage_output import root_of
+from chimera_runtime.stage.engine import Roots, edge_of
 from chimera_runtime.values.boundary import NO_CARRY, Carry, SliceArguments, slice_length
 from chimera_runtime.values.nested import Tensors, taken_apart
 from chimera_runtime.values.shared_memory import unshared
 
-_NO_ROOTS: Mapping[int, torch.Tensor] = MappingProxyType({})
+_NO_ROOTS: Mapping[int, GradientEdge] = MappingProxyType({})
 
 
 class CarryGraph(NamedTuple):
@@ -33,11 +34,12 @@ class CarryGraph(NamedTuple):
     """
 
     leaves: Tensors = ()
-    roots: Mapping[int, torch.Tensor] = _NO_ROOTS
+    roots: Mapping[int, GradientEdge] = _NO_ROOTS
     passed: Sequence[tuple[int, int]] = ()
 
 
-_NO_CARRIES = CarryGraph()
+NO_CARRIES = CarryGraph()
+"""The part of a stage without carries."""
 
 
 @dataclass
@@ -63,15 +65,15 @@ class Carries:
     _sizes: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._are_used = self.slices > 1 and self.takes.any
+        self.are_used = self.slices > 1 and self.takes.any
 
     def take(self, micro: int) -> Carry:
         """Removes and returns the carry that the forward of this micro-batch reads: that of the slice before."""
-        return self._left.pop(micro - 1) if self._are_used and micro % self.slices else NO_CARRY
+        return self._left.pop(micro - 1) if self.are_used and micro % self.slices else NO_CARRY
 
     def has_reader(self, micro: int) -> bool:
         """Whether a slice follows that reads the carry which the forward of this micro-batch returns."""
-        return self._are_used and (micro + 1) % self.slices != 0
+        return self.are_used and (micro + 1) % self.slices != 0
 
     def keep(self, micro: int, before: Carry, inputs: Any, value: Any) -> None:
         """Keeps ``value``, the carry that a forward has returned, if a slice follows that reads it; ``before`` is the
@@ -105,16 +107,16 @@ class Carries:
     def graph(self, leaves: Tensors, value: Any) -> CarryGraph:
         """Returns the carries' part of a forward's graph: it has read ``leaves`` and returned the carry ``value``."""
         if value is None:
-            return CarryGraph(leaves) if leaves else _NO_CARRIES
+            return CarryGraph(leaves) if leaves else NO_CARRIES
         numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
         tensors = [(number, t) for number, t in enumerate(taken_apart(value)[0]) if t.requires_grad]
         return CarryGraph(
             leaves,
-            {number: root_of(t) for number, t in tensors if id(t) not in numbers},
+            {number: edge_of(t) for number, t in tensors if id(t) not in numbers},
             [(number, numbers[id(t)]) for number, t in tensors if id(t) in numbers],
         )
 
-    def begin_backward(self, micro: int, graph: CarryGraph) -> tuple[Tensors, Tensors]:
+    def begin_backward(self, micro: int, graph: CarryGraph) -> tuple[Roots, Tensors]:
         """Returns the roots in the carry of a micro-batch that have a gradient, and their gradients. Those of tensors
         that the forward has passed on go to the leaves.
         """

@@ -1,7 +1,6 @@
 """Runs of a stage's module on one micro-batch, or on several at once."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,9 +9,11 @@ from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED, BadModel
 from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.program.numbering import Numbering
+from chimera_runtime.stage import engine
+from chimera_runtime.stage.engine import Roots
 from chimera_runtime.stage.recomputation import ForwardArguments, ForwardResult
-from chimera_runtime.stage.stage_output import StageInput, collecting
-from chimera_runtime.values.boundary import Keywords, Traits, unwritten
+from chimera_runtime.stage.stage_output import COLLECTED, Auxiliary, StageInput
+from chimera_runtime.values.boundary import Keywords, Traits, require_unwritten, versions_by_name
 from chimera_runtime.values.nested import Tensors, fresh, mapped, seed_all, seed_torch
 
 # Pairs: a forward and a backward of different micro-batches that a rank runs as one operation, see `Stage.pair`.
@@ -24,12 +25,6 @@ METHOD = "forward_and_backward"
 """Name of the method with which a module runs a forward and a backward together."""
 
 
-def differentiate(roots: Tensors, gradients: Tensors) -> None:
-    """Runs a backward from its roots, which begin with ``gradients``, to the leaves of its graph."""
-    if roots:
-        torch.autograd.backward(roots, gradients)
-
-
 class Backward:
     """Backward of a pair, which the method ``forward_and_backward`` of the forward's module gets as an argument.
 
@@ -39,7 +34,7 @@ class Backward:
     backward, or taken the roots in order to run it.
     """
 
-    def __init__(self, module: torch.nn.Module, roots: Tensors, gradients: Tensors) -> None:
+    def __init__(self, module: torch.nn.Module, roots: Roots, gradients: Tensors) -> None:
         self.module = module
         self.begun = False
         self._roots = roots
@@ -50,11 +45,13 @@ class Backward:
         if self.begun:
             raise BadModel(mistakes.BACKWARD_OF_PAIR_RAN_TWICE)
         self.begun = True
-        differentiate(self._roots, self._gradients)
+        engine.run(self._roots, self._gradients)
 
     @property
-    def roots(self) -> Tensors:
-        """Tensors at which the backward begins. A method that reads this property must run the backward."""
+    def roots(self) -> Roots:
+        """Tensors, or edges of the graph, at which the backward begins: arguments of `torch.autograd.backward`. A
+        method that reads this property must run the backward.
+        """
         self.begun = True
         return self._roots
 
@@ -85,14 +82,20 @@ class ModuleRuns:
     ) -> None:
         self.module = module
         self.forward: Callable[..., Any] = module
-        self.backward: Callable[[Tensors, Tensors], None] = differentiate
+        self.backward: Callable[[Roots, Tensors], None] = engine.run
         self._number = number
         self._input = stage_input
         self._traits = traits
         self._numbering = numbering
         self.load_keywords = load_keywords
-        self._seed = seed_all if traits.seeds_all else seed_torch
+        self.begin()
         self._in_forward = UserCode(f"the forward of stage {number}", FAILED)
+
+    def begin(self) -> None:
+        """Begins an update: finds which generators are in use, so which a forward's seed is for."""
+        plain = torch.default_generator.manual_seed
+        on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        self._seed: Callable[[int], Any] = seed_all if self._traits.seeds_all else seed_torch if on_gpu else plain
 
     def seed_of(self, micro: int) -> int:
         """Returns the seed of the forward of a micro-batch."""
@@ -114,13 +117,26 @@ class ModuleRuns:
         seed, inputs, keywords, carry, leaves_carry = arguments
         self._seed(seed)
         input_leaves, argument = self._input.argument(inputs)
-        shared, takes = self._traits.shared, self._traits.takes
+        traits, takes = self._traits, self._traits.takes
         carry_leaves = carry.leaves() if carry.tensors else ()
-        watching = unwritten(self._number, keywords, shared) if shared else nullcontext()
-        with watching, self._in_forward, collecting() as auxiliary:
-            named: Keywords = fresh(keywords) if keywords else {}
-            if takes.any:
+        before = versions_by_name(keywords, traits.shared) if traits.shared else None
+        auxiliary = Auxiliary()
+        token = COLLECTED.set(auxiliary)
+        try:
+            if keywords or takes.carry or takes.start:
+                named: Keywords = fresh(keywords) if keywords else {}
                 named.update(carry.arguments(takes, carry_leaves))
-            returned = self.forward(argument, **named)
-        output, new_carry = takes.split_result(f"stage {self._number}", returned)
-        return ForwardResult(input_leaves, output, auxiliary, carry_leaves, new_carry if leaves_carry else None)
+                returned = self.forward(argument, **named)
+            else:
+                returned = self.forward(argument)
+        except BaseException as error:
+            self._in_forward.blame(error)
+            raise
+        finally:
+            COLLECTED.reset(token)
+        if before is not None:
+            require_unwritten(self._number, keywords, before)
+        new_carry = None
+        if takes.carry:
+            returned, new_carry = takes.split_result(f"stage {self._number}", returned)
+        return ForwardResult(input_leaves, returned, auxiliary, carry_leaves, new_carry if leaves_carry else None)

@@ -17,6 +17,7 @@ from chimera_runtime.errors import BadModel
 from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.ranks.messages import Numbers, Reader
 from chimera_runtime.stage.carries import CarryGraph
+from chimera_runtime.stage.engine import Roots
 from chimera_runtime.stage.module_state import ModuleState, ParameterSnapshot, StateSnapshot
 from chimera_runtime.stage.stage_output import Auxiliary
 from chimera_runtime.values.boundary import Carry, Keywords
@@ -151,12 +152,12 @@ class SavedGraph(NamedTuple):
     """
 
     leaves: Tensors
-    roots: Tensors
+    roots: Roots
     auxiliary: Tensors
     carries: CarryGraph
 
     @property
-    def all_roots(self) -> Tensors:
+    def all_roots(self) -> Roots:
         """The roots, the auxiliary losses, and the roots in the carry for the next slice."""
         return (*self.roots, *self.auxiliary, *self.carries.roots.values())
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import Node
 
 from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.program.kept_bytes import largest_mean
 from chimera_runtime.ranks.devices import CpuAccelerator
 from chimera_runtime.ranks.messages import LinkToHost, Room
+from chimera_runtime.stage.engine import Roots, edge_of
 from chimera_runtime.stage.recomputation import SavedGraph, SavedInput
 from chimera_runtime.stage.splitting import HalfBackward, Operand, SecondHalf, reachable, saved_tensors_of
 from chimera_runtime.values.nested import Tensors, leaves
@@ -175,14 +176,15 @@ class Storages:
         return self._storages.setdefault(memory._cdata, SavedStorage(self._stage, tensor.device, memory.nbytes()))
 
 
-def saved_storages(stage: int, roots: Tensors) -> list[SavedStorage]:
+def saved_storages(stage: int, roots: Roots) -> list[SavedStorage]:
     """Takes the saved tensors out of the graph behind some ``roots``; returns their storages that can move. Errors as
     in `Storages`.
     """
     if not roots:
         return []
-    storages = Storages(stage, roots[0].device)
-    storages.take_saved(get_gradient_edge(root).node for root in roots)
+    edges = [*map(edge_of, roots)]
+    storages = Storages(stage, edges[0].node._input_metadata[edges[0].output_nr].device)
+    storages.take_saved(edge.node for edge in edges)
     return storages.movable()
 
 

@@ -22,6 +22,8 @@ import torch
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from chimera_runtime.stage import engine
+from chimera_runtime.stage.engine import Roots
 from chimera_runtime.values.nested import Tensors
 
 # The graph that autograd keeps for a backward: its nodes, and the tensors that they have saved.
@@ -115,10 +117,10 @@ class SplitBackward:
     object keeps the graph, and the gradients with which the second half begins, until `finish`.
     """
 
-    def __init__(self, roots: Tensors, gradients: Tensors, leaves: Tensors) -> None:
+    def __init__(self, roots: Roots, gradients: Tensors, leaves: Tensors) -> None:
         # The way: all nodes from which a leaf is reached.
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        starts = list(map(get_gradient_edge, roots))
+        starts = [*map(engine.edge_of, roots)]
         self._owners: list[GradientEdge] = []
         way = (
             _way([start.node for start in starts], [get_gradient_edge(leaf).node for leaf in wanted]) if wanted else {}
@@ -141,7 +143,7 @@ class SplitBackward:
         handles = [node.register_hook(self._noting(node, edges)) for node, edges in forks.items()]
         roots, gradients = zip(*starting, strict=True)
         try:
-            torch.autograd.backward(roots, gradients, inputs=wanted, retain_graph=bool(forks))
+            engine.run(roots, gradients, wanted, keep_graph=bool(forks))
         finally:
             for handle in handles:
                 handle.remove()
@@ -191,7 +193,7 @@ class SplitBackward:
         for early, late in _batches(_joint(self._parts)):
             gradients = [*early, *_called_again(late)]
             if gradients:
-                torch.autograd.backward([edge for edge, _ in gradients], [_tensor(operand) for _, operand in gradients])
+                engine.run([edge for edge, _ in gradients], [_tensor(operand) for _, operand in gradients])
         self._parts, self._owners = [], []
 
 
@@ -334,12 +336,12 @@ class WholeBackward:
     """
 
     def __init__(
-        self, roots: Tensors, gradients: Tensors, parameters: Iterable[torch.nn.Parameter], *, apart: bool
+        self, roots: Roots, gradients: Tensors, parameters: Iterable[torch.nn.Parameter], *, apart: bool
     ) -> None:
         before = [(parameter, parameter.grad) for parameter in parameters] if apart else []
         for parameter, _ in before:
             parameter.grad = None
-        torch.autograd.backward(roots, gradients)
+        engine.run(roots, gradients)
         self._apart: list[tuple[torch.nn.Parameter, Operand]] = [
             (parameter, parameter.grad) for parameter, _ in before if parameter.grad is not None
         ]
@@ -376,7 +378,7 @@ SecondHalf = SplitBackward | WholeBackward
 
 
 def run_first_half(
-    roots: Tensors,
+    roots: Roots,
     gradients: Tensors,
     leaves: Tensors,
     parameters: Iterable[torch.nn.Parameter],
@@ -406,7 +408,7 @@ def obstacle(roots: Sequence[torch.Tensor], leaves: Tensors) -> str:
     Custom functions compute all of their gradients at once: if all forks are such functions, nothing is left for the
     second half. If no leaf is reached, the first half has nothing to do, and the second is an ordinary backward.
     """
-    starts = [get_gradient_edge(root).node for root in roots]
+    starts = [engine.edge_of(root).node for root in roots]
     way = _way(starts, [get_gradient_edge(leaf).node for leaf in leaves if leaf.requires_grad])
     if not way:
         return ""

@@ -1,21 +1,23 @@
 """A stage on a rank: forwards, backwards and their halves, and what a forward keeps for its backward."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial, partialmethod
 from typing import Any, Self
 
 import torch
 
-from chimera_runtime.blame import UserCode, during
+from chimera_runtime.blame import ModelError, UserCode, during
 from chimera_runtime.errors import FAILED
 from chimera_runtime.errors.stage import backward_of_pair_did_not_run, memory_was_written
 from chimera_runtime.program.numbering import Micros, Numbering, numbers_of
 from chimera_runtime.program.rank_facts import VALUES
 from chimera_runtime.ranks.messages import LinkToHost, Reader, from_host
-from chimera_runtime.stage.carries import Carries
+from chimera_runtime.stage import engine
+from chimera_runtime.stage.carries import NO_CARRIES, Carries
+from chimera_runtime.stage.engine import Roots
 from chimera_runtime.stage.gradient_sums import GradientSum
-from chimera_runtime.stage.module_runs import METHOD, Backward, LoadKeywords, ModuleRuns, differentiate
+from chimera_runtime.stage.module_runs import METHOD, Backward, LoadKeywords, ModuleRuns
 from chimera_runtime.stage.recomputation import (
     ForwardArguments,
     ForwardResult,
@@ -29,20 +31,34 @@ from chimera_runtime.stage.recomputation import (
 from chimera_runtime.stage.saved_tensors import TensorMoves
 from chimera_runtime.stage.splitting import HalfBackward, run_first_half
 from chimera_runtime.stage.stage_output import (
+    COLLECTED,
     Finished,
     SendOutput,
     SideNumbers,
     StageInput,
     StageOutput,
-    collecting,
     roots_of,
 )
 from chimera_runtime.stage.weight_versions import WeightGroup, Weights
-from chimera_runtime.values.boundary import Boundary, Traits
+from chimera_runtime.values.boundary import NO_CARRY, Boundary, Traits
 from chimera_runtime.values.last_stage import alone
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.nested import Tensors, fresh, join, joined, leaves, part, payload
 from chimera_runtime.values.shared_memory import Slots, lend, versions
+
+
+def _handed_on(value: str) -> Callable[["Stage", Micros], Tensors]:
+    """Returns a method that removes and returns what `Stage._hand_on` kept. It raises `BadModel` if a tensor was
+    written in the meantime.
+    """
+
+    def taken(self: "Stage", micros: Micros) -> Tensors:
+        tensors, before = self._made.pop((value, micros))
+        if versions(tensors) != before:
+            raise memory_was_written(self.number, "another stage", micros)
+        return tensors
+
+    return taken
 
 
 class Stage(WeightGroup):
@@ -122,6 +138,7 @@ class Stage(WeightGroup):
     def begin(self, update: int) -> None:
         """Makes the first micro-batch of an update number 0, and the newest weights version 0."""
         self._numbering.first = update
+        self.runs.begin()
         for group in self.groups:
             group.weights.begin()
 
@@ -158,11 +175,14 @@ class Stage(WeightGroup):
         targets
             For the loss, on the last stage: a batch, or a tuple with one for each micro-batch.
         """
-        with self._during("F", micros):
+        try:
             if isinstance(micros, tuple):
                 outputs = self._forward_several(micros, inputs, targets)
             else:
                 outputs = self._forward(micros, inputs, targets)
+        except ModelError as error:
+            self._blame(error, "F", micros)
+            raise
         self._hand_on("y", micros, outputs)
 
     def _hand_on(self, value: str, micros: Micros, tensors: Tensors) -> None:
@@ -170,26 +190,20 @@ class Stage(WeightGroup):
         if (self._output.after if VALUES[value].onward else self._input.before) is not None:
             self._made[value, micros] = tensors, versions(tensors)
 
-    def _handed_on(self, value: str, micros: Micros) -> Tensors:
-        """Removes and returns what `_hand_on` kept. Raises `BadModel` if a tensor was written in the meantime."""
-        tensors, before = self._made.pop((value, micros))
-        if versions(tensors) != before:
-            raise memory_was_written(self.number, "another stage", micros)
-        return tensors
-
-    outputs = partialmethod(_handed_on, "y")
-    input_gradients = partialmethod(_handed_on, "dx")
+    outputs, input_gradients = _handed_on("y"), _handed_on("dx")
 
     def _forward(self, micro: int, inputs: Any, target: Any) -> Tensors:
-        if self._is_recomputed(micro):
+        if self._recomputed and self._is_recomputed(micro):
             outputs = self._forward_keeping_inputs((micro,), inputs, [inputs], (target,))
         else:
             arguments = self._arguments_of(micro, inputs)
             result = self.runs.run(arguments)
             # Here the result turns into tensors to send or into the loss; the backward will begin at the roots.
             results, roots = self._finish((micro,), result, (target,))
-            self._side_numbers.add(self.number, micro, self._numbering.place(micro)[0], result.auxiliary)
-            self.carries.keep(micro, arguments.carry, inputs, result.carry)
+            if result.auxiliary or result.auxiliary.reports:
+                self._side_numbers.add(self.number, micro, self._numbering.place(micro)[0], result.auxiliary)
+            if self.carries.are_used:
+                self.carries.keep(micro, arguments.carry, inputs, result.carry)
             self._saved[micro] = self._saved_graph(result, roots)
             outputs = payload(results)
         # An error if these outputs overwrite those of a micro-batch that still waits for its backward.
@@ -236,11 +250,15 @@ class Stage(WeightGroup):
         return payload(results)
 
     def _finish(self, micros: Sequence[int], result: ForwardResult, targets: Sequence[Any]) -> Finished:
-        result.auxiliary.weigh(len(micros))
-        with nullcontext() if self._output.after is not None else collecting(result.auxiliary):
+        if result.auxiliary.reports:
+            result.auxiliary.weigh(len(micros))
+        token = COLLECTED.set(result.auxiliary if self._output.after is None else None)
+        try:
             return self._output.finish(micros, result.returned, targets)
+        finally:
+            COLLECTED.reset(token)
 
-    def _compared_values(self, result: ForwardResult, roots: Tensors, count: int) -> list[Any]:
+    def _compared_values(self, result: ForwardResult, roots: Roots, count: int) -> list[Any]:
         """The values in which the two runs of a forward over ``count`` micro-batches must agree."""
         if count > 1:
             return leaves(result.returned)
@@ -252,18 +270,22 @@ class Stage(WeightGroup):
 
     def _arguments_of(self, micro: int, inputs: Any) -> ForwardArguments:
         """Returns what the forward of a micro-batch depends on. Call it once, because it takes the carry."""
-        keywords, carry = self.runs.keywords_of(micro), self.carries.take(micro)
-        return ForwardArguments(self.runs.seed_of(micro), inputs, keywords, carry, self.carries.has_reader(micro))
+        seed, keywords = self.runs.seed_of(micro), self.runs.keywords_of(micro)
+        if not self.carries.are_used:
+            return ForwardArguments(seed, inputs, keywords, NO_CARRY, leaves_carry=False)
+        return ForwardArguments(seed, inputs, keywords, self.carries.take(micro), self.carries.has_reader(micro))
 
-    def _saved_graph(self, result: ForwardResult, roots: Tensors) -> SavedGraph:
-        carries = self.carries.graph(result.carry_leaves, result.carry)
-        return SavedGraph(result.leaves, roots, roots_of(result.auxiliary), carries)
+    def _saved_graph(self, result: ForwardResult, roots: Roots) -> SavedGraph:
+        are_used, auxiliary = self.carries.are_used, result.auxiliary
+        carries = self.carries.graph(result.carry_leaves, result.carry) if are_used else NO_CARRIES
+        return SavedGraph(result.leaves, roots, roots_of(auxiliary) if auxiliary else (), carries)
 
     def recompute(self, micros: Micros) -> None:
         """Runs the forward of a micro-batch, or of several, again; the backward needs what it saves."""
         with self._during("recompute", micros):
             for micro in numbers_of(micros):
-                self._saved[micro] = self._graph(micro)
+                saved = self._saved.pop(micro)
+                self._saved[micro] = saved if isinstance(saved, SavedGraph) else self._run_again(micro, saved)
 
     # ---- backward
 
@@ -299,8 +321,8 @@ class Stage(WeightGroup):
 
         # The backward comes first. At the point where it would run its graph it runs the forward instead, whose module
         # gets the backward as an argument.
-        def run_both(roots: Tensors, gradients: Tensors) -> None:
-            other.runs.backward = differentiate
+        def run_both(roots: Roots, gradients: Tensors) -> None:
+            other.runs.backward = engine.run
             backward_of_pair = Backward(other.runs.module, roots, gradients)
             self.runs.forward = partial(method, backward=backward_of_pair)
             try:
@@ -314,24 +336,30 @@ class Stage(WeightGroup):
         try:
             other.backward(*backward)
         finally:
-            other.runs.backward = differentiate
+            other.runs.backward = engine.run
 
     def _backwards(
         self, kind: str, run: Callable[[int, Tensors], Tensors], micros: Micros, gradients: Tensors
     ) -> Tensors:
-        with self._during(kind, micros):
+        try:
             if isinstance(micros, tuple):
                 apart = [part(gradients, i, i + 1, len(micros)) for i in range(len(micros))]
                 results = join([run(*arguments) for arguments in zip(micros, apart, strict=True)])
             else:
                 results = run(micros, gradients)
+        except ModelError as error:
+            self._blame(error, kind, micros)
+            raise
         self._hand_on("dx", micros, results)
         return results
 
     def _backward(self, micro: int, gradients: Tensors) -> Tensors:
         graph, roots, initial, counts = self._roots_of(micro, gradients)
-        with self._in_backward:
+        try:
             self.runs.backward(roots, initial)
+        except BaseException as error:
+            self._in_backward.blame(error)
+            raise
         self._collect(counts)
         return self._take_gradients(micro, graph, counts)
 
@@ -345,24 +373,26 @@ class Stage(WeightGroup):
         return self._take_gradients(micro, graph, counts)
 
     def _take_gradients(self, micro: int, graph: SavedGraph, counts: Tensors) -> Tensors:
-        self.carries.end_backward(micro, graph.carries)
-        return self._input.take_gradients(graph.leaves, counts)
+        if self.carries.are_used:
+            self.carries.end_backward(micro, graph.carries)
+        return () if self._input.before is None else self._input.take_gradients(graph.leaves, counts)
 
-    def _roots_of(self, micro: int, gradients: Tensors) -> tuple[SavedGraph, Tensors, Tensors, Tensors]:
-        graph = self._graph(micro)
-        carried, carried_gradients = self.carries.begin_backward(micro, graph.carries)
-        counts = self._output.counts(micro, gradients)
-        # The results begin with the gradients received, or the loss with its share of the update's mean. An auxiliary
-        # loss is a root of its own on any stage, and has the same share.
-        shares = [torch.full_like(value, self._output.share * self._output.scale) for value in graph.auxiliary]
-        initial = (*self._output.gradients(graph.roots, gradients), *shares, *carried_gradients)
-        return graph, (*graph.roots, *graph.auxiliary, *carried), initial, counts
+    def _roots_of(self, micro: int, gradients: Tensors) -> tuple[SavedGraph, Roots, Tensors, Tensors]:
+        saved, output = self._saved.pop(micro), self._output
+        graph = saved if isinstance(saved, SavedGraph) else self._run_again(micro, saved)
+        counts = output.counts(micro, gradients)
+        # The results begin with the gradients received, or the loss with its share of the update's mean.
+        roots, initial = graph.roots, output.gradients(graph.roots, gradients)
+        if graph.auxiliary:  # an auxiliary loss is a root of its own on any stage, and has the same share
+            roots = (*roots, *graph.auxiliary)
+            initial += tuple([torch.full_like(value, output.share * output.scale) for value in graph.auxiliary])
+        if self.carries.are_used:
+            carried, carried_gradients = self.carries.begin_backward(micro, graph.carries)
+            roots, initial = (*roots, *carried), (*initial, *carried_gradients)
+        return graph, roots, initial, counts
 
-    def _graph(self, micro: int) -> SavedGraph:
-        """Returns the graph of a micro-batch: the saved one or, if the forward is recomputed, that of a second run."""
-        saved = self._saved.pop(micro)
-        if isinstance(saved, SavedGraph):
-            return saved
+    def _run_again(self, micro: int, saved: SavedInput) -> SavedGraph:
+        """Runs the forward of a micro-batch a second time, and returns its graph."""
         update = self._numbering.place(micro)[0]
         with self._reruns.second_run(update, saved):
             result = self.runs.run(saved.arguments)
@@ -372,10 +402,14 @@ class Stage(WeightGroup):
 
     def _collect(self, counts: Tensors) -> None:
         """Adds the weight gradients of a backward to their sums; a group's first stage also adds the loss count."""
-        for group in self.groups:
+        for group in (self, *self.ties):
             group.gradient_sum.collect()
-            if group.group[0] == self.number:
+            if counts and group.group[0] == self.number:
                 group.gradient_sum.count(counts)
+
+    def _blame(self, error: ModelError, kind: str, micros: Micros) -> None:
+        """Names the operation in which an error came up, as `_during` does."""
+        error.operation = error.operation or self._numbering.operation(kind, micros, self.number)
 
     def _during(self, kind: str, micros: Micros) -> AbstractContextManager[None]:
         return during(partial(self._numbering.operation, kind, micros, self.number))

@@ -17,10 +17,21 @@ from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.errors.stage import tensor_was_unused_at_first
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.messages import Numbers, Reader, from_host
+from chimera_runtime.stage.engine import Roots, edge_of
 from chimera_runtime.values.boundary import Boundary
 from chimera_runtime.values.losses import Loss, Tally, added, as_pair
 from chimera_runtime.values.mesh_tensors import is_spread
-from chimera_runtime.values.nested import Tensors, fresh, is_rows, leaves, mapped, parts, plain, taken_apart
+from chimera_runtime.values.nested import (
+    ONE_TENSOR,
+    Tensors,
+    fresh,
+    is_rows,
+    leaves,
+    mapped,
+    parts,
+    plain,
+    taken_apart,
+)
 from chimera_runtime.values.shared_memory import note_received, unshared
 
 # Auxiliary losses, which are terms of the loss, and reports, for people: numbers of a forward beside its output.
@@ -40,7 +51,6 @@ class Auxiliary(list[tuple[str, torch.Tensor]]):
     """The auxiliary losses of a forward, by name, and its ``reports``; in an evaluation it ``takes`` reports alone."""
 
     def __init__(self, takes: bool = True) -> None:
-        super().__init__()
         self.reports: list[Report] = []
         self.takes = takes
 
@@ -52,7 +62,8 @@ class Auxiliary(list[tuple[str, torch.Tensor]]):
 _NO_BACKWARD = -1
 """Number that torch gives for the running backward in a thread in which no backward runs."""
 
-_COLLECTED: ContextVar[Auxiliary | None] = ContextVar("auxiliary losses", default=None)
+COLLECTED: ContextVar[Auxiliary | None] = ContextVar("auxiliary losses", default=None)
+"""Where `auxiliary_loss` and `report` put what the running forward tells: None outside of forwards."""
 
 
 def auxiliary_loss(name: str, value: torch.Tensor) -> None:
@@ -78,7 +89,7 @@ def auxiliary_loss(name: str, value: torch.Tensor) -> None:
     """
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         raise TypeError(f"the auxiliary loss {name} is to be a tensor of one number")
-    collected = _COLLECTED.get()
+    collected = COLLECTED.get()
     if collected is None or not collected.takes or torch._C._current_graph_task_id() != _NO_BACKWARD:
         return
     if not torch.is_grad_enabled():
@@ -113,7 +124,7 @@ def report(name: str, value: float | torch.Tensor, count: float | torch.Tensor |
     """
     if torch._C._current_graph_task_id() != _NO_BACKWARD:
         return
-    collected = _COLLECTED.get()
+    collected = COLLECTED.get()
     if collected is None:
         raise mistakes.report_is_outside(name=name)
     if not isinstance(name, str):
@@ -141,11 +152,11 @@ def _number(value: Any) -> float | torch.Tensor | None:
 def collecting(before: Auxiliary | None = None) -> Iterator[Auxiliary]:
     """Collects what the forwards that this thread runs inside tell, in the list ``before`` if given."""
     collected = Auxiliary() if before is None else before
-    token = _COLLECTED.set(collected)
+    token = COLLECTED.set(collected)
     try:
         yield collected
     finally:
-        _COLLECTED.reset(token)
+        COLLECTED.reset(token)
 
 
 def roots_of(auxiliary: Auxiliary) -> tuple[torch.Tensor, ...]:
@@ -209,11 +220,14 @@ class StageInput:
     def argument(self, inputs: Any) -> tuple[Tensors, Any]:
         """Returns the leaves of a new graph, and the argument of the module: the leaves in new containers."""
         if self.before is None:
-            argument = mapped(inputs, torch.clone) if self.copies else fresh(inputs)
-            note_received(argument)
-            return (), argument
-        leaves = tuple(t.detach().requires_grad_(r) for t, r in zip(inputs, self.before.recorded, strict=True))
-        return leaves, self.before.form.filled(leaves)
+            if self.copies or type(inputs) is not torch.Tensor:
+                inputs = mapped(inputs, torch.clone) if self.copies else fresh(inputs)
+            note_received(inputs)
+            return (), inputs
+        leaves = tuple(map(torch.Tensor.detach, inputs))
+        for leaf, is_recorded in zip(leaves, self.before.recorded, strict=True):
+            leaf.requires_grad_(is_recorded)
+        return leaves, leaves[0] if self.before.form is ONE_TENSOR else self.before.form.filled(leaves)
 
     def take_gradients(self, leaves: Tensors, counts: Tensors) -> Tensors:
         """Returns the message to the stage before, the gradients of the leaves and the loss count, and clears ``grad``.
@@ -221,21 +235,18 @@ class StageInput:
         """
         if self.before is None:
             return ()
+        gradients: list[torch.Tensor] = []
         for leaf, recorded, expected in zip(leaves, self.before.recorded, self.before.differentiable, strict=True):
-            if not recorded:
-                leaf.grad = None  # the stage called requires_grad_(); no parameter before it needs the gradient
-            elif leaf.grad is not None and not expected:
+            # If not recorded, the stage called requires_grad_(); no parameter before it needs the gradient.
+            gradient, leaf.grad = leaf.grad, None
+            if expected:  # in memory that neither a later message nor a later backward writes
+                gradients.append(torch.zeros_like(leaf) if gradient is None else unshared(plain(gradient)))
+            elif recorded and gradient is not None:
                 raise tensor_was_unused_at_first(stage=self.number)
-        gradients = map(self._take_gradient, compress(leaves, self.before.differentiable))
-        return (*gradients, *[count.clone() for count in counts])
-
-    def _take_gradient(self, leaf: torch.Tensor) -> torch.Tensor:
-        """Returns the gradient of a leaf, in memory that neither a later message nor a later backward writes."""
-        gradient, leaf.grad = leaf.grad, None
-        return torch.zeros_like(leaf) if gradient is None else unshared(plain(gradient))
+        return (*gradients, *map(torch.clone, counts))
 
 
-Finished = tuple[Tensors, Tensors]
+Finished = tuple[Tensors, Roots]
 """The tensors for the next stage, and the roots at which the backward will begin."""
 
 
@@ -250,24 +261,24 @@ class SendOutput:
     moves_operands: bool = False
 
     def finish(self, micros: Sequence[int], returned: Any, _targets: Sequence[Any]) -> Finished:
-        """Returns tensors to send, in memory that the stage does not keep, and roots of the backward, which take no
-        memory. Raises `BadModel` if the tensors differ from those of the first micro-batch of the run.
+        """Returns tensors to send, in memory that the stage does not keep, and the edges at which the backward begins.
+        Raises `BadModel` if the tensors differ from those of the first micro-batch of the run.
         """
         tensors, form = taken_apart(returned)
-        difference = self.after.at(micros[0]).mismatch(tensors, form, len(micros))
-        if difference:
+        after = self.after.at(micros[0]) if self.after.of_slices else self.after
+        if difference := after.mismatch(tensors, form, len(micros)):
             raise mistakes.output_differs(stage=self.number, micro=micros[0], difference=difference)
-        roots = tuple([root_of(t) for t in compress(tensors, self.after.differentiable)])
+        roots = tuple(map(edge_of, compress(tensors, after.differentiable)))
         if any(self.after.owned_by_stage):
             pairs = zip(tensors, self.after.owned_by_stage, strict=True)
             tensors = tuple([t.detach().clone() if is_kept else t for t, is_kept in pairs])
         return tensors, roots
 
-    def gradients(self, _roots: Tensors, received: Tensors) -> Tensors:
+    def gradients(self, _roots: Roots, received: Tensors) -> Tensors:
         """Returns the received gradients as new tensors: if a hook keeps one, its slot moves to new memory."""
         if self.moves_operands:
             note_received(received)
-        return tuple([t.detach() for t in (received[:-1] if self.after.counted else received)])
+        return tuple(map(torch.Tensor.detach, received[:-1] if self.after.counted else received))
 
     def counts(self, _micro: int, received: Tensors) -> Tensors:
         """The loss count, which is the last tensor of the received message; none if the loss is a mean."""
@@ -324,9 +335,10 @@ class LossOutput:
             self._losses[update].pop(number, None)
             self._counts.pop(micro, None)
 
-    def gradients(self, roots: Tensors, _received: Tensors) -> Tensors:
+    def gradients(self, roots: Roots, _received: Tensors) -> Tensors:
         """Returns ``share`` times ``scale`` as the gradient of each root; a root is the loss of a micro-batch."""
-        return tuple([torch.full_like(root, self.share * self.scale) for root in roots])
+        losses: Sequence[Any] = roots
+        return tuple([torch.full_like(loss, self.share * self.scale) for loss in losses])
 
     def counts(self, micro: int, _received: Tensors) -> Tensors:
         """The loss count that the loss has returned; none if the loss is a mean."""
@@ -355,21 +367,3 @@ def _apart(micros: Sequence[int], returned: Any) -> list[Any]:
     if not is_rows(returned) or any(len(leaf) % len(micros) for leaf in leaves(returned) if leaf is not None):
         raise mistakes.output_has_no_rows(micros=micros)
     return parts(returned, len(micros))
-
-
-class _Root(torch.autograd.Function):
-    """A root at which the backward of a result begins: a tensor of the same shape that does not keep its memory."""
-
-    @staticmethod
-    def forward(_context: Any, result: torch.Tensor) -> torch.Tensor:
-        return result.new_empty(()).expand(result.shape)
-
-    @staticmethod
-    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient
-
-
-def root_of(result: torch.Tensor) -> torch.Tensor:
-    """Returns a root at which the backward of a result begins; it does not keep the memory of the result."""
-    root: torch.Tensor = _Root.apply(result)  # type: ignore[no-untyped-call]
-    return root

@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 import torch
 
-from chimera_runtime.blame import LaneOperation, Located, during
+from chimera_runtime.blame import LaneOperation, Located, ModelError
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.data.item_order import ItemOrder, Share, is_stream
 from chimera_runtime.data.loader import DataWorkers, Loader, Messages, ReaderMessages
@@ -223,9 +223,15 @@ def loads(source: MicroBatchSource | None, job: Job, device: torch.device) -> tu
 
     def located(kind: str, load: Load, stage: int) -> Load:
         def loaded(update: int, micro: int) -> Any:
-            later, number = divmod(micro, job.passes)
-            with during(lambda: LaneOperation(kind, stage, (number,), update + later, job.slices)):
-                return to_device(load(update, micro), device)
+            try:
+                value = load(update, micro)
+            except ModelError as error:
+                later, number = divmod(micro, job.passes)
+                error.operation = error.operation or LaneOperation(kind, stage, (number,), update + later, job.slices)
+                raise
+            if type(value) is torch.Tensor and value.device == device:
+                return value
+            return to_device(value, device)
 
         return loaded
 

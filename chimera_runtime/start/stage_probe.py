@@ -16,11 +16,12 @@ from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import start as mistakes
 from chimera_runtime.model.model import Model
+from chimera_runtime.stage.engine import edge_of
 from chimera_runtime.stage.module_state import ModuleState
 from chimera_runtime.stage.recomputation import versions_of
 from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, memory_of, operand_storages, saved_storages
 from chimera_runtime.stage.splitting import SecondHalf, obstacle, reachable, run_first_half
-from chimera_runtime.stage.stage_output import collecting, root_of, roots_of
+from chimera_runtime.stage.stage_output import collecting, roots_of
 from chimera_runtime.values.boundary import (
     NO_CARRY,
     Boundary,
@@ -387,7 +388,7 @@ class StageProbe:
         tensors that pass between stages, and carries.
         """
         probed = self._forward_to_move(call)
-        roots = tuple(map(root_of, probed.roots(differentiable)))
+        roots = tuple(map(edge_of, probed.roots(differentiable)))
         del probed
         return sum(storage.size for storage in saved_storages(self.stage, roots))
 

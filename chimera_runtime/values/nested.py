@@ -104,10 +104,14 @@ def first_part(memory: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return memory.view(-1)[: math.prod(shape)].view(shape)
 
 
+SEED_BYTES = 8
+"""Bytes of the hash that a seed is drawn from."""
+
+
 def draw_seed(use: str, *parts: object) -> int:
     """Returns a seed, the same on every machine: 63 bits of the BLAKE2b hash of "use/part/part/..."."""
     text = "/".join([use, *map(str, parts)]).encode()
-    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 1
+    return int.from_bytes(blake2b(text, digest_size=SEED_BYTES).digest(), "big") >> 1
 
 
 def seed_torch(seed: int) -> None:
@@ -167,6 +171,8 @@ def all_generators_kept() -> Iterator[None]:
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the tensor in contiguous memory, to be sent: without a mark that it is conjugate or negative."""
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return tensor
     return tensor.resolve_conj().resolve_neg().contiguous()
 
 
@@ -230,6 +236,8 @@ def form_of(value: Any) -> Form:
 
 def taken_apart(value: Any) -> tuple[tuple[torch.Tensor, ...], Form]:
     """Splits a value into its tensors and its structure; anything but a tensor counts as a constant."""
+    if type(value) is torch.Tensor:
+        return (value,), ONE_TENSOR
     if isinstance(value, torch.Tensor):
         return (settled(value),), ONE_TENSOR
     entries, tree = pytree.tree_flatten(value)

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Container, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ _COUNT: Any = getattr(torch._C, "_storage_Use_Count", None)
 """Private function of torch that counts the holders of a storage. Without it all memory counts as shared."""
 
 _STORAGE: Any = torch.UntypedStorage
+_VERSION = attrgetter("_version")
 _NOTE = "_handed_on"
 """Attribute of a storage, set by `lend`: the stage that handed it on last, the micro-batch, and the address."""
 
@@ -30,7 +32,7 @@ _ALONE = 0 if _COUNT is None else _holders(torch.empty(1))
 
 def is_shared(tensor: torch.Tensor, tensors: int = 1) -> bool:
     """Whether more than ``tensors`` tensors, itself included, or a graph hold a tensor's memory, as far as known."""
-    return _COUNT is None or _holders(tensor) >= _ALONE + tensors
+    return _COUNT is None or _COUNT(tensor.untyped_storage()._cdata) >= _ALONE + tensors  # as `_holders`
 
 
 def unshared(tensor: torch.Tensor) -> torch.Tensor:
@@ -41,7 +43,7 @@ def unshared(tensor: torch.Tensor) -> torch.Tensor:
 def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Version number of each tensor, which grows with every write; 0 for tensors of inference mode, which have none."""
     try:
-        return [tensor._version for tensor in tensors]
+        return [*map(_VERSION, tensors)]
     except RuntimeError:
         return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
@@ -121,8 +123,8 @@ class Slots:
         """Returns the buffers of a slot for its next message, from micro-batch ``first`` on, in memory that is free."""
         memory = self._memory[number]
         if any(map(is_shared, memory)):
-            self._memory[number] = tuple([torch.empty_like(tensor) for tensor in memory])
-        return self._part(number, first)
+            memory = self._memory[number] = tuple([torch.empty_like(tensor) for tensor in memory])
+        return memory if self._views is None else self._part(number, first)
 
     def __getitem__(self, number: int) -> Tensors:
         """The buffers of a slot, for a message that begins with micro-batch 0."""

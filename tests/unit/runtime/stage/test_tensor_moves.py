@@ -12,6 +12,7 @@ from chimera_runtime.blame import ModelError
 from chimera_runtime.ranks.devices import CpuAccelerator
 from chimera_runtime.ranks.messages import LinkToHost
 from chimera_runtime.stage import saved_tensors
+from chimera_runtime.stage.engine import edge_of
 from chimera_runtime.stage.saved_tensors import TensorMoves
 from chimera_runtime.stage.splitting import reachable, saved_tensors_of
 from chimera_runtime.stage.stage import Stage
@@ -145,7 +146,7 @@ def test_gradients_are_bitwise_those_of_a_stage_whose_tensors_stay(
 def saved(of: Stage, micro: int) -> list[torch.Tensor]:
     """The tensors that the graph of a micro-batch has saved."""
     waiting: Any = of._saved[micro]
-    nodes = reachable(root.grad_fn for root in waiting.all_roots)
+    nodes = reachable(edge_of(root).node for root in waiting.all_roots)
     unpacked = [unpack() for node in nodes for _, unpack in saved_tensors_of(node)]
     return [tensor for tensor in unpacked if tensor is not None]
 

@@ -1,0 +1,70 @@
+"""Runs of autograd's engine, and the edges of the graph at which they begin.
+
+`torch.autograd.backward` looks at each gradient before the engine, which looks at it again. On a small stage this takes
+longer than the backward. So the engine is called as torch calls it, where torch still has that call.
+"""
+
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+Roots = Sequence[torch.Tensor | GradientEdge]
+"""Tensors, or edges of a graph, at which a backward begins."""
+
+_CONTEXT = "context"
+"""Name under which the thread's context is kept during a run: for threads of devices, which read settings in it."""
+
+
+def edge_of(result: torch.Tensor | GradientEdge) -> GradientEdge:
+    """Returns the edge at which the backward of a result begins; it keeps the graph, and not the memory of the result.
+
+    A node that Python code defines holds no graph by itself: it gets a node of torch in front.
+    """
+    if isinstance(result, GradientEdge):
+        return result
+    node = result.grad_fn
+    if isinstance(node, torch._C._FunctionBase):
+        result = result.view_as(result)
+        node = result.grad_fn
+    return get_gradient_edge(result) if node is None else GradientEdge(node, result.output_nr)
+
+
+def _run_by_torch(roots: Roots, gradients: Roots, inputs: Roots = (), keep_graph: bool = False) -> None:
+    of_inputs: Any = inputs or None
+    if roots:
+        torch.autograd.backward(roots, gradients, inputs=of_inputs, retain_graph=keep_graph)  # type: ignore[arg-type]
+
+
+def _run_at_once(roots: Roots, gradients: Roots, inputs: Roots = (), keep_graph: bool = False) -> None:
+    if not roots:
+        return
+    _KEEP(_CONTEXT, copy_context())
+    try:
+        _ENGINE(tuple(roots), tuple(gradients), keep_graph, False, tuple(inputs), True, True)
+    finally:
+        _FORGET(_CONTEXT)
+
+
+_ENGINE: Any = getattr(getattr(torch.autograd.Variable, "_execution_engine", None), "run_backward", None)
+_KEEP: Any = getattr(torch._C, "_stash_obj_in_tls", None)
+_FORGET: Any = getattr(torch._C, "_remove_obj_from_tls", lambda name: _KEEP(name, None))
+
+
+def _is_there() -> bool:
+    """Whether torch has the private calls, with these arguments."""
+    leaf = torch.zeros((), requires_grad=True)
+    try:
+        _run_at_once([leaf * 2], [torch.ones(())])
+        return leaf.grad is not None and leaf.grad.item() == 2
+    except (AttributeError, TypeError, RuntimeError):
+        return False
+
+
+Run = Callable[..., None]
+"""Function (roots, gradients, inputs=(), keep_graph=False) that runs a backward, as `torch.autograd.backward` does;
+without roots it does nothing."""
+
+run: Run = _run_at_once if _is_there() else _run_by_torch
