@@ -5,24 +5,27 @@
 Stages are linear layers of four numbers, with 64 micro-batches of one item, so that nearly all time is that of the
 Python between two kernels. Both systems train the same modules on the same mini-batch: they cut it, compute all losses,
 and add up all gradients, which are compared before anything is timed. They alternate in the same processes, one thread
-each; a sample is the processor time of the rank's main thread in an update, without the collector of garbage. The first
-rounds do not count. "Bare" is what the modules take by themselves, forward and by ``torch.autograd.backward``, loss
-included.
+each; a sample is the processor time of the rank's main thread in an update, without garbage collection. The first five
+rounds do not count. *Bare* is what the modules take by themselves: forward, loss and ``torch.autograd.backward``.
 
-Messages: ``gloo`` is a whole step of `Pipeline` with what ranks tell each other, and a step of torch's schedule.
-``fake`` is the process group of torch that sends nothing: both systems have run on gloo before, then messages go there,
-and one rank is measured after the other. There ours is a step without the sum of the losses and the comparison of the
-ranks, which torch does not have.
+Messages: ``gloo`` is a whole `Pipeline.step` and a whole step of torch's schedule. ``fake`` is torch's process group
+that sends nothing: both systems have run on gloo before, then send there, and one rank is measured after the other. On
+it ours is a step without the sum of the losses over the ranks and the comparison of the ranks, which torch's schedules
+do not have, and which need answers.
 
-With ``--backend nccl`` each rank has a GPU, or all have one together: whole steps, by NCCL alone.
+With ``--backend nccl`` there are only whole steps, over NCCL, with a GPU for each rank, or one GPU for all. A sample is
+the time until the update is launched. It has not run on a GPU.
 
-A ratio is the median over the rounds of ours / torch, with the 95 % interval of the sign test; "minus bare" is the same
-without what the bare modules took in the round. Calls are the Python functions, the modules' own among them, that an
-update calls, over its operations: forwards, backwards or halves of backwards, sends and receives.
+A ratio is the median over the rounds of ours / torch, with the 95 % interval of the sign test; *minus bare* is the same
+without what the bare modules took in the round. Calls are the Python functions that an update calls, the modules' own
+among them, over its operations: forwards, backwards or halves of backwards, sends and receives.
+
+``--markdown`` also writes the range of the ratios into the README two folders above the page.
 """
 
 import argparse
 import json
+import re
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -42,6 +45,8 @@ HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "ranks" / "host_time.py"
 NODE = HERE.parent / "tests" / "gpu" / "node.py"
 """Makes each rank a node, as NCCL lets no two ranks of one share a GPU."""
+
+README_RANGE = re.compile(r"\d\.\d to \d\.\d(?= of torch's\]\(docs/evidence/benchmarks\.md#)")
 
 MICRO_BATCHES = 64
 STEP_LIMIT, CALLS_LIMIT = 0.8, 10
@@ -194,6 +199,14 @@ def answer(results: Sequence[Measured]) -> str:
     return "\n".join(sentences)
 
 
+def fill_readme(readme: Path, whole: Sequence[float]) -> None:
+    """Replaces the range of ascending ratios in the table of the README."""
+    text, count = README_RANGE.subn(f"{whole[0]:.1f} to {whole[-1]:.1f}", readme.read_text(encoding="utf-8"))
+    if count != 1:
+        raise SystemExit(f"{readme} has no range of host times")
+    readme.write_text(text, encoding="utf-8")
+
+
 def report(results: Sequence[Measured], page: Path | None) -> None:
     """Prints the table, and publishes it with its picture if there is a page."""
     rows = [row(measured) for measured in results]
@@ -206,6 +219,7 @@ def report(results: Sequence[Measured], page: Path | None) -> None:
         for measured in results
     ]
     ratios(picture(page, "host_time"), panels, drawn)
+    fill_readme(page.parents[2] / "README.md", sorted(measured.whole.value for measured in results))
     publish(
         page, "host_time", HEADS, rows, answer(results), shown("Host time: ratios with their intervals", "host_time")
     )

@@ -67,7 +67,7 @@ def branches(stage: int, stages: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class Task:
-    """What all contenders of a job do on this rank: the stages ``numbers`` of all ``stages``, and one mini-batch."""
+    """What all contenders of a job do on this rank: they train stages ``numbers`` of ``stages`` on one mini-batch."""
 
     build_stage: Callable[[int, int], nn.Module]
     stages: int
@@ -127,8 +127,8 @@ class Ours:
 class OursUnsent:
     """The script of this rank on a lane of its own, whose messages go to ``group``.
 
-    It does what a step does, from the cutting of the mini-batch to the losses, but for what ranks tell each other
-    between updates: the sum of the losses and the comparison of facts need answers.
+    It does what a step does, from cutting the mini-batch to reading the losses, without the sum of the losses over the
+    ranks and the comparison of their facts, which need answers.
     """
 
     def __init__(self, ours: Ours, group: dist.ProcessGroup) -> None:
@@ -242,20 +242,26 @@ def require_equal_work(ours: Contender, torch_: Contender) -> None:
 
 
 def microseconds(contender: Contender, device: torch.device) -> float:
-    """The time of this thread in an update, without the collector of garbage; a GPU has nothing else to do."""
+    """The time of this thread in an update, without garbage collection.
+
+    On a GPU it is the time until the update is launched: there autograd runs backwards in a thread of its own. The GPU
+    has nothing else to do before.
+    """
     cleared(contender)
+    clock = time.thread_time_ns
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+        clock = time.perf_counter_ns
     gc.disable()
-    start = time.thread_time_ns()
+    start = clock()
     contender.run()
-    taken = time.thread_time_ns() - start
+    duration = clock() - start
     gc.enable()
-    return taken / 1000
+    return duration / 1000
 
 
 def python_calls(contender: Contender) -> int:
-    """The Python functions that are called in an update, the modules' own among them."""
+    """The Python functions that this thread calls in an update, the modules' own among them."""
     count = 0
 
     def note(_frame: object, event: str, _argument: object) -> None:
