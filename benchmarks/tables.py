@@ -39,6 +39,10 @@ SUMMARIES = {
     "accuracy links": Summary(("scheme",), ("equation off", "replay off")),
     "accuracy compute": Summary(("scheme",), ("equation off", "replay off", "expected off")),
     "compile": Summary(("scheme", "parameters"), ("operations", "CPU, s", "us each", "beside", "ratio", "peak, MB")),
+    "host_time": Summary(
+        ("scheme", "messages"),
+        ("ours / torch", "minus bare", "limit", "within", "calls", "torch's calls", "at most 10 calls"),
+    ),
     "halves pipelines": Summary(("scheme", "ranks"), ("over dapple", "CPU of the busiest rank / dapple's")),
     "agreement": Summary(("workers", "W"), ("losses", "norms", "gradients", "weights"), largest=True),
 }

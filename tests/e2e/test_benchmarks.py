@@ -114,3 +114,16 @@ def test_split_backwards_stand_beside_those_of_torch() -> None:
     for row in rows:
         assert RATIO.fullmatch(row["ours / torch"])
         assert float(row["ours / predicted"]) > 0
+
+
+def test_host_time_stands_beside_that_of_torch() -> None:
+    """The benchmark compares the gradients of both itself, before it measures."""
+    jobs = "zb_h1 D=2", "dapple D=2, keywords, two outputs"
+    rows = table("host_time.py", "--rounds", "1", "--jobs", *jobs)
+    assert [(row[""], row["messages"], row["rank"]) for row in rows] == [
+        (job, messages, rank) for job in jobs for messages in ("fake", "gloo") for rank in "01"
+    ]
+    for row in rows:
+        assert RATIO.fullmatch(row["ours / torch"])
+        assert float(row["bare, us"]) > 0
+        assert float(row["torch's calls"]) > 1
