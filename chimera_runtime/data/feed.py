@@ -229,7 +229,7 @@ class Feed(MicroBatchSource):
         update += later
         uncut, part = divmod(place, parts)
         pairs = self._pairs[update]
-        if isinstance(pairs, Batches | CutBatch):
+        if type(pairs) is not tuple and isinstance(pairs, Batches | CutBatch):
             as_triple((None, None, pairs.keywords(update, place)), "a micro-batch of the dataset", self.names)
             return pairs.component(update, place, number)
         if isinstance(pairs, tuple):  # a mini-batch, which was checked when it came

@@ -279,8 +279,11 @@ class Model:
 
     def judge(self, output: Any, target: Any) -> Loss:
         """Returns the loss of a micro-batch: one number, or a sum and a count."""
-        with _JUDGING:
+        try:
             value = self.loss(output, target)
+        except BaseException as error:
+            _JUDGING.blame(error)
+            raise
         total, count = value if isinstance(value, tuple | list) and len(value) == 2 else (value, 1)
         if not isinstance(total, torch.Tensor) or total.numel() != 1:
             kind = f"a tensor of shape {tuple(total.shape)}" if isinstance(total, torch.Tensor) else _kind(total)

@@ -9,6 +9,7 @@ from contextvars import copy_context
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 Roots = Sequence[torch.Tensor | GradientEdge]
@@ -26,7 +27,7 @@ def edge_of(result: torch.Tensor | GradientEdge) -> GradientEdge:
     if isinstance(result, GradientEdge):
         return result
     node = result.grad_fn
-    if isinstance(node, torch._C._FunctionBase):
+    if isinstance(node, BackwardCFunction):
         result = result.view_as(result)
         node = result.grad_fn
     return get_gradient_edge(result) if node is None else GradientEdge(node, result.output_nr)

@@ -148,6 +148,8 @@ class GradientSum:
         """Moves gradients that are new in this update into the flat buffer, of which ``grad`` is a part from then on.
         Call it after each backward.
         """
+        if not self._absent:
+            return
         new = [p for p in self._absent if p.grad is not None]
         if not new:
             return

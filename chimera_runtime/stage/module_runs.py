@@ -11,9 +11,17 @@ from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.stage import engine
 from chimera_runtime.stage.engine import Roots
-from chimera_runtime.stage.recomputation import ForwardArguments, ForwardResult
+from chimera_runtime.stage.recomputation import ForwardResult
 from chimera_runtime.stage.stage_output import COLLECTED, Auxiliary, StageInput
-from chimera_runtime.values.boundary import Keywords, Traits, require_unwritten, versions_by_name
+from chimera_runtime.values.boundary import (
+    NO_CARRY,
+    NO_KEYWORDS,
+    Carry,
+    Keywords,
+    Traits,
+    require_unwritten,
+    versions_by_name,
+)
 from chimera_runtime.values.nested import Tensors, fresh, mapped, seed_all, seed_torch
 
 # Pairs: a forward and a backward of different micro-batches that a rank runs as one operation, see `Stage.pair`.
@@ -97,24 +105,21 @@ class ModuleRuns:
         on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         self._seed: Callable[[int], Any] = seed_all if self._traits.seeds_all else seed_torch if on_gpu else plain
 
-    def seed_of(self, micro: int) -> int:
-        """Returns the seed of the forward of a micro-batch."""
-        return self._numbering.forward_seed(micro, self._number)
-
     def keywords_of(self, micro: int) -> Keywords:
         """Loads those keyword arguments of a micro-batch that the stage takes. Raises `BadModel` if one is missing."""
         names = self._traits.keywords
         if not names or self.load_keywords is None:
-            return {}
+            return NO_KEYWORDS
         loaded = self.load_keywords(self._numbering.first, micro)
         if missing := [name for name in names if name not in loaded]:
             raise mistakes.keyword_argument_is_missing(micro=micro, name=missing[0])
         keywords = {name: loaded[name] for name in names}
         return mapped(keywords, torch.clone) if self._traits.in_place else keywords
 
-    def run(self, arguments: ForwardArguments) -> ForwardResult:
-        """Calls the module after seeding."""
-        seed, inputs, keywords, carry, leaves_carry = arguments
+    def run(
+        self, seed: int, inputs: Any, keywords: Keywords = NO_KEYWORDS, carry: Carry = NO_CARRY, leaves: bool = False
+    ) -> ForwardResult:
+        """Calls the module after seeding; arguments are those of `ForwardArguments`."""
         self._seed(seed)
         input_leaves, argument = self._input.argument(inputs)
         traits, takes = self._traits, self._traits.takes
@@ -139,4 +144,4 @@ class ModuleRuns:
         new_carry = None
         if takes.carry:
             returned, new_carry = takes.split_result(f"stage {self._number}", returned)
-        return ForwardResult(input_leaves, returned, auxiliary, carry_leaves, new_carry if leaves_carry else None)
+        return ForwardResult(input_leaves, returned, auxiliary, carry_leaves, new_carry if leaves else None)

@@ -196,15 +196,23 @@ class Stage(WeightGroup):
         if self._recomputed and self._is_recomputed(micro):
             outputs = self._forward_keeping_inputs((micro,), inputs, [inputs], (target,))
         else:
-            arguments = self._arguments_of(micro, inputs)
-            result = self.runs.run(arguments)
+            carry = NO_CARRY
+            if self.carries.are_used or self._traits.keywords:
+                arguments = self._arguments_of(micro, inputs)
+                carry, result = arguments.carry, self.runs.run(*arguments)
+            else:
+                result = self.runs.run(self._numbering.forward_seed(micro, self.number), inputs)
             # Here the result turns into tensors to send or into the loss; the backward will begin at the roots.
             results, roots = self._finish((micro,), result, (target,))
-            if result.auxiliary or result.auxiliary.reports:
-                self._side_numbers.add(self.number, micro, self._numbering.place(micro)[0], result.auxiliary)
-            if self.carries.are_used:
-                self.carries.keep(micro, arguments.carry, inputs, result.carry)
-            self._saved[micro] = self._saved_graph(result, roots)
+            auxiliary, are_carried = result.auxiliary, self.carries.are_used
+            if auxiliary or auxiliary.reports:
+                self._side_numbers.add(self.number, micro, self._numbering.place(micro)[0], auxiliary)
+            if are_carried:
+                self.carries.keep(micro, carry, inputs, result.carry)
+            if auxiliary or are_carried:
+                self._saved[micro] = self._saved_graph(result, roots)
+            else:
+                self._saved[micro] = SavedGraph(result.leaves, roots, (), NO_CARRIES)
             outputs = payload(results)
         # An error if these outputs overwrite those of a micro-batch that still waits for its backward.
         lend(self.number, micro, outputs, self._saved, lambda: (inputs, self.runs.keywords_of(micro)))
@@ -233,7 +241,7 @@ class Stage(WeightGroup):
         before = [versions_of_arguments(*values) for values in zip(arguments, targets, strict=True)]
 
         def run() -> tuple[ForwardResult, Finished]:
-            result = self.runs.run(together)
+            result = self.runs.run(*together)
             return result, self._finish(micros, result, [*map(fresh, targets)])
 
         first_run = self._reruns.first_run(update, count, run)
@@ -252,7 +260,9 @@ class Stage(WeightGroup):
     def _finish(self, micros: Sequence[int], result: ForwardResult, targets: Sequence[Any]) -> Finished:
         if result.auxiliary.reports:
             result.auxiliary.weigh(len(micros))
-        token = COLLECTED.set(result.auxiliary if self._output.after is None else None)
+        if self._output.after is not None:
+            return self._output.finish(micros, result.returned, targets)
+        token = COLLECTED.set(result.auxiliary)
         try:
             return self._output.finish(micros, result.returned, targets)
         finally:
@@ -270,15 +280,12 @@ class Stage(WeightGroup):
 
     def _arguments_of(self, micro: int, inputs: Any) -> ForwardArguments:
         """Returns what the forward of a micro-batch depends on. Call it once, because it takes the carry."""
-        seed, keywords = self.runs.seed_of(micro), self.runs.keywords_of(micro)
-        if not self.carries.are_used:
-            return ForwardArguments(seed, inputs, keywords, NO_CARRY, leaves_carry=False)
+        seed, keywords = self._numbering.forward_seed(micro, self.number), self.runs.keywords_of(micro)
         return ForwardArguments(seed, inputs, keywords, self.carries.take(micro), self.carries.has_reader(micro))
 
     def _saved_graph(self, result: ForwardResult, roots: Roots) -> SavedGraph:
-        are_used, auxiliary = self.carries.are_used, result.auxiliary
-        carries = self.carries.graph(result.carry_leaves, result.carry) if are_used else NO_CARRIES
-        return SavedGraph(result.leaves, roots, roots_of(auxiliary) if auxiliary else (), carries)
+        carries = self.carries.graph(result.carry_leaves, result.carry)
+        return SavedGraph(result.leaves, roots, roots_of(result.auxiliary), carries)
 
     def recompute(self, micros: Micros) -> None:
         """Runs the forward of a micro-batch, or of several, again; the backward needs what it saves."""
@@ -375,12 +382,12 @@ class Stage(WeightGroup):
     def _take_gradients(self, micro: int, graph: SavedGraph, counts: Tensors) -> Tensors:
         if self.carries.are_used:
             self.carries.end_backward(micro, graph.carries)
-        return () if self._input.before is None else self._input.take_gradients(graph.leaves, counts)
+        return self._input.take_gradients(graph.leaves, counts) if graph.leaves else ()
 
     def _roots_of(self, micro: int, gradients: Tensors) -> tuple[SavedGraph, Roots, Tensors, Tensors]:
         saved, output = self._saved.pop(micro), self._output
         graph = saved if isinstance(saved, SavedGraph) else self._run_again(micro, saved)
-        counts = output.counts(micro, gradients)
+        counts = output.counts(micro, gradients) if output.counted else ()
         # The results begin with the gradients received, or the loss with its share of the update's mean.
         roots, initial = graph.roots, output.gradients(graph.roots, gradients)
         if graph.auxiliary:  # an auxiliary loss is a root of its own on any stage, and has the same share
@@ -395,7 +402,7 @@ class Stage(WeightGroup):
         """Runs the forward of a micro-batch a second time, and returns its graph."""
         update = self._numbering.place(micro)[0]
         with self._reruns.second_run(update, saved):
-            result = self.runs.run(saved.arguments)
+            result = self.runs.run(*saved.arguments)
             _, roots = self._finish((micro,), result, (fresh(saved.target),))
         self._reruns.compare(update, micro, saved, partial(self._compared_values, result, roots, saved.micro_batches))
         return self._saved_graph(result, roots)

@@ -18,7 +18,7 @@ from chimera_runtime.errors.stage import tensor_was_unused_at_first
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.messages import Numbers, Reader, from_host
 from chimera_runtime.stage.engine import Roots, edge_of
-from chimera_runtime.values.boundary import Boundary
+from chimera_runtime.values.boundary import KIND, Boundary
 from chimera_runtime.values.losses import Loss, Tally, added, as_pair
 from chimera_runtime.values.mesh_tensors import is_spread
 from chimera_runtime.values.nested import (
@@ -260,17 +260,21 @@ class SendOutput:
     scale: float = 1.0
     moves_operands: bool = False
 
+    def __post_init__(self) -> None:
+        self.counted = self.after.counted
+
     def finish(self, micros: Sequence[int], returned: Any, _targets: Sequence[Any]) -> Finished:
         """Returns tensors to send, in memory that the stage does not keep, and the edges at which the backward begins.
         Raises `BadModel` if the tensors differ from those of the first micro-batch of the run.
         """
-        tensors, form = taken_apart(returned)
+        tensors, form = taken_apart(returned) if type(returned) is not torch.Tensor else ((returned,), ONE_TENSOR)
         after = self.after.at(micros[0]) if self.after.of_slices else self.after
-        if difference := after.mismatch(tensors, form, len(micros)):
+        is_as_first = form is after.form and [*map(KIND, tensors)] == after.kinds
+        if not is_as_first and (difference := after.mismatch(tensors, form, len(micros))):
             raise mistakes.output_differs(stage=self.number, micro=micros[0], difference=difference)
         roots = tuple(map(edge_of, compress(tensors, after.differentiable)))
-        if any(self.after.owned_by_stage):
-            pairs = zip(tensors, self.after.owned_by_stage, strict=True)
+        if after.owned_by_stage and any(after.owned_by_stage):
+            pairs = zip(tensors, after.owned_by_stage, strict=True)
             tensors = tuple([t.detach().clone() if is_kept else t for t, is_kept in pairs])
         return tensors, roots
 
@@ -281,8 +285,8 @@ class SendOutput:
         return tuple(map(torch.Tensor.detach, received[:-1] if self.after.counted else received))
 
     def counts(self, _micro: int, received: Tensors) -> Tensors:
-        """The loss count, which is the last tensor of the received message; none if the loss is a mean."""
-        return received[-1:] if self.after.counted else ()
+        """The loss count, which is the last tensor of the received message."""
+        return received[-1:]
 
     def forget(self, _micros: Sequence[int]) -> None:
         """Does nothing: there is nothing to forget."""
@@ -341,8 +345,8 @@ class LossOutput:
         return tuple([torch.full_like(loss, self.share * self.scale) for loss in losses])
 
     def counts(self, micro: int, _received: Tensors) -> Tensors:
-        """The loss count that the loss has returned; none if the loss is a mean."""
-        return (self._counts.pop(micro),) if self.counted else ()
+        """The loss count that the loss has returned."""
+        return (self._counts.pop(micro),)
 
     def take_loss(self, update: int) -> Tally:
         """Returns the sum of the losses of an update and forgets them. Raises `BadModel` if some weight needs the

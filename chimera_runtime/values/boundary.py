@@ -136,6 +136,9 @@ def slice_length(argument: Any) -> int:
 Keywords = dict[str, Any]
 """Nested tensors by the names of the stages' parameters: with items along dimension 0, or anything under a `Whole`."""
 
+NO_KEYWORDS: Keywords = {}
+"""The keyword arguments of a stage that takes none; nothing may write them."""
+
 
 class Whole(str):
     """Name of a keyword argument that is never cut: see `whole`. It equals the name without the declaration."""
@@ -274,7 +277,8 @@ class Stack(torch.nn.ModuleDict):
         return (value, carries) if CARRY in of_slice else value
 
 
-_KIND = attrgetter("shape", "dtype", "requires_grad")
+KIND = attrgetter("shape", "dtype", "requires_grad")
+"""Shape, dtype, and whether a gradient is required, of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -325,7 +329,8 @@ class Boundary:
         return replace(self, shapes=self.of_slices[micro % len(self.of_slices)], of_slices=())
 
     @cached_property
-    def _kinds(self) -> list[tuple[tuple[int, ...], torch.dtype, bool]]:
+    def kinds(self) -> list[tuple[tuple[int, ...], torch.dtype, bool]]:
+        """What `KIND` says of each tensor of one micro-batch; what is equal has no `mismatch`."""
         return [*zip(self.shapes, self.dtypes, self.recorded, strict=True)]
 
     def shape(self, tensor: int, micros: int) -> tuple[int, ...]:
@@ -377,8 +382,6 @@ class Boundary:
 
     def mismatch(self, outputs: Tensors, form: Form, micros: int) -> str | None:
         """Returns how outputs of ``micros`` micro-batches, in grad mode also their gradients, differ from this."""
-        if micros == 1 and form == self.form and [*map(_KIND, outputs)] == self._kinds:
-            return None
         if len(outputs) != len(self.shapes):
             return f"{len(outputs)} tensor{'' if len(outputs) == 1 else 's'} instead of {len(self.shapes)}"
         for i, output in enumerate(outputs):

@@ -178,7 +178,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def payload(results: Iterable[torch.Tensor]) -> Tensors:
     """Returns results in the form of a message: without a graph, contiguous."""
-    return tuple([plain(t.detach()) for t in results])
+    return tuple(map(plain, map(torch.Tensor.detach, results)))
 
 
 def digest(tensors: Iterable[torch.Tensor | None]) -> str:
