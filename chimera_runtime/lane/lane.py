@@ -22,13 +22,10 @@ class _MessageLink:
         self._peer = peer
         self._route = route
         self._value = job.value_of(route)
-        # The tag of a message is that of micro-batch 0 and, for each earlier micro-batch, as many tags as there are.
-        self._first_tag, self._tags = (tag_of(m, route.source, self._value, job.stages) for m in (0, 1))
-        self._tags -= self._first_tag
+        # The tag of a message is that of micro-batch 0, and that of each later micro-batch is larger by `_step`.
+        self._base = tag_of(0, route.source, self._value, job.stages)
+        self._step = tag_of(1, route.source, self._value, job.stages) - self._base
         self._under_way: dict[Micros, Any] = {}
-
-    def _tag(self, micros: Micros) -> int:
-        return (micros[0] if isinstance(micros, tuple) else micros) * self._tags + self._first_tag
 
 
 class Outgoing(_MessageLink):
@@ -36,7 +33,8 @@ class Outgoing(_MessageLink):
 
     def isend(self, micros: Micros, tensors: Tensors) -> None:
         """Posts the sending of a message; keeps ``tensors`` until `wait`."""
-        self._under_way[micros] = self._peer.isend(tensors, self._tag(micros)), versions(tensors)
+        tag = (micros[0] if isinstance(micros, tuple) else micros) * self._step + self._base
+        self._under_way[micros] = self._peer.isend(tensors, tag), versions(tensors)
 
     def wait(self, micros: Micros) -> None:
         """Returns when the peer has taken a message; errors as in `MessageTransfer.wait`. Raises `BadModel` if the
@@ -58,7 +56,8 @@ class Incoming(_MessageLink):
 
     def irecv(self, micros: Micros, into: int) -> None:
         """Posts the receive of a message into a slot."""
-        self._under_way[micros] = self._peer.irecv(self._buffers(micros, into), self._tag(micros))
+        tag = (micros[0] if isinstance(micros, tuple) else micros) * self._step + self._base
+        self._under_way[micros] = self._peer.irecv(self._buffers(micros, into), tag)
 
     def wait(self, micros: Micros) -> None:
         """Returns when a message has arrived; errors as in `MessageTransfer.wait`."""

@@ -125,9 +125,13 @@ class MessageTransfer:
 
     def wait(self) -> None:
         """Returns when the message is sent or received. Raises `PeerLost` after the time-out, or if the peer ends."""
+        limit = self.peer.limit
         try:
             for work in self.works:
-                self.peer.settle(work, self._lost)
+                if limit is None:
+                    self.peer.settle(work, self._lost)
+                else:
+                    work.wait(limit)
         except RuntimeError as error:
             raise self._lost(error) from None
         self.works = ()
@@ -163,6 +167,7 @@ class Peer:
         self._source = dist.get_group_rank(incoming, member)
         self._names = names
         self.settle = settle
+        self.limit = settle.limit if isinstance(settle, BlockingWait) else None
 
     def release(self) -> None:
         """Drops the communicators; no message may follow."""
@@ -170,34 +175,46 @@ class Peer:
 
     def isend(self, tensors: Tensors, tag: int) -> MessageTransfer:
         """Posts the sending of all the tensors of a message."""
-        return MessageTransfer(tensors, self._post(self._outgoing.send, tensors, self._target, tag), self, "send", tag)
+        return self._posted("send", self._outgoing.send, tensors, self._target, tag)
 
     def irecv(self, buffers: Tensors, tag: int) -> MessageTransfer:
         """Posts the receipt of a message into buffers of the right shapes."""
-        return MessageTransfer(buffers, self._post(self._incoming.recv, buffers, self._source, tag), self, "recv", tag)
+        return self._posted("recv", self._incoming.recv, buffers, self._source, tag)
 
-    def _post(self, post: Callable[..., Pending], tensors: Tensors, rank: int, tag: int) -> Sequence[Pending]:
+    def _posted(
+        self, verb: str, post: Callable[..., Pending], tensors: Tensors, rank: int, tag: int
+    ) -> MessageTransfer:
         works = []
         try:
             for tensor in tensors:
-                real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+                real = [torch.view_as_real(tensor) if tensor.is_complex() else tensor]
                 if _profiler_enabled():
-                    works.append(unrecorded(post, [real], rank, tag % _TAGS))
+                    works.append(unrecorded(post, real, rank, tag % _TAGS))
                 else:
-                    works.append(post([real], rank, tag % _TAGS))
+                    works.append(post(real, rank, tag % _TAGS))
         except RuntimeError as error:
-            raise self.lost("send" if post == self._outgoing.send else "recv", tag, error) from None
-        return works
+            raise self.lost(verb, tag, error) from None
+        return MessageTransfer(tensors, works, self, verb, tag)
 
     def lost(self, verb: str, tag: int, error: Exception) -> PeerLost:
         """Returns the error for the user when a message to or from this peer has failed."""
         return self._names.lost(self._names.operation(verb, tag), [self._rank], error)
 
 
+@dataclass(frozen=True)
+class BlockingWait:
+    """Waits for an operation of gloo (a `Settle`): blocks the host, until ``limit`` at most."""
+
+    limit: timedelta
+
+    def __call__(self, work: Pending, _lost: Lost) -> object:
+        """Returns when the operation is over. Raises `RuntimeError` if it fails, or after the limit."""
+        return work.wait(self.limit)
+
+
 def waiter(timeout: float) -> Settle:
-    """Returns a function that waits for an operation of gloo: it blocks the host, for the time-out at most."""
-    limit = timedelta(seconds=timeout)
-    return lambda work, _lost: work.wait(limit)
+    """Returns a function that waits for an operation of gloo, for ``timeout`` seconds at most."""
+    return BlockingWait(timedelta(seconds=timeout))
 
 
 # Staging: messages and sums of a GPU by gloo, which is on the host, through pinned memory and two more CUDA streams.

@@ -221,13 +221,15 @@ def loads(source: MicroBatchSource | None, job: Job, device: torch.device) -> tu
     if source is None:
         return (lambda _update, _micro: None), (lambda _update, _micro: None)
 
-    def located(kind: str, load: Load, stage: int) -> Load:
+    component = source.component
+
+    def located(kind: str, number: int, stage: int) -> Load:
         def loaded(update: int, micro: int) -> Any:
             try:
-                value = load(update, micro)
+                value = component(update, micro, number)
             except ModelError as error:
-                later, number = divmod(micro, job.passes)
-                error.operation = error.operation or LaneOperation(kind, stage, (number,), update + later, job.slices)
+                later, place = divmod(micro, job.passes)
+                error.operation = error.operation or LaneOperation(kind, stage, (place,), update + later, job.slices)
                 raise
             if type(value) is torch.Tensor and value.device == device:
                 return value
@@ -235,7 +237,7 @@ def loads(source: MicroBatchSource | None, job: Job, device: torch.device) -> tu
 
         return loaded
 
-    return located("load input", source.input, job.sources[0]), located("load target", source.target, job.sinks[-1])
+    return located("load input", _INPUT, job.sources[0]), located("load target", _TARGET, job.sinks[-1])
 
 
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], Any]
