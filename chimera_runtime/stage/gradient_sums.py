@@ -44,12 +44,13 @@ class Replicas:
         self._names = names
         self._read = read
 
-    def begin(self, groups: Iterable[Group] | None = None) -> dict[Group, Callable[[], Fact]]:
-        """Begins to read digests of the newest weights; returns for each group a function that ends it with a fact to
-        compare.
+    def begin(self, update: int, groups: Iterable[Group] | None = None) -> dict[Group, Callable[[], Fact]]:
+        """Begins to read digests of the newest weights, in an update; returns for each group a function that ends it
+        with a fact to compare.
         """
         chosen = self._parameters if groups is None else [group for group in groups if group in self._parameters]
-        return {group: partial(self._fact, group, self._read(_sums(self._parameters[group]))) for group in chosen}
+        sums = {group: _sums(self._parameters[group]) for group in chosen}
+        return {group: partial(self._fact, group, self._read(update, digests)) for group, digests in sums.items()}
 
     def _fact(self, group: Group, numbers: Numbers) -> Fact:
         digests = [*map(int, numbers())]

@@ -170,11 +170,11 @@ class SideNumbers:
         if unknown := [name for name in names if name not in self.names]:
             raise mistakes.auxiliary_loss_is_new(stage=stage, name=unknown[0], micro=micro)
         if names:
-            numbers = self.read([value.detach() for _, value in auxiliary])
+            numbers = self.read(update, [value for _, value in auxiliary])
             self._losses.setdefault(update, []).append((names, numbers))
         if reports := auxiliary.reports:
             on_device = [n for _, *both in reports for n in both if isinstance(n, torch.Tensor)]
-            self._reports.setdefault(update, []).append((reports, self.read(on_device) if on_device else None))
+            self._reports.setdefault(update, []).append((reports, self.read(update, on_device) if on_device else None))
 
     def take(self, update: int) -> Tally:
         """Returns the sums of an update, and forgets them. Raises `BadModel` if a report's count is not positive."""
@@ -304,18 +304,21 @@ class LossOutput:
         several micro-batches cannot be cut, or the loss is a sum and a count at times.
         """
         outputs = [returned] if len(micros) == 1 else _apart(micros, returned)
-        pairs = [as_pair(self.loss(output, target)) for output, target in zip(outputs, targets, strict=True)]
-        for micro, (value, count) in zip(micros, pairs, strict=True):
+        roots = []
+        for micro, output, target in zip(micros, outputs, targets, strict=True):
+            value, count = as_pair(self.loss(output, target))
             if (count is not None) != self.counted:
                 raise BadModel(mistakes.LOSS_COUNTS_AT_TIMES)
             update, number = self.numbering.place(micro)
-            if number not in self._losses[update]:  # else this is the second run of a recomputed forward
-                self._losses[update][number] = self.read([value.detach(), *(() if count is None else (count,))])
+            losses = self._losses[update]
+            if number not in losses:  # else this is the second run of a recomputed forward
+                losses[number] = self.read(update, (value,) if count is None else (value, count))
             if value.requires_grad:
                 self._with_graph.add(update)
+                roots.append(value)
             if count is not None:
                 self._counts[micro] = count.clone()  # a later call of the loss may write it
-        return (), tuple([value for value, _ in pairs if value.requires_grad])
+        return (), tuple(roots)
 
     def forget(self, micros: Sequence[int]) -> None:
         """Forgets the losses of micro-batches, whose forwards run anew."""

@@ -516,7 +516,7 @@ def test_what_an_update_counts_is_read_on_the_host(members: Sequence[Any]) -> No
 def number(weights: list[torch.Tensor]) -> int:
     """The number of a group with these weights, which ranks compare."""
     replicas = Replicas({(0,): weights}, dict.fromkeys(weights, "a weight"), from_host)
-    return replicas.begin()[0,]()[0]
+    return replicas.begin(0)[0,]()[0]
 
 
 def test_weights_are_compared_often_at_first_and_then_now_and_then() -> None:
@@ -548,6 +548,6 @@ def test_parameters_count_in_their_order_and_whatever_their_memory_is_like() -> 
 def test_groups_without_parameters_have_no_digest() -> None:
     weight = torch.ones(2)
     replicas = Replicas({(0,): [weight], (1,): []}, {weight: "weight"}, from_host)
-    assert list(replicas.begin()) == list(replicas.begin([(0,), (1,)])) == [(0,)]
-    number, text = replicas.begin()[0,]()
+    assert list(replicas.begin(0)) == list(replicas.begin(0, [(0,), (1,)])) == [(0,)]
+    number, text = replicas.begin(0)[0,]()
     assert text() == {"a digest of weight": f"{number:x}"}
