@@ -187,10 +187,16 @@ class GradientSum:
         flat, place = self._places[parameter]
         return self._flats[flat][place]
 
-    def _has_any(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether any rank had a gradient for a parameter. Call it after the sum."""
-        flat, place = self._places[parameter]
-        return bool((self._readable or self._flats)[flat][place].item() != 0)
+    def _given(self) -> list[torch.nn.Parameter]:
+        """Those parameters without a gradient here for which another rank had one. Call it after the sum."""
+        if self.group is None:
+            return []
+        flats = self._readable or self._flats
+        places = {parameter: self._places[parameter] for parameter in self._absent}
+        # A read waits for the device: there is one of each buffer, however many parameters it has.
+        numbers = {number for number, _ in places.values()}
+        counts = {number: flats[number][-len(self._kinds[number]) :].tolist() for number in numbers}
+        return [parameter for parameter, (number, place) in places.items() if counts[number][place]]
 
     def rehearse(self) -> None:
         """Makes all later sums add zeros, in the same size, and leave ``grad`` as it is: for a rehearsal."""
@@ -207,10 +213,8 @@ class GradientSum:
         `BadModel` if the count of an update is negative, `PeerLost` if the sum times out or a member has ended.
         """
         self._settle_all()
-        if self.group is None:
-            return
-        for parameter in self._absent:
-            parameter.grad = self._shown(parameter) if self._has_any(parameter) else None
+        for parameter in self._given():
+            parameter.grad = self._shown(parameter)
 
     def _settle_all(self) -> None:
         try:
@@ -281,10 +285,10 @@ class WideGradientSum(GradientSum):
 
     def wait(self) -> None:
         """Waits as `GradientSum.wait`, then sets ``main_grad`` and ``grad``; without any gradient both stay None."""
-        absent = set(self._absent)
         self._settle_all()
+        without = {*self._absent}.difference(self._given())
         for parameter in self._parameters:
-            if parameter not in absent or (self.group is not None and self._has_any(parameter)):
+            if parameter not in without:
                 set_gradient(parameter, self._shown(parameter))
 
     @property
