@@ -18,7 +18,7 @@ from chimera_runtime.errors.stage import tensor_was_unused_at_first
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.messages import Numbers, Reader, from_host
 from chimera_runtime.values.boundary import Boundary
-from chimera_runtime.values.losses import Loss, Tally, added, as_pair
+from chimera_runtime.values.losses import Loss, Tally, as_pair
 from chimera_runtime.values.mesh_tensors import is_spread
 from chimera_runtime.values.nested import Tensors, fresh, is_rows, leaves, mapped, parts, plain, taken_apart
 from chimera_runtime.values.shared_memory import note_received, unshared
@@ -178,8 +178,10 @@ class SideNumbers:
 
     def take(self, update: int) -> Tally:
         """Returns the sums of an update, and forgets them. Raises `BadModel` if a report's count is not positive."""
-        pairs = ((names, numbers()) for names, numbers in self._losses.pop(update, ()))
-        losses = added(Tally(auxiliary={name: number}) for pair in pairs for name, number in zip(*pair, strict=True))
+        losses: dict[str, float] = {}
+        for names, read_losses in self._losses.pop(update, ()):
+            for name, number in zip(names, read_losses(), strict=True):
+                losses[name] = losses.get(name, 0.0) + number
         sums: dict[str, tuple[float, float]] = {}
         for reports, read in self._reports.pop(update, ()):
             coming = iter(read() if read is not None else ())
@@ -190,7 +192,7 @@ class SideNumbers:
                     raise mistakes.report_had_wrong_count(name=name, count=weight)
                 total, weights = sums.get(name, (0.0, 0.0))
                 sums[name] = total + value * weight, weights + weight
-        return losses + Tally(reports=sums)
+        return Tally(auxiliary=losses, reports=sums)
 
 
 # The input of a stage: what its module is called on, and the gradients for the stage before.
@@ -339,12 +341,14 @@ class LossOutput:
         """Returns the sum of the losses of an update and forgets them. Raises `BadModel` if some weight needs the
         gradient of the loss, and no loss that counts items has a graph.
         """
-        read = [numbers() for numbers in self._losses.pop(update, {}).values()]
-        tally = added(Tally(*(numbers if self.counted else (*numbers, 1.0))) for numbers in read)
-        if self.trains and tally.count and update not in self._with_graph:
+        total = items = 0.0
+        for read in self._losses.pop(update, {}).values():
+            value, *count = read()
+            total, items = total + value, items + (count[0] if self.counted else 1.0)
+        if self.trains and items and update not in self._with_graph:
             raise BadModel(mistakes.LOSS_HAS_NO_GRADIENT)
         self._with_graph.discard(update)
-        return tally
+        return Tally(total, items)
 
 
 StageOutput = SendOutput | LossOutput
