@@ -85,7 +85,8 @@ def test_the_host_waits_as_often_whatever_the_number_of_micro_batches_and_parame
 ) -> None:
     """Of a stream for the update that is complete: so the first updates have no wait.
 
-    In the first three updates the two runs of a forward are compared, and with them the state of the module.
+    In the first three updates the two runs of a forward are compared. Results are read with the losses, but state of
+    the module, such as a buffer, is read in every forward.
     """
     kind, first = KINDS[name], COMPARED if name == "recomputing with state" else 1
     for size in ("small", "large"):
