@@ -187,7 +187,7 @@ class GradientSum:
         flat, place = self._places[parameter]
         return self._flats[flat][place]
 
-    def _given(self) -> list[torch.nn.Parameter]:
+    def _with_gradient_elsewhere(self) -> list[torch.nn.Parameter]:
         """Those parameters without a gradient here for which another rank had one. Call it after the sum."""
         if self.group is None:
             return []
@@ -213,7 +213,7 @@ class GradientSum:
         `BadModel` if the count of an update is negative, `PeerLost` if the sum times out or a member has ended.
         """
         self._settle_all()
-        for parameter in self._given():
+        for parameter in self._with_gradient_elsewhere():
             parameter.grad = self._shown(parameter)
 
     def _settle_all(self) -> None:
@@ -286,7 +286,7 @@ class WideGradientSum(GradientSum):
     def wait(self) -> None:
         """Waits as `GradientSum.wait`, then sets ``main_grad`` and ``grad``; without any gradient both stay None."""
         self._settle_all()
-        without = {*self._absent}.difference(self._given())
+        without = {*self._absent}.difference(self._with_gradient_elsewhere())
         for parameter in self._parameters:
             if parameter not in without:
                 set_gradient(parameter, self._shown(parameter))
