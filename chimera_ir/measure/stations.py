@@ -22,7 +22,8 @@ from chimera_runtime.model.model import ModelFile
 from chimera_runtime.program.kept_bytes import MicroBatchBytes
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.program.rank_facts import fed
-from chimera_runtime.ranks.messages import Names, waiter
+from chimera_runtime.ranks.messages import Names, Reader, waiter
+from chimera_runtime.ranks.world import reader_of
 from chimera_runtime.stage.gradient_sums import GradientSum
 from chimera_runtime.stage.saved_tensors import Footprint
 from chimera_runtime.stage.stage import Stage
@@ -415,7 +416,10 @@ def _station(
     names = Names(0, 0, cut.stages, _TIMEOUT)
     numbering = Numbering(cut.seed, copy=0, passes=slices, cycle=len(_FIRST) * slices, slices=slices)
     traits = traits_of_slices([trace.traits for trace in first_pass.traces])
-    ending: StageOutput = LossOutput(cut.model.judge, 1.0, numbering, first_pass.traces[0].count is not None)
+    # Losses are read as a rank reads them; those on the meta device have no values.
+    read: Reader = reader_of(device) if device.type != "meta" else lambda _update, _losses: list
+    counted = first_pass.traces[0].count is not None
+    ending: StageOutput = LossOutput(cut.model.judge, 1.0, numbering, counted, read)
     if first_pass.after:
         ending = SendOutput(stage, first_pass.after)
     load_keywords = _loader(batches.keywords, slices, device, wanted=bool(traits.keywords))
@@ -432,6 +436,7 @@ def _station(
         numbering,
         recomputed={_FIRST.recomputed * slices + place for place in range(slices)},
         load_keywords=lambda _, micro: load_keywords(micro),
+        read=read,
         is_compared=lambda _update: False,  # the second run may get other inputs than the first
     )
     # Receive buffers, with random gradients in place of received ones.

@@ -35,9 +35,10 @@ class Accelerator:
         """Makes a stream that does not wait for torch's default stream."""
         return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
-    def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        """Returns an event that is over once all operations that are in a stream now are over."""
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    def record(self, stream: torch.cuda.Stream, event: torch.cuda.Event | None = None) -> torch.cuda.Event:
+        """Returns an event that is over once all operations that are in a stream now are over: ``event``, if given."""
+        if event is None:
+            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(stream)
         return event
 
@@ -64,7 +65,7 @@ class Accelerator:
 
 
 class CpuAccelerator(Accelerator):
-    """A CPU at the end of a `LinkToHost`: it copies at once and makes no events, so that there is none to wait for."""
+    """A CPU in the place of a GPU: it copies at once and makes no events, so that there is none to wait for."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
@@ -78,7 +79,7 @@ class CpuAccelerator(Accelerator):
         """Returns None, as `computing` does."""
         return None
 
-    def record(self, stream: Any) -> Any:
+    def record(self, stream: Any, event: Any = None) -> Any:
         """Returns None, which stands for an event that is over."""
         return None
 
@@ -93,6 +94,10 @@ class CpuAccelerator(Accelerator):
     def pinned(self, size: int) -> torch.Tensor:
         """Allocates ``size`` bytes of ordinary memory, as a CPU needs no other."""
         return torch.empty(size, dtype=torch.uint8)
+
+    def is_over(self, event: Any) -> bool:
+        """Returns True."""
+        return True
 
 
 def accelerator_of(device: torch.device) -> Accelerator:

@@ -434,41 +434,48 @@ def _posted(work: dist.Work | None) -> Pending:
     return work
 
 
-# Readout of numbers such as losses from the device: the copy starts when they are computed, the host reads it later.
+# Readout of numbers such as losses from the device: copies start when they are computed, the host reads them later.
 #
-# computing:  .., the last forward, its loss, copy, event, its backward, ..
+# computing:  .., a forward, its loss, copy, event, its backward, .., the last forward, its loss, copy, event, ..
 # host:       puts all of that in, goes on to the end of the update, waits for the event, reads
 #
-# So the host waits for a forward that is past already, and not for all operations that it has put in since.
+# An update has one event, which is recorded anew behind each copy: it is over when the last of the copies is. So the
+# host waits once, for a forward that is past already, and not for all operations that it has put in since.
 
 Numbers = Callable[[], list[float]]
 """Function that waits for the numbers and returns them. Call it once."""
 
-Reader = Callable[[Sequence[torch.Tensor]], Numbers]
-"""Function that starts to read tensors of one number each; calls come in the order of the computation."""
+Reader = Callable[[int, Sequence[torch.Tensor]], Numbers]
+"""Function that starts to read tensors of one number each, in an update; calls come in the order of the computation."""
 
 
-def from_host(tensors: Sequence[torch.Tensor]) -> Numbers:
-    """Reads numbers from tensors of the CPU (a `Reader`). Copies them now: a later forward may overwrite them."""
-    copies = [tensor.clone() for tensor in tensors]
-    return lambda: [copy.item() for copy in copies]
+def from_host(_update: int, tensors: Sequence[torch.Tensor]) -> Numbers:
+    """Reads numbers from tensors of the CPU (a `Reader`). Reads them now: a later forward may overwrite them."""
+    numbers = [tensor.item() for tensor in tensors]
+    return lambda: numbers
 
 
 class Readout:
-    """Reads numbers from tensors of a GPU (a `Reader`), by way of pinned memory on the host."""
+    """Reads numbers from tensors of a GPU (a `Reader`), by way of pinned memory on the host.
+
+    The first of an update's numbers that is asked for waits for all of them so far.
+    """
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self._rooms = Rooms(accelerator)
+        self._events: dict[int, Any] = {}  # of the updates in which no number has been asked for
 
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> Numbers:
+    def __call__(self, update: int, tensors: Sequence[torch.Tensor]) -> Numbers:
         """Puts a copy of all numbers into the computing CUDA stream; returns the function that reads the copy."""
-        numbers = torch.stack([tensor.reshape(()).double() for tensor in tensors])
+        several = [tensor.detach().reshape(()).double() for tensor in tensors] if len(tensors) > 1 else []
+        numbers = torch.stack(several) if several else tensors[0].detach().reshape(1)
         accelerator, room = self._accelerator, self._rooms.take(numbers)
         accelerator.copy(accelerator.computing, room.tensor, numbers)
-        event = accelerator.record(accelerator.computing)
+        event = self._events[update] = accelerator.record(accelerator.computing, self._events.get(update))
 
         def read() -> list[float]:
+            self._events.pop(update, None)  # later numbers get an event of their own
             if not accelerator.is_over(event):
                 accelerator.synchronise(event)
             copied: list[float] = room.tensor.tolist()

@@ -44,12 +44,13 @@ class Replicas:
         self._names = names
         self._read = read
 
-    def begin(self, groups: Iterable[Group] | None = None) -> dict[Group, Callable[[], Fact]]:
-        """Begins to read digests of the newest weights; returns for each group a function that ends it with a fact to
-        compare.
+    def begin(self, update: int, groups: Iterable[Group] | None = None) -> dict[Group, Callable[[], Fact]]:
+        """Begins to read digests of the newest weights, in an update; returns for each group a function that ends it
+        with a fact to compare.
         """
         chosen = self._parameters if groups is None else [group for group in groups if group in self._parameters]
-        return {group: partial(self._fact, group, self._read(_sums(self._parameters[group]))) for group in chosen}
+        sums = {group: _sums(self._parameters[group]) for group in chosen}
+        return {group: partial(self._fact, group, self._read(update, digests)) for group, digests in sums.items()}
 
     def _fact(self, group: Group, numbers: Numbers) -> Fact:
         digests = [*map(int, numbers())]
@@ -188,10 +189,16 @@ class GradientSum:
         flat, place = self._places[parameter]
         return self._flats[flat][place]
 
-    def _has_any(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether any rank had a gradient for a parameter. Call it after the sum."""
-        flat, place = self._places[parameter]
-        return bool((self._readable or self._flats)[flat][place].item() != 0)
+    def _with_gradient_elsewhere(self) -> list[torch.nn.Parameter]:
+        """Those parameters without a gradient here for which another rank had one. Call it after the sum."""
+        if self.group is None:
+            return []
+        flats = self._readable or self._flats
+        places = {parameter: self._places[parameter] for parameter in self._absent}
+        # A read waits for the device: there is one of each buffer, however many parameters it has.
+        numbers = {number for number, _ in places.values()}
+        counts = {number: flats[number][-len(self._kinds[number]) :].tolist() for number in numbers}
+        return [parameter for parameter, (number, place) in places.items() if counts[number][place]]
 
     def rehearse(self) -> None:
         """Makes all later sums add zeros, in the same size, and leave ``grad`` as it is: for a rehearsal."""
@@ -208,10 +215,8 @@ class GradientSum:
         `BadModel` if the count of an update is negative, `PeerLost` if the sum times out or a member has ended.
         """
         self._settle_all()
-        if self.group is None:
-            return
-        for parameter in self._absent:
-            parameter.grad = self._shown(parameter) if self._has_any(parameter) else None
+        for parameter in self._with_gradient_elsewhere():
+            parameter.grad = self._shown(parameter)
 
     def _settle_all(self) -> None:
         try:
@@ -282,10 +287,10 @@ class WideGradientSum(GradientSum):
 
     def wait(self) -> None:
         """Waits as `GradientSum.wait`, then sets ``main_grad`` and ``grad``; without any gradient both stay None."""
-        absent = set(self._absent)
         self._settle_all()
+        without = {*self._absent}.difference(self._with_gradient_elsewhere())
         for parameter in self._parameters:
-            if parameter not in absent or (self.group is not None and self._has_any(parameter)):
+            if parameter not in without:
                 set_gradient(parameter, self._shown(parameter))
 
     @property

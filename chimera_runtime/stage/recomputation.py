@@ -293,7 +293,7 @@ class RecomputedForwards:
             differ = (torch.stack(first.numbers) != torch.stack(second.numbers)).any()
         else:
             differ = torch.stack([*map(self._far, first.kinds, first.numbers, second.numbers)]).any()
-        self._open.setdefault(update, []).append((error, self._read([differ])))
+        self._open.setdefault(update, []).append((error, self._read(update, [differ])))
         if differ.device.type == "cpu":
             self.check(update)
 

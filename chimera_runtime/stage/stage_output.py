@@ -19,7 +19,7 @@ from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.messages import Numbers, Reader, from_host
 from chimera_runtime.stage.engine import Roots, edge_of
 from chimera_runtime.values.boundary import KIND, Boundary
-from chimera_runtime.values.losses import Loss, Tally, added, as_pair
+from chimera_runtime.values.losses import Loss, Tally, as_pair
 from chimera_runtime.values.mesh_tensors import is_spread
 from chimera_runtime.values.nested import (
     ONE_TENSOR,
@@ -181,16 +181,18 @@ class SideNumbers:
         if unknown := [name for name in names if name not in self.names]:
             raise mistakes.auxiliary_loss_is_new(stage=stage, name=unknown[0], micro=micro)
         if names:
-            numbers = self.read([value.detach() for _, value in auxiliary])
+            numbers = self.read(update, [value for _, value in auxiliary])
             self._losses.setdefault(update, []).append((names, numbers))
         if reports := auxiliary.reports:
             on_device = [n for _, *both in reports for n in both if isinstance(n, torch.Tensor)]
-            self._reports.setdefault(update, []).append((reports, self.read(on_device) if on_device else None))
+            self._reports.setdefault(update, []).append((reports, self.read(update, on_device) if on_device else None))
 
     def take(self, update: int) -> Tally:
         """Returns the sums of an update, and forgets them. Raises `BadModel` if a report's count is not positive."""
-        pairs = ((names, numbers()) for names, numbers in self._losses.pop(update, ()))
-        losses = added(Tally(auxiliary={name: number}) for pair in pairs for name, number in zip(*pair, strict=True))
+        losses: dict[str, float] = {}
+        for names, read_losses in self._losses.pop(update, ()):
+            for name, number in zip(names, read_losses(), strict=True):
+                losses[name] = losses.get(name, 0.0) + number
         sums: dict[str, tuple[float, float]] = {}
         for reports, read in self._reports.pop(update, ()):
             coming = iter(read() if read is not None else ())
@@ -201,7 +203,7 @@ class SideNumbers:
                     raise mistakes.report_had_wrong_count(name=name, count=weight)
                 total, weights = sums.get(name, (0.0, 0.0))
                 sums[name] = total + value * weight, weights + weight
-        return losses + Tally(reports=sums)
+        return Tally(auxiliary=losses, reports=sums)
 
 
 # The input of a stage: what its module is called on, and the gradients for the stage before.
@@ -319,18 +321,21 @@ class LossOutput:
         several micro-batches cannot be cut, or the loss is a sum and a count at times.
         """
         outputs = [returned] if len(micros) == 1 else _apart(micros, returned)
-        pairs = [as_pair(self.loss(output, target)) for output, target in zip(outputs, targets, strict=True)]
-        for micro, (value, count) in zip(micros, pairs, strict=True):
+        roots = []
+        for micro, output, target in zip(micros, outputs, targets, strict=True):
+            value, count = as_pair(self.loss(output, target))
             if (count is not None) != self.counted:
                 raise BadModel(mistakes.LOSS_COUNTS_AT_TIMES)
             update, number = self.numbering.place(micro)
-            if number not in self._losses[update]:  # else this is the second run of a recomputed forward
-                self._losses[update][number] = self.read([value.detach(), *(() if count is None else (count,))])
+            losses = self._losses[update]
+            if number not in losses:  # else this is the second run of a recomputed forward
+                losses[number] = self.read(update, (value,) if count is None else (value, count))
             if value.requires_grad:
                 self._with_graph.add(update)
+                roots.append(value)
             if count is not None:
                 self._counts[micro] = count.clone()  # a later call of the loss may write it
-        return (), tuple([value for value, _ in pairs if value.requires_grad])
+        return (), tuple(roots)
 
     def forget(self, micros: Sequence[int]) -> None:
         """Forgets the losses of micro-batches, whose forwards run anew."""
@@ -352,12 +357,14 @@ class LossOutput:
         """Returns the sum of the losses of an update and forgets them. Raises `BadModel` if some weight needs the
         gradient of the loss, and no loss that counts items has a graph.
         """
-        read = [numbers() for numbers in self._losses.pop(update, {}).values()]
-        tally = added(Tally(*(numbers if self.counted else (*numbers, 1.0))) for numbers in read)
-        if self.trains and tally.count and update not in self._with_graph:
+        total = items = 0.0
+        for read in self._losses.pop(update, {}).values():
+            value, *count = read()
+            total, items = total + value, items + (count[0] if self.counted else 1.0)
+        if self.trains and items and update not in self._with_graph:
             raise BadModel(mistakes.LOSS_HAS_NO_GRADIENT)
         self._with_graph.discard(update)
-        return tally
+        return Tally(total, items)
 
 
 StageOutput = SendOutput | LossOutput

@@ -56,7 +56,7 @@ class SharedFacts:
     def compare_weights(self, update: int) -> None:
         """Raises `RanksDiffer` unless the replicas of each stage are equal, bit by bit; every rank calls it."""
         self._outcomes.settle()
-        facts = {weights_of(group): fact() for group, fact in self._replicas.begin().items()}
+        facts = {weights_of(group): fact() for group, fact in self._replicas.begin(update).items()}
         self._outcomes.compare(facts, f"after update {update}")
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class FlushFacts:
             facts[STEPS] = fact_of({"steps since the last update": self.optimizers.steps})
         facts.update(self.optimizers.take())
         facts.update({weights_of(group): fact() for group, fact in self._weights.items()})
-        self._weights = self.replicas.begin() if is_due(update) else {}
+        self._weights = self.replicas.begin(update) if is_due(update) else {}
         return facts
 
 
@@ -103,7 +103,7 @@ class StreamFacts:
         for key, settings in self.optimizers.take([group]).items():
             self._noted[update][key] = lambda settings=settings: settings  # type: ignore[misc]
         if is_due(update + 1):
-            for fact in self.replicas.begin([group]).values():
+            for fact in self.replicas.begin(update, [group]).values():
                 self._noted[update][weights_of(group)] = fact
 
     def __call__(self, update: int) -> dict[Key, Fact]:

@@ -356,7 +356,7 @@ class Accumulation:
         changed = next((name for name, (p, trained) in self._named.items() if p.requires_grad != trained), None)
         if changed is not None:
             raise mistakes.training_of_parameter_changed(name=changed)
-        kept = {name: p for name, (p, _) in self._named.items() if self._is_set(p)}
+        kept = self._with_gradients()
         if kept and not accumulate:
             raise mistakes.gradient_is_still_there(name=next(iter(kept)))
         last_steps = self.last_steps() if accumulate else {}
@@ -458,12 +458,16 @@ class Accumulation:
         if made is not None:
             set_gradient(parameter, made)
 
-    def _is_set(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether a parameter has a gradient, other than the zeros of ``zero_grad(set_to_none=False)``."""
-        if parameter.grad is None:
-            return False
-        window = self._windows.get(parameter)
-        return (window is not None and window.left == self._mark(parameter)) or bool(local(parameter.grad).any())
+    def _with_gradients(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that have a gradient, other than the zeros of ``zero_grad(set_to_none=False)``, by name."""
+        present = {name: p for name, (p, _) in self._named.items() if p.grad is not None}
+        windows = {p: window for p in present.values() if (window := self._windows.get(p)) is not None}
+        written = [p for p in present.values() if p not in windows or windows[p].left != self._mark(p)]
+        # A read waits for the device: there is one, however many parameters there are.
+        flags = [local(p.grad).any() for p in written if p.grad is not None]
+        read = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist() if flags else []
+        cleared = {p for p, is_set in zip(written, read, strict=True) if not is_set}
+        return {name: p for name, p in present.items() if p not in cleared}
 
     def _mark(self, parameter: torch.nn.Parameter) -> tuple[int, int] | None:
         """Address and version counter of a gradient, which show whether it was replaced or written."""

@@ -74,6 +74,11 @@ class OnBoard(torch.Tensor):
         """Where its content begins."""
         return self.content.data_ptr()
 
+    def tolist(self) -> Any:
+        """Its numbers: a read."""
+        BOARD.note("tolist")
+        return self.content.tolist()
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Computes on the CPU; what has no tensor as its result, or one of the host, is a read."""

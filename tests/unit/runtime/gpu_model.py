@@ -15,14 +15,23 @@ STREAMS = ("computing", "outgoing", "incoming")
 
 
 class ModelEvent:
-    """Over as soon as its stream has come to it."""
+    """Over as soon as its stream has come to the last of its records."""
 
     def __init__(self, stream: "ModelStream") -> None:
         self.stream = stream
-        self.is_over = False
+        self._records = self._passed = 0
 
-    def happen(self) -> None:
-        self.is_over = True
+    @property
+    def is_over(self) -> bool:
+        return self._passed == self._records
+
+    def record(self) -> Callable[[], None]:
+        """What its stream is to do when it comes to the record."""
+        self._records += 1
+        return self._pass
+
+    def _pass(self) -> None:
+        self._passed += 1
 
 
 class ModelStream:
@@ -79,9 +88,9 @@ class ModelGpu:
     def stream(self) -> ModelStream:
         return self.streams[next(self._names)]
 
-    def record(self, stream: ModelStream) -> ModelEvent:
-        event = ModelEvent(stream)
-        self._put(stream, event.happen)
+    def record(self, stream: ModelStream, event: ModelEvent | None = None) -> ModelEvent:
+        event = ModelEvent(stream) if event is None else event
+        self._put(stream, event.record())
         return event
 
     def wait(self, stream: ModelStream, event: ModelEvent) -> None:

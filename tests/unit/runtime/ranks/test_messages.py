@@ -17,6 +17,7 @@ from chimera_runtime.ranks.devices import CpuAccelerator
 from chimera_runtime.ranks.messages import (
     LinkToHost,
     Names,
+    Numbers,
     Peer,
     Readout,
     StagedGroup,
@@ -502,7 +503,7 @@ def test_a_cpu_copies_at_once() -> None:
 
 def test_numbers_of_the_host_are_as_they_were_when_they_were_given() -> None:
     total, count = torch.tensor(1.5), torch.tensor([2.0], dtype=torch.float64)
-    read = from_host([total, count])
+    read = from_host(0, [total, count])
     total.fill_(2.5)
     assert read() == [1.5, 2.0]
 
@@ -512,15 +513,15 @@ def test_numbers_of_a_device_come_in_float64_however_late_it_is(lazy: tuple[str,
     gpu = ModelGpu(lazy)
     readout = Readout(gpu)
     loss = torch.tensor(0.1, dtype=torch.float32)
-    first = readout([loss, torch.tensor([3.0], dtype=torch.float64)])
-    second = readout([torch.tensor(7.0)])
-    assert (first(), second()) == ([loss.item(), 3.0], [7.0])
+    first = readout(0, [loss, torch.tensor([3.0], dtype=torch.float64)])
+    second, third = readout(0, [torch.tensor(7.0)]), readout(1, [torch.tensor([[True]])])
+    assert (first(), second(), third()) == ([loss.item(), 3.0], [7.0], [1.0])
 
 
 def test_the_host_waits_for_what_is_before_the_read_and_for_nothing_behind_it() -> None:
     gpu, done = ModelGpu(STREAMS), list[str]()
     gpu.compute(lambda: done.append("forward"))
-    read = Readout(gpu)([torch.ones(())])
+    read = Readout(gpu)(0, [torch.ones(())])
     gpu.compute(lambda: done.append("backward"))
     assert done == []
     assert read() == [1.0]
@@ -528,10 +529,27 @@ def test_the_host_waits_for_what_is_before_the_read_and_for_nothing_behind_it() 
     assert gpu.blocked["MainThread"] == 1
 
 
+def test_the_numbers_of_an_update_are_waited_for_once_and_those_of_the_next_one_by_themselves() -> None:
+    """Updates of a stream overlap: the number of the next one comes between those of this one, and behind them."""
+    gpu, done = ModelGpu(STREAMS), list[int]()
+    readout, reads = Readout(gpu), list[Numbers]()
+    for place, update in enumerate([0, 0, 1, 0, 1]):
+        gpu.compute(lambda place=place: done.append(place))  # type: ignore[misc]
+        reads.append(readout(update, [torch.tensor(float(place))]))
+    assert [reads[place]() for place in (1, 0, 3)] == [[1.0], [0.0], [3.0]]
+    assert (done, gpu.blocked["MainThread"]) == ([0, 1, 2, 3], 1)
+    gpu.compute(lambda: done.append(5))
+    later = readout(0, [torch.tensor(5.0)])
+    assert [reads[2](), reads[4]()] == [[2.0], [4.0]]
+    assert (done, gpu.blocked["MainThread"]) == ([0, 1, 2, 3, 4], 2)
+    assert later() == [5.0]
+    assert (done, gpu.blocked["MainThread"]) == ([0, 1, 2, 3, 4, 5], 3)
+
+
 def test_a_read_that_is_over_is_not_waited_for_and_its_memory_is_used_again() -> None:
     gpu = ModelGpu()
     readout = Readout(gpu)
     for number in range(5):
-        assert readout([torch.tensor(float(number))])() == [number]
+        assert readout(number // 2, [torch.tensor(float(number))])() == [number]
     assert gpu.blocked["MainThread"] == 0
     assert len(gpu.sizes) == 1

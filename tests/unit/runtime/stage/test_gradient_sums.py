@@ -221,6 +221,25 @@ def test_a_parameter_with_a_gradient_on_one_rank_has_it_on_all_and_one_with_none
             of_rank.clear()
 
 
+@pytest.mark.parametrize("absent", [0, 1, 5])
+def test_one_read_says_which_parameters_without_a_gradient_have_one_elsewhere(
+    members: Sequence[Any], monkeypatch: pytest.MonkeyPatch, absent: int
+) -> None:
+    """Each read of a device is a wait, however many parameters there are; none if each of them has a gradient."""
+    parameters, sums = replicas(members, *[1] * 6)
+    for rank, (own, of_rank) in enumerate(zip(parameters, sums, strict=True)):
+        add(of_rank, *((p, 1.0) for place, p in enumerate(own) if place >= absent or place < rank))
+    reads: list[str] = []
+    for name in ("item", "tolist", "__bool__", "__float__", "__int__"):
+        read = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda t, read=read, name=name: [reads.append(name), read(t)][1])
+    summed(*sums)
+    monkeypatch.undo()
+    assert reads == ["tolist"] * (2 if absent > 1 else absent)
+    expected = [[[2.0]] * 6, [[1.0], *[[2.0]] * 5], [[1.0], *[None] * 4, [2.0]]][min(absent, 2)]
+    assert [grads(own) for own in parameters] == [expected, expected]
+
+
 def test_an_update_in_which_no_parameter_has_a_gradient_anywhere(members: Sequence[Any]) -> None:
     parameters, sums = replicas(members, 1)
     for ranks_with_one in ([], [1], [], [0]):
@@ -516,7 +535,7 @@ def test_what_an_update_counts_is_read_on_the_host(members: Sequence[Any]) -> No
 def number(weights: list[torch.Tensor]) -> int:
     """The number of a group with these weights, which ranks compare."""
     replicas = Replicas({(0,): weights}, dict.fromkeys(weights, "a weight"), from_host)
-    return replicas.begin()[0,]()[0]
+    return replicas.begin(0)[0,]()[0]
 
 
 def test_weights_are_compared_often_at_first_and_then_now_and_then() -> None:
@@ -548,6 +567,6 @@ def test_parameters_count_in_their_order_and_whatever_their_memory_is_like() -> 
 def test_groups_without_parameters_have_no_digest() -> None:
     weight = torch.ones(2)
     replicas = Replicas({(0,): [weight], (1,): []}, {weight: "weight"}, from_host)
-    assert list(replicas.begin()) == list(replicas.begin([(0,), (1,)])) == [(0,)]
-    number, text = replicas.begin()[0,]()
+    assert list(replicas.begin(0)) == list(replicas.begin(0, [(0,), (1,)])) == [(0,)]
+    number, text = replicas.begin(0)[0,]()
     assert text() == {"a digest of weight": f"{number:x}"}

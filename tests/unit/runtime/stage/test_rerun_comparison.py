@@ -123,7 +123,7 @@ def test_of_a_device_the_comparisons_are_read_at_the_end_of_the_update(monkeypat
         def device(self) -> torch.device:  # type: ignore[override]
             return torch.device("cuda")
 
-    def begin(tensors: Sequence[torch.Tensor]) -> Numbers:
+    def begin(_update: int, tensors: Sequence[torch.Tensor]) -> Numbers:
         def numbers() -> list[float]:
             read.append("read")
             return [float(tensor) for tensor in tensors]
