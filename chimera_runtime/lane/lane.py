@@ -124,13 +124,12 @@ class Lane:
 
     def input(self, micros: Micros) -> Any:
         """Returns the input of a micro-batch, for stage 0; for several micro-batches, a tuple of inputs."""
-        return self._loaded(self._load_input, micros)
+        if isinstance(micros, tuple):
+            return tuple(map(self.input, micros))
+        return self._load_input(self.first, micros)
 
     def target(self, micros: Micros) -> Any:
         """Returns the target of a micro-batch, for the loss; for several micro-batches, a tuple of targets."""
-        return self._loaded(self._load_target, micros)
-
-    def _loaded(self, load: Load, micros: Micros) -> Any:
         if isinstance(micros, tuple):
-            return tuple([load(self.first, micro) for micro in micros])
-        return load(self.first, micros)
+            return tuple(map(self.target, micros))
+        return self._load_target(self.first, micros)

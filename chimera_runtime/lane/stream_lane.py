@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from chimera_runtime.lane.lane import Lane, LaneComponents, Load
+from chimera_runtime.lane.lane import Lane, LaneComponents
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.operations import MOVES, OPERATIONS
 from chimera_runtime.program.rank_facts import VALUES, Group, Turns
@@ -119,19 +119,18 @@ class StreamLane(Lane):
     """
 
     def __init__(self, components: LaneComponents, run: UpdateRange, initial: Mapping[Group, tuple[int, int]]) -> None:
-        stages, incoming, outgoing, *_, ties = components
+        stages, incoming, outgoing, load_input, load_target, ties = components
         super().__init__(
-            components._replace(
+            LaneComponents(
                 stages={number: StreamStage(stage, run, *initial[number,]) for number, stage in stages.items()},
                 incoming={route: StreamLink(link, run.has) for route, link in incoming.items()},
                 outgoing={route: StreamLink(link, run.has) for route, link in outgoing.items()},
+                load_input=lambda first, micro: load_input(first, micro) if run.has(micro) else None,
+                load_target=lambda first, micro: load_target(first, micro) if run.has(micro) else None,
                 ties={group: StreamWeights(tie, run, *initial[group]) for group, tie in ties.items()},
             )
         )
         self.run = run
-
-    def _loaded(self, load: Load, micros: Micros) -> Any:
-        return super()._loaded(load, micros) if self.run.has(micros) else None
 
     def begin(self, update: int) -> None:
         """Begins a run that has no updates yet; micro-batches and versions are counted from ``update`` on."""

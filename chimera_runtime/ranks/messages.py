@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -145,6 +146,7 @@ class MessageTransfer:
 class Peer:
     """Another worker of the same copy, to which messages go and from which they come.
 
+    ``isend(tensors, tag)`` posts the sending of a message, and ``irecv(buffers, tag)`` the receipt of one.
     Messages are posted to the process group itself: ``dist.isend`` would repeat look-ups and checks for each of them.
     ``rank`` is the peer's number within the pipelines, ``member`` its number in the default process group. For tensors
     of a GPU that go by gloo, ``staged(communicator)`` is used in place of the communicator.
@@ -166,6 +168,8 @@ class Peer:
         self._target = dist.get_group_rank(outgoing, member)
         self._source = dist.get_group_rank(incoming, member)
         self._names = names
+        self.isend: Callable[[Tensors, int], MessageTransfer] = partial(self._post, "send")
+        self.irecv: Callable[[Tensors, int], MessageTransfer] = partial(self._post, "recv")
         self.settle = settle
         self.limit = settle.limit if isinstance(settle, BlockingWait) else None
 
@@ -173,19 +177,12 @@ class Peer:
         """Drops the communicators; no message may follow."""
         del self._outgoing, self._incoming
 
-    def isend(self, tensors: Tensors, tag: int) -> MessageTransfer:
-        """Posts the sending of all the tensors of a message."""
-        return self._posted("send", self._outgoing.send, tensors, self._target, tag)
-
-    def irecv(self, buffers: Tensors, tag: int) -> MessageTransfer:
-        """Posts the receipt of a message into buffers of the right shapes."""
-        return self._posted("recv", self._incoming.recv, buffers, self._source, tag)
-
-    def _posted(
-        self, verb: str, post: Callable[..., Pending], tensors: Tensors, rank: int, tag: int
-    ) -> MessageTransfer:
+    def _post(self, verb: str, tensors: Tensors, tag: int) -> MessageTransfer:
+        """Posts an operation for each tensor of a message: those of a receipt are buffers of the right shapes."""
         works = []
         try:
+            post: Callable[..., Pending] = self._outgoing.send if verb == "send" else self._incoming.recv
+            rank = self._target if verb == "send" else self._source
             for tensor in tensors:
                 real = [torch.view_as_real(tensor) if tensor.is_complex() else tensor]
                 if _profiler_enabled():

@@ -96,6 +96,7 @@ class ModuleRuns:
         self._traits = traits
         self._numbering = numbering
         self.load_keywords = load_keywords
+        self._collected = Auxiliary()  # a forward that tells nothing leaves it to the next one
         self.begin()
         self._in_forward = UserCode(f"the forward of stage {number}", FAILED)
 
@@ -125,7 +126,9 @@ class ModuleRuns:
         traits, takes = self._traits, self._traits.takes
         carry_leaves = carry.leaves() if carry.tensors else ()
         before = versions_by_name(keywords, traits.shared) if traits.shared else None
-        auxiliary = Auxiliary()
+        auxiliary = self._collected
+        if auxiliary or auxiliary.reports:
+            auxiliary = self._collected = Auxiliary()
         token = COLLECTED.set(auxiliary)
         try:
             if keywords or takes.carry or takes.start:

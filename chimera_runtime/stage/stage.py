@@ -31,7 +31,6 @@ from chimera_runtime.stage.recomputation import (
 from chimera_runtime.stage.saved_tensors import TensorMoves
 from chimera_runtime.stage.splitting import HalfBackward, run_first_half
 from chimera_runtime.stage.stage_output import (
-    COLLECTED,
     Finished,
     SendOutput,
     SideNumbers,
@@ -203,8 +202,10 @@ class Stage(WeightGroup):
             else:
                 result = self.runs.run(self._numbering.forward_seed(micro, self.number), inputs)
             # Here the result turns into tensors to send or into the loss; the backward will begin at the roots.
-            results, roots = self._finish((micro,), result, (target,))
             auxiliary, are_carried = result.auxiliary, self.carries.are_used
+            if auxiliary.reports:
+                auxiliary.weigh(1)
+            results, roots = self._output.finish((micro,), result.returned, (target,), auxiliary)
             if auxiliary or auxiliary.reports:
                 self._side_numbers.add(self.number, micro, self._numbering.place(micro)[0], auxiliary)
             if are_carried:
@@ -213,9 +214,10 @@ class Stage(WeightGroup):
                 self._saved[micro] = self._saved_graph(result, roots)
             else:
                 self._saved[micro] = SavedGraph(result.leaves, roots, (), NO_CARRIES)
-            outputs = payload(results)
+            outputs = payload(results) if results else ()
         # An error if these outputs overwrite those of a micro-batch that still waits for its backward.
-        lend(self.number, micro, outputs, self._saved, lambda: (inputs, self.runs.keywords_of(micro)))
+        if outputs:
+            lend(self.number, micro, outputs, self._saved, lambda: (inputs, self.runs.keywords_of(micro)))
         return outputs
 
     def _forward_several(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Tensors:
@@ -258,15 +260,8 @@ class Stage(WeightGroup):
         return payload(results)
 
     def _finish(self, micros: Sequence[int], result: ForwardResult, targets: Sequence[Any]) -> Finished:
-        if result.auxiliary.reports:
-            result.auxiliary.weigh(len(micros))
-        if self._output.after is not None:
-            return self._output.finish(micros, result.returned, targets)
-        token = COLLECTED.set(result.auxiliary)
-        try:
-            return self._output.finish(micros, result.returned, targets)
-        finally:
-            COLLECTED.reset(token)
+        result.auxiliary.weigh(len(micros))
+        return self._output.finish(micros, result.returned, targets, result.auxiliary)
 
     def _compared_values(self, result: ForwardResult, roots: Roots, count: int) -> list[Any]:
         """The values in which the two runs of a forward over ``count`` micro-batches must agree."""
@@ -368,7 +363,9 @@ class Stage(WeightGroup):
             self._in_backward.blame(error)
             raise
         self._collect(counts)
-        return self._take_gradients(micro, graph, counts)
+        if self.carries.are_used:
+            self.carries.end_backward(micro, graph.carries)
+        return self._input.take_gradients(graph.leaves, counts) if graph.leaves else ()
 
     def _backward_input(self, micro: int, gradients: Tensors) -> Tensors:
         graph, roots, initial, counts = self._roots_of(micro, gradients)
@@ -377,9 +374,6 @@ class Stage(WeightGroup):
             is_whole, apart = bool(self._traits.whole), self.weights.overlap
             second_half = run_first_half(roots, initial, leaves, parameters, is_whole=is_whole, apart=apart)
         self._half_backwards[micro] = HalfBackward(second_half, counts)
-        return self._take_gradients(micro, graph, counts)
-
-    def _take_gradients(self, micro: int, graph: SavedGraph, counts: Tensors) -> Tensors:
         if self.carries.are_used:
             self.carries.end_backward(micro, graph.carries)
         return self._input.take_gradients(graph.leaves, counts) if graph.leaves else ()

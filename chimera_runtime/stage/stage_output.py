@@ -265,7 +265,9 @@ class SendOutput:
     def __post_init__(self) -> None:
         self.counted = self.after.counted
 
-    def finish(self, micros: Sequence[int], returned: Any, _targets: Sequence[Any]) -> Finished:
+    def finish(
+        self, micros: Sequence[int], returned: Any, _targets: Sequence[Any], _auxiliary: Auxiliary | None = None
+    ) -> Finished:
         """Returns tensors to send, in memory that the stage does not keep, and the edges at which the backward begins.
         Raises `BadModel` if the tensors differ from those of the first micro-batch of the run.
         """
@@ -315,15 +317,23 @@ class LossOutput:
     _with_graph: set[int] = field(default_factory=set)  # updates of which a loss has a graph
     _losses: defaultdict[int, dict[int, Numbers]] = field(default_factory=lambda: defaultdict(dict))
     _counts: dict[int, torch.Tensor] = field(default_factory=dict)
+    _last_seed: tuple[torch.Tensor | None, float, int] = (None, 0.0, 0)
 
-    def finish(self, micros: Sequence[int], returned: Any, targets: Sequence[Any]) -> Finished:
-        """Computes the losses, which are the roots, and begins to read them. Raises `BadModel` if the output for
-        several micro-batches cannot be cut, or the loss is a sum and a count at times.
+    def finish(
+        self, micros: Sequence[int], returned: Any, targets: Sequence[Any], auxiliary: Auxiliary | None = None
+    ) -> Finished:
+        """Computes the losses, which are the roots, and begins to read them; what they tell goes to ``auxiliary``.
+        Raises `BadModel` if the output for several micro-batches cannot be cut, or the loss is a sum and a count at
+        times.
         """
         outputs = [returned] if len(micros) == 1 else _apart(micros, returned)
         roots = []
         for micro, output, target in zip(micros, outputs, targets, strict=True):
-            value, count = as_pair(self.loss(output, target))
+            token = COLLECTED.set(auxiliary)
+            try:
+                value, count = as_pair(self.loss(output, target))
+            finally:
+                COLLECTED.reset(token)
             if (count is not None) != self.counted:
                 raise BadModel(mistakes.LOSS_COUNTS_AT_TIMES)
             update, number = self.numbering.place(micro)
@@ -346,8 +356,20 @@ class LossOutput:
 
     def gradients(self, roots: Roots, _received: Tensors) -> Tensors:
         """Returns ``share`` times ``scale`` as the gradient of each root; a root is the loss of a micro-batch."""
-        losses: Sequence[Any] = roots
-        return tuple([torch.full_like(loss, self.share * self.scale) for loss in losses])
+        return tuple([self._seed(loss) for loss in roots if isinstance(loss, torch.Tensor)])
+
+    def _seed(self, loss: torch.Tensor) -> torch.Tensor:
+        """The gradient of a loss; it is made again where it would differ from the last one, or that was written."""
+        factor, (kept, made_with, version) = self.share * self.scale, self._last_seed
+        if (
+            kept is None
+            or (factor, version) != (made_with, kept._version)
+            or not type(loss) is type(kept) is torch.Tensor
+            or (loss.shape, loss.dtype, loss.device) != (kept.shape, kept.dtype, kept.device)
+        ):
+            kept = torch.full_like(loss, factor, requires_grad=False)
+            self._last_seed = kept, factor, kept._version
+        return kept
 
     def counts(self, micro: int, _received: Tensors) -> Tensors:
         """The loss count that the loss has returned."""

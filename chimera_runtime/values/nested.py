@@ -178,7 +178,12 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def payload(results: Iterable[torch.Tensor]) -> Tensors:
     """Returns results in the form of a message: without a graph, contiguous."""
-    return tuple(map(plain, map(torch.Tensor.detach, results)))
+    messages = []
+    for result in results:
+        message = result.detach()
+        is_plain = message.is_contiguous() and not message.is_conj() and not message.is_neg()
+        messages.append(message if is_plain else plain(message))
+    return tuple(messages)
 
 
 def digest(tensors: Iterable[torch.Tensor | None]) -> str:

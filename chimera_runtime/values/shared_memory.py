@@ -36,8 +36,10 @@ def is_shared(tensor: torch.Tensor, tensors: int = 1) -> bool:
 
 
 def unshared(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor if nothing else holds its memory, else a copy."""
-    return tensor.clone(memory_format=torch.contiguous_format) if is_shared(tensor) else tensor
+    """Returns the tensor, which is to be `plain`, if nothing else holds its memory, else a copy."""
+    if _COUNT is None or _COUNT(tensor.untyped_storage()._cdata) > _ALONE:  # as `is_shared`
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor
 
 
 def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
@@ -71,7 +73,7 @@ def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], inpu
 
 def note_received(values: Any) -> None:
     """Marks the memory of ``values``, inputs of the dataset or gradients of another stage, for `is_handed_on`."""
-    for tensor in taken_apart(values)[0]:
+    for tensor in (values,) if type(values) is torch.Tensor else taken_apart(values)[0]:
         if tensor.layout == torch.strided:
             setattr(tensor.untyped_storage(), _NOTE, (None, None, tensor.data_ptr()))
 
