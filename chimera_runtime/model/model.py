@@ -284,6 +284,8 @@ class Model:
         except BaseException as error:
             _JUDGING.blame(error)
             raise
+        if type(value) is torch.Tensor and value.numel() == 1:
+            return value
         total, count = value if isinstance(value, tuple | list) and len(value) == 2 else (value, 1)
         if not isinstance(total, torch.Tensor) or total.numel() != 1:
             kind = f"a tensor of shape {tuple(total.shape)}" if isinstance(total, torch.Tensor) else _kind(total)

@@ -1,10 +1,9 @@
 """Numbering of micro-batches within updates, and the seeds that depend on it."""
 
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
 from chimera_runtime.blame import LaneOperation
-from chimera_runtime.values.nested import SEED_BYTES, draw_seed
+from chimera_runtime.values.nested import draw_seed, draw_seeds
 
 Micros = int | tuple[int, ...]
 """The number of a micro-batch, or the numbers of several in one operation or message."""
@@ -29,7 +28,7 @@ class Numbering:
     cycle: int
     first: int = 0
     slices: int = 1
-    _begun: tuple[int, blake2b] = field(default=(-1, blake2b(digest_size=SEED_BYTES)), repr=False)
+    _seeds: tuple[tuple[int, int] | None, list[int]] = field(default=(None, []), repr=False)
 
     def place(self, micro: int) -> tuple[int, int]:
         """The update of a micro-batch, and the number of the micro-batch within the update."""
@@ -37,18 +36,14 @@ class Numbering:
         return self.first + later, number
 
     def forward_seed(self, micro: int, stage: int) -> int:
-        """Returns the seed of a stage's forward, as `draw_seed` draws it; what an update's seeds have in common is
-        hashed once.
-        """
+        """Returns the seed of a stage's forward; those of an update are drawn together."""
         later, number = divmod(micro, self.passes)
-        update, begun = self._begun
-        if update != self.first + later:
+        of, seeds = self._seeds
+        if of != (stage, self.first + later):
             update = self.first + later
-            begun = blake2b(f"forward/{self.seed}/{update}/{self.copy}/".encode(), digest_size=SEED_BYTES)
-            self._begun = update, begun
-        hashed = begun.copy()
-        hashed.update(f"{number}/{stage}".encode())
-        return int.from_bytes(hashed.digest(), "big") >> 1
+            seeds = draw_seeds("forward", self.seed, update, self.copy, each=range(self.passes), last=stage)
+            self._seeds = (stage, update), seeds
+        return seeds[number]
 
     def step_seed(self, update: int, *group: int) -> int:
         """Returns the seed of a weight group's step, the same on all replicas."""

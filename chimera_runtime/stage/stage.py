@@ -95,7 +95,8 @@ class Stage(WeightGroup):
         self.number = number
         self.module = module
         self.inputs = self.gradients = Slots()
-        self._input = StageInput(number, before, bool(traits.in_place))
+        self._input = StageInput(number, before, bool(traits.in_place), notes=host_link is not None)
+        self._has_neighbour = {v: (output.after if VALUES[v].onward else before) is not None for v in VALUES}
         self.runs = ModuleRuns(number, alone(module), self._input, traits, numbering, load_keywords)
         self.carries = Carries(number, numbering.slices, traits.takes)
         self._output = output
@@ -186,7 +187,7 @@ class Stage(WeightGroup):
 
     def _hand_on(self, value: str, micros: Micros, tensors: Tensors) -> None:
         """Keeps a value, such as ``y``, until `_handed_on` takes it, if there is a neighbour to send it to."""
-        if (self._output.after if VALUES[value].onward else self._input.before) is not None:
+        if self._has_neighbour[value]:
             self._made[value, micros] = tensors, versions(tensors)
 
     outputs, input_gradients = _handed_on("y"), _handed_on("dx")

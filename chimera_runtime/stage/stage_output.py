@@ -212,19 +212,21 @@ class SideNumbers:
 @dataclass
 class StageInput:
     """The input of a stage; ``before`` is None for the first one, which with ``copies`` is called on copies of the
-    data.
+    data, and ``notes`` the memory of data, which no stage moves to the host.
     """
 
     number: int
     before: Boundary | None
     copies: bool = False
+    notes: bool = False
 
     def argument(self, inputs: Any) -> tuple[Tensors, Any]:
         """Returns the leaves of a new graph, and the argument of the module: the leaves in new containers."""
         if self.before is None:
             if self.copies or type(inputs) is not torch.Tensor:
                 inputs = mapped(inputs, torch.clone) if self.copies else fresh(inputs)
-            note_received(inputs)
+            if self.notes:
+                note_received(inputs)
             return (), inputs
         leaves = tuple(map(torch.Tensor.detach, inputs))
         for leaf, is_recorded in zip(leaves, self.before.recorded, strict=True):

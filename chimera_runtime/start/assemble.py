@@ -406,7 +406,7 @@ def assemble(
             ties=[tie for group, tie in ties.items() if number in group],
             load_keywords=load_keywords,
             read=world.read,
-            host_link=world.host_link,
+            host_link=world.host_link if job.moves else None,
         )
         stages[number].reserve(facts.slots, world.device)
     return stages

@@ -104,14 +104,20 @@ def first_part(memory: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return memory.view(-1)[: math.prod(shape)].view(shape)
 
 
-SEED_BYTES = 8
-"""Bytes of the hash that a seed is drawn from."""
-
-
 def draw_seed(use: str, *parts: object) -> int:
     """Returns a seed, the same on every machine: 63 bits of the BLAKE2b hash of "use/part/part/..."."""
     text = "/".join([use, *map(str, parts)]).encode()
-    return int.from_bytes(blake2b(text, digest_size=SEED_BYTES).digest(), "big") >> 1
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def draw_seeds(use: str, *parts: object, each: Iterable[object], last: object) -> list[int]:
+    """Returns ``draw_seed(use, *parts, one, last)`` for each ``one``; what the hashes have in common is hashed once."""
+    begun, seeds = blake2b("/".join([use, *map(str, parts), ""]).encode(), digest_size=8), []
+    for one in each:
+        hashed = begun.copy()
+        hashed.update(f"{one}/{last}".encode())
+        seeds.append(int.from_bytes(hashed.digest(), "big") >> 1)
+    return seeds
 
 
 def seed_torch(seed: int) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from chimera_runtime.program.numbering import Micros, Numbering
-from chimera_runtime.ranks.messages import Names
+from chimera_runtime.ranks.messages import LinkToHost, Names
 from chimera_runtime.stage.gradient_sums import GradientSum
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
@@ -57,6 +57,7 @@ def stage(
     traits: Traits = CAN,
     recomputed: set[int] | None = None,
     steps: Any = None,
+    host_link: LinkToHost | None = None,
 ) -> Stage:
     parameters = list(module.parameters())
     names = Names(0, 0, 3, 1.0)
@@ -70,6 +71,7 @@ def stage(
         traits,
         Numbering(SEED, 0, MICROS, MICROS),
         recomputed or set(),
+        host_link=host_link,
     )
 
 

@@ -158,7 +158,7 @@ def test_a_lane_of_a_stream_gives_its_stages_and_links_the_run() -> None:
         lane.outgoing(0, 1, 1).isend(micro, ())
         lane.incoming(1, 0, 1).wait(micro)
     assert lane.input((0, 1)) == ("batch", "batch")
-    assert lane.input((2, 3)) is None
+    assert lane.input((2, 3)) == (None, None)
     assert [call[:2] for call in inner.calls] == [
         *(("at", 0), ("forward", 0), ("isend", 0), ("wait", 0)),
         *(("at", 0), ("forward", 1), ("isend", 1), ("wait", 1)),

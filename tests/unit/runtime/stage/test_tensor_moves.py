@@ -13,7 +13,6 @@ from chimera_runtime.ranks.devices import CpuAccelerator
 from chimera_runtime.ranks.messages import LinkToHost
 from chimera_runtime.stage import saved_tensors
 from chimera_runtime.stage.engine import edge_of
-from chimera_runtime.stage.saved_tensors import TensorMoves
 from chimera_runtime.stage.splitting import reachable, saved_tensors_of
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import SendOutput
@@ -157,9 +156,7 @@ def sizes(of: Stage, micro: int) -> list[int]:
 
 def linked(module: nn.Module, **options: Any) -> tuple[Stage, LinkToHost]:
     link = LinkToHost(CpuAccelerator())
-    of = stage(module, **options)
-    of._moves = TensorMoves(1, of._saved, of._half_backwards, link)
-    return of, link
+    return stage(module, host_link=link, **options), link
 
 
 def test_device_memory_is_free_between_the_moves_and_host_memory_after_them() -> None:
