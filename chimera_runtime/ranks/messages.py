@@ -448,8 +448,7 @@ Reader = Callable[[int, Sequence[torch.Tensor]], Numbers]
 
 def from_host(_update: int, tensors: Sequence[torch.Tensor]) -> Numbers:
     """Reads numbers from tensors of the CPU (a `Reader`). Reads them now: a later forward may overwrite them."""
-    numbers = [tensor.item() for tensor in tensors]
-    return lambda: numbers
+    return [*map(torch.Tensor.item, tensors)].copy
 
 
 class Readout:

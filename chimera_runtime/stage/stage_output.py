@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import compress
+from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -230,7 +231,8 @@ class StageInput:
             return (), inputs
         leaves = tuple(map(torch.Tensor.detach, inputs))
         for leaf, is_recorded in zip(leaves, self.before.recorded, strict=True):
-            leaf.requires_grad_(is_recorded)
+            if is_recorded:
+                leaf.requires_grad = True
         return leaves, leaves[0] if self.before.form is ONE_TENSOR else self.before.form.filled(leaves)
 
     def take_gradients(self, leaves: Tensors, counts: Tensors) -> Tensors:
@@ -302,6 +304,9 @@ class SendOutput:
         return Tally()
 
 
+_LIKE = attrgetter("shape", "dtype", "device")
+
+
 @dataclass
 class LossOutput:
     """The output of the last stage: the ``loss``, which is a sum and a count if ``counted``. ``trains`` says that some
@@ -358,16 +363,17 @@ class LossOutput:
 
     def gradients(self, roots: Roots, _received: Tensors) -> Tensors:
         """Returns ``share`` times ``scale`` as the gradient of each root; a root is the loss of a micro-batch."""
-        return tuple([self._seed(loss) for loss in roots if isinstance(loss, torch.Tensor)])
+        return tuple(map(self._seed, roots))
 
-    def _seed(self, loss: torch.Tensor) -> torch.Tensor:
+    def _seed(self, loss: Any) -> torch.Tensor:
         """The gradient of a loss; it is made again where it would differ from the last one, or that was written."""
         factor, (kept, made_with, version) = self.share * self.scale, self._last_seed
         if (
             kept is None
-            or (factor, version) != (made_with, kept._version)
+            or factor != made_with
+            or version != kept._version
             or not type(loss) is type(kept) is torch.Tensor
-            or (loss.shape, loss.dtype, loss.device) != (kept.shape, kept.dtype, kept.device)
+            or _LIKE(loss) != _LIKE(kept)
         ):
             kept = torch.full_like(loss, factor, requires_grad=False)
             self._last_seed = kept, factor, kept._version
