@@ -4,13 +4,15 @@
 longer than the backward. So the engine is called as torch calls it, where torch still has that call.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import copy_context
 from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+Tensors = Sequence[torch.Tensor]
 
 Roots = Sequence[torch.Tensor | GradientEdge]
 """Tensors, or edges of a graph, at which a backward begins."""
@@ -33,18 +35,27 @@ def edge_of(result: torch.Tensor | GradientEdge) -> GradientEdge:
     return get_gradient_edge(result) if node is None else GradientEdge(node, result.output_nr)
 
 
-def _run_by_torch(roots: Roots, gradients: Roots, inputs: Roots = (), keep_graph: bool = False) -> None:
-    of_inputs: Any = inputs or None
-    if roots:
-        torch.autograd.backward(roots, gradients, inputs=of_inputs, retain_graph=keep_graph)  # type: ignore[arg-type]
+def _run_by_torch(
+    roots: Roots, gradients: Tensors, inputs: Roots = (), *, keep_graph: bool = False, accumulate: bool = True
+) -> None:
+    starts: list[Any] = [*roots]
+    ends: list[Any] = [*inputs]
+    if not starts:
+        return
+    if accumulate:
+        torch.autograd.backward(starts, [*gradients], inputs=ends or None, retain_graph=keep_graph)
+    else:
+        torch.autograd.grad(starts, ends, [*gradients], retain_graph=keep_graph, allow_unused=True)
 
 
-def _run_at_once(roots: Roots, gradients: Roots, inputs: Roots = (), keep_graph: bool = False) -> None:
+def _run_at_once(
+    roots: Roots, gradients: Tensors, inputs: Roots = (), *, keep_graph: bool = False, accumulate: bool = True
+) -> None:
     if not roots:
         return
     _KEEP(_CONTEXT, copy_context())
     try:
-        _ENGINE(tuple(roots), tuple(gradients), keep_graph, False, tuple(inputs), True, True)
+        _ENGINE(tuple(roots), tuple(gradients), keep_graph, False, tuple(inputs), True, accumulate)
     finally:
         _FORGET(_CONTEXT)
 
@@ -64,8 +75,9 @@ def _is_there() -> bool:
         return False
 
 
-Run = Callable[..., None]
-"""Function (roots, gradients, inputs=(), keep_graph=False) that runs a backward, as `torch.autograd.backward` does;
-without roots it does nothing."""
+run = _run_at_once if _is_there() else _run_by_torch
+"""Runs a backward from roots, with a gradient for each; without roots it does nothing.
 
-run: Run = _run_at_once if _is_there() else _run_by_torch
+Without ``inputs`` all leaves get the gradients; otherwise the engine computes those of ``inputs`` alone, which they get
+if it is to ``accumulate``. Arguments are otherwise those of `torch.autograd.backward`, as are errors.
+"""

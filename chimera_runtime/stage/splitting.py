@@ -14,7 +14,8 @@ used several times along the way get each of their gradients once.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 
@@ -95,14 +96,18 @@ _AT_ONCE = 2**22
 """Bytes of gradients after which a run of autograd's engine ends, so that they are added before the next run."""
 
 
+NumberedEdge = tuple[int, GradientEdge]
+"""An edge of a node, with its number there."""
+
+
 class LateFork(NamedTuple):
-    """Fork whose weight gradients the second half computes: its node, and the numbers of its edges to these weights.
+    """Fork whose weight gradients the second half computes: its node, and its edges to these weights.
 
     ``gradients`` are the gradients of the fork's outputs, with which the node is called again.
     """
 
     node: Node
-    edges: Sequence[int]
+    edges: Sequence[NumberedEdge]
     gradients: tuple[Operand | None, ...]
 
 
@@ -132,7 +137,7 @@ class SplitBackward:
             if start.node not in way
         ]
         # The other roots begin the first half, in which each fork notes what the second half needs.
-        forks = {node: edges for node in way if (edges := _edges_off(node, way))}
+        forks = _forks(way)
         starting = [
             (root, gradient)
             for root, start, gradient in zip(roots, starts, gradients, strict=True)
@@ -151,17 +156,17 @@ class SplitBackward:
         if any(isinstance(edge.node, BackwardCFunction) for early, _ in self._parts for edge, _ in early):
             self._owners = starts
 
-    def _noting(self, node: Node, edges: list[int]) -> Callable[..., None]:
+    def _noting(self, node: Node, edges: list[NumberedEdge]) -> Callable[..., None]:
         """Returns a hook for a fork, which notes the weight gradients that the first half computes, and a `LateFork`.
 
-        ``edges`` are the numbers of the fork's edges to weights. The `LateFork` has those without a gradient. There is
-        no `LateFork` if all have one, or if the fork is a custom function, which computes all gradients at once.
+        ``edges`` are the fork's edges to weights. The `LateFork` has those without a gradient. There is no `LateFork`
+        if all have one, or if the fork is a custom function, which computes all gradients at once.
         """
         is_complete = isinstance(node, BackwardCFunction)
 
         def note(computed: Tensors, received: tuple[torch.Tensor | None, ...]) -> None:
-            early: EdgeGradients = [(_edge(node, i), computed[i]) for i in edges if computed[i] is not None]
-            late = [] if is_complete else [i for i in edges if computed[i] is None]
+            early: EdgeGradients = [(edge, computed[i]) for i, edge in edges if computed[i] is not None]
+            late = [] if is_complete else [(i, edge) for i, edge in edges if computed[i] is None]
             self._parts.append((early, LateFork(node, late, received) if late else None))
 
         return note
@@ -190,7 +195,7 @@ class SplitBackward:
 
     def finish(self) -> None:
         """Runs the second half, which adds to the gradients of the weights. Call it once."""
-        for early, late in _batches(_joint(self._parts)):
+        for early, late in _batches(_joint(self._parts)) if len(self._parts) > 1 else map(_joined, self._parts):
             gradients = [*early, *_called_again(late)]
             if gradients:
                 engine.run([edge for edge, _ in gradients], [_tensor(operand) for _, operand in gradients])
@@ -201,33 +206,42 @@ def _tensor(operand: Operand) -> torch.Tensor:
     return operand if isinstance(operand, torch.Tensor) else operand.unpacked()
 
 
-def _way(roots: Iterable[Node], inputs: Iterable[Node]) -> dict[Node, bool]:
-    """Returns all nodes on a way from ``roots`` to one of ``inputs``, both included.
+Edges = Sequence[tuple[Node | None, int]]
+
+
+def _way(roots: Iterable[Node], inputs: Iterable[Node]) -> dict[Node, Edges]:
+    """Returns all nodes on a way from ``roots`` to one of ``inputs``, both included, with the edges of each.
 
     The depth-first search uses a stack in place of recursion, because graphs are deep.
     """
+    edges_of: dict[Node, Edges] = {}
     reaches_input = dict.fromkeys(inputs, True)
-    stack: list[tuple[Node, tuple[Node, ...] | None]] = [(root, None) for root in roots]
+    stack: list[tuple[Node, Edges | None]] = [(root, None) for root in roots]
     while stack:
-        node, followers = stack.pop()
-        if followers is not None:
-            reaches_input[node] = any(reaches_input[other] for other in followers)
+        node, edges = stack.pop()
+        if edges is not None:
+            for other, _ in edges:
+                if other is not None and reaches_input[other]:
+                    reaches_input[node] = True
+                    break
         elif node not in reaches_input:
             reaches_input[node] = False
-            followers = tuple([other for other, _ in node.next_functions if other is not None])
-            stack.append((node, followers))
-            stack += [(other, None) for other in followers if other not in reaches_input]
-    return {node: True for node, reaches in reaches_input.items() if reaches}
+            edges = edges_of[node] = node.next_functions
+            stack.append((node, edges))
+            for other, _ in edges:
+                if other is not None and other not in reaches_input:
+                    stack.append((other, None))
+    return {node: edges_of.get(node, ()) for node, reaches in reaches_input.items() if reaches}
 
 
-def _edges_off(node: Node, way: dict[Node, bool]) -> list[int]:
-    return [i for i, (other, _) in enumerate(node.next_functions) if other is not None and other not in way]
-
-
-def _edge(node: Node, number: int) -> GradientEdge:
-    other, input_number = node.next_functions[number]
-    assert other is not None
-    return GradientEdge(other, input_number)
+def _forks(way: Mapping[Node, Edges]) -> dict[Node, list[NumberedEdge]]:
+    """The nodes on the way that have edges off it, with these edges."""
+    forks: dict[Node, list[NumberedEdge]] = {}
+    for node, edges in way.items():
+        for number, (other, place) in enumerate(edges):
+            if other is not None and other not in way:
+                forks.setdefault(node, []).append((number, GradientEdge(other, place)))
+    return forks
 
 
 def _batches(groups: Iterable[JointRun]) -> Iterator[JointRun]:
@@ -238,7 +252,7 @@ def _batches(groups: Iterable[JointRun]) -> Iterator[JointRun]:
     for more_early, more_late in groups:
         early += more_early
         late += more_late
-        size += sum(_size(_edge(fork.node, i)) for fork in more_late for i in fork.edges)
+        size += sum(_size(edge) for fork in more_late for _, edge in fork.edges)
         if size >= _AT_ONCE:
             yield early, late
             early, late, size = [], [], 0
@@ -250,6 +264,12 @@ def _size(edge: GradientEdge) -> int:
     return int(math.prod(expected.shape) * expected.dtype.itemsize)
 
 
+def _joined(part: tuple[EdgeGradients, LateFork | None]) -> JointRun:
+    """The run of a part by itself."""
+    early, late = part
+    return [*early], [late] if late else []
+
+
 def _joint(parts: Iterable[tuple[EdgeGradients, LateFork | None]]) -> list[JointRun]:
     """Returns the runs of the engine that the second half needs: parts that share a node go into one run.
 
@@ -259,10 +279,11 @@ def _joint(parts: Iterable[tuple[EdgeGradients, LateFork | None]]) -> list[Joint
     groups: list[JointRun] = []
     group_of: dict[Node, JointRun] = {}
     for early, late in parts:
-        late_edges = [_edge(late.node, i) for i in late.edges] if late else []
-        first = {edge.node for edge in [*(edge for edge, _ in early), *late_edges]}
+        first = {
+            edge.node for edge in [*(edge for edge, _ in early), *((edge for _, edge in late.edges) if late else ())]
+        }
         nodes = [node for node in reachable(first) if node.next_functions]  # all but the weights
-        joined: JointRun = ([*early], [late] if late else [])
+        joined = _joined((early, late))
         for group in {id(group_of[node]): group_of[node] for node in nodes if node in group_of}.values():
             joined[0].extend(group[0])
             joined[1].extend(group[1])
@@ -288,16 +309,14 @@ def _called_again(forks: Sequence[LateFork]) -> EdgeGradients:
             gradients_of_outputs = [None if operand is None else _tensor(operand) for operand in received]
             result: Any = node(*gradients_of_outputs)  # type: ignore[operator]
             computed = result if isinstance(result, tuple) else (result,)
-            gradients.extend(
-                (_edge(node, i), _fitted(_edge(node, i), computed[i])) for i in edges if computed[i] is not None
-            )
+            gradients.extend((edge, _fitted(edge, computed[i])) for i, edge in edges if computed[i] is not None)
 
-    wanted = {_edge(node, i): None for node, edges, _ in forks for i in edges}
-    token = torch.zeros((), requires_grad=True)
-    with torch.enable_grad():
-        start: torch.Tensor = _EngineCall.apply(token, call)  # type: ignore[no-untyped-call]
-    inputs: Any = [token, *wanted]
-    torch.autograd.grad([start], inputs, allow_unused=True)
+    wanted = {edge: None for _, edges, _ in forks for _, edge in edges}
+    _START.call = call
+    try:
+        engine.run([_START.result], [_START.token], [_START.token, *wanted], keep_graph=True, accumulate=False)
+    finally:
+        _START.call = None
     return gradients
 
 
@@ -311,21 +330,34 @@ def _fitted(edge: GradientEdge, gradient: torch.Tensor) -> torch.Tensor:
         gradient = gradient.real
     if gradient.shape != expected.shape:
         gradient = gradient.sum_to_size(expected.shape)
-    return gradient.to(expected.dtype)
+    return gradient if gradient.dtype is expected.dtype else gradient.to(expected.dtype)
 
 
 class _EngineCall(torch.autograd.Function):
     """Calls a function in its backward, and so from within a run of the engine."""
 
     @staticmethod
-    def forward(context: Any, token: torch.Tensor, call: Callable[[], None]) -> torch.Tensor:
-        context.call = call
+    def forward(context: Any, token: torch.Tensor, start: "_Start") -> torch.Tensor:
+        context.start = start
         return token.clone()
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        context.call()
+        context.start.call()
         return gradient, None
+
+
+class _Start(threading.local):
+    """Where runs of the engine of a thread begin that are to make a ``call``: from the ``result`` to the ``token``."""
+
+    def __init__(self) -> None:
+        self.call: Callable[[], None] | None = None
+        with torch.inference_mode(False), torch.enable_grad():
+            self.token = torch.zeros((), requires_grad=True)
+            self.result: torch.Tensor = _EngineCall.apply(self.token, self)  # type: ignore[no-untyped-call]
+
+
+_START = _Start()
 
 
 class WholeBackward:
@@ -417,7 +449,7 @@ def obstacle(roots: Sequence[torch.Tensor], leaves: Tensors) -> str:
             return origin
         if any(_unpacks_by_running(saved) for saved, _ in saved_tensors_of(node)):
             return _RUN_AGAIN
-    forks = [node for node in way if _edges_off(node, way)]
+    forks = _forks(way)
     if forks and all(isinstance(node, BackwardCFunction) for node in forks):
         return ", ".join(sorted({type(node).__name__.removesuffix("Backward") for node in forks}))
     return ""
